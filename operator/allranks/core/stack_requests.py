@@ -31,7 +31,9 @@ def requested_at(request: str) -> datetime | None:
 def stack_dump_id(request: str, attempt: int) -> str:
     """What the ranks are sent; empty if the text is no request, or one to the ranks of another attempt."""
     found = _FORM.fullmatch(request)
-    return f"{REQUESTED} {request}" if found and int(found["attempt"]) == attempt else ""
+    if not found or requested_at(request) is None or int(found["attempt"]) != attempt:
+        return ""
+    return f"{REQUESTED} {request}"
 
 
 REQUESTED = "requested"

@@ -220,10 +220,9 @@ async def logs(
         attempts = list(range(entry.status.attempt + 1))
     follows = entry.active and entry.phase not in FINISHED and (number is None or number == entry.status.attempt)
     query = {"follow": "true", "replica": replica, "attempt": attempt, "search": search, "after": found.after}
-    about = about(state, entry, "logs")
     return render(
         "logs",
-        **{**about, "live": ""},
+        **{**about(state, entry, "logs"), "live": ""},
         found=found,
         replicas=list(entry.ranks.items()),
         attempts=attempts,
@@ -283,8 +282,8 @@ def _action(state: State, entry: Entry, name: str) -> Action:
 @router.get(Item + "/actions/{name_of_action}")
 async def confirm(state: StateOf, entry: EntryOf, name_of_action: str) -> Response:
     """Says what an action will do, and asks."""
-    about = about(state, entry, "actions")
-    return render("confirm", **{**about, "live": ""}, action=_action(state, entry, name_of_action))
+    values = {**about(state, entry, "actions"), "live": ""}
+    return render("confirm", **values, action=_action(state, entry, name_of_action))
 
 
 @router.post(Item + "/actions/{name_of_action}")

@@ -366,7 +366,7 @@ def test_the_openapi_document_describes_each_route(server):
     assert document["openapi"].startswith("3.")
     routes = {(verb.upper(), path) for path, verbs in document["paths"].items() for verb in verbs}
     item = "/api/v1/{source}/{group}/{name}"
-    parts = ("attempts", "ranks", "pods", "events", "report", "report.html", "logs")
+    parts = ("attempts", "ranks", "pods", "events", "report", "report.html", "logs", "stacks")
     assert routes == {
         *(("GET", f"/api/v1/{name}") for name in ("jobs", "runs", "stream", "queues", "nodes", "history", "compare")),
         ("GET", item),
@@ -375,7 +375,7 @@ def test_the_openapi_document_describes_each_route(server):
         ("GET", "/api/v1/sweeps"),
         *(("GET", f"/api/v1/sweeps/{{source}}/{{group}}/{{name}}{part}") for part in ("", "/report.html")),
         ("POST", "/api/v1/jobs"),
-        *(("POST", f"{item}/{action}") for action in ("suspend", "resume", "scale", "resubmit")),
+        *(("POST", f"{item}/{action}") for action in ("suspend", "resume", "scale", "stacks", "resubmit")),
     }
     for verbs in document["paths"].values():
         for operation in verbs.values():
