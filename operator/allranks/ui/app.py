@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.auth import Connection
 from allranks.kube.cluster import Cluster, Where
-from allranks.ui import new_job_page, pages, rest, stack_routes, sweeps, views
+from allranks.ui import new_job_page, openapi, pages, rest, stack_routes, sweeps, views
 from allranks.ui.access import Access
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
@@ -113,6 +113,7 @@ def build(lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[N
         openapi_url="/api/openapi.json",
         docs_url=None,  # it would load scripts of another host
         redoc_url=None,
+        generate_unique_id_function=openapi.operation_id,
     )
     for router in (sweeps.rest, views.api, stack_routes.api, rest.router):
         app.include_router(router)
@@ -120,6 +121,7 @@ def build(lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[N
         app.include_router(router)
     app.add_api_route("/static/{name}", static, include_in_schema=False)
     app.add_api_route("/favicon.ico", icon, include_in_schema=False)
+    app.openapi = openapi.document(app)  # type: ignore[method-assign]
     for kind in (AllranksError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answer)
     return app

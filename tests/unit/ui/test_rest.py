@@ -380,4 +380,10 @@ def test_the_openapi_document_describes_each_route(server):
     for verbs in document["paths"].values():
         for operation in verbs.values():
             assert operation["summary"]
-            assert "default" in operation["responses"]
+            assert set(operation["responses"]["default"]["content"]) == {"application/problem+json"}
+            assert "422" not in operation["responses"], "a mistake is a problem as well"
+    operations = [operation["operationId"] for verbs in document["paths"].values() for operation in verbs.values()]
+    assert len(set(operations)) == len(operations)
+    assert {"get_jobs", "create_job", "get_job_logs", "ask_job_for_stacks", "get_sweep"} < set(operations)
+    job = document["components"]["schemas"]["DistributedTraining"]
+    assert job["properties"]["status"]["anyOf"][0] == {"$ref": "#/components/schemas/Status"}
