@@ -35,6 +35,7 @@ FILES = {
     "report.css": ("allranks.cli.job_report", "report.css", "text/css"),
     "live.js": ("allranks.ui", "static/live.js", "text/javascript"),
     "logs.js": ("allranks.ui", "static/logs.js", "text/javascript"),
+    "new.js": ("allranks.ui", "static/new.js", "text/javascript"),
     "idiomorph.js": ("allranks.ui", "static/idiomorph-0.8.0.min.js", "text/javascript"),
     "icon.svg": ("allranks.ui", "static/icon.svg", "image/svg+xml"),
 }

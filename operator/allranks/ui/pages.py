@@ -314,7 +314,7 @@ async def read_form(request: Request, most_bytes: int) -> dict[str, str]:
         body += chunk
         if len(body) > most_bytes:
             raise Problem(413, "the form is too large")
-    return {key: values[0] for key, values in parse_qs(body.decode(errors="replace")).items()}
+    return {key: values[0] for key, values in parse_qs(body.decode(errors="replace"), keep_blank_values=True).items()}
 
 
 # --- queues ----------------------------------------------------------------------------------------------------------
