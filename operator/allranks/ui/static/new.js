@@ -23,7 +23,7 @@
     const body = new URLSearchParams({ action: "edit", manifest: form.elements.manifest.value });
     for (const name of pending) body.set(name, form.elements[name].value);
     try {
-      const answer = await fetch(form.action, { method: "POST", body, signal: mine.signal, redirect: "error" });
+      const answer = await fetch(form.getAttribute("action"), { method: "POST", body, signal: mine.signal, redirect: "error" });
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const found = page.querySelector("form.new-job");
       if (!found) throw new Error(String(answer.status));
