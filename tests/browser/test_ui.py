@@ -80,13 +80,11 @@ def test_a_stranger_finds_out_why_a_job_failed_in_three_clicks(open_page, api):
     api.logs["translate-worker-2-0"] = [f"{stamp(700)[:19]}.000000000Z the whole log of rank 2\n".encode()]
     page = open_page("/")
     clicks = []
-    page.expose_function("clicked", clicks.append)
+    page.expose_function("clicked", lambda text: clicks.append(text))
     page.add_init_script("addEventListener('click', (event) => clicked(event.target.textContent), true)")
     page.reload()
-    page.select_option("select[name=phase]", "Failed")
-    page.click("text=Filter")  # 1: of all jobs those that have failed
-    expect(page.locator("table.jobs").first.locator("tbody tr")).to_have_count(1)
-    page.click("text=translate")  # 2: which rank, where, how, the last lines, and what to do
+    page.click("nav.top >> text=Jobs")  # 1: all jobs, from wherever one is
+    page.click("tr:has-text('Failed') >> th a")  # 2: which rank, where, how, the last lines, and what to do
     see(page, "First failure: worker-2 (rank 2) in attempt 0")
     see(page, "on node node-7", "section.failure")
     see(page, "torch.OutOfMemoryError: CUDA out of memory.", "section.failure")
@@ -94,7 +92,7 @@ def test_a_stranger_finds_out_why_a_job_failed_in_three_clicks(open_page, api):
     page.click("text=Log of this rank")  # 3: everything that it wrote
     expect(page).to_have_url(re.compile(r"/logs\?replica=worker-2&attempt=0"))
     see(page, "the whole log of rank 2", "#log")
-    assert [text.strip() for text in clicks] == ["Filter", "translate", "Log of this rank"]
+    assert [text.strip() for text in clicks] == ["Jobs", "translate", "Log of this rank"]
 
 
 def test_filters_are_in_the_address(open_page):
