@@ -91,7 +91,7 @@ def test_the_form_works_with_the_keyboard(open_page):
 def test_ranks_are_asked_for_their_stacks_and_answers_appear(open_page, api):
     page = open_page(JOB)
     page.click("nav.tabs >> text=Stacks")
-    see(page, "The program goes on.")
+    see(page, "The program continues.")
     page.click("button:has-text('Ask the ranks')")
     see(page, "waiting for 3 ranks")
     request = api.jobs["penguins"]["metadata"]["annotations"][ANNOTATION]

@@ -219,10 +219,10 @@ def change(document: Manifest, given: Mapping[str, str]) -> tuple[Manifest, Prob
     problems: Problems = []
     for name, text in given.items():
         path = name.removeprefix(PREFIX)
-        known = _known(made, path) if name.startswith(PREFIX) else None
-        if known is None:
+        found = _field_of(made, path) if name.startswith(PREFIX) else None
+        if found is None:
             continue
-        keys, schema = known
+        keys, schema = found
         try:
             _put(made, keys, _value(_kind(schema), schema, text))
         except yaml.YAMLError as error:
@@ -232,7 +232,7 @@ def change(document: Manifest, given: Mapping[str, str]) -> tuple[Manifest, Prob
     return made, problems
 
 
-def _known(document: Manifest, path: str) -> tuple[Path, Schema] | None:
+def _field_of(document: Manifest, path: str) -> tuple[Path, Schema] | None:
     """The keys and the schema of a path of the form; None for any other path."""
     top, _, rest = path.partition(".")
     if top == "metadata":

@@ -39,7 +39,7 @@ async def read(
     summary="Ask the ranks of a job to print the stacks of their threads",
 )
 async def ask(state: StateOf, entry: EntryOf, uid: Uid = None) -> Any:
-    """The program goes on. Ranks that report answer within seconds, with lines in their logs."""
+    """The program continues. Ranks that report answer within seconds, with lines in their logs."""
     unchanged(entry, uid)
     return await stacks.ask(state, entry)
 

@@ -22,7 +22,7 @@ from allranks.ui.problems import Problem
 from allranks.ui.state import State
 
 ANSWER_SECONDS = 30.0
-"""Ranks answer with their next report, every 5 s, or every 15 s in a job of many ranks. Later nobody is waited for."""
+"""Ranks answer with their next report, every 5 s, or every 15 s in a job of many ranks. Then the page stops waiting."""
 CLOCK_SECONDS = 10
 """Logs are read from so long before the request."""
 MOST_LINES = 2000
@@ -44,9 +44,9 @@ class Dump(BaseModel):
 class Stacks(BaseModel):
     """The answers to a request."""
 
-    request: str = Field(description="The newest request; empty if nobody has asked the ranks of this attempt.")
+    request: str = Field(description="The newest request; empty if there is none for this attempt.")
     waiting: list[str] = Field(description="Ranks that have not answered yet, as ROLE-INDEX.")
-    over: bool = Field(description="Nobody is waited for any more: all have answered, or it was too long ago.")
+    over: bool = Field(description="All ranks have answered, or the request is older than 30 s.")
     notes: list[str] = Field(description="What is missing, as sentences.")
     dumps: list[Dump]
 

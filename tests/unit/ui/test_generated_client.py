@@ -23,6 +23,7 @@ from support.ui_server import TOKEN, UiServer
 pytestmark = pytest.mark.nightly
 
 CLIENT = "generated_allranks_client"
+ROOT = Path(__file__).parents[3]
 OF_PENGUINS = {"source": "jobs", "group": "team", "name": "penguins"}
 LINE = b"2026-03-04T10:00:01.000000000Z hello\n"
 
@@ -30,16 +31,16 @@ LINE = b"2026-03-04T10:00:01.000000000Z hello\n"
 @pytest.fixture(scope="module")
 def client_package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     """The package, which openapi-python-client has generated without a warning."""
-    pytest.importorskip("openapi_python_client", reason="it is not installed: pip install '.[dev]'")
+    tool = subprocess.run([ROOT / "tools" / "openapi-client.sh"], stdout=subprocess.PIPE, text=True, check=True)
+    programs = Path(tool.stdout.strip())
     folder = tmp_path_factory.mktemp("client")
     app = application(Where(None, None, str(folder / "none")), all_namespaces=True, runs=folder, token="")
     (folder / "openapi.json").write_text(json.dumps(app.openapi()))
     arguments = ["generate", "--path", "openapi.json", "--meta", "none", "--output-path", CLIENT, "--fail-on-warning"]
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # its formatter is ruff
     done = subprocess.run(
-        [sys.executable, "-m", "openapi_python_client", *arguments],
+        [programs / "openapi-python-client", *arguments],
         cwd=folder,
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},  # its formatter is ruff
         capture_output=True,
         text=True,
         timeout=120,
