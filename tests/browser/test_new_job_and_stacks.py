@@ -54,9 +54,10 @@ def test_a_job_is_made_with_fields_alone_also_typed_quickly(open_page, api):
     assert (found["spec"]["command"], found["spec"]["restart"]) == (["python", "train.py"], {"maxRestarts": 7})
     expect(field(page, "restart.maxRestarts")).to_be_visible()  # what was opened stays open
     page.click("summary:text-is('jax')")  # its options have come
-    page.click("button:has-text('Create')")
+    field(page, "restart.backoffSeconds").fill("4")
+    page.click("button:has-text('Create')")  # before the manifest has it
     expect(page).to_have_url(re.compile("/jobs/team/otters$"))
-    assert api.jobs["otters"]["spec"]["restart"] == {"maxRestarts": 7}
+    assert api.jobs["otters"]["spec"]["restart"] == {"maxRestarts": 7, "backoffSeconds": 4}
 
 
 def test_a_manifest_that_is_not_yaml_keeps_the_fields(open_page):

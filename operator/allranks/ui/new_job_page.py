@@ -48,8 +48,15 @@ async def submit(request: Request, state: StateOf, namespace: str = "") -> Respo
         fields = {name: value for name, value in given.items() if name.startswith(job_form.PREFIX)}
         return await asyncio.to_thread(_edited, state, namespace, text, fields)
     dry_run = action != "create"
+    late = set(given.get("pending", "").split())
     try:
-        done = await new_job.create(jobs, namespace or None, new_job.read(text), dry_run=dry_run)
+        document = new_job.read(text)
+        if isinstance(document, dict) and late:
+            document, wrong = job_form.change(document, {name: given[name] for name in late & given.keys()})
+            text = dump([document])
+            if wrong:
+                raise InvalidManifest(wrong)
+        done = await new_job.create(jobs, namespace or None, document, dry_run=dry_run)
     except AllranksError as error:
         page = _page(state, namespace, text, error=error)
         page.status_code = status_of(error)

@@ -192,6 +192,15 @@ def test_without_a_script_a_button_writes_all_fields(server):
     assert (found["metadata"]["name"], found["spec"]["image"]) == ("otters", "me/other:3")
 
 
+def test_what_was_typed_just_before_create_counts(server, api):
+    fields = {"spec.image": "me/late:1", "metadata.name": "otters", "spec.pool": "ignored"}
+    body = {"manifest": EXAMPLE, "action": "create", "pending": f"{PREFIX}spec.image\n{PREFIX}metadata.name"}
+    body |= {f"{PREFIX}{name}": value for name, value in fields.items()}
+    form = {"content_type": "application/x-www-form-urlencoded"}
+    assert server.request("POST", "/new?namespace=team", urlencode(body), **form).status == 303
+    assert api.jobs["otters"]["spec"] == {**DOCUMENT["spec"], "image": "me/late:1"}
+
+
 def test_hostile_values_are_text(server):
     page = post(server, "edit", **{"spec.image": HOSTILE, "metadata.name": HOSTILE, "spec.command": HOSTILE})
     assert "<script>alert" not in page.text

@@ -44,6 +44,13 @@
     }
   }
 
+  // Whoever types and at once clicks Create means what was typed.
+  form.addEventListener("formdata", (event) => {
+    clearTimeout(timer);
+    if (request) request.abort();
+    if (pending.size) event.formData.set("pending", [...pending].join("\n"));
+  });
+
   form.addEventListener("input", (event) => {
     const name = event.target.name;
     if (request) request.abort();
