@@ -230,10 +230,12 @@ def test_a_failed_job_runs_again_with_a_change_after_mistakes_are_shown(open_pag
     see(page, "The manifest is that of translate, with a new name")
     text = page.input_value("#manifest")
     page.fill("#manifest", text.replace("replicas: ", "replicas: -"))
-    page.click("button:has-text('Create')")
+    with page.expect_navigation():  # the verdict while one types is the same
+        page.click("button:has-text('Create')")
     see(page, "spec.roles.worker.replicas: ")
     page.fill("#manifest", text)
-    page.click("button:has-text('Check')")
+    with page.expect_navigation():
+        page.click("button:has-text('Check')")
     see(page, "translate-2 can be created in namespace team")
     page.click("button:has-text('Create')")
     expect(page).to_have_url(re.compile("/jobs/team/translate-2$"))
