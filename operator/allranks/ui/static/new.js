@@ -44,7 +44,7 @@
     }
   }
 
-  // Whoever types and at once clicks Create means what was typed.
+  // A click on Create right after typing includes what was typed.
   form.addEventListener("formdata", (event) => {
     clearTimeout(timer);
     if (request) request.abort();
