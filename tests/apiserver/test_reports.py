@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from allranks.api.job import KIND
+from allranks.core import stack_requests
 from allranks.core.manifests.report_env import AUDIENCE
 from allranks.operator.app import Operator
 from allranks.operator.timing import Clock
@@ -109,6 +110,18 @@ def test_a_report_reaches_the_status_of_its_job_and_no_other(world: World) -> No
         assert world.progress()["step"] == 7
         [container] = world.api.get("Pod", world.namespace, "demo-worker-0-0")["spec"]["containers"]
         assert {"name": "ALLRANKS_REPORT_URL", "value": URL} in container["env"]
+
+
+def test_ranks_are_asked_for_their_stacks_when_the_job_is_annotated(world: World) -> None:
+    with world.operator() as operator:
+        world.runs()
+        token = world.token()
+        assert report(operator, token, rank=1, step=7) == 200
+        request = stack_requests.new_request(0, Clock().now(), 7)
+        change = {"metadata": {"annotations": {stack_requests.ANNOTATION: request}}}
+        world.api.request("PATCH", path(KIND, world.namespace, "demo"), change, "application/merge-patch+json")
+        asked = f"requested {request}"
+        eventually(lambda: answer(operator, token, rank=1, step=8)[2].get("stacks") == asked)
 
 
 def test_a_token_for_another_audience_or_pod_is_rejected(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 from support.job_api import JobApi
 from support.ui_samples import a_job, a_run, condition, event, failure, pods_of, progress, stamp, times
 from support.ui_server import TOKEN, UiServer
+from unit.cli.test_sweep_report import finished
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -88,6 +90,9 @@ def api(tmp_path: Path) -> Iterator[JobApi]:
 def runs(tmp_path: Path) -> Path:
     logs = {"hello-worker-0-0": b"rank 0 begins\n", "hello-worker-1-0": b"rank 1 begins\nValueError: bad\n"}
     a_run(tmp_path / "runs", "hello", "20260304-101500", "Failed", logs, lastFailure=failure())
+    sweep = tmp_path / "runs" / "search" / "20260304-100000"
+    sweep.mkdir(parents=True)
+    (sweep / "sweep.json").write_text(json.dumps(finished()))
     return tmp_path / "runs"
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 
+from browser.helpers import DESK, JOB, PHONE, WAIT_MS, answer_with_stacks, expect, findings, see
 from support.live import eventually
-from support.ui_samples import HOSTILE, a_job, failure, pods_of, progress, serve_queues
+from support.ui_samples import HOSTILE, a_job, condition, event, failure, pods_of, progress, serve_queues, stamp
 from support.ui_server import TOKEN, UiServer
+from unit.ui.test_views import NODES
 
 pytestmark = pytest.mark.nightly
 
 IMAGES = Path(os.environ["SCREENSHOTS"]).resolve() if "SCREENSHOTS" in os.environ else None
 """A folder for the pictures of the documentation: SCREENSHOTS=docs/guides/images."""
-JOB = "/jobs/team/penguins"
 VIEWS = {
     "jobs": "/",
     "job": JOB,
@@ -28,7 +30,10 @@ VIEWS = {
     "scale": f"{JOB}/actions/scale",
     "delete": f"{JOB}/actions/delete",
     "queues": "/queues",
+    "stacks": f"{JOB}/stacks",
     "new": "/new?namespace=team&from=translate",
+    "sweeps": "/sweeps",
+    "sweep": "/sweeps/runs/search/20260304-100000",
     "nodes": "/nodes",
     "history": "/history?by=week&runs=true",
     "compare": "/compare?job=jobs/team/penguins&job=jobs/team/translate&job=runs/hello/20260304-101500",
@@ -36,35 +41,25 @@ VIEWS = {
     "run-logs": "/runs/hello/20260304-101500/logs",
     "problem": "/jobs/team/nothing",
 }
-SHOWN = {"jobs": "light", "job": "dark", "failed-job": "light", "logs": "light", "suspend": "light", "queues": "light"}
+SHOWN = dict.fromkeys(
+    (
+        *("jobs", "failed-job", "logs", "stacks", "suspend", "queues"),
+        *("new", "nodes", "history", "compare", "sweep"),
+    ),
+    "light",
+) | {"job": "dark"}
 """The views in the documentation, and their colours."""
-DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-WAIT_MS = 60_000
-
-
-def expect(locator):
-    from playwright.sync_api import expect as of
-
-    return of(locator)
-
-
-def see(page, text: str, selector: str = "main") -> None:
-    """Waits until the page shows the text."""
-    expect(page.locator(selector)).to_contain_text(text, timeout=WAIT_MS)
-
-
-def findings(page) -> list[str]:
-    """What axe-core finds, as `rule: element`."""
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page).response["violations"]
-    return [f"{rule['id']}: {node['html'][:200]}" for rule in found for node in rule["nodes"]]
+SHORT = frozenset({"queues", "suspend", "nodes", "sweeps", "history"})
+"""Pages that do not fill the screen."""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_is_accessible_and_fits_on_a_desk_and_on_a_phone(open_page, api, view, scheme):
     serve_queues(api, "vision")
+    api.queues["/api/v1/nodes"] = {"items": NODES}
+    if view == "stacks":
+        answer_with_stacks(api)
     for size, viewport in (("", DESK), ("-phone", PHONE)):
         lost = view == "problem"  # Chromium reports the status 404 as an error
         page = open_page(VIEWS[view], viewport=viewport, color_scheme=scheme, lost=lost)
@@ -75,17 +70,28 @@ def test_a_view_is_accessible_and_fits_on_a_desk_and_on_a_phone(open_page, api, 
         if IMAGES and not size and SHOWN.get(view) == scheme:
             IMAGES.mkdir(parents=True, exist_ok=True)
             page.evaluate("document.activeElement.blur()")
-            short = view in ("queues", "suspend")
+            short = view in SHORT
             (page.locator("body") if short else page).screenshot(path=str(IMAGES / f"ui-{view}.png"))
 
 
-def test_a_stranger_finds_out_why_a_job_failed_in_three_clicks(open_page):
+def test_a_stranger_finds_out_why_a_job_failed_in_three_clicks(open_page, api):
+    api.jobs["translate"]["status"]["attempt"] = 0
+    api.pods += pods_of(api.jobs["translate"])
+    api.logs["translate-worker-2-0"] = [f"{stamp(700)[:19]}.000000000Z the whole log of rank 2\n".encode()]
     page = open_page("/")
-    page.click("text=translate")
+    clicks = []
+    page.expose_function("clicked", lambda text: clicks.append(text))
+    page.add_init_script("addEventListener('click', (event) => clicked(event.target.textContent), true)")
+    page.reload()
+    page.click("nav.top >> text=Jobs")  # 1: all jobs, from wherever one is
+    page.click("tr:has-text('Failed') >> th a")  # 2: which rank, where, how, and its last lines
     see(page, "First failure: worker-2 (rank 2) in attempt 0")
+    see(page, "on node node-7", "section.failure")
     see(page, "torch.OutOfMemoryError: CUDA out of memory.", "section.failure")
-    page.click("text=Log of this rank")
+    page.click("text=Log of this rank")  # 3: everything that it wrote
     expect(page).to_have_url(re.compile(r"/logs\?replica=worker-2&attempt=0"))
+    see(page, "the whole log of rank 2", "#log")
+    assert [text.strip() for text in clicks] == ["Jobs", "translate", "Log of this rank"]
 
 
 def test_filters_are_in_the_address(open_page):
@@ -222,12 +228,14 @@ def test_a_failed_job_runs_again_with_a_change_after_mistakes_are_shown(open_pag
     page = open_page("/jobs/team/translate", lost=True)  # Chromium reports the status 422 as an error
     page.click("text=Run again")
     see(page, "The manifest is that of translate, with a new name")
-    text = page.input_value("textarea")
-    page.fill("textarea", text.replace("replicas: ", "replicas: -"))
-    page.click("button:has-text('Create')")
+    text = page.input_value("#manifest")
+    page.fill("#manifest", text.replace("replicas: ", "replicas: -"))
+    with page.expect_navigation():  # the verdict while one types is the same
+        page.click("button:has-text('Create')")
     see(page, "spec.roles.worker.replicas: ")
-    page.fill("textarea", text)
-    page.click("button:has-text('Check')")
+    page.fill("#manifest", text)
+    with page.expect_navigation():
+        page.click("button:has-text('Check')")
     see(page, "translate-2 can be created in namespace team")
     page.click("button:has-text('Create')")
     expect(page).to_have_url(re.compile("/jobs/team/translate-2$"))
@@ -253,19 +261,32 @@ def test_a_user_without_rights_sees_a_sentence(open_page, api):
 def test_hostile_content_runs_no_script(open_page, api):
     job = api.jobs["penguins"]
     hostile = {**job["status"], "lastFailure": failure(message=HOSTILE), "progress": progress(5) | {"summary": HOSTILE}}
-    api.logs["penguins-worker-0-1"] = [f"2026-03-04T10:00:00.000000000Z {HOSTILE}\n".encode()]
+    hostile["conditions"] = [condition("Running", HOSTILE, HOSTILE)]
+    line = f"{stamp(5)[:19]}.000000000Z {HOSTILE}\n".encode()
+    api.logs["penguins-worker-0-1"] = [line]
+    api.events.append(event("penguins", HOSTILE, HOSTILE, HOSTILE, "Warning", uid="uid-penguins"))
+    labels = {"team": HOSTILE, HOSTILE: HOSTILE}
+    api.put({**job, "metadata": {**job["metadata"], "labels": labels}})
+    api.put(a_job(HOSTILE, "Failed", lastFailure=failure(message=HOSTILE) | {"node": HOSTILE, "reason": HOSTILE}))
     page = open_page(JOB)
     dialogs = []
     page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
-    api.put({**job, "status": hostile})
+    api.put({**job, "status": hostile, "metadata": {**job["metadata"], "labels": labels}})
     see(page, "<script>alert(1)</script>", "section.failure")
-    assert page.locator("main img, main script").count() == 0
-    page.goto(f"{page.url}/logs?replica=worker-0")
+    for path in ("/", f"{JOB}/events", f"{JOB}/manifest", "/history?by=team", "/nodes", "/compare", f"{JOB}/logs"):
+        page.goto(absolute(page, path))
+        see(page, "<script>alert(1)</script>")
+        assert page.locator("main img, main script").count() == 0, path
+    page.goto(absolute(page, f"{JOB}/logs?replica=worker-0"))
     see(page, "<script>alert(1)</script>", "#log")
     api.logs["penguins-worker-0-1"].append(f"2100-01-01T00:00:00.000000000Z new {HOSTILE}\n".encode())
     see(page, "new <script>alert(1)</script>", "#log")
     assert page.locator("main img, main script").count() == 0
     assert dialogs == []
+
+
+def absolute(page, path: str) -> str:
+    return urljoin(page.url, path)
 
 
 def test_a_page_of_another_site_can_neither_act_nor_show_the_pages(open_page, server, api, browser, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -147,6 +148,12 @@ class _JobHandler(_Handler):
                 self._follow(pod, query.get("sinceTime", [""])[0])
                 return
             tail = int(query.get("tailLines", ["0"])[0])
+            if "sinceSeconds" in query:
+                after = datetime.now(UTC) - timedelta(seconds=int(query["sinceSeconds"][0]))
+                begin = after.isoformat()[:19].encode()
+                chunks = [chunk for chunk in chunks if chunk[:19] >= begin]
+            if "timestamps" not in query:
+                chunks = [chunk.partition(b" ")[2] for chunk in chunks]
             data = b"".join(chunks)
             lines = data.splitlines(keepends=True)
             limit = int(query.get("limitBytes", [str(1 << 40)])[0])

@@ -14,6 +14,7 @@ from allranks.core import (
     naming,
     queue_reasons,
     report_loss,
+    stack_requests,
     status_summary,
     topology,
     transfers,
@@ -69,7 +70,10 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     stall = snapshot.stall_window
     if any(manifest["kind"] == "ConfigMap" for manifest in create):
         plan = replace(plan, superseded=companions.superseded_config_maps(o.job, status))
-    return replace(plan, stack_dump_id=stall.stack_dump_id) if stall and o.now >= stall.stuck_at else plan
+    if stall and o.now >= stall.stuck_at:
+        return replace(plan, stack_dump_id=stall.stack_dump_id)
+    request = o.job.metadata.annotations.get(stack_requests.ANNOTATION, "")
+    return replace(plan, stack_dump_id=stack_requests.stack_dump_id(request, status.attempt)) if request else plan
 
 
 def delete_pods(snapshot: Snapshot) -> Plan:

@@ -13,6 +13,7 @@ import msgspec
 from allranks.api import sweep
 from allranks.api.job import API_VERSION, KIND
 from allranks.api.validation import MAX_TEMPLATE_BYTES, too_large
+from allranks.core import stack_requests
 from allranks.core.model import Manifest
 from allranks.kube.job_codec import DecodeError
 from allranks.kube.json_decoder import decoder
@@ -210,6 +211,10 @@ def _kept(metadata: Manifest) -> Manifest:
     for part in _LABELS:
         values = metadata.get(part)
         found = values.items() if isinstance(values, dict) else ()
-        if kept := {key: value for key, value in found if key.startswith(_KEPT_PREFIX)}:
+        if kept := {key: value for key, value in found if key.startswith(_KEPT_PREFIX) or _is_request(key, value)}:
             out[part] = kept
     return out
+
+
+def _is_request(key: str, value: Any) -> bool:
+    return key == stack_requests.ANNOTATION and len(value) < 64

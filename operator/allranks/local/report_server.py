@@ -11,10 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allranks.core import stack_requests
 from allranks.core.manifests.report_env import TOKEN_FILE, disabled, trainer_variables
 from allranks.core.model import Manifest, Pod
 from allranks.core.naming import TRAINER
 from allranks.core.rank_reports import Reports
+from allranks.local import run_directories
 from allranks.pod_bundle import copy_library, copy_startup
 
 if TYPE_CHECKING:
@@ -61,9 +63,12 @@ class LocalReports:
         # The loopback has no outages: silence comes from the ranks.
         return replace(self._store.snapshot(self._job, self._uid, attempt), any_job_at=datetime.now(UTC))
 
-    def request_stack_dump(self, stack_dump_id: str) -> None:
-        if self._store:
-            self._store.stack_dump_id(self._job, stack_dump_id)
+    def request_stack_dump(self, stack_dump_id: str, attempt: int) -> None:
+        """For a hang, or if another process has requested one; else nothing."""
+        request = run_directories.stack_request(self._run_dir)
+        question = stack_dump_id or stack_requests.stack_dump_id(request, attempt)
+        if self._store and question:
+            self._store.stack_dump_id(self._job, question)
 
     def request_checkpoint(self, number: int) -> None:
         if self._store:

@@ -27,6 +27,8 @@ RUN_FILE = "job.json"
 """The job with its status, in a run directory."""
 PROGRESS_FILE = "progress.jsonl"
 CODE_FILE = "code.json"
+STACKS_FILE = "dump-stacks"
+"""A request for stack dumps (core/stack_requests.py), by a process that is not the run itself."""
 
 
 class RunsError(AllranksError):
@@ -203,3 +205,19 @@ def link_latest(directory: Path) -> None:
         if link.is_symlink() or not link.exists():
             new.symlink_to(directory.name)
             new.replace(link)
+
+
+def request_stacks(directory: Path, request: str) -> None:
+    """The run passes the request on to its ranks. Raises OSError."""
+    unfinished = directory / f".{STACKS_FILE}.{os.getpid()}"
+    unfinished.write_text(request, encoding="utf-8")
+    unfinished.replace(directory / STACKS_FILE)
+
+
+def stack_request(directory: Path) -> str:
+    """The newest request; empty without one."""
+    try:
+        with (directory / STACKS_FILE).open(encoding="utf-8") as file:
+            return file.read(64)
+    except (OSError, ValueError):
+        return ""

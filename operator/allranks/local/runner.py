@@ -265,8 +265,7 @@ class LocalRun:
             self.status = plan.status
             self._state_file.write_throttled(self.status)
             self._progress_log.note(self.status)
-        if plan.stack_dump_id:
-            self._reports.request_stack_dump(plan.stack_dump_id)
+        self._reports.request_stack_dump(plan.stack_dump_id, self.status.attempt)
         self._reports.request_checkpoint(plan.checkpoint_request)
         for event in plan.events:
             self._listener.event(event)

@@ -14,6 +14,7 @@ import random
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +57,8 @@ class Client:
         self._bell: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._checkpoint_pending = False
         self._fetcher: Fetcher | None = None
-        self._stack_dump_id = ""
+        self._stack_dump_ids: deque[str] = deque(maxlen=16)
+        """Answered requests, the newest last."""
         self._saves_on_request = False
         self._requested = self._noticed = self._stored = self._handled = 0
         """Numbers of requests for a checkpoint: the current one, the last one that the program has noticed, that it has
@@ -269,8 +271,8 @@ class Client:
             self._set(name, number)
 
     def _answer(self, stack_dump_id: str) -> None:
-        if stack_dump_id and stack_dump_id != self._stack_dump_id:
-            self._stack_dump_id = stack_dump_id
+        if stack_dump_id and stack_dump_id not in self._stack_dump_ids:
+            self._stack_dump_ids.append(stack_dump_id)
             self.answer_stacks(stack_dump_id)
 
 
@@ -332,4 +334,7 @@ def dump_stacks(stack_dump_id: str) -> None:
 
 def why(stack_dump_id: str) -> str:
     readable = "".join(letter if letter.isprintable() else "?" for letter in stack_dump_id)
+    first, _, request = readable.partition(" ")
+    if first == "requested":
+        return f"somebody requested them ({request})"
     return f"the job makes no progress ({readable})"

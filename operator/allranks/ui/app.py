@@ -18,7 +18,7 @@ from allranks.archive.reader import Reader
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.auth import Connection
 from allranks.kube.cluster import Cluster, Where
-from allranks.ui import new_job_page, pages, rest, sweeps, views
+from allranks.ui import new_job_page, openapi, pages, rest, stack_routes, sweeps, views
 from allranks.ui.access import Access
 from allranks.ui.archived_jobs import ArchivedJobs
 from allranks.ui.changes import Hub
@@ -37,6 +37,7 @@ FILES = {
     "report.css": ("allranks.cli.job_report", "report.css", "text/css"),
     "live.js": ("allranks.ui", "static/live.js", "text/javascript"),
     "logs.js": ("allranks.ui", "static/logs.js", "text/javascript"),
+    "new.js": ("allranks.ui", "static/new.js", "text/javascript"),
     "idiomorph.js": ("allranks.ui", "static/idiomorph-0.8.0.min.js", "text/javascript"),
     "icon.svg": ("allranks.ui", "static/icon.svg", "image/svg+xml"),
 }
@@ -123,11 +124,15 @@ def build(lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[N
         openapi_url="/api/openapi.json",
         docs_url=None,  # it would load scripts of another host
         redoc_url=None,
+        generate_unique_id_function=openapi.operation_id,
     )
-    for router in (sweeps.rest, views.api, rest.router, sweeps.pages, views.pages, pages.router, new_job_page.router):
+    for router in (sweeps.rest, views.api, stack_routes.api, rest.router):
+        app.include_router(router)
+    for router in (sweeps.pages, views.pages, stack_routes.pages, pages.router, new_job_page.router):
         app.include_router(router)
     app.add_api_route("/static/{name}", static, include_in_schema=False)
     app.add_api_route("/favicon.ico", icon, include_in_schema=False)
+    app.openapi = openapi.document(app)  # type: ignore[method-assign]
     for kind in (AllranksError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answer)
     return app

@@ -1,17 +1,21 @@
-"""The page for a new job: a manifest as text, a check by the API server, and the button that creates it."""
+"""The page for a new job: fields and a manifest that say the same, a check by the API server, and the button that
+creates the job."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
+from allranks.api.validation import parse
 from allranks.cli.format.yaml import dump
-from allranks.errors import AllranksError
-from allranks.ui import new_job
+from allranks.errors import AllranksError, InvalidManifest
+from allranks.ui import job_form, new_job
 from allranks.ui.pages import read_form, render
-from allranks.ui.problems import status_of
+from allranks.ui.problems import Problem, status_of
 from allranks.ui.rest import StateOf
 from allranks.ui.state import State
 
@@ -35,15 +39,26 @@ async def form(
 
 @router.post("/new")
 async def submit(request: Request, state: StateOf, namespace: str = "") -> Response:
-    """Checks the manifest, or creates the job. With mistakes the page keeps the text."""
+    """Writes fields into the manifest, checks it, or creates the job. With mistakes the page keeps the text."""
     jobs = state.cluster()
-    given = await read_form(request, 3 * new_job.MOST_BYTES)  # a form needs up to three bytes for one
+    given = await read_form(request, 6 * new_job.MOST_BYTES)  # a form needs up to three bytes for one
     text = given.get("manifest", "").replace("\r\n", "\n")
-    dry_run = given.get("action") != "create"
+    action = given.get("action")
+    if action in ("edit", "apply"):
+        fields = {name: value for name, value in given.items() if name.startswith(job_form.PREFIX)}
+        return await asyncio.to_thread(_edited, state, namespace, text, fields)
+    dry_run = action != "create"
+    late = set(given.get("pending", "").split())
     try:
-        done = await new_job.create(jobs, namespace or None, new_job.read(text), dry_run=dry_run)
+        document = new_job.read(text)
+        if isinstance(document, dict) and late:
+            document, wrong = job_form.change(document, {name: given[name] for name in late & given.keys()})
+            text = dump([document])
+            if wrong:
+                raise InvalidManifest(wrong)
+        done = await new_job.create(jobs, namespace or None, document, dry_run=dry_run)
     except AllranksError as error:
-        page = _page(state, namespace, text, problems=new_job.sentences(error))
+        page = _page(state, namespace, text, error=error)
         page.status_code = status_of(error)
         return page
     if dry_run:
@@ -52,10 +67,49 @@ async def submit(request: Request, state: StateOf, namespace: str = "") -> Respo
     return RedirectResponse(f"/jobs/{metadata['namespace']}/{metadata['name']}", 303)
 
 
+def _edited(state: State, namespace: str, text: str, fields: dict[str, str]) -> HTMLResponse:
+    """The page after a change: the fields in the manifest, and every mistake that can be found without a cluster."""
+    try:
+        document = new_job.read(text)
+    except Problem as error:
+        return _page(state, namespace, text, error=error)
+    wrong: job_form.Problems = []
+    if isinstance(document, dict) and fields:
+        changed, wrong = job_form.change(document, fields)
+        if changed != document:
+            text = dump([changed])
+        document = changed
+    problems = [*wrong, *_mistakes(document)]
+    kept = {name: fields[name] for name in (f"{job_form.PREFIX}{path}" for path, _ in wrong)}
+    if problems:
+        return _page(state, namespace, text, error=InvalidManifest(problems), given=kept)
+    return _page(state, namespace, text, valid="The manifest has no mistakes")
+
+
+def _mistakes(document: object) -> job_form.Problems:
+    try:
+        parse(document)
+    except InvalidManifest as error:
+        return error.problems
+    return []
+
+
 def _page(
-    state: State, namespace: str, text: str, *, source: str = "", valid: str = "", problems: list[str] | None = None
+    state: State,
+    namespace: str,
+    text: str,
+    *,
+    source: str = "",
+    valid: str = "",
+    error: AllranksError | None = None,
+    given: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
     namespace = namespace or (state.jobs and state.jobs.namespace) or ""
+    problems = error.problems if isinstance(error, InvalidManifest) else ()
+    try:
+        sections, broken = job_form.form(new_job.read(text), problems, given), False
+    except Problem:
+        sections, broken = [], True
     return render(
         "new",
         live="",
@@ -65,5 +119,7 @@ def _page(
         namespace=namespace,
         text=text,
         valid=valid,
-        problems=problems,
+        problems=new_job.sentences(error) if error else None,
+        sections=sections,
+        broken=broken,
     )

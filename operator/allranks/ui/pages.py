@@ -151,7 +151,7 @@ async def newest_run(state: StateOf, job: str) -> Response:
 # --- one job ---------------------------------------------------------------------------------------------------------
 
 
-def _about(state: State, entry: Entry, tab: str) -> dict[str, Any]:
+def about(state: State, entry: Entry, tab: str) -> dict[str, Any]:
     """What all pages of a job have."""
     return {
         "entry": entry,
@@ -172,7 +172,7 @@ async def job(state: StateOf, entry: EntryOf) -> Response:
     failure = entry.status.last_failure
     return render(
         "job",
-        **_about(state, entry, ""),
+        **about(state, entry, ""),
         report=report,
         tiles=list(html.tiles(report)),
         sections=list(html.sections(report)),
@@ -220,10 +220,9 @@ async def logs(
         attempts = list(range(entry.status.attempt + 1))
     follows = entry.active and entry.phase not in FINISHED and (number is None or number == entry.status.attempt)
     query = {"follow": "true", "replica": replica, "attempt": attempt, "search": search, "after": found.after}
-    about = _about(state, entry, "logs")
     return render(
         "logs",
-        **{**about, "live": ""},
+        **{**about(state, entry, "logs"), "live": ""},
         found=found,
         replicas=list(entry.ranks.items()),
         attempts=attempts,
@@ -253,7 +252,7 @@ async def events(state: StateOf, entry: EntryOf) -> Response:
         )
         for one in groups
     ]
-    return render("events", **_about(state, entry, "events"), rows=rows, note=note)
+    return render("events", **about(state, entry, "events"), rows=rows, note=note)
 
 
 @router.get(Item + "/manifest")
@@ -263,7 +262,7 @@ async def manifest(state: StateOf, entry: EntryOf) -> Response:
     spec = {key: value for key, value in entry.manifest.items() if key != "status"}
     return render(
         "manifest",
-        **_about(state, entry, "manifest"),
+        **about(state, entry, "manifest"),
         spec=dump([spec]),
         status=dump([{"status": status}]) if status else "",
     )
@@ -283,8 +282,8 @@ def _action(state: State, entry: Entry, name: str) -> Action:
 @router.get(Item + "/actions/{name_of_action}")
 async def confirm(state: StateOf, entry: EntryOf, name_of_action: str) -> Response:
     """Says what an action will do, and asks."""
-    about = _about(state, entry, "actions")
-    return render("confirm", **{**about, "live": ""}, action=_action(state, entry, name_of_action))
+    values = {**about(state, entry, "actions"), "live": ""}
+    return render("confirm", **values, action=_action(state, entry, name_of_action))
 
 
 @router.post(Item + "/actions/{name_of_action}")
@@ -315,7 +314,7 @@ async def read_form(request: Request, most_bytes: int) -> dict[str, str]:
         body += chunk
         if len(body) > most_bytes:
             raise Problem(413, "the form is too large")
-    return {key: values[0] for key, values in parse_qs(body.decode(errors="replace")).items()}
+    return {key: values[0] for key, values in parse_qs(body.decode(errors="replace"), keep_blank_values=True).items()}
 
 
 # --- queues ----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from allranks.ui import new_job
 from allranks.ui.entries import Entry, Manifest, Source, in_order, selection
 from allranks.ui.event_stream import HEARTBEAT, PAUSE_SECONDS, SILENCE_SECONDS, event
 from allranks.ui.log_lines import LogLine
+from allranks.ui.openapi import Job
 from allranks.ui.problems import RESPONSES, Problem, details
 from allranks.ui.ranks import Rank
 from allranks.ui.state import State
@@ -59,6 +60,14 @@ class ObjectList(BaseModel):
     items: list[Object]
 
 
+class JobList(BaseModel):
+    """A list of jobs in the form of `allranks get -o json`."""
+
+    apiVersion: Literal["v1"] = "v1"
+    kind: Literal["List"] = "List"
+    items: list[Job]
+
+
 class Replicas(BaseModel):
     """The body of a request to scale."""
 
@@ -69,7 +78,7 @@ class Answer(BaseModel):
     """The result of an action: what was done, and the job afterwards."""
 
     message: str
-    job: Object
+    job: Job
 
 
 class LogLines(BaseModel):
@@ -83,7 +92,7 @@ class LogLines(BaseModel):
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-@router.get("/jobs", response_model=ObjectList, summary="Jobs of the cluster")
+@router.get("/jobs", response_model=JobList, summary="Jobs of the cluster")
 async def jobs(state: StateOf, namespace: Namespace = None, phase: Phase = None, label: Label = None) -> Any:
     found = await state.entries("jobs")
     if state.problem and not found:
@@ -91,7 +100,7 @@ async def jobs(state: StateOf, namespace: Namespace = None, phase: Phase = None,
     return await _list(state, "jobs", namespace, phase, label)
 
 
-@router.get("/runs", response_model=ObjectList, summary="Runs of `allranks run` on this machine")
+@router.get("/runs", response_model=JobList, summary="Runs of `allranks run` on this machine")
 async def runs(state: StateOf, phase: Phase = None, label: Label = None) -> Any:
     return await _list(state, "runs", None, phase, label)
 
@@ -108,7 +117,12 @@ async def _list(state: State, source: Source, namespace: str | None, phase: str 
     return {"apiVersion": "v1", "kind": "List", "items": items}
 
 
-@router.get("/stream", summary="Changes of jobs and runs, as server-sent events")
+@router.get(
+    "/stream",
+    response_class=StreamingResponse,
+    summary="Changes of jobs and runs, as server-sent events",
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
 async def stream(
     state: StateOf,
     namespace: Namespace = None,
@@ -162,7 +176,7 @@ async def queues(state: StateOf, namespace: Namespace = None) -> list[Object]:
 
 
 @router.get(Item, summary="A job or a run, with its status")
-async def one(entry: EntryOf) -> Object:
+async def one(entry: EntryOf) -> Job:
     return entry.manifest
 
 
@@ -261,15 +275,20 @@ def _job_of(state: State, entry: Entry, uid: str | None) -> Manifest:
     if entry.source == "runs":
         raise Problem(409, "a run of this machine cannot be changed here: Ctrl-C in its terminal ends it")
     state.cluster()
+    unchanged(entry, uid)
+    return entry.manifest
+
+
+def unchanged(entry: Entry, uid: str | None) -> None:
+    """Raises Problem if the page showed another job."""
     if uid and entry.metadata.get("uid") != uid:
         raise Problem(409, f"{entry.name} is another job than the one that the page showed: load the page again")
-    return entry.manifest
 
 
 @router.post("/jobs", status_code=201, response_model=Answer, summary="Create a job")
 async def create(
     state: StateOf,
-    body: Object,
+    body: Job,
     namespace: Annotated[str | None, Query(description="Default: that of the manifest.")] = None,
     dry_run: Annotated[bool, Query(alias="dryRun", description="Only ask whether it could be created.")] = False,
 ) -> Any:

@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import pytest
 import yaml
 
 from allranks.cli.commands import run as run_module
+from allranks.core import stack_requests
+from allranks.local import run_directories
 
 MARK = "TEST_OF_RUN"
 SECONDS = 120.0
@@ -644,3 +647,26 @@ def test_on_a_terminal_the_summary_is_live_and_colors_can_be_turned_off(cli: Cli
     assert "master-0 | red\r\n" in plain
     assert "\x1b[36m" not in plain
     assert "\x1b[31m" not in plain
+
+
+@pytest.mark.nightly
+def test_the_ranks_of_a_run_print_their_stacks_when_another_process_asks(cli: Cli) -> None:
+    program = (
+        "import time; from allranks.report import report; report(step=1); open('up-1', 'w').close(); time.sleep(600)"
+    )
+    cli.job(sys.executable, "-c", program, roles={"worker": {}})
+    process = cli.start()
+    assert process.stdout
+    try:
+        cli.wait_for_ranks(1)
+        [folder] = cli.directory.glob("runs/job/[0-9]*")
+        request = stack_requests.new_request(0, datetime.now(UTC), 7)
+        run_directories.request_stacks(folder, request)
+        for line in process.stdout:
+            if f"stacks, asked for because somebody requested them ({request})" in line:
+                break
+        else:
+            raise AssertionError("the rank has not answered")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=SECONDS)

@@ -305,7 +305,7 @@ def test_a_missing_token_file(hub, client, warnings, quick):
 
 
 def test_each_stack_dump_id_dumps_stacks_once(hub, client):
-    hub.answers = [ok(0.05, "a"), ok(0.05, "a"), ok(0.05), ok(0.05, "a"), ok(0.05, "b")]
+    hub.answers = [*(ok(0.05, text) for text in ("a", "a", "", "a", "b", "a")), ok(0.05, "b")]
     requested: list[str] = []
     one = client()
     one.answer_stacks = requested.append

@@ -32,7 +32,7 @@ def submit(server, text: str, action: str, namespace: str = "team"):
 
 
 def text_of(page) -> str:
-    found = re.search(r"<textarea[^>]*>(.*?)</textarea>", page.text, re.DOTALL)
+    found = re.search(r'<textarea id="manifest"[^>]*>(.*?)</textarea>', page.text, re.DOTALL)
     assert found
     return html.unescape(found[1])
 

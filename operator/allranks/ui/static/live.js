@@ -99,6 +99,16 @@
   });
   addEventListener("pagehide", close);
   addEventListener("pageshow", (event) => event.persisted && open());
-  setInterval(() => document.hidden || refresh(), REFRESH_MS);
+  function tick() {
+    if (!document.hidden) refresh();
+    later();
+  }
+
+  // A page that waits for something looks more often.
+  function later() {
+    setTimeout(tick, Number(document.getElementById("live").dataset.refresh) || REFRESH_MS);
+  }
+
+  later();
   if (!document.hidden) open();
 })();

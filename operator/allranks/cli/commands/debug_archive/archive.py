@@ -5,14 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import re
 import tarfile
 import tempfile
 from collections import deque
-from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
+from allranks.cli import stack_dumps
 from allranks.control_sequences import clean, clean_text
 from allranks.errors import AllranksError
 from allranks.masking import mask_text
@@ -21,11 +20,6 @@ LOG_BYTES = 5 << 20
 """Of each log, the end."""
 ALL_LOGS_BYTES = 256 << 20
 """Of all logs together: with more than 51 of them, each gets an equal part."""
-
-_STACKS = "stacks, asked for because"
-"""In the first line of a dump (allranks.report.stacks)."""
-_DUMP_LINES = ("Thread ", "Current thread", '  File "', "  ...", "... and ", "allranks: unfinished")
-_STAMP = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z ")
 
 
 class DebugError(AllranksError):
@@ -59,7 +53,7 @@ class Archive:
         lines = [mask_text(line, self._secrets) for line in log.lines]
         cut = [f"[{log.dropped} bytes before this are left out]"] if log.dropped else []
         self.add(f"logs/{name}.log", "\n".join([*cut, *lines, ""]))
-        if stacks := list(_stack_dumps(lines)):
+        if stacks := list(stack_dumps.lines_of_dumps(lines)):
             self.add(f"stacks/{name}.txt", "\n".join([*stacks, ""]))
 
     def names(self) -> list[str]:
@@ -116,21 +110,3 @@ class Log:
 def log_limit(logs: int) -> int:
     """Bytes of each of so many logs."""
     return min(LOG_BYTES, ALL_LOGS_BYTES // max(1, logs))
-
-
-def _stack_dumps(lines: Iterable[str]) -> Iterable[str]:
-    """The lines of stack dumps: from the line that announces one to the next line that is not part of it."""
-    inside = False
-    for line in lines:
-        begins = _STACKS in line
-        if begins:
-            inside = True
-        elif inside and not _in_dump(line):
-            inside = False
-        if inside:
-            yield line
-
-
-def _in_dump(line: str) -> bool:
-    text = _STAMP.sub("", line)
-    return not text or text.startswith(_DUMP_LINES)

@@ -1,0 +1,99 @@
+"""The OpenAPI document of the REST interface: jobs as the types of the CRD describe them, errors as problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic.json_schema import models_json_schema
+
+from allranks.api.job import KIND, Spec
+from allranks.api.status import Status
+from allranks.ui.problems import MEDIA_TYPE
+
+Schema = dict[str, Any]
+_REFS = "#/components/schemas/{model}"
+_MARK = "x-allranks-model"
+Job = Annotated[dict[str, Any], WithJsonSchema({"type": "object", _MARK: KIND})]
+"""A job as the API server returned it. Only the document describes its fields: answers are not checked again."""
+
+
+class ObjectMeta(BaseModel):
+    """Metadata of an object; the API server has more fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    namespace: str | None = None
+    uid: str | None = None
+    resourceVersion: str | None = None
+    generation: int | None = None
+    creationTimestamp: str | None = None
+    deletionTimestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class DistributedTraining(BaseModel):
+    """A job."""
+
+    apiVersion: Literal["allranks.dev/v1alpha1"]
+    kind: Literal["DistributedTraining"]
+    metadata: ObjectMeta
+    spec: Spec | None = None
+    status: Status | None = Field(None, description="Written by the operator.")
+
+
+def document(app: FastAPI) -> Callable[[], Schema]:
+    """What the application returns as its document, made once."""
+
+    def made() -> Schema:
+        if app.openapi_schema is None:
+            app.openapi_schema = _made(app)
+        return app.openapi_schema
+
+    return made
+
+
+def _made(app: FastAPI) -> Schema:
+    found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    schemas = found["components"]["schemas"]
+    _, own = models_json_schema([(DistributedTraining, "validation")], ref_template=_REFS)
+    for name, schema in own["$defs"].items():
+        schemas.setdefault(name, schema)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    for path in found["paths"].values():
+        for operation in path.values():
+            answers = operation["responses"]
+            answers.pop("422", None)  # FastAPI's own form, which is answered as a problem
+            [problem] = answers["default"]["content"].values()
+            answers["default"] = {**answers["default"], "content": {MEDIA_TYPE: problem}}
+    resolved: Schema = _resolved(found)
+    return resolved
+
+
+def _resolved(part: Any) -> Any:
+    if isinstance(part, Mapping):
+        if _MARK in part:
+            return {"$ref": _REFS.format(model=part[_MARK])}
+        return {key: _resolved(value) for key, value in part.items()}
+    return [_resolved(each) for each in part] if isinstance(part, list) else part
+
+
+def operation_id(route: APIRoute) -> str:
+    """The name of the function of a generated client: `get_jobs`, `get_job_logs`, `suspend_job`."""
+    names = [part for part in route.path.removeprefix("/api/v1/").split("/") if not part.startswith("{")]
+    if "{source}" in route.path:
+        names = ["sweep", *names[1:]] if names[:1] == ["sweeps"] else ["job", *names]
+    *_, verb = sorted(route.methods or {"GET"})
+    what = "_".join(names).replace(".", "_").replace("-", "_")
+    if verb != "POST":
+        return f"{verb.lower()}_{what}"
+    if names[-1] == "jobs":
+        return "create_job"
+    return "ask_job_for_stacks" if names[-1] == "stacks" else f"{names[-1]}_job"

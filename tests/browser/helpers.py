@@ -1,0 +1,52 @@
+"""What the tests of the pages share."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from allranks.core.stack_requests import ANNOTATION, new_request, stack_dump_id
+from allranks.report.client import why
+from support.job_api import JobApi
+from support.ui_samples import stamp
+
+JOB = "/jobs/team/penguins"
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+WAIT_MS = 60_000
+
+
+def expect(locator):
+    from playwright.sync_api import expect as of
+
+    return of(locator)
+
+
+def see(page, text: str, selector: str = "main") -> None:
+    """Waits until the page shows the text."""
+    expect(page.locator(selector)).to_contain_text(text, timeout=WAIT_MS)
+
+
+def findings(page) -> list[str]:
+    """What axe-core finds, as `rule: element`."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [f"{rule['id']}: {node['html'][:200]}" for rule in found for node in rule["nodes"]]
+
+
+def answer_with_stacks(api: JobApi, request: str = "") -> None:
+    """The ranks of penguins print their stacks, as allranks.report does."""
+    job = api.jobs["penguins"]
+    if not request:
+        request = new_request(job["status"]["attempt"], datetime.now(UTC), 7)
+        api.put({**job, "metadata": {**job["metadata"], "annotations": {ANNOTATION: request}}})
+    for place, where in enumerate(("all_reduce", "all_reduce", "load_batch")):
+        reason = why(stack_dump_id(request, 1))
+        text = (
+            f"allranks: rank {place} (pod penguins-worker-{place}-1): stacks, asked for because {reason}\n"
+            "Thread MainThread (most recent call first):\n"
+            f'  File "/app/train.py", line 40 in {where}\n'
+            '  File "/app/train.py", line 88 in train\n  File "/app/train.py", line 120 in <module>\n'
+        )
+        api.logs[f"penguins-worker-{place}-1"] += [
+            f"{stamp(0)[:19]}.000000000Z {line}\n".encode() for line in text.splitlines()
+        ]
