@@ -135,7 +135,7 @@ class Allranks(System):
         return [*command, "--address=127.0.0.1", f"--port={self.port}"]
 
     async def ready(self) -> None:
-        await until(lambda: self.answers("/readyz") == "ok", 60)
+        await until(lambda: self.answers("/readyz") == "ok", 180)
         await quiet(self.pids)
 
     def answers(self, path: str) -> str:

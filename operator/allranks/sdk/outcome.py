@@ -82,8 +82,9 @@ def failure_of(job: dict[str, Any], stored: Stored | None) -> AllranksError:
     if described.get("outcome") == "unusable":
         return CannotRun(str(described.get("message")))
     raised = described if described.get("outcome") == "raised" else None
+    cause, lost = _exception(stored) if raised and stored else (None, "")
     error = RankFailed(
-        _message(job, failure, raised),
+        _message(job, failure, raised) + (f"\n\n{lost}" if lost else ""),
         job=job.get("metadata", {}).get("name", ""),
         rank=failure.get("rank"),
         pod=failure.get("pod"),
@@ -93,8 +94,7 @@ def failure_of(job: dict[str, Any], stored: Stored | None) -> AllranksError:
         reason=failure.get("reason") or _condition(status).get("reason", ""),
         traceback=raised["traceback"] if raised else "",
     )
-    if raised and stored:
-        error.__cause__ = _exception(stored.data)
+    error.__cause__ = cause
     return error
 
 
@@ -126,10 +126,17 @@ def _condition(status: dict[str, Any]) -> dict[str, Any]:
     return next((item for item in conditions if item.get("type") == "Failed" and item.get("status") == "True"), {})
 
 
-def _exception(data: bytes) -> BaseException | None:
-    """The rank's own exception; None if it cannot be loaded here: its traceback is in the message anyway."""
+def _exception(stored: Stored) -> tuple[BaseException | None, str]:
+    """The rank's own exception, or None and the sentence why it cannot be had: its traceback is in the message."""
+    what = f"the exception itself, {stored.described.get('type') or 'of the function'}, "
+    if problem := stored.described.get("unpicklable"):
+        return None, f"{what}cannot be pickled ({problem})"
+    if not stored.data:
+        return None, f"{what}is too large to be sent back"
     try:
-        loaded = pickle.loads(data)
-    except Exception:
-        return None
-    return loaded if isinstance(loaded, BaseException) else None
+        loaded = pickle.loads(stored.data)
+    except Exception as error:  # unpickling runs code of the objects, which raises anything
+        return None, f"{what}cannot be loaded here ({type(error).__name__}: {error})"
+    if isinstance(loaded, BaseException):
+        return loaded, ""
+    return None, f"{what}was loaded as {type(loaded).__name__}"

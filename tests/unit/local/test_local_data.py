@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -199,19 +201,48 @@ def test_an_upload_that_takes_longer_than_its_deadline_is_ended(project, when) -
     assert status(project)["outputs"][0]["state"] == "Failed"
 
 
-def test_an_s3_server_has_the_output_when_the_job_succeeds_and_gives_it_to_the_next_job(project) -> None:
+def bucket(url: str, name: str) -> Any:
+    """A client of the server, which has an empty bucket."""
     import boto3
 
+    keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-east-1"}
+    client = boto3.client("s3", endpoint_url=url, **keys)
+    client.create_bucket(Bucket=name)
+    return client
+
+
+def test_code_in_a_bucket_runs_as_the_guide_says(project) -> None:
+    """The manifest of docs/guides/code.md, with the Python of this test."""
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "code.md").read_text()
+    [text] = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "s3://" in block]
+    job = manifest("spmd")
+    job["spec"].pop("command", None)
+    job["spec"] |= yaml.safe_load(text)["spec"]
+    job["spec"]["command"] = [sys.executable, *job["spec"]["command"][1:]]
+    (project / "job.yaml").write_text(yaml.safe_dump(job))
+    (project / "train.py").unlink()
+    with s3_server() as url:
+        client = bucket(url, "code")
+        for number, text in ((7, "seven"), (8, "eight")):
+            root = f"birds/{number}"
+            client.put_object(Bucket="code", Key=f"{root}/train.py", Body=b"import net.model as m; print(m.NAME)")
+            client.put_object(Bucket="code", Key=f"{root}/net/__init__.py", Body=b"")
+            client.put_object(Bucket="code", Key=f"{root}/net/model.py", Body=f"NAME = {text!r}".encode())
+        env = s3_environment(url)
+        done = run(project, **env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "worker-1 | seven" in done.stdout
+        [found] = status(project)["inputs"]
+        assert found["revision"].startswith("list:")
+        done = run(project, "--set", "inputs[0].from=s3://code/birds/8", **env)
+        assert "worker-1 | eight" in done.stdout, done.stdout + done.stderr
+        client.close()
+
+
+def test_an_s3_server_has_the_output_when_the_job_succeeds_and_gives_it_to_the_next_job(project) -> None:
     with s3_server() as url:
         env = s3_environment(url)
-        client = boto3.client(
-            "s3",
-            endpoint_url=url,
-            aws_access_key_id="testing",
-            aws_secret_access_key="testing",
-            region_name="us-east-1",
-        )
-        client.create_bucket(Bucket="models")
+        client = bucket(url, "models")
         client.put_object(Bucket="models", Key="in/train.csv", Body=b"terns")
         inputs = [{"name": "data", "from": "s3://models/in", "path": "/data", "secret": "s3"}]
         write(project, inputs=inputs, outputs=[{**MODEL, "to": "s3://models/out"}])

@@ -66,6 +66,32 @@ def test_the_exception_of_the_rank_that_failed_first_is_raised_with_its_tracebac
     assert "call_function.py" not in str(error)
 
 
+def test_an_exception_that_cannot_be_sent_or_loaded_is_named_with_the_reason():
+    class Busy(Exception):
+        lock = None
+
+    class Particular(Exception):
+        def __init__(self, name, size):
+            super().__init__(f"{name}: {size}")
+
+    def is_busy():
+        error = Busy("no room")
+        error.lock = threading.Lock()
+        raise error
+
+    def is_particular():
+        raise Particular("heap", 3)
+
+    for function, sentence in (
+        (is_busy, r"the exception itself, Busy, cannot be pickled \(TypeError: cannot pickle '_thread.lock' object\)"),
+        (is_particular, r"the exception itself, Particular, cannot be loaded here \(TypeError: .*'size'\)"),
+    ):
+        with pytest.raises(allranks.RankFailed, match=f"{sentence}$") as caught:
+            allranks.run(function, ranks=-1, **HERE)
+        assert caught.value.__cause__ is None
+        assert "raise " in caught.value.traceback
+
+
 def test_a_rank_that_is_killed_is_reported_with_its_signal():
     def dies():
         os.kill(os.getpid(), signal.SIGKILL)

@@ -37,8 +37,12 @@ class SourceFilter(DefaultFilter):
 class RestartOnChange:
     """`run` returns when Ctrl-C or a signal ends it."""
 
-    def __init__(self, command: Sequence[str], paths: Sequence[Path]) -> None:
+    def __init__(
+        self, command: Sequence[str], paths: Sequence[Path], clear: Sequence[str] = (), end: Sequence[str] = ()
+    ) -> None:
+        """`clear` removes what a run has left behind, before the next one; `end` does so after the last one."""
         self._command, self._paths = list(command), [path.absolute() for path in paths]
+        self._clear, self._end = list(clear), list(end)
         self._child: subprocess.Popen[bytes] | None = None
         self._received = 0
         self._runs = 0
@@ -53,6 +57,8 @@ class RestartOnChange:
             self._loop()
         finally:
             self._stop()
+            if self._runs and self._end:
+                subprocess.run(self._end, check=False)
         return 128 + (self._received or signal.SIGINT)
 
     def _loop(self) -> None:
@@ -75,6 +81,10 @@ class RestartOnChange:
             if self._received:
                 return
             if changes or not self._runs:
+                if self._runs and self._clear:
+                    subprocess.run(self._clear, check=False)
+                    if self._received:
+                        return
                 self._start()
             elif self._child and self._child.poll() is not None:
                 status, self._child = self._child.returncode, None
