@@ -49,7 +49,7 @@ Exit status:
     "--cluster",
     "on_cluster",
     is_flag=True,
-    help="Run the job on a cluster. Options of allranks submit follow FILE. The code is shipped anew for each run: "
+    help="Run the job on a cluster. Options of allranks submit follow FILE. The code is shipped again for each run: "
     "that of the manifest or of --code, otherwise the current directory.",
 )
 def dev(
