@@ -110,14 +110,14 @@ EVERY_CHANGE = (
     ),
     Part(
         "unit",
-        9,
+        7,
         "each rule and module in memory; golden manifests; scenarios with a poor watch and killed after each write; "
         "2,400 generated histories; mutants of the core, each of which a test must catch",
         [pytest("unit", "-m", "not slow and not cluster and not e2e and not nightly", *TWO_AT_A_TIME)],
     ),
     Part(
         "frameworks",
-        5,
+        4,
         "PyTorch, TensorFlow, Horovod, JAX, Ray, MPI and SPMD programs with real ranks: one example each, one killed "
         "rank, resume, reports",
         [pytest("frameworks", "-m", "slow and not nightly", *TWO_AT_A_TIME)],
@@ -125,7 +125,7 @@ EVERY_CHANGE = (
     ),
     Part(
         "apiserver",
-        11,
+        9,
         "each scenario, the operator, its Lease, reports, the chart and the commands on a real API server, with Kueue; "
         "20 runs with faults",
         [pytest("apiserver", "-m", "cluster and not nightly", *BY_MODULE)],

@@ -82,7 +82,8 @@ def test_jobs_of_the_largest_size_that_the_api_server_stores_take_a_few_kilobyte
     template = {"metadata": {"annotations": {"x": [{}] * 320_000}}}
     spec = {**SPEC, "suspend": True, "template": template}
     assert len(json.dumps(spec)) > 1_250_000
-    assert _bytes_per_job(30, spec, {**FINISHED, "phase": "Failed"}) < 200_000
+    # So many, because the allocator keeps the memory of one such job, or does not.
+    assert _bytes_per_job(100, spec, {**FINISHED, "phase": "Failed"}) < 150_000
 
 
 def test_suspended_jobs_with_the_largest_template_that_is_accepted() -> None:
