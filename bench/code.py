@@ -1,33 +1,20 @@
 """Measures the time from an edited file to the first line of all ranks: torchrun by hand, `allranks run`, and with
 `--code`. `python -m bench.code [--ranks N] [--times N] [--files N]`, with PyTorch in PATH.
-
-`python -m bench.code --image BASE` measures what `--code` replaces on a cluster: an image with one more layer is built
-and pushed by buildah. Beside it the same files are collected and stored in a ConfigMap of a real API server. The push
-goes to a directory of this disk that has the layers of BASE: a registry over a network takes longer. What follows on
-the node, the pull of the new layer and the start of the pod, is not measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from allranks.code import ship  # noqa: E402
-from allranks.code.bundle import Bundle, collect  # noqa: E402
-from allranks.inpod.unpack import extract  # noqa: E402
-from support import controlplane  # noqa: E402
-from support.controlplane import ControlPlane  # noqa: E402
+from allranks.code.bundle import collect
+from allranks.inpod.unpack import extract
 
 TRAIN = """\
 import os
@@ -46,7 +33,6 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--files", type=int, default=200, help="Files in the repository.")
-    parser.add_argument("--image", metavar="BASE", help="Measure an image build beside --code; BASE is a local image.")
     parser.add_argument("--copy-only", action="store_true", help="Measure only what --code adds, without PyTorch.")
     given = parser.parse_args()
     allranks = [sys.executable, "-m", "allranks", "run", "train.py", "--replicas", str(given.ranks)]
@@ -58,9 +44,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder, given.files)
-        if given.image:
-            compare_with_image(folder, given.image, given.times, given.files)
-            return
         wall, cpu = copying(folder, given.times)
         print(f"choosing, hashing and copying {given.files} files: {wall:.2f} s, {cpu:.2f} s of CPU", flush=True)
         if given.copy_only:
@@ -72,7 +55,9 @@ def main() -> None:
                 if number:
                     measured[way].append(seconds)
     print(f"{given.ranks} ranks, {given.files} files, {given.times} times each, {os.cpu_count()} cores\n")
-    print_table(measured)
+    print("| way | median | fastest | slowest |\n|---|---|---|---|")
+    for way, seconds in measured.items():
+        print(f"| {way} | {statistics.median(seconds):.2f} s | {min(seconds):.2f} s | {max(seconds):.2f} s |")
 
 
 def write(folder: Path, files: int) -> None:
@@ -103,73 +88,9 @@ def copying(folder: Path, times: int) -> tuple[float, float]:
     return statistics.median(walls), statistics.median(cpus)
 
 
-def compare_with_image(folder: Path, base: str, times: int, files: int) -> None:
-    """Prints a table: from the edit until the code could be pulled or mounted by a node."""
-    (folder / "Containerfile").write_text(f"FROM {base}\nCOPY --chown=0:0 . /workspace\n")
-    measured: dict[str, list[float]] = {"image build": [], "image push": [], "image, both": [], "--code": []}
-    with tempfile.TemporaryDirectory() as name, storage(Path(name)) as store:
-        registry = f"oci:{name}/registry"
-        push(base, f"{registry}:base")  # as in a registry that has the base
-        for number in range(times + 1):  # the first round fills caches
-            edit(folder, str(number))
-            image = f"allranks-bench-code-{os.getpid()}:{number}"
-            try:
-                build = timed("buildah", "bud", "--quiet", "-t", image, str(folder))
-                pushed = push(image, f"{registry}:{number}")
-            finally:
-                subprocess.run(("buildah", "rmi", image), stdout=subprocess.DEVNULL, check=True)
-            edit(folder, f"{number} again")
-            began = time.monotonic()
-            store(collect(folder))
-            seconds = time.monotonic() - began
-            if number:
-                for way, taken in zip(measured, (build, pushed, build + pushed, seconds), strict=True):
-                    measured[way].append(taken)
-    print(f"{files} files, {times} times each, {os.cpu_count()} cores, base {base}\n")
-    print_table(measured)
-
-
-@contextlib.contextmanager
-def storage(folder: Path) -> Iterator[Callable[[Bundle], None]]:
-    """A function that stores code in a real API server as `allranks submit` does."""
-    plane = ControlPlane(controlplane.build(), folder / "plane")
-    plane.start([])
-    try:
-
-        def store(bundle: Bundle) -> None:
-            plane.api.create(ship.manifest(bundle, "default"), "default")
-
-        yield store
-    finally:
-        plane.stop()
-
-
-def push(image: str, target: str) -> float:
-    return timed("buildah", "push", "--quiet", image, target)
-
-
-def timed(*command: str) -> float:
-    """Seconds of a command, whose output is shown if it fails."""
-    began = time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}")
-    return time.monotonic() - began
-
-
-def edit(folder: Path, version: str) -> None:
-    (folder / "package" / "__init__.py").write_text(f"VERSION = {version!r}\n")
-
-
-def print_table(measured: Mapping[str, Sequence[float]]) -> None:
-    print("| way | median | fastest | slowest |\n|---|---|---|---|")
-    for way, seconds in measured.items():
-        print(f"| {way} | {statistics.median(seconds):.2f} s | {min(seconds):.2f} s | {max(seconds):.2f} s |")
-
-
 def measure(folder: Path, command: list[str], ranks: int, version: str) -> float:
     """Seconds from the edit until each rank has printed that it runs the new version."""
-    edit(folder, version)
+    (folder / "package" / "__init__.py").write_text(f"VERSION = {version!r}\n")
     began = time.monotonic()
     missing = {f"first line of rank {rank} version {version}" for rank in range(ranks)}
     seconds = 0.0
