@@ -111,7 +111,9 @@ def test_every_allranks_command_in_the_documentation_exists_with_its_options() -
             command, words = command.commands[words[1]], words[1:]
         for end in ("--", "|"):  # arguments of the program follow, or another program
             words = words[: words.index(end)] if end in words else words
-        accepted = {option for parameter in command.params for option in parameter.opts + parameter.secondary_opts}
+        related = [group.get_command(None, "submit" if "--cluster" in words else "run")] if words[0] == "dev" else []
+        parameters = [parameter for each in (command, *related) for parameter in each.params]
+        accepted = {option for parameter in parameters for option in parameter.opts + parameter.secondary_opts}
         used = {word.split("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)}
         assert used <= accepted | {"-h", "--help"}, f"{page}: {words}"
 
