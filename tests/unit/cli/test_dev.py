@@ -18,7 +18,7 @@ import yaml
 from click.testing import CliRunner
 from watchfiles import Change
 
-from allranks.cli.live.dev_on_cluster import plan
+from allranks.cli.commands.dev_on_cluster import plan
 from allranks.cli.live.restart_on_change import SourceFilter
 from allranks.cli.main import cli
 

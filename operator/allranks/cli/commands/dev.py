@@ -82,7 +82,7 @@ def dev(
 
 def _on_cluster(file: str, options: tuple[str, ...], watched: tuple[Path, ...], grace: float) -> int:
     """Returns the exit status."""
-    from allranks.cli.live.dev_on_cluster import check_absent, plan
+    from allranks.cli.commands.dev_on_cluster import check_absent, plan
     from allranks.cli.live.restart_on_change import RestartOnChange
 
     try:
