@@ -34,11 +34,6 @@ class JobApi(SomeApi):
         """(verb, path with query) of each request."""
         self.ended: set[str] = set()
         """Pods whose log ends."""
-        self.closed = False
-
-    def __exit__(self, *_: object) -> None:
-        self.closed = True
-        super().__exit__()
 
     def drop_watches(self) -> None:
         """Closes the connections of all watches."""

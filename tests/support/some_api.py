@@ -19,6 +19,7 @@ class SomeApi:
     def __init__(self, folder: Path, *jobs: dict[str, Any]) -> None:
         self.jobs = {job["metadata"]["name"]: job for job in jobs}
         self.watches: list[queue.Queue[dict[str, Any] | None]] = []
+        self.closed = False
         self._version = 100
         self._past: list[dict[str, Any]] = []
         self._lock = threading.Lock()
@@ -48,8 +49,10 @@ class SomeApi:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for watch in self.watches:
-            watch.put(None)
+        with self._lock:
+            self.closed = True
+            for watch in self.watches:
+                watch.put(None)
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -77,6 +80,8 @@ class SomeApi:
             for event in self._past:
                 if int(event["object"]["metadata"]["resourceVersion"]) > since:
                     events.put(event)
+            if self.closed:
+                events.put(None)  # a client that was faster than the end of the server
             self.watches.append(events)
         return events
 
