@@ -84,12 +84,7 @@ class Reader:
             items = json.loads(self._store.get(f"{folder_of(job)}/{EVENTS_FILE}") or b"{}").get("items")
         except (ValueError, AttributeError):
             return []
-        return [
-            item
-            for item in items or ()
-            if isinstance(item, dict)
-            and all(isinstance(item.get(part), dict) for part in ("metadata", "involvedObject"))
-        ]
+        return [item for item in items or () if _is_event(item)]
 
     def logs(self, job: Manifest) -> list[LogName]:
         """The names of all logs, by attempt and replica."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from allranks.cli.log_options import log_options
 from allranks.cli.options import cluster_options
 from allranks.core.quantity import quantity
 from allranks.errors import AllranksError
@@ -108,22 +109,7 @@ Example:
     type=click.IntRange(0, 65535),
     help="Port of /metrics, /healthz and /readyz; 0 selects a free port.",
 )
-@click.option(
-    "--log-level",
-    envvar="ALLRANKS_LOG_LEVEL",
-    default="info",
-    show_default=True,
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Log level.",
-)
-@click.option(
-    "--log-format",
-    envvar="ALLRANKS_LOG_FORMAT",
-    default="json",
-    show_default=True,
-    type=click.Choice(["json", "text"]),
-    help="json: one object per line; text: human-readable.",
-)
+@log_options
 @cluster_options
 def archiver(
     where: Where,

@@ -8,6 +8,8 @@ import sys
 
 import click
 
+from allranks.cli.log_options import log_options
+
 EXAMPLES = """\b
 Example, beside `allranks operator --socket /tmp/operator.sock`:
   allranks operator-frontend --socket /tmp/operator.sock --report-port 8081 --log-format text
@@ -46,22 +48,7 @@ _PORT = click.IntRange(0, 65535)
     type=_PORT,
     help="Port that receives reports. [default: none: reports are disabled]",
 )
-@click.option(
-    "--log-level",
-    envvar="ALLRANKS_LOG_LEVEL",
-    default="info",
-    show_default=True,
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Log level.",
-)
-@click.option(
-    "--log-format",
-    envvar="ALLRANKS_LOG_FORMAT",
-    default="json",
-    show_default=True,
-    type=click.Choice(["json", "text"]),
-    help="json: one object per line; text: human-readable.",
-)
+@log_options
 def operator_frontend(
     socket: str,
     address: str,
