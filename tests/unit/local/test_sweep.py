@@ -26,7 +26,7 @@ with open(os.environ["STARTS"], "a") as starts:
 for step in range(first + 1, 11):
     report(step=step, total_steps=10, loss=lr + 1 / step)
     done.write_text(str(step))
-    time.sleep(float(os.environ["SECONDS_PER_STEP"]))
+    time.sleep(float(os.environ["SECONDS_PER_STEP"]) * max(1, lr))  # worse trials leave time to stop them
 """
 
 
@@ -172,10 +172,11 @@ def test_ctrl_c_stops_all_trials_and_says_how_to_continue(world: World) -> None:
 
 @pytest.mark.slow
 def test_trials_that_are_worse_are_stopped_early(world: World) -> None:
-    code, _out, err = world.sweep(0.8, [0.1, 5, 6, 7], parallel=4, stop={"rule": "ASHA", "minSteps": 2, "factor": 3})
+    # One after the other: of trials that run side by side, one that is ahead has nobody to be compared with.
+    code, _out, err = world.sweep(0.3, [0.1, 5, 6], stop={"rule": "ASHA", "minSteps": 2, "factor": 3})
     assert code == 0, err
     found = world.status()
-    assert found["counts"]["stopped"] >= 2, found
+    assert [trial["phase"] for trial in found["trials"]] == ["Succeeded", "Stopped", "Stopped"], found
     assert found["best"]["parameters"] == {"lr": "0.1"}
     assert world.processes() == []
 
