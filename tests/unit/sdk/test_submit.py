@@ -47,6 +47,22 @@ def test_a_function_travels_with_the_modules_that_load_it():
     assert spec["code"]["configMap"] == bundle.config_map
 
 
+def test_outputs_are_uploaded_and_have_values_that_are_too_large():
+    places = {"model": "s3://models/birds", "results": {"to": "s3://results/birds", "secret": "aws"}}
+    spec = prepare(train, (0.1,), {}, options(outputs=places), None)[0]["spec"]
+    assert spec["outputs"] == [
+        {"name": "model", "path": "/outputs/model", "to": "s3://models/birds"},
+        {"name": "results", "path": "/outputs/results", "to": "s3://results/birds", "secret": "aws"},
+    ]
+    assert spec["command"][-3:] == ["--output", "/outputs/results", "--keep"]
+    del places["results"]
+    assert prepare(train, (0.1,), {}, options(outputs=places), None)[0]["spec"]["command"][-2:] == [
+        "--output", "/outputs/model"
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"outputs\['model'\]: must be an address such as s3://BUCKET/PREFIX"):
+        prepare(train, (0.1,), {}, options(outputs={"model": {"secret": "aws"}}), None)
+
+
 def test_each_parameter_is_a_field_of_the_manifest():
     given = options(
         replicas=(2, 8), name="mine", pool="h200", checkpoint="models", packages=("timm",), restarts=1,
