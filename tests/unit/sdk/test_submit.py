@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import allranks
-from allranks.sdk import interrupt
+from allranks.cli import interrupt
 from allranks.sdk.documents import Options
 from allranks.sdk.interrupt import detached_by_interrupt
 from allranks.sdk.submit import PAYLOAD, prepare
@@ -135,7 +135,7 @@ INTERRUPTS = [
 def test_an_interrupt_deletes_the_job_only_if_the_user_says_so(
     terminal, answer, cancelled, message, monkeypatch, capsys
 ):
-    monkeypatch.setattr(interrupt, "_can_ask", lambda: terminal)
+    monkeypatch.setattr(interrupt, "can_ask", lambda: terminal)
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
     job = FakeJob()
     with pytest.raises(KeyboardInterrupt), detached_by_interrupt(job):
@@ -147,7 +147,7 @@ def test_an_interrupt_deletes_the_job_only_if_the_user_says_so(
 def test_a_notebook_is_never_asked(monkeypatch):
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    assert not interrupt._can_ask()
+    assert not interrupt.can_ask()
 
 
 def test_importing_allranks_imports_neither_a_framework_nor_a_client_of_kubernetes():
