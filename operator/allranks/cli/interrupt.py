@@ -1,4 +1,4 @@
-"""What Ctrl-C does while somebody waits for a job on a cluster: a terminal asks, and without an answer the job continues.
+"""What Ctrl-C does while somebody waits for a job on a cluster: a terminal asks, and the job continues by default.
 
 A script and a notebook are not asked: their interrupt may be meant for something else, and a job that was deleted by
 mistake has lost its work.
