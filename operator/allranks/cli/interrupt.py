@@ -9,22 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
-from allranks.cli.commands.delete import delete_job
 from allranks.kube.cluster import Cluster, Manifest
 
 
 @contextlib.asynccontextmanager
-async def asks_on_interrupt(cluster: Cluster, job: Manifest, *, detach: bool) -> AsyncIterator[None]:
-    """A command waits for the job within it. `detach`: do not ask. Raises ClusterError if the job cannot be deleted."""
+async def asks_on_interrupt(
+    cluster: Cluster, job: Manifest, delete: Callable[[Cluster, Manifest], Awaitable[None]], *, detach: bool
+) -> AsyncIterator[None]:
+    """A command waits for the job within it. `detach`: do not ask. Raises what `delete` raises."""
     try:
         yield
     except asyncio.CancelledError:
         name, task = job["metadata"]["name"], asyncio.current_task()
         if task and not detach and can_ask() and wants_to_cancel(name):
             task.uncancel()
-            await delete_job(cluster, job)
+            await delete(cluster, job)
             cluster.interrupted = f"{name} is deleted"
         raise
 

@@ -66,7 +66,7 @@ def text_of(commit: str, patch: str, new: Iterable[NewFile], hidden: Hidden, unt
 
 
 def compressed(text: str, room: int) -> bytes:
-    """At most `room` bytes: a text that is too long loses its end, and says so. Empty if nothing fits."""
+    """The text in at most `room` bytes: a long one loses its end, and says so. Empty if nothing fits."""
     kept = text
     for _ in range(_ROUNDS):
         shown = kept if kept == text else kept + "# the rest is not shown: it has no room beside the code\n"
@@ -97,7 +97,8 @@ def _split(patch: str) -> Iterator[tuple[str, str]]:
 
 
 def _name(names: str) -> str:
-    """Of `a/NAME b/NAME`, which are equal, because git looks for no renamed files here. Strange names have quotes."""
+    """The name in `a/NAME b/NAME`, which are equal, because git looks for no renamed files here. Strange names have
+    quotes."""
     half = names[: (len(names) - 1) // 2].strip('"')
     return half.removeprefix("a/")
 

@@ -118,5 +118,5 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """Of a git that writes nothing into the repository."""
+    """The variables of a git that writes nothing into the repository."""
     return {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}

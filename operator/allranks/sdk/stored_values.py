@@ -28,7 +28,7 @@ def _entries(given: Outputs) -> Iterator[dict[str, Any]]:
 
 
 def arguments(given: Outputs) -> list[str]:
-    """Of the program that calls the function: where it writes values that are too large."""
+    """The options of the program that calls the function: where it writes values that are too large."""
     if not given:
         return []
     entries = outputs(given)
@@ -46,8 +46,11 @@ def address_of(job: Manifest, file: str) -> str:
 
 
 def fetched(stored: Stored, address: str) -> Stored:
-    """With the pickle from an object store, if this machine can read it and it is the one that the rank wrote;
-    otherwise the description says why not. A pickle runs code when it is loaded, so another one is not."""
+    """What the rank stored, with the pickle from an object store.
+
+    If this machine cannot read it, or it is not the one that the rank wrote, the description says so: a pickle runs
+    code when it is loaded.
+    """
     from allranks.data.object_source import PACKAGES, filesystem
 
     scheme, _, path = address.partition("://")

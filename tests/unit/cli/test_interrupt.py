@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from allranks.cli import interrupt
+from allranks.cli.commands.delete import delete_job
 from allranks.cli.options import run_on_cluster
 from allranks.kube.cluster import Cluster, Where
 
@@ -59,7 +60,7 @@ def test_an_interrupt_deletes_the_job_only_if_the_user_says_so(
 
     async def waits(cluster: Cluster) -> int:
         cluster.interrupted = "birds continues"
-        async with interrupt.asks_on_interrupt(cluster, JOB, detach=detach):
+        async with interrupt.asks_on_interrupt(cluster, JOB, delete_job, detach=detach):
             signal.raise_signal(signal.SIGINT)
             await asyncio.sleep(60)
         return 0

@@ -66,9 +66,9 @@ def test_secrets_of_the_manifest_are_masked_in_the_differences() -> None:
         ({**SHIPPED, "dirty": False}, f"# no differences from commit {COMMIT}"),
         (
             {"claim": "projects", "subPath": "me"},
-            "# the code is in claim projects, directory me, whose commit is not known",
+            "# the code is in claim projects, directory me, and the job names no commit",
         ),
-        ({"image": "me/code:7"}, "# the code is in image me/code:7, whose commit is not known"),
+        ({"image": "me/code:7"}, "# the code is in image me/code:7, and the job names no commit"),
         (None, "# the code has no commit"),
     ],
 )

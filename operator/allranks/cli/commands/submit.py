@@ -115,6 +115,7 @@ async def submit(
     if not (wait_for or logs):
         _print_advice(jobs)
         return status
+    from allranks.cli.commands.delete import delete_job
     from allranks.cli.commands.wait import wait_for_job
     from allranks.cli.interrupt import asks_on_interrupt
     from allranks.kube.pod_logs import Wanted
@@ -125,7 +126,7 @@ async def submit(
         sys.stdout.flush()
         wanted = Wanted() if logs else None
         cluster.namespace = job["metadata"]["namespace"]
-        async with asks_on_interrupt(cluster, job, detach=detach):
+        async with asks_on_interrupt(cluster, job, delete_job, detach=detach):
             status = await wait_for_job(cluster, job, "succeeded", human, deadline=deadline, wanted=wanted)
         if status != OK:
             return status

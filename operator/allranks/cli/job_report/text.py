@@ -117,7 +117,7 @@ def differences(report: JobReport) -> Iterator[str]:
         yield f"# {cell(report.differences_note)}"
     elif not report.differences:
         if report.source:
-            yield f"# the code is in {cell(report.source)}, whose commit is not known"
+            yield f"# the code is in {cell(report.source)}, and the job names no commit"
         else:
             yield f"# no differences from commit {report.commit}" if report.commit else "# the code has no commit"
 
