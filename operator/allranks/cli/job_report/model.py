@@ -202,7 +202,7 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
         cost=costs.of(status, until),
         progress=progress,
         metric=progress.curve_metric if progress else "",
-        points=tuple(_points(run.samples or _samples(progress), progress, attempts, began)),
+        points=tuple(_points(run.samples or samples_of(progress), progress, attempts, began)),
     )
 
 
@@ -300,7 +300,7 @@ def _inside(value: Any, *keys: str) -> Any:
     return value
 
 
-def _samples(progress: ProgressStatus | None) -> list[Sample]:
+def samples_of(progress: ProgressStatus | None) -> list[Sample]:
     """The curve in the status."""
     return [
         Sample(
