@@ -81,8 +81,8 @@ class Job:
             return background.run(self.asynchronous.results(timeout))
 
     def show(self, *, logs: bool = True) -> None:
-        """Prints progress, and the logs of all ranks, until the job has finished. In a notebook it also shows a progress
-        bar, the curves and the ranks."""
+        """Prints progress, and the logs of all ranks, until the job has finished. In a notebook it also shows a
+        progress bar, the curves and the ranks."""
         with detached_by_interrupt(self), notebook.displayed(self._view(), job_view.REFRESH_SECONDS):
             background.run(self.asynchronous.show(logs=logs))
 
