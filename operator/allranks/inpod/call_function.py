@@ -143,13 +143,21 @@ class Reported:
         described, data = pickled(described, value)
         most = FURTHER_VALUE_BYTES if rank else VALUE_BYTES
         content = line(described) + data
-        kept = written(self._output, rank, data) if self._output and self._keep and data else {}
+        kept = self._in_output(rank, data) if self._keep and data else {}
         if len(content) <= most:
             return content
-        folder = os.environ.get("ALLRANKS_CHECKPOINT_DIR") or self._output
-        if folder and not kept:
-            kept = written(Path(folder), rank, data)
+        if not kept:
+            checkpoints = os.environ.get("ALLRANKS_CHECKPOINT_DIR")
+            kept = written(Path(checkpoints), rank, data) if checkpoints else self._in_output(rank, data)
         return line({**described, "bytes": len(data), "most": most, **kept})
+
+    def _in_output(self, rank: int, data: bytes) -> dict[str, Any]:
+        if self._output is None:
+            return {}
+        kept = written(self._output, rank, data)
+        if "file" in kept:
+            kept["inOutput"] = str(Path(kept["file"]).relative_to(self._output))
+        return kept
 
     def _error(self, described: dict[str, Any], error: Any) -> bytes:
         text = described.get("traceback", "")

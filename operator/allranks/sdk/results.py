@@ -56,8 +56,8 @@ async def failure(cluster: Cluster, job: Manifest) -> AllranksError:
 
 async def _value_of(stored: Stored | None, rank: int, job: Manifest) -> Any:
     """Reads a value that was too large to be sent from the output in which the rank left it."""
-    address = stored_values.address_of(job, str(stored.described.get("file", ""))) if stored else ""
-    if stored and address:
+    address = stored_values.address_of(job, stored) if stored else ""
+    if stored and address and stored.described.get("bytes"):
         stored = await asyncio.to_thread(stored_values.fetched, stored, address)
     return outcome.value_of(stored, rank, _place(job), address)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from allranks.kube.cluster import Manifest
@@ -31,18 +31,18 @@ def arguments(given: Outputs) -> list[str]:
     """The options of the program that calls the function: where it writes values that are too large."""
     if not given:
         return []
-    entries = outputs(given)
-    chosen = next((entry for entry in entries if entry["name"] == RESULTS), entries[0])
+    chosen = _for_values(outputs(given))
     return ["--output", chosen["path"], *(["--keep"] if chosen["name"] == RESULTS else [])]
 
 
-def address_of(job: Manifest, file: str) -> str:
-    """Where an output has this file of the ranks when it was uploaded; empty if it is in none."""
-    for output in (job.get("spec") or {}).get("outputs") or ():
-        path = str(output["path"]).rstrip("/")
-        if file.startswith(f"{path}/"):
-            return str(output["to"]).rstrip("/") + file.removeprefix(path)
-    return ""
+def _for_values(entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return next((entry for entry in entries if entry["name"] == RESULTS), entries[0])
+
+
+def address_of(job: Manifest, stored: Stored) -> str:
+    """Where the value is after the upload, if the rank wrote it to an output; otherwise empty."""
+    name, entries = stored.described.get("inOutput"), (job.get("spec") or {}).get("outputs")
+    return f"{str(_for_values(entries)['to']).rstrip('/')}/{name}" if name and entries else ""
 
 
 def fetched(stored: Stored, address: str) -> Stored:

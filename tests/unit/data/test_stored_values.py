@@ -12,8 +12,8 @@ from allranks.errors import ResultError
 from allranks.sdk import outcome, stored_values
 from allranks.sdk.outcome import Stored
 
-FILE = "/outputs/model/results/demo-01234567/attempt-0/rank-0.pickle"
-ADDRESS = "s3://data/birds/results/demo-01234567/attempt-0/rank-0.pickle"
+NAME = "results/demo-01234567/attempt-0/rank-0.pickle"
+ADDRESS = f"s3://data/birds/{NAME}"
 JOB: dict[str, Any] = {"spec": {"outputs": [{"name": "model", "path": "/outputs/model", "to": "s3://data/birds/"}]}}
 VALUE = list(range(300_000))
 PICKLE = pickle.dumps(VALUE)
@@ -21,14 +21,17 @@ PICKLE = pickle.dumps(VALUE)
 
 def described(**more: Any) -> Stored:
     sha256 = hashlib.sha256(PICKLE).hexdigest()
-    return Stored({"type": "list", "bytes": len(PICKLE), "most": 2**20, "file": FILE, "sha256": sha256, **more})
+    place = {"file": f"/outputs/model/{NAME}", "inOutput": NAME, "sha256": sha256}
+    return Stored({"type": "list", "bytes": len(PICKLE), "most": 2**20, **place, **more})
 
 
-def test_the_address_of_a_file_of_the_ranks_is_below_that_of_the_output() -> None:
-    assert stored_values.address_of(JOB, FILE) == ADDRESS
-    assert stored_values.address_of(JOB, "/checkpoints/results/x") == ""
-    assert stored_values.address_of({"spec": {}}, FILE) == ""
-    assert stored_values.address_of(JOB, "") == ""
+def test_the_address_of_a_value_is_below_that_of_the_output() -> None:
+    assert stored_values.address_of(JOB, described()) == ADDRESS
+    assert stored_values.address_of(JOB, described(inOutput=None)) == ""
+    assert stored_values.address_of({"spec": {}}, described()) == ""
+    results = {"name": "results", "path": "/outputs/results", "to": "gs://other"}
+    both = {"spec": {"outputs": [*JOB["spec"]["outputs"], results]}}
+    assert stored_values.address_of(both, described()) == f"gs://other/{NAME}"
 
 
 def test_a_value_in_an_object_store_is_read(s3: Any) -> None:

@@ -189,6 +189,7 @@ def test_a_value_that_is_too_large_is_left_in_the_output_of_a_job_without_checkp
     stored = operator.stored("value-0-0")
     assert stored is not None
     assert stored.described["file"] == str(file)
+    assert stored.described["inOutput"] == "results/demo-01234567/attempt-0/rank-0.pickle"
     assert stored.described["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     checkpoints = {"ALLRANKS_CHECKPOINT_DIR": str(tmp_path / "checkpoints")}
     assert pod(double, b"y" * 600_000, more=["--output", str(place)], **where, **checkpoints).returncode == 0
