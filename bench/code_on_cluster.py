@@ -105,21 +105,21 @@ def first_lines(folder: Path, document: dict[str, Any], options: list[str], vers
     (folder / "job.json").write_text(json.dumps(document))
     command = [sys.executable, "-m", "allranks", "submit", "job.json", "--logs", "--detach", *options]
     lines: list[str] = []
-    seen = 0.0
+    reached = 0.0
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
             missing = {one for one in missing if one not in line}
-            if not missing and not seen:
-                seen = time.monotonic()
+            if not missing and not reached:
+                reached = time.monotonic()
     name = next((word.rpartition("/")[2] for word in " ".join(lines[:5]).split() if "/bench-code-" in word), "")
     if name:
         delete = [sys.executable, "-m", "allranks", "delete", name, "--wait"]
         subprocess.run(delete, cwd=folder, check=False, stdout=subprocess.DEVNULL, timeout=SECONDS)
     if missing or process.returncode:
         sys.exit(f"{' '.join(command)}: exit status {process.returncode}\n{''.join(lines[-20:])}")
-    return seen
+    return reached
 
 
 if __name__ == "__main__":
