@@ -15,6 +15,11 @@ _URL_LOGIN = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 _PAIR = re.compile(
     r"(?P<name>[A-Za-z_][A-Za-z0-9_-]*)(?P<between>[\"']?\s*:\s*)(?P<quote>[\"'])(?P<value>[^\"']+)(?P=quote)"
 )
+_LITERAL = re.compile(
+    r"(?P<name>[A-Za-z_][A-Za-z0-9_-]*)(?P<between>[\"']?\]?\s*(?::\s*[A-Za-z_][A-Za-z0-9_.]*\s*)?=\s*[rbfuRBFU]{0,2})"
+    r"(?P<quote>[\"'])(?P<value>[^\"'\n]+)(?P=quote)"
+)
+"""`password = "..."`, also of an item of a dictionary and with a type."""
 _BEARER = re.compile(r"(?<=\bBearer )[A-Za-z0-9._~+/=-]{16,}", re.IGNORECASE)
 _TOKENS = re.compile(
     r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}"  # AWS
@@ -68,6 +73,13 @@ def mask_log(text: str, secrets: Iterable[str] = ()) -> str:
         text = _ASSIGNMENT.sub(_masked_long_assignment, text)
     if ":" in text:
         text = _PAIR.sub(_masked_pair, text)
+    return _TOKENS.sub(MASK, _BEARER.sub(MASK, text))
+
+
+def mask_code(text: str) -> str:
+    """Lines of a program without texts in quotes that are given to a name of a secret, such as `password = "..."`,
+    logins in URLs, and tokens of common forms. Expressions stay: `sorted(items, key=first)`."""
+    text = _PAIR.sub(_masked_pair, _LITERAL.sub(_masked_pair, mask_text(text)))
     return _TOKENS.sub(MASK, _BEARER.sub(MASK, text))
 
 

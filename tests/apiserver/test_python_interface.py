@@ -18,7 +18,8 @@ import allranks
 from allranks.sdk import payload
 from support import live
 from support.controlplane import ControlPlane, free_ports
-from support.process_kubelet import process_kubelet
+from support.data_servers import s3_environment, s3_server
+from support.process_kubelet import ProcessKubelet, process_kubelet
 
 PLAIN = {"framework": "tensorflow", "image": "example.org/python:3"}
 """Ranks that are plain Python programs with variables, which need no package."""
@@ -32,15 +33,15 @@ class World:
         self.where = {"namespace": namespace, "kubeconfig": str(control_plane.kubeconfig)}
 
     @contextlib.contextmanager
-    def running(self, environ: dict[str, str] | None = None) -> Iterator[None]:
+    def running(self, environ: dict[str, str] | None = None, **settings: Any) -> Iterator[ProcessKubelet]:
         [port] = free_ports(1)
         url = f"http://127.0.0.1:{port}/v1/report"
         connection = live.connection(self.control_plane)
         with (
-            live.operator(connection, self.namespace, report_url=url, report_port=port, pools=False),
-            process_kubelet(self.control_plane, self.namespace, self.folder, environ),
+            live.operator(connection, self.namespace, report_url=url, report_port=port, pools=False, **settings),
+            process_kubelet(self.control_plane, self.namespace, self.folder, environ) as kubelet,
         ):
-            yield
+            yield kubelet
 
 
 @pytest.fixture
@@ -184,6 +185,40 @@ def test_a_value_arrives_after_an_outage_of_the_operator(world: World) -> None:
         live.eventually(lambda: kubelet.runs(pod), 300)
         with live.operator(connection, world.namespace, **how):
             assert job.result() == b"abc" * 300_000
+
+
+def many(number: int) -> list[int]:
+    return list(range(number))
+
+
+@pytest.mark.nightly
+def test_a_value_that_is_too_large_comes_back_from_the_object_store_of_an_output(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import boto3
+
+    source = str(Path(__file__).parents[2] / "operator")
+    with s3_server() as url, contextlib.ExitStack() as stack:
+        for name, value in s3_environment(url).items():
+            monkeypatch.setenv(name, value)
+        store = boto3.client("s3")
+        stack.callback(store.close)
+        store.create_bucket(Bucket="values")
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # the image of transfers
+        environ = {**os.environ, "PYTHONPATH": source, "PATH": path}
+        kubelet = stack.enter_context(world.running(environ, data_claim="data"))
+        kubelet.claims["data"] = tmp_path / "data"
+        outputs = {"results": "s3://values/birds"}
+        large = allranks.submit(many, 1_000_000, ranks=1, outputs=outputs, **PLAIN, **world.where)
+        assert large.result(timeout=240) == many(1_000_000)
+        small = allranks.submit(many, 3, ranks=1, outputs=outputs, **PLAIN, **world.where)
+        assert small.result(timeout=240) == [0, 1, 2]
+        assert small.status.outputs[0].state == "Uploaded"
+        names = [one["Key"] for one in store.list_objects_v2(Bucket="values")["Contents"]]
+        [pickled] = [name for name in names if f"results/{large.name}-" in name]
+        store.put_object(Bucket="values", Key=pickled, Body=b"another")
+        with pytest.raises(allranks.ResultError, match=f"s3://values/{pickled}, which cannot be read here: it is not"):
+            large.result()
 
 
 @pytest.mark.nightly

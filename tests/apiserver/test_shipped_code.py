@@ -24,10 +24,12 @@ from allranks.code.bundle import Bundle, collect
 from allranks.core.manifests import pods
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Where
+from allranks.sdk.cluster_jobs import job as find
 from support.api import path
 from support.builders import CLUSTER, manifest
 from support.builders import job as parsed
 from support.commands import text
+from unit.code.test_bundle import committed
 
 SECONDS = 120.0
 
@@ -110,6 +112,32 @@ def test_submit_stores_the_code_in_a_config_map_that_the_job_owns(allranks, worl
     again = allranks("submit", "-", "--code", str(code), stdin=text(document()))
     assert again.stdout == "distributedtraining.allranks.dev/penguins unchanged\n"
     assert world.stored()[name]["metadata"]["ownerReferences"] == [owner]
+
+
+def test_the_report_reads_the_differences_of_the_code_from_the_config_map(allranks, world, code) -> None:
+    committed(code, {})
+    (code / "train.py").write_text("print(2)\n")
+    assert allranks("submit", "-", "--code", str(code), stdin=text(document())).exit_code == 0
+    result = allranks("report", "penguins", "-o", "diff")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("# differences from commit ")
+    assert result.stdout.endswith("\n-print(1)\n+print(2)\n")
+    where = {"namespace": world.namespace, "kubeconfig": world.kubeconfig}
+    assert find("penguins", **where).report().diff == result.stdout
+
+
+def test_the_api_server_keeps_the_volume_of_code_in_an_image(world) -> None:
+    """Kubernetes drops a field that it does not know."""
+    spec = {"code": {"image": "registry.example.com/me/code:7", "subPath": "src"}}
+    created = world.api.create(document("pulled", **spec), world.namespace)
+    [pod, *_] = pods.objects(parsed(name="pulled", **created["spec"]), Status(), CLUSTER).pods
+    pod["metadata"] = {**pod["metadata"], "namespace": world.namespace}
+    query = "?dryRun=All&fieldValidation=Strict"
+    stored = world.api.request("POST", path("Pod", world.namespace) + query, json.loads(json.dumps(pod)))
+    [volume] = [one for one in stored["spec"]["volumes"] if one["name"] == "allranks-code"]
+    assert volume["image"] == {"reference": "registry.example.com/me/code:7", "pullPolicy": "IfNotPresent"}
+    [mount] = [one for one in stored["spec"]["containers"][0]["volumeMounts"] if one["name"] == "allranks-code"]
+    assert (mount["mountPath"], mount["subPath"], mount["readOnly"]) == ("/workspace", "src", True)
 
 
 def test_a_dry_run_stores_nothing(allranks, world, code) -> None:

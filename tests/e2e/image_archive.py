@@ -1,4 +1,4 @@
-"""Images of programs that Go has built, for the nodes of tools/cluster.sh."""
+"""Images of files, such as programs that Go has built, for the nodes of tools/cluster.sh."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import json
 import platform
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from .cluster import Cluster
@@ -16,19 +17,24 @@ USER = 65532
 
 def load(cluster: Cluster, folder: Path, image: str, *programs: Path) -> None:
     """Gives an image with these programs in /bin to every node. `folder` is for its archive, for a while."""
+    load_files(cluster, folder, image, {f"bin/{program.name}": program for program in programs})
+
+
+def load_files(cluster: Cluster, folder: Path, image: str, files: Mapping[str, Path]) -> None:
+    """The same with files at any place of the image."""
     archive = folder / "image.tar"
-    write(archive, image, *programs)
+    write(archive, image, files)
     done = cluster.script("load", str(archive))
     assert done.returncode == 0, done.stderr
     archive.unlink()  # hundreds of megabytes
 
 
-def write(archive: Path, image: str, *programs: Path) -> None:
-    """A docker-archive with the programs and a world-writable /tmp, without which argoexec ends with 64."""
+def write(archive: Path, image: str, files: Mapping[str, Path]) -> None:
+    """A docker-archive with the files and a world-writable /tmp, without which argoexec ends with 64."""
     layer = archive.with_suffix(".layer")
     with tarfile.open(layer, "w") as tar:
-        for program in programs:
-            tar.add(program, f"bin/{program.name}")
+        for name, file in files.items():
+            tar.add(file, name)
         tmp = tarfile.TarInfo("tmp")
         tmp.type, tmp.mode = tarfile.DIRTYPE, 0o1777
         tar.addfile(tmp)

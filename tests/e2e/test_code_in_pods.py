@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -10,11 +11,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from . import image_archive
 from .cluster import PATIENCE, REPOSITORY
 from .jobs import Team, image, of_tests, training
 
 pytestmark = pytest.mark.nightly
 EXAMPLE = REPOSITORY / "examples" / "code"
+CODE_IMAGE = "registry.example.com/me/code:7"
+IMAGE_VOLUMES = {"containerd": (2, 1), "cri-o": (1, 31)}
+"""The first versions of container runtimes that mount images."""
 
 
 def submit(team: Team, manifest: Path, *options: str) -> str:
@@ -70,3 +75,23 @@ def test_code_of_a_claim_is_mounted_read_only(team: Team) -> None:
     [job] = training("claimed", "sh", "-c", run, code={"claim": "projects", "subPath": "me"}, image=image("pytorch"))
     team.completes(team.start([job]))
     assert "from the claim" in team.kubectl("logs", "claimed-master-0-0")
+
+
+def test_code_of_an_image_is_mounted_read_only(team: Team, tmp_path: Path) -> None:
+    """Needs a container runtime that mounts images, which Debian 12 does not have."""
+    runtimes = team.kubectl("get", "nodes", "-o", "jsonpath={.items[*].status.nodeInfo.containerRuntimeVersion}")
+    if old := [runtime for runtime in runtimes.split() if not mounts_images(runtime)]:
+        pytest.skip(f"the nodes have {', '.join(old)}, which cannot mount images")
+    (tmp_path / "train.py").write_text('print("from the image")\n')
+    image_archive.load_files(team.cluster, tmp_path, CODE_IMAGE, {"train.py": tmp_path / "train.py"})
+    run = "python3 train.py && ! touch here"
+    [job] = training("pulled", "sh", "-c", run, code={"image": CODE_IMAGE}, image=image("pytorch"))
+    team.completes(team.start([job]))
+    assert "from the image" in team.kubectl("logs", "pulled-master-0-0")
+
+
+def mounts_images(runtime: str) -> bool:
+    """`runtime`: as the node reports it, for example `containerd://1.6.20~ds1`."""
+    name, _, version = runtime.partition("://")
+    numbers = re.match(r"v?(\d+)\.(\d+)", version)
+    return bool(numbers) and (int(numbers[1]), int(numbers[2])) >= IMAGE_VOLUMES.get(name, (99, 0))

@@ -31,13 +31,18 @@ _LIBRARIES = {
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A command-line option that the script defines with argparse or click."""
+    """A command-line option that the script defines with argparse or click, or a positional argument of argparse that
+    it requires."""
 
     name: str
     default: Any = None
     required: bool = False
     flag: bool = False
     help: str = ""
+
+    @property
+    def positional(self) -> bool:
+        return not self.name.startswith("-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +102,18 @@ def _args(options: Sequence[Option]) -> Iterator[str]:
     if not options:
         return
     yield "  # Options of the script, with their defaults:"
-    shown = sorted(options, key=lambda option: not option.required)[:_MOST_OPTIONS]
+    shown = sorted(options, key=lambda option: (not option.required, option.positional))[:_MOST_OPTIONS]
     active = any(option.required for option in shown)
     yield "  args:" if active else "  # args:"
     for option in shown:
-        about = f"  # {option.help}" if option.help else ""
+        about = ": ".join(part for part in (option.name if option.positional else "", option.help) if part)
+        about = f"  # {about}" if about else ""
         yield f"  {'' if option.required else '# '}- {_scalar(_word(option))}{about}"
 
 
 def _word(option: Option) -> str:
     if option.required:
-        return f"{option.name}=CHANGE-ME"
+        return "CHANGE-ME" if option.positional else f"{option.name}=CHANGE-ME"
     if option.flag:
         return option.name
     return f"{option.name}={'...' if option.default is None else option.default}"
@@ -163,16 +169,23 @@ _RESTART = (
 
 
 def _options(tree: ast.AST) -> Iterator[Option]:
-    """Options of argparse (`add_argument`) and click (`option`) whose names are literals."""
+    """Options of argparse (`add_argument`) and click (`option`) whose names are literals, and positional arguments of
+    argparse without a default."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or _called(node) not in ("add_argument", "option"):
             continue
-        names = [word for word in map(_literal, node.args) if isinstance(word, str) and word.startswith("--")]
+        words = [word for word in map(_literal, node.args) if isinstance(word, str)]
+        given = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg}
+        if len(words) == 1 and _called(node) == "add_argument" and re.fullmatch(r"[A-Za-z]\w*", words[0]):
+            if words[0] not in found and given.get("nargs") not in ("?", "*") and "default" not in given:
+                found.add(words[0])
+                yield Option(words[0], required=True, help=_comment(str(given.get("help") or "")))
+            continue
+        names = [word for word in words if word.startswith("--")]
         if not names or names[0] in found or not re.fullmatch(r"--[A-Za-z0-9][\w-]*", names[0]):
             continue
         found.add(names[0])
-        given = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg}
         default = given.get("default")
         yield Option(
             names[0],

@@ -16,7 +16,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from allranks.code.selection import LeftOut, Selection, select
+from allranks.code import differences, repository
+from allranks.code.differences import NewFile
+from allranks.code.selection import HOLDS_CREDENTIALS, LeftOut, Selection, secret_by_name, select
 from allranks.errors import CannotShip
 from allranks.text import size
 
@@ -52,6 +54,8 @@ class Bundle:
     """The files that differ from the commit, in one line: `train.py +3 -1, new: data.py`."""
     left_out: tuple[LeftOut, ...] = ()
     """What was not shipped, and why."""
+    differences: str = ""
+    """From the commit, as a unified diff; empty without any. Not a part of the archive."""
 
     @cached_property
     def tar(self) -> bytes:
@@ -155,7 +159,31 @@ def _read(folder: Path, selection: Selection) -> Bundle:
             raise CannotShip(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
     if not files:
         raise CannotShip(f"{folder} has no files to ship")
-    return Bundle(_sorted(files), str(folder), selection.commit, selection.dirty, selection.changes, selection.left_out)
+    return Bundle(
+        _sorted(files),
+        str(folder),
+        selection.commit,
+        selection.dirty,
+        selection.changes,
+        selection.left_out,
+        _differences(folder, selection, files),
+    )
+
+
+def _differences(folder: Path, selection: Selection, files: Iterable[File]) -> str:
+    if not selection.commit or not selection.dirty:
+        return ""
+    shipped = {file.name: file for file in files}
+    new = [NewFile(name, shipped[name].data, shipped[name].executable) for name in selection.new]
+
+    def hidden(name: str) -> str:
+        if name in shipped or (folder / name).is_dir():  # a submodule
+            return ""
+        if secret_by_name(name):
+            return HOLDS_CREDENTIALS
+        return "it is not shipped" if (folder / name).exists() else ""
+
+    return differences.text_of(selection.commit, repository.patch(folder), new, hidden)
 
 
 def _sorted(files: Iterable[File]) -> tuple[File, ...]:

@@ -8,6 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+PATCH = (
+    *("git", "-c", "core.quotePath=false", "diff", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames"),
+    *("--src-prefix=a/", "--dst-prefix=b/", "--submodule=short", "--ignore-submodules=none", "--relative", "HEAD"),
+)
+"""Prints the differences of tracked files in the same form for every configuration of git."""
+MAX_PATCH_BYTES = 2**23
 _SECONDS = 60
 _MAX_CHANGES = 1024
 """Characters of `changes`, as in the CRD."""
@@ -53,6 +59,24 @@ def read(folder: Path) -> Tree | None:
     return tree if tree.tracked or tree.new else None
 
 
+def patch(folder: Path) -> str:
+    """The differences of tracked files from the commit, as a unified diff; its first part if it is very long."""
+    try:
+        with subprocess.Popen(
+            PATCH,
+            cwd=folder,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as git:
+            read = git.stdout.read(MAX_PATCH_BYTES) if git.stdout else b""
+            git.kill()
+    except OSError:
+        return ""
+    return read.decode("utf-8", "replace")
+
+
 def _existing(folder: Path, names: Sequence[str]) -> list[str]:
     """A submodule, and a repository inside this one, is a directory in git's list: its files are listed instead."""
     out = []
@@ -83,7 +107,7 @@ def _git(folder: Path, *words: str) -> str | None:
         done = subprocess.run(
             ("git", *words),
             cwd=folder,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+            env=environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_SECONDS,
@@ -91,3 +115,8 @@ def _git(folder: Path, *words: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.decode("utf-8", "surrogateescape") if done.returncode == 0 else None
+
+
+def environment() -> dict[str, str]:
+    """The variables of a git that writes nothing into the repository."""
+    return {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}

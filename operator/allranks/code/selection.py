@@ -31,6 +31,7 @@ _SECRETS = (
     *("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.ppk"),
     *("credentials", "credentials.json", "client_secret*.json", "kubeconfig", "*.kubeconfig", ".dockerconfigjson"),
 )
+HOLDS_CREDENTIALS = "it usually holds credentials"
 _EXAMPLES = ("*.example", "*.sample", "*.template")
 _CHECKPOINTS = (
     *("*.pt", "*.pth", "*.ckpt", "*.safetensors", "*.h5", "*.hdf5", "*.keras", "*.onnx", "*.gguf", "*.pkl"),
@@ -58,6 +59,8 @@ class Selection:
     commit: str | None = None
     dirty: bool | None = None
     changes: str = ""
+    new: tuple[str, ...] = ()
+    """The files that are not in the commit."""
 
 
 def select(folder: Path) -> Selection:
@@ -82,7 +85,17 @@ def select(folder: Path) -> Selection:
     if tree is None:
         return Selection(tuple(files), tuple(left_out.values()))
     changes = tree.changes(files)
-    return Selection(tuple(files), tuple(left_out.values()), tree.commit, bool(changes), changes)
+    new = tuple(sorted({*files} & {*tree.new}))
+    return Selection(tuple(files), tuple(left_out.values()), tree.commit, bool(changes), changes, new)
+
+
+def secret_by_name(name: str) -> str:
+    """The file, or the directory above it, that usually holds credentials; empty if no name says so."""
+    *above, base = name.split("/")
+    for depth, part in enumerate(above, 1):
+        if part in _SECRET_DIRECTORIES:
+            return "/".join(above[:depth]) + "/"
+    return name if _matches(base.lower(), _SECRETS) and not _matches(base.lower(), _EXAMPLES) else ""
 
 
 class _Rules:
@@ -111,7 +124,7 @@ class _Rules:
         for environment in self._environments:
             if _inside(name, environment):
                 return LeftOut(f"{environment}/" if environment else name, "a virtual environment")
-        return self._impossible(name) or self._secret(name, parts) or self._data(name, parts[-1])
+        return self._impossible(name) or self._secret(name) or self._data(name, parts[-1])
 
     def _impossible(self, name: str) -> LeftOut | None:
         path = self._folder / name
@@ -124,12 +137,9 @@ class _Rules:
             return LeftOut(name, what, can_be_allowed=False)
         return None
 
-    def _secret(self, name: str, parts: Sequence[str]) -> LeftOut | None:
-        for depth, part in enumerate(parts[:-1], 1):
-            if part in _SECRET_DIRECTORIES:
-                return LeftOut("/".join(parts[:depth]) + "/", "it usually holds credentials")
-        if _matches(parts[-1].lower(), _SECRETS) and not _matches(parts[-1].lower(), _EXAMPLES):
-            return LeftOut(name, "it usually holds credentials")
+    def _secret(self, name: str) -> LeftOut | None:
+        if found := secret_by_name(name):
+            return LeftOut(found, HOLDS_CREDENTIALS)
         with (self._folder / name).open("rb") as file:
             head = file.read(_HEAD).lstrip()
         if head.startswith(b"-----BEGIN ") and b"PRIVATE KEY" in head.partition(b"\n")[0]:

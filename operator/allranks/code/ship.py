@@ -18,12 +18,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from allranks.api.job import API_VERSION, KIND, PLURAL
-from allranks.code.bundle import Bundle
+from allranks.code.bundle import MAX_SHIPPED_BYTES, Bundle
+from allranks.code.differences import compressed, decompressed
 from allranks.core.manifests.code import ARCHIVE
 from allranks.errors import ClusterError
 from allranks.kube.cluster import STRATEGIC_MERGE_PATCH, Cluster, Manifest
 
 LABEL = "allranks.dev/code"
+DIFFERENCES = "changes.diff.gz"
+"""Key of the ConfigMap with the differences of the code from its commit, as far as there is room."""
 _SWEEP_AGE = timedelta(hours=1)
 _FIELD_MANAGER = {"fieldManager": "allranks"}
 
@@ -63,6 +66,14 @@ async def add_owner(cluster: Cluster, namespace: str, config_map: str, job: Mani
     await cluster.request("PATCH", path, _FIELD_MANAGER, change, content=STRATEGIC_MERGE_PATCH)
 
 
+async def stored_differences(cluster: Cluster, namespace: str, config_map: str) -> str:
+    """What the code differs from its commit in; empty if the ConfigMap does not say. Raises ClusterError, ValueError.
+    Users may have written the ConfigMap: the text can hold anything."""
+    found = await cluster.get(f"{_path(namespace)}/{config_map}")
+    content = (found.get("binaryData") or {}).get(DIFFERENCES)
+    return decompressed(base64.b64decode(content)) if content else ""
+
+
 def config_map_of(job: Manifest) -> str:
     """The name of the job's ConfigMap with code; empty without one."""
     code = (job.get("spec") or {}).get("code")
@@ -70,7 +81,11 @@ def config_map_of(job: Manifest) -> str:
 
 
 def manifest(bundle: Bundle, namespace: str, *owners: Manifest) -> Manifest:
-    """The ConfigMap."""
+    """The ConfigMap. The differences from the commit are not part of its name: the same files may have been stored
+    before, from another commit."""
+    data = {ARCHIVE: bundle.archive}
+    if bundle.differences and (more := compressed(bundle.differences, MAX_SHIPPED_BYTES - len(bundle.archive))):
+        data[DIFFERENCES] = more
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -81,7 +96,7 @@ def manifest(bundle: Bundle, namespace: str, *owners: Manifest) -> Manifest:
             **({"ownerReferences": [_owner(job) for job in owners]} if owners else {}),
         },
         "immutable": True,  # kubelets need not watch it
-        "binaryData": {ARCHIVE: base64.b64encode(bundle.archive).decode()},
+        "binaryData": {key: base64.b64encode(value).decode() for key, value in data.items()},
     }
 
 

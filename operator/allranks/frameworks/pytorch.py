@@ -42,9 +42,12 @@ class PyTorch(Framework):
     launcher = "torchrun"
     script_command = ("torchrun",)
     script_module = "torch.distributed.run"
-    script_imports = frozenset({"torch", "lightning", "pytorch_lightning", "accelerate", "deepspeed"})
+    script_imports = frozenset(
+        {"torch", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "transformers", "trl"}
+    )
     joins_group = frozenset(
-        {"init_process_group", "init_device_mesh", "Accelerator", "Trainer", "Fabric", "init_distributed", "initialize"}
+        {"init_process_group", "init_device_mesh", "Accelerator", "Trainer", "SFTTrainer", "Fabric"}
+        | {"init_distributed", "initialize"}
     )
     reserved_env = frozenset(
         {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "LOCAL_RANK"}

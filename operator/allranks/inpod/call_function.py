@@ -9,6 +9,7 @@ library; a function that was pickled by value also needs cloudpickle.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import linecache
 import os
@@ -44,10 +45,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("results", type=Path, nargs="?")
     parser.add_argument("--report", action="store_true", help="send the outcome to the operator")
     parser.add_argument("--every-rank", action="store_true", help="not only what rank 0 returns")
+    parser.add_argument("--output", type=Path, help="directory for values that are too large, without checkpoints")
+    parser.add_argument("--keep", action="store_true", help="write values of every size to that directory")
     given = parser.parse_args(argv)
     if given.report == (given.results is not None):
         parser.error("specify either RESULTS or --report")
-    sink: Sink = Reported(given.every_rank) if given.report else Files(given.results)
+    if given.keep and given.output is None:
+        parser.error("--keep needs --output")
+    sink: Sink = Reported(given.every_rank, given.output, given.keep) if given.report else Files(given.results)
     try:
         function, args, kwargs = load(given.payload)
     except Unusable as error:
@@ -118,8 +123,8 @@ class Files:
 class Reported:
     """Sends the outcome to the operator: a line of JSON, then the pickle."""
 
-    def __init__(self, every_rank: bool) -> None:
-        self._every_rank = every_rank
+    def __init__(self, every_rank: bool, output: Path | None, keep: bool) -> None:
+        self._every_rank, self._output, self._keep = every_rank, output, keep
 
     def store(self, described: dict[str, Any], value: Any) -> None:
         from send_outcome import send  # type: ignore[import-not-found]  # in the same directory
@@ -138,21 +143,21 @@ class Reported:
         described, data = pickled(described, value)
         most = FURTHER_VALUE_BYTES if rank else VALUE_BYTES
         content = line(described) + data
+        kept = self._in_output(rank, data) if self._keep and data else {}
         if len(content) <= most:
             return content
-        described |= {"bytes": len(data), "most": most}
-        if folder := os.environ.get("ALLRANKS_CHECKPOINT_DIR"):
-            job, uid = os.environ.get("ALLRANKS_JOB", "job"), os.environ.get("ALLRANKS_JOB_UID", "")[:8]
-            attempt = os.environ.get("ALLRANKS_ATTEMPT", "0")
-            file = Path(folder, "results", f"{job}-{uid}", f"attempt-{attempt}", f"rank-{rank}.pickle")
-            try:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                replace(file, data)
-            except OSError as error:
-                described["notWritten"] = f"{file}: {error.strerror or error}"
-            else:
-                described["file"] = str(file)
-        return line(described)
+        if not kept:
+            checkpoints = os.environ.get("ALLRANKS_CHECKPOINT_DIR")
+            kept = written(Path(checkpoints), rank, data) if checkpoints else self._in_output(rank, data)
+        return line({**described, "bytes": len(data), "most": most, **kept})
+
+    def _in_output(self, rank: int, data: bytes) -> dict[str, Any]:
+        if self._output is None:
+            return {}
+        kept = written(self._output, rank, data)
+        if "file" in kept:
+            kept["inOutput"] = str(Path(kept["file"]).relative_to(self._output))
+        return kept
 
     def _error(self, described: dict[str, Any], error: Any) -> bytes:
         text = described.get("traceback", "")
@@ -162,6 +167,19 @@ class Reported:
         described, data = (described, b"") if error is None else pickled(described, error)
         content = line(described) + data
         return content if len(content) <= ERROR_BYTES else line(described)
+
+
+def written(folder: Path, rank: int, data: bytes) -> dict[str, Any]:
+    """Writes a value to a file of the job in this folder. The description of it, or of why that failed."""
+    job, uid = os.environ.get("ALLRANKS_JOB", "job"), os.environ.get("ALLRANKS_JOB_UID", "")[:8]
+    attempt = os.environ.get("ALLRANKS_ATTEMPT", "0")
+    file = Path(folder, "results", f"{job}-{uid}", f"attempt-{attempt}", f"rank-{rank}.pickle")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace(file, data)
+    except OSError as error:
+        return {"notWritten": f"{file}: {error.strerror or error}"}
+    return {"file": str(file), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def pickled(described: dict[str, Any], value: Any) -> tuple[dict[str, Any], bytes]:

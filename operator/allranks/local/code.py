@@ -23,7 +23,7 @@ from allranks.inpod import unpack
 from allranks.inpod.install_packages import LAYERS
 from allranks.local.environment import machine_environment
 from allranks.local.errors import explain
-from allranks.local.run_directories import CODE_FILE
+from allranks.local.run_directories import CODE_FILE, DIFFERENCES_FILE
 from allranks.pod_bundle import HELPERS
 
 CACHE = "ALLRANKS_CACHE"
@@ -77,6 +77,9 @@ class LocalCode:
                 unpack.extract(bundle.tar, directory)
                 described = {key: bundle.described[key] for key in bundle.described if key != "configMap"}
                 (self._run_dir / CODE_FILE).write_text(json.dumps(described) + "\n", encoding="utf-8")
+                (self._run_dir / DIFFERENCES_FILE).unlink(missing_ok=True)
+                if bundle.differences:
+                    (self._run_dir / DIFFERENCES_FILE).write_text(bundle.differences, encoding="utf-8")
             except (OSError, unpack.Unusable) as error:
                 text = explain(error) if isinstance(error, OSError) else str(error)
                 raise CannotRun(f"the code cannot be copied to {directory}: {text}") from error

@@ -27,6 +27,8 @@ RUN_FILE = "job.json"
 """The job with its status, in a run directory."""
 PROGRESS_FILE = "progress.jsonl"
 CODE_FILE = "code.json"
+DIFFERENCES_FILE = "code.diff"
+"""What the code differs from its commit in."""
 STACKS_FILE = "dump-stacks"
 """A request for stack dumps (core/stack_requests.py), by a process that is not the run itself."""
 

@@ -16,6 +16,7 @@ from allranks.cli.commands.scale import scale_job
 from allranks.cli.commands.suspend import set_suspended
 from allranks.cli.commands.wait import wait_for_job
 from allranks.cli.format.events import EventGroup, group_events
+from allranks.cli.job_report.run_files import read_differences
 from allranks.cli.live.follow import Deleted, Follower
 from allranks.cli.options import get_job
 from allranks.core.model import Pod
@@ -142,7 +143,8 @@ class AsyncJob:
     async def report(self) -> Report:
         """The one-page report: attempts, progress, lost time, outcome."""
         async with self._connected() as cluster:
-            return Report(await self._read(cluster), datetime.now(UTC))
+            job = await self._read(cluster)
+            return Report(job, datetime.now(UTC), await read_differences(cluster, job))
 
     async def refresh(self) -> Manifest:
         """Reads the job again."""

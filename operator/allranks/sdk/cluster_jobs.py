@@ -12,6 +12,7 @@ from allranks.sdk import async_job, background
 from allranks.sdk.async_job import AsyncJob
 from allranks.sdk.documents import Options, Ranks, Target
 from allranks.sdk.job import Job
+from allranks.sdk.stored_values import Outputs
 from allranks.sdk.submit import IMAGE, create, prepare
 
 
@@ -28,6 +29,7 @@ async def submit_async(
     code: str | os.PathLike[str] | None = None,
     packages: Sequence[str] = (),
     checkpoint: str | None = None,
+    outputs: Outputs | None = None,
     env: Mapping[str, str] | None = None,
     restarts: int | None = None,
     every_rank: bool = False,
@@ -49,6 +51,7 @@ async def submit_async(
         pool=pool,
         queue=queue,
         checkpoint=checkpoint,
+        outputs=outputs or {},
         packages=tuple(packages),
         every_rank=every_rank,
     )
@@ -71,6 +74,7 @@ def submit(
     code: str | os.PathLike[str] | None = None,
     packages: Sequence[str] = (),
     checkpoint: str | None = None,
+    outputs: Outputs | None = None,
     env: Mapping[str, str] | None = None,
     restarts: int | None = None,
     every_rank: bool = False,
@@ -87,10 +91,11 @@ def submit(
     of each replica. `image`: by default that of the variable ALLRANKS_IMAGE. `framework`: by default that of the
     packages that the function or script imports. `name`: by default that of the function, with a suffix. `pool`: a
     TrainingPool. `queue`: that admits the job. `code`: a directory that is sent to the ranks and is their working
-    directory. `packages`: pip requirements that are installed before the start. `checkpoint`: a volume claim. `env`:
-    further variables of the ranks. `restarts`: after failures at most so many. `every_rank`: all ranks send their
-    values back, not only rank 0. `namespace`, `context`, `kubeconfig`: by default those of kubectl. `kwargs`: arguments
-    of the function whose names are parameters of `submit` as well.
+    directory. `packages`: pip requirements that are installed before the start. `checkpoint`: a volume claim.
+    `outputs`: name -> address, such as s3://BUCKET/PREFIX; what the function writes to /outputs/NAME is uploaded there.
+    `env`: further variables of the ranks. `restarts`: after failures at most so many. `every_rank`: all ranks send
+    their values back, not only rank 0. `namespace`, `context`, `kubeconfig`: by default those of kubectl. `kwargs`:
+    arguments of the function whose names are parameters of `submit` as well.
 
     Raises CannotPickle, CannotShip, InvalidManifest and CannotRun before anything is sent, ClusterError.
     """
@@ -107,6 +112,7 @@ def submit(
         code=code,
         packages=packages,
         checkpoint=checkpoint,
+        outputs=outputs,
         env=env,
         restarts=restarts,
         every_rank=every_rank,

@@ -12,8 +12,10 @@ from allranks.cli.script_job import choose_framework, job_document, job_name, ma
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.base import HELPER_DIR
 from allranks.inpod.call_function import UNUSABLE
+from allranks.sdk import stored_values
 from allranks.sdk.function_source import read_function
 from allranks.sdk.payload import name_of
+from allranks.sdk.stored_values import Outputs
 
 FUNCTION_ANNOTATION = "allranks.dev/function"
 """Name of the function whose value the job has. A job without it runs a script, whose value is None."""
@@ -39,6 +41,7 @@ class Options:
     pool: str | None = None
     queue: str | None = None
     checkpoint: str | None = None
+    outputs: Outputs = field(default_factory=dict)
     packages: Sequence[str] = ()
     every_rank: bool = False
 
@@ -85,7 +88,14 @@ def of_script(script: str, args: Sequence[Any], options: Options) -> tuple[dict[
 
 def function_on_cluster(function: Callable[..., Any], payload: str, options: Options) -> dict[str, Any]:
     """`payload`: path of the pickled function in the pods."""
-    program = [f"{HELPER_DIR}/call_function.py", payload, "--report", *(["--every-rank"] if options.every_rank else [])]
+    every_rank = ["--every-rank"] if options.every_rank else []
+    program = [
+        f"{HELPER_DIR}/call_function.py",
+        payload,
+        "--report",
+        *stored_values.arguments(options.outputs),
+        *every_rank,
+    ]
     start = FRAMEWORKS[framework_of(function, options)].script_command
     document = of_function(function, [*start, *program], options)
     kept = {FUNCTION_ANNOTATION: name_of(function)} | ({RESULTS_ANNOTATION: EVERY_RANK} if options.every_rank else {})
@@ -120,4 +130,6 @@ def _with(document: dict[str, Any], options: Options) -> dict[str, Any]:
         spec["scheduling"] = {"queue": options.queue}
     if options.checkpoint:
         spec["checkpoint"] = {"claim": options.checkpoint}
+    if options.outputs:
+        spec["outputs"] = stored_values.outputs(options.outputs)
     return document

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from allranks.api.status import ProgressStatus, Status
 from allranks.cli.format.events import EventGroup
+from allranks.errors import AllranksError
 from allranks.kube.cluster import Manifest
-from allranks.sdk import background
+from allranks.sdk import background, job_view, notebook
 from allranks.sdk.async_job import AsyncJob
 from allranks.sdk.interrupt import detached_by_interrupt
+from allranks.sdk.job_view import JobView
 from allranks.sdk.logs import LogLine
 from allranks.sdk.report import Report
 
@@ -78,8 +81,9 @@ class Job:
             return background.run(self.asynchronous.results(timeout))
 
     def show(self, *, logs: bool = True) -> None:
-        """Prints progress, and the logs of all ranks, until the job has finished."""
-        with detached_by_interrupt(self):
+        """Prints progress, and the logs of all ranks, until the job has finished. In a notebook it also shows a
+        progress bar, the curves and the ranks."""
+        with detached_by_interrupt(self), notebook.displayed(self._view(), job_view.REFRESH_SECONDS):
             background.run(self.asynchronous.show(logs=logs))
 
     def cancel(self) -> None:
@@ -102,5 +106,16 @@ class Job:
         """The one-page report: attempts, progress, lost time, outcome. `str()` is its text."""
         return background.run(self.asynchronous.report())
 
+    def _view(self) -> JobView:
+        return JobView(self.name, lambda: background.run(self.asynchronous.refresh()))
+
     def __repr__(self) -> str:
         return repr(self.asynchronous)
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: the job as it is now. None, for the plain text, if it cannot be read."""
+        view = self._view()
+        with contextlib.suppress(AllranksError):
+            view.read()
+            return view._repr_html_()
+        return None

@@ -1,4 +1,7 @@
-"""What `allranks.run` does in a notebook: shows the run as rich output, and asks before an interrupt stops it."""
+"""What `allranks.run` and `job.show` do in a notebook: they show a run or a job as rich output.
+
+An interrupt of a run asks before it stops the run.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from allranks.sdk.run_view import RunView
+from allranks.sdk.run_view import RunView, View
 
 REFRESH_SECONDS = 1.0
 
@@ -21,31 +24,43 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-@contextlib.contextmanager
-def shown(directory: Path, job: str) -> Iterator[None]:
+class Shown(Protocol):
+    """What is displayed as it was read last."""
+
+    def read(self) -> View: ...
+
+
+def shown(directory: Path, job: str) -> contextlib.AbstractContextManager[None]:
     """Displays the run, and its changes until the end of the block. Outside of a notebook it does nothing."""
+    return displayed(RunView(directory, job), REFRESH_SECONDS)
+
+
+@contextlib.contextmanager
+def displayed(view: Shown, seconds: float) -> Iterator[None]:
+    """Displays the view, and reads it again after so many seconds each. Outside of a notebook it does nothing."""
     if not in_notebook():
         yield
         return
     from IPython import display as ipython
 
-    view = RunView(directory, job)
     display: Any = ipython.display  # untyped
     handle = display(view, display_id=True)
     over = threading.Event()
-    thread = threading.Thread(target=_refresh, args=(view, handle, over), name="allranks-view", daemon=True)
+    thread = threading.Thread(target=_refresh, args=(view, handle, over, seconds), name="allranks-view", daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
+        with contextlib.suppress(Exception):
+            view.read()
         handle.update(view)
 
 
-def _refresh(view: RunView, handle: Any, over: threading.Event) -> None:
+def _refresh(view: Shown, handle: Any, over: threading.Event, seconds: float) -> None:
     before = None
-    while not over.wait(REFRESH_SECONDS):
+    while not over.wait(seconds):
         with contextlib.suppress(Exception):  # a display must not end the training
             now = view.read()
             if now != before:

@@ -39,10 +39,10 @@ def read_content(content: bytes) -> Stored | None:
     return Stored(described, data) if isinstance(described, dict) else None
 
 
-def value_of(stored: Stored | None, rank: int = 0, claim: str = "") -> Any:
+def value_of(stored: Stored | None, rank: int = 0, claim: str = "", address: str = "") -> Any:
     """What the function returned in this rank. Raises ResultError if it cannot be had.
 
-    `claim`: where the job's checkpoints are, for messages.
+    For messages: `claim` says where the job's checkpoints are, `address` where an output has the pickle.
     """
     if stored is None:
         raise ResultError(f"the job succeeded, but rank {rank} stored no result")
@@ -54,7 +54,7 @@ def value_of(stored: Stored | None, rank: int = 0, claim: str = "") -> Any:
             "strings, arrays, or the path of a file"
         )
     if size := described.get("bytes"):
-        raise ResultError(_too_large(described, rank, kind, size, claim))
+        raise ResultError(_too_large(described, rank, kind, size, claim, address))
     try:
         return pickle.loads(stored.data)
     except Exception as error:  # unpickling runs code of the objects, which raises anything
@@ -64,14 +64,19 @@ def value_of(stored: Stored | None, rank: int = 0, claim: str = "") -> Any:
         ) from error
 
 
-def _too_large(described: dict[str, Any], rank: int, kind: str, size: int, claim: str) -> str:
+def _too_large(described: dict[str, Any], rank: int, kind: str, size: int, claim: str, address: str) -> str:
     what = f"rank {rank} returned a {kind} of {size:,} bytes, and at most {described.get('most', 0):,} are sent back"
+    if address:
+        problem = described.get("notFetched")
+        return f"{what}: it is the pickle {address}" + (f", which cannot be read here: {problem}" if problem else "")
     if file := described.get("file"):
         where = f" ({claim})" if claim else ""
         return f"{what}: it is the pickle {file} in the place of the job's checkpoints{where}"
     if problem := described.get("notWritten"):
-        return f"{what}, and it could not be written to the place of the job's checkpoints: {problem}"
-    return f"{what}: save it in the function, and return its path; with checkpoint= the job has a place for it"
+        return f"{what}, and it could not be written to the place of the job's checkpoints or outputs: {problem}"
+    return (
+        f"{what}: save it in the function, and return its path; with checkpoint= or outputs= the job has a place for it"
+    )
 
 
 def failure_of(job: dict[str, Any], stored: Stored | None) -> AllranksError:

@@ -9,36 +9,45 @@ from pathlib import Path
 from typing import Any
 
 from allranks.cli.commands.report import SUFFIXES, rendered
+from allranks.cli.job_report.run_files import RunFiles
 from allranks.kube.cluster import Manifest
 
 
 class Report:
     """The report that `allranks report` prints, as of one moment."""
 
-    def __init__(self, job: Manifest, now: datetime) -> None:
-        self._job, self._now = job, now
+    def __init__(self, job: Manifest, now: datetime, run: RunFiles | None = None) -> None:
+        self._job, self._now, self._run = job, now, run
+
+    def _rendered(self, form: str) -> str:
+        return rendered(self._job, form, self._now, run=self._run)
 
     @property
     def text(self) -> str:
-        return rendered(self._job, "text", self._now)
+        return self._rendered("text")
 
     @property
     def html(self) -> str:
         """A self-contained page."""
-        return rendered(self._job, "html", self._now)
+        return self._rendered("html")
 
     @property
     def data(self) -> dict[str, Any]:
         """The numbers, as `allranks report -o json` prints them."""
-        data: dict[str, Any] = json.loads(rendered(self._job, "json", self._now))
+        data: dict[str, Any] = json.loads(self._rendered("json"))
         return data
 
+    @property
+    def diff(self) -> str:
+        """What the code differs from its commit in, as a unified diff."""
+        return self._rendered("diff")
+
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Writes it in the format of the suffix: .txt, .html or .json. Raises ValueError for another one, OSError."""
+        """Writes it in the format of the suffix: .txt, .html, .json or .diff. Raises ValueError for others, OSError."""
         path = Path(file)
         if (form := SUFFIXES.get(path.suffix.lower())) is None:
-            raise ValueError(f"{path}: the name must end in .txt, .html or .json")
-        path.write_text(rendered(self._job, form, self._now), encoding="utf-8")
+            raise ValueError(f"{path}: the name must end in .txt, .html, .json or .diff")
+        path.write_text(self._rendered(form), encoding="utf-8")
 
     def __str__(self) -> str:
         return self.text

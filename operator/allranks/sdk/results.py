@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
@@ -11,7 +12,7 @@ from allranks.errors import AllranksError, ClusterError, ResultError
 from allranks.kube import job_codec
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.paths import core_path
-from allranks.sdk import documents, outcome
+from allranks.sdk import documents, outcome, stored_values
 from allranks.sdk.outcome import Stored
 
 
@@ -28,7 +29,7 @@ async def value(cluster: Cluster, job: Manifest) -> Any:
         if error.status != 404:
             raise
         found = {}
-    return outcome.value_of(_stored(found, job), claim=_place(job))
+    return await _value_of(_stored(found, job), 0, job)
 
 
 async def values(cluster: Cluster, job: Manifest) -> list[Any]:
@@ -40,7 +41,7 @@ async def values(cluster: Cluster, job: Manifest) -> list[Any]:
     found: dict[int, Stored | None] = {}
     for item in await _list(cluster, job, attempt, "returned"):
         found[_rank(item)] = _stored(item, job)
-    return [outcome.value_of(found.get(rank), rank, _place(job)) for rank in range(_number_of_ranks(job, found))]
+    return [await _value_of(found.get(rank), rank, job) for rank in range(_number_of_ranks(job, found))]
 
 
 async def failure(cluster: Cluster, job: Manifest) -> AllranksError:
@@ -51,6 +52,14 @@ async def failure(cluster: Cluster, job: Manifest) -> AllranksError:
         raised = await _list(cluster, job, attempt, "raised")
         stored = _first([item for item in raised if _pod(item) == pod], rank, job)
     return outcome.failure_of(job, stored)
+
+
+async def _value_of(stored: Stored | None, rank: int, job: Manifest) -> Any:
+    """Reads a value that was too large to be sent from the output in which the rank left it."""
+    address = stored_values.address_of(job, stored) if stored else ""
+    if stored and address and stored.described.get("bytes"):
+        stored = await asyncio.to_thread(stored_values.fetched, stored, address)
+    return outcome.value_of(stored, rank, _place(job), address)
 
 
 def _first(raised: list[Manifest], rank: int | None, job: Manifest) -> Stored | None:

@@ -20,6 +20,7 @@ from allranks.pod_bundle import HELPERS
 from allranks.sdk import documents, notebook, outcome, payload
 from allranks.sdk.command import Command
 from allranks.sdk.documents import Options, Ranks, Target
+from allranks.sdk.stored_values import Outputs
 
 RESULTS = "results"
 PAYLOAD = "function.pickle"
@@ -42,6 +43,7 @@ def run(
     code: str | os.PathLike[str] | None = None,
     packages: Sequence[str] = (),
     checkpoint: str | None = None,
+    outputs: Outputs | None = None,
     namespace: str | None = None,
     context: str | None = None,
     kubeconfig: str | None = None,
@@ -59,7 +61,8 @@ def run(
     arguments of the function whose names are parameters of `run` as well.
 
     Only on this machine: `run_dir`, the directory for logs and results, by default runs/NAME/TIME. Only on a cluster:
-    `image`, `pool`, `queue`, `code`, `packages`, `checkpoint`, `namespace`, `context`, `kubeconfig`, as in `submit`.
+    `image`, `pool`, `queue`, `code`, `packages`, `checkpoint`, `outputs`, `namespace`, `context`, `kubeconfig`, as in
+    `submit`.
 
     Raises RankFailed with the exception and traceback of the rank that failed first; ResultError if the job succeeded
     and its value cannot be had; CannotPickle if the function or an argument cannot be sent to the ranks; CannotShip,
@@ -74,6 +77,7 @@ def run(
         "code": code,
         "packages": packages,
         "checkpoint": checkpoint,
+        "outputs": outputs,
         "namespace": namespace,
         "context": context,
         "kubeconfig": kubeconfig,

@@ -175,7 +175,7 @@ async def job(state: StateOf, entry: EntryOf) -> Response:
         **about(state, entry, ""),
         report=report,
         tiles=list(html.tiles(report)),
-        sections=list(html.sections(report)),
+        sections=[section for section in html.sections(report) if not section.lines],  # these only in report.html
         ranks=ranks[:MOST_RANKS],
         more_ranks=len(ranks) - MOST_RANKS,
         ranks_note=hidden,

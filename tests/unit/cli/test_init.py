@@ -41,7 +41,8 @@ parser.add_argument("--epochs", type=int, default=3, help="number of\\nepochs # 
 parser.add_argument("--data", required=True)
 parser.add_argument("--amp", action="store_true")
 parser.add_argument("-o", "--output-dir", default="yes")
-parser.add_argument("positional")
+parser.add_argument("folder", help="of images")
+parser.add_argument("more", nargs="*")
 """
 
 MANIFEST = """\
@@ -61,6 +62,7 @@ spec:
   # Options of the script, with their defaults:
   args:
   - --data=CHANGE-ME
+  - CHANGE-ME  # folder: of images
   # - --epochs=3  # number of epochs # all of them
   # - --amp
   # - --output-dir=yes
@@ -90,9 +92,18 @@ def test_the_manifest_has_what_the_script_says_and_explains_the_rest(folder):
     assert (folder / "job.yaml").read_text() == MANIFEST
     assert result.stderr.splitlines() == [
         "note: framework pytorch, because train.py imports torch",
-        "note: replace CHANGE-ME: train.py requires --data",
+        "note: replace CHANGE-ME: train.py requires --data, folder",
         "wrote job.yaml: try it with `allranks run job.yaml`",
     ]
+
+
+def test_a_program_of_Hugging_Face_needs_no_import_of_torch(folder):
+    (folder / "train.py").write_text("from transformers import Trainer, TrainingArguments\n")
+    result = init("train.py")
+    assert result.stderr.startswith("note: framework pytorch, because train.py imports transformers\n")
+    text = (folder / "job.yaml").read_text()
+    assert "  command: [torchrun, train.py]\n" in text
+    assert "The Trainer of Hugging Face takes the ranks from torchrun" in text
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

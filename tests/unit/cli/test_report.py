@@ -603,8 +603,12 @@ def test_output_is_a_format_or_a_file_in_the_format_of_its_suffix(tmp_path, monk
 
 
 @table(
-    ("an unknown suffix", ["-o", "a.pdf"], "a.pdf: specify text, html or json, or a file whose name ends in .txt"),
-    ("no suffix", ["-o", "htlm"], "htlm: specify text, html or json, or a file"),
+    (
+        "an unknown suffix",
+        ["-o", "a.pdf"],
+        "a.pdf: specify text, html, json or diff, or a file whose name ends in .txt",
+    ),
+    ("no suffix", ["-o", "htlm"], "htlm: specify text, html, json or diff, or a file"),
     ("two formats", ["-o", "html", "-o", "json"], "html, json: specify one format and one file at most."),
     ("two files", ["-o", "a.html", "-o", "b.html"], "a.html, b.html: specify one format and one file at most."),
 )

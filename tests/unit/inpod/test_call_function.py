@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +89,9 @@ def pod(operator: Operator, tmp_path: Path) -> Callable[..., subprocess.Complete
     (tmp_path / "token").write_text("right")
     helper = str(tmp_path / "allranks" / "call_function.py")
 
-    def call(function: Any, *args: Any, data: bytes = b"", every_rank: bool = False, **env: str) -> Any:
+    def call(
+        function: Any, *args: Any, data: bytes = b"", every_rank: bool = False, more: Sequence[str] = (), **env: str
+    ) -> Any:
         file = tmp_path / "code" / ".allranks" / "function.pickle"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data or payload.dumps(function, args, {}))
@@ -102,7 +106,7 @@ def pod(operator: Operator, tmp_path: Path) -> Callable[..., subprocess.Complete
         }
         return subprocess.run(
             # Without site-packages: an image may not have cloudpickle.
-            [sys.executable, "-S", helper, str(file), "--report", *(["--every-rank"] if every_rank else [])],
+            [sys.executable, "-S", helper, str(file), "--report", *(["--every-rank"] if every_rank else []), *more],
             env={name: value for name, value in (variables | env).items() if value},
             cwd=tmp_path,
             capture_output=True,
@@ -171,7 +175,39 @@ def test_a_value_that_is_too_large_is_left_with_the_checkpoints(operator: Operat
 
 def test_a_value_that_is_too_large_without_checkpoints_is_a_clear_error(operator: Operator, pod: Any) -> None:
     assert pod(double, b"x" * 600_000).returncode == 0
-    with pytest.raises(ResultError, match="save it in the function, and return its path; with checkpoint="):
+    with pytest.raises(ResultError, match="save it in the function, and return its path; with checkpoint= or outputs="):
+        outcome.value_of(operator.stored("value-0-0"))
+
+
+def test_a_value_that_is_too_large_is_left_in_the_output_of_a_job_without_checkpoints(
+    operator: Operator, pod: Any, tmp_path: Path
+) -> None:
+    place = tmp_path / "outputs" / "model"
+    where = {"ALLRANKS_JOB": "demo", "ALLRANKS_JOB_UID": "0123456789"}
+    assert pod(double, b"x" * 600_000, more=["--output", str(place)], **where).returncode == 0
+    file = place / "results" / "demo-01234567" / "attempt-0" / "rank-0.pickle"
+    stored = operator.stored("value-0-0")
+    assert stored is not None
+    assert stored.described["file"] == str(file)
+    assert stored.described["inOutput"] == "results/demo-01234567/attempt-0/rank-0.pickle"
+    assert stored.described["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    checkpoints = {"ALLRANKS_CHECKPOINT_DIR": str(tmp_path / "checkpoints")}
+    assert pod(double, b"y" * 600_000, more=["--output", str(place)], **where, **checkpoints).returncode == 0
+    assert (tmp_path / "checkpoints" / "results").is_dir()
+    assert b"y" not in file.read_bytes()[-1000:]
+
+
+def test_an_output_for_results_has_values_of_every_size(operator: Operator, pod: Any, tmp_path: Path) -> None:
+    assert pod(double, 21, more=["--output", str(tmp_path / "out"), "--keep"]).returncode == 0
+    assert outcome.value_of(operator.stored("value-0-0")) == 42
+    [file] = (tmp_path / "out").rglob("*.pickle")
+    assert pickle.loads(file.read_bytes()) == 42
+
+
+def test_an_output_that_cannot_be_written_is_named(operator: Operator, pod: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert pod(double, b"x" * 600_000, more=["--output", str(tmp_path / "file")]).returncode == 0
+    with pytest.raises(ResultError, match="could not be written to the place of the job's checkpoints or outputs: "):
         outcome.value_of(operator.stored("value-0-0"))
 
 

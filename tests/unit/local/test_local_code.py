@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from support.builders import manifest
+from unit.code.test_bundle import committed
 from unit.inpod.test_install_packages import wheel
 
 SECONDS = 300.0
@@ -61,6 +62,19 @@ def test_the_ranks_run_a_copy_without_what_is_not_shipped(project) -> None:
     code = json.loads((project / "run" / "code.json").read_text())
     stored = json.loads((project / "run" / "job.json").read_text())
     assert code["sha256"] == stored["spec"]["code"]["sha256"] == stored["status"]["code"]["sha256"]
+
+
+def test_the_report_on_a_run_has_what_its_code_differs_from_the_commit_in(project) -> None:
+    committed(project, {})
+    (project / "lib" / "net.py").write_text("VALUE = 43\n")
+    (project / "new.py").write_text("NEW = 1\n")
+    done = run(project, written(project, code="."), "--run-dir", "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    command = [sys.executable, "-m", "allranks", "report", "--run-dir", "run", "-o", "diff"]
+    shown = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=SECONDS)
+    assert "\n-VALUE = 42\n+VALUE = 43\n" in shown.stdout
+    assert "\n+++ b/new.py\n@@ -0,0 +1,1 @@\n+NEW = 1\n" in shown.stdout
+    assert "TOKEN" not in shown.stdout
 
 
 def test_a_script_runs_from_the_directory_of_the_option(project) -> None:

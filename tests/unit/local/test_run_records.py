@@ -128,6 +128,28 @@ def test_the_commit_of_the_code_is_stored_and_whether_files_differ_from_it(repos
     assert stored(repository) == {"commit": commit_of(repository), "dirty": True}
 
 
+def test_what_tracked_files_differed_in_at_the_start_is_stored_and_new_files_are_named(repository: Path) -> None:
+    file = repository.parent / "code.json"
+    (repository / "train.py").write_text("2")
+    (repository / "notes.txt").write_text("not tracked")
+    (repository / "runs" / "a").mkdir(parents=True)
+    (repository / "runs" / "a" / "job.json").write_text("{}")
+    version = CodeVersion(repository)
+    for process in [process for output in version._outputs for process in output._processes]:
+        process.wait(30)
+    (repository / "train.py").write_text("3")
+    version.write(file, timeout=30)
+    text = (repository.parent / "code.diff").read_text()
+    assert text.startswith(f"# differences from commit {commit_of(repository)}\ndiff --git a/train.py b/train.py\n")
+    assert "\n+2\n" in text
+    assert text.endswith("# notes.txt is not shown: git does not track it\n")
+
+
+def test_code_without_differences_has_no_file_of_them(repository: Path) -> None:
+    CodeVersion(repository).write(repository.parent / "code.json", timeout=30)
+    assert not (repository.parent / "code.diff").exists()
+
+
 def test_code_outside_a_repository_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     (tmp_path / "code").mkdir()

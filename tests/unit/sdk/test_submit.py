@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import allranks
-from allranks.sdk import interrupt
+from allranks.cli import interrupt
 from allranks.sdk.documents import Options
 from allranks.sdk.interrupt import detached_by_interrupt
 from allranks.sdk.submit import PAYLOAD, prepare
@@ -45,6 +45,22 @@ def test_a_function_travels_with_the_modules_that_load_it():
     assert PAYLOAD in names
     assert ".allranks/python/cloudpickle/cloudpickle.py" in names
     assert spec["code"]["configMap"] == bundle.config_map
+
+
+def test_outputs_are_uploaded_and_have_values_that_are_too_large():
+    places = {"model": "s3://models/birds", "results": {"to": "s3://results/birds", "secret": "aws"}}
+    spec = prepare(train, (0.1,), {}, options(outputs=places), None)[0]["spec"]
+    assert spec["outputs"] == [
+        {"name": "model", "path": "/outputs/model", "to": "s3://models/birds"},
+        {"name": "results", "path": "/outputs/results", "to": "s3://results/birds", "secret": "aws"},
+    ]
+    assert spec["command"][-3:] == ["--output", "/outputs/results", "--keep"]
+    del places["results"]
+    assert prepare(train, (0.1,), {}, options(outputs=places), None)[0]["spec"]["command"][-2:] == [
+        "--output", "/outputs/model"
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"outputs\['model'\]: must be an address such as s3://BUCKET/PREFIX"):
+        prepare(train, (0.1,), {}, options(outputs={"model": {"secret": "aws"}}), None)
 
 
 def test_each_parameter_is_a_field_of_the_manifest():
@@ -119,7 +135,7 @@ INTERRUPTS = [
 def test_an_interrupt_deletes_the_job_only_if_the_user_says_so(
     terminal, answer, cancelled, message, monkeypatch, capsys
 ):
-    monkeypatch.setattr(interrupt, "_can_ask", lambda: terminal)
+    monkeypatch.setattr(interrupt, "can_ask", lambda: terminal)
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
     job = FakeJob()
     with pytest.raises(KeyboardInterrupt), detached_by_interrupt(job):
@@ -131,7 +147,7 @@ def test_an_interrupt_deletes_the_job_only_if_the_user_says_so(
 def test_a_notebook_is_never_asked(monkeypatch):
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    assert not interrupt._can_ask()
+    assert not interrupt.can_ask()
 
 
 def test_importing_allranks_imports_neither_a_framework_nor_a_client_of_kubernetes():

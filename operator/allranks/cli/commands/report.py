@@ -26,8 +26,8 @@ from allranks.local.run_directories import LATEST, RUN_FILE
 if TYPE_CHECKING:
     from allranks.cli.job_report.run_files import RunFiles
 
-SUFFIXES = {".txt": "text", ".html": "html", ".htm": "html", ".json": "json"}
-FORMS = ("text", "html", "json")
+SUFFIXES = {".txt": "text", ".html": "html", ".htm": "html", ".json": "json", ".diff": "diff"}
+FORMS = ("text", "html", "json", "diff")
 WIDTH = 100
 
 
@@ -47,7 +47,8 @@ def output_option(command: Callable[..., None]) -> Callable[..., None]:
         metavar="FORMAT|FILE",
         callback=lambda _context, _parameter, values: parse_output(values),
         shell_complete=_complete_output,
-        help="Print text, html or json, or write FILE in the format of its suffix: .txt, .html, .json. [default: text]",
+        help="Print text, html or json, or write FILE in the format of its suffix: .txt, .html, .json. diff, or .diff: "
+        "only what the code differs from its commit in. [default: text]",
     )(command)
 
 
@@ -67,7 +68,7 @@ def parse_output(values: Sequence[str]) -> Output:
     form = forms[0] if forms else SUFFIXES.get(files[0].suffix.lower())
     if form is None:
         raise click.BadParameter(
-            f"{files[0]}: specify text, html or json, or a file whose name ends in .txt, .html or .json."
+            f"{files[0]}: specify text, html, json or diff, or a file whose name ends in .txt, .html, .json or .diff."
         )
     return Output(form, files[0])
 
@@ -81,6 +82,7 @@ class NoReport(AllranksError):
 Examples:
   allranks report penguins
   allranks report penguins -n team -o penguins.html
+  allranks report penguins -o diff
   allranks report --run-dir runs/penguins -o json
   kubectl get dt penguins -o yaml | allranks report -f - -o json
   allranks report penguins --archive s3://team/history
@@ -143,6 +145,7 @@ def report(
 
 async def _from_cluster(cluster: Cluster, name: str, output: Output, archive: Archive) -> int:
     from allranks.cli.job_report.model import last_update
+    from allranks.cli.job_report.run_files import read_differences
 
     try:
         job, exists = await find_job(cluster, name, archive)
@@ -151,7 +154,7 @@ async def _from_cluster(cluster: Cluster, name: str, output: Output, archive: Ar
             raise
         _write_sweep(sweep, output)
     else:
-        write(job, output, None if exists else last_update(job))
+        write(job, output, None if exists else last_update(job), await read_differences(cluster, job))
     return OK
 
 
@@ -232,6 +235,8 @@ def write(job: Manifest, output: Output, now: datetime | None = None, run: RunFi
 def _write_sweep(sweep: Mapping[str, Any], output: Output) -> None:
     from allranks.cli.job_report.sweep import rendered as rendered_sweep
 
+    if output.form == "diff":
+        raise NoReport("a sweep has no code of its own: name one of its trials to see what its code differs in")
     _put(rendered_sweep(sweep, output.form), output.file)
 
 
@@ -255,7 +260,8 @@ def rendered(
     run: RunFiles | None = None,
     folder: Path | None = None,
 ) -> str:
-    """The report as text, html or json. `folder`: where an HTML page will be, for its links to logs."""
+    """The report as text, html or json, or as diff its differences. `folder`: where an HTML page will be, for its links
+    to logs."""
     from allranks.cli.job_report.model import build_report
 
     report = build_report(job, now, run)
@@ -265,7 +271,10 @@ def rendered(
         return page(report, folder)
     if form == "json":
         return json.dumps(report.as_json(), indent=2) + "\n"
-    from allranks.cli.job_report.text import lines
+    from allranks.cli.job_report.text import differences, lines
+
+    if form == "diff":
+        return "".join(f"{line}\n" for line in differences(report))
 
     return "".join(f"{line}\n" for line in lines(report, width, unicode))
 

@@ -47,7 +47,8 @@ Examples:
 \b
 Exit status:
   0 everything was created (with --wait or --logs: every job succeeded), 1 an object was rejected or a job failed,
-  2 a manifest is not valid and nothing was sent, 124 timed out, 130 interrupted by Ctrl-C (the jobs continue).
+  2 a manifest is not valid and nothing was sent, 124 timed out, 130 interrupted by Ctrl-C (the jobs continue, unless
+  you delete the one that the question on a terminal names).
 """
 )
 @files_argument
@@ -58,6 +59,11 @@ Exit status:
 @click.option("--wait", "wait_for", is_flag=True, help="Wait until the jobs have finished.")
 @click.option("--logs", is_flag=True, help="Like --wait, and print the logs of the ranks.")
 @click.option("--timeout", type=Duration(), metavar="TIME", help="Time limit for --wait and --logs, for example 2h.")
+@click.option(
+    "--detach",
+    is_flag=True,
+    help="For --wait and --logs: Ctrl-C ends the command and lets the jobs continue, without a question on a terminal.",
+)
 @on_cluster
 async def submit(
     cluster: Cluster,
@@ -69,6 +75,7 @@ async def submit(
     wait_for: bool,
     logs: bool,
     timeout: float | None,
+    detach: bool,
 ) -> int:
     """Create the jobs and all other objects in FILEs (claims, pools, config maps) on a cluster.
 
@@ -108,7 +115,9 @@ async def submit(
     if not (wait_for or logs):
         _print_advice(jobs)
         return status
+    from allranks.cli.commands.delete import delete_job
     from allranks.cli.commands.wait import wait_for_job
+    from allranks.cli.interrupt import asks_on_interrupt
     from allranks.kube.pod_logs import Wanted
 
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -117,7 +126,8 @@ async def submit(
         sys.stdout.flush()
         wanted = Wanted() if logs else None
         cluster.namespace = job["metadata"]["namespace"]
-        status = await wait_for_job(cluster, job, "succeeded", human, deadline=deadline, wanted=wanted)
+        async with asks_on_interrupt(cluster, job, delete_job, detach=detach):
+            status = await wait_for_job(cluster, job, "succeeded", human, deadline=deadline, wanted=wanted)
         if status != OK:
             return status
     return OK

@@ -38,6 +38,7 @@ MOST_METRICS = 16
 """Further metrics are in a table."""
 MOST_ROWS = 100
 """Rows of the table of a plot."""
+_DIFF_CLASSES = {"+": "added", "-": "removed", "@": "place", "#": "place", "d": "file"}
 _KINDS = (FORGOTTEN, *progress_text.KINDS)
 
 
@@ -94,6 +95,8 @@ class Section:
     """(address, text)"""
     half: bool = False
     """Whether two of them fit side by side."""
+    lines: Sequence[tuple[str, str]] = ()
+    """(CSS class, line) of a diff, which is folded below `summary`."""
 
 
 def sections(report: JobReport, folder: Path | None = None) -> Iterator[Section]:
@@ -116,8 +119,20 @@ def sections(report: JobReport, folder: Path | None = None) -> Iterator[Section]
     for title, table in text.tables(report):
         yield Section(title, table=table)
     yield Section("The job", table=Grid((), list(text.facts(report))))
+    if report.differences or report.differences_note:
+        yield _differences(report)
     if report.logs:
         yield Section("Logs", links=[_link(Path(log), folder) for log in report.logs])
+
+
+def _differences(report: JobReport) -> Section:
+    lines = report.differences.split("\n")[:-1]
+    return Section(
+        text.differences_title(report),
+        notes=[report.differences_note] if report.differences_note else (),
+        summary=f"{len(lines)} lines" if lines else "",
+        lines=[(_DIFF_CLASSES.get(line[:1], ""), line) for line in lines],
+    )
 
 
 def _metric(name: str, point: Point) -> float | None:

@@ -20,6 +20,7 @@ from allranks.cli.format.outcome import failure_block, summary
 from allranks.cli.job_report.run_files import RunFiles, Sample
 from allranks.cli.job_report.timeline import Attempt, Cause, Segment, Timeline, cause_of
 from allranks.kube.job_codec import status_of
+from allranks.masking import mask_text, secrets_in
 
 FEWEST_FOR_PARTIAL = 4
 """An attempt with fewer points keeps the rates of all."""
@@ -71,6 +72,12 @@ class JobReport:
     """The files that differed, of code that was shipped."""
     sha256: str
     """Hash of the code that was shipped."""
+    source: str
+    """The claim or image with the code, if it was not shipped."""
+    differences: str
+    """From the commit, as a unified diff in which secrets are masked."""
+    differences_note: str
+    """Where the differences are, or why there are none."""
     logs: tuple[str, ...]
     """Log files of a local run."""
     phase: str
@@ -167,6 +174,9 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
         dirty=code.get("dirty") is True if code.get("commit") else run.dirty,
         changes=str(code.get("changes") or ""),
         sha256=str(code.get("sha256") or ""),
+        source=_source(code),
+        differences=mask_text(run.differences, secrets_in(job)),
+        differences_note=run.missing or ("" if run.differences else _where(code)),
         logs=tuple(map(str, run.logs)),
         phase=status.phase,
         verdict=_verdict(str(metadata.get("name") or ""), status, began, until),
@@ -192,8 +202,22 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
         cost=costs.of(status, until),
         progress=progress,
         metric=progress.curve_metric if progress else "",
-        points=tuple(_points(run.samples or _samples(progress), progress, attempts, began)),
+        points=tuple(_points(run.samples or samples_of(progress), progress, attempts, began)),
     )
+
+
+def _source(code: Mapping[str, Any]) -> str:
+    if not (where := code.get("claim") or code.get("image")):
+        return ""
+    below = f", directory {code['subPath']}" if code.get("subPath") else ""
+    return f"{'claim' if code.get('claim') else 'image'} {where}{below}"
+
+
+def _where(code: Mapping[str, Any]) -> str:
+    """Where the differences are that this report does not have."""
+    if code.get("dirty") is not True or not code.get("configMap"):
+        return ""
+    return f"The differences are in the ConfigMap {code['configMap']}, which exists as long as a job with this code"
 
 
 def _began(metadata: Mapping[str, Any], status: Status, now: datetime) -> datetime:
@@ -276,7 +300,7 @@ def _inside(value: Any, *keys: str) -> Any:
     return value
 
 
-def _samples(progress: ProgressStatus | None) -> list[Sample]:
+def samples_of(progress: ProgressStatus | None) -> list[Sample]:
     """The curve in the status."""
     return [
         Sample(

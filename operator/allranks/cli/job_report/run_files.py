@@ -1,4 +1,5 @@
-"""What a local run stores beside its job: all metrics over time, the commit of its code, and logs."""
+"""What belongs to a report beside the job: all metrics over time, the code, and logs of a local run; of a job on a
+cluster, what its code differs from the commit in."""
 
 from __future__ import annotations
 
@@ -11,10 +12,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from allranks.local.run_directories import CODE_FILE, PROGRESS_FILE
+from allranks.code.differences import MAX_CHARACTERS
+from allranks.code.ship import config_map_of, stored_differences
+from allranks.errors import ClusterError
+from allranks.kube.cluster import Cluster, Manifest
+from allranks.local.run_directories import CODE_FILE, DIFFERENCES_FILE, PROGRESS_FILE
 
 MOST_POINTS = 1000
 """More points cannot be distinguished in a plot."""
+MOST_CHARACTERS = 2 * MAX_CHARACTERS
+"""Of differences in a file that somebody else may have written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +37,17 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """All parts are empty for a job on a cluster."""
+    """All parts but the differences are empty for a job on a cluster."""
 
     samples: tuple[Sample, ...] = ()
     commit: str = ""
     dirty: bool = False
     """Whether tracked files differed from the commit."""
     logs: tuple[Path, ...] = field(default=())
+    differences: str = ""
+    """Of the code from the commit, as a unified diff."""
+    missing: str = ""
+    """Why there are none, as a sentence."""
 
 
 def read_run_files(directory: Path) -> RunFiles:
@@ -50,7 +61,31 @@ def read_run_files(directory: Path) -> RunFiles:
         str(code.get("commit") or ""),
         code.get("dirty") is True,
         tuple(sorted((directory / "logs").glob("*.log"))),
+        _text(directory / DIFFERENCES_FILE),
     )
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(MOST_CHARACTERS)
+    except OSError:
+        return ""
+
+
+async def read_differences(cluster: Cluster, job: Manifest) -> RunFiles:
+    """What the code of a job on a cluster differs from its commit in, or why that cannot be read."""
+    code = (job.get("spec") or {}).get("code") or {}
+    name = config_map_of(job)
+    if not name or code.get("dirty") is not True:
+        return RunFiles()
+    namespace = job["metadata"].get("namespace") or cluster.namespace
+    try:
+        found = await stored_differences(cluster, namespace, name)
+    except (ClusterError, ValueError) as error:
+        return RunFiles(missing=f"The differences are in the ConfigMap {name}, which cannot be read: {error}")
+    none = f"The ConfigMap {name} has no differences: the same files were stored before, or they fill it"
+    return RunFiles(differences=found, missing="" if found else none)
 
 
 def _samples(path: Path) -> Iterator[Sample]:

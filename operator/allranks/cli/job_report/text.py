@@ -17,6 +17,8 @@ from allranks.cli.job_report.timeline import FORGOTTEN, Attempt, Cause, Segment
 from allranks.control_sequences import clean
 
 CURVE_LINES = 6
+DIFFERENCE_LINES = 200
+"""More are only counted."""
 MARGIN = 12
 """Characters in front of plots."""
 
@@ -40,6 +42,7 @@ def lines(report: JobReport, width: int = 100, unicode: bool = True) -> Iterator
         yield from _section(title, table.plain())
     yield from _section("Metrics", metrics(report).plain() if len(report.metric_names()) > 1 else ())
     yield from _section("Last failure", (f"  {clean(line.encode(), colour=False)}" for line in report.failure))
+    yield from _section(differences_title(report), _first_differences(report))
 
 
 # --- also used by the HTML report ------------------------------------------------------------------------------------
@@ -54,8 +57,8 @@ def facts(report: JobReport) -> Iterator[tuple[str, str]]:
     yield from ([("Variables", ", ".join(report.environment))] if report.environment else [])
     if report.commit:
         yield "Code", f"commit {report.commit}{' with uncommitted changes' if report.dirty else ''}"
-    elif report.sha256:
-        yield "Code", f"SHA-256 {report.sha256}"
+    elif report.sha256 or report.source:
+        yield "Code", report.source or f"SHA-256 {report.sha256}"
     yield from ([("Changes", report.changes)] if report.changes else [])
     yield from ([("Logs", str(PurePath(report.logs[0]).parent))] if report.logs else [])
     yield "Created", timestamp(report.began)
@@ -100,6 +103,23 @@ def tables(report: JobReport) -> Iterator[tuple[str, Grid]]:
         yield "Restarts of single replicas", Grid(headers, rows)
     if stragglers := list(progress_text.stragglers(report.progress)):
         yield "Stragglers", Grid(["Rank", "Replica", "Node", "Slowdown"], stragglers)
+
+
+def differences_title(report: JobReport) -> str:
+    return f"Differences from commit {report.commit[:12]}"
+
+
+def differences(report: JobReport) -> Iterator[str]:
+    """All lines; without any, why there are none."""
+    for line in report.differences.split("\n")[:-1]:
+        yield clean(line.encode(errors="replace"), colour=False)
+    if report.differences_note:
+        yield f"# {cell(report.differences_note)}"
+    elif not report.differences:
+        if report.source:
+            yield f"# the code is in {cell(report.source)}, and the job names no commit"
+        else:
+            yield f"# no differences from commit {report.commit}" if report.commit else "# the code has no commit"
 
 
 def metrics(report: JobReport) -> Grid:
@@ -208,6 +228,15 @@ def _section(title: str, content: Iterable[str]) -> Iterator[str]:
         yield ""
         yield cell(title)
         yield from found
+
+
+def _first_differences(report: JobReport) -> Iterator[str]:
+    if not report.differences and not report.differences_note:
+        return
+    lines = list(differences(report))
+    yield from (f"  {line}" for line in lines[:DIFFERENCE_LINES])
+    if len(lines) > DIFFERENCE_LINES:
+        yield f"  ... and {len(lines) - DIFFERENCE_LINES} more lines: allranks report {report.name} -o diff"
 
 
 def _times(report: JobReport, room: int, unicode: bool) -> Iterator[str]:

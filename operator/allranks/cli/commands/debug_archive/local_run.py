@@ -13,7 +13,7 @@ from allranks.cli.commands.report import rendered
 from allranks.cli.format.yaml import dump
 from allranks.cli.job_report.model import last_update
 from allranks.cli.job_report.run_files import read_run_files
-from allranks.local.run_directories import CODE_FILE, PROGRESS_FILE, RUN_FILE
+from allranks.local.run_directories import CODE_FILE, DIFFERENCES_FILE, PROGRESS_FILE, RUN_FILE
 from allranks.masking import masked, secrets_in
 
 PROGRESS_BYTES = 5 << 20
@@ -26,6 +26,7 @@ job.yaml        the manifest
 status.yaml     the status: the last failure, past attempts, restarts
 progress.jsonl  all progress that ranks reported
 code.json       the commit of the code
+code.diff       what the code differs from it in
 logs/           the logs of all pods of all attempts
 stacks/         stack dumps that ranks printed when the job hung
 versions.yaml   of allranks and Python
@@ -45,7 +46,7 @@ def collect(directory: Path, now: datetime) -> Archive:
     archive.add("status.yaml", dump([masked(job.get("status") or {})]))
     archive.add("report.txt", rendered(job, "text", last_update(job) or now, run=read_run_files(directory)))
     archive.add("versions.yaml", dump([versions({})]))
-    for file in (CODE_FILE, PROGRESS_FILE):
+    for file in (CODE_FILE, DIFFERENCES_FILE, PROGRESS_FILE):
         if (directory / file).is_file():
             archive.add(file, _end_of(directory / file, PROGRESS_BYTES))
     logs = sorted((directory / "logs").glob("*.log"))

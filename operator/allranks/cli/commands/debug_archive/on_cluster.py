@@ -12,6 +12,7 @@ from allranks.cli.commands.debug_archive.overview import README, versions
 from allranks.cli.commands.describe import described, events_of
 from allranks.cli.commands.report import rendered
 from allranks.cli.format.yaml import dump
+from allranks.cli.job_report.run_files import read_differences
 from allranks.core.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
@@ -42,7 +43,10 @@ async def collect(cluster: Cluster, job: Manifest, name: str, now: datetime) -> 
     description = described(job, pods, hidden, events, now)
     lines = (item if isinstance(item, str) else "\n".join(item.plain()) for item in description)
     archive.add("describe.txt", "".join(f"{line}\n" for line in lines))
-    archive.add("report.txt", rendered(job, "text", now))
+    code = await read_differences(cluster, job)
+    archive.add("report.txt", rendered(job, "text", now, run=code))
+    if code.differences:
+        archive.add("code.diff", code.differences)
     archive.add("versions.yaml", dump([versions(await _versions(cluster, archive))]))
     await _logs(cluster, archive, pods)
     archive.add("README.txt", README.format(name=name, at=f"{now:%Y-%m-%d %H:%M:%S}", missing=_listed(archive.missing)))

@@ -12,6 +12,7 @@ The job {name}, collected by `allranks debug` on {at} UTC.
 
 describe.txt   what `allranks describe` prints: start here
 report.txt     what `allranks report` prints: attempts, progress, lost time
+code.diff      what the code differs from its commit in
 job.yaml       the manifest
 status.yaml    the status: the last failure, past attempts, restarts
 events.yaml    Events of the job and its pods, the oldest first
