@@ -11,12 +11,13 @@ from itertools import islice
 from allranks.archive.layout import LogName
 from allranks.archive.reader import Reader
 from allranks.archive.writer import folder_of
+from allranks.cli.live.recent_lines import MOST_PODS
 from allranks.core.naming import TRAINER, replica_key
 from allranks.kube.pod_logs import Line
+from allranks.local.stored_logs import matches
 from allranks.ui.entries import Entry, Manifest
-from allranks.ui.log_lines import LogLine, matches, shown
+from allranks.ui.log_lines import LogLine, shown
 from allranks.ui.logs import Found, Wanted, chosen
-from allranks.ui.pod_log_reader import MOST_PODS
 from allranks.ui.problems import Problem
 
 FRESH_SECONDS = 30.0

@@ -9,24 +9,20 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
 from allranks.cli.live.follow import has_log
+from allranks.cli.live.recent_lines import MOST_BYTES, MOST_PODS
 from allranks.core.model import Pod
-from allranks.core.naming import TRAINER
 from allranks.errors import ClusterError
 from allranks.kube.bounded_logs import lines_of
 from allranks.kube.cluster import Cluster
 from allranks.kube.paths import core_path
 from allranks.kube.pod_logs import Line, parse_line
-from allranks.ui.log_lines import matches
+from allranks.local.stored_logs import matches
 
 if TYPE_CHECKING:
     import aiohttp
 
-MOST_BYTES = 8 * 2**20
-"""Bytes that are read of one pod, when a page shows the end of its log."""
 SEARCH_LINES = 20_000
 """Lines of each pod that are searched."""
-MOST_PODS = 64
-"""Logs that are read at once."""
 
 
 async def last_lines(
@@ -68,32 +64,6 @@ async def last_lines(
     found = await asyncio.gather(*map(one, read))
     merged = heapq.merge(*map(_with_times, found), key=lambda item: item[0])
     return [item for _, item in deque(merged, maxlen=lines)], notes
-
-
-async def lines_since(
-    cluster: Cluster, namespace: str, pods: Sequence[Pod], seconds: int
-) -> tuple[list[tuple[Pod, list[bytes]]], list[str]]:
-    """The lines that each pod wrote in the last `seconds`, the oldest first, and sentences about what is missing.
-
-    Raises ClusterError.
-    """
-    notes = [f"only {MOST_PODS} of {len(pods)} pods are read"] if len(pods) > MOST_PODS else []
-
-    async def one(pod: Pod) -> tuple[Pod, list[bytes]]:
-        query: dict[str, str | int | None] = {"container": TRAINER, "sinceSeconds": seconds, "limitBytes": MOST_BYTES}
-        found: list[bytes] = []
-        try:
-            async with cluster.stream(core_path(namespace, "pods", pod.name, "log"), query, None) as content:
-                async for some in lines_of(content.iter_any(), MOST_BYTES):
-                    found += some
-        except ClusterError as error:
-            if error.status in (401, 403):
-                raise
-            notes.append(f"{pod.name}: {error}")
-        return pod, found
-
-    read = [pod for pod in pods[:MOST_PODS] if has_log(pod, TRAINER)]
-    return list(await asyncio.gather(*map(one, read))), notes
 
 
 def _with_times(lines: list[tuple[Pod, Line]]) -> list[tuple[bytes, tuple[Pod, Line]]]:

@@ -97,7 +97,7 @@ def test_the_parts_of_a_job(call, api):
     assert [pod.spec.node_name for pod in call("get_job_pods", **OF_PENGUINS).items] == ["node-7", "node-8", "node-9"]
     report = call("get_job_report", **OF_PENGUINS)
     assert isinstance(report, model("Report"))
-    assert (report.progress.step, report.points[-1].metrics["loss"]) == (1200, report.points[-1].value)
+    assert (report.progress.step, list(report.points[-1].metrics.additional_properties)) == (1200, ["loss"])
     assert "penguins" in call("get_job_report_html", **OF_PENGUINS)
     logs = call("get_job_logs", **OF_PENGUINS, rank=1)
     assert [(line.rank, line.line) for line in logs.lines] == [(1, "hello")]

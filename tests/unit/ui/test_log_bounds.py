@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 from allranks.kube.bounded_logs import LONGEST_LINE, Splitter, joined
-from allranks.ui.log_files import BLOCK, appended, last_lines
+from allranks.local.stored_logs import BLOCK, appended, last_lines
 from allranks.ui.log_lines import shown
 from support.ui_samples import a_run
 from support.ui_server import UiServer

@@ -72,28 +72,28 @@ PARTS_OF_PODS = {"containers", "containerStatuses"}
 """Of Kubernetes: their types are those of its own clients."""
 
 
-def unknown_parts(document: Schema, schema: Schema, place: str, seen: tuple[str, ...] = ()) -> Iterator[str]:
+def unknown_parts(document: Schema, schema: Schema, place: str, inside: tuple[str, ...] = ()) -> Iterator[str]:
     """Places of values of which the schema says nothing. The types of the CRDs have such fields on purpose."""
     if reference := schema.get("$ref"):
         name = reference.rpartition("/")[2]
-        if name not in seen and name not in ("DistributedTraining", "TrainingSweep", "ProgressStatus"):
+        if name not in inside and name not in ("DistributedTraining", "TrainingSweep", "ProgressStatus"):
             yield from unknown_parts(
-                document, document["components"]["schemas"][name], f"{place} {name}", (*seen, name)
+                document, document["components"]["schemas"][name], f"{place} {name}", (*inside, name)
             )
         return
     for choices in (schema.get("anyOf"), schema.get("oneOf"), schema.get("allOf")):
         for choice in choices or ():
-            yield from unknown_parts(document, choice, place, seen)
+            yield from unknown_parts(document, choice, place, inside)
     if schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf"):
         return
     if schema.get("type") == "array":
-        yield from unknown_parts(document, schema.get("items", {}), f"{place}[]", seen)
+        yield from unknown_parts(document, schema.get("items", {}), f"{place}[]", inside)
     elif schema.get("type") == "object" and "properties" in schema:
         for name, part in schema["properties"].items():
             if name not in PARTS_OF_PODS:
-                yield from unknown_parts(document, part, f"{place}.{name}", seen)
+                yield from unknown_parts(document, part, f"{place}.{name}", inside)
     elif schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):
-        yield from unknown_parts(document, schema["additionalProperties"], f"{place}.*", seen)
+        yield from unknown_parts(document, schema["additionalProperties"], f"{place}.*", inside)
     elif schema.get("type") in (None, "object") and "const" not in schema and "enum" not in schema:
         yield place
 

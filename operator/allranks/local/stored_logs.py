@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.kube.bounded_logs import LONGEST_LINE, Splitter, joined
-from allranks.ui.entries import Entry
-from allranks.ui.log_lines import matches
 
 BLOCK = 256 * 1024
 TAIL_BYTES = 8 * 2**20
@@ -24,7 +22,7 @@ POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class LogFile:
+class StoredLog:
     """The log of one pod of a run."""
 
     path: Path
@@ -38,20 +36,22 @@ class LogFile:
         return f"{self.role}-{self.index}"
 
 
-def log_files(entry: Entry) -> list[LogFile]:
-    """The logs of the training containers, by attempt and replica. Files with other names are left out."""
-    if entry.directory is None:
-        return []
-    form = re.compile(
-        rf"{re.escape(entry.job)}-(?P<role>[a-z0-9]+)-(?P<index>\d+)-(?P<attempt>\d+)(-(?P<restart>\d+))?"
-    )
+def matches(line: bytes, search: bytes) -> bool:
+    """Whether it contains the text. ASCII letters match in both cases."""
+    return not search or search in line.lower()
+
+
+def stored_logs(directory: Path, job: str) -> list[StoredLog]:
+    """The logs of the training containers in a run directory, by attempt and replica. Files with other names are left
+    out."""
+    form = re.compile(rf"{re.escape(job)}-(?P<role>[a-z0-9]+)-(?P<index>\d+)-(?P<attempt>\d+)(-(?P<restart>\d+))?")
     found = []
     with contextlib.suppress(OSError):
-        for path in (entry.directory / "logs").glob("*.log"):
+        for path in (directory / "logs").glob("*.log"):
             # A link could lead anywhere.
             if (match := form.fullmatch(path.stem)) and path.is_file() and not path.is_symlink():
                 numbers = (int(match[name] or 0) for name in ("index", "attempt", "restart"))
-                found.append(LogFile(path, match["role"], *numbers))
+                found.append(StoredLog(path, match["role"], *numbers))
     return sorted(found, key=lambda log: (log.attempt, log.role, log.index, log.restart))
 
 
