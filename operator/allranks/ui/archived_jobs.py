@@ -29,9 +29,9 @@ MOST_JOBS = 2000
 class ArchivedJobs:
     """All methods raise ArchiveError."""
 
-    def __init__(self, reader: Reader, namespace: str | None = None) -> None:
-        """`namespace`: only its jobs."""
-        self._reader, self._namespace = reader, namespace
+    def __init__(self, reader: Reader, namespace: str | None = None, most: int = MOST_JOBS) -> None:
+        """`namespace`: only its jobs. `most`: so many are listed."""
+        self._reader, self._namespace, self._most = reader, namespace, most
         self._entries: list[Entry] = []
         self._read_at = float("-inf")
         self._lock = asyncio.Lock()
@@ -41,10 +41,10 @@ class ArchivedJobs:
         return self._reader.url
 
     async def all(self) -> list[Entry]:
-        """MOST_JOBS jobs at most, whether or not they exist on the cluster."""
+        """Those that were written last, whether or not they exist on the cluster."""
         async with self._lock:
             if time.monotonic() - self._read_at >= FRESH_SECONDS:
-                jobs = await asyncio.to_thread(self._reader.jobs, self._namespace, most=MOST_JOBS)
+                jobs = await asyncio.to_thread(self._reader.jobs, self._namespace, most=self._most)
                 self._entries, self._read_at = list(map(_entry, jobs)), time.monotonic()
             return self._entries
 
