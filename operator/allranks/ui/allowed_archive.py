@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from allranks.api.job import GROUP, PLURAL
 from allranks.archive.reader import Reader
-from allranks.ui.archived_jobs import MOST_JOBS, ArchivedJobs
+from allranks.ui.archived_jobs import ArchivedJobs
 from allranks.ui.entries import Entry, Manifest
 from allranks.ui.logs import Found, Wanted
 from allranks.ui.problems import Problem
@@ -58,9 +58,7 @@ class SharedArchive:
         """Those of a namespace, so that other namespaces with many jobs do not take their places; None: of all."""
         if namespace is None:
             return self._all
-        found = self._of.pop(namespace, None) or ArchivedJobs(
-            Reader.open(self._url), namespace, min(MOST_JOBS, MOST_JOBS_OF_NAMESPACE)
-        )
+        found = self._of.pop(namespace, None) or ArchivedJobs(Reader.open(self._url), namespace, MOST_JOBS_OF_NAMESPACE)
         self._of[namespace] = found
         while len(self._of) > MOST_NAMESPACES:
             del self._of[next(iter(self._of))]

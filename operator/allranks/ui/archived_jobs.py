@@ -29,8 +29,8 @@ MOST_JOBS = 2000
 class ArchivedJobs:
     """All methods raise ArchiveError."""
 
-    def __init__(self, reader: Reader, namespace: str | None = None, most: int = MOST_JOBS) -> None:
-        """`namespace`: only its jobs. `most`: so many are listed."""
+    def __init__(self, reader: Reader, namespace: str | None = None, most: int | None = None) -> None:
+        """`namespace`: only its jobs. `most`: so many are listed; None: MOST_JOBS."""
         self._reader, self._namespace, self._most = reader, namespace, most
         self._entries: list[Entry] = []
         self._read_at = float("-inf")
@@ -44,7 +44,9 @@ class ArchivedJobs:
         """Those that were written last, whether or not they exist on the cluster."""
         async with self._lock:
             if time.monotonic() - self._read_at >= FRESH_SECONDS:
-                jobs = await asyncio.to_thread(self._reader.jobs, self._namespace, most=self._most)
+                jobs = await asyncio.to_thread(
+                    self._reader.jobs, self._namespace, most=MOST_JOBS if self._most is None else self._most
+                )
                 self._entries, self._read_at = list(map(_entry, jobs)), time.monotonic()
             return self._entries
 

@@ -20,7 +20,7 @@ from allranks.kube.paths import job_path
 from allranks.local import run_directories, stored_logs
 
 ANSWER_SECONDS = 30.0
-"""Ranks answer with their next report, every 5 s, or every 15 s in a job of many ranks. Then nobody waits any more."""
+"""Ranks answer with their next report, every 5 s, or every 15 s in a job of many ranks. Then waiting ends."""
 CLOCK_SECONDS = 10
 """Logs are read from so long before the request."""
 MOST_LINES = 2000
