@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import os
 import re
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from allranks.kube.bounded_logs import LONGEST_LINE, Splitter, joined
+from allranks.kube.bounded_logs import LONGEST_LINE, LastLines, Splitter, joined
 
 BLOCK = 256 * 1024
 TAIL_BYTES = 8 * 2**20
@@ -65,13 +64,11 @@ def last_lines(path: Path, lines: int, search: str = "") -> tuple[list[bytes], i
         begin = max(0, end - (SEARCH_BYTES if search else TAIL_BYTES))
         if not search:
             begin = _begin_of_last(file.fileno(), begin, end, lines)
-        kept: deque[bytes] = deque(maxlen=lines)
-        more, wanted = begin > 0, search.lower().encode()
+        kept, wanted = LastLines[bytes](lines), search.lower().encode()
         for line in joined(_blocks(file.fileno(), begin, end)):
             if matches(line, wanted):
-                more = more or len(kept) == lines
-                kept.append(line)
-        return list(kept), end, more
+                kept.add(line, len(line))
+        return list(kept), end, begin > 0 or kept.cut
 
 
 def _begin_of_last(descriptor: int, first: int, end: int, lines: int) -> int:
