@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from allranks.archive.layout import LogName
 from allranks.ui import users
+from support.archives import WrittenArchive
 from support.commands import JobOnCluster
 from support.live import connection, eventually
 from support.ui_in_cluster import Browser, ClusterUi
+from support.ui_samples import a_job, event
 
 JOBS = "distributedtrainings"
 
@@ -25,11 +29,17 @@ def token_of(control_plane: Any, namespace: str, account: str) -> str:
     return str(api.request("POST", path, request)["status"]["token"])
 
 
-def allow(control_plane: Any, namespace: str, account: str, verbs: list[str]) -> None:
-    """A Role in the namespace, with the rights for pods and Events that a reader has."""
+def allow(
+    control_plane: Any,
+    namespace: str,
+    account: str,
+    verbs: list[str],
+    resources: Sequence[str] = ("pods", "pods/log", "events"),
+) -> None:
+    """A Role in the namespace, by default with the rights for pods and Events that a reader has."""
     rules = [
         {"apiGroups": ["allranks.dev"], "resources": [JOBS], "verbs": verbs},
-        {"apiGroups": [""], "resources": ["pods", "pods/log", "events"], "verbs": ["get", "list"]},
+        {"apiGroups": [""], "resources": list(resources), "verbs": ["get", "list"]},
     ]
     subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": account}
@@ -135,6 +145,71 @@ def test_somebody_signs_in_looks_acts_and_signs_out(ui, control_plane, namespace
     assert browser.post(f"{target}/actions/resume", origin="https://evil.example", uid=job.uid).status == 403
     assert browser.post("/sign-out").status == 303
     assert browser.get(target).status == 401
+
+
+# --- deleted jobs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def archive(tmp_path: Path, namespace: str, other: str) -> WrittenArchive:
+    """A deleted job in each namespace: penguins in the first one, whales in the other."""
+    (tmp_path / "archive").mkdir()
+    archive = WrittenArchive(tmp_path / "archive")
+    for place, name in ((namespace, "penguins"), (other, "whales")):
+        job = a_job(name, "Succeeded", namespace=place)
+        archive.job(job, event(name, "DistributedTraining", "Started", "attempt 0 started", uid=f"uid-{name}"))
+        archive.log(job, LogName(0, "worker", 0), f"log of {name}")
+    return archive
+
+
+def test_deleted_jobs_are_shown_to_users_who_may_read_jobs_of_their_namespace(control_plane, namespace, other, archive):
+    reader = token_of(control_plane, namespace, "reader")
+    allow(control_plane, namespace, "reader", ["get", "list", "watch"])
+    newcomer = token_of(control_plane, namespace, "newcomer")
+    without_logs = token_of(control_plane, other, "lister")
+    allow(control_plane, other, "lister", ["get", "list", "watch"], resources=["events"])
+    mine, theirs = f"archive/{namespace}/penguins-uid-penguins", f"archive/{other}/whales-uid-whales"
+    server = replace(connection(control_plane), token=None)
+    with ClusterUi(server, archive=archive.url) as ui:
+
+        def get(token: str, path: str) -> Any:
+            return ui.by(token, "GET", f"/api/v1/{path}")
+
+        eventually(lambda: get(reader, mine).status == 200, what="the right of the reader")
+        assert get(reader, f"{mine}/logs").json["lines"][0]["line"] == "log of penguins"
+        assert [one["reason"] for one in get(reader, f"{mine}/events").json["items"]] == ["Started"]
+        assert get(reader, f"{mine}/report").json["name"] == "penguins"
+        listed = get(reader, f"archive?namespace={namespace}").json["items"]
+        assert [one["metadata"]["name"] for one in listed] == ["penguins"]
+
+        # Nothing says that the other namespace has a job.
+        for path in (
+            theirs,
+            f"{theirs}/logs",
+            f"{theirs}/report",
+            f"archive?namespace={other}",
+            f"history?namespace={other}",
+        ):
+            answer = get(reader, path)
+            assert answer.status == 403, path
+            assert "whales" not in answer.json["detail"]
+        for path in ("history", f"compare?job={theirs}", f"archive/{other}/no-such-job"):
+            answer = get(reader, f"{path}{'&' if '?' in path else '?'}namespace={namespace}")
+            assert "whales" not in answer.text.replace(theirs, ""), path
+        page = ui.by(reader, "GET", f"/history?namespace={namespace}").text
+        assert "penguins" in page
+        assert other not in page
+
+        # Without a right for logs there is the job, and no log. Without any right there is nothing.
+        eventually(lambda: get(without_logs, theirs).status == 200, what="the right of the lister")
+        refused = get(without_logs, f"{theirs}/logs")
+        assert refused.status == 403
+        assert f"may not get pods/log in namespace {other}" in refused.json["detail"]
+        for path in (mine, f"{mine}/logs", f"archive?namespace={namespace}", "archive"):
+            assert get(newcomer, path).status == 403
+
+        everything = {one["metadata"]["name"] for one in get(control_plane.admin_token, "archive").json["items"]}
+        assert everything == {"penguins", "whales"}
 
 
 @pytest.mark.nightly

@@ -16,12 +16,12 @@ from support.ui_server import Answer, UiServer
 class ClusterUi(UiServer):
     """`allranks ui-server`."""
 
-    def __init__(self, api: Connection, *namespaces: str) -> None:
-        self._api, self._namespaces = api, namespaces
+    def __init__(self, api: Connection, *namespaces: str, archive: str | None = None) -> None:
+        self._api, self._namespaces, self._archive = api, namespaces, archive
         self.port = 0
 
     def application(self) -> FastAPI:
-        return in_cluster(self._api, self._namespaces)
+        return in_cluster(self._api, self._namespaces, self._archive)
 
     def by(self, token: str, verb: str, path: str, body: Any = None) -> Answer:
         """As a program, or through an OIDC proxy."""

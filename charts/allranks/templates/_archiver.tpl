@@ -50,3 +50,20 @@ subjects:
     name: {{ include "allranks.archiverName" . }}
     namespace: {{ .Release.Namespace }}
 {{- end }}
+
+{{/* From (list $ uses): the group of the files of a claim, for a pod that uses the archive. */}}
+{{- define "allranks.archiveGroup" -}}
+{{- $root := index . 0 }}
+{{- if and (index . 1) $root.Values.archive.claim $root.Values.archive.fsGroup }}
+fsGroup: {{ $root.Values.archive.fsGroup | int64 }}
+fsGroupChangePolicy: OnRootMismatch
+{{- end }}
+{{- end }}
+
+{{- define "allranks.egressToArchive" -}}
+- ports:
+    {{- range .Values.archive.ports }}
+    - port: {{ . }}
+      protocol: TCP
+    {{- end }}
+{{- end }}

@@ -54,8 +54,11 @@ class Reader:
         if most is not None:
             files = sorted(files, key=lambda entry: entry.modified)[-most:]
         found = {entry.name: entry for entry in files}
-        if not wanted and namespace is None:
-            self._read = {name: read for name, read in self._read.items() if name in found}
+        if not wanted:
+            others = f"{namespace}/" if namespace else ""
+            self._read = {
+                name: read for name, read in self._read.items() if name in found or not name.startswith(others)
+            }
         news = [entry for name, entry in found.items() if self._read.get(name, (None,))[0] != entry]
         if news:
             with ThreadPoolExecutor(_THREADS) as threads:

@@ -107,7 +107,8 @@ class DirectoryStore:
                     continue  # deleted meanwhile
                 if name.endswith(_TEMPORARY):
                     if time.time() - stat.st_mtime > LEFTOVER_SECONDS:
-                        path.unlink(missing_ok=True)
+                        with contextlib.suppress(OSError):  # who only reads may not delete
+                            path.unlink(missing_ok=True)
                 elif path.is_file() and not path.is_symlink():
                     yield Entry(path.relative_to(self._root).as_posix(), stat.st_size, stat.st_mtime)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ ARCHIVED = "allranks.dev/archived-in"
 """Annotation of jobs that `get --all` prints and that are deleted: the address of the archive."""
 VARIABLE = "ALLRANKS_ARCHIVE"
 _BATCH = 500
+_NAMES = 2000
+"""Jobs of the archive whose names are compared, those that were written last."""
 
 Place = tuple[str, int, int, int]
 """Role, index, attempt and restart of a pod."""
@@ -107,6 +110,24 @@ def without_cluster(error: AllranksError, where: Where, name: str, archive: Arch
     # Without a kubeconfig nothing else says the namespace.
     namespace = where.namespace or "default"
     return _required(archive, namespace, name) if archive.uid else archive.find(namespace, name)
+
+
+def also_missing(error: AllranksError, where: Where, name: str, archive: Archive) -> AllranksError:
+    """`error` of a cluster that is not there, and that the archive has no such job either, with names like it. Raises
+    ArchiveError."""
+    if not archive.url or not isinstance(error, ClusterError) or error.status:
+        return error
+    namespace = where.namespace or "default"
+    metadata = [job["metadata"] for job in archive.reader.jobs(most=_NAMES)]
+    names = {one["name"] for one in metadata if one["namespace"] == namespace}
+    elsewhere = sorted({one["namespace"] for one in metadata if one["name"] == name} - {namespace})
+    hint = ""
+    if elsewhere:
+        hint = f"; it has one in namespace {elsewhere[0]}: add -n {elsewhere[0]}"
+    elif near := difflib.get_close_matches(name, names, n=1):
+        hint = f", did you mean {near[0]}?"
+    text = f"the archive {archive.url} has no job {name} in namespace {namespace}{hint}"
+    return ClusterError(f"{text}\nThe cluster was not asked: {error}", error.status, error.reason)
 
 
 def _required(archive: Archive, namespace: str, name: str) -> Manifest:

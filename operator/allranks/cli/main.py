@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ui": ("allranks.ui.command:ui", "Show jobs and runs in the browser."),
     "report": ("allranks.cli.commands.report:report", "Print a one-page report on a job, as text, HTML or JSON."),
     "logs": ("allranks.cli.commands.logs:logs", "Print the merged logs of all ranks."),
+    "stacks": ("allranks.cli.commands.stacks:stacks", "Print what the threads of each rank do at the moment."),
     "debug": ("allranks.cli.commands.debug:debug", "Write everything about a job into one archive."),
     "wait": ("allranks.cli.commands.wait:wait", "Wait until a job has finished."),
     "exec": ("allranks.cli.commands.exec:exec_", "Run a command, or a shell, in the pod of a rank."),
@@ -65,7 +66,7 @@ IN_PODS = ("operator", "operator-frontend", "archiver", "inject", "ui-server")
 SECTIONS = {
     "On this machine": ("run", "sweep", "runs", "init", "dev", "validate", "convert", "render"),
     "On a cluster": (
-        *("submit", "get", "describe", "queue", "top", "ui", "report", "logs", "debug", "wait"),
+        *("submit", "get", "describe", "queue", "top", "ui", "report", "logs", "stacks", "debug", "wait"),
         *("exec", "attach", "port-forward", "cp"),
         *("suspend", "resume", "promote", "scale", "delete"),
     ),
@@ -93,6 +94,7 @@ SYNONYMS = {
     "template": "render",
     "follow": "logs",
     "watch": "top",
+    **dict.fromkeys(("py-spy", "pystack", "stack", "traceback"), "stacks"),
     **dict.fromkeys(("dashboard", "web", "open"), "ui"),
     "help": "--help",
     "completions": "completion",

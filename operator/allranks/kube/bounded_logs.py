@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
+from typing import Generic, TypeVar
 
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster
@@ -51,6 +53,31 @@ class Splitter:
         room = self._longest - len(self._rest)
         self._dropped += max(0, len(more) - room)
         self._rest += more[: max(0, room)]
+
+
+MOST_KEPT = 8 * 2**20
+"""Bytes of lines that one answer has."""
+_T = TypeVar("_T")
+
+
+class LastLines(Generic[_T]):
+    """The last lines within a number and a size. `cut`: there was no room for earlier ones."""
+
+    def __init__(self, lines: int, size: int = MOST_KEPT) -> None:
+        self.cut = False
+        self._lines, self._size, self._used = lines, size, 0
+        self._kept: deque[tuple[_T, int]] = deque()
+
+    def __iter__(self) -> Iterator[_T]:
+        return (line for line, _ in self._kept)
+
+    def add(self, line: _T, size: int) -> None:
+        """`size`: of its text, in bytes."""
+        self._kept.append((line, size))
+        self._used += size
+        while len(self._kept) > self._lines or (self._used > self._size and len(self._kept) > 1):
+            self.cut = True
+            self._used -= self._kept.popleft()[1]
 
 
 async def lines_of(chunks: AsyncIterator[bytes], most_bytes: int | None = None) -> AsyncGenerator[list[bytes]]:

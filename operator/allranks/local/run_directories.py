@@ -53,13 +53,19 @@ class StoredRun:
         return f"{self.job}/{self.directory.name}"
 
     @cached_property
-    def status(self) -> dict[str, Any]:
-        """The last stored status; empty if the file cannot be read."""
+    def manifest(self) -> dict[str, Any]:
+        """The job with its last stored status; empty if the file cannot be read."""
         with contextlib.suppress(OSError, ValueError):
             read = json.loads((self.directory / RUN_FILE).read_text(encoding="utf-8"))
-            if isinstance(read, dict) and isinstance(read.get("status"), dict):
-                return dict(read["status"])
+            if isinstance(read, dict):
+                return read
         return {}
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The last stored status; empty if the file cannot be read."""
+        status = self.manifest.get("status")
+        return dict(status) if isinstance(status, dict) else {}
 
     @cached_property
     def running(self) -> bool:

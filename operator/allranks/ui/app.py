@@ -20,6 +20,7 @@ from allranks.kube.auth import Connection
 from allranks.kube.cluster import Cluster, Where
 from allranks.ui import new_job_page, openapi, pages, rest, stack_routes, sweeps, views
 from allranks.ui.access import Access
+from allranks.ui.allowed_archive import SharedArchive
 from allranks.ui.archived_jobs import ArchivedJobs
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
@@ -91,12 +92,13 @@ async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def in_cluster(api: Connection, namespaces: Sequence[str] = ()) -> FastAPI:
+def in_cluster(api: Connection, namespaces: Sequence[str] = (), archive: str | None = None) -> FastAPI:
     """The server for all users of a cluster: it has no rights, and asks the API server with each user's own token.
 
-    `namespaces`: suggestions for users who must choose one.
+    `namespaces`: suggestions for users who must choose one. `archive`: its jobs are shown to users who may read the
+    jobs of their namespaces. Raises ArchiveError if it cannot be the address of one.
     """
-    users = Users(api, namespaces)
+    users = Users(api, namespaces, SharedArchive(archive) if archive else None)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

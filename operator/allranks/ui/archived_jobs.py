@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections import deque
-from itertools import islice
 
 from allranks.archive.layout import LogName
 from allranks.archive.reader import Reader
 from allranks.archive.writer import folder_of
+from allranks.cli.live.recent_lines import MOST_PODS
 from allranks.core.naming import TRAINER, replica_key
+from allranks.kube.bounded_logs import LastLines
 from allranks.kube.pod_logs import Line
+from allranks.local.stored_logs import matches
 from allranks.ui.entries import Entry, Manifest
-from allranks.ui.log_lines import LogLine, matches, shown
+from allranks.ui.log_lines import LogLine, shown
 from allranks.ui.logs import Found, Wanted, chosen
-from allranks.ui.pod_log_reader import MOST_PODS
+from allranks.ui.pod_log_reader import MOST_OF_ALL
 from allranks.ui.problems import Problem
 
 FRESH_SECONDS = 30.0
@@ -28,9 +29,9 @@ MOST_JOBS = 2000
 class ArchivedJobs:
     """All methods raise ArchiveError."""
 
-    def __init__(self, reader: Reader, namespace: str | None = None) -> None:
-        """`namespace`: only its jobs."""
-        self._reader, self._namespace = reader, namespace
+    def __init__(self, reader: Reader, namespace: str | None = None, most: int | None = None) -> None:
+        """`namespace`: only its jobs. `most`: so many are listed; None: MOST_JOBS."""
+        self._reader, self._namespace, self._most = reader, namespace, most
         self._entries: list[Entry] = []
         self._read_at = float("-inf")
         self._lock = asyncio.Lock()
@@ -40,10 +41,12 @@ class ArchivedJobs:
         return self._reader.url
 
     async def all(self) -> list[Entry]:
-        """MOST_JOBS jobs at most, whether or not they exist on the cluster."""
+        """Those that were written last, whether or not they exist on the cluster."""
         async with self._lock:
             if time.monotonic() - self._read_at >= FRESH_SECONDS:
-                jobs = await asyncio.to_thread(self._reader.jobs, self._namespace, most=MOST_JOBS)
+                jobs = await asyncio.to_thread(
+                    self._reader.jobs, self._namespace, most=MOST_JOBS if self._most is None else self._most
+                )
                 self._entries, self._read_at = list(map(_entry, jobs)), time.monotonic()
             return self._entries
 
@@ -74,22 +77,26 @@ class ArchivedJobs:
             return Found([], [f"the archive has no such log of attempt {attempt}"])
         notes = [] if len(logs) <= MOST_PODS else [f"only {MOST_PODS} of {len(logs)} logs are shown: choose a rank"]
         logs, search = logs[:MOST_PODS], wanted.search.lower().encode()
-        ends = [
-            (log, deque((line for line in lines if matches(line.text, search)), maxlen=wanted.tail + 1))
-            for log, lines in zip(logs, self._reader.lines(entry.manifest, logs), strict=True)
-        ]
-        found = _merged(ends, wanted.tail + 1)
-        if len(found) > wanted.tail:
+        ends = []
+        for log, lines in zip(logs, self._reader.lines(entry.manifest, logs), strict=True):
+            kept = LastLines[Line](wanted.tail + 1, MOST_OF_ALL // len(logs))
+            for line in lines:
+                if matches(line.text, search):
+                    kept.add(line, len(line.text))
+            ends.append((log, list(kept)))
+        found, more = _merged(ends, wanted.tail)
+        if more:
             notes.append("the archive has more lines before these")
-        return Found([_log_line(entry, log, line) for log, line in found[-wanted.tail :]], notes)
+        return Found([_log_line(entry, log, line) for log, line in found], notes)
 
 
-def _merged(ends: list[tuple[LogName, deque[Line]]], tail: int) -> list[tuple[LogName, Line]]:
-    """The last lines of all logs in the order of their times."""
+def _merged(ends: list[tuple[LogName, list[Line]]], tail: int) -> tuple[list[tuple[LogName, Line]], bool]:
+    """The last lines of all logs in the order of their times, and whether there are more before them."""
     sources = [[(line.time, place, line) for line in lines] for place, (_, lines) in enumerate(ends)]
-    merged = heapq.merge(*sources, key=lambda item: item[:2])
-    count = sum(map(len, sources))
-    return [(ends[place][0], line) for _, place, line in islice(merged, max(0, count - tail), None)]
+    merged = LastLines[tuple[LogName, Line]](tail)
+    for _, place, line in heapq.merge(*sources, key=lambda item: item[:2]):
+        merged.add((ends[place][0], line), len(line.text))
+    return list(merged), merged.cut
 
 
 def _entry(job: Manifest) -> Entry:

@@ -210,18 +210,19 @@ class _Reading:
 class Readings:
     """Answers that viewers share: a second request for the same key joins the first, or gets its recent answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, fresh_seconds: float | None = None) -> None:
+        self._fresh = fresh_seconds
         self._readings: dict[Hashable, _Reading] = {}
 
     async def get(self, key: Hashable, read: Callable[[], Awaitable[Any]]) -> Any:
         """Raises what `read` raises."""
         found = self._readings.get(key)
-        now = time.monotonic()
-        if found is None or (found.task.done() and (now - found.began > FRESH_SECONDS or _failed(found.task))):
+        now, fresh = time.monotonic(), FRESH_SECONDS if self._fresh is None else self._fresh
+        if found is None or (found.task.done() and (now - found.began > fresh or _failed(found.task))):
             self._readings = {
                 other: one
                 for other, one in list(self._readings.items())[-MOST_READINGS:]
-                if not one.task.done() or now - one.began <= FRESH_SECONDS
+                if not one.task.done() or now - one.began <= fresh
             }
             found = self._readings[key] = _Reading(asyncio.ensure_future(_call(read)), now)
         # A viewer who leaves does not end the request of the others.

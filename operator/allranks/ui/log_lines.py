@@ -21,8 +21,3 @@ class LogLine(BaseModel):
 def shown(line: bytes) -> str:
     """The line as a terminal shows it: the last state of a redrawn line, without control sequences."""
     return clean(line.rstrip(b"\r").rpartition(b"\r")[2], colour=False)
-
-
-def matches(line: bytes, search: bytes) -> bool:
-    """Whether it contains the text. ASCII letters match in both cases."""
-    return not search or search in line.lower()

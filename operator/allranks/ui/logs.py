@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from allranks.api.status import FINISHED
 from allranks.cli.live.follow import has_log
+from allranks.cli.live.recent_lines import MOST_PODS
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER, replica_key
 from allranks.errors import ClusterError
 from allranks.kube import bounded_logs
 from allranks.kube.job_codec import pods_of
 from allranks.kube.pod_logs import Line
-from allranks.ui import log_files, pod_log_reader
+from allranks.local import stored_logs
+from allranks.local.stored_logs import StoredLog, matches
+from allranks.ui import pod_log_reader
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.entries import Entry
-from allranks.ui.log_files import LogFile
-from allranks.ui.log_lines import LogLine, matches, shown
+from allranks.ui.log_lines import LogLine, shown
 from allranks.ui.problems import Problem
 
 if TYPE_CHECKING:
@@ -129,7 +131,7 @@ async def _of_new_lines(jobs: ClusterJobs, entry: Entry, wanted: Wanted) -> Asyn
                     raise
                 await asyncio.sleep(SETTLE_SECONDS)  # the API server is away: what is read continues later
             else:
-                for pod in pods[: pod_log_reader.MOST_PODS]:
+                for pod in pods[:MOST_PODS]:
                     if pod.uid not in readers and has_log(pod, wanted.container):
                         readers[pod.uid] = asyncio.create_task(read(pod, wanted.after.encode()))
                 gone |= readers.keys() - {pod.uid for pod in pods if not pod.ended}
@@ -208,12 +210,12 @@ def _no_pods(entry: Entry, wanted: Wanted) -> str:
 # --- runs of this machine --------------------------------------------------------------------------------------------
 
 
-def file_of(entry: Entry, wanted: Wanted) -> LogFile | None:
+def file_of(entry: Entry, wanted: Wanted) -> StoredLog | None:
     """The log of the chosen replica and attempt.
 
     Without a choice it is that of the first failure, or of rank 0, in the newest attempt.
     """
-    files = log_files.log_files(entry)
+    files = stored_logs.stored_logs(entry.directory, entry.job) if entry.directory else []
     if wanted.replica:
         files = [log for log in files if log.replica == wanted.replica]
     else:
@@ -231,7 +233,7 @@ async def _of_run(entry: Entry, wanted: Wanted) -> Found:
     if log is None:
         return Found([], [_no_file(entry, wanted)])
     try:
-        lines, end, more = await asyncio.to_thread(log_files.last_lines, log.path, wanted.tail, wanted.search)
+        lines, end, more = await asyncio.to_thread(stored_logs.last_lines, log.path, wanted.tail, wanted.search)
     except OSError as error:
         return Found([], [f"{log.path.name} cannot be read: {error.strerror}"])
     notes = [f"the log has more lines before these: {log.path}"] if more else []
@@ -241,13 +243,13 @@ async def _of_run(entry: Entry, wanted: Wanted) -> Found:
 async def _of_run_file(state: State, entry: Entry, wanted: Wanted) -> AsyncGenerator[list[LogLine]]:
     """The lines of one replica at a time."""
     place, search = int(wanted.after) if wanted.after.isdigit() else 0, wanted.search.lower().encode()
-    read: LogFile | None = None
+    read: StoredLog | None = None
     while True:
         now = await _newest(state, entry)
         log = await asyncio.to_thread(file_of, now, wanted)
         if log is not None and log != read:
             read = log
-            async for some in log_files.appended(log.path, place, _EndOf(state, entry, wanted, log)):
+            async for some in stored_logs.appended(log.path, place, _EndOf(state, entry, wanted, log)):
                 yield [_line_of_run(now, log, line) for line in some if matches(line, search)]
             place = 0
         elif not now.active:
@@ -271,14 +273,14 @@ class _EndOf:
     state: State
     entry: Entry
     wanted: Wanted
-    log: LogFile
+    log: StoredLog
 
     async def __call__(self) -> bool:
         now = await _newest(self.state, self.entry)
         return not now.active or await asyncio.to_thread(file_of, now, self.wanted) != self.log
 
 
-def _line_of_run(entry: Entry, log: LogFile, line: bytes) -> LogLine:
+def _line_of_run(entry: Entry, log: StoredLog, line: bytes) -> LogLine:
     rank = entry.ranks.get(log.replica) if log.attempt == entry.status.attempt else None
     return LogLine(time=None, role=log.role, index=log.index, rank=rank, attempt=log.attempt, line=shown(line))
 

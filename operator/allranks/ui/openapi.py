@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.json_schema import models_json_schema
 
+from allranks.api import sweep, sweep_status
 from allranks.api.job import KIND, Spec
 from allranks.api.status import Status
 from allranks.ui.problems import MEDIA_TYPE
@@ -18,7 +19,14 @@ from allranks.ui.problems import MEDIA_TYPE
 Schema = dict[str, Any]
 _REFS = "#/components/schemas/{model}"
 _MARK = "x-allranks-model"
-Job = Annotated[dict[str, Any], WithJsonSchema({"type": "object", _MARK: KIND})]
+
+
+def described_as(model: str) -> Schema:
+    """A schema that the document replaces by a reference to this type of the CRDs."""
+    return {"type": "object", _MARK: model}
+
+
+Job = Annotated[dict[str, Any], WithJsonSchema(described_as(KIND))]
 """A job as the API server returned it. Only the document describes its fields: answers are not checked again."""
 
 
@@ -48,6 +56,19 @@ class DistributedTraining(BaseModel):
     status: Status | None = Field(None, description="Written by the operator.")
 
 
+class TrainingSweep(BaseModel):
+    """A sweep."""
+
+    apiVersion: Literal["allranks.dev/v1alpha1"]
+    kind: Literal["TrainingSweep"]
+    metadata: ObjectMeta
+    spec: sweep.SweepSpec | None = None
+    status: sweep_status.SweepStatus | None = Field(None, description="Written by the operator.")
+    importances: dict[str, float] | None = Field(
+        None, description="Share of the differences between trials that each parameter explains. Not in lists."
+    )
+
+
 def document(app: FastAPI) -> Callable[[], Schema]:
     """What the application returns as its document, made once."""
 
@@ -62,9 +83,11 @@ def document(app: FastAPI) -> Callable[[], Schema]:
 def _made(app: FastAPI) -> Schema:
     found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     schemas = found["components"]["schemas"]
-    _, own = models_json_schema([(DistributedTraining, "validation")], ref_template=_REFS)
-    for name, schema in own["$defs"].items():
-        schemas.setdefault(name, schema)
+    models: list[type[BaseModel]] = [DistributedTraining, TrainingSweep]
+    _, own = models_json_schema([(model, "validation") for model in models], ref_template=_REFS)
+    if both := sorted(own["$defs"].keys() & schemas.keys()):
+        raise ValueError(f"types of answers and of the CRDs have the same names: {', '.join(both)}")
+    schemas.update(own["$defs"])
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for path in found["paths"].values():

@@ -23,11 +23,11 @@ from allranks.core.naming import replica_key
 from allranks.core.quantity import quantity
 from allranks.core.sweeps.trial_job import SWEEP_LABEL
 from allranks.errors import ClusterError
+from allranks.local.stored_logs import stored_logs
 from allranks.ui import job_rows, rest
 from allranks.ui import logs as job_logs
 from allranks.ui.actions import Action, actions
 from allranks.ui.entries import Entry, in_order, selection
-from allranks.ui.log_files import log_files
 from allranks.ui.problems import Problem, ProblemDetails
 from allranks.ui.rest import EntryOf, Item, StateOf
 from allranks.ui.state import USER, State
@@ -212,8 +212,8 @@ async def logs(
     number = int(attempt) if attempt else None
     wanted = job_logs.Wanted(replica=replica or None, attempt=number, tail=tail, search=search)
     found = await state.last_lines(entry, wanted)
-    if entry.source == "runs":
-        attempts = sorted({log.attempt for log in log_files(entry)})
+    if entry.directory is not None:
+        attempts = sorted({log.attempt for log in stored_logs(entry.directory, entry.job)})
         log = job_logs.file_of(entry, wanted)
         replica = replica or (log.replica if log else "")
     else:

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
 from allranks.cli.live.follow import has_log
+from allranks.cli.live.recent_lines import MOST_BYTES, MOST_PODS
 from allranks.core.model import Pod
-from allranks.core.naming import TRAINER
 from allranks.errors import ClusterError
-from allranks.kube.bounded_logs import lines_of
+from allranks.kube.bounded_logs import MOST_KEPT, LastLines, lines_of
 from allranks.kube.cluster import Cluster
 from allranks.kube.paths import core_path
 from allranks.kube.pod_logs import Line, parse_line
-from allranks.ui.log_lines import matches
+from allranks.local.stored_logs import matches
 
 if TYPE_CHECKING:
     import aiohttp
 
-MOST_BYTES = 8 * 2**20
-"""Bytes that are read of one pod, when a page shows the end of its log."""
+MOST_OF_ALL = 64 * 2**20
+"""Bytes of lines that are in memory for one page, of all pods."""
 SEARCH_LINES = 20_000
 """Lines of each pod that are searched."""
-MOST_PODS = 64
-"""Logs that are read at once."""
 
 
 async def last_lines(
@@ -41,7 +38,7 @@ async def last_lines(
     read = [pod for pod in pods[:MOST_PODS] if has_log(pod, container)]
 
     async def one(pod: Pod) -> list[tuple[Pod, Line]]:
-        kept: deque[Line] = deque(maxlen=lines)
+        kept = LastLines[Line](lines, MOST_OF_ALL // len(read))
         tail = SEARCH_LINES if search else lines
         query: dict[str, str | int | None] = {"container": container, "timestamps": "true"}
         query |= {"tailLines": tail, "limitBytes": MOST_BYTES}
@@ -56,7 +53,9 @@ async def last_lines(
         try:
             async with cluster.stream(core_path(namespace, "pods", pod.name, "log"), query, None) as content:
                 async for some in lines_of(counted(content), MOST_BYTES):
-                    kept += [line for line in map(parse_line, some) if matches(line.text, search.lower().encode())]
+                    for line in map(parse_line, some):
+                        if matches(line.text, search.lower().encode()):
+                            kept.add(line, len(line.text))
         except ClusterError as error:
             if error.status in (401, 403):
                 raise
@@ -66,34 +65,13 @@ async def last_lines(
         return [(pod, line) for line in kept]
 
     found = await asyncio.gather(*map(one, read))
-    merged = heapq.merge(*map(_with_times, found), key=lambda item: item[0])
-    return [item for _, item in deque(merged, maxlen=lines)], notes
-
-
-async def lines_since(
-    cluster: Cluster, namespace: str, pods: Sequence[Pod], seconds: int
-) -> tuple[list[tuple[Pod, list[bytes]]], list[str]]:
-    """The lines that each pod wrote in the last `seconds`, the oldest first, and sentences about what is missing.
-
-    Raises ClusterError.
-    """
-    notes = [f"only {MOST_PODS} of {len(pods)} pods are read"] if len(pods) > MOST_PODS else []
-
-    async def one(pod: Pod) -> tuple[Pod, list[bytes]]:
-        query: dict[str, str | int | None] = {"container": TRAINER, "sinceSeconds": seconds, "limitBytes": MOST_BYTES}
-        found: list[bytes] = []
-        try:
-            async with cluster.stream(core_path(namespace, "pods", pod.name, "log"), query, None) as content:
-                async for some in lines_of(content.iter_any(), MOST_BYTES):
-                    found += some
-        except ClusterError as error:
-            if error.status in (401, 403):
-                raise
-            notes.append(f"{pod.name}: {error}")
-        return pod, found
-
-    read = [pod for pod in pods[:MOST_PODS] if has_log(pod, TRAINER)]
-    return list(await asyncio.gather(*map(one, read))), notes
+    ends = LastLines[tuple[Pod, Line]](lines)
+    for _, item in heapq.merge(*map(_with_times, found), key=lambda item: item[0]):
+        ends.add(item, len(item[1].text))
+    shown = list(ends)
+    if ends.cut and len(shown) < lines:
+        notes.append(f"only the last {MOST_KEPT >> 20} MiB of lines are shown: choose a rank")
+    return shown, notes
 
 
 def _with_times(lines: list[tuple[Pod, Line]]) -> list[tuple[bytes, tuple[Pod, Line]]]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
@@ -17,8 +17,9 @@ from allranks.cli.commands.suspend import set_suspended
 from allranks.cli.job_report import html
 from allranks.cli.options import Changed
 from allranks.core.naming import TRAINER
+from allranks.ui import answers, new_job
 from allranks.ui import logs as job_logs
-from allranks.ui import new_job
+from allranks.ui.answers import as_printed, listed
 from allranks.ui.entries import Entry, Manifest, Source, in_order, selection
 from allranks.ui.event_stream import HEARTBEAT, PAUSE_SECONDS, SILENCE_SECONDS, event
 from allranks.ui.log_lines import LogLine
@@ -50,14 +51,6 @@ Label = Annotated[str | None, Query(description="Only jobs with these labels, fo
 Object = dict[str, Any]
 Item = "/{source}/{group}/{name}"
 """`jobs/NAMESPACE/NAME`, `runs/JOB/TIME` for a run of `allranks run`, or `archive/NAMESPACE/NAME-UID`."""
-
-
-class ObjectList(BaseModel):
-    """A list in the form of `allranks get -o json`."""
-
-    apiVersion: Literal["v1"] = "v1"
-    kind: Literal["List"] = "List"
-    items: list[Object]
 
 
 class JobList(BaseModel):
@@ -105,16 +98,15 @@ async def runs(state: StateOf, phase: Phase = None, label: Label = None) -> Any:
     return await _list(state, "runs", None, phase, label)
 
 
-@router.get("/archive", response_model=ObjectList, summary="Deleted jobs, from the archive")
+@router.get("/archive", response_model=JobList, summary="Deleted jobs, from the archive")
 async def archive(state: StateOf, namespace: Namespace = None, phase: Phase = None, label: Label = None) -> Any:
     state.archived()
     return await _list(state, "archive", namespace, phase, label)
 
 
-async def _list(state: State, source: Source, namespace: str | None, phase: str | None, label: str | None) -> Object:
+async def _list(state: State, source: Source, namespace: str | None, phase: str | None, label: str | None) -> Response:
     selects = selection(namespace, phase, label)
-    items = [entry.manifest for entry in in_order(await state.entries(source)) if selects(entry)]
-    return {"apiVersion": "v1", "kind": "List", "items": items}
+    return listed([entry.manifest for entry in in_order(await state.entries(source)) if selects(entry)])
 
 
 @router.get(
@@ -168,23 +160,22 @@ def _changed(entry: Entry, objects: bool) -> Object:
     return {**about, "object": entry.manifest} if objects else about
 
 
-@router.get("/queues", summary="Queues of a namespace, with who waits")
-async def queues(state: StateOf, namespace: Namespace = None) -> list[Object]:
+@router.get("/queues", response_model=list[answers.Queue], summary="Queues of a namespace, with who waits")
+async def queues(state: StateOf, namespace: Namespace = None) -> Response:
     """The same as `allranks queue -o json`."""
     cluster = state.cluster()
-    return [as_json(queue) for queue in await cluster.queues(namespace or cluster.cluster.namespace)]
+    return as_printed([as_json(queue) for queue in await cluster.queues(namespace or cluster.cluster.namespace)])
 
 
-@router.get(Item, summary="A job or a run, with its status")
-async def one(entry: EntryOf) -> Job:
-    return entry.manifest
+@router.get(Item, response_model=Job, summary="A job or a run, with its status")
+async def one(entry: EntryOf) -> Response:
+    return as_printed(entry.manifest)
 
 
-@router.get(Item + "/attempts", summary="The attempts of a job")
-async def attempts(state: StateOf, entry: EntryOf) -> list[Object]:
+@router.get(Item + "/attempts", response_model=list[answers.Attempt], summary="The attempts of a job")
+async def attempts(state: StateOf, entry: EntryOf) -> Response:
     """The same as `attempts` of `allranks report -o json`. Times are seconds since the job was created."""
-    found: list[Object] = (await state.report(entry)).as_json()["attempts"]
-    return found
+    return as_printed((await state.report(entry)).as_json()["attempts"])
 
 
 @router.get(Item + "/ranks", response_model=list[Rank], summary="The ranks of a job, with their pods")
@@ -195,20 +186,20 @@ async def ranks(state: StateOf, entry: EntryOf) -> Any:
     return found
 
 
-@router.get(Item + "/pods", summary="The pods of a job")
-async def pods(state: StateOf, entry: EntryOf) -> ObjectList:
-    return ObjectList(items=await state.pods(entry))
+@router.get(Item + "/pods", response_model=answers.PodList, summary="The pods of a job")
+async def pods(state: StateOf, entry: EntryOf) -> Response:
+    return listed(await state.pods(entry))
 
 
-@router.get(Item + "/events", summary="The Events of a job and its pods")
-async def events(state: StateOf, entry: EntryOf) -> ObjectList:
-    return ObjectList(items=await state.events(entry))
+@router.get(Item + "/events", response_model=answers.EventList, summary="The Events of a job and its pods")
+async def events(state: StateOf, entry: EntryOf) -> Response:
+    return listed(await state.events(entry))
 
 
-@router.get(Item + "/report", summary="The report on a job")
-async def report(state: StateOf, entry: EntryOf) -> Object:
+@router.get(Item + "/report", response_model=answers.Report, summary="The report on a job")
+async def report(state: StateOf, entry: EntryOf) -> Response:
     """The same as `allranks report -o json`."""
-    return (await state.report(entry)).as_json()
+    return as_printed((await state.report(entry)).as_json())
 
 
 @router.get(Item + "/report.html", response_class=HTMLResponse, summary="The report on a job as a page")
@@ -222,7 +213,7 @@ async def report_page(state: StateOf, entry: EntryOf) -> HTMLResponse:
     Item + "/logs",
     response_model=LogLines,
     summary="The end of the logs, or their new lines as server-sent events",
-    responses={200: {"content": {"text/event-stream": {}}}},
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
 async def logs(
     state: StateOf,

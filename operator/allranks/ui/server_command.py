@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from allranks.cli.archived import archive_option
+
 CLUSTER_AUTHORITY = Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
 
 
@@ -45,12 +47,17 @@ Example, beside `kubectl proxy --port 8001 --reject-methods=NONE`:
     metavar="NAMES",
     help="Namespaces to suggest to users who may not list the jobs of all, separated by commas.",
 )
-def ui_server(port: int, api_server: str | None, certificate_authority: Path | None, namespaces: str) -> None:
+@archive_option
+def ui_server(
+    port: int, api_server: str | None, certificate_authority: Path | None, namespaces: str, archive: str | None
+) -> None:
     """Serve pages and REST for all users of a cluster, each with the rights of the user's own token.
 
     The server has no rights. A token comes with each request (Authorization: Bearer), for example from an OIDC proxy in
-    front of the server, or from its sign-in page.
+    front of the server, or from its sign-in page. The archive is read with the credentials of the server, and each user
+    sees what the user may read of jobs, Events and logs in their namespaces.
     """
+    from allranks.archive.store import ArchiveError
     from allranks.kube.auth import Connection, service_url
     from allranks.ui.app import in_cluster
     from allranks.ui.command import run_server
@@ -59,11 +66,13 @@ def ui_server(port: int, api_server: str | None, certificate_authority: Path | N
     if not url:
         raise click.UsageError("this is not a pod of a cluster: name the API server with --api-server URL")
     authority = certificate_authority or (CLUSTER_AUTHORITY if CLUSTER_AUTHORITY.exists() else None)
-    app = in_cluster(
-        Connection(url, str(authority) if authority else None), [name for name in namespaces.split(",") if name]
-    )
+    api = Connection(url, str(authority) if authority else None)
     try:
+        app = in_cluster(api, [name for name in namespaces.split(",") if name], archive or None)
         listener = everywhere(port)
+    except ArchiveError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(1)
     except OSError as error:
         click.echo(f"Error: cannot serve port {port}: {error.strerror or error}", err=True)
         sys.exit(1)

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from allranks.cli.format.duration import age
+from allranks.cli.live.rank_stacks import Stacks
 from allranks.core import stack_requests
 from allranks.errors import ClusterError
 from allranks.ui import stacks
@@ -22,7 +23,7 @@ REFRESH_MS = 1500
 """How often the page looks for answers, until all ranks have answered."""
 
 
-@api.get(Item + "/stacks", response_model=stacks.Stacks, summary="The stacks that ranks have printed on request")
+@api.get(Item + "/stacks", response_model=Stacks, summary="The stacks that ranks have printed on request")
 async def read(
     state: StateOf,
     entry: EntryOf,
@@ -51,7 +52,7 @@ async def page(state: StateOf, entry: EntryOf, request: str = "") -> Response:
     try:
         found = await stacks.read(state, entry, request[:64])
     except ClusterError as error:
-        note, found = str(error), stacks.Stacks(request="", waiting=[], over=True, notes=[], dumps=[])
+        note, found = str(error), Stacks(request="", waiting=[], over=True, notes=[], dumps=[])
     asked_at = stack_requests.requested_at(found.request)
     return render(
         "stacks",

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from allranks.cli.job_report.model import JobReport, build_report, last_update
 from allranks.cli.job_report.run_files import read_run_files
 from allranks.errors import ClusterError
+from allranks.ui.allowed_archive import AllowedArchive
 from allranks.ui.archived_jobs import ArchivedJobs
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
@@ -45,7 +46,7 @@ class State:
     runs: Runs
     jobs: ClusterJobs | None = None
     """None without a cluster."""
-    archive: ArchivedJobs | None = None
+    archive: ArchivedJobs | AllowedArchive | None = None
     no_cluster: str = ""
     """Why there is none."""
     choices: tuple[str, ...] | None = None
@@ -63,10 +64,11 @@ class State:
             raise Problem(404, self.no_cluster or "there is no cluster")
         return self.jobs
 
-    def archived(self) -> ArchivedJobs:
+    def archived(self) -> ArchivedJobs | AllowedArchive:
         """Raises Problem without an archive."""
         if self.archive is None:
-            raise Problem(404, "there is no archive: allranks ui --archive names one")
+            how = "allranks ui --archive names one" if self.choices is None else "ui.archive of the chart adds one"
+            raise Problem(404, f"there is no archive: {how}")
         return self.archive
 
     async def entries(self, source: Source) -> list[Entry]:
@@ -113,7 +115,10 @@ class State:
         found = await last_lines(self.jobs, entry, wanted)
         if entry.source == "runs" or found.lines or self.archive is None:
             return found
-        kept = await self.archive.last_lines(entry, wanted)
+        try:
+            kept = await self.archive.last_lines(entry, wanted)
+        except Problem as problem:
+            return replace(found, notes=[*found.notes, str(problem)])
         return replace(kept, notes=["from the archive", *kept.notes]) if kept.lines else found
 
     async def ranks(self, entry: Entry) -> tuple[list[Rank], str]:

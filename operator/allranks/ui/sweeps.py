@@ -17,11 +17,12 @@ from allranks.errors import AllranksError, ClusterError
 from allranks.kube import paths
 from allranks.kube.job_codec import DecodeError
 from allranks.local.sweep_files import SWEEP_FILE, read_sweep, stored_sweeps
+from allranks.ui import answers
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.entries import Manifest, Source
 from allranks.ui.pages import render, stream_address
 from allranks.ui.problems import RESPONSES, Problem
-from allranks.ui.rest import Object, ObjectList, StateOf
+from allranks.ui.rest import StateOf
 from allranks.ui.state import State
 
 rest = APIRouter(prefix="/api/v1", responses=RESPONSES)
@@ -30,15 +31,15 @@ ITEM = "/sweeps/{source}/{group}/{name}"
 """`sweeps/jobs/NAMESPACE/NAME`, or `sweeps/runs/SWEEP/TIME` for one of this machine."""
 
 
-@rest.get("/sweeps", response_model=ObjectList, summary="Sweeps of the cluster")
-async def sweeps(state: StateOf, namespace: str | None = None) -> Any:
-    return ObjectList(items=await _of_cluster(state.cluster(), namespace))
+@rest.get("/sweeps", response_model=answers.SweepList, summary="Sweeps of the cluster")
+async def sweeps(state: StateOf, namespace: str | None = None) -> Response:
+    return answers.listed(await _of_cluster(state.cluster(), namespace))
 
 
-@rest.get(ITEM, summary="A sweep with its status")
-async def one(state: StateOf, source: Source, group: str, name: str) -> Object:
+@rest.get(ITEM, response_model=answers.Sweep, summary="A sweep with its status")
+async def one(state: StateOf, source: Source, group: str, name: str) -> Response:
     """The same as `allranks report -o json`: the sweep, with the importance of its parameters."""
-    return (await _find(state, source, group, name)).as_json()
+    return answers.as_printed((await _find(state, source, group, name)).as_json())
 
 
 @rest.get(ITEM + "/report.html", response_class=HTMLResponse, summary="The report on a sweep as a page")

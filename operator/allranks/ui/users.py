@@ -22,6 +22,7 @@ from allranks.api.job import GROUP, PLURAL
 from allranks.errors import ClusterError
 from allranks.kube.auth import Connection
 from allranks.kube.cluster import Cluster, user_client
+from allranks.ui.allowed_archive import AllowedArchive, Right, SharedArchive
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs, Readings
 from allranks.ui.entries import Entry
@@ -30,6 +31,8 @@ from allranks.ui.runs import Runs
 from allranks.ui.state import State
 
 CHECK_SECONDS = 60.0
+RIGHTS_SECONDS = 30.0
+"""How long an answer about a right in an archive is used."""
 IDLE_SECONDS = 600.0
 """The jobs of a user who has not looked for so long are no longer watched."""
 CLOSE_SECONDS = 5.0
@@ -38,6 +41,7 @@ MOST_SCOPES = 64
 """Watches of jobs, of all users together: each holds the jobs that it watches in memory."""
 NAMESPACE_COOKIE = "allranks-namespace"
 """The namespace that the user looked at last, for pages whose address names none."""
+_LIST = Right("list", GROUP, PLURAL)
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _TOKEN = re.compile(r"[\x21-\x7e]{1,32768}")
 REJECTED = "the API server does not accept the token: sign in with a new one"
@@ -90,6 +94,7 @@ class User:
         """Those that are being answered, streams included."""
         self._suggested = tuple(suggested)
         self._lock = asyncio.Lock()
+        self._rights = Readings(RIGHTS_SECONDS)
         self._every: bool | None = None
         """Whether the user may list the jobs of all namespaces; None: not asked yet."""
 
@@ -125,19 +130,29 @@ class User:
                         "role view, or choose another namespace",
                     )
                 await users.make_room()
-                found = self.scopes[namespace] = self._open(namespace)
+                found = self.scopes[namespace] = self._open(namespace, users.archive)
             found.used = time.monotonic()
             return found.state
 
-    def _open(self, namespace: str | None) -> _Scope:
+    def _open(self, namespace: str | None, archive: SharedArchive | None) -> _Scope:
         hub = Hub()
         jobs = ClusterJobs(replace(self.cluster, namespace=namespace or self.cluster.namespace), namespace, hub)
         state = State(hub, NoRuns(hub), jobs, choices=self._suggested)
+        if archive:
+            state.archive = AllowedArchive(archive, namespace, self.may, self.name)
         return _Scope(state, asyncio.create_task(jobs.run()))
 
     async def may_list(self, namespace: str | None) -> bool:
         """Raises ClusterError."""
-        attributes = {"group": GROUP, "resource": PLURAL, "verb": "list"}
+        return await self._ask(_LIST, namespace)
+
+    async def may(self, right: Right, namespace: str | None) -> bool:
+        """The API server's answer of the last RIGHTS_SECONDS. Raises ClusterError."""
+        found: bool = await self._rights.get((right, namespace), lambda: self._ask(right, namespace))
+        return found
+
+    async def _ask(self, right: Right, namespace: str | None) -> bool:
+        attributes = {key: value for key, value in right._asdict().items() if value}
         if namespace is not None:
             attributes["namespace"] = namespace
         review = {
@@ -164,6 +179,7 @@ class User:
 
     async def close(self) -> None:
         """Streams end first: the connection serves them."""
+        await self._rights.close()
         for scope in self.scopes.values():
             scope.state.hub.close()
         until = time.monotonic() + CLOSE_SECONDS
@@ -185,9 +201,9 @@ async def name_of(cluster: Cluster) -> str:
 class Users:
     """Those who use the server, by their tokens."""
 
-    def __init__(self, api: Connection, namespaces: Sequence[str] = ()) -> None:
+    def __init__(self, api: Connection, namespaces: Sequence[str] = (), archive: SharedArchive | None = None) -> None:
         """`api`: the API server, without credentials. `namespaces`: suggestions for users who must choose one."""
-        self._api, self._suggested = api, namespaces
+        self._api, self._suggested, self.archive = api, namespaces, archive
         self._users: dict[str, User] = {}
         self._openings = Readings()
         self._closing: set[asyncio.Task[None]] = set()
@@ -280,7 +296,7 @@ def wanted_namespace(request: Request) -> str | None:
     """The namespace that the address names, else the one of the last page. Raises Problem."""
     path, query = request.path_params, request.query_params
     found = path.get("namespace") or query.get("namespace")
-    if path.get("source", query.get("source", "jobs")) == "jobs":
+    if path.get("source", query.get("source", "jobs")) in ("jobs", "archive"):
         found = path.get("group") or found or query.get("group")
     if found and not is_namespace(found):
         raise Problem(422, f"namespace: {found!r} is not the name of a namespace")

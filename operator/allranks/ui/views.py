@@ -14,9 +14,10 @@ from allranks.cli.format import cost as costs
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import elapsed
 from allranks.errors import ClusterError
+from allranks.ui import answers, job_rows
 from allranks.ui import compare as comparison
 from allranks.ui import history as histories
-from allranks.ui import job_rows
+from allranks.ui.answers import as_printed
 from allranks.ui.entries import Entry, Manifest, Source, in_order, selection
 from allranks.ui.history import By, Group
 from allranks.ui.nodes import Node, nodes
@@ -60,11 +61,11 @@ async def _nodes(state: State) -> tuple[list[Node], str]:
     return nodes(entries, found["pods"] or (), found["nodes"]), " ".join(notes)
 
 
-@api.get("/nodes", summary="Nodes: GPUs in use, failures, avoided")
-async def list_nodes(state: StateOf) -> list[Manifest]:
+@api.get("/nodes", response_model=list[answers.Node], summary="Nodes: GPUs in use, failures, avoided")
+async def list_nodes(state: StateOf) -> Response:
     state.cluster()
     found, _ = await _nodes(state)
-    return [node.as_json() for node in found]
+    return as_printed([node.as_json() for node in found])
 
 
 @pages.get("/nodes")
@@ -98,16 +99,21 @@ async def _entries_of_history(state: State, runs: bool) -> list[Entry]:
     return [entry for source in sources for entry in await state.entries(source)]
 
 
-@api.get("/history", summary="GPU-hours, money and goodput of all jobs, by group")
+@api.get(
+    "/history",
+    response_model=list[answers.HistoryGroup],
+    summary="GPU-hours, money and goodput of all jobs, by group",
+)
 async def history(
     state: StateOf,
     by: Annotated[By, Query(description="team: the label team. week: in which the job ended.")] = "namespace",
     namespace: Annotated[str, Query(description="Only jobs of this namespace.")] = "",
     runs: Annotated[bool, Query(description="Count runs of this machine as well.")] = False,
-) -> list[Manifest]:
+) -> Response:
     entries = filter(selection(namespace or None), await _entries_of_history(state, runs))
     jobs = [one.manifest for one in entries]
-    return [group.as_json() for group in await asyncio.to_thread(histories.groups, jobs, by, state.now())]
+    found = await asyncio.to_thread(histories.groups, jobs, by, state.now())
+    return as_printed([group.as_json() for group in found])
 
 
 @pages.get("/history")
@@ -189,16 +195,22 @@ def _spec(entry: Entry) -> Manifest:
     return spec
 
 
-@api.get("/compare", summary="The fields in which jobs differ, and the reports of these jobs")
-async def compare(state: StateOf, job: Jobs) -> Manifest:
+@api.get(
+    "/compare",
+    response_model=answers.Comparison,
+    summary="The fields in which jobs differ, and the reports of these jobs",
+)
+async def compare(state: StateOf, job: Jobs) -> Response:
     entries = await _entries_of(state, job)
     reports = [await state.report(entry) for entry in entries]
     rows = comparison.differences([_spec(entry) for entry in entries])
-    return {
-        "jobs": [f"{entry.source}/{entry.group}/{entry.name}" for entry in entries],
-        "differences": [{"field": path, "values": values} for path, values in rows],
-        "reports": [report.as_json() for report in reports],
-    }
+    return as_printed(
+        {
+            "jobs": [f"{entry.source}/{entry.group}/{entry.name}" for entry in entries],
+            "differences": [{"field": path, "values": values} for path, values in rows],
+            "reports": [report.as_json() for report in reports],
+        }
+    )
 
 
 @pages.get("/compare")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from allranks.ui.server_command import CLUSTER_AUTHORITY, ui_server
-from support.helm import Helm, Manifest
+from support.helm import Helm, HelmError, Manifest
 
 pytestmark = pytest.mark.cluster
 
@@ -126,3 +126,56 @@ def test_a_global_registry_serves_the_ui_as_well(helm: Helm) -> None:
         for container in one["spec"]["template"]["spec"]["containers"]
     }
     assert images == {"mirror.example/allranks/operator", "mirror.example/allranks/ui"}
+
+
+# --- the archive -----------------------------------------------------------------------------------------------------
+
+CLAIM: Manifest = {"claim": "history"}
+BUCKET: Manifest = {"url": "s3://team/history", "secretName": "writer", "ports": [9000]}
+
+
+def with_archive(helm: Helm, place: Manifest, **ui: Any) -> dict[tuple[str, str], Manifest]:
+    values = {**VALUES, "ui": {"enabled": True, "archive": {"enabled": True}, **ui}, "archive": place}
+    return {(one["kind"], one["metadata"]["name"]): one for one in helm.template(values)}
+
+
+def test_the_claim_of_the_archive_is_mounted_for_reading_only(helm: Helm) -> None:
+    found = with_archive(helm, CLAIM)
+    assert ("Deployment", "allranks-archiver") not in found, "the archiver may be of another release"
+    spec = pod_of(found)
+    [container] = spec["containers"]
+    assert {"name": "archive", "mountPath": "/archive", "readOnly": True} in container["volumeMounts"]
+    claim = {"name": "archive", "persistentVolumeClaim": {"claimName": "history", "readOnly": True}}
+    assert claim in spec["volumes"]
+    assert spec["securityContext"]["fsGroup"] == 65532
+    assert {"name": "ALLRANKS_ARCHIVE", "value": "/archive"} in container["env"]
+    assert "envFrom" not in container
+    assert found["NetworkPolicy", "allranks-ui"] == with_ui(helm)["NetworkPolicy", "allranks-ui"]
+
+
+@pytest.mark.parametrize(("own", "secret"), [({}, "writer"), ({"secretName": "reader"}, "reader")])
+def test_a_bucket_is_read_with_credentials_of_a_secret(helm: Helm, own: Manifest, secret: str) -> None:
+    account = {"annotations": {"role": "reader"}}
+    found = with_archive(helm, BUCKET, archive={"enabled": True, **own}, serviceAccount=account)
+    spec = pod_of(found)
+    [container] = spec["containers"]
+    assert {"name": "ALLRANKS_ARCHIVE", "value": "s3://team/history"} in container["env"]
+    assert container["envFrom"] == [{"secretRef": {"name": secret}}]
+    assert [volume["name"] for volume in spec["volumes"]] == ["authority", "tmp"]
+    assert "fsGroup" not in spec["securityContext"]
+    assert found["ServiceAccount", "allranks-ui"]["metadata"]["annotations"] == account["annotations"]
+    ports = [
+        [port["port"] for port in rule["ports"]] for rule in found["NetworkPolicy", "allranks-ui"]["spec"]["egress"]
+    ]
+    assert ports[-1] == [9000]
+
+
+def test_an_archive_that_the_ui_does_not_read_changes_nothing(helm: Helm) -> None:
+    values = {**VALUES, "archive": {"enabled": True, **CLAIM}}
+    found = {(one["kind"], one["metadata"]["name"]): one for one in helm.template(values)}
+    assert found["Deployment", "allranks-ui"] == with_ui(helm)["Deployment", "allranks-ui"]
+
+
+def test_the_archive_needs_a_place(helm: Helm) -> None:
+    with pytest.raises(HelmError, match=r"ui\.archive\.enabled needs the place of the archive"):
+        with_archive(helm, {})

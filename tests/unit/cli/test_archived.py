@@ -260,3 +260,25 @@ def test_logs_and_report_without_a_cluster(archive: WrittenArchive, tmp_path: Pa
         result = CliRunner().invoke(cli, [command, "seals", *where])
         assert result.exit_code == 1
         assert "missing" in result.stderr
+
+
+# --- neither a cluster nor the job -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["logs", "describe", "report"])
+@pytest.mark.parametrize(
+    ("name", "namespace", "text"),
+    [
+        ("pengins", ["-n", "team"], "has no job pengins in namespace team, did you mean penguins?"),
+        ("penguins", [], "has no job penguins in namespace default; it has one in namespace team: add -n team"),
+        ("zebras", ["-n", "team"], "has no job zebras in namespace team"),
+    ],
+)
+def test_without_a_cluster_the_archive_is_named_first(archive, tmp_path, command, name, namespace, text):
+    saved(archive)
+    where = ["--kubeconfig", str(tmp_path / "missing"), *namespace, "--archive", archive.url]
+    result = CliRunner().invoke(cli, [command, name, *where])
+    first, second = [line for line in result.stderr.splitlines() if line.startswith("error:")][:2]
+    assert (result.exit_code, first) == (1, f"error: the archive {archive.url} {text}")
+    assert second.startswith("error: The cluster was not asked: ")
+    assert "missing: there is no such file" in second

@@ -90,10 +90,14 @@ def test_the_parts_of_a_job(call, api):
         (0, "node-7", "Running"),
         (1, "node-8", "Running"),
     ]
-    assert [attempt["number"] for attempt in call("get_job_attempts", **OF_PENGUINS)] == [0]
-    assert {item["reason"] for item in call("get_job_events", **OF_PENGUINS).items} == {"Started", "BackOff"}
-    assert len(call("get_job_pods", **OF_PENGUINS).items) == 3
-    assert call("get_job_report", **OF_PENGUINS)["attempts"]
+    [attempt] = call("get_job_attempts", **OF_PENGUINS)
+    assert isinstance(attempt, model("Attempt"))
+    assert (attempt.number, attempt.cause, attempt.segments[0].kind) == (0, None, "queued")
+    assert {item.reason for item in call("get_job_events", **OF_PENGUINS).items} == {"Started", "BackOff"}
+    assert [pod.spec.node_name for pod in call("get_job_pods", **OF_PENGUINS).items] == ["node-7", "node-8", "node-9"]
+    report = call("get_job_report", **OF_PENGUINS)
+    assert isinstance(report, model("Report"))
+    assert (report.progress.step, list(report.points[-1].metrics.additional_properties)) == (1200, ["loss"])
     assert "penguins" in call("get_job_report_html", **OF_PENGUINS)
     logs = call("get_job_logs", **OF_PENGUINS, rank=1)
     assert [(line.rank, line.line) for line in logs.lines] == [(1, "hello")]
@@ -102,10 +106,13 @@ def test_the_parts_of_a_job(call, api):
 def test_views_of_many_jobs(call, api):
     serve_queues(api, "broken")
     api.queues["/api/v1/nodes"] = {"items": []}
-    assert [queue["name"] for queue in call("get_queues", namespace="team")] == ["gpus"]
-    assert {node["name"] for node in call("get_nodes")} >= {"node-7", "node-8", "node-9"}
-    assert call("get_history")
-    assert call("get_compare", job=["jobs/team/penguins", "jobs/team/broken"])
+    [queue] = call("get_queues", namespace="team")
+    assert (queue.name, queue.running[0].job, queue.waiting[0].job) == ("gpus", "penguins", "broken")
+    assert queue.quota["nvidia.com/gpu"] == ["6", "8"]
+    assert {node.name for node in call("get_nodes")} >= {"node-7", "node-8", "node-9"}
+    assert [(group.name, group.jobs) for group in call("get_history")] == [("team", 2)]
+    compared = call("get_compare", job=["jobs/team/penguins", "jobs/team/broken"])
+    assert [report.name for report in compared.reports] == ["penguins", "broken"]
     assert call("get_runs").items == []
 
 

@@ -8,8 +8,8 @@ import tracemalloc
 
 import pytest
 
-from allranks.kube.bounded_logs import LONGEST_LINE, Splitter, joined
-from allranks.ui.log_files import BLOCK, appended, last_lines
+from allranks.kube.bounded_logs import LONGEST_LINE, MOST_KEPT, LastLines, Splitter, joined
+from allranks.local.stored_logs import BLOCK, appended, last_lines
 from allranks.ui.log_lines import shown
 from support.ui_samples import a_run
 from support.ui_server import UiServer
@@ -76,6 +76,35 @@ def test_a_pod_log_of_any_size_is_cut_and_the_page_says_so(server, api):
     answer = server.get("/api/v1/jobs/team/penguins/logs?rank=0&tail=5")
     assert len(answer.text) < 2 * LONGEST_LINE
     assert any("only 8 MiB are read" in note for note in answer.json["notes"])
+
+
+def test_long_lines_of_many_pods_fit_into_one_page(server, api):
+    lines = [b"2026-03-04T10:00:%02d.0Z %d %s\n" % (n // 10, n, b"x" * 16_000) for n in range(600)]
+    api.logs = {f"penguins-worker-{place}-0": lines for place in range(3)}
+    answer = server.get("/api/v1/jobs/team/penguins/logs?tail=10000")
+    assert MOST_KEPT - 20_000 < len(answer.text) < MOST_KEPT + 2**20
+    assert "only the last 8 MiB of lines are shown: choose a rank" in answer.json["notes"]
+
+
+def test_the_last_lines_are_within_a_number_and_a_size():
+    kept = LastLines[str](3, 10)
+    for text in ("a", "b", "c"):
+        kept.add(text, 1)
+    assert (list(kept), kept.cut) == (["a", "b", "c"], False)
+    kept.add("d", 1)
+    assert (list(kept), kept.cut) == (["b", "c", "d"], True)
+    kept.add("long", 9)
+    assert list(kept) == ["d", "long"]
+    kept.add("longest", 99)
+    assert list(kept) == ["longest"], "the last line is always there"
+
+
+def test_a_search_that_finds_long_lines_keeps_8_mib_of_them(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes((b"x" * 16_000 + b"\n") * 1000)
+    (lines, _, more), memory = peak(lambda: last_lines(path, 10_000, "x"))
+    assert (sum(map(len, lines)) <= MOST_KEPT, more) == (True, True)
+    assert memory < 2 * MOST_KEPT
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -356,35 +356,3 @@ def test_the_log_of_a_run_is_that_of_the_first_failure(tmp_path):
         with server.events(f"{path}?follow=true&rank=0&after=2") as events:
             assert [(kind, [line["line"] for line in data]) for kind, data in [next(events)]] == [("lines", ["ne"])]
             assert next(events) == ("end", {})
-
-
-# --- the document ----------------------------------------------------------------------------------------------------
-
-
-def test_the_openapi_document_describes_each_route(server):
-    document = server.get("/api/openapi.json").json
-    assert document["openapi"].startswith("3.")
-    routes = {(verb.upper(), path) for path, verbs in document["paths"].items() for verb in verbs}
-    item = "/api/v1/{source}/{group}/{name}"
-    parts = ("attempts", "ranks", "pods", "events", "report", "report.html", "logs", "stacks")
-    assert routes == {
-        *(("GET", f"/api/v1/{name}") for name in ("jobs", "runs", "stream", "queues", "nodes", "history", "compare")),
-        ("GET", "/api/v1/archive"),
-        ("GET", item),
-        ("DELETE", item),
-        *(("GET", f"{item}/{part}") for part in parts),
-        ("GET", "/api/v1/sweeps"),
-        *(("GET", f"/api/v1/sweeps/{{source}}/{{group}}/{{name}}{part}") for part in ("", "/report.html")),
-        ("POST", "/api/v1/jobs"),
-        *(("POST", f"{item}/{action}") for action in ("suspend", "resume", "scale", "stacks", "resubmit")),
-    }
-    for verbs in document["paths"].values():
-        for operation in verbs.values():
-            assert operation["summary"]
-            assert set(operation["responses"]["default"]["content"]) == {"application/problem+json"}
-            assert "422" not in operation["responses"], "a mistake is a problem as well"
-    operations = [operation["operationId"] for verbs in document["paths"].values() for operation in verbs.values()]
-    assert len(set(operations)) == len(operations)
-    assert {"get_jobs", "create_job", "get_job_logs", "ask_job_for_stacks", "get_sweep"} < set(operations)
-    job = document["components"]["schemas"]["DistributedTraining"]
-    assert job["properties"]["status"]["anyOf"][0] == {"$ref": "#/components/schemas/Status"}

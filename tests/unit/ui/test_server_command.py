@@ -40,6 +40,13 @@ def test_a_port_in_use_is_said():
     assert f"Error: cannot serve port {port}" in done.output
 
 
+def test_an_address_that_cannot_be_an_archive_is_said(monkeypatch):
+    monkeypatch.setenv("ALLRANKS_ARCHIVE", "ftp://host/history")
+    done = CliRunner().invoke(ui_server, ["--port", "0", "--api-server", "http://127.0.0.1:1"])
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: ftp://host/history: an archive is a directory, or an address that begins")
+
+
 def test_the_process_serves_on_all_addresses_and_ends_with_sigterm():
     command = [sys.executable, "-m", "allranks", "ui-server", "--port", "0", "--api-server", "http://127.0.0.1:1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as process:

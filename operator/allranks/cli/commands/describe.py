@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from allranks.api.status import Status
-from allranks.cli.archived import Archive, archive_options, find_job, without_cluster
+from allranks.cli.archived import Archive, also_missing, archive_options, find_job, without_cluster
 from allranks.cli.completers import complete_jobs
 from allranks.cli.format import cost as costs
 from allranks.cli.format import gpus, outcome
@@ -62,6 +62,7 @@ def describe(where: Where, name: str, output: str | None, archive: Archive) -> N
         try:
             if job := without_cluster(error, where, name, archive):
                 return asyncio.run(_describe_archived(job, archive, output))
+            error = also_missing(error, where, name, archive)
         except AllranksError as broken:
             error = broken
         print_error(error)

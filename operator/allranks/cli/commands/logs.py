@@ -13,6 +13,7 @@ import click
 from allranks.api.status import FINISHED, Status
 from allranks.cli.archived import (
     Archive,
+    also_missing,
     archive_options,
     archived_logs,
     find_job,
@@ -129,6 +130,7 @@ def logs(where: Where, name: str, archive: Archive, follow: bool, **options: Any
         try:
             if job := without_cluster(error, where, name, archive):
                 return asyncio.run(_archived(job, _view(job, **options), archive))
+            error = also_missing(error, where, name, archive)
         except AllranksError as broken:
             error = broken
         print_error(error)

@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from allranks.api.job import KIND
-from allranks.cli.archived import Archive, archive_options, find_job, without_cluster
+from allranks.cli.archived import Archive, also_missing, archive_options, find_job, without_cluster
 from allranks.cli.completers import complete_files, complete_jobs_and_runs
 from allranks.cli.options import FAILED, OK, cluster_options, name_callback, print_error, run_on_cluster
 from allranks.cli.sweep_objects import sweep_instead
@@ -166,6 +166,7 @@ def _without_cluster(error: AllranksError, where: Where, name: str, output: Outp
         if job := without_cluster(error, where, name, archive):
             write(job, output, last_update(job))
             return OK
+        error = also_missing(error, where, name, archive)
     except AllranksError as broken:
         print_error(broken)
         return FAILED

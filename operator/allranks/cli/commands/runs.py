@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli.commands.report import Output, output_option
+from allranks.cli.commands.stacks import stacks_options
 from allranks.cli.completers import complete_runs
 from allranks.cli.format.duration import age, elapsed
 from allranks.cli.options import FAILED, Duration, print_error
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 Examples:
   allranks runs
   allranks runs logs penguins --replica worker-1
+  allranks runs stacks penguins --rank 0
   allranks runs report penguins/20260304-101500 -o penguins.html
   allranks runs rm penguins/20260304-101500
   allranks runs prune --older-than 7d
@@ -96,6 +99,19 @@ def logs(root: Path, run: str, replica: str | None) -> None:
             with file.open("rb") as lines:
                 for line in lines:
                     click.echo(f"{file.stem.removeprefix(f'{stored.job}-')} | {clean(line.rstrip(), colour=False)}")
+
+
+@runs.command()
+@root_option
+@click.argument("run", shell_complete=complete_runs)
+@stacks_options
+def stacks(root: Path, run: str, **options: Any) -> None:
+    """Print the stacks of all threads of the ranks of a run, the main thread first. The run continues."""
+    from allranks.cli.commands.stacks import stacks_of_run
+    from allranks.local.run_directories import find_run
+
+    with _errors():
+        sys.exit(asyncio.run(stacks_of_run(find_run(run, root), **options)))
 
 
 @runs.command()

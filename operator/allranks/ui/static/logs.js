@@ -3,6 +3,7 @@
 
 (() => {
   const MOST_LINES = 10000;
+  const MOST_CHARACTERS = 8 << 20;
   const RETRY_MS = 2000;
   const NEAR_PX = 40;
   const log = document.getElementById("log");
@@ -11,6 +12,7 @@
   const notice = document.getElementById("connection");
   let source = null;
   let retry = 0;
+  let characters = log.textContent.length;
 
   function toEnd() {
     log.scrollTop = log.scrollHeight;
@@ -28,8 +30,12 @@
       row.append(who, line.line); // text, never markup
       made.append(row);
     }
+    characters += made.textContent.length;
     log.append(made);
-    while (log.childElementCount > MOST_LINES) log.firstElementChild.remove();
+    while (log.childElementCount > MOST_LINES || (characters > MOST_CHARACTERS && log.childElementCount > 1)) {
+      characters -= log.firstElementChild.textContent.length;
+      log.firstElementChild.remove();
+    }
     end.textContent = "";
     if (atEnd) toEnd();
   }
@@ -63,6 +69,7 @@
       const found = page.getElementById("log");
       if (!found) throw new Error(String(answer.status));
       log.replaceChildren(...found.childNodes);
+      characters = log.textContent.length;
       toEnd();
       notice.hidden = true;
       if (found.dataset.follow) open(found.dataset.follow);

@@ -6,14 +6,11 @@ import asyncio
 import contextlib
 import os
 import re
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from allranks.kube.bounded_logs import LONGEST_LINE, Splitter, joined
-from allranks.ui.entries import Entry
-from allranks.ui.log_lines import matches
+from allranks.kube.bounded_logs import LONGEST_LINE, LastLines, Splitter, joined
 
 BLOCK = 256 * 1024
 TAIL_BYTES = 8 * 2**20
@@ -24,7 +21,7 @@ POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class LogFile:
+class StoredLog:
     """The log of one pod of a run."""
 
     path: Path
@@ -38,20 +35,22 @@ class LogFile:
         return f"{self.role}-{self.index}"
 
 
-def log_files(entry: Entry) -> list[LogFile]:
-    """The logs of the training containers, by attempt and replica. Files with other names are left out."""
-    if entry.directory is None:
-        return []
-    form = re.compile(
-        rf"{re.escape(entry.job)}-(?P<role>[a-z0-9]+)-(?P<index>\d+)-(?P<attempt>\d+)(-(?P<restart>\d+))?"
-    )
+def matches(line: bytes, search: bytes) -> bool:
+    """Whether it contains the text. ASCII letters match in both cases."""
+    return not search or search in line.lower()
+
+
+def stored_logs(directory: Path, job: str) -> list[StoredLog]:
+    """The logs of the training containers in a run directory, by attempt and replica. Files with other names are left
+    out."""
+    form = re.compile(rf"{re.escape(job)}-(?P<role>[a-z0-9]+)-(?P<index>\d+)-(?P<attempt>\d+)(-(?P<restart>\d+))?")
     found = []
     with contextlib.suppress(OSError):
-        for path in (entry.directory / "logs").glob("*.log"):
+        for path in (directory / "logs").glob("*.log"):
             # A link could lead anywhere.
             if (match := form.fullmatch(path.stem)) and path.is_file() and not path.is_symlink():
                 numbers = (int(match[name] or 0) for name in ("index", "attempt", "restart"))
-                found.append(LogFile(path, match["role"], *numbers))
+                found.append(StoredLog(path, match["role"], *numbers))
     return sorted(found, key=lambda log: (log.attempt, log.role, log.index, log.restart))
 
 
@@ -65,13 +64,11 @@ def last_lines(path: Path, lines: int, search: str = "") -> tuple[list[bytes], i
         begin = max(0, end - (SEARCH_BYTES if search else TAIL_BYTES))
         if not search:
             begin = _begin_of_last(file.fileno(), begin, end, lines)
-        kept: deque[bytes] = deque(maxlen=lines)
-        more, wanted = begin > 0, search.lower().encode()
+        kept, wanted = LastLines[bytes](lines), search.lower().encode()
         for line in joined(_blocks(file.fileno(), begin, end)):
             if matches(line, wanted):
-                more = more or len(kept) == lines
-                kept.append(line)
-        return list(kept), end, more
+                kept.add(line, len(line))
+        return list(kept), end, begin > 0 or kept.cut
 
 
 def _begin_of_last(descriptor: int, first: int, end: int, lines: int) -> int:

@@ -1,0 +1,190 @@
+"""`allranks stacks`: prints what the threads of each rank do at the moment."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from allranks.cli.completers import complete_jobs
+from allranks.cli.options import FAILED, OK, Count, Duration, get_job, name_callback, on_cluster
+from allranks.cli.rank_pods import check_rank
+from allranks.core.naming import JOB_LABEL, replica_key
+from allranks.errors import AllranksError, ClusterError
+from allranks.kube.cluster import Cluster
+from allranks.kube.job_codec import pods_of, ranks_of, status_of
+from allranks.kube.paths import core_path
+
+if TYPE_CHECKING:
+    from allranks.cli.live.rank_stacks import Stacks
+
+POLL_SECONDS = 1.0
+
+
+def stacks_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds `--rank`, `--timeout` and `--output` to `command(ranks=..., timeout=..., output=...)`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+_OPTIONS = (
+    click.option(
+        "--rank", "ranks", type=Count(0), multiple=True, metavar="N", help="Print only this rank. Repeatable."
+    ),
+    click.option(
+        "--timeout",
+        type=Duration(),
+        default="30s",
+        show_default=True,
+        metavar="TIME",
+        help="How long to wait for the answers, for example 10s or 1m.",
+    ),
+    click.option("-o", "--output", type=click.Choice(["json"]), help="The output format. [default: text]"),
+)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  allranks stacks penguins
+  allranks stacks penguins --rank 0 --rank 3
+  allranks stacks penguins -o json | jq -r '.dumps[] | .replica, .lines[1]'
+  allranks runs stacks penguins
+\b
+Exit status:
+  0 all chosen ranks have answered, 1 some have not, the job does not run, or the API server rejected the request.
+"""
+)
+@click.argument("name", callback=name_callback, shell_complete=complete_jobs)
+@stacks_options
+@on_cluster
+async def stacks(cluster: Cluster, name: str, ranks: tuple[int, ...], timeout: float, output: str | None) -> int:
+    """Print the stacks of all threads of the ranks of a job, the main thread first.
+
+    The ranks print them to their logs, and the program continues. Only ranks that report can be asked. It needs the
+    rights to change the job (patch distributedtrainings), and to read its pods and their logs. A run of this machine is
+    asked with allranks runs stacks.
+
+    With -o json, the output is an object with request, dumps, waiting and notes, as in the REST interface.
+    """
+    from allranks.cli.live import rank_stacks
+
+    job = await get_job(cluster, name)
+    status, places = status_of(job), ranks_of(job)
+    wanted = chosen(name, places, ranks)
+    if problem := rank_stacks.why_not(name, status.phase, status):
+        raise ClusterError(problem)
+    request = await rank_stacks.ask(cluster, name, status.attempt, datetime.now(UTC))
+    cluster.interrupted = f"{name} continues; its ranks print their stacks to their logs"
+    began, found = time.monotonic(), _none(request)
+    missing = wanted
+    while True:
+        ended = await _read(cluster, name, status.attempt, missing, time.monotonic() - began, found)
+        missing -= ended | {dump.replica for dump in found.dumps}
+        if not missing or time.monotonic() - began >= timeout:
+            break
+        await asyncio.sleep(min(POLL_SECONDS, timeout))
+    found.waiting = [replica for replica in places if replica in missing]
+    if missing:
+        await _explain(cluster, name, status.attempt, found, timeout)
+    return show(found, output)
+
+
+def chosen(name: str, places: dict[str, int | None], ranks: Collection[int]) -> frozenset[str]:
+    """The replicas of the ranks, all of them by default. Raises UsageError for a rank that the job does not have."""
+    for rank in ranks:
+        check_rank(name, places, rank)
+    return frozenset(replica for replica, rank in places.items() if not ranks or rank in ranks)
+
+
+def _none(request: str) -> Stacks:
+    from allranks.cli.live.rank_stacks import Stacks
+
+    return Stacks(request=request, waiting=[], over=True, notes=[], dumps=[])
+
+
+async def _read(
+    cluster: Cluster, name: str, attempt: int, missing: Collection[str], age: float, found: Stacks
+) -> frozenset[str]:
+    """Adds the answers of pods that have not answered before. Returns the replicas whose pods have ended."""
+    from allranks.cli.live import rank_stacks, recent_lines
+
+    job = await get_job(cluster, name)
+    listed = await cluster.get(core_path(cluster.namespace, "pods"), {"labelSelector": f"{JOB_LABEL}={name}"})
+    pods = {
+        replica_key(pod.role, pod.index): pod
+        for pod in pods_of(job, listed["items"])
+        if pod.attempt == attempt and replica_key(pod.role, pod.index) in missing
+    }
+    seconds = round(age) + rank_stacks.CLOCK_SECONDS
+    logs, found.notes = await recent_lines.lines_since(cluster, list(pods.values()), seconds)
+    lines = [(replica_key(pod.role, pod.index), lines) for pod, lines in logs]
+    dumps, _ = rank_stacks.answers(found.request, lines, ranks_of(job))
+    found.dumps += dumps
+    return frozenset(replica for replica, pod in pods.items() if pod.ended)
+
+
+async def _explain(cluster: Cluster, name: str, attempt: int, found: Stacks, timeout: float) -> None:
+    """Adds why ranks have not answered."""
+    from allranks.cli.live import rank_stacks
+
+    now = status_of(await get_job(cluster, name))
+    if now.attempt != attempt:
+        found.notes.append(f"{name} has restarted: the ranks of attempt {attempt} are gone; ask again")
+        return
+    found.notes.append(f"within {timeout:g} s, {rank_stacks.silent(found.waiting)}")
+    if not found.dumps:
+        found.notes.append(
+            "no rank answered: the operator, or the allranks in the image of the ranks, may be older than this request"
+        )
+
+
+async def stacks_of_run(stored: Any, ranks: tuple[int, ...], timeout: float, output: str | None) -> int:
+    """The same for a run of this machine (StoredRun). Raises AllranksError."""
+    from allranks.cli.live import rank_stacks
+
+    job = stored.manifest
+    status, places = status_of(job), ranks_of(job)
+    wanted = chosen(stored.job, places, ranks)
+    if problem := rank_stacks.why_not(stored.name, stored.phase, status, active=stored.running):
+        raise AllranksError(problem)
+    request = await rank_stacks.ask_run(stored.directory, status.attempt, datetime.now(UTC))
+    began, found = time.monotonic(), _none(request)
+    while True:
+        read = await asyncio.to_thread(rank_stacks.logs_of_run, stored.directory, stored.job, status.attempt)
+        logs, found.notes = [item for item in read[0] if item[0] in wanted], read[1]
+        found.dumps, _ = rank_stacks.answers(request, logs, places)
+        found.waiting = sorted(wanted - {dump.replica for dump in found.dumps})
+        if not found.waiting or time.monotonic() - began >= timeout:
+            break
+        await asyncio.sleep(min(POLL_SECONDS, timeout))
+    if found.waiting:
+        found.notes.append(f"within {timeout:g} s, {rank_stacks.silent(found.waiting)}")
+    return show(found, output)
+
+
+def show(found: Stacks, output: str | None) -> int:
+    """Prints the stacks by rank, and what is missing. Returns the exit status."""
+    found.dumps.sort(key=lambda dump: (dump.rank is None, dump.rank, dump.replica))
+    if output:
+        click.echo(found.model_dump_json(indent=2, exclude={"over"}))
+    else:
+        for line in _lines(found):
+            click.echo(line)
+        for note in found.notes:
+            click.echo(note, err=True)
+    return FAILED if found.waiting else OK
+
+
+def _lines(found: Stacks) -> Iterator[str]:
+    for number, dump in enumerate(found.dumps):
+        if number:
+            yield ""
+        rank = dump.replica if dump.rank is None else f"rank {dump.rank} ({dump.replica})"
+        yield f"{rank}: {dump.title[max(0, dump.title.find('(')) :]}"
+        yield from dump.lines

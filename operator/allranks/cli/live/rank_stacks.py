@@ -1,0 +1,128 @@
+"""Asks the ranks of a job to print the stacks of their threads, and finds the answers in their logs."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from allranks.api.status import FINISHED, WITHOUT_PODS, Status
+from allranks.cli import stack_dumps
+from allranks.control_sequences import clean
+from allranks.core import stack_requests
+from allranks.errors import AllranksError
+from allranks.kube.cluster import Cluster
+from allranks.kube.paths import job_path
+from allranks.local import run_directories, stored_logs
+
+ANSWER_SECONDS = 30.0
+"""Ranks answer with their next report, every 5 s, or every 15 s in a job of many ranks. Then waiting ends."""
+CLOCK_SECONDS = 10
+"""Logs are read from so long before the request."""
+MOST_LINES = 2000
+"""Lines of one dump that are shown."""
+SEARCH_LINES = 20_000
+"""Lines at the end of the log of a local run in which the dump is looked for."""
+NO_REPORTS = (
+    "the ranks do not report, so they cannot be asked: call allranks.report in the program, or set progress.logPattern"
+)
+
+
+class Dump(BaseModel):
+    """The stacks of one process."""
+
+    replica: str = Field(description="ROLE-INDEX.")
+    rank: int | None = None
+    title: str = Field(description="The line that begins the dump: the process, its pod, and why.")
+    lines: list[str] = Field(description="The stack of each thread, the main thread first.")
+
+
+class Stacks(BaseModel):
+    """The answers to a request."""
+
+    request: str = Field(description="The newest request; empty if there is none for this attempt.")
+    waiting: list[str] = Field(description="Ranks that have not answered yet, as ROLE-INDEX.")
+    over: bool = Field(description="All ranks have answered, or the request is older than 30 s.")
+    notes: list[str] = Field(description="What is missing, as sentences.")
+    dumps: list[Dump]
+
+
+def why_not(name: str, phase: str, status: Status, *, active: bool = True) -> str:
+    """Why the ranks cannot be asked, as a sentence; empty if they can. `active`: not a run whose process has ended."""
+    if phase in FINISHED or not active:
+        return f"{name} is {phase}: there are no ranks to ask"
+    if phase in WITHOUT_PODS or status.running_time is None:
+        return f"{name} is {phase}: its ranks do not run yet"
+    if status.progress is None or not status.progress.reporting:
+        return NO_REPORTS
+    return ""
+
+
+async def ask(cluster: Cluster, name: str, attempt: int, now: datetime) -> str:
+    """Asks all ranks of the attempt, with the user's right to change the job. Returns the request. Raises
+    ClusterError."""
+    request = _new(attempt, now)
+    change = {"metadata": {"annotations": {stack_requests.ANNOTATION: request}}}
+    await cluster.request("PATCH", job_path(cluster.namespace, name), {"fieldManager": "allranks"}, change)
+    return request
+
+
+async def ask_run(directory: Path, attempt: int, now: datetime) -> str:
+    """The same for a run of this machine. Raises AllranksError."""
+    request = _new(attempt, now)
+    try:
+        await asyncio.to_thread(run_directories.request_stacks, directory, request)
+    except OSError as error:
+        raise AllranksError(f"{directory}: {error.strerror}") from error
+    return request
+
+
+def _new(attempt: int, now: datetime) -> str:
+    return stack_requests.new_request(attempt, now, secrets.randbelow(1 << 16))
+
+
+def answers(
+    request: str, logs: Iterable[tuple[str, Iterable[bytes]]], ranks: Mapping[str, int | None]
+) -> tuple[list[Dump], list[str]]:
+    """(the dumps for the request, replicas without one). `logs`: replica -> lines. `ranks`: replica -> rank."""
+    dumps, waiting = list[Dump](), list[str]()
+    for replica, lines in logs:
+        found = [
+            Dump(replica=replica, rank=ranks.get(replica), title=title, lines=rest[:MOST_LINES])
+            for title, *rest in stack_dumps.dumps(map(_text, lines))
+            if f"{request})" in title
+        ]
+        dumps += found
+        waiting += [] if found else [replica]
+    return dumps, waiting
+
+
+def _text(line: bytes) -> str:
+    return clean(line.rstrip(b"\r").rpartition(b"\r")[2], colour=False)
+
+
+def logs_of_run(directory: Path, job: str, attempt: int) -> tuple[list[tuple[str, list[bytes]]], list[str]]:
+    """The ends of the logs of an attempt of a local run, as (replica, lines), and what is missing. Blocks."""
+    newest = {log.replica: log for log in stored_logs.stored_logs(directory, job) if log.attempt == attempt}
+    out, notes = [], []
+    for replica, log in newest.items():
+        try:
+            lines, _, _ = stored_logs.last_lines(log.path, SEARCH_LINES)
+        except OSError as error:
+            notes.append(f"{log.path.name} cannot be read: {error.strerror}")
+            continue
+        out.append((replica, lines))
+    return out, notes
+
+
+def silent(waiting: Sequence[str]) -> str:
+    """Why ranks may not have answered."""
+    names = ", ".join(waiting[:8]) + (f" and {len(waiting) - 8} more" if len(waiting) > 8 else "")
+    return (
+        f"{names} did not answer: a rank that does not report cannot be asked, and one in which native code holds "
+        "Python's interpreter lock cannot answer"
+    )

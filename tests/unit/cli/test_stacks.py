@@ -1,0 +1,172 @@
+"""`allranks stacks`, with an API server in memory, and `allranks runs stacks`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from allranks.cli.commands import stacks
+from allranks.cli.main import cli
+from allranks.core.stack_requests import ANNOTATION, stack_dump_id
+from allranks.local import run_directories
+from allranks.report.client import why
+from support.job_api import JobApi
+from support.live import eventually
+from support.ui_samples import a_job, a_run, pods_of, progress, stamp
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobApi]:
+    monkeypatch.setattr(stacks, "POLL_SECONDS", 0.05)
+    running = a_job("penguins", "Running", progress=progress(1200))
+    with JobApi(tmp_path, running, a_job("broken", "Failed"), a_job("silent", "Running")) as api:
+        api.pods = pods_of(running)
+        api.logs = {f"penguins-worker-{place}-0": [] for place in range(3)}
+        yield api
+
+
+def call(api: JobApi, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["stacks", *arguments, "--kubeconfig", str(api.kubeconfig)])
+
+
+def dump(request: str, place: int) -> str:
+    """What allranks.report.stacks writes."""
+    return (
+        f"allranks: rank {place} (pod penguins-worker-{place}-0): stacks, asked for because "
+        f"{why(stack_dump_id(request, 0))}\n"
+        'Thread MainThread (most recent call first):\n  File "/train.py", line 7 in w\n'
+    )
+
+
+def request_of(api: JobApi) -> str:
+    return str((api.jobs["penguins"]["metadata"].get("annotations") or {}).get(ANNOTATION, ""))
+
+
+@contextmanager
+def answering(asked: Callable[[], str], answer: Callable[[str], None]) -> Iterator[None]:
+    """Ranks that answer as soon as they are asked."""
+
+    def wait() -> None:
+        eventually(asked, what="a request")
+        answer(asked())
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def answer_of(api: JobApi, *places: int) -> Callable[[str], None]:
+    def answer(request: str) -> None:
+        for place in places:
+            lines = ["epoch 1", *dump(request, place).splitlines(), "epoch 2"]
+            api.logs[f"penguins-worker-{place}-0"] += [f"{stamp(0)[:19]}.0Z {line}\n".encode() for line in lines]
+
+    return answer
+
+
+def test_the_stacks_of_all_ranks_are_printed_by_rank(api: JobApi):
+    with answering(lambda: request_of(api), answer_of(api, 2, 0, 1)):
+        done = call(api, "penguins")
+    assert done.exit_code == 0, done.output
+    heads = [line.partition(":")[0] for line in done.output.splitlines() if line.startswith("rank ")]
+    assert heads == [f"rank {place} (worker-{place})" for place in range(3)]
+    assert done.output.count('  File "/train.py", line 7 in w') == 3
+    assert "epoch" not in done.output
+
+
+def test_one_rank_in_json_has_the_form_of_the_rest_interface(api: JobApi):
+    with answering(lambda: request_of(api), answer_of(api, 1)):
+        done = call(api, "penguins", "--rank", "1", "-o", "json")
+    found = json.loads(done.stdout)
+    assert (done.exit_code, found["request"], found["waiting"], found["notes"]) == (0, request_of(api), [], [])
+    [one] = found["dumps"]
+    assert (one["replica"], one["rank"], one["lines"][0]) == (
+        "worker-1",
+        1,
+        "Thread MainThread (most recent call first):",
+    )
+
+
+def test_ranks_that_do_not_answer_are_named_after_the_timeout(api: JobApi):
+    with answering(lambda: request_of(api), answer_of(api, 0)):
+        done = call(api, "penguins", "--timeout", "1s")
+    assert done.exit_code == 1
+    assert "rank 0 (worker-0)" in done.stdout
+    assert "within 1 s, worker-1, worker-2 did not answer: a rank that does not report cannot be asked" in done.stderr
+    assert "older" not in done.stderr
+
+
+def test_if_no_rank_answers_the_operator_or_the_image_may_be_older(api: JobApi):
+    done = call(api, "penguins", "--timeout", "0s")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "the operator, or the allranks in the image of the ranks, may be older than this request" in done.stderr
+
+
+def test_a_rank_that_has_ended_is_not_waited_for(api: JobApi):
+    api.pods[2]["status"] |= {"phase": "Succeeded", "containerStatuses": []}
+    with answering(lambda: request_of(api), answer_of(api, 0, 1)):
+        done = call(api, "penguins")
+    assert done.exit_code == 0, done.output
+
+
+def test_a_job_that_restarts_is_not_waited_for_in_vain(api: JobApi):
+    def restart(_request: str) -> None:
+        job = api.jobs["penguins"]
+        api.put({**job, "status": {**job["status"], "attempt": 1}})
+
+    with answering(lambda: request_of(api), restart):
+        done = call(api, "penguins", "--timeout", "1s")
+    assert done.exit_code == 1
+    assert "penguins has restarted: the ranks of attempt 0 are gone; ask again" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["broken"], 1, "broken is Failed: there are no ranks to ask"),
+        (["silent"], 1, "the ranks do not report, so they cannot be asked: call allranks.report in the program"),
+        (["pengins"], 1, "pengins"),
+        (["penguins", "--rank", "3"], 2, "penguins has no rank 3: its ranks are 0 to 2"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_before_anything_is_changed(api: JobApi, arguments, status, text):
+    done = call(api, *arguments)
+    assert done.exit_code == status
+    assert text in done.stderr
+    assert not any(verb == "PATCH" for verb, _ in api.asked)
+
+
+@pytest.mark.parametrize("plural", ["distributedtrainings", "pods"])
+def test_a_missing_right_is_named(api: JobApi, plural: str):
+    api.forbidden = {plural}
+    done = call(api, "penguins", "--timeout", "1s")
+    assert done.exit_code == 1
+    assert f"me may not list {plural} in namespace team" in done.stderr
+
+
+def test_a_run_of_this_machine_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stacks, "POLL_SECONDS", 0.05)
+    folder = a_run(tmp_path, "digits", "20260304-101500", "Running", {}, progress=progress(5, ranks=2))
+    logs = folder / "logs"
+    (logs / "digits-worker-1-0.log").write_text("begin\n")
+
+    def answer(request: str) -> None:
+        (logs / "digits-worker-0-0.log").write_text("begin\n" + dump(request, 0))
+
+    arguments = ["runs", "stacks", "digits", "--root", str(tmp_path), "--timeout", "1s"]
+    with run_directories.in_use(folder), answering(lambda: run_directories.stack_request(folder), answer):
+        done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 1
+    assert "rank 0 (worker-0)" in done.stdout
+    assert "worker-1 did not answer" in done.stderr
+    ended = CliRunner().invoke(cli, arguments)
+    assert "digits/20260304-101500 is Interrupted: there are no ranks to ask" in ended.stderr

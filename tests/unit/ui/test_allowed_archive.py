@@ -1,0 +1,134 @@
+"""What users of the UI in the cluster see of an archive: what they may read of jobs that exist, no names of others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from allranks.archive.layout import LogName
+from allranks.ui import allowed_archive
+from allranks.ui.allowed_archive import EVENTS, JOBS, LOGS, AllowedArchive, Right, SharedArchive
+from allranks.ui.archived_jobs import ArchivedJobs
+from allranks.ui.logs import Wanted
+from allranks.ui.problems import Problem
+from support.archives import WrittenArchive
+from support.ui_samples import a_job, event
+
+T = TypeVar("T")
+Granted = set[tuple[Right, str | None]]
+
+
+def do(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> SharedArchive:
+    """A job in each of the namespaces mine, theirs and secret-project."""
+    (tmp_path / "archive").mkdir()
+    archive = WrittenArchive(tmp_path / "archive")
+    for namespace in ("mine", "theirs", "secret-project"):
+        job = a_job(f"of-{namespace}", "Succeeded", namespace=namespace)
+        archive.job(
+            job, event(job["metadata"]["name"], "DistributedTraining", "Done", "done", uid=f"uid-of-{namespace}")
+        )
+        archive.log(job, LogName(0, "worker", 0), f"log of {namespace}")
+    return SharedArchive(archive.url)
+
+
+def user(shared: SharedArchive, granted: Granted, namespace: str | None = None) -> AllowedArchive:
+    async def may(right: Right, where: str | None) -> bool:
+        return (right, where) in granted or (right, None) in granted
+
+    return AllowedArchive(shared, namespace, may, "ada")
+
+
+def names(archive: AllowedArchive) -> list[str]:
+    return sorted(entry.group for entry in do(archive.all()))
+
+
+def folder(namespace: str) -> tuple[str, str]:
+    return namespace, f"of-{namespace}-uid-of-{namespace}"
+
+
+def test_the_list_has_the_namespaces_in_which_the_user_may_get_jobs(shared: SharedArchive):
+    assert names(user(shared, {(JOBS, None)})) == ["mine", "secret-project", "theirs"]
+    assert names(user(shared, {(JOBS, "mine"), (JOBS, "theirs")})) == ["mine", "theirs"]
+    assert names(user(shared, set())) == []
+    assert names(user(shared, {(LOGS, None), (EVENTS, None)})) == []
+
+
+def test_a_page_of_one_namespace_lists_no_other(shared: SharedArchive):
+    assert names(user(shared, {(JOBS, None)}, "mine")) == ["mine"]
+    assert names(user(shared, {(JOBS, "theirs")}, "mine")) == []
+
+
+def test_a_job_that_the_user_may_not_get_and_one_that_does_not_exist_have_the_same_answer(shared: SharedArchive):
+    archive = user(shared, {(JOBS, "mine")})
+    assert do(archive.get(*folder("mine"))).job == "of-mine"
+    answers = set()
+    for name in ("of-theirs-uid-of-theirs", "no-such-job"):
+        with pytest.raises(Problem) as found:
+            do(archive.get("theirs", name))
+        answers.add((found.value.status, str(found.value)))
+    [(status, text)] = answers
+    assert status == 403
+    assert text.startswith("ada may not get distributedtrainings.allranks.dev in namespace theirs")
+    with pytest.raises(Problem, match="this page shows namespace mine, not theirs"):
+        do(user(shared, {(JOBS, None)}, "mine").get(*folder("theirs")))
+
+
+@pytest.mark.parametrize(
+    ("granted", "right"),
+    [
+        ({(JOBS, "mine")}, "get pods/log"),
+        ({(JOBS, "mine"), (LOGS, "theirs")}, "get pods/log"),
+        ({(LOGS, "mine")}, "get distributedtrainings.allranks.dev"),
+    ],
+)
+def test_logs_need_the_rights_to_get_jobs_and_logs(shared: SharedArchive, granted: Granted, right: str):
+    entry = do(user(shared, {(JOBS, None)}).get(*folder("mine")))
+    with pytest.raises(Problem, match=f"ada may not {right} in namespace mine"):
+        do(user(shared, granted).last_lines(entry, Wanted()))
+    allowed = user(shared, {(JOBS, "mine"), (LOGS, "mine")})
+    assert [line.line for line in do(allowed.last_lines(entry, Wanted())).lines] == ["log of mine"]
+
+
+def test_events_need_the_right_to_list_them(shared: SharedArchive):
+    entry = do(user(shared, {(JOBS, None)}).get(*folder("mine")))
+    with pytest.raises(Problem, match="ada may not list events in namespace mine"):
+        do(user(shared, {(JOBS, "mine"), (LOGS, "mine")}).events(entry))
+    found = do(user(shared, {(JOBS, "mine"), (EVENTS, "mine")}).events(entry))
+    assert [one["reason"] for one in found] == ["Done"]
+
+
+def test_without_the_rights_nothing_is_read(shared: SharedArchive, monkeypatch: pytest.MonkeyPatch):
+    entry = do(user(shared, {(JOBS, None)}).get(*folder("mine")))
+
+    async def fail(*_: Any) -> Any:
+        raise AssertionError("the archive was read")
+
+    for method in ("all", "get", "events", "last_lines"):
+        monkeypatch.setattr(ArchivedJobs, method, fail)
+    archive = user(shared, set(), "mine")
+    assert do(archive.all()) == []
+    for reading in (archive.get(*folder("mine")), archive.events(entry), archive.last_lines(entry, Wanted())):
+        with pytest.raises(Problem, match="ada may not"):
+            do(reading)
+
+
+def test_users_share_the_lists_and_the_number_of_lists_is_bounded(shared: SharedArchive, monkeypatch):
+    monkeypatch.setattr(allowed_archive, "MOST_NAMESPACES", 2)
+    mine = shared.of("mine")
+    assert shared.of("mine") is mine
+    shared.of("a")
+    assert shared.of("mine") is mine, "the one that was used last stays"
+    shared.of("b")
+    assert shared.of("mine") is mine
+    shared.of("c")
+    shared.of("d")
+    assert shared.of("mine") is not mine
