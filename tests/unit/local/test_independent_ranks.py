@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tqdm
 
 from allranks.core.model import Pod
 from allranks.frameworks import FRAMEWORKS
@@ -76,6 +77,13 @@ def test_a_process_below_a_rank_may_find_the_peers(tmp_path, startup):
     for index in range(2):
         ranks.run(index, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)")
     assert ranks.copies == 0
+
+
+def test_tqdm_goes_through_all_variables_and_is_no_sign_of_a_group(tmp_path, startup):
+    ranks = Ranks("pytorch", tmp_path, startup)
+    for index in range(2):
+        ranks.run(index, f"import sys; sys.path.append({str(Path(tqdm.__file__).parents[1])!r}); import tqdm")
+    assert ranks.copies == 2
 
 
 def test_all_processes_of_a_pod_count(tmp_path, startup):

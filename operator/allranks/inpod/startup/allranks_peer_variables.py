@@ -28,7 +28,7 @@ def install(setting: str) -> None:
 
     class Values(dict):  # type: ignore[type-arg]
         def __getitem__(self, key: Any) -> Any:
-            if key in watched:
+            if key in watched and not _is_library():
                 watched.clear()
                 _write(f"{path}.read", "")
             return dict.__getitem__(self, key)
@@ -36,6 +36,23 @@ def install(setting: str) -> None:
     values = Values(os.environ._data)  # type: ignore[attr-defined]
     os.environ._data = os.environb._data = values  # type: ignore[attr-defined]
     _write(f"{path}.ran", processes)
+
+
+_LIBRARIES = {"tqdm.utils"}
+"""Modules that go through all variables when they are imported, for those of their own. PyTorch imports tqdm."""
+_DEPTH = 8
+
+
+def _is_library() -> bool:
+    """Whether a module of `_LIBRARIES` reads the variable."""
+    frame = sys._getframe(1)
+    for _ in range(_DEPTH):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+        if frame.f_globals.get("__name__") in _LIBRARIES:
+            return True
+    return False
 
 
 def _write(path: str, text: str) -> None:
