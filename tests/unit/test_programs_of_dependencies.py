@@ -25,17 +25,17 @@ def documented() -> dict[str, set[str]]:
     }
 
 
-def packages(name: str, extras: frozenset[str], seen: set[tuple[str, str]]) -> Iterator[str]:
+def packages(name: str, extras: frozenset[str], visited: set[tuple[str, str]]) -> Iterator[str]:
     """The package and all that it requires."""
     for extra in extras | {""}:
-        if (name, extra) in seen:
+        if (name, extra) in visited:
             continue
-        seen.add((name, extra))
+        visited.add((name, extra))
         yield name
         for text in metadata.requires(name) or ():
             needed = Requirement(text)
             if needed.marker is None or needed.marker.evaluate({"extra": extra}):
-                yield from packages(needed.name, frozenset(needed.extras), seen)
+                yield from packages(needed.name, frozenset(needed.extras), visited)
 
 
 def programs(extra: str) -> set[str]:
