@@ -172,7 +172,7 @@ def test_ctrl_c_stops_all_trials_and_says_how_to_continue(world: World) -> None:
 
 @pytest.mark.slow
 def test_trials_that_are_worse_are_stopped_early(world: World) -> None:
-    # One after the other: of trials that run side by side, one that is ahead has no other one to be compared with.
+    # One after the other: of trials that run side by side, one that is ahead has no other to be compared with.
     code, _out, err = world.sweep(0.3, [0.1, 5, 6], stop={"rule": "ASHA", "minSteps": 2, "factor": 3})
     assert code == 0, err
     found = world.status()
