@@ -6,6 +6,8 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
+from allranks.errors import CannotRun
+
 try:
     import resource
 except ImportError:  # Windows, where the command line runs too
@@ -26,6 +28,18 @@ def raise_open_files(wanted: int = ENOUGH) -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, raised), hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def require_open_files(needed: int, what: str) -> None:
+    """Raises CannotRun if the hard limit is lower than `needed`, the number of open files that `what` needs."""
+    if resource is None:
+        return
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard not in (resource.RLIM_INFINITY, -1) and needed > hard:
+        raise CannotRun(
+            f"{what} need {needed} open files, and {hard} are allowed: raise the limit (ulimit -n) or run fewer "
+            "replicas"
+        )
 
 
 @contextlib.contextmanager

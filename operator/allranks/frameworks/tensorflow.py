@@ -40,7 +40,8 @@ class TensorFlow(Framework):
     }
     script_imports = frozenset({"tensorflow", "keras"})
     joins_group = frozenset({"MultiWorkerMirroredStrategy", "ParameterServerStrategy", "TFConfigClusterResolver"})
-    reserved_env = frozenset({"TF_CONFIG"})
+    peer_variables = reserved_env = frozenset({"TF_CONFIG"})
+    join_call = "tf.distribute.MultiWorkerMirroredStrategy()"
     rules = (
         Rule(
             rule="has(self.roles.chief) && self.roles.chief.replicas > 0 || "

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from allranks.extras import install_command
 from allranks.kube import kubeconfig as kubeconfigs
-from allranks.kube.client_certificate import ClientCertificate, check_readable
+from allranks.kube.client_certificate import NO_PEM, ClientCertificate, check_readable
 from allranks.kube.errors import LoginError
 from allranks.kube.exec_login import ExecLogin
 
@@ -65,6 +65,8 @@ class Connection:
     namespace: str = "default"
     context: str = ""
     """The kubeconfig's context, if there is one."""
+    kubeconfig: str = ""
+    """The file or files of the context."""
     _read_at: float = field(default=float("-inf"), repr=False)
     _tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
 
@@ -82,7 +84,9 @@ class Connection:
                 self.token, self._read_at = self.token_file.read_text().strip(), time.monotonic()
             except OSError as error:
                 why = (error.strerror or str(error)).lower()
-                raise LoginError(f"the token file {self.token_file} cannot be read: {why}") from error
+                raise LoginError(
+                    f"the token file {self.token_file} cannot be read: {why}: log in again, or correct its path"
+                ) from error
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def _renew_certificate(self) -> None:
@@ -108,7 +112,8 @@ class Connection:
             if self.client_certificate:
                 self.client_certificate.load(context)
         except LoginError as error:
-            raise LoginError(f"the certificates for {self.url} cannot be read: {error}") from error
+            where = f" ({self.kubeconfig}, context {self.context})" if self.kubeconfig else ""
+            raise LoginError(f"the certificates for {self.url} cannot be read{where}: {error}") from error
         # As kubectl: the authorities of many clusters have no key identifier, which Python 3.13 requires.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if not self.verify:
@@ -123,7 +128,7 @@ class Connection:
             return ssl.create_default_context(cafile=self.ca_file, cadata=self.ca_data)
         except (OSError, ValueError) as error:
             what = f"certificate-authority {self.ca_file}" if self.ca_file else "certificate-authority-data"
-            raise LoginError(f"{what} is not a certificate in PEM format: {error}") from error
+            raise LoginError(f"{what} {NO_PEM}") from error
 
 
 def connect(kubeconfig: str | None = None, context: str | None = None, *, prefer_pod: bool = True) -> Connection:
@@ -191,7 +196,7 @@ def _from_context(context: kubeconfigs.Context) -> Connection:
     try:
         authority = ca.decode("ascii") if ca else None
     except UnicodeDecodeError as error:
-        raise LoginError(f"{context.title}: certificate-authority-data is not a certificate in PEM format") from error
+        raise LoginError(f"{context.title}: certificate-authority-data {NO_PEM}") from error
     certificate = credentials.certificate if isinstance(credentials, ExecLogin | ProviderLogin) else None
     return Connection(
         context.server,
@@ -206,6 +211,7 @@ def _from_context(context: kubeconfigs.Context) -> Connection:
         credentials=credentials,
         namespace=context.namespace,
         context=context.name,
+        kubeconfig=context.files,
     )
 
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from allranks.kube.errors import LoginError
 
+NO_PEM = "is not a certificate in PEM format: copy it again from the cluster"
+
 
 class ClientCertificate(NamedTuple):
     """Certificate and key: paths of files, or their content in PEM."""
@@ -32,8 +34,10 @@ class ClientCertificate(NamedTuple):
                 context.load_cert_chain(certificate, key)
             except (OSError, ValueError) as error:
                 if "MISMATCH" in str(error):
-                    raise LoginError("client-key does not belong to client-certificate") from error
-                raise LoginError(f"client-certificate or client-key is not in PEM format: {error}") from error
+                    text = "client-key does not belong to client-certificate: get both again from the cluster"
+                    raise LoginError(text) from error
+                text = "client-certificate or client-key is not in PEM format: copy both again from the cluster"
+                raise LoginError(text) from error
 
 
 def check_readable(name: str, path: str) -> None:
@@ -42,7 +46,8 @@ def check_readable(name: str, path: str) -> None:
         with Path(path).open("rb"):
             pass
     except OSError as error:
-        raise LoginError(f"{name} {path}: {(error.strerror or str(error)).lower()}") from error
+        why = (error.strerror or str(error)).lower()
+        raise LoginError(f"{name} {path}: {why}: make it readable, or correct its path") from error
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from allranks.kube import yaml_mistakes
 from allranks.kube.errors import LoginError
 
 Entry = dict[str, Any]
@@ -25,6 +26,8 @@ _TEXTS = (
     *_PATHS,
 )
 _MAPPINGS = ("exec", "auth-provider")
+_NEW = "name another file with --kubeconfig, or get a new one of the cluster"
+_CORRECT = "correct it, or get a new kubeconfig of the cluster"
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,18 @@ def read(files: Sequence[Path], wanted: str | None) -> Context:
     chain = os.pathsep.join(map(str, files))
     current, contexts, clusters, users = _merged(files)
     if not contexts:
-        raise LoginError(f"{chain} is not a kubeconfig: it has no contexts")
+        raise LoginError(f"{chain} is not a kubeconfig: it has no contexts: {_NEW}")
     name, there = wanted or current, ", ".join(sorted(contexts))
     if not name:
         advice = "choose one with --context, or set it with kubectl config use-context NAME"
         raise LoginError(f"{chain} has no current-context; there are {there}: {advice}")
-    if name not in contexts:
+    if name not in contexts and wanted:
         raise LoginError(f"there is no context {name} in {chain}: there are {there}")
+    if name not in contexts:
+        advice = "choose one with --context, or kubectl config use-context NAME"
+        raise LoginError(
+            f"{chain}: current-context is {name}, and there is no such context: there are {there}: {advice}"
+        )
     context = contexts[name]
     found = Context(
         name,
@@ -126,20 +134,20 @@ def _merged(files: Sequence[Path]) -> tuple[str, dict[str, Entry], dict[str, Ent
 
 def _loaded(file: Path) -> Entry:
     try:
-        config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise LoginError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+        text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise LoginError(f"{file} cannot be read: {_why(error)}") from error
+        raise LoginError(f"{file} cannot be read: {_why(error)}{_read_cure(error)}") from error
     except UnicodeDecodeError as error:
-        raise LoginError(f"{file} is not a kubeconfig: it is not text in UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        raise LoginError(f"{file} is not a kubeconfig: {error}") from error
+        raise LoginError(f"{file} is not a kubeconfig: it is not text in UTF-8: {_NEW}") from error
+    try:
+        config = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise LoginError(f"{file}{yaml_mistakes.describe(error, text)}") from error
     if config is None:
         return {}
     if not isinstance(config, dict):
         contents = "a mapping with clusters, users and contexts"
-        raise LoginError(f"{file} is not a kubeconfig: it must be {contents}, and it is {_type(config)}")
+        raise LoginError(f"{file} is not a kubeconfig: it must be {contents}, and it is {_type(config)}: {_NEW}")
     return config
 
 
@@ -164,6 +172,9 @@ def _entries(file: Path, kind: str, items: Any) -> list[tuple[str, Entry]]:
 def _resolved(file: Path, place: str, entry: Entry) -> Entry:
     for key in _TEXTS:
         _text(file, f"{place}.{key}", entry.get(key))
+    skip = entry.get("insecure-skip-tls-verify")
+    if skip is not None and not isinstance(skip, bool):  # the text "false" would switch the verification off
+        raise _wrong(file, f"{place}.insecure-skip-tls-verify", "true or false", skip)
     for key in _MAPPINGS:
         if entry.get(key) is not None and not isinstance(entry[key], dict):
             raise _wrong(file, f"{place}.{key}", "a mapping", entry[key])
@@ -182,7 +193,7 @@ def _text(file: Path, place: str, value: Any) -> str:
 
 
 def _wrong(file: Path, place: str, wanted: str, value: Any) -> LoginError:
-    return LoginError(f"{file} is not a kubeconfig: {place} must be {wanted}, and it is {_type(value)}")
+    return LoginError(f"{file} is not a kubeconfig: {place} must be {wanted}, and it is {_type(value)}: {_CORRECT}")
 
 
 def _type(value: Any) -> str:
@@ -190,6 +201,12 @@ def _type(value: Any) -> str:
     if value is None or value == "":
         return "empty"
     return next((name for kind, name in types if isinstance(value, kind)), f"a {type(value).__name__}")
+
+
+def _read_cure(error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return ": make it readable for you, for example with chmod u+r"
+    return ": name a file with --kubeconfig or KUBECONFIG" if isinstance(error, IsADirectoryError) else ""
 
 
 def _why(error: OSError) -> str:

@@ -24,6 +24,7 @@ from allranks.core.reconcile import reconcile
 from allranks.core.rules import checkpoint
 from allranks.core.rules.cleanup import CLEANUP_GRACE
 from allranks.core.status_update import changed
+from allranks.core.topology import framework_of
 from allranks.errors import CannotRun
 from allranks.local import ports, run_directories
 from allranks.local.code import LocalCode
@@ -44,7 +45,7 @@ from allranks.local.resume import LocalCheckpoints
 from allranks.local.state_file import StateFile
 from allranks.local.unsupported_fields import unsupported_field_notes
 from allranks.local.volumes import Volumes
-from allranks.open_files import more_open_files
+from allranks.open_files import more_open_files, require_open_files
 
 _FILES_PER_POD = 4
 _OWN_FILES = 64
@@ -101,7 +102,7 @@ class LocalRun:
         self._stopping = self._saving = False
         self._reaper = Reaper()
         key, uid = (self.job.namespace, self.job.name), self.job.metadata.uid
-        self._reports = LocalReports(key, uid, self.node, options.run_dir.absolute(), self._wake.set)
+        self._reports = LocalReports(key, uid, self.node, run_dir, self._wake.set, framework_of(self.job))
         self._state_file = StateFile(options.run_dir / run_directories.RUN_FILE, self.job, options.state_interval)
         self._progress_log = ProgressLog(options.run_dir / run_directories.PROGRESS_FILE)
 
@@ -133,7 +134,7 @@ class LocalRun:
                     problems.setdefault(problem, []).append(manifest["metadata"]["name"])
         if problems:
             raise CannotRun("\n".join(problems))
-        self._check_files(len(plans))
+        require_open_files(len(plans) * _FILES_PER_POD + _OWN_FILES, f"{len(plans)} pods")
         self._gpus.enabled = sum(plan.gpus or 0 for plan in plans) <= self._gpus.count
         notes = unsupported_field_notes(self.job, plans, self._volumes, self._gpus.count, str(self.options.workdir))
         return [*self._code.notes(), *self._inputs.notes(), *self._outputs.notes(), *notes]
@@ -204,6 +205,11 @@ class LocalRun:
         for pod in self._pods.values():
             pod.delete(0 if at_once else None)
         self._wake.set()
+
+    @property
+    def independent_copies(self) -> int:
+        """The number of ranks of a finished job that never formed a group; 0 if that is not certain."""
+        return self._reports.independent_copies(self.status.attempt) if self.status.phase == "Succeeded" else 0
 
     @property
     def running(self) -> int:
@@ -357,15 +363,6 @@ class LocalRun:
             if plan.create or plan.empty:
                 return list(plan.create)
             status = plan.status or status
-
-    def _check_files(self, pods: int) -> None:
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        needed = pods * _FILES_PER_POD + _OWN_FILES
-        if hard not in (resource.RLIM_INFINITY, -1) and needed > hard:
-            raise CannotRun(
-                f"{pods} pods need {needed} open files, and {hard} are allowed: raise the limit (ulimit -n) or run "
-                "fewer replicas"
-            )
 
     def _make_run_dir(self) -> None:
         try:

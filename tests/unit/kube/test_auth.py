@@ -78,8 +78,11 @@ def no_kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("", "is not a kubeconfig: it has no contexts"),
         ("a: 1", "is not a kubeconfig: it has no contexts"),
         ("contexts: 5", "is not a kubeconfig"),
-        ("{", "is not YAML"),
-        ("{current-context: a, contexts: [{name: b}]}", "there is no context a in .*: there are b"),
+        ("{", ":1:2: is not YAML: a bracket or brace is not closed"),
+        (
+            "{current-context: a, contexts: [{name: b}]}",
+            "current-context is a, and there is no such context: there are b",
+        ),
         (
             "{current-context: a, contexts: [{name: a, context: {cluster: c}}]}",
             "context a names cluster c, and there are no clusters: add it, or kubectl config set-context a --cluster",
@@ -91,8 +94,12 @@ def no_kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("contexts: [{context: {}}]", r"contexts\[0\].name must be a string, and it is empty"),
         ("users: [{name: u, user: {token: 5}}]", r"users\[0\].user.token must be a string, and it is a number"),
         ("users: [{name: u, user: {exec: aws}}]", r"users\[0\].user.exec must be a mapping, and it is a string"),
+        (
+            GOOD.replace("server:", "insecure-skip-tls-verify: 'false', server:"),
+            r"clusters\[0\].cluster.insecure-skip-tls-verify must be true or false, and it is a string: correct it",
+        ),
         ("current-context: 5", "current-context must be a string, and it is a number"),
-        ("\x00", "is not YAML"),
+        ("\x00", ":1:1: is not YAML: a control character is in the file: remove it$"),
         ("contexts: [{name: b}, {name: c}]", "has no current-context; there are b, c: choose one with --context"),
         (GOOD.replace("user: u}", "user: v}"), "context a names user v, and there are u: add it, or kubectl config"),
         (GOOD.replace("cluster: c,", "cluster: d,"), "context a names cluster d, and there are c: add it"),
@@ -115,8 +122,62 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_sentence(tmp_path, text, messag
         connect(str(file))
 
 
+NOT_YAML = {
+    "a bracket that is not closed": (b"clusters: [\n", ":2:1: is not YAML: a bracket or brace is not closed"),
+    "a quotation mark": (b"a: 1\nb: 'c\n", ":2:4: is not YAML: a quotation mark has no counterpart: add it"),
+    "a tab": (b"clusters:\n\t- a\n", ":2:1: is not YAML: a tab is in the indentation: YAML allows only spaces there"),
+    "a second colon": (b"a: 1\nb: c: d\n", ":2:5: is not YAML: a second ': ' is in this line: check the indentation"),
+    "wrong indentation": (b"a:\n  b: 1\n c: 2\n", ":3:2: is not YAML: the line does not fit those above"),
+    "a key without a colon": (b"a: 1\nb\nc: 2\n", ":2:1: is not YAML: a key has no ': ' behind it: add it$"),
+    "a percent sign": (b"a: %b\n", ":1:4: is not YAML: a value begins with a character that has a meaning in YAML"),
+    "an asterisk": (b"a: *b\n", ":1:4: is not YAML: a value begins with [*], which has a meaning in YAML"),
+    "an exclamation mark": (b"a: !b c\n", ":1:4: is not YAML: a value begins with !, which has a meaning in YAML"),
+    "a control character": (b"a: 1\nb: \x01\n", ":2:4: is not YAML: a control character is in the file: remove it$"),
+    "an invalid date": (b"a: 2026-13-45\n", " is not YAML: a value looks like a date and is none: put the value in"),
+    "deep nesting": (b"[" * 5000, " is not YAML: it is nested too deeply: get a new kubeconfig of the cluster$"),
+    "no text": (b"a: \xff\n", " is not a kubeconfig: it is not text in UTF-8: name another file with --kubeconfig"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_YAML)
+def test_a_kubeconfig_that_is_not_yaml_is_one_sentence_of_ours_with_the_line(case, tmp_path) -> None:
+    text, message = NOT_YAML[case]
+    (tmp_path / "config").write_bytes(text)
+    with pytest.raises(LoginError, match=f"^{tmp_path}/config{message}") as raised:
+        connect(str(tmp_path / "config"))
+    said = str(raised.value)
+    assert "\n" not in said
+    parsers_words = ("unicode string", "while parsing", "token", "stream", "scalar", "constructor", "#x")
+    assert [word for word in parsers_words if word in said] == []
+
+
+def test_base64_and_certificates_that_are_none_are_named_without_the_words_of_openssl(tmp_path) -> None:
+    text = base64.b64encode(b"hello").decode()
+    for fields, message in (
+        (
+            cluster(**{"certificate-authority-data": "%"}),
+            "context a of .*config: certificate-authority-data is not base64",
+        ),
+        (
+            cluster(**{"certificate-authority-data": text}),
+            "certificate-authority-data is not a certificate in PEM format",
+        ),
+        (
+            user(**{"client-certificate-data": text, "client-key-data": text}),
+            "client-key is not in PEM format: copy both",
+        ),
+        (cluster(**{"certificate-authority": "config"}), "certificate-authority .*config is not a certificate in PEM"),
+    ):
+        config = write(tmp_path / "config", **fields)
+        with pytest.raises(LoginError, match=message) as raised:
+            connect(config).ssl_context()
+        assert config in str(raised.value)
+        assert str(raised.value).endswith("again from the cluster")
+        assert "_ssl" not in str(raised.value)
+
+
 def test_a_directory_is_not_a_kubeconfig(tmp_path) -> None:
-    with pytest.raises(LoginError, match=f"^{tmp_path} cannot be read: is a directory$"):
+    with pytest.raises(LoginError, match=f"^{tmp_path} cannot be read: is a directory: name a file with --kubeconfig"):
         connect(str(tmp_path))
 
 
@@ -442,13 +503,13 @@ def test_no_private_key_is_left_when_a_command_is_killed(tmp_path, pems) -> None
 CERTIFICATES = {
     "an absent certificate": (
         {"client-certificate": "no.pem", "client-key": "k.pem"},
-        r"client-certificate .*no\.pem: no such file or directory$",
+        r"client-certificate .*no\.pem: no such file or directory: make it readable, or correct its path$",
     ),
     "an absent key": ({"client-certificate": "c.pem", "client-key": "no.pem"}, r"client-key .*no\.pem: no such file"),
-    "a directory": ({"client-certificate": "c.pem", "client-key": "."}, r"client-key .*: is a directory$"),
+    "a directory": ({"client-certificate": "c.pem", "client-key": "."}, r"client-key .*: is a directory: "),
     "another key": (
         {"client-certificate": "c.pem", "client-key": "other.pem"},
-        "client-key does not belong to client-certificate$",
+        "client-key does not belong to client-certificate: get both again",
     ),
     "no PEM": ({"client-certificate": "text.pem", "client-key": "k.pem"}, "or client-key is not in PEM format: "),
 }
@@ -459,7 +520,9 @@ def test_a_certificate_that_cannot_be_used_is_one_sentence(case, tmp_path, pems)
     fields, message = CERTIFICATES[case]
     for name, pem in zip(("c", "k", "other", "text"), (*pems, b"text"), strict=True):
         (tmp_path / f"{name}.pem").write_bytes(pem)
-    with pytest.raises(LoginError, match="the certificates for https://h:1 cannot be read: ") as raised:
+    with pytest.raises(
+        LoginError, match=r"the certificates for https://h:1 cannot be read \(.*config, context a\): "
+    ) as raised:
         connect(write(tmp_path / "config", **user(**fields))).ssl_context()
     assert re.search(message, str(raised.value)), raised.value
 
@@ -467,9 +530,11 @@ def test_a_certificate_that_cannot_be_used_is_one_sentence(case, tmp_path, pems)
 def test_an_authority_or_a_token_that_cannot_be_read_is_one_sentence(tmp_path) -> None:
     config = write(tmp_path / "config", **cluster(**{"certificate-authority": "no.crt"}), **user(tokenFile="no"))
     connection = connect(config)
-    with pytest.raises(LoginError, match=r"certificate-authority .*no\.crt: no such file or directory$"):
+    with pytest.raises(LoginError, match=r"config, context a\): certificate-authority .*no\.crt: no such file"):
         connection.ssl_context()
-    with pytest.raises(LoginError, match=r"the token file .*no cannot be read: no such file or directory$"):
+    with pytest.raises(
+        LoginError, match=r"the token file .*no cannot be read: no such file or directory: log in again"
+    ):
         connection.headers()
 
 

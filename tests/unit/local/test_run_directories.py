@@ -56,6 +56,9 @@ def test_the_list_has_every_run(here):
         ["a/20260304-101600", "Failed"],
         ["b/20260304-101700", "Interrupted"],
     ]
+    assert runs("-o", "json").stdout == runs("list", "-o", "json").stdout
+    done = runs("-o", "json", "rm", "a")
+    assert (done.exit_code, "put --output after rm" in done.stderr) == (2, True)
     assert [run["phase"] for run in json.loads(runs("list", "-o", "json").stdout)] == [
         *("Succeeded", "Failed", "Interrupted")
     ]

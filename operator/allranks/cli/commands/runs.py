@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     epilog="""\b
 Examples:
   allranks runs
+  allranks runs -o json | jq -r '.[].run'
   allranks runs logs penguins --replica worker-1
   allranks runs stacks penguins --rank 0
   allranks runs report penguins/20260304-101500 -o penguins.html
@@ -41,11 +42,19 @@ Examples:
 RUN is JOB for the newest run of the job, or JOB/TIME.
 """,
 )
+@click.option(
+    "--root", type=click.Path(file_okay=False, path_type=Path), help="The directory of the runs. [default: runs]"
+)
+@click.option("-o", "--output", type=click.Choice(["json"]), help="Print the list as JSON.")
 @click.pass_context
-def runs(ctx: click.Context) -> None:
+def runs(ctx: click.Context, root: Path | None, output: str | None) -> None:
     """List, print and remove the stored runs of allranks run, in ./runs."""
-    if ctx.invoked_subcommand is None:
-        ctx.invoke(list_)
+    command = ctx.invoked_subcommand
+    if command is None:
+        ctx.invoke(list_, root=root or Path("runs"), output=output)
+    elif root or output:
+        option = "--root" if root else "--output"
+        raise click.UsageError(f"put {option} after {command}: allranks runs {command} --help lists its options.")
 
 
 def root_option(command: Callable[..., None]) -> Callable[..., None]:

@@ -5,6 +5,10 @@
 durations and dates replaced. To print the output of an entry instead of testing it:
 
     python tests/unit/cli/first_hour/test_first_hour.py 'a misspelled field'
+
+To print all entries as tables in Markdown, from the files alone:
+
+    python tests/unit/cli/first_hour/test_first_hour.py --table
 """
 
 from __future__ import annotations
@@ -126,10 +130,46 @@ def test_the_list_is_long_enough():
     assert len({entry.name for entry in USES}) >= 12
 
 
+def table(file: str) -> str:
+    """Markdown: a row for each entry with what the user types and what matters of the output."""
+    rows = ["| # | what the user does | types | exit | message |", "| ---: | --- | --- | ---: | --- |"]
+    for number, entry in enumerate(entries(file), 1):
+        typed = "; ".join(f"`{command}`" for command in entry.types)
+        rows.append(f"| {number} | {entry.name} | {typed} | {entry.exit} | {cell(message_of(entry))} |")
+    return "\n".join(rows) + "\n"
+
+
+def message_of(entry: Entry) -> str:
+    """The lines of the output that are about the mistake, else all of them."""
+    lines = [line.strip() for line in entry.prints.splitlines() if "programs come from this machine" not in line]
+    errors = [line for line in lines if line.lower().startswith(("error:", "warning:"))]
+    failures = [line.removeprefix("TIMEs ") for line in lines if _FAILURE.search(line)]
+    others = [line for line in lines if line.startswith(("note:", "Hint:")) or "allranks: " in line]
+    return "; ".join(errors or failures + others[::-1] or [re.sub(" +", " ", line) for line in lines])
+
+
+_FAILURE = re.compile("could not be started|not restarted|First failure")
+
+
+def cell(text: str, width: int = 240) -> str:
+    short = text if len(text) <= width else text[: width - 3].rstrip() + "..."
+    return short.replace("|", "\\|")
+
+
+def test_the_table_has_a_row_for_each_entry():
+    for file, listed in (("mistakes.yaml", MISTAKES), ("uses.yaml", USES)):
+        rows = table(file).splitlines()[2:]
+        assert [row.split(" | ")[1] for row in rows] == [entry.name for entry in listed]
+        assert all(row.endswith(" |") and not row.endswith("|  |") for row in rows)
+
+
 def main() -> None:
     """Prints the entries whose names contain the argument as they should stand in the file."""
     import tempfile
 
+    if sys.argv[1] == "--table":
+        print(f"## Mistakes\n\n{table('mistakes.yaml')}\n## Right uses\n\n{table('uses.yaml')}", end="")
+        return
     for entry in MISTAKES + USES:
         if sys.argv[1] in entry.name:
             with tempfile.TemporaryDirectory() as folder:
