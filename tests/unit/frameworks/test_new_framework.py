@@ -1,4 +1,4 @@
-"""A framework that no other module knows: with its class and one entry in the list, its jobs validate, render and run."""
+"""A framework that no other module knows: its class and one entry in the list let its jobs validate, render and run."""
 
 from __future__ import annotations
 
