@@ -30,9 +30,9 @@ def leave():
 complete = []
 atexit.register(leave)
 """
-"""Before a program of PyTorch that ends with COMPLETE: after all other exit handlers, it ends without the shutdown of the
-interpreter. A thread of gloo that takes the lock of the interpreter then aborts the process
-(`terminate called without an active exception`)."""
+"""Before a program of PyTorch, which COMPLETE ends. After all other exit handlers the process ends without the
+shutdown of the interpreter. During that, a thread of gloo sometimes aborts the process (`terminate called without an
+active exception`), also after `destroy_process_group`."""
 COMPLETE = "complete.append(True)\n"
 
 TRANSFORMERS = """
