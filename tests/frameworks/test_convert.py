@@ -25,6 +25,7 @@ dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 sys.stdout.write(f"rank {dist.get_rank()}: the sum is {int(total)}\\n")
+dist.destroy_process_group()
 """
 TENSORFLOW = """
 import sys

@@ -13,7 +13,7 @@ from frameworks.examples.conftest import TIMEOUT, Run
 from frameworks.examples.test_recovery import job
 from support.live import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROGRAM = """
 import os, time
@@ -63,13 +63,18 @@ def test_ctrl_c_waits_for_the_checkpoints_of_all_ranks(run_job, tmp_path: Path, 
     ("manifest", "arguments", "saved"),
     [
         ("lm-pytorch", "--steps-per-epoch=200", r"saved on request after epoch 0, step (\d+)"),
-        ("penguins-pytorch", "--epochs=500", r"saved on request after epoch \d+, step (\d+)"),
-        ("penguins-tensorflow", "--epochs=500", r"saved on request after epoch \d+, step (\d+)"),
-        ("digits-jax", "--epochs=500, --patience=500", r"saved on request after epoch \d+, step (\d+)"),
-        ("penguins-horovod", "--epochs=500", r"saved on request after epoch \d+, step (\d+)"),
+        ("penguins-pytorch", "--epochs=500, --batch-size=1", r"saved on request after epoch \d+, step (\d+)"),
+        ("penguins-tensorflow", "--epochs=500, --batch-size=1", r"saved on request after epoch \d+, step (\d+)"),
+        (
+            "digits-jax",
+            "--epochs=500, --patience=500, --batch-size=2",
+            r"saved on request after epoch \d+, step (\d+)",
+        ),
+        ("penguins-horovod", "--epochs=500, --batch-size=1", r"saved on request after epoch \d+, step (\d+)"),
     ],
 )
 def test_training_programs_save_on_request_and_resume(manifest, arguments, saved, run_job, tmp_path: Path) -> None:
+    """The epochs are long: the checkpoint at the end of one answers a request too."""
     options = ("--set", f"args=[{arguments}, --work=0.05]", "--volume", f"{manifest}={tmp_path / 'claim'}")
     run = run_job(f"examples/{manifest}.yaml", *options)
     wait_for_ranks(run)
@@ -87,7 +92,7 @@ def test_training_programs_save_on_request_and_resume(manifest, arguments, saved
 @pytest.mark.parametrize(
     ("manifest", "longer"), [("lm-transformers", "--samples=20000"), ("penguins-lightning", "--batch-size=1")]
 )
-def test_callbacks_save_on_request_with_all_ranks(manifest, longer, run_job, tmp_path: Path) -> None:
+def test_callbacks_save_on_request_with_all_ranks(manifest, longer, libraries, run_job, tmp_path: Path) -> None:
     """The epochs are long, because nothing is requested just after the checkpoint at the end of one."""
     claim = tmp_path / "claim"
     options = ("--set", f"args=[--epochs=500, {longer}]", "--volume", f"{manifest}={claim}")
@@ -105,6 +110,8 @@ def wait_for_ranks(run: Run) -> int:
     """Waits until the run knows that ranks save on request. Returns the step that it knows then."""
 
     def reported() -> int:
+        if run.process.poll() is not None:
+            pytest.fail(f"the run has ended:\n{run.finish().output}")
         file = run.directory / "run" / "job.json"
         progress = json.loads(file.read_text())["status"].get("progress") if file.exists() else None
         return progress["step"] if progress and progress.get("savesOnRequest") else 0
