@@ -137,14 +137,14 @@ NIGHT = (
     EVERY_CHANGE[0],
     Part(
         "unit-all",
-        15,
+        18,
         "the same with 20,000 histories from a random seed",
         [pytest("unit-all", "-m", "not slow and not cluster and not e2e", *TWO_AT_A_TIME)],
         {"HISTORIES": "20000", "HISTORIES_SEED": RANDOM},
     ),
     Part(
         "frameworks-all",
-        75,
+        45,
         "every training program and example, faults of every kind in each framework, building Horovod",
         [pytest("frameworks-all", "-m", "slow", *TWO_AT_A_TIME)],
         prepares=("system-packages.sh horovod", FRAMEWORKS, *HELM),
@@ -161,7 +161,7 @@ NIGHT = (
     on_kubernetes("1.36", "the previous Kubernetes, that of the nodes"),
     Part(
         "nodes",
-        8,
+        5,
         "images, and nodes that run containers",
         [pytest("nodes", "-m", "e2e", "tests/images", "tests/nodes")],
         prepares=("e2e-prepare.sh",),
@@ -169,7 +169,7 @@ NIGHT = (
     ),
     Part(
         "pods",
-        35,
+        30,
         "every example and fault in real pods on three nodes, shutdowns, reboots and drains, gangs and queues, the "
         "chart installed by Helm",
         [[ROOT / "tools" / "e2e.sh"]],

@@ -134,6 +134,12 @@ class Report(Typed):
     """The files that differed."""
     sha256: str
     """Hash of the code that was shipped."""
+    source: str
+    """The claim or image with the code, if it was not shipped."""
+    differences: str
+    """From the commit, as a unified diff in which secrets are masked."""
+    differences_note: str
+    """Where the differences are, or why there are none."""
     logs: list[str]
     """Log files of a run of this machine. Empty in this interface."""
     phase: str

@@ -57,6 +57,8 @@ def test_an_interrupt_deletes_the_job_only_if_the_user_says_so(
     monkeypatch.setattr(Cluster, "connect", lambda _where: server)
     monkeypatch.setattr(interrupt, "can_ask", lambda: terminal)
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+    # As when a command starts: other tests run commands that set a handler of their own.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     async def waits(cluster: Cluster) -> int:
         cluster.interrupted = "birds continues"
@@ -65,7 +67,10 @@ def test_an_interrupt_deletes_the_job_only_if_the_user_says_so(
             await asyncio.sleep(60)
         return 0
 
-    assert run_on_cluster(waits, Where(), {}) == 130
+    try:
+        assert run_on_cluster(waits, Where(), {}) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert [method for method, _ in server.requests] == (["DELETE"] if deleted else [])
     printed = capsys.readouterr().err
     assert printed.endswith(f"{message}\n")
