@@ -54,7 +54,8 @@ def base(change: Change | None = None) -> dict[str, Any]:
     """A valid job, of the framework whose settings the change is about."""
     framework = str(change.path[0]) if change and change.path[0] in ROLES else "pytorch"
     roles = {ROLES.get(framework, "master"): {"replicas": 1}}
-    if change and change.value == "MPI":
+    value = change.value if change else None
+    if (value.get("controller") if isinstance(value, dict) else value) == "MPI":
         roles["launcher"] = {"replicas": 1}  # the controller MPI of Horovod needs it
     spec: dict[str, Any] = job(framework=framework, roles=roles)["spec"]
     return spec

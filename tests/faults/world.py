@@ -261,12 +261,17 @@ class FaultyWorld(KubernetesWorld):
         if not isinstance(value, str):
             return value
         if _TIME.fullmatch(value):
-            return (datetime.fromisoformat(value) - self.began).total_seconds()
+            return self._since_start(value)
+        value = _TIME.sub(lambda found: f"{self._since_start(found[0])} s after the start", value)
         plain = _UID.sub("UID", value.replace(self.namespace, "NAMESPACE"))
         plain = re.sub(r"\b(ssh|rendezvous|dt-demo)-[0-9a-f]{8}\b", r"\1-UID", plain)
         plain = _TIME_OF_DAY.sub(r"HOUR:\1 UTC", plain)
         # When a quota admits only some pods, the order of requests decides which ones.
         return re.sub(r"\bdemo-[a-z]+-\d+-", "demo-ROLE-N-", plain) if self._scarce else plain
+
+    def _since_start(self, moment: str) -> float:
+        assert self.began
+        return (datetime.fromisoformat(moment) - self.began).total_seconds()
 
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")

@@ -266,6 +266,7 @@ class CheckpointRequest(Model):
     reason: Reason = Field(description="Why the pods go: Suspended, Resized, Grown, Evicted or QueueAdded.")
     time: Time = Field(description="When the ranks were asked. A checkpoint that is stored later ends the wait.")
     deadline: Time = Field(description="When the pods are deleted without a new checkpoint.")
+    ranks: Count = Field(0, description="Number of ranks that had reported. A restarted operator waits for as many.")
 
 
 class CodeStatus(Model):

@@ -66,6 +66,8 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
     last_report = max((rank.stepped_at or rank.received_at for rank in stepped), default=before.last_report)
     if before.last_report and last_report and abs(last_report - before.last_report) <= _JITTER:
         last_report = before.last_report
+    if _is_older(before, step, last_report):
+        step, last_report = before.step, before.last_report
     changes: ProgressChanges = {
         "step": step,
         "total_steps": max((rank.total_steps for rank in ranks if rank.total_steps is not None), default=None),
@@ -77,7 +79,7 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
         "stragglers": stragglers(job, before, ranks),
         "ranks": _slowest(ranks),
         "reporting": len(ranks),
-        "saves_on_request": any(rank.saves_on_request and not rank.done for rank in ranks) or None,
+        "saves_on_request": _saves_on_request(before, ranks),
     }
     if before.first_step_time is None and firsts:
         changes["first_step_time"], changes["first_step"] = min(firsts)
@@ -88,6 +90,8 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
     after = _with_forecast(changed(before, **changes), ranks)
     metric = after.curve_metric or ("loss" if "loss" in after.metrics else next(iter(after.metrics), ""))
     after = changed(after, summary=_summary(after), curve_metric=metric, curve=_curve(status, after, metric))
+    if status.phase in WITHOUT_PODS:
+        after = _without_pods(after)  # pods that are on their way out still report
     return status if after == before else changed(status, progress=after)
 
 
@@ -109,11 +113,27 @@ def reset_for_attempt(progress: ProgressStatus | None) -> ProgressStatus | None:
 
 def finalize(progress: ProgressStatus | None) -> ProgressStatus | None:
     """Progress of a finished or suspended job: clears what only applies to a running one."""
-    if progress is None:
-        return None
+    return None if progress is None else _without_pods(progress)
+
+
+def _without_pods(progress: ProgressStatus) -> ProgressStatus:
     return changed(
         progress, eta_seconds=None, eta="", samples_per_second=None, stragglers=[], reporting=0, saves_on_request=None
     )
+
+
+def _is_older(before: ProgressStatus, step: int | None, last_report: datetime | None) -> bool:
+    """Whether the reports say less than the status about this attempt, and nothing newer: a new operator receives the
+    furthest rank's report after those of other ranks."""
+    if before.first_step_time is None or before.step is None or before.last_report is None:
+        return False
+    return (step or 0) < before.step and (last_report is None or last_report <= before.last_report)
+
+
+def _saves_on_request(before: ProgressStatus, ranks: Iterable[RankReport]) -> bool | None:
+    """As in the status while no rank that stores checkpoints on request has reported to a new operator."""
+    able = [rank for rank in ranks if rank.saves_on_request]
+    return (any(not rank.done for rank in able) or None) if able else before.saves_on_request
 
 
 def _with_forecast(progress: ProgressStatus, ranks: Iterable[RankReport]) -> ProgressStatus:

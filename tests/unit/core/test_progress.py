@@ -135,6 +135,42 @@ def test_the_curve_does_not_go_back_when_a_new_operator_receives_reports_one_by_
         assert [(point.step, point.time) for point in status.progress.curve] == before
 
 
+@pytest.mark.parametrize("moved", [timedelta(0), timedelta(seconds=0.4)])
+def test_a_new_operator_takes_nothing_back_until_it_has_received_newer_reports(moved: timedelta) -> None:
+    """All ranks reported at the same time, as far as the status can tell."""
+    lagging = rank(0, 10)
+    furthest = replace(rank(1, 11, saves_on_request=True), stepped_at=NOW + moved)
+    before = progress.observe(job(), BEGUN, Reports(NOW, (lagging, furthest))).progress
+    status = Status(start_time=NOW, attempt_time=NOW, progress=before)
+    assert before
+    for repeated in ((lagging,), (lagging, furthest)):
+        status = progress.observe(job(), status, Reports(at(11), repeated))
+        assert status.progress
+        assert (status.progress.step, status.progress.last_report) == (11, before.last_report)
+        assert (status.progress.curve, status.progress.saves_on_request) == (before.curve, True)
+    newer = progress.observe(job(), status, Reports(at(11), (rank(0, 5, stepped=20), rank(1, 5, stepped=20)))).progress
+    assert newer
+    assert (newer.step, newer.saves_on_request) == (5, True), "processes restarted from a checkpoint in their pods"
+    done = (lagging, replace(furthest, done=True))
+    ended = progress.observe(job(), status, Reports(at(11), done)).progress
+    assert ended
+    assert ended.saves_on_request is None
+
+
+def test_pods_that_are_on_their_way_out_do_not_bring_back_what_only_applies_to_a_running_job() -> None:
+    report = rank(0, 40, total_steps=100, step_seconds=2.0, samples_per_second=9.0, saves_on_request=True)
+    status = progress.observe(job(), BEGUN, Reports(NOW, (report,)))
+    assert status.progress
+    assert (status.progress.eta, status.progress.reporting) == ("2m", 1)
+    for phase in ("Suspended", "Queued"):
+        suspended = Status(phase=phase, start_time=NOW, attempt_time=NOW, progress=progress.finalize(status.progress))
+        assert progress.observe(job(), suspended, Reports(NOW, (report,))) is suspended
+        last = progress.observe(job(), suspended, Reports(NOW, (replace(report, step=100),))).progress
+        assert last
+        assert (last.step, last.eta_seconds, last.eta, last.samples_per_second) == (100, None, "", None)
+        assert (last.reporting, last.saves_on_request) == (0, None)
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 600)), min_size=1, max_size=300))
 def test_the_curve_is_bounded_in_order_and_ends_at_the_newest(moves: list[tuple[int, int]]) -> None:

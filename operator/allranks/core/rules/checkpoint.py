@@ -39,7 +39,9 @@ def ask_first(snapshot: Snapshot, reason: str, why: str) -> Outcome:
     seconds = longest_wait(snapshot.observed.job, status, now)
     if not seconds:
         return None
-    request = CheckpointRequest(reason=reason, time=now, deadline=now + timedelta(seconds=seconds))
+    recorded = (snapshot.persisted.progress, status.progress)
+    ranks = max((progress.reporting for progress in recorded if progress), default=0)
+    request = CheckpointRequest(reason=reason, time=now, deadline=now + timedelta(seconds=seconds), ranks=ranks)
     message = (
         f"the ranks are asked for a checkpoint before {why}: the pods are deleted when it is stored, and without it at "
         f"{request.deadline:%H:%M:%S} UTC"
@@ -106,7 +108,10 @@ def _made_a_step(progress: ProgressStatus, now: datetime) -> bool:
 def _stored(request: CheckpointRequest, snapshot: Snapshot) -> bool:
     """Whether a checkpoint was stored since the request, and no rank is still to store one: none that stores them on
     request, and none that has reported one before. Usually that is rank 0 alone."""
-    ranks = snapshot.observed.reports.ranks if snapshot.observed.reports else ()
+    reports = snapshot.observed.reports
+    if reports is None or (reports.since >= request.time and len(reports.ranks) < request.ranks):
+        return False  # a restarted operator has not received the reports of all ranks yet
+    ranks = reports.ranks
     newer = False
     for rank in ranks:
         stored = rank.checkpoint_at is not None and rank.checkpoint_at >= request.time
