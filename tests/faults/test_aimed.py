@@ -37,6 +37,15 @@ MPI = Scenario(
 )
 
 
+QUEUED = Scenario(
+    "a job of a queue is admitted while the watch of flavors is interrupted",
+    "",
+    {"framework": "pytorch", "scheduling": {"queue": "team-a"}, "roles": ROLES},
+    [{"kueue": "installed"}, {"local_queue": "team-a"}, {"flavor": {"name": "default"}}],
+    [Step([{"admit": {}}, {"run": "all"}], {"status": {"phase": "Running"}, "pods": ["demo-worker-0-0"]})],
+)
+
+
 class Aimed:
     """A policy that applies these faults, in order, to requests with that verb for that resource."""
 
@@ -77,3 +86,11 @@ def test_a_conflict_of_a_quota_does_not_mean_that_the_secret_exists(
     meets: Callable[[Scenario, Aimed], None],
 ) -> None:
     meets(MPI, Aimed("POST", "secrets", Fault("409")))
+
+
+@pytest.mark.nightly
+def test_the_world_of_a_scenario_waits_until_the_operator_has_observed_a_new_flavor(
+    meets: Callable[[Scenario, Aimed], None],
+) -> None:
+    """The operator does not begin an admitted job without it, and the next change of a scenario would find no pods."""
+    meets(QUEUED, Aimed("WATCH", "resourceflavors", *[Fault("silent")] * 4))

@@ -21,6 +21,7 @@ from allranks.api.pool import KIND as POOL
 from allranks.api.pool import PoolSpec
 from allranks.api.validation import parse_pool
 from allranks.core.naming import JOB_LABEL
+from allranks.core.optional_kinds import RESOURCE_FLAVOR
 from allranks.kube.auth import Connection
 from allranks.operator.session import Session
 from allranks.operator.settings import Settings
@@ -399,6 +400,9 @@ class KubernetesWorld(World):
         for name, pool in self._pools.items():
             if self._operator.pool(name) != pool:
                 yield f"the operator has an old version of pool {name}"
+        for name in self._flavors:
+            if not self._operator.has(RESOURCE_FLAVOR, name):
+                yield f"the operator has not observed ResourceFlavor {name}"
         idle, cached = self._operator.state()
         present = {(o["kind"], self.namespace, o["metadata"]["name"]): o["metadata"] for o in watched}
         for key, metadata in present.items():

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from allranks.api.job import KIND
 from allranks.api.pool import PoolSpec
-from allranks.core.optional_kinds import LOCAL_QUEUE, WORKLOAD
+from allranks.core.optional_kinds import LOCAL_QUEUE, WORKLOAD, OptionalKind
 from allranks.kube import pod_codec, raw_pod
 from allranks.kube.auth import Connection
 from allranks.operator import timing
@@ -120,6 +120,11 @@ class RunningOperator:
         """The pool in the operator's cache."""
         session = self.operator.session
         return self._ask(lambda: session.pools.get(name)) if session else None
+
+    def has(self, kind: OptionalKind, name: str) -> bool:
+        """Whether the operator has observed this object, of a kind without namespaces."""
+        session = self.operator.session
+        return self._ask(lambda: (kind.id, "", name) in dict(session.optional.objects())) if session else False
 
     def report(self, sender: ReportSource, body: bytes) -> dict[str, Any]:
         """Ingests a rank's message as the server does, and reconciles immediately. Returns the answer."""
