@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from allranks.api.data_rules import CHECKPOINT_OUTPUTS
 from allranks.fields import Rule
 from allranks.frameworks.base import Framework
 
@@ -277,6 +278,7 @@ def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
             message="needs checkpoint: the folder of this job, into which the checkpoints are copied",
             field=".resumeFrom",
         ),
+        *CHECKPOINT_OUTPUTS,
         *_elastic(frameworks),
         *_fixed(*_FIXED_IN_SPEC, *_FIXED_IN_CONTAINER, *frameworks),
     )

@@ -71,7 +71,7 @@ class Input(Model):
 
 
 class Output(Model):
-    """A directory that is uploaded when the program has ended."""
+    """A directory that is uploaded when the program has ended, or whenever the program has stored a checkpoint."""
 
     model_config = {"json_schema_extra": rules(*cel.OUTPUT)}
 
@@ -87,10 +87,11 @@ class Output(Model):
     secret: Name | None = Field(
         None, description="Name of a Secret with credentials, as for inputs. Local runs use those of this machine."
     )
-    when: Literal["Success", "Always"] = Field(
+    when: Literal["Success", "Always", "Checkpoint"] = Field(
         "Success",
         description="Success: when the program has completed. The job succeeds when the files are uploaded. Always: "
-        "also when the job fails.",
+        "also when the job fails. Checkpoint: while the job runs, each time the program reports a checkpoint, into "
+        "the folder step-STEP of `to`. `path` is that of `checkpoint`, and the job needs `progress` or `hang`.",
     )
     deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] | None = Field(
         None,
@@ -127,6 +128,13 @@ class OutputStatus(Model):
 
     name: DataName = Field(description="Name of the output, as in spec.outputs.")
     state: OutputState = Field("Pending", description="Pending, Uploading, Uploaded or Failed.")
+    step: Bytes | None = Field(
+        None, description="With when: Checkpoint, the step of the newest checkpoint, to which the state refers."
+    )
+    checkpoint_time: Annotated[datetime, Field(strict=False)] | None = Field(
+        None, description="When that checkpoint was stored."
+    )
+    uploaded_step: Bytes | None = Field(None, description="Step of the newest checkpoint that is uploaded.")
     start_time: Annotated[datetime, Field(strict=False)] | None = Field(
         None, description="When the program had ended and the upload was due."
     )

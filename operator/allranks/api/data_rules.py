@@ -64,6 +64,17 @@ OUTPUT = (
     ),
 )
 
+CHECKPOINT_OUTPUTS = (
+    Rule(
+        rule="!has(self.outputs) || self.outputs.all(o, o.when != 'Checkpoint' || "
+        "(has(self.checkpoint) && o.path == self.checkpoint.path && (has(self.progress) || has(self.hang))))",
+        message="when: Checkpoint uploads the checkpoints that the program reports: set checkpoint, and progress or "
+        "hang, and choose the path of checkpoint",
+        field=".outputs",
+    ),
+)
+"""Of the spec of a job."""
+
 DATA_NAMES = (
     Rule(
         rule="self.all(a, self.exists_one(b, b.name == a.name))",

@@ -101,6 +101,8 @@ def _reconcile(observed: Observed) -> Plan:
     if decision:
         decision = _with_gang(snapshot, decision)
     plan = decision or _with_others(snapshot, _with_wake_up(sync(snapshot), outcomes))
+    if events := outputs.checkpoint_events(snapshot.observed, status):
+        plan = replace(plan, events=(*plan.events, *events))
     if utilization.suspends(status) and decision is None and not job.spec.suspend:
         plan = replace(plan, suspend_job=status.phase not in WITHOUT_PODS)
     return replace(_with_time_accounting(snapshot, plan), checkpoint_request=checkpoint.number(status))
@@ -142,6 +144,7 @@ def _with_reports(observed: Observed) -> Snapshot:
     job, status = observed.job, observed.status
     reports = progress.with_ranks(job, status, progress.drop_stale(observed.reports, observed.pods))
     after = report_loss.observe(progress.observe(job, status, reports), reports, observed.now)
+    after = outputs.follow_checkpoints(replace(observed, status=after))
     return Snapshot(replace(observed, status=after, reports=reports), status)
 
 

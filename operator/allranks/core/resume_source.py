@@ -67,6 +67,12 @@ def locate(job: Job, source: ResumeSource | None) -> tuple[str, list[tuple[str, 
     return address, []
 
 
+def shared(checkpoint: Checkpoint | None) -> bool:
+    """Whether all pods of the job have the same checkpoints."""
+    volume = checkpoint.volume.model_dump(by_alias=True) if checkpoint and checkpoint.volume else {}
+    return checkpoint is not None and not _WITH_A_POD & volume.keys()
+
+
 def parts(address: str) -> tuple[str, str]:
     """(claim, folder) of an address. The claim is empty if the checkpoints are on the job's own volume."""
     claim, _, folder = address.partition("://")[2].partition("/")

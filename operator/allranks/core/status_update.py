@@ -125,6 +125,9 @@ class InputChanges(TypedDict, total=False):
 
 class OutputChanges(TypedDict, total=False):
     state: OutputState
+    step: int | None
+    checkpoint_time: datetime | None
+    uploaded_step: int | None
     start_time: datetime | None
     bytes: int | None
     files: int | None

@@ -22,7 +22,7 @@ from allranks.core import elasticity
 from allranks.core.manifests import transfers as manifests
 from allranks.core.model import Event, Manifest, Observed, Plan, Pod, PodRef
 from allranks.core.status_update import changed
-from allranks.core.uploads import Upload
+from allranks.core.uploads import Upload, checkpoint_of
 
 FETCHING, FETCH_RETRYING = "FetchingInputs", "FetchRetrying"
 """Reasons of the condition Running."""
@@ -136,12 +136,34 @@ def _uploads(o: Observed) -> Iterator[tuple[str, Upload]]:
     for each in o.job.spec.outputs or ():
         name = manifests.upload_name(o.job, each.name)
         pod, where = o.transfers.get(name), f"outputs/{o.job.metadata.uid}/{each.name}{claim}"
+        if each.when == "Checkpoint":
+            where = ""  # the checkpoint stays on its own volume
         if pod is None or (result := _result(pod)) is None:
             yield each.name, Upload("Uploading", message=_trouble(o, name), where=where)
-        elif isinstance(done := result.get("uploaded"), dict):
-            yield each.name, Upload("Uploaded", bytes=_count(done.get("bytes")), files=_count(done.get("files")))
+            continue
+        found = _checkpoint(o, each.name, result)
+        if isinstance(done := result.get("uploaded"), dict):
+            size, files = _count(done.get("bytes")), _count(done.get("files"))
+            yield each.name, Upload("Uploaded", bytes=size, files=files, checkpoint=found)
         else:
-            yield each.name, Upload("Failed", message=str(result.get("error") or "there is no result"), where=where)
+            message = str(result.get("error") or "there is no result")
+            yield each.name, Upload("Failed", message=message, where=where, checkpoint=found)
+
+
+def _checkpoint(o: Observed, name: str, result: dict[str, Any]) -> tuple[int, int] | None:
+    """The checkpoint of a result; a result of a broken image, which names none, is that of the current one."""
+    step, mark = _count(result.get("step")), _count(result.get("mark"))
+    if step is None or mark is None:
+        return next((checkpoint_of(output) for output in o.status.outputs if output.name == name), None)
+    return step, mark
+
+
+def _outdated(o: Observed, name: str) -> bool:
+    """Whether this pod has uploaded a checkpoint that is not the newest any more: another pod follows."""
+    for output in o.status.outputs:
+        if manifests.upload_name(o.job, output.name) == name and (result := _result(o.transfers[name])):
+            return _checkpoint(o, output.name, result) != checkpoint_of(output)
+    return False
 
 
 def _count(value: object) -> int | None:
@@ -158,7 +180,7 @@ def with_transfer_pods(o: Observed, plan: Plan) -> Plan:
         again = elasticity.ended_at(pod, o.now) + RETRY if pod.ended and _result(pod) is None else None
         if again and again > o.now and name in needed:
             times.append(again)
-        elif (again or name not in needed) and pod.deleted_at is None:
+        elif (again or name not in needed or _outdated(o, name)) and pod.deleted_at is None:
             delete.append(PodRef(pod.name, pod.uid))
     create = [make() for name, make in needed.items() if make and name not in o.transfers]
     events = list(plan.events)
@@ -191,12 +213,13 @@ def _fetches(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]
 
 
 def _uploaders(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]:
-    """(name, manifest) of the pods that upload; without manifest as long as a rank may still write."""
+    """(name, manifest) of the pods that upload; without manifest as long as a rank may still write. Those of
+    checkpoints do not wait for ranks."""
     store, over = o.platform.data, all(pod.ended for pod in o.pods if pod.owned)
     for each in o.job.spec.outputs or ():
         if store and each.name in _uploading(o):
             make = partial(manifests.upload_pod, o.job, each, o.status, o.platform, store)
-            yield manifests.upload_name(o.job, each.name), make if over else None
+            yield manifests.upload_name(o.job, each.name), make if over or each.when == "Checkpoint" else None
 
 
 def _wanted(o: Observed, name: str) -> bool:
@@ -205,7 +228,10 @@ def _wanted(o: Observed, name: str) -> bool:
 
 
 def _uploading(o: Observed) -> set[str]:
-    return {each.name for each in o.status.outputs if each.state == "Uploading"}
+    """Names of outputs. A checkpoint is uploaded when there is one."""
+    unknown = {each.name for each in o.job.spec.outputs or () if each.when == "Checkpoint"}
+    found = (each for each in o.status.outputs if each.state == "Uploading")
+    return {each.name for each in found if checkpoint_of(each) or each.name not in unknown}
 
 
 def _observed_inputs(o: Observed, inputs: list[InputStatus]) -> list[InputStatus]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from allranks.api.data import OutputStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,21 @@ class Upload:
     """Why it failed, or what keeps it from going on."""
     where: str = ""
     """Where the files are, as a part of a sentence."""
+    checkpoint: tuple[int, int] | None = None
+    """(step, mark) of the checkpoint that it uploads or has uploaded; see `checkpoint_of`."""
+
+
+def of_checkpoint(request: dict[str, Any], source: str, checkpoint: tuple[int, int]) -> dict[str, Any]:
+    """The request of an upload, for one checkpoint in the directory `source`."""
+    step, mark = checkpoint
+    return {
+        **request,
+        **{name: f"{request[name].rstrip('/')}/step-{step}" for name in ("to", "shown") if name in request},
+        "source": source,
+        "step": step,
+        "mark": mark,
+        "provenance": {**request["provenance"], "step": step},
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +54,11 @@ class CacheUse:
 
     keys: tuple[str, ...]
     """Names of entries (`cache_key`), sorted."""
+
+
+def checkpoint_of(output: OutputStatus) -> tuple[int, int] | None:
+    """(step, mark) of the checkpoint that is to be uploaded; None if it is not one. A job that goes back to an earlier
+    checkpoint may reach the same step again: the mark, the seconds since 1970, tells the two apart."""
+    if output.step is None or output.checkpoint_time is None:
+        return None
+    return output.step, int(output.checkpoint_time.timestamp())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -18,7 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from allranks.data.cache import Cache, sync_directory, text_size
+from allranks.data.cache import Cache, text_size
+from allranks.data.checkpoint import clear, copy_checkpoint, write_json
 from allranks.data.errors import ChangedError, DiskFullError, TemporaryError
 from allranks.data.fetch import Wanted, fetch
 from allranks.data.upload import upload
@@ -74,39 +74,25 @@ def _fetch(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _upload(request: Mapping[str, Any]) -> dict[str, Any]:
     """Uploads once: a pod that is created again, because its predecessor was deleted before its result was read,
-    finds the result beside the directory."""
+    finds the result beside the directory. With a `step`, the directory gets a copy of that checkpoint first."""
     directory = Path(request["directory"])
     note, journal = (directory.with_name(f"{directory.name}.{kind}") for kind in ("done.json", "jsonl"))
     with contextlib.suppress(OSError, ValueError, KeyError):
         before = json.loads(note.read_text(encoding="utf-8"))
-        if before["to"] == request["to"]:
+        if before["to"] == request["to"] and before.get("mark") == request.get("mark"):
             return {"uploaded": before["uploaded"]}
+    if "step" in request:
+        copy_checkpoint(Path(request["source"]), request["step"], request["mark"], directory)
     done = upload(directory, request["to"], journal, request["provenance"])
     uploaded = {"bytes": done.bytes, "files": done.files}
-    _write(note, {"to": request["to"], "uploaded": uploaded})
-    for path in directory.iterdir():  # the directory itself is a mount of pods that may still exist
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                path.unlink()
+    try:
+        write_json(note, {"to": request["to"], "mark": request.get("mark"), "uploaded": uploaded})
+    except OSError as error:
+        raise TemporaryError(f"{note} cannot be written: {error.strerror or error}") from error
+    clear(directory)
     with contextlib.suppress(OSError):
         journal.unlink()
     return {"uploaded": uploaded}
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Raises DataError."""
-    temporary = path.with_name(f"{path.name}.partial")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_directory(path.parent)
-    except OSError as error:
-        raise TemporaryError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def main(environ: Mapping[str, str]) -> int:
@@ -122,7 +108,7 @@ def main(environ: Mapping[str, str]) -> int:
         result, status = {"error": text[:_LONGEST_MESSAGE]}, int(isinstance(error, PASSING))
     except OSError as error:
         result, status = {"error": f"{request.get('uri') or request.get('shown')}: {error}"[:_LONGEST_MESSAGE]}, 1
-    text = json.dumps(result)
+    text = json.dumps(result | {key: request[key] for key in ("step", "mark") if key in request})
     print(text, flush=True)
     file = Path(environ.get(RESULT) or TERMINATION_LOG)
     if RESULT in environ or file.exists():  # a kubelet makes it

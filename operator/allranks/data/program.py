@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.data.cache import Cache
+from allranks.data.checkpoint import clear, copy_checkpoint
 from allranks.data.fetch import Wanted, fetch
 from allranks.data.upload import upload
 from allranks.errors import DataError
@@ -61,9 +62,12 @@ def main(argv: list[str]) -> int:
             result = fetch(Wanted(request["uri"], request.get("revision"), request.get("sha256")), cache, lines)
             write({"entry": asdict(result.entry), "cached": result.cached})
         elif argv == ["upload"]:
-            done = upload(
-                Path(request["directory"]), request["to"], Path(request["journal"]), request["provenance"], lines.added
-            )
+            directory = Path(request["directory"])
+            if "step" in request:
+                copy_checkpoint(Path(request["source"]), request["step"], request["mark"], directory)
+            done = upload(directory, request["to"], Path(request["journal"]), request["provenance"], lines.added)
+            if "step" in request:
+                clear(directory)  # a copy
             write({"uploaded": asdict(done)})
         else:
             print("usage: python -m allranks.data.program fetch|upload < REQUEST", file=sys.stderr)

@@ -12,7 +12,7 @@ from allranks.api.status import Status
 from allranks.core.manifests import data
 from allranks.core.manifests.provenance import provenance
 from allranks.core.rules import outputs as rule
-from allranks.core.uploads import Upload
+from allranks.core.uploads import Upload, checkpoint_of, of_checkpoint
 from allranks.errors import DataError
 from allranks.local.transfer import Transfer
 
@@ -28,12 +28,16 @@ class LocalOutputs:
         run_dir: Path,
         environ: Mapping[str, str],
         on_change: Callable[[], None],
+        checkpoints: Callable[[], Path | None],
     ) -> None:
-        """`volumes`, `claims`: as in the options of a run. `on_change` is called when an upload ends."""
+        """`volumes`, `claims`: as in the options of a run. `on_change` is called when an upload ends. `checkpoints`:
+        the folder with the checkpoints."""
         self._job, self._given, self._claims, self._run_dir = job, volumes, claims, run_dir
-        self._environ, self._on_change = environ, on_change
+        self._environ, self._on_change, self._checkpoints = environ, on_change, checkpoints
         self._outputs = {each.name: each for each in job.spec.outputs or ()}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._begun: dict[str, tuple[int, int] | None] = {}
+        """Name -> the checkpoint whose upload was started last."""
         self._transfers: dict[str, Transfer] = {}
         self.uploads: dict[str, Upload] = {}
         """Name -> its state, for the core."""
@@ -47,22 +51,38 @@ class LocalOutputs:
 
     def notes(self) -> Iterator[str]:
         for each in self._outputs.values():
+            if each.when == "Checkpoint":
+                yield f"each checkpoint (output {each.name}) is copied to {self._to(each)} while the program runs"
+                continue
             when = "when the program has ended" if each.when == "Always" else "when the program has completed"
             yield f"{each.path} (output {each.name}) is {self._directory(each.name)}, copied to {self._to(each)} {when}"
             if each.secret and not self._to(each).startswith("/"):
                 yield f"secret {each.secret} is not used here: your own credentials upload output {each.name}"
 
-    def start(self, status: Status) -> None:
-        """Starts the uploads that the status has decided, and ends those that are overdue."""
+    def start(self, status: Status, ranks_run: bool) -> None:
+        """Starts the uploads that the status has decided, and ends those that are overdue. While ranks run, only
+        checkpoints are uploaded, one after the other."""
         wanted = rule.to_upload(self._job, status)
         for name in self._transfers.keys() - set(wanted):
             self._transfers[name].stop()
+        of_checkpoints = {output.name: checkpoint_of(output) for output in status.outputs}
         for name in wanted:
-            if name not in self._tasks:
-                self.uploads[name] = Upload("Uploading", where=str(self._directory(name)))
-                self._tasks[name] = asyncio.create_task(self._upload(self._outputs[name], status))
+            checkpoint = of_checkpoints[name] if self._outputs[name].when == "Checkpoint" else None
+            if self._outputs[name].when == "Checkpoint":
+                ready = checkpoint is not None and self._begun.get(name) != checkpoint
+                ready = ready and not (name in self._tasks and not self._tasks[name].done())
+            else:
+                ready = name not in self._tasks and not ranks_run
+            if ready:
+                self._begun[name] = checkpoint
+                self.uploads[name] = Upload("Uploading", where=self._where(name), checkpoint=checkpoint)
+                self._tasks[name] = asyncio.create_task(self._upload(self._outputs[name], status, checkpoint))
 
-    async def _upload(self, each: Output, status: Status) -> None:
+    def _where(self, name: str) -> str:
+        """A checkpoint stays where the program has stored it."""
+        return "" if self._outputs[name].when == "Checkpoint" else str(self._directory(name))
+
+    async def _upload(self, each: Output, status: Status, checkpoint: tuple[int, int] | None) -> None:
         directory = self._directory(each.name)
         request = {
             "directory": str(directory),
@@ -70,14 +90,17 @@ class LocalOutputs:
             "journal": str(self._run_dir / f"upload-{each.name}.jsonl"),
             "provenance": provenance(self._job, status),
         }
+        if checkpoint:
+            request = of_checkpoint(request, str(self._checkpoints()), checkpoint)
         transfer = Transfer("upload", request, self._environ)
         self._transfers[each.name] = transfer
         try:
             line = await transfer.run(lambda _: None)
             done = line["uploaded"]
-            self.uploads[each.name] = Upload("Uploaded", bytes=done["bytes"], files=done["files"])
+            found = Upload("Uploaded", bytes=done["bytes"], files=done["files"], checkpoint=checkpoint)
         except DataError as error:
-            self.uploads[each.name] = Upload("Failed", message=str(error), where=str(directory))
+            found = Upload("Failed", message=str(error), where=self._where(each.name), checkpoint=checkpoint)
+        self.uploads[each.name] = found
         self._on_change()
 
     @property

@@ -49,13 +49,14 @@ class LocalCheckpoints:
                 raise CannotRun(f"the checkpoints in {source} cannot be copied: {explain(error)}") from error
             if done:
                 tell(Event("Resumed", done))
-        if folder := self._folder():
+        if folder := self.folder:
             with contextlib.suppress(OSError):  # the link is a convenience
                 link = self._run_dir / LINK
                 link.unlink(missing_ok=True)
                 link.symlink_to(os.path.relpath(folder, self._run_dir))
 
-    def _folder(self) -> Path | None:
+    @property
+    def folder(self) -> Path | None:
         """None if there is none, or one for each pod."""
         checkpoint = self._job.spec.checkpoint
         if checkpoint is None:
@@ -68,7 +69,7 @@ class LocalCheckpoints:
         return None if isinstance(found, str) else found / (checkpoint.sub_path or "")
 
     def _target(self) -> Path:
-        folder = self._folder()
+        folder = self.folder
         if folder is None:
             raise CannotRun("spec.resumeFrom: the checkpoints of this job have no folder that all its pods share here")
         source = self._source().resolve()

@@ -21,7 +21,7 @@ from allranks.api.status import FINISHED, Status
 from allranks.core.manifests import pods
 from allranks.core.model import Manifest, Observed, Plan, Platform, Pod
 from allranks.core.reconcile import reconcile
-from allranks.core.rules import checkpoint
+from allranks.core.rules import checkpoint, outputs
 from allranks.core.rules.cleanup import CLEANUP_GRACE
 from allranks.core.status_update import changed
 from allranks.core.topology import framework_of
@@ -90,7 +90,8 @@ class LocalRun:
         run_dir, environ = options.run_dir.absolute(), options.environ
         self._inputs = LocalInputs(self.job, options.volumes, run_dir, environ)
         wake = self._wake = asyncio.Event()
-        self._outputs = LocalOutputs(self.job, options.volumes, options.claims, run_dir, environ, wake.set)
+        of_outputs = (options.volumes, options.claims, run_dir, environ, wake.set)
+        self._outputs = LocalOutputs(self.job, *of_outputs, lambda: self._checkpoints.folder)
         own = self._code.directories | self._inputs.directories | self._outputs.directories
         self._volumes = Volumes(run_dir, {**own, **options.volumes}, options.claims)
         self._checkpoints = LocalCheckpoints(self.job, self._volumes, run_dir)
@@ -188,7 +189,7 @@ class LocalRun:
         wait in seconds; 0 if no rank stores checkpoints on request: then call `stop`."""
         seconds = (
             0
-            if self.options.grace == 0 or self._outputs.busy
+            if self.options.grace == 0 or outputs.uploading(self.status)
             else checkpoint.longest_wait(self.job, self.status, datetime.now(UTC))
         )
         if seconds and not self._stopping:
@@ -307,8 +308,7 @@ class LocalRun:
     def _outcome(self, plan: Plan) -> Outcome | None:
         """The outcome, or None if the run has something to wait for."""
         alive = [pod for pod in self._pods.values() if pod.alive]
-        if not alive:
-            self._outputs.start(self.status)
+        self._outputs.start(self.status, bool(alive))
         if self._outputs.busy:
             return None
         if plan.delete_job:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from allranks.api.data import Input, InputStatus, OutputStatus
+from allranks.api.data import Input, InputStatus, Output, OutputStatus
 from allranks.api.job import Job
 from allranks.api.status import Status
+from allranks.core import resume_source
 from allranks.core.manifests import transfers
 from allranks.core.model import Manifest, Platform
 
@@ -40,6 +41,8 @@ def volumes(job: Job, status: Status, platform: Platform) -> Iterator[tuple[str,
         source, mount = _source(each)
         yield input_volume(each.name), each.path, source, {"readOnly": True, **mount}
     for output in job.spec.outputs or ():
+        if output.when == "Checkpoint":
+            continue  # it is the volume of the checkpoints
         if claim and not platform.local:
             folder = f"outputs/{job.metadata.uid}/{output.name}"
             yield transfers.VOLUME, output.path, claim, {"subPath": folder}
@@ -90,6 +93,10 @@ def problems(job: Job, trainer: Manifest) -> Iterator[tuple[str, str]]:
     for field, each in _all(job):
         if each.name in names:
             yield f"{field}.name", f"an input has the name {each.name} as well: choose another one"
+        if isinstance(each, Output) and each.when == "Checkpoint":
+            if not resume_source.shared(job.spec.checkpoint):
+                yield f"{field}.when", "the checkpoints are in a volume that ends with its pod: choose a claim for them"
+            continue
         path = each.path.rstrip("/")
         for other, owner in taken.items():
             if path == other:

@@ -331,9 +331,7 @@ def _attachments(
         limit = {"sizeLimit": pool.shared_memory} if pool and pool.shared_memory is not None else {}
         attach("dshm", "/dev/shm", {"emptyDir": {"medium": "Memory", **limit}})
     if job.spec.checkpoint:
-        volume = job.spec.checkpoint.volume
-        claim = {"persistentVolumeClaim": {"claimName": job.spec.checkpoint.claim}}
-        source = volume.model_dump(by_alias=True, exclude_none=True, mode="json") if volume else claim
+        source = resume.volume_source(job.spec.checkpoint)
         folder = {"subPath": job.spec.checkpoint.sub_path} if job.spec.checkpoint.sub_path else {}
         attach(resume.CHECKPOINT_VOLUME, job.spec.checkpoint.path, source, **folder)
     for name, path, source, mount in (*code.volumes(job), *data.volumes(job, status, platform)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from allranks.api.job import Job
+from allranks.api.job import Checkpoint, Job
 from allranks.api.status import Status
 from allranks.core import naming, resume_source
 from allranks.core.manifests import code
@@ -15,6 +15,12 @@ CONTAINER = "allranks-resume"
 SOURCE_DIR = "/allranks-resume-from"
 CHECKPOINT_VOLUME = "checkpoint"
 _VOLUME = "allranks-resume"
+
+
+def volume_source(checkpoint: Checkpoint) -> Manifest:
+    if checkpoint.volume is None:
+        return {"persistentVolumeClaim": {"claimName": checkpoint.claim}}
+    return checkpoint.volume.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
 def needed(job: Job, status: Status, platform: Platform) -> bool:
@@ -39,7 +45,7 @@ def container(
     _, step = resume_source.split(job.spec.resume_from)
     arguments = [SOURCE_DIR, own.path, "--name", job.spec.resume_from]
     arguments += ["--step", str(step)] if step is not None else []
-    if own.volume is None or not {"emptyDir", "ephemeral"} & own.volume.model_dump(by_alias=True).keys():
+    if resume_source.shared(own):
         # All pods share the volume: one of them copies, and the others wait for it.
         arguments += ["--copier", str(int(role == next(name for name, of in job.spec.roles.items() if of.replicas)))]
     target = {"subPath": own.sub_path} if own.sub_path else {}

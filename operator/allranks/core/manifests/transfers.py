@@ -19,10 +19,10 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.cache_key import cache_key
 from allranks.core import naming
-from allranks.core.manifests import companions, pod_template
+from allranks.core.manifests import companions, pod_template, resume
 from allranks.core.manifests.provenance import provenance
 from allranks.core.model import Manifest, Platform
-from allranks.core.uploads import CacheUse, DataStore
+from allranks.core.uploads import CacheUse, DataStore, checkpoint_of, of_checkpoint
 
 VOLUME = "allranks-data"
 REQUEST = "ALLRANKS_TRANSFER"
@@ -30,7 +30,7 @@ UNSEEN = timedelta(minutes=10)
 """Entries of the cache that were used since then are not evicted: a job may read them whose status the operator has not
 read yet, and the clocks of machines differ."""
 _COMMAND = ["python3", "-m", "allranks.data.pod"]
-_CACHE, _OUTPUTS, _TARGET = "/cache", "/outputs", "/target"
+_CACHE, _OUTPUTS, _TARGET, _CHECKPOINTS = "/cache", "/outputs", "/target", "/checkpoints"
 _CONTAINER: Manifest = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _USER = 65532
 """The user of the image, and the group to which the kubelet gives the volume."""
@@ -84,7 +84,8 @@ def fetch_pod(
 
 
 def upload_pod(job: Job, output: Output, status: Status, platform: Platform, store: DataStore) -> Manifest:
-    """It has the user of the ranks: others may not be able to read their files."""
+    """It has the user of the ranks: others may not be able to read their files. A checkpoint is uploaded from a copy in
+    the claim, because the program goes on."""
     mounts = [{"name": VOLUME, "mountPath": _OUTPUTS, "subPath": f"outputs/{job.metadata.uid}"}]
     volumes, to = [_claim(VOLUME, store.claim)], output.to
     if output.scheme == "claim":
@@ -102,6 +103,14 @@ def upload_pod(job: Job, output: Output, status: Status, platform: Platform, sto
         "shown": output.to,
         "provenance": _bounded(provenance(job, status)),
     }
+    state = next((each for each in status.outputs if each.name == output.name), None)
+    if output.when == "Checkpoint" and state and (checkpoint := checkpoint_of(state)):
+        own = job.spec.checkpoint
+        assert own is not None
+        volumes.append({"name": resume.CHECKPOINT_VOLUME, **resume.volume_source(own)})
+        mount = {"name": resume.CHECKPOINT_VOLUME, "mountPath": _CHECKPOINTS, "readOnly": True}
+        mounts.append({**mount, "subPath": own.sub_path} if own.sub_path else mount)
+        request = of_checkpoint(request, _CHECKPOINTS, checkpoint)
     template = next(iter(pod_template.role_templates(job, platform).values()))
     own = pod_template.trainer(template).get("securityContext") or {}
     user = {key: own[key] for key in ("runAsUser", "runAsGroup", "runAsNonRoot") if key in own}

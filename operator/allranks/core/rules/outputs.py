@@ -2,6 +2,9 @@
 
 The upload is a state of a running job: `status.outputs` says so, ahead of the upload, and no rule about failures
 applies any more. What carries out the plans uploads when no pod runs any more, and observes the results.
+
+Outputs with `when: Checkpoint` are uploaded at any time: which checkpoint is the newest, and what has become of it, is
+an observation like progress. Such an upload has no `start_time` before the program has ended, and decides nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from datetime import datetime, timedelta
 
 from allranks.api.data import MESSAGE_LENGTH, OutputStatus
 from allranks.api.job import Job
-from allranks.api.status import Status
+from allranks.api.status import FINISHED, Status
 from allranks.core import topology, transfers, transitions
 from allranks.core.model import Event, Observed, Plan, Pod
 from allranks.core.rules import Act, Outcome, WaitUntil, write
@@ -20,27 +23,83 @@ from allranks.core.snapshot import Snapshot
 from allranks.core.status_summary import with_phase
 from allranks.core.status_update import changed
 from allranks.core.sync import plan_objects
-from allranks.core.uploads import Upload
+from allranks.core.uploads import Upload, checkpoint_of
 
 FAILED = "OutputFailed"
 """Reason of the condition Failed."""
 UPLOADING = "UploadingOutputs"
 UPLOAD_RETRYING = "UploadRetrying"
 """Reasons of the condition Running."""
+NO_CHECKPOINT = "the program has reported no checkpoint: call report(step=..., checkpoint=True) after it is stored"
+CHECKPOINT_NOT_UPLOADED = "CheckpointNotUploaded"
+"""Reason of an Event."""
+
+
+_SAVED_AGAIN = timedelta(seconds=5)
+"""A checkpoint of the same step counts as another one if it is so much newer: times of reports vary a little."""
 
 
 def uploading(status: Status) -> bool:
-    return any(output.state == "Uploading" for output in status.outputs)
+    """Whether the program has completed and the job waits for its outputs."""
+    return any(output.state == "Uploading" and output.start_time for output in status.outputs)
+
+
+def follow_checkpoints(o: Observed) -> Status:
+    """The status with the newest checkpoints of outputs that are uploaded while the job runs, and with what has become
+    of their uploads. An upload that fails decides nothing: the next checkpoint is another try."""
+    followed, progress = _followed(o.job), o.status.progress
+    if not followed or o.status.phase in FINISHED:
+        return o.status
+    outputs = []
+    for output in o.status.outputs:
+        new = _observed(o, output) if output.name in followed else output
+        if output.name in followed and progress and progress.checkpoint_step is not None and progress.checkpoint_time:
+            step, time = progress.checkpoint_step, progress.checkpoint_time
+            last = new.checkpoint_time
+            if last is None or time > last + (timedelta(0) if step != new.step else _SAVED_AGAIN):
+                new = changed(new, state="Uploading", step=step, checkpoint_time=time, message=None)
+        outputs.append(new)
+    return o.status if outputs == o.status.outputs else changed(o.status, outputs=outputs)
+
+
+def checkpoint_events(o: Observed, persisted: Status) -> list[Event]:
+    """What has happened to uploads of checkpoints since the persisted status."""
+    followed, events = _followed(o.job), []
+    before = {output.name: output for output in persisted.outputs}
+    for new in o.status.outputs if o.status.phase not in FINISHED else ():
+        old = before.get(new.name)
+        if old is None or new.name not in followed or new == old:
+            continue
+        if new.uploaded_step != old.uploaded_step or (new.state, old.state) == ("Uploaded", "Uploading"):
+            text = f"output {new.name}: the checkpoint of step {new.uploaded_step} is uploaded"
+            events.append(Event("CheckpointUploaded", text))
+        if new.message and (new.state != old.state or not old.message):
+            reason = UPLOAD_RETRYING if new.state == "Uploading" else CHECKPOINT_NOT_UPLOADED
+            text = f"output {new.name}: the checkpoint of step {new.step} is not uploaded yet: {new.message}"
+            events.append(Event(reason, text, warning=True))
+    return events
+
+
+def _followed(job: Job) -> set[str]:
+    return {each.name for each in job.spec.outputs or () if each.when == "Checkpoint"}
 
 
 def upload_first(snapshot: Snapshot) -> Act | None:
-    """Begins the upload of a job whose program has completed; None if there is nothing to upload."""
-    now = snapshot.observed.now
-    waiting = [output for output in snapshot.observed.status.outputs if output.state == "Pending"]
+    """Begins the upload of a job whose program has completed; None if there is nothing to upload. It waits for the last
+    checkpoint, and tries again if that could not be uploaded."""
+    now, followed = snapshot.observed.now, _followed(snapshot.observed.job)
+    waiting = {
+        output.name
+        for output in snapshot.observed.status.outputs
+        if output.state in ("Pending", "Uploading") or (output.state == "Failed" and output.name in followed)
+    }
     if not waiting:
         return None
-    names = ", ".join(output.name for output in waiting)
-    begun = [changed(output, state="Uploading", start_time=now) for output in snapshot.observed.status.outputs]
+    names = ", ".join(output.name for output in snapshot.observed.status.outputs if output.name in waiting)
+    begun = [
+        changed(output, state="Uploading", start_time=now, message=None) if output.name in waiting else output
+        for output in snapshot.observed.status.outputs
+    ]
     message = f"the program has completed; its outputs are uploaded: {names}"
     status = with_phase(changed(snapshot.summary, outputs=begun), "Running", now, UPLOADING, message)
     return write(status, Event(UPLOADING, message))
@@ -87,7 +146,8 @@ def _with_reason(snapshot: Snapshot, status: Status) -> Status:
 
 
 def upload_after_failure(snapshot: Snapshot) -> Outcome:
-    """Begins the upload of outputs of a failed job that are wanted always, and records its result."""
+    """Begins the upload of outputs of a failed job that are wanted always, and records its result. A checkpoint whose
+    upload was due before is uploaded as well."""
     o = snapshot.observed
     if o.status.phase != "Failed":
         return None
@@ -95,7 +155,8 @@ def upload_after_failure(snapshot: Snapshot) -> Outcome:
     always = {output.name for output in o.job.spec.outputs or () if began and output.when == "Always"}
     outputs = [
         changed(output, state="Uploading", start_time=o.now)
-        if output.state == "Pending" and output.name in always
+        if (output.state == "Pending" and output.name in always)
+        or (output.state == "Uploading" and output.start_time is None)
         else output
         for output in observed(o)
     ]
@@ -122,27 +183,35 @@ def _message(upload: Upload) -> str:
 
 def observed(o: Observed) -> list[OutputStatus]:
     """`status.outputs` with the results of uploads. An upload that is overdue has failed."""
-    return [
-        changed(
-            output,
-            state=found.state,
-            bytes=found.bytes,
-            files=found.files,
-            message=_message(found)[:MESSAGE_LENGTH] or None,
-        )
-        if output.state == "Uploading" and (found := _upload(o, output))
-        else output
-        for output in o.status.outputs
-    ]
+    return [_observed(o, output) for output in o.status.outputs]
+
+
+def _observed(o: Observed, output: OutputStatus) -> OutputStatus:
+    if output.state != "Uploading" or (found := _upload(o, output)) is None:
+        return output
+    step = found.checkpoint[0] if found.checkpoint and found.state == "Uploaded" else output.uploaded_step
+    if found.state != "Uploading" and found.checkpoint != checkpoint_of(output):
+        return changed(output, uploaded_step=step)  # an earlier checkpoint: the newest one follows
+    return changed(
+        output,
+        state=found.state,
+        uploaded_step=step,
+        bytes=output.bytes if found.bytes is None else found.bytes,
+        files=output.files if found.files is None else found.files,
+        message=_message(found)[:MESSAGE_LENGTH] or None,
+    )
 
 
 def _upload(o: Observed, output: OutputStatus) -> Upload | None:
     """What is observed of an upload, which has failed if it is overdue."""
+    if output.start_time and output.step is None and output.name in _followed(o.job):
+        return Upload("Failed", message=NO_CHECKPOINT)
     found, deadline = o.uploads.get(output.name, Upload("Uploading")), _deadline(o, output)
     if deadline is None or o.now < deadline or found.state != "Uploading":
         return o.uploads.get(output.name)
     trouble = f": {found.message}" if found.message else ""
-    return replace(found, state="Failed", message=f"not within deadlineSeconds ({_seconds(o, output)}){trouble}")
+    message = f"not within deadlineSeconds ({_seconds(o, output)}){trouble}"
+    return replace(found, state="Failed", message=message, checkpoint=checkpoint_of(output))
 
 
 def _seconds(o: Observed, output: OutputStatus) -> int | None:

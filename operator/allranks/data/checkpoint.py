@@ -1,0 +1,139 @@
+"""Copies one checkpoint of a program that still runs, so that what the program does next does not disturb its upload.
+
+What belongs to the checkpoint of a step are the files and folders with that number in their names, as programs name
+checkpoints. If there are none, the whole directory is the checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from allranks.data.cache import sync_directory
+from allranks.data.errors import ChangedError, explain
+from allranks.errors import DataError
+
+TRIES = 5
+QUIET_SECONDS = 3.0
+"""If the names do not say which files belong together, none of them may change for so long. NFS shows the changes of
+other machines after up to three seconds."""
+_NUMBERED = re.compile(
+    r"(?:^|[^a-z0-9])(?:checkpoint|ckpt|chkpt|cp|steps?|iter|iteration|global_?step)[-_=.]?(\d{1,18})(?!\d)",
+    re.IGNORECASE,
+)
+_OTHERS = (".allranks-", "lost+found")
+"""Beginnings of names that belong to no checkpoint."""
+Stat = dict[str, tuple[int, int, int]]
+"""Relative path of a file -> size, time of its change, inode."""
+
+
+def copy_checkpoint(
+    source: Path, step: int, mark: int, target: Path, *, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Copies the checkpoint of `step` into `target`, in which nothing else is left. Raises DataError.
+
+    `mark` tells two checkpoints of the same step apart. A copy that is complete is not made again.
+    """
+    note = target.with_name(f"{target.name}.copied.json")
+    wanted = {"step": step, "mark": mark}
+    try:
+        if note.is_file() and json.loads(note.read_text(encoding="utf-8")) == wanted:
+            return
+        note.unlink(missing_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
+        for _ in range(TRIES):
+            clear(target)
+            if _copy(source, step, target, sleep):
+                write_json(note, wanted)
+                return
+    except ValueError:
+        note.unlink(missing_ok=True)  # half a note, of a machine that crashed
+        raise ChangedError(f"{note} is damaged: the checkpoint is copied again") from None
+    except OSError as error:
+        raise explain(error, str(source)) from error
+    raise ChangedError(f"{source}: the checkpoint of step {step} was changed while it was copied")
+
+
+def _copy(source: Path, step: int, target: Path, sleep: Callable[[float], None]) -> bool:
+    """False if a file was changed meanwhile. Raises DataError and OSError."""
+    chosen, exact = choose(source, step)
+    before = _stat(source, chosen)
+    if not before:
+        raise DataError(f"{source}: there is no file of a checkpoint of step {step}")
+    began = time.monotonic()
+    try:
+        for name in before:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            with open(source / name, "rb") as read, open(target / name, "wb") as written:
+                shutil.copyfileobj(read, written, 1 << 20)
+                written.flush()
+                os.fsync(written.fileno())
+    except FileNotFoundError:
+        return False
+    if not exact:
+        sleep(max(0.0, QUIET_SECONDS - (time.monotonic() - began)))
+    return choose(source, step) == (chosen, exact) and _stat(source, chosen) == before
+
+
+def choose(source: Path, step: int) -> tuple[list[str], bool]:
+    """(names of the files and folders of the checkpoint, whether their names have its step). Raises DataError."""
+    numbers = {path.name: _numbers(path) for path in sorted(source.iterdir()) if not path.name.startswith(_OTHERS)}
+    if named := [name for name, found in numbers.items() if step in found]:
+        return named, True
+    if newer := [name for name, found in numbers.items() if found and max(found) > step]:
+        raise DataError(f"{source}: the checkpoint of step {step} is not there any more, but {', '.join(newer[:3])} is")
+    return list(numbers), False
+
+
+def _numbers(path: Path) -> set[int]:
+    """The steps in a name: checkpoint-500, step=500.ckpt, and 500 if it is a folder."""
+    found = {int(digits) for digits in _NUMBERED.findall(path.name)}
+    return found | ({int(path.name)} if re.fullmatch(r"\d{1,18}", path.name) and path.is_dir() else set())
+
+
+def _stat(source: Path, names: list[str]) -> Stat:
+    out: Stat = {}
+    for path in (each for name in names for each in _files(source / name)):
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            continue
+        out[path.relative_to(source).as_posix()] = found.st_size, found.st_mtime_ns, found.st_ino
+    return out
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Regular files. Links to files count as files; links to directories are not followed."""
+    if path.is_file():
+        yield path
+    elif not path.is_symlink():
+        for folder, _, names in os.walk(path):
+            yield from (found for name in names if (found := Path(folder) / name).is_file())
+
+
+def clear(directory: Path) -> None:
+    """Removes what is in a directory, as far as that is allowed."""
+    for path in directory.iterdir():  # the directory itself may be a mount of pods that still exist
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            try:
+                path.unlink()
+            except OSError:
+                continue
+
+
+def write_json(path: Path, content: object) -> None:
+    """Writes a file, which appears as a whole and survives a crash of the machine. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.partial")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
