@@ -70,6 +70,17 @@ def out(to):
     return {"outputs": [{"name": "model", "path": "/out", "to": to}]}
 
 
+def saved(path="/checkpoints"):
+    output = {"name": "saved", "path": path, "to": "s3://b/p", "when": "Checkpoint"}
+    return {"outputs": [output], "checkpoint": {"claim": "a"}, "progress": {}}
+
+
+SAVED = (
+    "when: Checkpoint uploads the checkpoints that the program reports: set checkpoint, and progress or hang, and "
+    "choose the path of checkpoint"
+)
+
+
 PACKAGES = (
     "must be requirements such as timm==1.0, without options of pip: set those by variables such as PIP_INDEX_URL"
 )
@@ -400,6 +411,18 @@ RULES = [
     ("an input is not at the root", data(path="/"), (f"{INPUT}.path", DIRECTORY), data(path="/d")),
     ("an output has a destination", out("s3://b"), ("spec.outputs[0].to", TO), out("s3://b/p")),
     ("a destination leads nowhere else", out("claim://c/../d"), ("spec.outputs[0].to", DOTS), out("claim://c")),
+    (
+        "checkpoints that are uploaded are those of the job",
+        saved(path="/out"),
+        ("spec.outputs", SAVED),
+        saved(),
+    ),
+    (
+        "checkpoints that are uploaded are reported",
+        {key: value for key, value in saved().items() if key != "progress"},
+        ("spec.outputs", SAVED),
+        saved(),
+    ),
     (
         "TensorFlow jobs cannot be elastic",
         {"framework": "tensorflow", "elastic": {"minReplicas": 1, "maxReplicas": 2}},

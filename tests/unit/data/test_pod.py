@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from allranks.api.data import InputStatus
+from allranks.api.data import InputStatus, OutputStatus
 from allranks.api.status import Status
 from allranks.cache_key import cache_key
 from allranks.core import transfers
@@ -45,7 +45,7 @@ class Claim:
         request = json.loads(next(each["value"] for each in container["env"] if each["name"] == pod.REQUEST)) | more
         for mount in container["volumeMounts"]:
             own = str(self.root / mount.get("subPath", mount["name"]))
-            for field in ("cache", "directory", "to"):
+            for field in ("cache", "directory", "to", "source"):
                 if str(request.get(field)).startswith(mount["mountPath"]):
                     request[field] = request[field].replace(mount["mountPath"], own, 1)
         result = str(self.root / f"{made['metadata']['name']}.json")
@@ -217,6 +217,59 @@ def test_an_upload_that_was_interrupted_continues(claim: Claim, s3: Any) -> None
     assert (code, json.loads(message)["uploaded"]["files"]) == (0, 2)
     assert s3.head_object(Bucket="data", Key="m/a")["LastModified"] == before
     assert s3.get_object(Bucket="data", Key="m/b")["Body"].read() == b"2"
+
+
+def saving(step: int, seconds: float) -> dict[str, Any]:
+    """The pod that uploads a checkpoint."""
+    output = {"name": "model", "path": "/checkpoints", "to": "s3://data/m", "when": "Checkpoint"}
+    of = job(outputs=[output], checkpoint={"claim": "own"}, progress={})
+    status = Status(outputs=[OutputStatus(name="model", state="Uploading", step=step, checkpoint_time=at(seconds))])
+    return manifests.upload_pod(of, (of.spec.outputs or [])[0], status, PLATFORM, STORE)
+
+
+def test_a_pod_uploads_a_checkpoint_while_the_program_goes_on(claim: Claim, s3: Any) -> None:
+    outputs(claim)
+    folder = claim.root / "checkpoint" / "checkpoint-100"
+    folder.mkdir(parents=True)
+    (folder / "weights").write_bytes(b"1234")
+    (claim.root / "checkpoint" / "checkpoint-200").mkdir()
+    (claim.root / "checkpoint" / "checkpoint-200" / "half").write_bytes(b"5")
+    code, message = claim.run(saving(100, 60))
+    mark = int(at(60).timestamp())
+    assert (code, json.loads(message)) == (0, {"uploaded": {"bytes": 4, "files": 1}, "step": 100, "mark": mark})
+    keys = {each["Key"] for each in s3.list_objects_v2(Bucket="data")["Contents"]}
+    names = ["allranks-manifest.json", "allranks-provenance.json", "checkpoint-100/weights"]
+    assert keys == {f"m/step-100/{name}" for name in names}
+    assert (folder / "weights").read_bytes() == b"1234"  # the program may need it
+    assert list((claim.root / "outputs" / UID / "model").iterdir()) == []
+    # Another checkpoint of the same step, of a later attempt.
+    (folder / "weights").write_bytes(b"12345")
+    assert claim.run(saving(100, 60)) == (code, message)
+    code, message = claim.run(saving(100, 600))
+    assert (code, json.loads(message)["uploaded"]["bytes"]) == (0, 5)
+    body = s3.get_object(Bucket="data", Key="m/step-100/checkpoint-100/weights")["Body"].read()
+    assert body == b"12345"
+
+
+def test_an_upload_of_a_checkpoint_that_was_killed_continues_although_the_program_has_deleted_it(
+    claim: Claim, s3: Any
+) -> None:
+    """The copy is complete, and one of its files is there."""
+    directory = outputs(claim)
+    mark = int(at(60).timestamp())
+    for name in ("a", "b"):
+        (directory / name).write_bytes(name.encode())
+    directory.with_name("model.copied.json").write_text(json.dumps({"step": 100, "mark": mark}))
+    (claim.root / "checkpoint").mkdir()
+    s3.put_object(Bucket="data", Key="m/step-100/a", Body=b"a")
+    identity = [1, "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"]
+    line = {"owner": ["s3://data/m/step-100", UID], "name": "a", "identity": identity}
+    (claim.root / "outputs" / UID / "model.jsonl").write_text(json.dumps(line) + "\n")
+    before = s3.head_object(Bucket="data", Key="m/step-100/a")["LastModified"]
+    code, message = claim.run(saving(100, 60))
+    assert (code, json.loads(message)["uploaded"]["files"]) == (0, 2)
+    assert s3.head_object(Bucket="data", Key="m/step-100/a")["LastModified"] == before
+    assert s3.get_object(Bucket="data", Key=f"m/step-100/{MANIFEST}")
 
 
 def test_a_pod_copies_to_another_claim(claim: Claim) -> None:

@@ -239,6 +239,50 @@ def test_code_in_a_bucket_runs_as_the_guide_says(project) -> None:
         client.close()
 
 
+SAVES = """
+import os, pathlib, sys, time
+sys.path.insert(0, sys.argv[1])
+from support import s3_object
+from allranks.report import report
+folder = pathlib.Path(os.environ["ALLRANKS_CHECKPOINT_DIR"])
+for step in (10, 20):
+    (folder / f"checkpoint-{step}").mkdir(parents=True)
+    (folder / f"checkpoint-{step}" / "weights").write_text(f"weights {step}")
+    report(step=step, total_steps=20, checkpoint=True)
+    while step == 10 and not s3_object.exists("models", "saved/step-10/allranks-manifest.json"):
+        time.sleep(0.1)
+    if step == 10:
+        (folder / "checkpoint-10" / "weights").unlink()
+"""
+
+
+def test_an_s3_server_has_a_checkpoint_while_the_program_runs_and_the_last_one_when_the_job_succeeds(project) -> None:
+    """The program goes on when its first checkpoint is there."""
+    output = {"name": "saved", "path": "/checkpoints", "to": "s3://models/saved", "when": "Checkpoint"}
+    with s3_server() as url:
+        client = bucket(url, "models")
+        write(
+            project,
+            command=[sys.executable, "-c", SAVES, str(Path(__file__).parents[2])],
+            roles={"worker": {"replicas": 1}},
+            outputs=[output],
+            checkpoint={"claim": "own"},
+            progress={},
+        )
+        done = run(project, **s3_environment(url))
+        assert done.returncode == 0, done.stdout + done.stderr
+        listed = [each["Key"] for each in client.list_objects_v2(Bucket="models", Prefix="saved/")["Contents"]]
+        client.close()
+    files = ["allranks-manifest.json", "allranks-provenance.json"]
+    assert listed == [
+        f"saved/step-{step}/{name}" for step in (10, 20) for name in (*files, f"checkpoint-{step}/weights")
+    ]
+    [found] = status(project)["outputs"]
+    assert (found["state"], found["step"], found["uploadedStep"]) == ("Uploaded", 20, 20)
+    assert "output saved: the checkpoint of step 10 is uploaded" in done.stdout
+    assert list((project / "run" / "outputs" / "saved").iterdir()) == []
+
+
 def test_an_s3_server_has_the_output_when_the_job_succeeds_and_gives_it_to_the_next_job(project) -> None:
     with s3_server() as url:
         env = s3_environment(url)

@@ -1,0 +1,126 @@
+"""Copies of checkpoints of a program that goes on: exactly one step, and never half of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from allranks.data import checkpoint
+from allranks.data.errors import ChangedError
+from allranks.errors import DataError
+
+
+def none(_: float) -> None: ...
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "checkpoints").mkdir()
+    return tmp_path / "checkpoints"
+
+
+def write(source: Path, *names: str) -> None:
+    for name in names:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(name)
+
+
+def copied(
+    source: Path, step: int, mark: int = 1, sleep: Callable[[float], None] = none, target: Path | None = None
+) -> set[str]:
+    target = target or source.parent / "copy"
+    checkpoint.copy_checkpoint(source, step, mark, target, sleep=sleep)
+    return {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (["checkpoint-500/model", "checkpoint-500/sub/optimizer", "checkpoint-1500/model"], [0, 1]),
+        (["epoch=3-step=500.ckpt", "epoch=5-step=900.ckpt", "last.ckpt"], [0]),
+        (["ckpt-500.index", "ckpt-500.data-00000-of-00001", "ckpt-400.index", "checkpoint"], [0, 1]),
+        (["global_step500/rank_0", "latest"], [0]),
+        (["iter_0000500/model", "latest_checkpointed_iteration.txt"], [0]),
+        (["500/model", "400/model"], [0]),
+        (["model.pt", "optimizer.pt"], [0, 1]),
+        # Numbers that are no steps.
+        (["rank-500.pt", "rank-7.pt"], [0, 1]),
+        (["resnet500.pt", "optimizer.pt"], [0, 1]),
+        (["epoch-00007.claim-00003.pt", "epoch-00006.claim-00003.pt"], [0, 1]),
+        (["ckpt-1.index", "ckpt-2.index"], [0, 1]),  # TensorFlow counts checkpoints
+    ],
+)
+def test_the_files_of_a_step_are_copied(source: Path, names: list[str], wanted: list[int]) -> None:
+    write(source, *names, ".allranks-resumed", "lost+found/x")
+    assert copied(source, 500) == {names[number] for number in wanted}
+
+
+def test_the_copy_has_the_content_of_links_and_no_folder_elsewhere(source: Path) -> None:
+    write(source, "checkpoint-5/model")
+    (source / "checkpoint-5" / "latest").symlink_to("model")
+    (source / "checkpoint-5" / "outside").symlink_to(source.parent)
+    assert copied(source, 5) == {"checkpoint-5/model", "checkpoint-5/latest"}
+    assert (source.parent / "copy" / "checkpoint-5" / "latest").read_text() == "checkpoint-5/model"
+
+
+def test_a_checkpoint_that_the_program_has_deleted_is_an_error(source: Path) -> None:
+    write(source, "checkpoint-200/model")
+    with pytest.raises(DataError, match="the checkpoint of step 100 is not there any more, but checkpoint-200 is"):
+        copied(source, 100)
+
+
+def test_a_directory_without_files_is_an_error(source: Path) -> None:
+    with pytest.raises(DataError, match="there is no file of a checkpoint of step 100"):
+        copied(source, 100)
+
+
+def test_a_complete_copy_is_not_made_again_and_another_checkpoint_replaces_it(source: Path) -> None:
+    write(source, "checkpoint-100/model", "checkpoint-200/model")
+    assert copied(source, 100) == {"checkpoint-100/model"}
+    (source / "checkpoint-100" / "model").unlink()
+    assert copied(source, 100) == {"checkpoint-100/model"}
+    assert copied(source, 200) == {"checkpoint-200/model"}
+    write(source, "checkpoint-200/more")
+    assert copied(source, 200, mark=2) == {"checkpoint-200/model", "checkpoint-200/more"}
+
+
+def test_half_a_copy_of_a_killed_process_is_made_again(source: Path) -> None:
+    write(source, "checkpoint-100/model")
+    copy = source.parent / "copy"
+    (copy / "checkpoint-100").mkdir(parents=True)
+    (copy / "checkpoint-100" / "stale").write_text("x")
+    assert copied(source, 100) == {"checkpoint-100/model"}
+
+
+def test_files_that_change_meanwhile_are_copied_again(source: Path) -> None:
+    """The names do not say which files belong together, so all of them must be still for a while."""
+    write(source, "model", "optimizer")
+    changes = [2, 1]
+
+    def change(seconds: float) -> None:
+        assert seconds > 0
+        if changes:
+            (source / "optimizer").write_text("x" * changes.pop())
+
+    assert copied(source, 100, sleep=change) == {"model", "optimizer"}
+    assert (source.parent / "copy" / "optimizer").read_text() == "xx"
+
+
+def test_files_that_are_replaced_by_others_of_the_same_size_and_time_count_as_changed(source: Path) -> None:
+    write(source, "model")
+    before = (source / "model").stat()
+    tries = []
+
+    def replace(_: float) -> None:
+        tries.append(0)
+        (source / "new").write_text("MODEL")
+        os.utime(source / "new", ns=(before.st_atime_ns, before.st_mtime_ns))
+        (source / "new").replace(source / "model")
+
+    with pytest.raises(ChangedError, match="the checkpoint of step 100 was changed while it was copied"):
+        copied(source, 100, sleep=replace)
+    assert len(tries) == checkpoint.TRIES
+    assert not list(source.parent.glob("*.json"))
