@@ -1,4 +1,4 @@
-"""Copies of checkpoints of a program that goes on: exactly one step, and never half of it."""
+"""Copies of checkpoints of a program that continues: exactly one step, and never half of it."""
 
 from __future__ import annotations
 

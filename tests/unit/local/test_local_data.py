@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from support.builders import manifest
 from support.data_servers import Behaviour, http_server, s3_environment, s3_server
 
 SECONDS = 120.0
+EXAMPLES = Path(__file__).parents[3] / "examples" / "data"
 TRAIN = """
 import os, pathlib
 data = pathlib.Path(os.environ["ALLRANKS_INPUT_DATA"])
@@ -257,7 +259,7 @@ for step in (10, 20):
 
 
 def test_an_s3_server_has_a_checkpoint_while_the_program_runs_and_the_last_one_when_the_job_succeeds(project) -> None:
-    """The program goes on when its first checkpoint is there."""
+    """The program continues when its first checkpoint is there."""
     output = {"name": "saved", "path": "/checkpoints", "to": "s3://models/saved", "when": "Checkpoint"}
     with s3_server() as url:
         client = bucket(url, "models")
@@ -281,6 +283,26 @@ def test_an_s3_server_has_a_checkpoint_while_the_program_runs_and_the_last_one_w
     assert (found["state"], found["step"], found["uploadedStep"]) == ("Uploaded", 20, 20)
     assert "output saved: the checkpoint of step 10 is uploaded" in done.stdout
     assert list((project / "run" / "outputs" / "saved").iterdir()) == []
+
+
+def test_the_example_with_checkpoints_leaves_those_that_are_uploaded_complete(project) -> None:
+    """It runs as its first lines say, with the Python of this test."""
+    shutil.copy(EXAMPLES / "checkpoints.py", project / "checkpoints.py")
+    job = yaml.safe_load((EXAMPLES / "checkpoints.yaml").read_text())
+    job["spec"]["command"][0] = sys.executable
+    (project / "job.yaml").write_text(yaml.safe_dump(job))
+    done = run(project, "--volume", f"saved={project}/saved")
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = {}
+    for found in (project / "saved").glob("*/allranks-manifest.json"):
+        [listed] = json.loads(found.read_text())["files"]
+        content = (found.parent / listed["name"]).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == listed["sha256"]
+        steps[found.parent.name] = json.loads(content)["step"]
+    assert steps["step-100"] == 100  # a slow machine may leave out earlier ones
+    assert all(name == f"step-{step}" for name, step in steps.items())
+    [found] = status(project)["outputs"]
+    assert (found["state"], found["uploadedStep"]) == ("Uploaded", 100)
 
 
 def test_an_s3_server_has_the_output_when_the_job_succeeds_and_gives_it_to_the_next_job(project) -> None:

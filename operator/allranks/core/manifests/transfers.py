@@ -85,8 +85,8 @@ def fetch_pod(
 
 def upload_pod(job: Job, output: Output, status: Status, platform: Platform, store: DataStore) -> Manifest:
     """It has the user of the ranks: others may not be able to read their files. A checkpoint is uploaded from a copy in
-    the claim, because the program goes on."""
-    mounts = [{"name": VOLUME, "mountPath": _OUTPUTS, "subPath": f"outputs/{job.metadata.uid}"}]
+    the claim, because the program continues."""
+    mounts: list[Manifest] = [{"name": VOLUME, "mountPath": _OUTPUTS, "subPath": f"outputs/{job.metadata.uid}"}]
     volumes, to = [_claim(VOLUME, store.claim)], output.to
     if output.scheme == "claim":
         claim, _, below = output.to.partition("://")[2].partition("/")
@@ -105,11 +105,11 @@ def upload_pod(job: Job, output: Output, status: Status, platform: Platform, sto
     }
     state = next((each for each in status.outputs if each.name == output.name), None)
     if output.when == "Checkpoint" and state and (checkpoint := checkpoint_of(state)):
-        own = job.spec.checkpoint
-        assert own is not None
-        volumes.append({"name": resume.CHECKPOINT_VOLUME, **resume.volume_source(own)})
-        mount = {"name": resume.CHECKPOINT_VOLUME, "mountPath": _CHECKPOINTS, "readOnly": True}
-        mounts.append({**mount, "subPath": own.sub_path} if own.sub_path else mount)
+        saved = job.spec.checkpoint
+        assert saved is not None
+        volumes.append({"name": resume.CHECKPOINT_VOLUME, **resume.volume_source(saved)})
+        folder = {"subPath": saved.sub_path} if saved.sub_path else {}
+        mounts.append({"name": resume.CHECKPOINT_VOLUME, "mountPath": _CHECKPOINTS, "readOnly": True, **folder})
         request = of_checkpoint(request, _CHECKPOINTS, checkpoint)
     template = next(iter(pod_template.role_templates(job, platform).values()))
     own = pod_template.trainer(template).get("securityContext") or {}
