@@ -85,7 +85,8 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
         changes["first_step_time"], changes["first_step"] = min(firsts)
     checkpoints = ((r.checkpoint_at, r.checkpoint_step) for r in ranks if r.checkpoint_at)
     saved = max(checkpoints, default=None, key=_first)
-    if saved and (before.checkpoint_time is None or saved[0] > before.checkpoint_time + _JITTER):
+    jitter = _JITTER if saved and saved[1] == before.checkpoint_step else timedelta(0)
+    if saved and (before.checkpoint_time is None or saved[0] > before.checkpoint_time + jitter):
         changes["checkpoint_time"], changes["checkpoint_step"] = saved
     after = _with_forecast(changed(before, **changes), ranks)
     metric = after.curve_metric or ("loss" if "loss" in after.metrics else next(iter(after.metrics), ""))

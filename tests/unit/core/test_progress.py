@@ -62,6 +62,14 @@ def test_where_an_attempt_resumed_and_what_it_saved_last() -> None:
     assert (found.checkpoint_time, found.checkpoint_step) == (at(7), 20)
 
 
+def test_a_checkpoint_that_soon_follows_another_one_is_the_newest() -> None:
+    first = progress.observe(job(), BEGUN, Reports(NOW, (rank(0, 21, checkpoint_step=20, checkpoint_at=at(7)),)))
+    again = progress.observe(job(), first, Reports(NOW, (rank(0, 21, checkpoint_step=20, checkpoint_at=at(7.4)),)))
+    assert again is first  # the age in a repeated report varies with its delay
+    found = progress_of(rank(0, 22, checkpoint_step=22, checkpoint_at=at(7.4)), status=first)
+    assert (found.checkpoint_time, found.checkpoint_step) == (at(7.4), 22)
+
+
 def test_a_new_attempt_keeps_the_curve_and_forgets_its_ranks() -> None:
     before = progress_of(rank(0, 21, metrics={"loss": 0.5}))
     after = progress.reset_for_attempt(before)
