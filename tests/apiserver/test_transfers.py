@@ -12,7 +12,7 @@ import pytest
 
 from support import live
 from support.api import Manifest
-from support.controlplane import ControlPlane
+from support.controlplane import ControlPlane, free_ports
 from support.data_servers import Behaviour, http_server
 from support.live import eventually
 from support.process_kubelet import process_kubelet
@@ -102,3 +102,66 @@ def test_a_missing_file_fails_the_job_and_no_rank_runs(
         eventually(lambda: not control_plane.api.list("Pod", namespace))
     reasons = {event["reason"] for event in control_plane.api.list("Event", namespace)}
     assert "PodsCreated" not in reasons
+
+
+def names(control_plane: ControlPlane, namespace: str) -> set[str]:
+    return {pod["metadata"]["name"] for pod in control_plane.api.list("Pod", namespace)}
+
+
+SAVES = """
+import os, pathlib, sys, time
+from allranks.report import report
+folder, there = pathlib.Path(os.environ["ALLRANKS_CHECKPOINT_DIR"]), pathlib.Path(sys.argv[1])
+first = not (folder / "checkpoint-10").exists()
+step = 10 if first else 20
+(folder / f"checkpoint-{step}").mkdir()
+(folder / f"checkpoint-{step}" / "weights").write_text(str(step))
+report(step=step, total_steps=20, checkpoint=True)
+while first:
+    if (there / "step-10" / "allranks-manifest.json").exists():
+        sys.exit("crash")
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.nightly
+def test_checkpoints_are_uploaded_while_ranks_run_and_crash(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path, pods: Path
+) -> None:
+    """The rank crashes when its first checkpoint is there, and another operator continues."""
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "operator")}
+    [port] = free_ports(1)
+    there = tmp_path / "results" / "saved"
+    (tmp_path / "save.py").write_text(SAVES)
+    settings = {"report_url": f"http://127.0.0.1:{port}/v1/report", "report_port": port, "pools": False}
+    made = live.job(
+        framework="spmd",
+        roles={"worker": {"replicas": 1}},
+        command=[sys.executable, str(tmp_path / "save.py"), str(there)],
+        progress={},
+        checkpoint={"claim": "own"},
+        restart={"maxRestarts": 1, "backoffSeconds": 1},
+        outputs=[{"name": "saved", "path": "/checkpoints", "to": "claim://results/saved", "when": "Checkpoint"}],
+    )
+
+    def status() -> Manifest:
+        return dict(job(control_plane, namespace).get("status") or {})
+
+    with process_kubelet(control_plane, namespace, pods, environ) as kubelet:
+        for claim in ("allranks-data", "results", "own"):
+            kubelet.claims[claim] = tmp_path / claim
+        control_plane.api.create(made, namespace)
+        with live.operator(live.connection(control_plane), namespace, data_claim="allranks-data", **settings):
+            eventually(lambda: status().get("attempt") == 1, 240)
+        with live.operator(live.connection(control_plane), namespace, data_claim="allranks-data", **settings):
+            eventually(lambda: status().get("phase") in ("Succeeded", "Failed"), 240)
+            eventually(lambda: "demo-upload-saved" not in names(control_plane, namespace), 60)
+        found = status()
+        assert found["phase"] == "Succeeded", found["conditions"]
+        [output] = found["outputs"]
+        assert (output["state"], output["step"], output["uploadedStep"]) == ("Uploaded", 20, 20)
+    for step in (10, 20):
+        assert (there / f"step-{step}" / f"checkpoint-{step}" / "weights").read_text() == str(step)
+        assert (there / f"step-{step}" / "allranks-manifest.json").exists()
+    reasons = [event["reason"] for event in control_plane.api.list("Event", namespace)]
+    assert reasons.count("CheckpointUploaded") == 2
