@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from support.chromium import chromium, opened_pages
 from support.job_api import JobApi
 from support.ui_samples import a_job, a_run, condition, event, failure, pods_of, progress, stamp, times
-from support.ui_server import TOKEN, UiServer
+from support.ui_server import UiServer
 from unit.cli.test_sweep_report import finished
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator:
     """A browser for all tests. Each gets a context of its own."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium: apt-get install chromium")
-    # Chromium's own sandbox needs user namespaces, which root in a container may not have.
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+    with chromium() as running:
         yield running
-        running.close()
 
 
 @pytest.fixture
@@ -106,25 +96,5 @@ def server(api: JobApi, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 @pytest.fixture
 def open_page(browser, server: UiServer) -> Iterator[Callable]:
     """Opens a page in a new context that has the cookie. At the end nothing was blocked and no script has failed."""
-    contexts, problems = [], []
-
-    def noted(message) -> None:
-        if message.type == "error":
-            problems.append(f"{message.text} {message.location}")
-
-    def opened(path: str = "/", *, lost: bool = False, **options):
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        if not lost:
-            page.on("console", noted)
-        page.goto(f"{server.url}/?token={TOKEN}")
-        page.wait_for_selector("#content")
-        page.goto(f"{server.url}{path}")
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert problems == []
+    with opened_pages(browser, server.url) as opened:
+        yield opened

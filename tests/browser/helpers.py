@@ -10,7 +10,6 @@ from support.job_api import JobApi
 from support.ui_samples import stamp
 
 JOB = "/jobs/team/penguins"
-DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 WAIT_MS = 60_000
 
 
@@ -23,14 +22,6 @@ def expect(locator):
 def see(page, text: str, selector: str = "main") -> None:
     """Waits until the page shows the text."""
     expect(page.locator(selector)).to_contain_text(text, timeout=WAIT_MS)
-
-
-def findings(page) -> list[str]:
-    """What axe-core finds, as `rule: element`."""
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page).response["violations"]
-    return [f"{rule['id']}: {node['html'][:200]}" for rule in found for node in rule["nodes"]]
 
 
 def answer_with_stacks(api: JobApi, request: str = "") -> None:

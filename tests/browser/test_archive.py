@@ -9,10 +9,11 @@ import pytest
 
 from allranks.archive.layout import LogName
 from support.archives import WrittenArchive
+from support.chromium import DESK, PHONE, findings
 from support.ui_samples import HOSTILE, a_job, event, failure, progress, stamp, times
 from support.ui_server import UiServer
 
-from .test_ui import DESK, PHONE, findings, see
+from .helpers import see
 
 pytestmark = pytest.mark.nightly
 

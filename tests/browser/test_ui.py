@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 from urllib.parse import urljoin
 
 import pytest
 
-from browser.helpers import DESK, JOB, PHONE, WAIT_MS, answer_with_stacks, expect, findings, see
+from browser.helpers import JOB, WAIT_MS, answer_with_stacks, expect, see
+from support.chromium import DESK, PHONE, findings, take_picture
 from support.live import eventually
 from support.ui_samples import HOSTILE, a_job, condition, event, failure, pods_of, progress, serve_queues, stamp
 from support.ui_server import TOKEN, UiServer
@@ -17,8 +16,6 @@ from unit.ui.test_views import NODES
 
 pytestmark = pytest.mark.nightly
 
-IMAGES = Path(os.environ["SCREENSHOTS"]).resolve() if "SCREENSHOTS" in os.environ else None
-"""A folder for the pictures of the documentation: SCREENSHOTS=docs/guides/images."""
 VIEWS = {
     "jobs": "/",
     "job": JOB,
@@ -49,8 +46,6 @@ SHOWN = dict.fromkeys(
     "light",
 ) | {"job": "dark"}
 """The views in the documentation, and their colours."""
-SHORT = frozenset({"queues", "suspend", "nodes", "sweeps", "history"})
-"""Pages that do not fill the screen."""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -60,18 +55,15 @@ def test_a_view_is_accessible_and_fits_on_a_desk_and_on_a_phone(open_page, api, 
     api.queues["/api/v1/nodes"] = {"items": NODES}
     if view == "stacks":
         answer_with_stacks(api)
-    for size, viewport in (("", DESK), ("-phone", PHONE)):
+    for viewport in (DESK, PHONE):
         lost = view == "problem"  # Chromium reports the status 404 as an error
         page = open_page(VIEWS[view], viewport=viewport, color_scheme=scheme, lost=lost)
         page.wait_for_load_state("load")
         assert findings(page) == []
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= viewport["width"], f"{view} is {width} pixels wide"
-        if IMAGES and not size and SHOWN.get(view) == scheme:
-            IMAGES.mkdir(parents=True, exist_ok=True)
-            page.evaluate("document.activeElement.blur()")
-            short = view in SHORT
-            (page.locator("body") if short else page).screenshot(path=str(IMAGES / f"ui-{view}.png"))
+        if viewport is DESK and SHOWN.get(view) == scheme:
+            take_picture(page, view)
 
 
 def test_a_stranger_finds_out_why_a_job_failed_in_three_clicks(open_page, api):
