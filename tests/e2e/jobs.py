@@ -101,15 +101,16 @@ def penguins(name: str, epochs: int, **pods: Any) -> list[Manifest]:
 
 
 @contextmanager
-def namespace(cluster: Cluster) -> Iterator[Team]:
-    """Creates a namespace that admits only restricted pods. Does not wait for its deletion."""
-    name = f"e2e-{uuid.uuid4().hex[:8]}"
+def namespace(cluster: Cluster, name: str = "") -> Iterator[Team]:
+    """Creates a namespace that admits only restricted pods. Does not wait for its deletion, unless it has a name that
+    the next test may use again."""
+    again, name = bool(name), name or f"e2e-{uuid.uuid4().hex[:8]}"
     metadata = {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     try:
         yield Team(cluster, name)
     finally:
-        cluster.kubectl("delete", "namespace", name, "--wait=false")
+        cluster.kubectl("delete", "namespace", name, f"--wait={str(again).lower()}")
 
 
 class Team:
