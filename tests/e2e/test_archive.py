@@ -129,7 +129,7 @@ def ends_and_is_deleted(team: Team) -> None:
 
 def is_read(team: Team, read: Read) -> None:
     def deleted() -> list[str]:
-        return [line for line in read("get", "--all").splitlines() if line.split()[0] == JOB]
+        return [line for line in read("get", "--all").splitlines() if line.startswith(f"{JOB} ")]
 
     until(lambda: "Succeeded" in str(deleted()), "the last state of the job in the archive")
     [line] = deleted()
