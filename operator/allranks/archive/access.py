@@ -40,7 +40,8 @@ class Access:
         """Raises ArchiveError."""
         running = asyncio.get_running_loop().run_in_executor(self._threads, function)
         try:
-            result = await asyncio.wait_for(running, self._call_seconds)
+            async with asyncio.timeout(self._call_seconds):
+                result = await running
         except TimeoutError:
             error = ArchiveError(f"the archive did not answer within {self._call_seconds:.0f} s")
         except ArchiveError as raised:

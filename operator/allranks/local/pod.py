@@ -222,7 +222,8 @@ class LocalPod:
                             self.status.phase, waiting_reason=CRASH_LOOP, waiting_message=message, last_exit=last
                         )
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._stop.wait(), delay)
+                        async with asyncio.timeout(delay):
+                            await self._stop.wait()
         finally:
             log.close()
 

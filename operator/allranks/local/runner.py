@@ -331,7 +331,8 @@ class LocalRun:
         until = min(until or self._linger_until(), self._linger_until())
         seconds = min((until - datetime.now(UTC)).total_seconds(), _MAX_WAIT)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), max(0.0, seconds))
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._wake.wait()
 
     def _pod_statuses(self) -> tuple[Pod, ...]:
         return tuple(pod.status for pod in self._pods.values())

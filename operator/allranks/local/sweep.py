@@ -161,7 +161,8 @@ class LocalSweep:
         if self.status.finished and not any(trial.alive for trial in self._trials.values()):
             return False
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
+            async with asyncio.timeout(POLL_SECONDS):
+                await self._wake.wait()
         return True
 
     async def _start(self, manifest: Manifest) -> None:

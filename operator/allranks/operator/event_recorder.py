@@ -69,7 +69,8 @@ class Recorder:
         until = time.monotonic() + seconds
         while not self._queue.empty() and time.monotonic() < until:
             try:
-                await asyncio.wait_for(self._send(self._queue.get_nowait()), max(0.05, until - time.monotonic()))
+                async with asyncio.timeout(max(0.05, until - time.monotonic())):
+                    await self._send(self._queue.get_nowait())
             except (ApiError, TimeoutError):
                 return
 

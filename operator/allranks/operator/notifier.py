@@ -131,7 +131,8 @@ class Notifier:
             loop = asyncio.get_running_loop()
             sent = loop.run_in_executor(self._threads, _send_mail, smtp, message, self._pace.timeout)
             try:
-                await asyncio.wait_for(asyncio.shield(sent), 6 * self._pace.timeout)
+                async with asyncio.timeout(6 * self._pace.timeout):
+                    await asyncio.shield(sent)
             except TimeoutError as error:
                 raise DeliveryError("the mail server is too slow", again=True) from error
             return

@@ -41,7 +41,8 @@ async def suggest(spec: SweepSpec, request: Suggestion, seconds: float = SECONDS
         env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )
     try:
-        answer, errors = await asyncio.wait_for(process.communicate(json.dumps(question).encode()), seconds)
+        async with asyncio.timeout(seconds):
+            answer, errors = await process.communicate(json.dumps(question).encode())
     except TimeoutError as error:
         raise CannotSuggest(f"algorithm TPE gave no parameters within {seconds:.0f} s") from error
     finally:

@@ -42,7 +42,8 @@ class Viewer:
     async def take(self, seconds: float) -> list[Change]:
         """What has changed since the last call; waits for it, but at most so long. Empty: nothing."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
         self._news.clear()
         waiting, self._waiting = self._waiting, {}
         return list(waiting.values())

@@ -136,7 +136,8 @@ async def _of_new_lines(jobs: ClusterJobs, entry: Entry, wanted: Wanted) -> Asyn
                         readers[pod.uid] = asyncio.create_task(read(pod, wanted.after.encode()))
                 gone |= readers.keys() - {pod.uid for pod in pods if not pod.ended}
             with contextlib.suppress(TimeoutError):
-                batch = await asyncio.wait_for(batches.get(), SETTLE_SECONDS)
+                async with asyncio.timeout(SETTLE_SECONDS):
+                    batch = await batches.get()
                 some = [_log_line(now, batch.pod, line) for line in batch.lines if matches(line.text, search)]
                 if some:
                     yield some

@@ -83,7 +83,8 @@ class State:
         if self.jobs is None:
             return []
         try:
-            await asyncio.wait_for(self.jobs.listed.wait(), 20)
+            async with asyncio.timeout(20):
+                await self.jobs.listed.wait()
         except TimeoutError:
             raise Problem(503, "the API server has not answered yet: try again") from None
         return self.jobs.all()
