@@ -115,6 +115,49 @@ class Cost(Typed):
     currency: str | None
 
 
+class JobInput(Typed):
+    """An input of a job, and the state of its data."""
+
+    name: str
+    source: str = Field(alias="from")
+    """The address of the data, without a password."""
+    path: str
+    """Directory in which the pods find the data."""
+    state: str
+    """Pending, Fetching, Ready or Failed."""
+    mounted: bool
+    """Whether it is a volume, which nothing fetches."""
+    revision: str | None
+    """The revision that the ranks read, else the wanted one."""
+    sha256: str | None
+    bytes: int | None
+    """null until the data is there."""
+    cached: bool | None
+    """Whether the data was in the cache before."""
+
+
+class JobOutput(Typed):
+    """An output of a job, and the state of its upload."""
+
+    name: str
+    to: str
+    """The address of the files, without a password."""
+    path: str
+    """Directory into which the program writes."""
+    when: str
+    """Success, Always or Checkpoint."""
+    state: str
+    """Pending, Uploading, Uploaded or Failed."""
+    step: int | None
+    """Of the newest checkpoint, to which the state refers."""
+    uploaded_step: int | None
+    """Of the newest checkpoint that is uploaded."""
+    files: int | None
+    bytes: int | None
+    message: str
+    """Why the upload failed."""
+
+
 class Report(Typed):
     """The report on a job, as `allranks report -o json` prints it."""
 
@@ -175,6 +218,8 @@ class Report(Typed):
     """Lost seconds by cause."""
     cost: Cost | None
     """null without GPUs."""
+    inputs: list[JobInput]
+    outputs: list[JobOutput]
     progress: Progress | None
     metric: str
     """The main metric."""

@@ -16,7 +16,18 @@ from allranks.ui import answers
 from allranks.ui.app import application
 from allranks.ui.openapi import DistributedTraining, TrainingSweep
 from support.job_api import JobApi
-from support.ui_samples import a_job, a_run, failure, pods_of, progress, serve_queues, stamp, times, write_run
+from support.ui_samples import (
+    a_job,
+    a_run,
+    failure,
+    pods_of,
+    progress,
+    serve_queues,
+    stamp,
+    times,
+    with_data,
+    write_run,
+)
 from support.ui_server import UiServer
 from unit.cli.test_sweep_report import finished
 
@@ -123,7 +134,7 @@ def restarted(name: str) -> Schema:
     alone = {"worker-1": {"count": 1, "counted": True, "restartTime": stamp(900), "failure": failure(attempt=1)}}
     seconds = {"productive": 2900.0, "starting": 90.0, "waiting": 30.0, "lost": 310.0}
     cost = {"gpuSeconds": seconds, "spent": {kind: value / 1000 for kind, value in seconds.items()}}
-    return a_job(
+    job = a_job(
         name,
         "Running",
         attempt=1,
@@ -136,6 +147,7 @@ def restarted(name: str) -> Schema:
         cost={**cost, "gpus": 3, "price": "2.40", "currency": "EUR"},
         avoidedNodes=["node-7"],
     )
+    return with_data(job)
 
 
 @pytest.fixture
@@ -147,7 +159,7 @@ def api(tmp_path: Path) -> Iterator[JobApi]:
         yield api
 
 
-OF_REPORTS = {"attempts": answers.Attempt, "restarts": answers.RestartedReplica, "points": answers.Point}
+OF_REPORTS = ("attempts", "restarts", "points", "inputs", "outputs")
 
 
 def test_a_report_has_exactly_the_fields_of_its_type(server: UiServer):
@@ -173,7 +185,7 @@ def test_answers_on_many_jobs_have_exactly_the_fields_of_their_types(server: UiS
     assert history[0]["spent"]["EUR"] > 3
     assert_has_type(history, list[answers.HistoryGroup])
     compared = server.get("/api/v1/compare?job=jobs/team/penguins&job=jobs/team/broken").json
-    assert compared["differences"] == []
+    assert compared["differences"][0] == {"field": "spec.inputs[birds].name", "values": ["birds", ""]}
     assert_has_type(compared, answers.Comparison)
 
 

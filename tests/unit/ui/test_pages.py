@@ -57,6 +57,8 @@ def test_hostile_content_of_names_messages_events_and_logs_stays_text(tmp_path):
     job["metadata"]["labels"] = {"team": HOSTILE}
     job["spec"]["image"] = job["spec"]["framework"] = HOSTILE
     job["spec"]["command"] = [HOSTILE]
+    job["spec"]["inputs"] = [{"name": HOSTILE, "from": HOSTILE, "path": HOSTILE, "revision": HOSTILE}]
+    job["spec"]["outputs"] = [{"name": HOSTILE, "to": HOSTILE, "path": HOSTILE}]
     with JobApi(tmp_path, job) as api:
         api.pods = pods_of(job)
         api.pods[0]["spec"]["nodeName"] = HOSTILE

@@ -17,6 +17,8 @@ from allranks.api.status import FINISHED, ProgressStatus, Status
 from allranks.cli.format import cost as costs
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.outcome import failure_block, summary
+from allranks.cli.job_report import data
+from allranks.cli.job_report.data import JobInput, JobOutput
 from allranks.cli.job_report.run_files import RunFiles, Sample
 from allranks.cli.job_report.timeline import Attempt, Cause, Segment, Timeline, cause_of
 from allranks.kube.job_codec import status_of
@@ -107,6 +109,8 @@ class JobReport:
     lost: dict[str, float]
     cost: costs.JobCost | None
     """GPU-hours and their price; None without GPUs."""
+    inputs: tuple[JobInput, ...]
+    outputs: tuple[JobOutput, ...]
     progress: ProgressStatus | None
     metric: str
     points: tuple[Point, ...]
@@ -123,6 +127,9 @@ class JobReport:
         progress = self.progress and self.progress.model_dump(by_alias=True, exclude_none=True, mode="json")
         plain["cost"] = None  # the keys of its parts are not field names either
         named["cost"] = self.cost and self.cost.as_json()
+        named["inputs"] = [
+            {("from" if key == "source" else key): v for key, v in _plain(asdict(one)).items()} for one in self.inputs
+        ]
         points = [{**_plain(asdict(point)), "metrics": dict(point.metrics)} for point in self.points]
         return {**_plain(plain), **named, "progress": progress, "points": points}
 
@@ -200,6 +207,8 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
         measured=measured,
         lost=progress_text.lost_by(status, now),
         cost=costs.of(status, until),
+        inputs=tuple(data.inputs(job, status)),
+        outputs=tuple(data.outputs(job, status)),
         progress=progress,
         metric=progress.curve_metric if progress else "",
         points=tuple(_points(run.samples or samples_of(progress), progress, attempts, began)),

@@ -12,6 +12,7 @@ from allranks.cli.format import plots
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import elapsed, moment
 from allranks.cli.format.table import Grid, cell
+from allranks.cli.job_report import data
 from allranks.cli.job_report.model import JobReport, Point
 from allranks.cli.job_report.timeline import FORGOTTEN, Attempt, Cause, Segment
 from allranks.control_sequences import clean
@@ -83,6 +84,7 @@ def tables(report: JobReport) -> Iterator[tuple[str, Grid]]:
         priced = report.cost.money is not None
         lines: list[Sequence[object]] = [row if priced else row[:2] for row in costs.rows(report.cost)]
         yield "GPU time", Grid(["What", "GPU-hours", *(["Price"] if priced else [])], lines)
+    yield from data.tables(report.inputs, report.outputs)
     ended = [attempt for attempt in report.attempts if attempt.over]
     failed = [attempt for attempt in ended if attempt.cause is not None or attempt.reason != "Completed"]
     if failed:
