@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from allranks.api.data import MOUNTED, InputStatus, OutputStatus
 from allranks.api.status import Status
@@ -21,7 +23,7 @@ class JobInput:
     """An input of a job, and the state of its data."""
 
     name: str
-    source: str
+    source: Annotated[str, Field(alias="from")]
     """The address of the data, without a password."""
     path: str
     """Directory in which the pods find the data."""
