@@ -1,5 +1,5 @@
 """The types of answers that commands print with `-o json`. Only the OpenAPI document needs them: what a command
-prints is sent as it is, and a test compares it with these types."""
+prints is sent as it is, and a test compares it with these types. The types of reports are their dataclasses."""
 
 from __future__ import annotations
 

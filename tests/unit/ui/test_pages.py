@@ -8,6 +8,8 @@ from urllib.parse import quote
 
 import pytest
 
+from allranks.api import old_form
+from allranks.ui import pages
 from allranks.ui.entries import Entry
 from support.job_api import JobApi
 from support.live import eventually
@@ -194,3 +196,14 @@ def test_the_first_of_many_jobs_are_those_that_run(tmp_path):
 def test_decoding_a_job_is_done_once_for_all_pages():
     entry = Entry("jobs", "team", "job", a_job("job", "Running", progress=progress(10)))
     assert entry.status is entry.status
+
+
+def test_what_the_first_request_needs_is_made_before_it(api, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(pages, "warm_up", lambda: calls.append("begun"))
+    with UiServer(api.kubeconfig, tmp_path / "runs"):
+        assert eventually(lambda: calls == ["begun"])
+    monkeypatch.undo()
+    old_form.values.cache_clear()
+    pages.warm_up()
+    assert old_form.values.cache_info().currsize == 1
