@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from allranks.api.data import InputStatus, OutputStatus
+from allranks.cli.commands.describe import described
 from allranks.cli.commands.report import rendered
+from allranks.cli.format.table import Grid
 from support import reported
 from support.reported import at
 
@@ -113,6 +115,17 @@ def test_the_report_has_each_field_of_the_status():
     for kind, model in ("inputs", InputStatus), ("outputs", OutputStatus):
         fields = {field.alias or name for name, field in model.model_fields.items()}
         assert fields - report[kind][0].keys() <= {"startTime", "checkpointTime"}
+
+
+def test_describe_has_the_same_tables():
+    job = a_job(STATUS, inputs=INPUTS, outputs=OUTPUTS)
+    job["metadata"] = {**job["metadata"], "uid": "u"}
+    found = list(described(job, [], "", [], at(5000)))
+    for title in ("Inputs:", "Outputs:"):
+        table = found[found.index(title) + 1]
+        assert isinstance(table, Grid)
+        assert [row[0] for row in table.rows] in (["birds", "base", "words", "maps"], ["model", "steps"])
+    assert "Inputs:" not in list(described({**job, "spec": reported.finished()["spec"]}, [], "", [], at(5000)))
 
 
 @pytest.mark.parametrize("form", ["text", "html"])
