@@ -86,6 +86,23 @@ def test_a_stranger_finds_out_why_a_job_failed_in_three_clicks(open_page, api):
     assert [text.strip() for text in clicks] == ["Jobs", "translate", "Log of this rank"]
 
 
+def test_the_page_of_a_job_has_its_data_and_follows_an_upload(open_page, api):
+    page = open_page(JOB)
+    cells = page.locator("section:has(h2:text-is('Inputs')) tr:has-text('birds') >> css=th, td")
+    shown = ["birds", "Ready, from the cache", "3.0 GiB", "5e1c5e1c5e1c", "s3://birds/penguins"]
+    assert cells.all_inner_texts() == shown
+    outputs = "section:has(h2:text-is('Outputs')) tr:has-text('checkpoints') td >> nth=2"
+    see(page, "step 500 is uploaded, step 1000 follows", outputs)
+    job = api.jobs["penguins"]
+    model, steps = job["status"]["outputs"]
+    done = {**steps, "state": "Uploaded", "uploadedStep": 1000}
+    api.put({**job, "status": {**job["status"], "outputs": [model, done]}})
+    expect(page.locator(outputs)).to_have_text("step 1000 is uploaded", timeout=WAIT_MS)
+    page = open_page("/jobs/team/translate")
+    see(page, "First failure")
+    assert page.locator("h2:text-is('Inputs'), h2:text-is('Outputs')").count() == 0
+
+
 def test_filters_are_in_the_address(open_page):
     page = open_page("/")
     page.select_option("select[name=phase]", "Failed")

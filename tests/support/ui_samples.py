@@ -57,6 +57,40 @@ def a_job(name: str, phase: str, workers: int = 3, namespace: str = "team", **st
     return made
 
 
+def with_data(job: Manifest) -> Manifest:
+    """The job with inputs and outputs in different states."""
+    inputs = [
+        {"name": "birds", "from": "s3://birds/penguins", "path": "/data"},
+        {"name": "base", "from": "hf://models/penguins/encoder-large", "path": "/base", "revision": "main"},
+        {"name": "maps", "from": "claim://maps/2026", "path": "/maps"},
+    ]
+    outputs = [
+        {"name": "model", "to": "s3://models/penguins", "path": "/out"},
+        {"name": "checkpoints", "to": "s3://models/steps", "path": "/steps", "when": "Checkpoint"},
+    ]
+    states = {
+        "inputs": [
+            {"name": "birds", "state": "Ready", "revision": "5e1c" * 16, "bytes": 3_221_225_472, "cached": True},
+            {"name": "base", "state": "Ready", "revision": "9af3" * 10, "sha256": "ab" * 32, "bytes": 1_470_000_000},
+            {"name": "maps", "state": "Ready"},
+        ],
+        "outputs": [
+            {"name": "model", "state": "Pending"},
+            {
+                "name": "checkpoints",
+                "state": "Uploading",
+                "step": 1000,
+                "checkpointTime": stamp(240),
+                "uploadedStep": 500,
+                "files": 4,
+                "bytes": 734_003_200,
+            },
+        ],
+    }
+    spec = {**job["spec"], "inputs": inputs, "outputs": outputs}
+    return {**job, "spec": spec, "status": {**job["status"], **states}}
+
+
 def condition(kind: str, reason: str, message: str) -> Manifest:
     return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": stamp(3500)}
 

@@ -1,5 +1,5 @@
 """The types of answers that commands print with `-o json`. Only the OpenAPI document needs them: what a command
-prints is sent as it is, and a test compares it with these types."""
+prints is sent as it is, and a test compares it with these types. The types of reports are their dataclasses."""
 
 from __future__ import annotations
 
@@ -8,177 +8,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
-from pydantic.alias_generators import to_camel
 
-from allranks.ui.openapi import described_as
+from allranks.cli.format.json_form import CONFIG, described_as
+from allranks.cli.job_report.model import Report
 
 Metadata = Annotated[dict[str, Any], WithJsonSchema(described_as("ObjectMeta"))]
-Progress = Annotated[dict[str, Any], WithJsonSchema(described_as("ProgressStatus"))]
 Sweep = Annotated[dict[str, Any], WithJsonSchema(described_as("TrainingSweep"))]
 
 
 class Typed(BaseModel):
     """Keys in camelCase, and the sentence below a field as its description."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True)
-
-
-# --- the report on a job ---------------------------------------------------------------------------------------------
-
-
-class Segment(Typed):
-    """A part of an attempt, or of the time between attempts."""
-
-    kind: str
-    """queued, starting, productive, lost, or forgotten for attempts that the status no longer has."""
-    begin: float
-    """Seconds since the creation of the job."""
-    seconds: float
-
-
-class Cause(Typed):
-    """Why an attempt ended, or a replica was restarted: the first failure."""
-
-    reason: str
-    who: str
-    """The replica, as ROLE-INDEX."""
-    rank: int | None
-    node: str
-    how: str
-    """`exit code 1`, `signal 9 (SIGKILL)`."""
-    exit_code: int | None
-    signal: int | None
-    last_line: str
-    """Of its log."""
-
-
-class Attempt(Typed):
-    """An attempt. Only the last one can be running (`over` is false)."""
-
-    number: int
-    begin: float
-    """Seconds since the creation of the job."""
-    end: float
-    """Seconds since the creation of the job."""
-    over: bool
-    reason: str
-    counted: bool
-    """It counts toward restart.maxRestarts."""
-    waited: bool
-    """The job was suspended after it, or waited in a queue."""
-    first_step: int | None
-    last_step: int | None
-    segments: list[Segment]
-    cause: Cause | None
-
-
-class RestartedReplica(Typed):
-    """Restarts of a single replica in the current attempt."""
-
-    replica: str
-    count: int
-    counted: bool
-    at: float
-    """Seconds since the creation of the job."""
-    cause: Cause | None
-
-
-class Point(Typed):
-    """A point of the curves."""
-
-    at: float
-    """Seconds since the creation of the job."""
-    attempt: int
-    step: int
-    value: float | None
-    """Of the main metric."""
-    samples_per_second: float | None
-    steps_per_second: float | None
-    metrics: dict[str, float | None]
-    """null for a value that is not a finite number."""
-
-
-class Cost(Typed):
-    """GPU-hours and money of a job."""
-
-    gpu_hours: dict[str, float]
-    """By kind: productive, starting, waiting, lost."""
-    lost_gpu_hours_by_reason: dict[str, float]
-    spent: dict[str, float] | None
-    """Money by kind; null without a price."""
-    lost_by_reason: dict[str, float] | None
-    """Lost money by cause."""
-    gpus: int
-    """GPUs that pods hold now."""
-    price: str | None
-    """Of a GPU-hour, now."""
-    currency: str | None
-
-
-class Report(Typed):
-    """The report on a job, as `allranks report -o json` prints it."""
-
-    name: str
-    namespace: str
-    framework: str
-    size: str
-    image: str
-    command: str
-    environment: list[str]
-    """Names of the variables in the manifest. Values may be secret."""
-    commit: str
-    """git commit of the code; empty if unknown."""
-    dirty: bool
-    """Whether files differed from the commit."""
-    changes: str
-    """The files that differed."""
-    sha256: str
-    """Hash of the code that was shipped."""
-    source: str
-    """The claim or image with the code, if it was not shipped."""
-    differences: str
-    """From the commit, as a unified diff in which secrets are masked."""
-    differences_note: str
-    """Where the differences are, or why there are none."""
-    logs: list[str]
-    """Log files of a run of this machine. Empty in this interface."""
-    phase: str
-    verdict: str
-    """What happened, in one sentence."""
-    why: str
-    failure: list[str]
-    """For a failed job: the first replica that failed, and the last lines of its log."""
-    began: str
-    """When the job was created: 2026-03-04T10:00:00Z."""
-    until: str
-    """The end of the job, or the time of the report."""
-    over: bool
-    seconds: float
-    attempts: list[Attempt]
-    between: list[Segment]
-    """Time before, between and after the attempts."""
-    forgotten: int
-    """Number of earlier attempts that the status no longer has."""
-    restarts: list[RestartedReplica]
-    counted: int
-    """Restarts that count toward restart.maxRestarts."""
-    disruptions: int
-    """Restarts by disruptions."""
-    times: dict[str, float]
-    """Seconds by kind: queued, starting, productive, lost."""
-    goodput: float | None
-    """null if the ranks did not report steps."""
-    goodput_limit: float | None
-    """Upper bound of the goodput: all running time counts as productive. null if the goodput is measured."""
-    measured: bool
-    lost: dict[str, float]
-    """Lost seconds by cause."""
-    cost: Cost | None
-    """null without GPUs."""
-    progress: Progress | None
-    metric: str
-    """The main metric."""
-    points: list[Point]
+    model_config = ConfigDict(**CONFIG, populate_by_name=True)
 
 
 # --- queues ----------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def application(where: Where, *, all_namespaces: bool, runs: Path, token: str, a
         if reader:
             state.archive = ArchivedJobs(reader, None if all_namespaces else where.namespace)
         async with contextlib.AsyncExitStack() as stack:
-            tasks = [asyncio.create_task(state.runs.run())]
+            tasks: list[asyncio.Task[None]] = [asyncio.create_task(state.runs.run()), _warming_up()]
             stack.push_async_callback(_cancel, tasks)
             try:
                 cluster = await stack.enter_async_context(Cluster.connect(where))
@@ -86,6 +86,10 @@ def application(where: Where, *, all_namespaces: bool, runs: Path, token: str, a
     return app
 
 
+def _warming_up() -> asyncio.Task[None]:
+    return asyncio.create_task(asyncio.to_thread(pages.warm_up))
+
+
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
@@ -102,12 +106,12 @@ def in_cluster(api: Connection, namespaces: Sequence[str] = (), archive: str | N
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        checks = asyncio.create_task(users.run())
+        tasks = [asyncio.create_task(users.run()), _warming_up()]
         try:
             yield
         finally:
             await users.close()
-            await _cancel([checks])
+            await _cancel(tasks)
 
     app = build(lifespan, "Send a token for the API server as a bearer token.")
     app.state.users, app.state.close_streams = users, users.close_streams

@@ -8,7 +8,7 @@ from typing import Any
 
 from allranks.cli.format import progress as progress_text
 from allranks.cli.job_report import plots
-from allranks.cli.job_report.model import JobReport
+from allranks.cli.job_report.model import Report
 from allranks.cli.job_report.plots import Plot
 
 MOST_JOBS = 6
@@ -16,7 +16,7 @@ MOST_ROWS = 300
 MOST_CHARACTERS = 200
 
 
-def curve(reports: Sequence[JobReport]) -> tuple[Plot | None, str]:
+def curve(reports: Sequence[Report]) -> tuple[Plot | None, str]:
     """(the curves of the metric that most of them have, over the time since the creation; the metric). The kind of a
     stroke is `line-N` for the job number N."""
     names = [name for report in reports for name in report.metric_names()]
@@ -39,7 +39,7 @@ def curve(reports: Sequence[JobReport]) -> tuple[Plot | None, str]:
     return plot, metric
 
 
-def _last(report: JobReport, metric: str) -> str:
+def _last(report: Report, metric: str) -> str:
     values = [value for point in report.points if math.isfinite(value := point.metrics.get(metric, math.nan))]
     return progress_text.number(values[-1]) if values else "no values"
 

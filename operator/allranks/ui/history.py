@@ -93,10 +93,10 @@ def _add(group: Group, status: Status, now: datetime) -> None:
         group.productive_seconds += times.productive
     if cost := costs.of(status, now):
         _sum(group.gpu_hours, cost.gpu_hours)
-        _sum(group.lost_by, cost.lost_by)
-        if cost.money and cost.currency:
-            _sum(group.spent, {cost.currency: sum(cost.money.values())})
-            _sum(group.spent_lost, {cost.currency: cost.money["lost"]})
+        _sum(group.lost_by, cost.lost_gpu_hours_by_reason)
+        if cost.spent and cost.currency:
+            _sum(group.spent, {cost.currency: sum(cost.spent.values())})
+            _sum(group.spent_lost, {cost.currency: cost.spent["lost"]})
 
 
 def _sum(into: dict[str, float], more: Mapping[str, float]) -> None:

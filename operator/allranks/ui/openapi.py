@@ -14,16 +14,11 @@ from pydantic.json_schema import models_json_schema
 from allranks.api import sweep, sweep_status
 from allranks.api.job import KIND, Spec
 from allranks.api.status import Status
+from allranks.cli.format.json_form import MODEL_MARK, described_as
 from allranks.ui.problems import MEDIA_TYPE
 
 Schema = dict[str, Any]
 _REFS = "#/components/schemas/{model}"
-_MARK = "x-allranks-model"
-
-
-def described_as(model: str) -> Schema:
-    """A schema that the document replaces by a reference to this type of the CRDs."""
-    return {"type": "object", _MARK: model}
 
 
 Job = Annotated[dict[str, Any], WithJsonSchema(described_as(KIND))]
@@ -102,8 +97,8 @@ def _made(app: FastAPI) -> Schema:
 
 def _resolved(part: Any) -> Any:
     if isinstance(part, Mapping):
-        if _MARK in part:
-            return {"$ref": _REFS.format(model=part[_MARK])}
+        if MODEL_MARK in part:
+            return {"$ref": _REFS.format(model=part[MODEL_MARK])}
         return {key: _resolved(value) for key, value in part.items()}
     return [_resolved(each) for each in part] if isinstance(part, list) else part
 

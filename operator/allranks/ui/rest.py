@@ -15,6 +15,8 @@ from allranks.cli.commands.queue import as_json
 from allranks.cli.commands.scale import scale_job
 from allranks.cli.commands.suspend import set_suspended
 from allranks.cli.job_report import html
+from allranks.cli.job_report.model import Report
+from allranks.cli.job_report.timeline import Attempt
 from allranks.cli.options import Changed
 from allranks.core.naming import TRAINER
 from allranks.ui import answers, new_job
@@ -172,7 +174,7 @@ async def one(entry: EntryOf) -> Response:
     return as_printed(entry.manifest)
 
 
-@router.get(Item + "/attempts", response_model=list[answers.Attempt], summary="The attempts of a job")
+@router.get(Item + "/attempts", response_model=list[Attempt], summary="The attempts of a job")
 async def attempts(state: StateOf, entry: EntryOf) -> Response:
     """The same as `attempts` of `allranks report -o json`. Times are seconds since the job was created."""
     return as_printed((await state.report(entry)).as_json()["attempts"])
@@ -196,7 +198,7 @@ async def events(state: StateOf, entry: EntryOf) -> Response:
     return listed(await state.events(entry))
 
 
-@router.get(Item + "/report", response_model=answers.Report, summary="The report on a job")
+@router.get(Item + "/report", response_model=Report, summary="The report on a job")
 async def report(state: StateOf, entry: EntryOf) -> Response:
     """The same as `allranks report -o json`."""
     return as_printed((await state.report(entry)).as_json())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from allranks.cli.job_report.model import JobReport, build_report, last_update
+from allranks.cli.job_report.model import Report, build_report, last_update
 from allranks.cli.job_report.run_files import read_run_files
 from allranks.errors import ClusterError
 from allranks.ui.allowed_archive import AllowedArchive
@@ -129,7 +129,7 @@ class State:
         except ClusterError as error:
             return ranks(entry, []), str(error)
 
-    async def report(self, entry: Entry) -> JobReport:
+    async def report(self, entry: Entry) -> Report:
         """The report on a job until now; on a run that has ended and on a deleted job, until its end."""
         if entry.source == "archive":
             return build_report(entry.manifest, last_update(entry.manifest) or self.now())

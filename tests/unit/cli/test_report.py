@@ -17,7 +17,7 @@ from allranks.cli.commands.report import rendered
 from allranks.cli.format import plots
 from allranks.cli.job_report import html, run_files
 from allranks.cli.job_report import plots as drawn_plots
-from allranks.cli.job_report.model import JobReport, build_report
+from allranks.cli.job_report.model import Report, build_report
 from allranks.cli.job_report.run_files import read_run_files
 from allranks.cli.main import cli
 from support import reported
@@ -85,7 +85,7 @@ def text(job: dict[str, Any], seconds: float, **options: Any) -> str:
     return rendered(job, "text", at(seconds), **options)
 
 
-def report(job: dict[str, Any], seconds: float = 5000) -> JobReport:
+def report(job: dict[str, Any], seconds: float = 5000) -> Report:
     return build_report(job, at(seconds))
 
 
@@ -150,7 +150,7 @@ def test_control_sequences_are_removed_from_text():
 # --- segments of attempts --------------------------------------------------------------------------------------------
 
 
-def seconds_by_kind(found: JobReport) -> dict[str, float]:
+def seconds_by_kind(found: Report) -> dict[str, float]:
     parts = [*found.between, *(part for attempt in found.attempts for part in attempt.segments)]
     return {kind: sum(part.seconds for part in parts if part.kind == kind) for kind in {part.kind for part in parts}}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from datetime import UTC, datetime
 from typing import Any
 
@@ -119,6 +120,14 @@ def test_fields_of_a_newer_operator_are_left_out() -> None:
     assert status.last_failure is not None
     assert status.goodput is None
     assert job_codec.status_of({}).phase == "Pending"
+
+
+@pytest.mark.parametrize("status", [{"mood": "good"}, {"restartedIndexes": {"worker": {"counts": {"one": "3"}}}}])
+def test_what_is_left_out_stays_in_the_manifest(status: dict[str, Any]) -> None:
+    given = {"status": {"phase": "Running", "history": [{"attempt": "x"}], **copy.deepcopy(status)}}
+    before = copy.deepcopy(given)
+    assert job_codec.status_of(given).phase == "Running"
+    assert given == before
 
 
 def test_an_object_without_a_required_field_is_left_out() -> None:

@@ -11,12 +11,25 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from allranks.cli.job_report.model import Report
+from allranks.cli.job_report.timeline import Attempt
 from allranks.kube.cluster import Where
 from allranks.ui import answers
 from allranks.ui.app import application
 from allranks.ui.openapi import DistributedTraining, TrainingSweep
 from support.job_api import JobApi
-from support.ui_samples import a_job, a_run, failure, pods_of, progress, serve_queues, stamp, times, write_run
+from support.ui_samples import (
+    a_job,
+    a_run,
+    failure,
+    pods_of,
+    progress,
+    serve_queues,
+    stamp,
+    times,
+    with_data,
+    write_run,
+)
 from support.ui_server import UiServer
 from unit.cli.test_sweep_report import finished
 
@@ -123,7 +136,7 @@ def restarted(name: str) -> Schema:
     alone = {"worker-1": {"count": 1, "counted": True, "restartTime": stamp(900), "failure": failure(attempt=1)}}
     seconds = {"productive": 2900.0, "starting": 90.0, "waiting": 30.0, "lost": 310.0}
     cost = {"gpuSeconds": seconds, "spent": {kind: value / 1000 for kind, value in seconds.items()}}
-    return a_job(
+    job = a_job(
         name,
         "Running",
         attempt=1,
@@ -136,6 +149,7 @@ def restarted(name: str) -> Schema:
         cost={**cost, "gpus": 3, "price": "2.40", "currency": "EUR"},
         avoidedNodes=["node-7"],
     )
+    return with_data(job)
 
 
 @pytest.fixture
@@ -147,17 +161,17 @@ def api(tmp_path: Path) -> Iterator[JobApi]:
         yield api
 
 
-OF_REPORTS = {"attempts": answers.Attempt, "restarts": answers.RestartedReplica, "points": answers.Point}
+OF_REPORTS = ("attempts", "restarts", "points", "inputs", "outputs")
 
 
 def test_a_report_has_exactly_the_fields_of_its_type(server: UiServer):
     found = server.get("/api/v1/jobs/team/penguins/report").json
-    assert_has_type(found, answers.Report)
+    assert_has_type(found, Report)
     assert all(found[part] for part in OF_REPORTS), "a part without a value is not compared"
     assert found["cost"]["spent"]
     assert found["attempts"][0]["cause"]
-    assert_has_type(server.get("/api/v1/jobs/team/penguins/attempts").json, list[answers.Attempt])
-    assert_has_type(server.get("/api/v1/jobs/team/broken/report").json, answers.Report)
+    assert_has_type(server.get("/api/v1/jobs/team/penguins/attempts").json, list[Attempt])
+    assert_has_type(server.get("/api/v1/jobs/team/broken/report").json, Report)
 
 
 def test_answers_on_many_jobs_have_exactly_the_fields_of_their_types(server: UiServer):
@@ -173,7 +187,7 @@ def test_answers_on_many_jobs_have_exactly_the_fields_of_their_types(server: UiS
     assert history[0]["spent"]["EUR"] > 3
     assert_has_type(history, list[answers.HistoryGroup])
     compared = server.get("/api/v1/compare?job=jobs/team/penguins&job=jobs/team/broken").json
-    assert compared["differences"] == []
+    assert compared["differences"][0] == {"field": "spec.inputs[birds].name", "values": ["birds", ""]}
     assert_has_type(compared, answers.Comparison)
 
 
@@ -210,8 +224,9 @@ def test_a_loss_that_is_no_number_is_null(tmp_path: Path, number: float):
     path = "/api/v1/runs/digits/20260304-101500"
     with UiServer(tmp_path / "none", tmp_path) as server:
         report = server.get(f"{path}/report")
-        assert (report.status, report.json["points"][-1]["value"]) == (200, None)
-        assert_has_type(report.json, answers.Report)
+        last = report.json["points"][-1]
+        assert (report.status, last["value"], last["metrics"]) == (200, None, {"loss": None})
+        assert_has_type(report.json | {"progress": None}, Report)  # its types leave out what is null
         assert server.get(path).json["status"]["progress"]["curve"][-1]["value"] is None
         [listed] = server.get("/api/v1/runs").json["items"]
         assert listed["status"]["progress"]["curve"][-1]["value"] is None

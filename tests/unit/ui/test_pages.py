@@ -8,6 +8,8 @@ from urllib.parse import quote
 
 import pytest
 
+from allranks.api import old_form
+from allranks.ui import pages
 from allranks.ui.entries import Entry
 from support.job_api import JobApi
 from support.live import eventually
@@ -57,6 +59,8 @@ def test_hostile_content_of_names_messages_events_and_logs_stays_text(tmp_path):
     job["metadata"]["labels"] = {"team": HOSTILE}
     job["spec"]["image"] = job["spec"]["framework"] = HOSTILE
     job["spec"]["command"] = [HOSTILE]
+    job["spec"]["inputs"] = [{"name": HOSTILE, "from": HOSTILE, "path": HOSTILE, "revision": HOSTILE}]
+    job["spec"]["outputs"] = [{"name": HOSTILE, "to": HOSTILE, "path": HOSTILE}]
     with JobApi(tmp_path, job) as api:
         api.pods = pods_of(job)
         api.pods[0]["spec"]["nodeName"] = HOSTILE
@@ -192,3 +196,14 @@ def test_the_first_of_many_jobs_are_those_that_run(tmp_path):
 def test_decoding_a_job_is_done_once_for_all_pages():
     entry = Entry("jobs", "team", "job", a_job("job", "Running", progress=progress(10)))
     assert entry.status is entry.status
+
+
+def test_what_the_first_request_needs_is_made_before_it(api, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(pages, "warm_up", lambda: calls.append("begun"))
+    with UiServer(api.kubeconfig, tmp_path / "runs"):
+        assert eventually(lambda: calls == ["begun"])
+    monkeypatch.undo()
+    old_form.values.cache_clear()
+    pages.warm_up()
+    assert old_form.values.cache_info().currsize == 1

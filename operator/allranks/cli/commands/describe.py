@@ -20,6 +20,7 @@ from allranks.cli.format.duration import age, elapsed, human
 from allranks.cli.format.events import EventGroup, group_events
 from allranks.cli.format.objects import DATA_OUTPUTS, render_data
 from allranks.cli.format.table import Grid, cell
+from allranks.cli.job_report import data
 from allranks.cli.live.terminal import terminal
 from allranks.cli.options import FAILED, OK, cluster_options, name_callback, print_error, run_on_cluster
 from allranks.cli.safe_output import use_colour
@@ -154,6 +155,8 @@ def described(
     yield from _section("Conditions", _conditions(status, now))
     yield from _section("Roles", _roles(status))
     yield from _section("Pods", [f"  {hidden}"] if hidden else _pods(job, status, manifests, now))
+    for title, table in data.tables(tuple(data.inputs(job, status)), tuple(data.outputs(job, status))):
+        yield from _section(title, [table])
     yield from _section("Stragglers", _stragglers(status))
     yield from _section("Past attempts", _attempts(status, now))
     yield from _section("Last failure", _failure(status, now))

@@ -23,7 +23,7 @@ def per_pod(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] = ()) -> d
         role: pod_template.gpus(parsed, template, pod_template.ANY_PLATFORM) for role, template in templates.items()
     }
     manifests = {pod["metadata"]["uid"]: dict(pod) for pod in pods}
-    for pod in pods_of(dict(job), manifests.values()):
+    for pod in pods_of(dict(job), manifests.values()) if manifests else ():
         containers = manifests[pod.uid]["spec"]["containers"]
         found[pod.role] = sum(gpu_count.gpus(one.get("resources")) for one in containers if one["name"] == TRAINER)
     return {role: count for role, count in found.items() if count}

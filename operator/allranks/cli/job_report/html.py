@@ -19,7 +19,7 @@ from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import elapsed, moment
 from allranks.cli.format.table import Grid
 from allranks.cli.job_report import plots, text
-from allranks.cli.job_report.model import JobReport, Point
+from allranks.cli.job_report.model import Point, Report
 from allranks.cli.job_report.plots import Bar, Plot, Row
 from allranks.cli.job_report.timeline import FORGOTTEN, Attempt, Segment
 from allranks.control_sequences import clean
@@ -42,7 +42,7 @@ _DIFF_CLASSES = {"+": "added", "-": "removed", "@": "place", "#": "place", "d": 
 _KINDS = (FORGOTTEN, *progress_text.KINDS)
 
 
-def page(report: JobReport, folder: Path | None = None) -> str:
+def page(report: Report, folder: Path | None = None) -> str:
     """`folder`: the directory of the page, to which its links to logs are relative."""
     template = environment().get_template("report.html.j2")
     return template.render(
@@ -99,7 +99,7 @@ class Section:
     """(CSS class, line) of a diff, which is folded below `summary`."""
 
 
-def sections(report: JobReport, folder: Path | None = None) -> Iterator[Section]:
+def sections(report: Report, folder: Path | None = None) -> Iterator[Section]:
     """The parts of the page below its head."""
     yield from _timeline(report)
     yield from _times(report)
@@ -125,7 +125,7 @@ def sections(report: JobReport, folder: Path | None = None) -> Iterator[Section]
         yield Section("Logs", links=[_link(Path(log), folder) for log in report.logs])
 
 
-def _differences(report: JobReport) -> Section:
+def _differences(report: Report) -> Section:
     lines = report.differences.split("\n")[:-1]
     return Section(
         text.differences_title(report),
@@ -147,7 +147,7 @@ def _link(log: Path, folder: Path | None) -> tuple[str, str]:
     return f"./{quote(relative)}", log.stem
 
 
-def tiles(report: JobReport) -> Iterator[tuple[str, str, str]]:
+def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
     """(title, value, note)"""
     progress = report.progress
     if report.goodput is not None:
@@ -175,7 +175,7 @@ def tiles(report: JobReport) -> Iterator[tuple[str, str, str]]:
     yield "Restarts", str(restarts), text.restarts(report) if restarts else ""
 
 
-def _timeline(report: JobReport) -> Iterator[Section]:
+def _timeline(report: Report) -> Iterator[Section]:
     if not report.attempts or report.seconds <= 0:
         return
     rows = [
@@ -217,11 +217,11 @@ def _timeline(report: JobReport) -> Iterator[Section]:
     )
 
 
-def _kind_name(report: JobReport, kind: str) -> str:
+def _kind_name(report: Report, kind: str) -> str:
     return "no details" if kind == FORGOTTEN else progress_text.kind_name(kind, report.measured)
 
 
-def _bar(report: JobReport, segment: Segment) -> Bar:
+def _bar(report: Report, segment: Segment) -> Bar:
     begin = moment(segment.begin, report.seconds)
     title = f"{_kind_name(report, segment.kind)}: {elapsed(segment.seconds)} from {begin}"
     return Bar(segment.kind, segment.begin, segment.seconds, title)
@@ -233,7 +233,7 @@ def _by_kind(attempt: Attempt) -> Iterator[str]:
         yield elapsed(seconds) if seconds else ""
 
 
-def _times(report: JobReport) -> Iterator[Section]:
+def _times(report: Report) -> Iterator[Section]:
     total = sum(report.times.values())
     if total <= 0:
         return
@@ -257,7 +257,7 @@ def _times(report: JobReport) -> Iterator[Section]:
 
 
 def _curve(
-    report: JobReport,
+    report: Report,
     id: str,
     title: str,
     name: str,
@@ -291,7 +291,7 @@ def _curve(
     )
 
 
-def _lost(report: JobReport) -> Iterator[Section]:
+def _lost(report: Report) -> Iterator[Section]:
     total = sum(report.lost.values())
     if total <= 0:
         return

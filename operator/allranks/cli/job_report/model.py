@@ -9,14 +9,20 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter
 
 from allranks.api.status import FINISHED, ProgressStatus, Status
 from allranks.cli.format import cost as costs
 from allranks.cli.format import progress as progress_text
+from allranks.cli.format.json_form import CONFIG, Moment, Number, Progress, rounded
 from allranks.cli.format.outcome import failure_block, summary
+from allranks.cli.job_report import data
+from allranks.cli.job_report.data import JobInput, JobOutput
 from allranks.cli.job_report.run_files import RunFiles, Sample
 from allranks.cli.job_report.timeline import Attempt, Cause, Segment, Timeline, cause_of
 from allranks.kube.job_codec import status_of
@@ -24,16 +30,18 @@ from allranks.masking import mask_text, secrets_in
 
 FEWEST_FOR_PARTIAL = 4
 """An attempt with fewer points keeps the rates of all."""
+_EXACT = frozenset({"metrics", "progress"})
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class RestartedReplica:
     """Restarts of a single replica in the current attempt."""
 
     replica: str
     count: int
     counted: bool
     at: float
+    """Seconds since the creation of the job."""
     cause: Cause | None
 
 
@@ -42,19 +50,23 @@ class Point:
     """A point of the curves."""
 
     at: float
+    """Seconds since the creation of the job."""
     attempt: int
     step: int
-    value: float | None
+    value: Number | None
+    """Of the main metric."""
     samples_per_second: float | None
     steps_per_second: float | None
     """Both rates are missing at the ends of an attempt, where only some ranks ran: they start and end one by one."""
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Number]
     """All metrics. A job on a cluster has only that of the curve over time."""
 
 
 @dataclass(frozen=True, slots=True)
-class JobReport:
-    """The data of a report. The field names are the keys of its JSON form."""
+class Report:
+    """The report on a job, as `allranks report -o json` prints it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CONFIG
 
     name: str
     namespace: str
@@ -65,11 +77,11 @@ class JobReport:
     environment: tuple[str, ...]
     """Names of the variables in the manifest. Values may be secret."""
     commit: str
-    """git commit of the code that was shipped (spec.code) or of a local run; empty if unknown."""
+    """git commit of the code; empty if unknown."""
     dirty: bool
     """Whether files differed from the commit."""
     changes: str
-    """The files that differed, of code that was shipped."""
+    """The files that differed."""
     sha256: str
     """Hash of the code that was shipped."""
     source: str
@@ -79,14 +91,16 @@ class JobReport:
     differences_note: str
     """Where the differences are, or why there are none."""
     logs: tuple[str, ...]
-    """Log files of a local run."""
+    """Log files of a run of this machine. Empty in the REST interface."""
     phase: str
     verdict: str
+    """What happened, in one sentence."""
     why: str
     failure: tuple[str, ...]
     """For a failed job: the first replica that failed, and the last lines of its log."""
-    began: datetime
-    until: datetime
+    began: Moment
+    """When the job was created: 2026-03-04T10:00:00Z."""
+    until: Moment
     """The end of the job, or the time of the report."""
     over: bool
     seconds: float
@@ -95,20 +109,27 @@ class JobReport:
     """Time before, between and after the attempts."""
     forgotten: int
     """Number of earlier attempts that the status no longer has."""
-    restarts: tuple[Restart, ...]
+    restarts: tuple[RestartedReplica, ...]
     counted: int
+    """Restarts that count toward restart.maxRestarts."""
     disruptions: int
+    """Restarts by disruptions."""
     times: dict[str, float]
+    """Seconds by kind: queued, starting, productive, lost."""
     goodput: float | None
-    """None if the ranks did not report steps."""
+    """null if the ranks did not report steps."""
     goodput_limit: float | None
-    """Upper bound of the goodput: all running time counts as productive. None if the goodput is measured."""
+    """Upper bound of the goodput: all running time counts as productive. null if the goodput is measured."""
     measured: bool
     lost: dict[str, float]
-    cost: costs.JobCost | None
-    """GPU-hours and their price; None without GPUs."""
-    progress: ProgressStatus | None
+    """Lost seconds by cause."""
+    cost: costs.Cost | None
+    """null without GPUs."""
+    inputs: tuple[JobInput, ...]
+    outputs: tuple[JobOutput, ...]
+    progress: Progress | None
     metric: str
+    """The main metric."""
     points: tuple[Point, ...]
 
     @property
@@ -118,13 +139,7 @@ class JobReport:
 
     def as_json(self) -> dict[str, Any]:
         """The report with camel-case keys, as in the API."""
-        plain = asdict(self) | {"began": _stamp(self.began), "until": _stamp(self.until)}
-        named = {key: plain.pop(key) for key in ("times", "lost")}  # their keys are not field names
-        progress = self.progress and self.progress.model_dump(by_alias=True, exclude_none=True, mode="json")
-        plain["cost"] = None  # the keys of its parts are not field names either
-        named["cost"] = self.cost and self.cost.as_json()
-        points = [{**_plain(asdict(point)), "metrics": dict(point.metrics)} for point in self.points]
-        return {**_plain(plain), **named, "progress": progress, "points": points}
+        return dict(rounded(_as_json().dump_python(self, mode="json", by_alias=True), _EXACT))
 
     def strokes(self, value: Callable[[Point], float | None]) -> list[list[tuple[float, float]]]:
         """(time, value) of each attempt: the curve is interrupted between attempts."""
@@ -147,7 +162,7 @@ class JobReport:
         return "steps/s", lambda point: point.steps_per_second
 
 
-def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = None) -> JobReport:
+def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = None) -> Report:
     """`job`: a DistributedTraining in the form of the API. Missing parts are left out of the report. `run`: what a
     local run has stored beside it."""
     run = run or RunFiles()
@@ -162,7 +177,7 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
     progress = status.progress
     code = spec["code"] if isinstance(spec.get("code"), Mapping) else {}
     share, measured = progress_text.goodput(status, now), progress_text.is_measured(status)
-    return JobReport(
+    return Report(
         name=str(metadata.get("name") or "(no name)"),
         namespace=str(metadata.get("namespace") or ""),
         framework=str(spec.get("framework") or ""),
@@ -200,6 +215,8 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
         measured=measured,
         lost=progress_text.lost_by(status, now),
         cost=costs.of(status, until),
+        inputs=tuple(data.inputs(job, status)),
+        outputs=tuple(data.outputs(job, status)),
         progress=progress,
         metric=progress.curve_metric if progress else "",
         points=tuple(_points(run.samples or samples_of(progress), progress, attempts, began)),
@@ -270,12 +287,12 @@ def _why(status: Status) -> str:
     return condition.message or condition.reason if condition else ""
 
 
-def _alone(status: Status, began: datetime) -> Iterator[Restart]:
+def _alone(status: Status, began: datetime) -> Iterator[RestartedReplica]:
     for replica, one in status.replica_restarts.items():
         if one.restart_time is None:
             continue  # one of many: the status does not keep the times of all
         at = max(0.0, (one.restart_time - began).total_seconds())
-        yield Restart(replica, one.count, one.counted, at, cause_of(one.failure) if one.failure else None)
+        yield RestartedReplica(replica, one.count, one.counted, at, cause_of(one.failure) if one.failure else None)
 
 
 def _variables(spec: Mapping[str, Any]) -> set[str]:
@@ -345,18 +362,6 @@ def _partial(samples: Sequence[Sample], ended: Collection[int]) -> Iterator[int]
             yield from places[-1:] if attempt in ended else ()
 
 
-def _stamp(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {_camel(str(key)): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return round(value, 6) if isinstance(value, float) else value
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
+@cache
+def _as_json() -> TypeAdapter[Report]:
+    return TypeAdapter(Report)

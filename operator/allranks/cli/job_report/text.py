@@ -12,7 +12,8 @@ from allranks.cli.format import plots
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import elapsed, moment
 from allranks.cli.format.table import Grid, cell
-from allranks.cli.job_report.model import JobReport, Point
+from allranks.cli.job_report import data
+from allranks.cli.job_report.model import Point, Report
 from allranks.cli.job_report.timeline import FORGOTTEN, Attempt, Cause, Segment
 from allranks.control_sequences import clean
 
@@ -23,7 +24,7 @@ MARGIN = 12
 """Characters in front of plots."""
 
 
-def lines(report: JobReport, width: int = 100, unicode: bool = True) -> Iterator[str]:
+def lines(report: Report, width: int = 100, unicode: bool = True) -> Iterator[str]:
     """The report. Only texts of users and programs can be longer than `width`."""
     room = max(20, width - MARGIN - 16)
     yield cell(report.verdict)
@@ -48,7 +49,7 @@ def lines(report: JobReport, width: int = 100, unicode: bool = True) -> Iterator
 # --- also used by the HTML report ------------------------------------------------------------------------------------
 
 
-def facts(report: JobReport) -> Iterator[tuple[str, str]]:
+def facts(report: Report) -> Iterator[tuple[str, str]]:
     """(title, value) of the head of the report."""
     yield "Job", f"{report.namespace}/{report.name}" if report.namespace else report.name
     yield "Framework", ", ".join(part for part in (report.framework, report.size) if part)
@@ -77,12 +78,13 @@ def facts(report: JobReport) -> Iterator[tuple[str, str]]:
     yield "Restarts", restarts(report)
 
 
-def tables(report: JobReport) -> Iterator[tuple[str, Grid]]:
+def tables(report: Report) -> Iterator[tuple[str, Grid]]:
     """(title, table) of the sections that are only a table."""
     if report.cost and report.cost.total_hours:
-        priced = report.cost.money is not None
+        priced = report.cost.spent is not None
         lines: list[Sequence[object]] = [row if priced else row[:2] for row in costs.rows(report.cost)]
         yield "GPU time", Grid(["What", "GPU-hours", *(["Price"] if priced else [])], lines)
+    yield from data.tables(report.inputs, report.outputs)
     ended = [attempt for attempt in report.attempts if attempt.over]
     failed = [attempt for attempt in ended if attempt.cause is not None or attempt.reason != "Completed"]
     if failed:
@@ -105,11 +107,11 @@ def tables(report: JobReport) -> Iterator[tuple[str, Grid]]:
         yield "Stragglers", Grid(["Rank", "Replica", "Node", "Slowdown"], stragglers)
 
 
-def differences_title(report: JobReport) -> str:
+def differences_title(report: Report) -> str:
     return f"Differences from commit {report.commit[:12]}"
 
 
-def differences(report: JobReport) -> Iterator[str]:
+def differences(report: Report) -> Iterator[str]:
     """All lines; without any, why there are none."""
     for line in report.differences.split("\n")[:-1]:
         yield clean(line.encode(errors="replace"), colour=False)
@@ -122,7 +124,7 @@ def differences(report: JobReport) -> Iterator[str]:
             yield f"# no differences from commit {report.commit}" if report.commit else "# the code has no commit"
 
 
-def metrics(report: JobReport) -> Grid:
+def metrics(report: Report) -> Grid:
     """First, last, smallest and largest value of each metric that has a curve."""
     rows = []
     for name in report.metric_names():
@@ -132,7 +134,7 @@ def metrics(report: JobReport) -> Grid:
     return Grid(["Metric", "First", "Last", "Lowest", "Highest"], rows)
 
 
-def _failed(report: JobReport, attempt: Attempt) -> list[object]:
+def _failed(report: Report, attempt: Attempt) -> list[object]:
     who = _who(attempt.cause)
     node, exited, last_line = _where_and_how(attempt.cause)
     front = [moment(attempt.end, report.seconds), attempt.number, attempt.reason, _yes(attempt.counted)]
@@ -161,7 +163,7 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def goodput(report: JobReport) -> str:
+def goodput(report: Report) -> str:
     """The goodput and how it was measured."""
     if report.goodput is None and report.goodput_limit is None:
         return "not available: nothing has run yet" if report.times else "not available: no time accounting"
@@ -170,7 +172,7 @@ def goodput(report: JobReport) -> str:
     return f"{progress_text.percent(report.goodput)} (productive / all but queued, by reports)"
 
 
-def restarts(report: JobReport) -> str:
+def restarts(report: Report) -> str:
     if not report.counted and not report.disruptions:
         return "none"
     parts = [f"{report.counted} after failures of the program"] if report.counted else []
@@ -178,13 +180,13 @@ def restarts(report: JobReport) -> str:
     return ", ".join(parts)
 
 
-def mean_rate(report: JobReport) -> str:
+def mean_rate(report: Report) -> str:
     unit, rate = report.throughput()
     values = [value for stroke in report.strokes(rate) for _, value in stroke]
     return f"{progress_text.number(sum(values) / len(values))} {unit} on average" if values else ""
 
 
-def curve_title(report: JobReport) -> str:
+def curve_title(report: Report) -> str:
     return f"{report.metric or 'Curve'}{scale(point.value for point in report.points)}"
 
 
@@ -207,13 +209,13 @@ def steps(attempt: Attempt) -> str:
     return f"{'' if attempt.first_step is None else attempt.first_step}-{attempt.last_step}"
 
 
-def dropped_attempts(report: JobReport) -> str:
+def dropped_attempts(report: Report) -> str:
     if not report.forgotten:
         return ""
     return f"The status no longer has the details of attempts 0 to {report.forgotten - 1}, only their time."
 
 
-def with_wait(report: JobReport, attempt: Attempt) -> list[Segment]:
+def with_wait(report: Report, attempt: Attempt) -> list[Segment]:
     """The segments of an attempt, and the time before it that belongs to no attempt."""
     front = [part for part in report.between if part.begin < attempt.begin <= part.begin + part.seconds + 1e-6]
     return [*front, *attempt.segments]
@@ -230,7 +232,7 @@ def _section(title: str, content: Iterable[str]) -> Iterator[str]:
         yield from found
 
 
-def _first_differences(report: JobReport) -> Iterator[str]:
+def _first_differences(report: Report) -> Iterator[str]:
     if not report.differences and not report.differences_note:
         return
     lines = list(differences(report))
@@ -239,7 +241,7 @@ def _first_differences(report: JobReport) -> Iterator[str]:
         yield f"  ... and {len(lines) - DIFFERENCE_LINES} more lines: allranks report {report.name} -o diff"
 
 
-def _times(report: JobReport, room: int, unicode: bool) -> Iterator[str]:
+def _times(report: Report, room: int, unicode: bool) -> Iterator[str]:
     total = sum(report.times.values())
     if total <= 0:
         return
@@ -249,7 +251,7 @@ def _times(report: JobReport, room: int, unicode: bool) -> Iterator[str]:
         yield f"  {plots.part(kind, unicode)} {name:<12}{elapsed(seconds):>10}{share:>8}"
 
 
-def _attempts(report: JobReport, room: int, unicode: bool) -> Iterator[str]:
+def _attempts(report: Report, room: int, unicode: bool) -> Iterator[str]:
     if not report.attempts or report.seconds <= 0:
         return
     if dropped := dropped_attempts(report):
@@ -270,13 +272,13 @@ def _bar(segments: Iterable[Segment], seconds: float, room: int, unicode: bool) 
     return "".join(row)
 
 
-def _axis(report: JobReport, room: int) -> str:
+def _axis(report: Report, room: int) -> str:
     end = moment(report.seconds, report.seconds)
     return f"{'':{MARGIN}}{moment(0, report.seconds):<{room - len(end)}}{end}"
 
 
 def _curve(
-    report: JobReport,
+    report: Report,
     value: Callable[[Point], float | None],
     room: int,
     unicode: bool,
@@ -300,7 +302,7 @@ def _curve(
     yield _axis(report, room)
 
 
-def _lost(report: JobReport, unicode: bool) -> Iterator[str]:
+def _lost(report: Report, unicode: bool) -> Iterator[str]:
     total = sum(report.lost.values())
     width = max((len(cell(reason)) for reason in report.lost), default=0)
     for reason, seconds in report.lost.items():

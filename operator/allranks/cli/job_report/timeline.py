@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import ClassVar
+
+from pydantic import ConfigDict
 
 from allranks.api.status import FINISHED, WITHOUT_PODS, Failure, PastAttempt, Status
+from allranks.cli.format.json_form import CONFIG
 from allranks.cli.format.outcome import ended_how
 from allranks.core.naming import replica_key
 from allranks.core.time_accounting import restarted
@@ -20,16 +24,19 @@ class Segment:
     """A part of an attempt, or of the time between attempts."""
 
     kind: str
+    """queued, starting, productive, lost, or forgotten for attempts that the status no longer has."""
     begin: float
+    """Seconds since the creation of the job."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why an attempt ended, or a replica was restarted."""
+    """Why an attempt ended, or a replica was restarted: the first failure."""
 
     reason: str
     who: str
+    """The replica, as ROLE-INDEX."""
     rank: int | None
     node: str
     how: str
@@ -37,18 +44,24 @@ class Cause:
     exit_code: int | None
     signal: int | None
     last_line: str
+    """Of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """An attempt. Only the last one can be running (`over` is false)."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = CONFIG
+
     number: int
     begin: float
+    """Seconds since the creation of the job."""
     end: float
+    """Seconds since the creation of the job."""
     over: bool
     reason: str
     counted: bool
+    """It counts toward restart.maxRestarts."""
     waited: bool
     """The job was suspended after it, or waited in a queue."""
     first_step: int | None

@@ -17,7 +17,7 @@ from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import age, elapsed, human
 from allranks.cli.format.outcome import failure_line
 from allranks.cli.format.table import Grid, Styled, cell
-from allranks.cli.job_report.model import JobReport, build_report
+from allranks.cli.job_report.model import Report, build_report
 from allranks.cli.live.summary import PHASES
 from allranks.cli.live.terminal import Line
 from allranks.core import time_accounting
@@ -266,7 +266,7 @@ def _curve(
     yield []
 
 
-def _times(report: JobReport, width: int, unicode: bool) -> Iterator[Line]:
+def _times(report: Report, width: int, unicode: bool) -> Iterator[Line]:
     times = report.times
     total = sum(times.values())
     if total <= 0:
