@@ -203,4 +203,5 @@ def test_the_provenance_has_code_data_and_parameters_but_no_other_variables() ->
     found = provenance.provenance(life.job, life.status)
     assert found["inputs"] == [{"name": "data", "from": CLAIM["from"]}]
     assert found["programs"]["worker"]["args"] == ["--lr=0.1"]
+    assert found["programs"]["worker"]["imageIDs"] == "not used"  # the ranks are processes
     assert "secret" not in str(found)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from allranks.api.data import InputStatus
+from allranks.api.status import Status
 from allranks.cache_key import cache_key
 from allranks.core.manifests import pods, transfers
 from allranks.core.model import Exit, Pod
@@ -304,3 +305,43 @@ def test_the_pod_that_uploads_reads_with_the_user_of_the_ranks() -> None:
     ]
     request = json.loads(container["env"][0]["value"])
     assert (request["to"], request["shown"], request["provenance"]["uid"]) == ("/target", "claim://results/a", UID)
+
+
+@pytest.mark.parametrize(
+    ("context", "users", "wanted"),
+    [
+        ({}, [(1000, 100), (1000, 100)], {"runAsUser": 1000, "runAsGroup": 100}),
+        ({"runAsGroup": 7}, [(1000, 100)], {"runAsUser": 1000}),
+        ({"runAsUser": 5}, [(5, 0)], {}),
+        ({}, [(1000, 100), (1001, 100)], {}),
+        ({}, [None], {}),
+        ({"runAsNonRoot": False}, [(1000, 100)], {"runAsUser": 1000, "runAsGroup": 100}),
+        (
+            {"runAsNonRoot": False},
+            [(0, 0)],
+            {"runAsUser": 0, "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}},
+        ),
+    ],
+)
+def test_the_pod_that_uploads_has_the_user_that_the_kubelets_name(
+    context: dict[str, Any], users: list[tuple[int, int] | None], wanted: dict[str, Any]
+) -> None:
+    """If no manifest names one, it is that of the image."""
+    of = job(outputs=[MODEL], template={"spec": {"securityContext": context}})
+    ranks = [Pod(f"job-worker-{index}-0", "u", "worker", index, 0, user=user) for index, user in enumerate(users)]
+    made = transfers.upload_pod(of, (of.spec.outputs or [])[0], Status(), WITH_DATA, STORE, ranks)
+    [container] = made["spec"]["containers"]
+    usual = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert container["securityContext"] == {**usual, **wanted}
+
+
+def test_the_files_say_with_which_image_they_were_made() -> None:
+    digest = "r/pytorch@sha256:" + "ab" * 32
+    life = started(job(outputs=[MODEL], success="All"), platform=WITH_DATA)
+    life.put(replace(succeeded(index=0), image_id=digest), replace(succeeded(index=1), image_id=digest))
+    plan = life.settle(100)
+    life.pods.pop("job-upload-model")
+    [made] = [each for each in life.step(101).create if each["kind"] == "Pod"]
+    request = json.loads(made["spec"]["containers"][0]["env"][0]["value"])
+    assert plan.events == ()
+    assert request["provenance"]["programs"]["worker"]["imageIDs"] == [digest]

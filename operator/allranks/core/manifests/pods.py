@@ -31,6 +31,7 @@ from allranks.core.manifests import (
     resume,
     scheduling,
     sizes,
+    transfers,
 )
 from allranks.core.manifests.strategic_merge import merge
 from allranks.core.model import Manifest, Platform
@@ -263,6 +264,8 @@ def _shared_part(
     spec = dict(template["spec"])
     if volumes:
         spec["volumes"] = [*spec.get("volumes", []), *volumes]
+    if any(volume["name"] == transfers.VOLUME for volume in volumes):
+        spec["securityContext"] = transfers.with_group(spec.get("securityContext") or {})
     if users := spec.get("initContainers"):
         init = merge({"initContainers": init}, {"initContainers": users})["initContainers"]
     if init := [container for container in init if container["name"] != HELPER or container.get("image")]:
