@@ -132,7 +132,7 @@ def received(o: Observed) -> tuple[list[InputStatus], list[str]]:
 
 
 def _uploads(o: Observed) -> Iterator[tuple[str, Upload]]:
-    claim = f" of claim {o.platform.data.claim}" if o.platform.data else ""
+    claim = f" of claim {o.platform.data.claim}" if o.platform.data and o.platform.data.claim else ""
     for each in o.job.spec.outputs or ():
         name = manifests.upload_name(o.job, each.name)
         pod, where = o.transfers.get(name), f"outputs/{o.job.metadata.uid}/{each.name}{claim}"

@@ -259,6 +259,9 @@ def _shared_part(
             *user.get("ports", []),
             *({"name": key, "containerPort": port} for key, port in wiring.ports.items() if port not in declared),
         ]
+    if not platform.local and (secrets := data.secrets(job)):
+        # Those of the user replace them.
+        trainer["envFrom"] = [*secrets, *user.get("envFrom", [])]
     if mounts:
         trainer["volumeMounts"] = [*user.get("volumeMounts", []), *mounts]
     spec = dict(template["spec"])
@@ -296,7 +299,7 @@ def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, sha
     }
     if job.spec.checkpoint:
         own["ALLRANKS_CHECKPOINT_DIR"] = job.spec.checkpoint.path
-    own |= data.environment(job) | shared.report_env
+    own |= data.environment(job, status) | shared.report_env
     user: list[dict[str, Any]] = shared.trainer.get("env", [])
     set_by_user = {variable["name"] for variable in user}
     defaults = {"PYTHONUNBUFFERED": "1", **data.defaults(job), **shared.defaults, **wiring.defaults}

@@ -1,6 +1,8 @@
 """The pods that fetch inputs and upload outputs on a cluster: one for each input that is not a volume, and one for each
 output.
 
+An input that the program streams has such a pod as well, which only looks up its revision.
+
 They have no GPU, no token and only the Secret of their own input or output. The claim of the setting `data_claim` holds
 
     inputs/KEY/files        the cache, which ranks mount read-only
@@ -61,6 +63,12 @@ def key_of(each: Input, revision: str | None) -> str:
 def fetch_pod(
     job: Job, each: Input, status: Status, platform: Platform, store: DataStore, use: CacheUse | None, now: datetime
 ) -> Manifest:
+    name = fetch_name(job, each.name)
+    security: Manifest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    if each.streamed:
+        request: Manifest = {"act": "resolve", "uri": each.source, "revision": each.revision}
+        container = _container(request, each.secret, [], store, _CONTAINER)
+        return _pod(job, name, naming.FETCH, container, [], security, platform)
     request = {
         "act": "fetch",
         "uri": each.source,
@@ -71,14 +79,9 @@ def fetch_pod(
         "used": list(use.keys) if use else None,
         "since": int((now - UNSEEN).timestamp()),
     }
-    security = {
-        "runAsNonRoot": True,
-        **_volume_group(_first_template(job, platform)),
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+    security |= _volume_group(_first_template(job, platform))
     mounts = [{"name": VOLUME, "mountPath": _CACHE, "subPath": "inputs"}]
     container = _container(request, each.secret, mounts, store, _CONTAINER)
-    name = fetch_name(job, each.name)
     return _pod(job, name, naming.FETCH, container, [_claim(VOLUME, store.claim)], security, platform)
 
 
