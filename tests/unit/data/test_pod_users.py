@@ -132,8 +132,8 @@ def fetch(claim: Claim, url: str, **template: Any) -> tuple[int, str]:
 
 
 def upload(claim: Claim, of: Job, user: tuple[int, int] | None = OF_IMAGE) -> tuple[int, str]:
-    seen = Pod("job-worker-0-0", "uid", "worker", 0, 0, phase="Succeeded", user=user)
-    made = transfers.upload_pod(of, (of.spec.outputs or [])[0], Status(), PLATFORM, STORE, [seen])
+    observed = Pod("job-worker-0-0", "uid", "worker", 0, 0, phase="Succeeded", user=user)
+    made = transfers.upload_pod(of, (of.spec.outputs or [])[0], Status(), PLATFORM, STORE, [observed])
     return transfer(claim, made)
 
 
@@ -149,7 +149,7 @@ def test_the_pod_that_uploads_has_the_user_of_the_image_of_the_ranks(claim: Clai
     assert list((claim.root / "outputs" / UID / "model").iterdir()) == []
 
 
-def test_what_only_its_owner_may_read_cannot_be_uploaded_if_nobody_says_who_the_owner_is(
+def test_what_only_its_owner_may_read_cannot_be_uploaded_without_the_user_of_its_owner(
     claim: Claim, web: Behaviour, url: str
 ) -> None:
     web.files["/train.csv"] = b"penguins"
