@@ -92,7 +92,7 @@ print({name.removeprefix(root): files.cat_file(name)[:5] for name in sorted(file
 
 
 def test_a_program_streams_the_commit_of_a_dataset(hub) -> None:
-    """With the address that ranks get."""
+    """Ranks get this address."""
     entries = [
         {"type": "file", "oid": "1" * 40, "size": 5, "path": "README.md"},
         {"type": "file", "oid": "2" * 40, "size": len(BIG), "path": "data/train.bin"},

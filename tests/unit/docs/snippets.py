@@ -44,7 +44,8 @@ SNIPPETS = [
     Snippet("except allranks.RankFailed as error:", elsewhere="tests/frameworks/test_sdk.py"),
     Snippet(
         'fsspec.url_to_fs(os.environ["ALLRANKS_INPUT_DATA"])',
-        before='import os, pathlib\npathlib.Path("a.csv").touch()\nrank, ranks = 0, 1\nos.environ["ALLRANKS_INPUT_DATA"] = "."',
+        before='import os, pathlib\npathlib.Path("a.csv").touch()\nos.environ["ALLRANKS_INPUT_DATA"] = "."\n'
+        "rank, ranks = 0, 1",
         after='assert name.endswith("a.csv"), name',
     ),
     Snippet("jax.distributed.initialize()", elsewhere="train/common/jax.py"),
