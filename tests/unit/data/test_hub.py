@@ -102,6 +102,6 @@ def test_a_program_streams_the_commit_of_a_dataset(hub) -> None:
     source = Input.model_validate({"name": "a", "from": "hf://datasets/birds/penguins", "mode": "Stream"})
     revision = look_up(source.source, "main").revision
     command = [sys.executable, "-c", STREAMS, address(source, revision)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.strip() == str({"/README.md": b"hello", "/data/train.bin": BIG[:5]}), done.stderr
     assert not [path for path, _ in hub.requests if "resolve" in path and COMMIT not in path]
