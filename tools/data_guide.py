@@ -22,6 +22,7 @@ from support.data_servers import s3_environment, s3_server
 
 PAGE = ROOT / "docs" / "guides" / "data.md"
 EXAMPLE = "examples/data/penguins.yaml"
+STREAM = "examples/data/stream.yaml"
 
 
 def main() -> None:
@@ -31,6 +32,7 @@ def main() -> None:
             "fetch": run(scratch, url, EXAMPLE),
             "cached": run(scratch, url, EXAMPLE, "--set", "outputs[0].when=Always", shown="input data|Succeeded"),
             "wrong-sum": run(scratch, url, EXAMPLE, "--set", f"inputs[0].sha256={'ab' * 32}", shown="error:"),
+            "stream": run(scratch, url, STREAM),
             "missing": run(scratch, url, EXAMPLE, "--set", "inputs[0].from=s3://birds/penguin", shown="error:"),
         }
         body = client.get_object(Bucket="models", Key="penguins/allranks-manifest.json")["Body"].read().decode()
@@ -50,9 +52,11 @@ def buckets(url: str) -> Any:
     client = boto3.client("s3", endpoint_url=url, **keys)
     for name in ("birds", "models"):
         client.create_bucket(Bucket=name)
-    client.put_object(
-        Bucket="birds", Key="penguins/penguins.csv", Body=(ROOT / "train" / "data" / "penguins.csv").read_bytes()
-    )
+    table = (ROOT / "train" / "data" / "penguins.csv").read_text()
+    client.put_object(Bucket="birds", Key="penguins/penguins.csv", Body=table.encode())
+    first, *rows = table.splitlines(keepends=True)
+    for number in range(5):
+        client.put_object(Bucket="birds", Key=f"tables/{number}.csv", Body=(first + "".join(rows[number::5])).encode())
     return client
 
 
@@ -65,7 +69,7 @@ def run(scratch: Path, url: str, *words: str, shown: str = ".") -> str:
         command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
     )
     text = done.stdout.replace(str(scratch / "cache"), "~/.cache/allranks").replace(
-        str(run_dir), "runs/penguins-data/1"
+        str(run_dir), "runs/penguins-stream/1" if STREAM in words else "runs/penguins-data/1"
     )
     lines = [line for line in text.splitlines() if re.search(shown, line)]
     typed = " ".join(json.dumps(word) if re.search(r"[\s\[]", word) else word for word in words).replace('"', "'")

@@ -13,7 +13,7 @@ import pytest
 from support import live
 from support.api import Manifest
 from support.controlplane import ControlPlane, free_ports
-from support.data_servers import Behaviour, http_server
+from support.data_servers import Behaviour, http_server, s3_environment, s3_server
 from support.live import eventually
 from support.process_kubelet import process_kubelet
 
@@ -165,3 +165,62 @@ def test_checkpoints_are_uploaded_while_ranks_run_and_crash(
         assert (there / f"step-{step}" / "allranks-manifest.json").exists()
     reasons = [event["reason"] for event in control_plane.api.list("Event", namespace)]
     assert reasons.count("CheckpointUploaded") == 2
+
+
+STREAMS = """
+import os, fsspec
+from pathlib import Path
+files, root = fsspec.url_to_fs(os.environ["ALLRANKS_INPUT_DATA"])
+rows = b"".join(files.cat_file(name) for name in sorted(files.find(root))).decode()
+Path(__file__).with_name("rank-" + os.environ["ALLRANKS_INDEX"]).write_text(os.environ["ALLRANKS_INPUT_DATA"] + rows)
+"""
+
+
+@pytest.mark.nightly
+def test_ranks_stream_from_an_s3_server_with_the_credentials_of_the_input_and_without_a_claim(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path, pods: Path
+) -> None:
+    import boto3
+
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environ |= {"PYTHONPATH": str(Path(__file__).parents[2] / "operator"), "HOME": str(tmp_path)}
+    environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"  # the image of transfers has s3fs
+    (tmp_path / "stream.py").write_text(STREAMS)
+    source = {"name": "data", "from": "s3://birds/tables", "mode": "Stream", "secret": "s3"}
+    made = live.job(
+        framework="spmd",
+        roles={"worker": {"replicas": 2}},
+        command=[sys.executable, str(tmp_path / "stream.py")],
+        restart={"maxRestarts": 0},
+        inputs=[source],
+    )
+    with s3_server() as url:
+        variables = s3_environment(url)
+        keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-east-1"}
+        client = boto3.client("s3", endpoint_url=url, **keys)
+        client.create_bucket(Bucket="birds")
+        client.put_object(Bucket="birds", Key="tables/0.csv", Body=b"Adelie")
+        client.put_object(Bucket="birds", Key="tables/1.csv", Body=b"Gentoo")
+        client.close()
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3"}, "stringData": variables}
+        control_plane.api.create(secret, namespace)
+        with (
+            process_kubelet(control_plane, namespace, pods, environ),
+            live.operator(live.connection(control_plane), namespace, data_image="allranks/data:1", pools=False),
+        ):
+            control_plane.api.create(made, namespace)
+            eventually(lambda: job(control_plane, namespace).get("status", {}).get("completionTime"), 240)
+            found = job(control_plane, namespace)["status"]
+            assert found["phase"] == "Succeeded", found["conditions"]
+            created = control_plane.api.list("Pod", namespace)
+    [looked_up] = found["inputs"]
+    assert (looked_up["state"], looked_up["bytes"]) == ("Ready", 12)
+    assert looked_up["revision"].startswith("list:")
+    for index in range(2):
+        assert (tmp_path / f"rank-{index}").read_text() == "s3://birds/tablesAdelieGentoo"
+    ranks = [pod for pod in created if "worker" in pod["metadata"]["name"]]
+    assert len(ranks) == 2
+    for pod in ranks:
+        [container] = pod["spec"]["containers"]
+        assert container["envFrom"] == [{"secretRef": {"name": "s3"}}]
+        assert not any("persistentVolumeClaim" in volume for volume in pod["spec"]["volumes"])

@@ -107,6 +107,8 @@ class ProcessKubelet(Kubelet):
         spec = json.loads(text)
         attempt = f"{job}-{metadata['labels'].get('allranks.dev/attempt')}"
         for container in spec["containers"]:
+            from_secrets = await self._from_secrets(container, metadata["namespace"])
+            container["env"] = [*from_secrets, *(container.get("env") or ())]
             if metadata["labels"].get(ROLE_LABEL) in (FETCH, UPLOAD):
                 container["env"].append({"name": RESULT, "value": str(self.termination_log(pod))})
             for variable in container.get("env") or ():
@@ -117,6 +119,14 @@ class ProcessKubelet(Kubelet):
             for volume in spec.get("volumes") or ()
         ]
         return {**pod, "spec": {**spec, "volumes": volumes}}
+
+    async def _from_secrets(self, container: Manifest, namespace: str) -> list[Manifest]:
+        """The variables of `envFrom`. Those of `env` follow, and replace them."""
+        found: dict[str, str] = {}
+        for source in container.pop("envFrom", None) or ():
+            secret = await self._request("GET", path("Secret", namespace, source["secretRef"]["name"]))
+            found |= {key: base64.b64decode(value).decode() for key, value in secret["data"].items()}
+        return [{"name": key, "value": value} for key, value in found.items()]
 
     def termination_log(self, pod: Manifest) -> Path:
         return self._folder / pod["metadata"]["name"] / "termination-log"

@@ -24,13 +24,14 @@ MOUNTED: tuple[str, ...] = ("claim", "image")
 
 
 class Input(Model):
-    """Data that the program reads. Every pod finds it at the same path, read-only."""
+    """Data that the program reads. Every pod finds it at the same path, read-only, unless the program streams it."""
 
     model_config = {"json_schema_extra": rules(*cel.INPUT)}
 
     name: DataName = Field(
         description="Name of the input: lower-case letters, digits and '-'. The program reads the path from "
-        "ALLRANKS_INPUT_NAME, and from SageMaker's SM_CHANNEL_NAME, with NAME in upper case and '_' for '-'."
+        "ALLRANKS_INPUT_NAME, and from SageMaker's SM_CHANNEL_NAME, with NAME in upper case and '_' for '-'. With "
+        "mode: Stream, ALLRANKS_INPUT_NAME is the address of the data."
     )
     source: Text = Field(
         alias="from",
@@ -38,11 +39,15 @@ class Input(Model):
         "hf://datasets/OWNER/NAME or hf://models/OWNER/NAME, git+https://..., claim://CLAIM/DIRECTORY or "
         "image://REFERENCE.",
     )
-    path: Path = Field(description="Directory in which the pods find the data.")
+    path: Path | None = Field(
+        None,
+        description="Directory in which the pods find the data. Required, except with mode: Stream, which has none.",
+    )
     secret: Name | None = Field(
         None,
-        description="Name of a Secret whose keys are variables with credentials, for example AWS_ACCESS_KEY_ID. Local "
-        "runs use the variables and the configuration files of this machine instead.",
+        description="Name of a Secret whose keys are variables with credentials, for example AWS_ACCESS_KEY_ID. The "
+        "pod that fetches gets them, and with mode: Stream the training containers. Local runs use the variables and "
+        "the configuration files of this machine instead.",
     )
     revision: Revision | None = Field(
         None,
@@ -54,10 +59,11 @@ class Input(Model):
         description="SHA-256 of the file. If the data has several files, that of the list which sha256sum prints for "
         "them, sorted by name. Data with another sum is an error.",
     )
-    mode: Literal["Copy", "Mount"] | None = Field(
+    mode: Literal["Copy", "Mount", "Stream"] | None = Field(
         None,
-        description="Copy: fetched before the ranks start. Mount: a volume. Default: Mount for claim:// and image://, "
-        "Copy for all others; these are the only combinations so far.",
+        description="Copy: fetched before the ranks start. Mount: a volume, for claim:// and image:// only. Stream: "
+        "nothing is copied, and the program reads from the address itself; not for git+https://. Default: Mount for "
+        "claim:// and image://, Copy for all others.",
     )
 
     @property
@@ -68,6 +74,11 @@ class Input(Model):
     def mounted(self) -> bool:
         """Whether it is a volume, which nothing fetches."""
         return self.scheme in MOUNTED
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the program reads it from its address. Only its revision is looked up."""
+        return self.mode == "Stream"
 
 
 class Output(Model):

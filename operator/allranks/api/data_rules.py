@@ -12,8 +12,24 @@ _DATA_PATH = (
     ),
 )
 
+_STREAM = "has(self.mode) && self.mode == 'Stream'"
+
 INPUT = (
-    *_DATA_PATH,
+    Rule(
+        rule=f"!has(self.path) || ({_DATA_PATH[0].rule})",
+        message=_DATA_PATH[0].message,
+        field=".path",
+    ),
+    Rule(
+        rule=f"has(self.path) || ({_STREAM})",
+        message="must be set: the directory in which the pods find the data",
+        field=".path",
+    ),
+    Rule(
+        rule=f"!has(self.path) || !({_STREAM})",
+        message="mode: Stream has no directory: remove path. The program reads the address from ALLRANKS_INPUT_NAME",
+        field=".path",
+    ),
     Rule(
         rule="self.from.matches('^((s3|gs|az)://[^/]+(/.+)?|https?://[^/]+/.+|git[+]https?://[^/]+/.+|"
         "hf://((datasets|models)/)?[^/]+/.+|claim://[^/]+(/.+)?|image://.+)$')",
@@ -35,8 +51,18 @@ INPUT = (
     ),
     Rule(
         rule="!has(self.mode) || (self.mode == 'Mount') == self.from.matches('^(claim|image)://')",
-        message="must be Mount for claim:// and image://, which are volumes, and Copy for all others",
+        message="must be Mount for claim:// and image://, which are volumes, and Copy or Stream for all others",
         field=".mode",
+    ),
+    Rule(
+        rule=f"!({_STREAM}) || !self.from.startsWith('git+')",
+        message="must be Copy for git+https://, whose files cannot be read one by one",
+        field=".mode",
+    ),
+    Rule(
+        rule=f"!({_STREAM}) || !has(self.sha256)",
+        message="cannot be checked with mode: Stream, because the program reads the data itself: set revision instead",
+        field=".sha256",
     ),
     Rule(
         rule="!self.from.matches('^(claim|image)://') || !(has(self.secret) || has(self.revision) || has(self.sha256))",

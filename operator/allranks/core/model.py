@@ -122,6 +122,10 @@ class Pod:
     """Number of restarts in place of the container in CrashLoopBackOff (`restartPolicy: OnFailure`)."""
     last_exit: Exit | None = None
     """The last termination of a container in CrashLoopBackOff: the training container, or an init container."""
+    image_id: str = ""
+    """The image of the training container with its digest; empty before the container exists."""
+    user: tuple[int, int] | None = None
+    """(user ID, group ID) of the training container; None before it exists, or if its runtime does not say."""
 
     @property
     def succeeded(self) -> bool:

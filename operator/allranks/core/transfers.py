@@ -132,7 +132,7 @@ def received(o: Observed) -> tuple[list[InputStatus], list[str]]:
 
 
 def _uploads(o: Observed) -> Iterator[tuple[str, Upload]]:
-    claim = f" of claim {o.platform.data.claim}" if o.platform.data else ""
+    claim = f" of claim {o.platform.data.claim}" if o.platform.data and o.platform.data.claim else ""
     for each in o.job.spec.outputs or ():
         name = manifests.upload_name(o.job, each.name)
         pod, where = o.transfers.get(name), f"outputs/{o.job.metadata.uid}/{each.name}{claim}"
@@ -218,7 +218,7 @@ def _uploaders(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None
     store, over = o.platform.data, all(pod.ended for pod in o.pods if pod.owned)
     for each in o.job.spec.outputs or ():
         if store and each.name in _uploading(o):
-            make = partial(manifests.upload_pod, o.job, each, o.status, o.platform, store)
+            make = partial(manifests.upload_pod, o.job, each, o.status, o.platform, store, o.pods)
             yield manifests.upload_name(o.job, each.name), make if over or each.when == "Checkpoint" else None
 
 

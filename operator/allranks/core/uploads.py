@@ -41,7 +41,8 @@ class DataStore:
     """Settings of a cluster for inputs that are fetched and for outputs."""
 
     claim: str
-    """Name of the claim, in each namespace of jobs, with the cache of inputs and the directories of outputs."""
+    """Name of the claim, in each namespace of jobs, with the cache of inputs and the directories of outputs. Empty:
+    jobs may only stream inputs."""
     image: str
     """Image of the pods that transfer files: allranks with its extra `data`."""
     cache_bytes: int

@@ -54,6 +54,8 @@ def copy_checkpoint(
     except ValueError:
         note.unlink(missing_ok=True)  # half a note, of a machine that crashed
         raise ChangedError(f"{note} is damaged: the checkpoint is copied again") from None
+    except PermissionError as error:
+        raise DataError(f"{source}: {error.filename} cannot be read or copied: {error.strerror}") from error
     except OSError as error:
         raise explain(error, str(source)) from error
     raise ChangedError(f"{source}: the checkpoint of step {step} was changed while it was copied")
@@ -112,8 +114,14 @@ def _files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
     elif not path.is_symlink():
-        for folder, _, names in os.walk(path):
+        for folder, _, names in os.walk(path, onerror=_refuse):
             yield from (found for name in names if (found := Path(folder) / name).is_file())
+
+
+def _refuse(error: OSError) -> None:
+    """The program may remove a folder, but what is in one that is closed to this user would be left out."""
+    if isinstance(error, PermissionError):
+        raise error
 
 
 def clear(directory: Path) -> None:

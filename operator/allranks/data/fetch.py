@@ -104,6 +104,12 @@ def fetch(
     return Result(entry, cached=False)
 
 
+def look_up(uri: str, revision: str | None, *, sleep: Callable[[float], None] = time.sleep) -> Listing:
+    """The files of an input that the program reads itself, at the wanted or the current revision. Raises DataError."""
+    source = _with_tries(lambda: connect(uri), uri, sleep)
+    return _resolve(source, Wanted(uri, revision), sleep)
+
+
 def _found(cache: Cache, uri: str, pin: str) -> Entry | None:
     lease = cache.lease(uri, pin)
     if lease is None:

@@ -20,7 +20,7 @@ from typing import Any
 from allranks.data.cache import Cache, text_size
 from allranks.data.checkpoint import clear, copy_checkpoint, write_json
 from allranks.data.errors import ChangedError, DiskFullError, TemporaryError
-from allranks.data.fetch import Wanted, fetch
+from allranks.data.fetch import Wanted, fetch, look_up
 from allranks.data.upload import upload
 from allranks.errors import DataError
 
@@ -55,7 +55,12 @@ class Log:
 
 def run(request: Mapping[str, Any]) -> dict[str, Any]:
     """The result. Raises DataError."""
-    return _fetch(request) if request["act"] == "fetch" else _upload(request)
+    return {"fetch": _fetch, "resolve": _resolve, "upload": _upload}[request["act"]](request)
+
+
+def _resolve(request: Mapping[str, Any]) -> dict[str, Any]:
+    listing = look_up(request["uri"], request.get("revision"))
+    return {"fetched": {"revision": listing.revision, "bytes": listing.size}}
 
 
 def _fetch(request: Mapping[str, Any]) -> dict[str, Any]:

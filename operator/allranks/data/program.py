@@ -1,4 +1,4 @@
-"""`python -m allranks.data.program fetch|upload`: one transfer as a process of its own, which can be ended at any time.
+"""`python -m allranks.data.program fetch|resolve|upload`: one transfer as a process, which can be ended at any time.
 
 Standard input has the request as JSON. Standard output has one JSON object per line: progress, and the result or an
 error at the end. The exit status is 0, or 1 after an error.
@@ -16,7 +16,7 @@ from typing import Any
 
 from allranks.data.cache import Cache
 from allranks.data.checkpoint import clear, copy_checkpoint
-from allranks.data.fetch import Wanted, fetch
+from allranks.data.fetch import Wanted, fetch, look_up
 from allranks.data.upload import upload
 from allranks.errors import DataError
 
@@ -61,6 +61,9 @@ def main(argv: list[str]) -> int:
             cache = Cache(Path(request["cache"]), request["limit"])
             result = fetch(Wanted(request["uri"], request.get("revision"), request.get("sha256")), cache, lines)
             write({"entry": asdict(result.entry), "cached": result.cached})
+        elif argv == ["resolve"]:
+            listing = look_up(request["uri"], request.get("revision"))
+            write({"resolved": {"revision": listing.revision, "bytes": listing.size}})
         elif argv == ["upload"]:
             directory = Path(request["directory"])
             if "step" in request:
@@ -70,7 +73,7 @@ def main(argv: list[str]) -> int:
                 clear(directory)  # a copy
             write({"uploaded": asdict(done)})
         else:
-            print("usage: python -m allranks.data.program fetch|upload < REQUEST", file=sys.stderr)
+            print("usage: python -m allranks.data.program fetch|resolve|upload < REQUEST", file=sys.stderr)
             return 2
     except DataError as error:
         write({"error": str(error)})

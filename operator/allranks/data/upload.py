@@ -175,8 +175,13 @@ def upload(
 
 
 def scan(directory: Path) -> Iterator[LocalFile]:
-    """All regular files, sorted by name. Links to files count as files; links to directories are not followed."""
-    for folder, folders, names in os.walk(directory):
+    """All regular files, sorted by name. Links to files count as files; links to directories are not followed. Raises
+    OSError, also for a directory that is closed to this user."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for folder, folders, names in os.walk(directory, onerror=refuse):
         folders.sort()
         for name in sorted(names):
             path = Path(folder) / name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -104,7 +105,15 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
         disruption=_disruption(raw),
         container_restarts=looping.restart_count if looping else 0,
         last_exit=_last_exit(looping, trainer, metadata) if looping else None,
+        # Thousands of pods have the same image.
+        image_id=sys.intern(trainer.image_id.removeprefix("docker-pullable://")) if trainer else "",
+        user=_user(trainer),
     )
+
+
+def _user(trainer: Container | None) -> tuple[int, int] | None:
+    linux = trainer.user.linux if trainer and trainer.user else None
+    return (linux.uid, linux.gid) if linux and linux.uid >= 0 and linux.gid >= 0 else None
 
 
 def _after_epoch(time: datetime | None) -> datetime | None:

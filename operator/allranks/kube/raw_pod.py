@@ -57,8 +57,21 @@ class State(_Fields):
     terminated: Terminated | None = None
 
 
+class LinuxUser(_Fields):
+    uid: int = -1
+    gid: int = -1
+
+
+class User(_Fields):
+    """The user of the first process of a container, which containerd has since 2.0 and CRI-O since 1.31."""
+
+    linux: LinuxUser | None = None
+
+
 class Container(_Fields):
     name: str = ""
+    image_id: str = msgspec.field(default="", name="imageID")
+    user: User | None = None
     state: State = msgspec.field(default_factory=State)
     last_state: State = msgspec.field(default_factory=State)
     restart_count: int = 0

@@ -28,7 +28,7 @@ PROGRESS_SECONDS = 10.0
 def with_given_directories(job: Job, volumes: Mapping[str, Path]) -> Job:
     """The job with the user's own directories in place of inputs, also of a directory in a claim."""
     inputs = [
-        each.model_copy(update={"source": f"file://{volumes[each.name]}"}) if each.name in volumes else each
+        each.model_copy(update={"source": f"file://{volumes[each.name].absolute()}"}) if each.name in volumes else each
         for each in job.spec.inputs or ()
     ]
     return job.model_copy(update={"spec": job.spec.model_copy(update={"inputs": inputs})}) if inputs else job
@@ -50,6 +50,8 @@ class LocalInputs:
         self.directories: dict[str, Path] = {}
         """Volume -> its directory, shared by all pods."""
         for each in self._inputs:
+            if each.streamed:
+                continue
             if each.name in volumes:
                 self.directories[data.input_volume(each.name)] = volumes[each.name]
             elif not each.mounted:
@@ -64,7 +66,7 @@ class LocalInputs:
         problems = [text for each in enumerate(self._inputs) for text in self._problems(*each)]
         if problems:
             raise CannotRun("\n".join(problems))
-        if self._fetched:
+        if any(not each.streamed for each in self._fetched):
             self._limit()
 
     def _problems(self, number: int, each: Input) -> Iterator[str]:
@@ -83,11 +85,15 @@ class LocalInputs:
     def notes(self) -> Iterator[str]:
         for each in self._inputs:
             if each.name in self._given:
-                yield f"{each.path} (input {each.name}) is {self._given[each.name]}"
+                yield f"{each.path or 'the address'} (input {each.name}) is {self._given[each.name]}"
             elif not each.mounted:
-                yield f"{each.path} (input {each.name}) is fetched from {each.source} (cache: {self._root})"
+                if each.streamed:
+                    yield f"input {each.name} is not copied: the program reads {each.source}"
+                else:
+                    yield f"{each.path} (input {each.name}) is fetched from {each.source} (cache: {self._root})"
                 if each.secret:
-                    yield f"secret {each.secret} is not used here: your own credentials fetch input {each.name}"
+                    reads = "read" if each.streamed else "fetch"
+                    yield f"secret {each.secret} is not used here: your own credentials {reads} input {each.name}"
 
     async def provide(self, tell: Callable[[Event], None]) -> list[InputStatus]:
         """Fetches the inputs, and returns `status.inputs`. Raises CannotRun; then a later run continues the fetch."""
@@ -108,7 +114,17 @@ class LocalInputs:
             for each in self._inputs
         ]
 
+    async def _resolve(self, each: Input, tell: Callable[[Event], None]) -> InputStatus:
+        """Looks up the revision of an input that the program streams."""
+        transfer = Transfer("resolve", {"uri": each.source, "revision": each.revision}, self._environ)
+        self._transfers.append(transfer)
+        found = (await transfer.run(lambda _: None))["resolved"]
+        tell(Event("Fetched", f"input {each.name} is {text_size(found['bytes'])}, revision {found['revision']}"))
+        return InputStatus(name=each.name, state="Ready", **found)
+
     async def _fetch(self, each: Input, tell: Callable[[Event], None]) -> InputStatus:
+        if each.streamed:
+            return await self._resolve(each, tell)
         began = reported_at = time.monotonic()
         request = {
             "uri": each.source,

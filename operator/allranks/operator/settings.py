@@ -66,7 +66,7 @@ class Settings(BaseSettings):
         "",
         description="Name of a PersistentVolumeClaim that each namespace of jobs has, for inputs that are fetched and "
         "for outputs. Its access mode is ReadWriteMany, unless all pods of a job run on one node. Empty: such jobs "
-        "fail with reason InvalidSpec.",
+        "fail with reason InvalidSpec. Inputs with mode: Stream need `data_image` only.",
     )
     data_image: str = Field(
         "",
@@ -188,8 +188,8 @@ class Settings(BaseSettings):
 
     @property
     def data(self) -> DataStore | None:
-        """Where inputs and outputs are kept; None if jobs with them are refused."""
-        if not self.data_claim:
+        """Where inputs and outputs are kept; None if jobs with them are refused. Streams need no claim."""
+        if not (self.data_claim or self.data_image):
             return None
         return DataStore(self.data_claim, self.data_image or self.helper_image, int(quantity(self.data_cache_size)))
 

@@ -133,6 +133,12 @@ FIXED = [
     ("removal of the code", {"code": {"claim": "a"}}, {}, "code"),
     ("packages", {"packages": ["a"]}, {"packages": ["a==1"]}, "packages"),
     ("inputs", {"inputs": [DATA]}, {"inputs": [DATA | {"path": "/x"}]}, "inputs"),
+    (
+        "the mode of an input",
+        {"inputs": [{"name": "d", "from": "s3://b/p", "mode": "Stream"}]},
+        {"inputs": [{"name": "d", "from": "s3://b/p", "path": "/d"}]},
+        "inputs",
+    ),
     ("outputs", {}, {"outputs": [{"name": "m", "path": "/m", "to": "claim://m"}]}, "outputs"),
     ("the checkpoint", {"checkpoint": {"claim": "a"}}, {"checkpoint": {"claim": "b"}}, "checkpoint"),
     (

@@ -58,12 +58,20 @@ SECRET = (
     "must not contain credentials, which everybody who can read the job could use: name a Secret with them in secret"
 )
 DOTS = "must not have . or .. as a part"
-MODE = "must be Mount for claim:// and image://, which are volumes, and Copy for all others"
+MODE = "must be Mount for claim:// and image://, which are volumes, and Copy or Stream for all others"
+NO_PATH = "must be set: the directory in which the pods find the data"
+STREAM_PATH = "mode: Stream has no directory: remove path. The program reads the address from ALLRANKS_INPUT_NAME"
+STREAM_GIT = "must be Copy for git+https://, whose files cannot be read one by one"
+STREAM_SUM = "cannot be checked with mode: Stream, because the program reads the data itself: set revision instead"
 DIRECTORY = "must be a directory below /, without ':' and without . or .. as a part"
 
 
 def data(source="s3://b/p", **fields):
     return {"inputs": [{"name": "data", "from": source, "path": "/data", **fields}]}
+
+
+def stream(source="s3://b/p", **fields):
+    return {"inputs": [{"name": "data", "from": source, "mode": "Stream", **fields}]}
 
 
 def out(to):
@@ -390,6 +398,17 @@ RULES = [
     ("a source has no credentials", data("https://me:pw@h/x"), (f"{INPUT}.from", SECRET), data(secret="s")),
     ("a prefix leads nowhere else", data("claim://c/../d"), (f"{INPUT}.from", DOTS), data("claim://c/d")),
     ("an object store is no volume", data(mode="Mount"), (f"{INPUT}.mode", MODE), data(mode="Copy")),
+    ("a claim is no stream", stream("claim://c"), (f"{INPUT}.mode", MODE), stream()),
+    ("an image is no stream", stream("image://r/i"), (f"{INPUT}.mode", MODE), stream("hf://datasets/a/b")),
+    ("git is no stream", stream("git+https://h/r"), (f"{INPUT}.mode", STREAM_GIT), stream("https://h/f")),
+    ("a stream has no sum", stream(sha256="0" * 64), (f"{INPUT}.sha256", STREAM_SUM), stream(revision="1")),
+    ("a stream has no directory", stream(path="/data"), (f"{INPUT}.path", STREAM_PATH), stream(secret="s")),
+    (
+        "a copy has a directory",
+        {"inputs": [{"name": "data", "from": "s3://b/p"}]},
+        (f"{INPUT}.path", NO_PATH),
+        stream("gs://b/p"),
+    ),
     (
         "a volume has no revision",
         data("claim://c", revision="1"),

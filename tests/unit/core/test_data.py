@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from allranks.api.data import InputStatus, OutputStatus
+from allranks.api.status import Status
 from allranks.core.manifests import pods, provenance
 from allranks.core.model import Platform
 from allranks.core.uploads import Upload
-from support.builders import at, failed, job, started, succeeded
+from support.builders import CLUSTER, at, failed, job, started, succeeded
 from unit.core.test_code_in_pods import mount, pod, trainer, variables, volume
 
 LOCAL = Platform("allranks", local=True)
@@ -52,6 +53,44 @@ def test_programs_find_the_paths_also_under_the_names_of_sagemaker() -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "address"),
+    [
+        ("s3://birds/penguins", "s3://birds/penguins"),
+        ("https://h/birds.csv", "https://h/birds.csv"),
+        ("hf://datasets/a/b", "hf://datasets/a/b@c0ffee"),
+        ("hf://datasets/a/b/train/", "hf://datasets/a/b@c0ffee/train"),
+        ("hf://models/a/b", "hf://a/b@c0ffee"),
+        ("hf://a/b/onnx", "hf://a/b@c0ffee/onnx"),
+    ],
+)
+def test_a_program_that_streams_gets_the_address_at_the_revision(source: str, address: str) -> None:
+    of = job(inputs=[{"name": "big-data", "from": source, "mode": "Stream"}])
+    status = Status(inputs=[InputStatus(name="big-data", state="Ready", revision="c0ffee")])
+    for platform in (LOCAL, CLUSTER):
+        made = pods.objects(of, status, platform).pods[0]
+        env = variables(trainer(made))
+        assert env["ALLRANKS_INPUT_BIG_DATA"] == address
+        assert "SM_CHANNEL_BIG_DATA" not in env  # it is a directory
+        assert [volume["name"] for volume in made["spec"]["volumes"]] == ["dshm"]
+
+
+def test_ranks_that_stream_have_the_credentials_of_the_input_and_those_of_the_user_come_last() -> None:
+    own = {"secretRef": {"name": "mine"}}
+    containers = [{"name": "trainer", "envFrom": [own]}, {"name": "proxy", "image": "p"}]
+    inputs = [
+        {"name": "a", "from": "s3://b/a", "mode": "Stream", "secret": "aws"},
+        {"name": "b", "from": "s3://b/b", "mode": "Stream", "secret": "aws"},
+        {"name": "c", "from": "s3://b/c", "path": "/c", "secret": "other"},
+    ]
+    of = job(inputs=inputs, template={"spec": {"containers": containers}})
+    made = pods.objects(of, Status(), CLUSTER).pods[0]
+    assert trainer(made)["envFrom"] == [{"secretRef": {"name": "aws"}}, own]
+    assert "envFrom" not in made["spec"]["containers"][1]
+    made = pods.objects(of, Status(), LOCAL).pods[0]
+    assert trainer(made)["envFrom"] == [own]  # a local run uses the credentials of its machine
+
+
+@pytest.mark.parametrize(
     ("fields", "problem"),
     [
         (
@@ -80,6 +119,10 @@ def test_a_directory_or_a_name_that_is_taken_is_refused(fields: dict[str, Any], 
     ("fields", "message"),
     [
         ({"inputs": [CLAIM, STORE]}, "spec.inputs[1].from: s3:// is fetched into a claim, and this cluster has none"),
+        (
+            {"inputs": [{"name": "data", "from": "s3://b/p", "mode": "Stream"}]},
+            "spec.inputs[0].mode: a pod looks up the revision of the data before the ranks start, and this cluster has",
+        ),
         ({"outputs": [MODEL]}, "spec.outputs[0].path: outputs are kept in a claim, and this cluster has none for them"),
     ],
 )
@@ -203,4 +246,5 @@ def test_the_provenance_has_code_data_and_parameters_but_no_other_variables() ->
     found = provenance.provenance(life.job, life.status)
     assert found["inputs"] == [{"name": "data", "from": CLAIM["from"]}]
     assert found["programs"]["worker"]["args"] == ["--lr=0.1"]
+    assert found["programs"]["worker"]["imageIDs"] == "not used"  # the ranks are processes
     assert "secret" not in str(found)

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from allranks.api.data import InputStatus
+from allranks.api.status import Status
 from allranks.cache_key import cache_key
 from allranks.core.manifests import pods, transfers
 from allranks.core.model import Exit, Pod
 from allranks.core.reconcile import reconcile
 from allranks.core.uploads import CacheUse, DataStore
 from support.builders import CLUSTER, UID, Life, at, failed, job, started, succeeded
-from unit.core.test_code_in_pods import trainer
+from unit.core.test_code_in_pods import trainer, variables
 
 STORE = DataStore("allranks-data", "allranks/data:1", 10**9)
 WITH_DATA = replace(CLUSTER, data=STORE)
@@ -96,6 +97,39 @@ def test_the_pod_that_fetches_has_only_its_own_secret_and_no_token() -> None:
         "since": since,
     }
     assert container["volumeMounts"] == [{"name": "allranks-data", "mountPath": "/cache", "subPath": "inputs"}]
+
+
+def test_an_input_that_is_streamed_is_only_looked_up_and_needs_no_claim() -> None:
+    source = {"name": "birds", "from": "hf://datasets/a/birds", "mode": "Stream", "secret": "hub", "revision": "main"}
+    without = replace(CLUSTER, data=DataStore("", "allranks/data:1", 0))
+    life = Life(job(inputs=[source]), platform=without)
+    life.settle(0)
+    [made] = reconcile(replace(life.look(0), pods=())).create
+    [container] = made["spec"]["containers"]
+    assert (made["metadata"]["name"], made["spec"]["volumes"]) == ("job-fetch-birds", [])
+    request = {"act": "resolve", "uri": "hf://datasets/a/birds", "revision": "main"}
+    assert json.loads(container["env"][0]["value"]) == request
+    assert container["envFrom"] == [{"secretRef": {"name": "hub"}}]
+    end(life, "job-fetch-birds", {"fetched": {"revision": "c0ffee", "bytes": 7}})
+    life.settle(60)
+    assert life.status.inputs == [InputStatus(name="birds", state="Ready", revision="c0ffee", bytes=7)]
+    for attempt in (0, 1):
+        assert sorted(life.pods) == [f"job-worker-0-{attempt}", f"job-worker-1-{attempt}"]
+        for made in pods.objects(life.job, life.status, without).pods:
+            assert variables(trainer(made))["ALLRANKS_INPUT_BIRDS"] == "hf://datasets/a/birds@c0ffee"
+        life.run(61 + 200 * attempt)
+        life.put(failed(index=0, attempt=attempt))
+        life.settle(100 + 200 * attempt)
+        life.settle(200 + 200 * attempt)
+
+
+def test_a_cluster_that_only_looks_up_revisions_refuses_what_needs_a_claim() -> None:
+    life = Life(job(inputs=[BIRDS], outputs=[MODEL]), platform=replace(CLUSTER, data=DataStore("", "d", 0)))
+    life.settle(0)
+    condition = life.status.condition("Failed")
+    assert condition
+    assert "spec.inputs[0].from: s3:// is fetched into a claim, and this cluster has none" in condition.message
+    assert "spec.outputs[0].path: outputs are kept in a claim" in condition.message
 
 
 def test_a_queued_job_fetches_and_asks_for_quota_only_afterwards() -> None:
@@ -304,3 +338,43 @@ def test_the_pod_that_uploads_reads_with_the_user_of_the_ranks() -> None:
     ]
     request = json.loads(container["env"][0]["value"])
     assert (request["to"], request["shown"], request["provenance"]["uid"]) == ("/target", "claim://results/a", UID)
+
+
+@pytest.mark.parametrize(
+    ("context", "users", "wanted"),
+    [
+        ({}, [(1000, 100), (1000, 100)], {"runAsUser": 1000, "runAsGroup": 100}),
+        ({"runAsGroup": 7}, [(1000, 100)], {"runAsUser": 1000}),
+        ({"runAsUser": 5}, [(5, 0)], {}),
+        ({}, [(1000, 100), (1001, 100)], {}),
+        ({}, [None], {}),
+        ({"runAsNonRoot": False}, [(1000, 100)], {"runAsUser": 1000, "runAsGroup": 100}),
+        (
+            {"runAsNonRoot": False},
+            [(0, 0)],
+            {"runAsUser": 0, "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}},
+        ),
+    ],
+)
+def test_the_pod_that_uploads_has_the_user_that_the_kubelets_name(
+    context: dict[str, Any], users: list[tuple[int, int] | None], wanted: dict[str, Any]
+) -> None:
+    """If no manifest names one, it is that of the image."""
+    of = job(outputs=[MODEL], template={"spec": {"securityContext": context}})
+    ranks = [Pod(f"job-worker-{index}-0", "u", "worker", index, 0, user=user) for index, user in enumerate(users)]
+    made = transfers.upload_pod(of, (of.spec.outputs or [])[0], Status(), WITH_DATA, STORE, ranks)
+    [container] = made["spec"]["containers"]
+    usual = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert container["securityContext"] == {**usual, **wanted}
+
+
+def test_the_files_say_with_which_image_they_were_made() -> None:
+    digest = "r/pytorch@sha256:" + "ab" * 32
+    life = started(job(outputs=[MODEL], success="All"), platform=WITH_DATA)
+    life.put(replace(succeeded(index=0), image_id=digest), replace(succeeded(index=1), image_id=digest))
+    plan = life.settle(100)
+    life.pods.pop("job-upload-model")
+    [made] = [each for each in life.step(101).create if each["kind"] == "Pod"]
+    request = json.loads(made["spec"]["containers"][0]["env"][0]["value"])
+    assert plan.events == ()
+    assert request["provenance"]["programs"]["worker"]["imageIDs"] == [digest]

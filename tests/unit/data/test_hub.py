@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 
 import pytest
 
+from allranks.api.data import Input
+from allranks.core.manifests.data import address
+from allranks.data.fetch import look_up
 from allranks.errors import DataError
 from unit.data.test_fetch import files_of, get
 
@@ -77,3 +82,26 @@ def test_a_revision_or_a_repository_that_does_not_exist(hub, cache) -> None:
         get(cache, "hf://datasets/birds/penguins", revision="v9")
     with pytest.raises(DataError, match=r"hf://datasets/birds/none: (there is no such object|access is denied)"):
         get(cache, "hf://datasets/birds/none")
+
+
+STREAMS = """
+import sys, fsspec
+files, root = fsspec.url_to_fs(sys.argv[1])
+print({name.removeprefix(root): files.cat_file(name)[:5] for name in sorted(files.find(root))})
+"""
+
+
+def test_a_program_streams_the_commit_of_a_dataset(hub) -> None:
+    """Ranks get this address."""
+    entries = [
+        {"type": "file", "oid": "1" * 40, "size": 5, "path": "README.md"},
+        {"type": "file", "oid": "2" * 40, "size": len(BIG), "path": "data/train.bin"},
+    ]
+    tree = (200, {"Content-Type": "application/json"}, json.dumps(entries).encode())
+    hub.answers[f"/api/datasets/birds/penguins/tree/{COMMIT}"] = lambda _: tree
+    source = Input.model_validate({"name": "a", "from": "hf://datasets/birds/penguins", "mode": "Stream"})
+    revision = look_up(source.source, "main").revision
+    command = [sys.executable, "-c", STREAMS, address(source, revision)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.strip() == str({"/README.md": b"hello", "/data/train.bin": BIG[:5]}), done.stderr
+    assert not [path for path, _ in hub.requests if "resolve" in path and COMMIT not in path]

@@ -103,6 +103,23 @@ def test_a_pod_fetches_what_ranks_then_mount(claim: Claim, s3: Any) -> None:
     assert (code, status_after(message, **fields).cached) == (0, True)
 
 
+def test_a_pod_looks_up_the_revision_of_an_input_that_is_streamed(claim: Claim, s3: Any) -> None:
+    s3.put_object(Bucket="data", Key="birds/a.csv", Body=b"penguins")
+    fields = {"from": "s3://data/birds"}
+    _, copied = claim.run(fetching(**fields))
+    of = job(inputs=[{"name": "data", "mode": "Stream", **fields}])
+    made = manifests.fetch_pod(of, (of.spec.inputs or [])[0], Status(), PLATFORM, STORE, None, at(0))
+    made["metadata"]["name"] = "stream"
+    code, message = claim.run(made)
+    assert code == 0
+    found = json.loads(copied)["fetched"]
+    assert json.loads(message)["fetched"] == {"revision": found["revision"], "bytes": 8}
+    s3.put_object(Bucket="data", Key="birds/a.csv", Body=b"gulls")
+    code, message = claim.run(made, revision=found["revision"])
+    assert code == 0
+    assert "s3://data/birds: the data was changed: its revision is " in json.loads(message)["error"]
+
+
 def test_two_pods_fetch_the_same_data_once(claim: Claim, web: Behaviour, url: str) -> None:
     web.files["/big"] = b"x" * 1000
     web.gate = threading.Event()

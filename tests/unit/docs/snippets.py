@@ -42,6 +42,12 @@ SNIPPETS = [
     Snippet("job = allranks.submit(train, 0.1, ranks=4", elsewhere="tests/apiserver/test_python_interface.py"),
     Snippet('job = allranks.job("train-x7k2p")', elsewhere="tests/apiserver/test_python_interface.py"),
     Snippet("except allranks.RankFailed as error:", elsewhere="tests/frameworks/test_sdk.py"),
+    Snippet(
+        'fsspec.url_to_fs(os.environ["ALLRANKS_INPUT_DATA"])',
+        before='import os, pathlib\npathlib.Path("a.csv").touch()\nos.environ["ALLRANKS_INPUT_DATA"] = "."\n'
+        "rank, ranks = 0, 1",
+        after='assert name.endswith("a.csv"), name',
+    ),
     Snippet("jax.distributed.initialize()", elsewhere="train/common/jax.py"),
     Snippet(
         "from allranks.report.transformers import ReportCallback",

@@ -424,3 +424,21 @@ def test_a_program_that_was_not_executed_never_started() -> None:
     found = with_status(ended(128, reason="StartError", startedAt="1970-01-01T00:00:00Z"))
     assert found.exit is not None
     assert (found.started_at, found.exit.reason) == (None, "StartError")
+
+
+def test_the_image_and_the_user_of_the_training_container_are_decoded() -> None:
+    """As a kubelet with containerd 2 writes them; older runtimes do not name the user."""
+    digest = "ghcr.io/allranks/pytorch@sha256:" + "ab" * 32
+    linux = {"uid": 65532, "gid": 65532, "supplementalGroups": [65532]}
+    trainer = {"name": "trainer", "image": "ghcr.io/allranks/pytorch:1", "imageID": digest, "user": {"linux": linux}}
+    sidecar = {"name": "proxy", "imageID": "other", "user": {"linux": {"uid": 1, "gid": 1}}}
+    found = with_containers(sidecar, trainer)
+    assert (found.image_id, found.user) == (digest, (65532, 65532))
+    older = with_containers({"name": "trainer", "imageID": f"docker-pullable://{digest}"})
+    assert (older.image_id, older.user) == (digest, None)
+    assert (with_containers().image_id, with_containers().user) == ("", None)
+
+
+def with_containers(*statuses: dict[str, Any]) -> Pod:
+    raw = {"metadata": {"name": "a", "uid": "u"}, "status": {"containerStatuses": statuses}}
+    return to_cached_pod(msgspec.json.decode(msgspec.json.encode(raw), type=Raw)).pod

@@ -319,3 +319,39 @@ def test_an_s3_server_has_the_output_when_the_job_succeeds_and_gives_it_to_the_n
         client.close()
     names = ["allranks-manifest.json", "allranks-provenance.json", "rank-0.txt", "rank-1.txt"]
     assert [found["Key"] for found in listed] == [f"out/{name}" for name in names]
+
+
+def test_the_example_streams_from_an_s3_server_without_a_copy(project) -> None:
+    job = yaml.safe_load((EXAMPLES / "stream.yaml").read_text())
+    del job["spec"]["packages"]  # s3fs is there
+    job["spec"]["command"] = [sys.executable, str(EXAMPLES / "stream.py")]
+    del job["spec"]["code"]
+    (project / "job.yaml").write_text(yaml.safe_dump(job))
+    with s3_server() as url:
+        env = s3_environment(url)
+        client = bucket(url, "birds")
+        for number, species in enumerate(["Adelie", "Gentoo", "Chinstrap"]):
+            client.put_object(Bucket="birds", Key=f"tables/{number}.csv", Body=f"species\n{species}\n".encode())
+        done = run(project, **env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "note: input data is not copied: the program reads s3://birds/tables" in done.stdout
+        assert "worker-0 | 2 of 3 tables: {'Adelie': 1, 'Chinstrap': 1}" in done.stdout
+        assert "worker-1 | 1 of 3 tables: {'Gentoo': 1}" in done.stdout
+        [found] = status(project)["inputs"]
+        assert (found["state"], found["bytes"]) == ("Ready", 48)
+        assert not (project / "cache" / "inputs").exists()
+        client.put_object(Bucket="birds", Key="tables/3.csv", Body=b"species\nGentoo\n")
+        other = run(project, "--set", f"inputs[0].revision={found['revision']}", **env)
+        assert other.returncode == 2
+        assert "the data was changed: its revision is list:" in other.stderr
+        client.close()
+
+
+def test_a_directory_takes_the_place_of_an_input_that_is_streamed(project) -> None:
+    (project / "mine").mkdir()
+    (project / "mine" / "train.csv").write_text("species\nGentoo\n")
+    inputs = [{"name": "data", "from": "s3://birds/tables", "mode": "Stream", "secret": "s3"}]
+    write(project, command=[sys.executable, str(EXAMPLES / "stream.py")], inputs=inputs)
+    done = run(project, "--volume", "data=mine")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 of 1 tables: {'Gentoo': 1}" in done.stdout

@@ -32,8 +32,10 @@ def volumes(job: Job, status: Status, platform: Platform) -> Iterator[tuple[str,
     """(name, mount path, source, further fields of the mount) of the training container's volumes. Several mounts may
     have the same volume."""
     revisions = {each.name: each.revision for each in status.inputs}
-    claim = {"persistentVolumeClaim": {"claimName": platform.data.claim}} if platform.data else {}
+    claim = _claim(platform)
     for each in job.spec.inputs or ():
+        if each.path is None:
+            continue
         if claim and not each.mounted and not platform.local:
             folder = f"inputs/{transfers.key_of(each, revisions.get(each.name))}/files"
             yield transfers.VOLUME, each.path, claim, {"readOnly": True, "subPath": folder}
@@ -50,6 +52,11 @@ def volumes(job: Job, status: Status, platform: Platform) -> Iterator[tuple[str,
             yield output_volume(output.name), output.path, {"emptyDir": {}}, {}
 
 
+def _claim(platform: Platform) -> Manifest:
+    name = platform.data.claim if platform.data else ""
+    return {"persistentVolumeClaim": {"claimName": name}} if name else {}
+
+
 def _source(each: Input) -> tuple[Manifest, dict[str, Any]]:
     address = each.source.partition("://")[2]
     if each.scheme == "claim":
@@ -61,17 +68,38 @@ def _source(each: Input) -> tuple[Manifest, dict[str, Any]]:
     return {"emptyDir": {}}, {}
 
 
-def environment(job: Job) -> dict[str, str]:
-    """ALLRANKS_INPUT_NAME and ALLRANKS_OUTPUT_NAME: the paths."""
+def environment(job: Job, status: Status) -> dict[str, str]:
+    """ALLRANKS_INPUT_NAME and ALLRANKS_OUTPUT_NAME: the paths, and the addresses of inputs that are streamed."""
+    revisions = {each.name: each.revision for each in status.inputs}
     return {
-        **{f"ALLRANKS_INPUT_{_upper(each.name)}": each.path for each in job.spec.inputs or ()},
+        **{
+            f"ALLRANKS_INPUT_{_upper(each.name)}": each.path or address(each, revisions.get(each.name))
+            for each in job.spec.inputs or ()
+        },
         **{f"ALLRANKS_OUTPUT_{_upper(each.name)}": each.path for each in job.spec.outputs or ()},
     }
 
 
+def address(each: Input, revision: str | None) -> str:
+    """The address from which a program reads an input, for fsspec. That of the hub has the commit."""
+    if each.scheme != "hf" or not revision:
+        return each.source
+    kind, _, rest = each.source.removeprefix("hf://").partition("/")
+    if kind not in ("datasets", "models"):
+        kind, rest = "models", each.source.removeprefix("hf://")
+    owner, name, *below = rest.strip("/").split("/")
+    return "/".join(["hf:/", *(["datasets"] if kind == "datasets" else []), owner, f"{name}@{revision}", *below])
+
+
+def secrets(job: Job) -> list[Manifest]:
+    """`envFrom` of the training containers: the credentials of inputs that they stream."""
+    names = dict.fromkeys(each.secret for each in job.spec.inputs or () if each.streamed and each.secret)
+    return [{"secretRef": {"name": name}} for name in names]
+
+
 def defaults(job: Job) -> dict[str, str]:
     """Variables of SageMaker, which the user may set instead."""
-    out = {f"{_CHANNEL}{_upper(each.name)}": each.path for each in job.spec.inputs or ()}
+    out = {f"{_CHANNEL}{_upper(each.name)}": each.path for each in job.spec.inputs or () if each.path}
     for output in job.spec.outputs or ():
         if output.name == "model":
             out["SM_MODEL_DIR"] = output.path
@@ -97,6 +125,10 @@ def problems(job: Job, trainer: Manifest) -> Iterator[tuple[str, str]]:
             if not resume_source.shared(job.spec.checkpoint):
                 yield f"{field}.when", "the checkpoints are in a volume that ends with its pod: choose a claim for them"
             continue
+        if field.startswith("spec.inputs"):
+            names.add(each.name)
+        if each.path is None:
+            continue
         path = each.path.rstrip("/")
         for other, owner in taken.items():
             if path == other:
@@ -104,8 +136,6 @@ def problems(job: Job, trainer: Manifest) -> Iterator[tuple[str, str]]:
             elif path.startswith(f"{other}/") and owner.startswith(("spec.inputs", "spec.outputs")):
                 yield f"{field}.path", f"{path} is inside the directory of {owner}: choose another one"
         taken[path] = field
-        if field.startswith("spec.inputs"):
-            names.add(each.name)
 
 
 def _all(job: Job) -> Iterator[tuple[str, Any]]:
@@ -117,7 +147,7 @@ def _all(job: Job) -> Iterator[tuple[str, Any]]:
 
 def problems_on_clusters(job: Job, platform: Platform) -> list[tuple[str, str]]:
     """(field path, message) of what a cluster without a claim for data cannot do."""
-    if platform.data:
+    if platform.data and platform.data.claim:
         return []
     cure = "an administrator can name one with the operator's setting `data_claim`"
     out = [
@@ -127,7 +157,16 @@ def problems_on_clusters(job: Job, platform: Platform) -> list[tuple[str, str]]:
             "image:// need none",
         )
         for number, each in enumerate(job.spec.inputs or ())
-        if not each.mounted
+        if not (each.mounted or each.streamed)
+    ]
+    out += [
+        (
+            f"spec.inputs[{number}].mode",
+            "a pod looks up the revision of the data before the ranks start, and this cluster has no image for it: an "
+            "administrator can name one with the operator's setting `data_image`",
+        )
+        for number, each in enumerate(job.spec.inputs or ())
+        if each.streamed and not platform.data
     ]
     out += [
         (f"spec.outputs[{number}].path", f"outputs are kept in a claim, and this cluster has none for them: {cure}")

@@ -31,6 +31,7 @@ from allranks.core.manifests import (
     resume,
     scheduling,
     sizes,
+    transfers,
 )
 from allranks.core.manifests.strategic_merge import merge
 from allranks.core.model import Manifest, Platform
@@ -258,11 +259,16 @@ def _shared_part(
             *user.get("ports", []),
             *({"name": key, "containerPort": port} for key, port in wiring.ports.items() if port not in declared),
         ]
+    if not platform.local and (secrets := data.secrets(job)):
+        # Those of the user replace them.
+        trainer["envFrom"] = [*secrets, *user.get("envFrom", [])]
     if mounts:
         trainer["volumeMounts"] = [*user.get("volumeMounts", []), *mounts]
     spec = dict(template["spec"])
     if volumes:
         spec["volumes"] = [*spec.get("volumes", []), *volumes]
+    if any(volume["name"] == transfers.VOLUME for volume in volumes):
+        spec["securityContext"] = transfers.with_group(spec.get("securityContext") or {})
     if users := spec.get("initContainers"):
         init = merge({"initContainers": init}, {"initContainers": users})["initContainers"]
     if init := [container for container in init if container["name"] != HELPER or container.get("image")]:
@@ -293,7 +299,7 @@ def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, sha
     }
     if job.spec.checkpoint:
         own["ALLRANKS_CHECKPOINT_DIR"] = job.spec.checkpoint.path
-    own |= data.environment(job) | shared.report_env
+    own |= data.environment(job, status) | shared.report_env
     user: list[dict[str, Any]] = shared.trainer.get("env", [])
     set_by_user = {variable["name"] for variable in user}
     defaults = {"PYTHONUNBUFFERED": "1", **data.defaults(job), **shared.defaults, **wiring.defaults}

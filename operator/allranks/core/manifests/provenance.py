@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.manifests import pod_template
+from allranks.core.model import Pod
 from allranks.version import __version__
 
 _PARAMETERS = "ALLRANKS_PARAM_"
+_MOST_IMAGES = 16
+"""Of one role. There are several if a tag was given to another image while the job ran."""
 
 
-def provenance(job: Job, status: Status) -> dict[str, Any]:
+def provenance(job: Job, status: Status, ranks: Iterable[Pod] | None = None) -> dict[str, Any]:
     """The job, its code, the revisions of its inputs, and its parameters, as JSON. Values of other variables are not
-    part of it, because they may be secret."""
+    part of it, because they may be secret. `ranks`: the pods that exist; None: processes, which have no image."""
+    images: dict[str, set[str]] = {role: set() for role in job.spec.roles}
+    for pod in ranks or ():
+        if pod.owned and pod.image_id and pod.role in images:
+            images[pod.role].add(pod.image_id)
     inputs = {each.name: each for each in status.inputs}
     programs = {}
     for role, template in pod_template.role_templates(job, pod_template.ANY_PLATFORM).items():
@@ -23,6 +31,7 @@ def provenance(job: Job, status: Status) -> dict[str, Any]:
         programs[role] = {
             "replicas": job.spec.roles[role].replicas,
             "image": trainer.get("image"),
+            "imageIDs": "not used" if ranks is None else sorted(images[role])[:_MOST_IMAGES],
             "command": trainer.get("command"),
             "args": trainer.get("args"),
             "parameters": {

@@ -1,6 +1,8 @@
 """The pods that fetch inputs and upload outputs on a cluster: one for each input that is not a volume, and one for each
 output.
 
+An input that the program streams has such a pod as well, which only looks up its revision.
+
 They have no GPU, no token and only the Secret of their own input or output. The claim of the setting `data_claim` holds
 
     inputs/KEY/files        the cache, which ranks mount read-only
@@ -10,7 +12,7 @@ They have no GPU, no token and only the Secret of their own input or output. The
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,7 +23,7 @@ from allranks.cache_key import cache_key
 from allranks.core import naming
 from allranks.core.manifests import companions, pod_template, resume
 from allranks.core.manifests.provenance import provenance
-from allranks.core.model import Manifest, Platform
+from allranks.core.model import Manifest, Platform, Pod
 from allranks.core.uploads import CacheUse, DataStore, checkpoint_of, of_checkpoint
 
 VOLUME = "allranks-data"
@@ -32,8 +34,8 @@ read yet, and the clocks of machines differ."""
 _COMMAND = ["python3", "-m", "allranks.data.pod"]
 _CACHE, _OUTPUTS, _TARGET, _CHECKPOINTS = "/cache", "/outputs", "/target", "/checkpoints"
 _CONTAINER: Manifest = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-_USER = 65532
-"""The user of the image, and the group to which the kubelet gives the volume."""
+GROUP = 65532
+"""The group of all pods that mount the claim. The user of the image has the same number."""
 _RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
 _LONGEST_PROVENANCE = 100_000
 """Bytes. A variable of a process has at most 128 KiB."""
@@ -61,6 +63,12 @@ def key_of(each: Input, revision: str | None) -> str:
 def fetch_pod(
     job: Job, each: Input, status: Status, platform: Platform, store: DataStore, use: CacheUse | None, now: datetime
 ) -> Manifest:
+    name = fetch_name(job, each.name)
+    security: Manifest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    if each.streamed:
+        request: Manifest = {"act": "resolve", "uri": each.source, "revision": each.revision}
+        container = _container(request, each.secret, [], store, _CONTAINER)
+        return _pod(job, name, naming.FETCH, container, [], security, platform)
     request = {
         "act": "fetch",
         "uri": each.source,
@@ -71,21 +79,38 @@ def fetch_pod(
         "used": list(use.keys) if use else None,
         "since": int((now - UNSEEN).timestamp()),
     }
-    security = {
-        "runAsNonRoot": True,
-        "fsGroup": _USER,
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+    security |= _volume_group(_first_template(job, platform))
     mounts = [{"name": VOLUME, "mountPath": _CACHE, "subPath": "inputs"}]
     container = _container(request, each.secret, mounts, store, _CONTAINER)
-    name = fetch_name(job, each.name)
     return _pod(job, name, naming.FETCH, container, [_claim(VOLUME, store.claim)], security, platform)
 
 
-def upload_pod(job: Job, output: Output, status: Status, platform: Platform, store: DataStore) -> Manifest:
+def _volume_group(template: Manifest) -> Manifest:
+    """The group to which the kubelet gives the claim: that of the ranks, because with another one the pods of a job
+    would take the claim from each other."""
+    own = template["spec"].get("securityContext") or {}
+    found = {key: own[key] for key in ("fsGroup", "fsGroupChangePolicy") if key in own}
+    if "fsGroup" not in found:
+        return {"fsGroup": GROUP, "fsGroupChangePolicy": "OnRootMismatch"}
+    return with_group(found)
+
+
+def with_group(security: Manifest) -> Manifest:
+    """The security context of a pod that mounts the claim, as a member of the group to which a pod that fetches may
+    have given it."""
+    groups = security.get("supplementalGroups") or []
+    return {**security, "supplementalGroups": [*groups, *([] if GROUP in groups else [GROUP])]}
+
+
+def _first_template(job: Job, platform: Platform) -> Manifest:
+    return next(iter(pod_template.role_templates(job, platform).values()))
+
+
+def upload_pod(
+    job: Job, output: Output, status: Status, platform: Platform, store: DataStore, ranks: Sequence[Pod] = ()
+) -> Manifest:
     """It has the user of the ranks: others may not be able to read their files. A checkpoint is uploaded from a copy in
-    the claim, because the program continues."""
+    the claim, because the program continues. `ranks`: the pods that exist."""
     mounts: list[Manifest] = [{"name": VOLUME, "mountPath": _OUTPUTS, "subPath": f"outputs/{job.metadata.uid}"}]
     volumes, to = [_claim(VOLUME, store.claim)], output.to
     if output.scheme == "claim":
@@ -101,7 +126,7 @@ def upload_pod(job: Job, output: Output, status: Status, platform: Platform, sto
         "directory": f"{_OUTPUTS}/{output.name}",
         "to": to,
         "shown": output.to,
-        "provenance": _bounded(provenance(job, status)),
+        "provenance": _bounded(provenance(job, status, ranks)),
     }
     state = next((each for each in status.outputs if each.name == output.name), None)
     if output.when == "Checkpoint" and state and (checkpoint := checkpoint_of(state)):
@@ -111,18 +136,31 @@ def upload_pod(job: Job, output: Output, status: Status, platform: Platform, sto
         folder = {"subPath": saved.sub_path} if saved.sub_path else {}
         mounts.append({"name": resume.CHECKPOINT_VOLUME, "mountPath": _CHECKPOINTS, "readOnly": True, **folder})
         request = of_checkpoint(request, _CHECKPOINTS, checkpoint)
-    template = next(iter(pod_template.role_templates(job, platform).values()))
+    template = _first_template(job, platform)
     own = pod_template.trainer(template).get("securityContext") or {}
     user = {key: own[key] for key in ("runAsUser", "runAsGroup", "runAsNonRoot") if key in own}
-    security = {"seccompProfile": {"type": "RuntimeDefault"}, **(template["spec"].get("securityContext") or {})}
+    security = with_group(
+        {"seccompProfile": {"type": "RuntimeDefault"}, **(template["spec"].get("securityContext") or {})}
+    )
     rights = _CONTAINER
-    if "runAsUser" not in {*user, *security} and not (security.get("runAsNonRoot") or user.get("runAsNonRoot")):
-        # The user of the ranks is that of their image, which only root can stand for.
+    named = "runAsUser" in {*user, *security}
+    if not named and (found := _user_of(ranks)):
+        user["runAsUser"], group = found  # that of the image of the ranks
+        if "runAsGroup" not in {*user, *security}:
+            user["runAsGroup"] = group
+    elif not named and not (security.get("runAsNonRoot") or user.get("runAsNonRoot")):
+        # No status names the user of the image of the ranks: only root can stand for it.
         user["runAsUser"] = 0
         rights = {**_CONTAINER, "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}}
     container = _container(request, output.secret, mounts, store, {**rights, **user})
     name = upload_name(job, output.name)
     return _pod(job, name, naming.UPLOAD, container, volumes, security, platform)
+
+
+def _user_of(ranks: Sequence[Pod]) -> tuple[int, int] | None:
+    """(user, group) of the programs, if all have the same one, and not root."""
+    users = {pod.user for pod in ranks if pod.owned and pod.user}
+    return users.pop() if len(users) == 1 and all(user for user, _ in users) else None
 
 
 def _bounded(found: dict[str, Any]) -> dict[str, Any]:
