@@ -188,27 +188,31 @@ def test_elastic_ranks_follow_the_number_of_workers(run_job, tmp_path: Path) -> 
     assert 2 in sizes
 
 
-@pytest.mark.nightly
-def test_the_callback_reports_what_ranks_pass_to_ray_train(run_job, tmp_path: Path) -> None:
-    program = """
-import ray
-from allranks.report.ray import ReportCallback
+REPORTS = """
+import time, ray
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
 def train():
-    for epoch in range(1, 4):
-        ray.train.report({"epoch": epoch, "loss": 1 / epoch})
+    rank = ray.train.get_context().get_world_rank()
+    for epoch in range(1, 21):  # long enough for several messages of each rank
+        time.sleep(0.6 if rank == 1 else 0.15)
+        ray.train.report({"epoch": epoch, "loss": 1 / epoch + rank, "total_steps": 20})
 
-run_config = RunConfig(storage_path="PATH", callbacks=[ReportCallback(total_steps=3)])
-TorchTrainer(train, scaling_config=ScalingConfig(num_workers=1), run_config=run_config).fit()
+run_config = RunConfig(storage_path="PATH")
+TorchTrainer(train, scaling_config=ScalingConfig(num_workers=2), run_config=run_config).fit()
 """
-    job = manifest(tmp_path, program.replace("PATH", str(tmp_path)), workers=1, progress={})
+
+
+def test_ranks_of_ray_train_report_without_a_changed_line_and_the_slow_one_is_named(run_job, tmp_path: Path) -> None:
+    job = manifest(tmp_path, REPORTS.replace("PATH", str(tmp_path)), progress={})
     run = run_job(job).finish(TIMEOUT)
     assert run.code == 0, run.output
     progress = run.status["progress"]
-    assert (progress["step"], progress["totalSteps"], progress["epoch"]) == (3, 3, 3)
-    assert progress["metrics"]["loss"] == pytest.approx(1 / 3, abs=1e-3)
+    assert [progress[name] for name in ("step", "totalSteps", "epoch")] == [20, 20, 20]
+    assert progress["metrics"] == {"loss": 0.05}
+    assert sorted((rank["rank"], rank["step"]) for rank in progress["ranks"]) == [(0, 20), (1, 20)]
+    assert re.search(r"rank 1 \(worker-\d on \S+\) takes \d\.\d times as long as its peers", run.output), run.output
 
 
 @pytest.mark.nightly
