@@ -106,6 +106,11 @@ def program_reports() -> bool:
     return _client is not None and _client.program_reports
 
 
+def last_step() -> int | None:
+    """For the helpers: the step that this process reported last, by whatever callback."""
+    return None if _client is None else _client.last_step
+
+
 def waiting() -> Any:
     """`with waiting(): dist.all_reduce(totals)`: excludes this time from `busy`, because the rank waits for others."""
     return _NOTHING if _meter is None else _meter.wait

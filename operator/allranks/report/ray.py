@@ -56,6 +56,8 @@ class Rank:
         self._original = context.report
         self._uploading: int | None = None
         """The number of the report whose checkpoint Ray still uploads."""
+        self._counted: int | None = None
+        """The last step that is the number of a report."""
         self._meter = BetweenReports()
         report.use_meter(self._meter)
 
@@ -72,10 +74,13 @@ class Rank:
         stored = checkpoint is not None and self._context.current_report_index >= number
         if checkpoint is not None and not stored:
             self._uploading = number
+        step, epoch = metrics.get("step"), metrics.get("epoch")
+        if step is None and report.last_step() == self._counted:  # otherwise Keras, in this rank, reports its steps
+            step = self._counted = number
         report.report_automatically(
-            step=metrics.get("step", number),
+            step=step,
             total_steps=metrics.get("total_steps", self._total_steps),
-            epoch=metrics.get("epoch"),
+            epoch=int(epoch) if _is_number(epoch) else epoch,  # that of Hugging Face has a fraction
             checkpoint=stored,
             **{name: value for name, value in metrics.items() if name not in _TAKEN and _is_number(value)},
         )

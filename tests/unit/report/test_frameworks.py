@@ -243,6 +243,7 @@ def test_lightning_hooks_in_their_documented_order(hub, run):
 
 RAY = """
 import os, ray
+from allranks import report as library
 from types import SimpleNamespace
 from ray.train.v2._internal.execution.context import DistributedContext, get_train_context
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
@@ -258,6 +259,7 @@ for epoch in (1, 2, 3):
     ray.train.report({"epoch": epoch, "loss": 1 / epoch})
     context.get_result_queue().get()
 worker.shutdown()
+library._client._over.wait(60)
 os._exit(0)
 """
 
