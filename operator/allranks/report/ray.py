@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.train.v2._internal.execution.callback import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
     WorkerCallback,
@@ -14,7 +14,11 @@ from ray.train.v2._internal.execution.context import (  # type: ignore[import-no
 
 from allranks import report
 from allranks.report.meter import Meter
+from allranks.report.values import LARGEST
 from allranks.report.warn import guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _TAKEN = ("step", "total_steps", "epoch", "samples", "checkpoint", "busy")
 
@@ -56,13 +60,17 @@ class Rank:
         self._original = context.report
         self._uploading: int | None = None
         """The number of the report whose checkpoint Ray still uploads."""
-        self._counted: int | None = None
-        """The last step that is the number of a report."""
-        self._meter = BetweenReports()
+        self._step: int | None = None
+        """The last step that this object reported."""
+        self._meter = BetweenReports(self.counts)
         report.use_meter(self._meter)
 
+    def counts(self) -> bool:
+        """Whether nothing else in this process reports steps, such as the program, or the callback of Keras."""
+        return report.last_step() == self._step and not report.program_reports()
+
     def report(self, metrics: dict[str, Any], checkpoint: Any = None, *args: Any, **kwargs: Any) -> None:
-        if not report.program_reports():
+        if self.counts():
             self._meter.work_done()
         self._original(metrics, checkpoint, *args, **kwargs)
         self._note(metrics, checkpoint)
@@ -75,15 +83,17 @@ class Rank:
         if checkpoint is not None and not stored:
             self._uploading = number
         step, epoch = metrics.get("step"), metrics.get("epoch")
-        if step is None and report.last_step() == self._counted:  # otherwise Keras, in this rank, reports its steps
-            step = self._counted = number
+        if step is None and self.counts():
+            step = number
         report.report_automatically(
             step=step,
             total_steps=metrics.get("total_steps", self._total_steps),
-            epoch=int(epoch) if _is_number(epoch) else epoch,  # that of Hugging Face has a fraction
+            epoch=int(epoch) if isinstance(epoch, float) and 0 <= epoch < LARGEST else epoch,  # Hugging Face: 1.5
             checkpoint=stored,
             **{name: value for name, value in metrics.items() if name not in _TAKEN and _is_number(value)},
         )
+        if step is not None:
+            self._step = report.last_step()
 
     def note_upload(self) -> None:
         """Reports a checkpoint that was uploaded since the last step."""
@@ -96,6 +106,10 @@ class BetweenReports(Meter):
     """Measures what the rank does between two calls of `ray.train.report`, in which it waits for the other ranks. The
     measure is exact if ranks do not also wait for each other between these calls, as they do in DDP."""
 
+    def __init__(self, counts: Callable[[], bool]) -> None:
+        super().__init__()
+        self._counts = counts
+
     def step_over(self, steps: int = 1) -> None:
         if self._busy is not None:
             total, count = self.totals
@@ -106,7 +120,7 @@ class BetweenReports(Meter):
         """Not at a checkpoint: it is stored inside `ray.train.report`."""
 
     def waits(self) -> bool | None:
-        return None if report.program_reports() else super().waits()
+        return super().waits() if self._counts() else None
 
 
 def _is_number(value: Any) -> bool:

@@ -129,6 +129,7 @@ for epoch in (1, 2):
     passed(run(START + train + END, FAKE_RAY), "ReportCallback")
     last = hub.messages[-1]
     assert (last["step"], last["epoch"], last["metrics"]) == (20, 2, {"loss": 0.5})
+    assert (last["busySeconds"], last["waiting"]) == (None, None)
 
 
 def test_a_callback_of_the_program_replaces_the_added_one(run: Run, hub: FakeReportServer):
