@@ -211,8 +211,8 @@ class Progress(Model):
     )
     automatic: bool = Field(
         True,
-        description="Whether programs of Hugging Face, Lightning and Keras report their progress without a changed "
-        "line, and NCCL is asked who is behind in a collective.",
+        description="Whether programs of Hugging Face, Lightning, Keras and Ray Train report their progress without a "
+        "changed line, and NCCL is asked who is behind in a collective.",
     )
 
 

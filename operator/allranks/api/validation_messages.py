@@ -16,20 +16,7 @@ from allranks.api.crd import Schema
 from allranks.fields import LABEL_KEY
 from allranks.frameworks import FRAMEWORKS
 
-_FAMILIES = {
-    "torch": "pytorch",
-    "lightning": "pytorch",
-    "accelerate": "pytorch",
-    "deepspeed": "pytorch",
-    "huggingface": "pytorch",
-    "tf": "tensorflow",
-    "keras": "tensorflow",
-    "openmpi": "mpi",
-    "mpich": "mpi",
-    "mpi4py": "mpi",
-    "none": "spmd",
-    "generic": "spmd",
-}
+_MEANT = {other: name for name, framework in FRAMEWORKS.items() for other in framework.other_names}
 """Names that users write for `framework`, and the framework that runs such programs."""
 _SHELL = re.compile(r"[|&;<>$`*?~\n]")
 """Characters that only a shell understands."""
@@ -178,7 +165,7 @@ def _value_hint(given: Any, expected: str, location: list[int | str]) -> str:
     lower = {value.lower(): value for value in allowed}
     near = lower.get(given.lower())
     if near is None and location == ["spec", "framework"]:
-        near = _FAMILIES.get(given.lower())
+        near = _MEANT.get(given.lower())
     if near is None:
         close = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.75)
         near = lower[close[0]] if close else None

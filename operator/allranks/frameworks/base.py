@@ -169,11 +169,26 @@ class RootCause:
     """In the pod's local time, to the second, because launchers print it without a time zone."""
 
 
+class Package(NamedTuple):
+    """The Python package of a framework, which `allranks doctor` looks for."""
+
+    name: str
+    details: str = "''"
+    """A Python expression for what to add to the version, where m is the module."""
+    gpu: str = "None"
+    """The same for whether the package can use a GPU of this machine; None if it does not say."""
+
+
 class Framework(ABC):
     """One framework. Instances are stateless."""
 
     name: ClassVar[str]
+    other_names: ClassVar[frozenset[str]] = frozenset()
+    """What users write for `framework`, in lower case, and mean this one. They are not accepted, but answered with the
+    right name."""
     description: ClassVar[str]
+    package: ClassVar[Package | None] = None
+    """None: programs of this framework need no Python package."""
     options: ClassVar[type[BaseModel]]
     has_image: ClassVar[bool] = True
     """There is an image for it in images/."""

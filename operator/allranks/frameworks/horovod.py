@@ -15,6 +15,7 @@ from allranks.frameworks.base import (
     AttemptContext,
     Framework,
     Note,
+    Package,
     Replica,
     RoleKind,
     RootCause,
@@ -43,6 +44,7 @@ class HorovodOptions(Model):
 class Horovod(Framework):
     name = "horovod"
     description = "Horovod"
+    package = Package("horovod")
     options = HorovodOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {
         "worker": RoleKind("The ranks."),

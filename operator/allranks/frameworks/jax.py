@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from allranks.fields import Model, Port
-from allranks.frameworks.base import HELPER_DIR, AttemptContext, Framework, Replica, RoleKind, Wire, Wiring
+from allranks.frameworks.base import HELPER_DIR, AttemptContext, Framework, Package, Replica, RoleKind, Wire, Wiring
 
 
 class JaxOptions(Model):
@@ -19,7 +19,9 @@ class JaxOptions(Model):
 
 class Jax(Framework):
     name = "jax"
+    other_names = frozenset({"flax"})
     description = "JAX"
+    package = Package("jax")  # asking for its devices would take most of a GPU's memory
     options = JaxOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {"worker": RoleKind("The processes. worker-0 runs the coordinator.")}
     script_imports = frozenset({"jax", "flax"})

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from allranks.fields import Model, Rule
 from allranks.frameworks import mpirun
-from allranks.frameworks.base import AttemptContext, Framework, Note, RoleKind, RootCause, Shared, Wire
+from allranks.frameworks.base import AttemptContext, Framework, Note, Package, RoleKind, RootCause, Shared, Wire
 
 
 class MpiOptions(Model):
@@ -27,7 +27,9 @@ class MpiOptions(Model):
 
 class Mpi(Framework):
     name = "mpi"
+    other_names = frozenset({"openmpi", "mpich", "mpi4py"})
     description = "MPI"
+    package = Package("mpi4py")
     options = MpiOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {
         "worker": RoleKind("The ranks."),

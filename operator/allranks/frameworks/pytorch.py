@@ -11,7 +11,17 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from allranks.fields import Model, Port
-from allranks.frameworks.base import AttemptContext, Framework, Note, Replica, RoleKind, RootCause, Wire, Wiring
+from allranks.frameworks.base import (
+    AttemptContext,
+    Framework,
+    Note,
+    Package,
+    Replica,
+    RoleKind,
+    RootCause,
+    Wire,
+    Wiring,
+)
 
 
 class PyTorchOptions(Model):
@@ -31,7 +41,13 @@ class PyTorchOptions(Model):
 
 class PyTorch(Framework):
     name = "pytorch"
+    other_names = frozenset({"torch", "lightning", "accelerate", "deepspeed", "huggingface"})
     description = "PyTorch"
+    package = Package(
+        "torch",
+        details="', CUDA ' + m.version.cuda if m.version.cuda else ', CPU only'",
+        gpu="bool(m.cuda.is_available())",
+    )
     options = PyTorchOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {
         "master": RoleKind("The pod of rank 0, at most one. Without it, worker 0 has rank 0.", max_replicas=1),

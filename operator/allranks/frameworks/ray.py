@@ -14,6 +14,7 @@ from allranks.frameworks.base import (
     SECRET_DIR,
     AttemptContext,
     Framework,
+    Package,
     Replica,
     RoleKind,
     RootCause,
@@ -38,6 +39,7 @@ class RayOptions(Model):
 class Ray(Framework):
     name = "ray"
     description = "Ray"
+    package = Package("ray")
     options = RayOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {
         "head": RoleKind("The head of the Ray cluster, which runs the command.", max_replicas=1, ranked=False),

@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from allranks.fields import Model, Port, Rule
-from allranks.frameworks.base import AttemptContext, Framework, Replica, RoleKind, Scope, Shared, Wire, Wiring
+from allranks.frameworks.base import AttemptContext, Framework, Package, Replica, RoleKind, Scope, Shared, Wire, Wiring
 
 
 class TensorFlowOptions(Model):
@@ -24,7 +24,9 @@ CLUSTER = "ALLRANKS_TF_CLUSTER"
 
 class TensorFlow(Framework):
     name = "tensorflow"
+    other_names = frozenset({"tf", "keras"})
     description = "TensorFlow"
+    package = Package("tensorflow", details="', %d GPUs' % len(m.config.list_physical_devices('GPU'))")
     options = TensorFlowOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {
         "chief": RoleKind("The task that coordinates the others and writes checkpoints.", max_replicas=1),

@@ -101,6 +101,16 @@ def is_enabled() -> bool:
     return (_client if _initialized else _initialize()) is not None
 
 
+def program_reports() -> bool:
+    """For the helpers: whether the program itself has reported a step."""
+    return _client is not None and _client.program_reports
+
+
+def last_step() -> int | None:
+    """For the helpers: the step that this process reported last, by whatever callback."""
+    return None if _client is None else _client.last_step
+
+
 def waiting() -> Any:
     """`with waiting(): dist.all_reduce(totals)`: excludes this time from `busy`, because the rank waits for others."""
     return _NOTHING if _meter is None else _meter.wait

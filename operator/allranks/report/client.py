@@ -116,6 +116,10 @@ class Client:
             self._checkpoint_pending = True
             self._bell.put(CHECKPOINT)
 
+    @property
+    def last_step(self) -> int | None:
+        return self._state.step
+
     def checkpoint_requested(self) -> bool:
         """Whether the program should store a checkpoint. A rank that asks again and reports none is done too: another
         one stores it."""

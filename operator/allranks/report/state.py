@@ -6,8 +6,14 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK")
-LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK", "MPI_LOCALRANKID")
+RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK", "ALLRANKS_RANK")
+LOCAL_RANK = (
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "HOROVOD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "ALLRANKS_LOCAL_RANK",
+)
 
 
 class State(NamedTuple):

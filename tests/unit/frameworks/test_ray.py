@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -197,33 +195,6 @@ def test_the_root_cause_is_the_remote_failure_with_the_address_of_its_node(log: 
 
 def test_a_log_without_a_remote_failure_has_no_other_cause():
     assert FRAMEWORKS["ray"].root_cause("Traceback (most recent call last):\nValueError: no data\n") is None
-
-
-CALLBACK = """
-import sys, types
-train = types.ModuleType("ray.train")
-train.UserCallback = object
-sys.modules["ray"], sys.modules["ray.train"] = types.ModuleType("ray"), train
-
-import allranks.report
-found = []
-allranks.report.report = lambda **values: found.append(values)
-from allranks.report.ray import ReportCallback
-
-callback = ReportCallback(total_steps=30)
-callback.after_report(None, [{"loss": 0.5, "name": "x", "good": True}, {"loss": 9.0}], None)
-callback.after_report(None, [{"loss": 0.25, "step": 20, "epoch": 2}], object())
-print(*found, sep="\\n")
-"""
-
-
-def test_the_callback_reports_what_rank_0_passes_to_ray_train():
-    """A module stands in for Ray: tests/frameworks has the real one."""
-    done = subprocess.run([sys.executable, "-c", CALLBACK], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines() == [
-        "{'step': 1, 'total_steps': 30, 'epoch': None, 'checkpoint': False, 'loss': 0.5}",
-        "{'step': 20, 'total_steps': 30, 'epoch': 2, 'checkpoint': True, 'loss': 0.25}",
-    ]
 
 
 def test_the_root_cause_has_no_color_codes():

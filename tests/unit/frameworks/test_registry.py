@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -28,6 +29,37 @@ def test_each_framework_is_one_file_of_its_name():
     files = {path.stem for path in (ROOT / "operator" / "allranks" / "frameworks").glob("*.py")}
     shared = {"base", "mpirun", "rank_report"}
     assert files - {"__init__", *shared} == set(FRAMEWORKS)
+
+
+def test_no_other_module_names_a_framework():
+    """Except what reads the kinds of other operators and the former spelling, and what runs inside pods."""
+    package = ROOT / "operator" / "allranks"
+    named = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in FRAMEWORKS
+    }
+    allowed = ("frameworks/", "inpod/", "cli/convert/", "api/old_form.py")
+    assert {path for path in named if not path.startswith(allowed)} == set()
+
+
+def test_another_name_of_a_framework_belongs_to_one_alone():
+    others = [other for framework in FRAMEWORKS.values() for other in framework.other_names]
+    assert len(others) == len({*others, *FRAMEWORKS}) - len(FRAMEWORKS)
+    assert all(other == other.lower() for other in others)
+
+
+def test_the_page_on_adding_a_framework_lists_the_files_of_jax():
+    page = (ROOT / "docs" / "dev" / "frameworks.md").read_text()
+    listed = {path for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for path in re.findall("`(.*?)`", row)}
+    assert [path for path in listed if "jax" not in (ROOT / path).read_text().lower()] == []
+    folders = ("bench", "examples", "images", "operator", "tests/frameworks", "tests/model", "tests/unit", "train")
+    found = (path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file())
+    ours = {path.as_posix() for path in found if "jax" in path.as_posix() and path.suffix != ".pyc"}
+    assert {path for path in ours if "/convert/" not in path} == {path for path in listed if "jax" in path}
+    lines = len((ROOT / "operator" / "allranks" / "frameworks" / "jax.py").read_text().splitlines())
+    assert f"**the framework**: {lines} lines" in page
 
 
 def test_the_resource_has_the_options_and_roles_of_every_framework():

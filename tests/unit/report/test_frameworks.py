@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from allranks.pod_bundle import copy
 from support.fake_report_server import SOURCE, ok
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -237,4 +238,38 @@ def test_lightning_hooks_in_their_documented_order(hub, run):
     assert [last[key] for key in ("step", "totalSteps", "epoch", "done")] == [6, 6, 2, True]
     assert last["checkpoint"]["step"] == 5
     assert last["metrics"] == {"val/loss": 0.5}
+    assert last["busySeconds"] is not None
+
+
+RAY = """
+import os, ray
+from allranks import report as library
+from types import SimpleNamespace
+from ray.train.v2._internal.execution.context import DistributedContext, get_train_context
+from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
+
+worker = RayTrainWorker()
+place = DistributedContext(world_rank=1, world_size=2, local_rank=0, local_world_size=1, node_rank=1)
+run = SimpleNamespace(run_config=SimpleNamespace(name="run"))
+unused = dict.fromkeys(["synchronization_actor", "storage_context", "controller_actor"])
+worker.init_train_context(train_run_context=run, distributed_context=place, worker_callbacks=[], **unused)
+context = get_train_context()
+context._sync_checkpoint_dir_name_across_ranks = lambda name: "checkpoint"
+for epoch in (1, 2, 3):
+    ray.train.report({"epoch": epoch, "loss": 1 / epoch})
+    context.get_result_queue().get()
+worker.shutdown()
+library._client._over.wait(60)
+os._exit(0)
+"""
+
+
+def test_the_class_of_the_ranks_of_ray_train_gets_the_callback(hub, run, tmp_path):
+    """The class in one process: `tests/frameworks/examples/test_ray_cluster.py` has ranks of a cluster."""
+    copy(tmp_path)
+    path = f"{tmp_path / 'startup'}{os.pathsep}{tmp_path / 'python'}"
+    done = run(RAY, PYTHONPATH=path, RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING="0")
+    assert (done.returncode, done.stderr) == (0, "")
+    last = hub.messages[-1]
+    assert [last[key] for key in ("rank", "step", "epoch", "metrics", "done")] == [1, 3, 3, {"loss": 1 / 3}, True]
     assert last["busySeconds"] is not None

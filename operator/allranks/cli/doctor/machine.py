@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from allranks.cli.doctor.findings import Check, Finding, note, ok, problem
 from allranks.control_sequences import clean
+from allranks.frameworks import FRAMEWORKS
 from allranks.local import gpus
 from allranks.local.environment import machine_environment
 from allranks.version import __version__
@@ -87,14 +88,14 @@ class Machine:
         if python is None:
             yield problem("python", "there is no python on PATH", "activate the environment of your training program")
             return
-        probes = {name: self._started_probe(python, name) for name in _PROBES}
+        probes = {name: self._started_probe(python, name) for name in _PACKAGES}
         deadline = time.monotonic() + IMPORT_SECONDS
         found = {name: _answer(process, deadline) for name, process in probes.items()}
         installed = {name: answer for name, answer in found.items() if answer is not None}
         if not installed:
             yield note(
                 "frameworks",
-                f"{python} has none of {', '.join(_PROBES)}",
+                f"{python} has none of {', '.join(_PACKAGES)}",
                 "for allranks run, activate the environment that has your framework, or pip install torch",
             )
         for name, answer in installed.items():
@@ -103,7 +104,7 @@ class Machine:
     def _started_probe(self, python: str, name: str) -> subprocess.Popen[str]:
         """A process that imports the framework: metadata alone does not show a missing library."""
         return subprocess.Popen(
-            [python, "-c", _PROBE, name, _PROBES[name]],
+            [python, "-c", _PROBE, *_PACKAGES[name]],
             env=dict(self.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -205,19 +206,12 @@ class Machine:
             yield note("network", f"the host name {name} has no address: Gloo and MPI may fail to connect", cure)
 
 
-_PROBES = {
-    "torch": "''.join([', CUDA ' + m.version.cuda if m.version.cuda else ', CPU only']), bool(m.cuda.is_available())",
-    "tensorflow": "', %d GPUs' % len(m.config.list_physical_devices('GPU')), None",
-    "horovod": "'', None",
-    "mpi4py": "'', None",
-    "jax": "'', None",  # asking for its devices would take most of a GPU's memory
-    "ray": "'', None",
-}
-"""Package -> expression for (details, whether a GPU can be used), where m is the module."""
+_PACKAGES = {each.package.name: each.package for each in FRAMEWORKS.values() if each.package}
+"""By name."""
 
 _PROBE = """\
 import importlib, importlib.metadata, importlib.util, json, os, sys
-name, expression = sys.argv[1:]
+name, details, gpu = sys.argv[1:]
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 if importlib.util.find_spec(name) is None:
     print(json.dumps(None))
@@ -230,7 +224,7 @@ except Exception:
 try:
     m = importlib.import_module(name)
     answer["version"] = getattr(m, "__version__", answer["version"])
-    answer["details"], answer["gpu"] = eval(expression)
+    answer["details"], answer["gpu"] = eval(details), eval(gpu)
 except BaseException as error:
     answer["error"] = "%s: %s" % (type(error).__name__, str(error).strip().split("\\n")[0])
 print("\\n" + json.dumps(answer))

@@ -1,8 +1,10 @@
-"""Adds a callback that reports progress to programs of Hugging Face, Keras and Lightning, when they import these, and
-asks NCCL in programs of PyTorch and JAX.
+"""Adds a callback that reports progress to programs of Hugging Face, Keras, Lightning and Ray Train, when they import
+these, and asks NCCL in programs of PyTorch and JAX.
 
 Hugging Face and Keras have no registry of callbacks, so the list of default callbacks is extended. Lightning calls
-`lightning` and `pytorch_lightning` by itself: `pod_bundle.py` writes the entry points beside this file.
+`lightning` and `pytorch_lightning` by itself: `pod_bundle.py` writes the entry points beside this file. Ray Train has a
+registry, the variable RAY_TRAIN_CALLBACKS, but its driver pickles the callbacks, so ranks to which a `runtime_env`
+gives another PYTHONPATH or another image would fail. Instead, each rank adds the callback to those that it receives.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ def install() -> None:
     hooks.after_import("keras.src.callbacks.callback_list", _extend_keras)  # Keras 3
     hooks.after_import("keras.src.callbacks", _extend_keras)  # Keras 2, before 3 a single file
     hooks.after_import("tf_keras.src.callbacks", _extend_keras)
+    hooks.after_import("ray.train.v2._internal.execution.worker_group.worker", _extend_ray)
     if os.environ.get("ALLRANKS_HANG_SECONDS"):
         for name in ("torch.distributed", "jax"):
             hooks.after_import(name, _watch_nccl)
@@ -48,6 +51,27 @@ def _extend_transformers(trainer: Any) -> None:
     from allranks.report.transformers import AutomaticCallback
 
     trainer.DEFAULT_CALLBACKS.append(AutomaticCallback)
+
+
+def _extend_ray(worker: Any) -> None:
+    """Also in the driver and the controller, which import the class of the ranks and do not call the method."""
+    kind = worker.RayTrainWorker
+    original = kind.init_train_context
+    from functools import wraps
+
+    @wraps(original)
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            from allranks.report.ray import ReportCallback
+
+            given = kwargs["worker_callbacks"]
+            if not any(isinstance(each, ReportCallback) for each in given):
+                kwargs["worker_callbacks"] = [*given, ReportCallback()]
+        except Exception as error:
+            hooks.write_line(f"Ray Train is used without reports: {type(error).__name__}: {error}")
+        return original(self, *args, **kwargs)
+
+    kind.init_train_context = initialize
 
 
 def _watch_nccl(module: Any) -> None:
