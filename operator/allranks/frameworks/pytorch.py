@@ -259,8 +259,8 @@ def _microsecond(log: str, pid: str | None, time: datetime) -> int | None:
     """When torchrun saw within that second that the process `pid` had ended; None if `log` has no such line. A report
     may have an earlier second: that of an exception that the process recorded."""
     second = time.strftime("%m%d %H:%M:%S")
-    seen = [line for line in _FAILED_LINE.finditer(log) if (line["pid"], line["time"]) == (pid, second)]
-    return int(seen[-1]["microsecond"]) if seen else None
+    lines = [line for line in _FAILED_LINE.finditer(log) if (line["pid"], line["time"]) == (pid, second)]
+    return int(lines[-1]["microsecond"]) if lines else None
 
 
 def _own_lines(message: str) -> str:
