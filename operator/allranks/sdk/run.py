@@ -129,7 +129,7 @@ async def run_async(
 ) -> Any:
     """As `run`, as a coroutine. Several may run at once.
 
-    When it is cancelled, by Ctrl-C, a timeout or otherwise, nobody is asked: ranks on this machine get SIGTERM, and
+    When it is cancelled, by Ctrl-C, a timeout or otherwise, there is no question: ranks on this machine get SIGTERM, and
     CancelledError is raised when they have ended; a second cancellation kills them. A job on a cluster continues, and a
     message says how to find it.
     """

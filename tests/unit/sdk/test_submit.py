@@ -17,7 +17,7 @@ from allranks.inpod.call_function import UNUSABLE
 from allranks.sdk.documents import Options
 from allranks.sdk.interrupt import detached_by_cancellation, detached_by_interrupt
 from allranks.sdk.submit import PAYLOAD, prepare
-from support.builders import CLUSTER, failed, job, pending, started
+from support.builders import Life, failed, job
 
 IMAGE = "registry.example.org/train:1"
 
@@ -52,13 +52,13 @@ def test_a_function_travels_with_the_modules_that_load_it():
 
 def test_a_function_of_another_version_of_python_fails_the_job_while_other_pods_have_not_started():
     document, _ = prepare(train, (0.1,), {}, options(replicas=3), None)
-    life = started(job(roles={"worker": 3}, restart=document["spec"]["restart"]), platform=CLUSTER)
-    life.put(pending(index=1))
-    life.put(pending(index=2))
+    life = Life(job(roles={"worker": 3}, restart=document["spec"]["restart"]))
+    life.settle(0)
     life.put(failed(index=0, code=UNUSABLE, after=5))
-    life.run(10)
+    assert [pod.phase for pod in life.pods.values()] == ["Failed", "Pending", "Pending"]
+    life.settle(6)
     assert (life.status.phase, life.status.restarts.counted) == ("Failed", 0)
-    assert not life.pods
+    assert list(life.pods) == ["job-worker-0-0"]  # it has ended, and its log stays
 
 
 def test_outputs_are_uploaded_and_have_values_that_are_too_large():
@@ -158,7 +158,7 @@ def test_an_interrupt_deletes_the_job_only_if_the_user_says_so(
     assert message in capsys.readouterr().err
 
 
-def test_a_cancelled_task_never_deletes_the_job_and_asks_nobody(monkeypatch, capsys):
+def test_a_cancelled_task_never_deletes_the_job_and_asks_no_question(monkeypatch, capsys):
     monkeypatch.setattr(interrupt, "can_ask", lambda: True)
     monkeypatch.setattr(sys, "stdin", io.StringIO("c\n"))
     job = FakeJob()
