@@ -129,9 +129,9 @@ async def run_async(
 ) -> Any:
     """As `run`, as a coroutine. Several may run at once.
 
-    When it is cancelled, by Ctrl-C, a timeout or otherwise, there is no question: ranks on this machine get SIGTERM, and
-    CancelledError is raised when they have ended; a second cancellation kills them. A job on a cluster continues, and a
-    message says how to find it.
+    When it is cancelled, by Ctrl-C, a timeout or otherwise, there is no question: ranks on this machine get SIGTERM,
+    and CancelledError is raised when they have ended; a second cancellation kills them. A job on a cluster continues,
+    and a message says how to find it.
     """
     call = _Call(target, args, {**(kwargs or {}), **more}, logs)
     common: dict[str, Any] = {
@@ -206,32 +206,46 @@ def _replicas_here(ranks: Ranks) -> int | None:
 def _run_here(call: _Call, options: Options, run_dir: str | os.PathLike[str] | None, stop: Stop | None = None) -> Any:
     """The value. `stop`: in a thread, in place of Ctrl-C."""
     target, args = call.target, call.args
-    if callable(target):
-        directory = _directory(run_dir, options.name or job_name(payload.name_of(target)))
-        document = _function_document(target, directory, options)
-    elif call.kwargs:
-        raise TypeError(f"{os.fspath(target)} is a script, which takes no keyword arguments: {', '.join(call.kwargs)}")
-    else:
-        document, notes = documents.of_script(os.fspath(target), args, options)
-        for note in notes:
-            print(f"note: {note}")
-        directory = _directory(run_dir, document["metadata"]["name"])
-    load_documents([("allranks.run", document)])  # raises InvalidManifest
-    if callable(target):
-        payload.write(directory / PAYLOAD, target, args, call.kwargs)
+    made: list[Path] = []
     try:
-        _run_command(document, directory, logs=call.logs, link=run_dir is None, stop=stop)
+        if callable(target):
+            directory = _directory(run_dir, options.name or job_name(payload.name_of(target)), made)
+            document = _function_document(target, directory, options)
+        elif call.kwargs:
+            names = ", ".join(call.kwargs)
+            raise TypeError(f"{os.fspath(target)} is a script, which takes no keyword arguments: {names}")
+        else:
+            document, notes = documents.of_script(os.fspath(target), args, options)
+            for note in notes:
+                print(f"note: {note}")
+            directory = _directory(run_dir, document["metadata"]["name"], made)
+        load_documents([("allranks.run", document)])  # raises InvalidManifest
+        if callable(target):
+            payload.write(directory / PAYLOAD, target, args, call.kwargs)
+        try:
+            _run_command(document, directory, logs=call.logs, link=run_dir is None, stop=stop)
+        finally:
+            with contextlib.suppress(OSError):
+                (directory / PAYLOAD).unlink()
     finally:
-        with contextlib.suppress(OSError):
-            (directory / PAYLOAD).unlink()
+        for path in made:
+            _remove_if_empty(path)
     if not callable(target):
         return None
     attempt = _stored(directory)["status"].get("attempt", 0)
     return outcome.value_of(outcome.read_files(directory / RESULTS, attempt, 0))
 
 
-def _directory(given: str | os.PathLike[str] | None, name: str) -> Path:
-    directory = run_directories.new_directory(name) if given is None else Path(given)
+def _remove_if_empty(directory: Path) -> None:
+    """With `runs/JOB` and `runs`: nothing was started."""
+    with contextlib.suppress(OSError):
+        for path in (directory, directory.parent, directory.parent.parent):
+            path.rmdir()
+
+
+def _directory(given: str | os.PathLike[str] | None, name: str, made: list[Path]) -> Path:
+    """`made` gets the directory if it is a new one: two runs that start in the same second have two."""
+    directory = run_directories.reserve_directory(name, made) if given is None else Path(given)
     if (directory / run_directories.RUN_FILE).exists():
         raise CannotRun(f"run_dir {directory} holds another run: choose a new directory")
     return directory

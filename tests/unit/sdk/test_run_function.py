@@ -17,6 +17,7 @@ import pytest
 
 import allranks
 from allranks.local import run_directories
+from allranks.sdk import payload
 from allranks.sdk.command import Stop
 
 HERE = {"framework": "tensorflow", "logs": False}
@@ -252,14 +253,10 @@ def wait_until(condition, seconds=100.0):
 
 def test_asynchronous_runs_return_the_values_of_rank_0_and_may_run_at_once():
     async def both():
-        runs = [allranks.run_async(scaled, [number], ranks=-1, name=f"run-{number}", **HERE) for number in (1, 2)]
-        return await asyncio.gather(*runs)
+        return await asyncio.gather(*(allranks.run_async(scaled, [number], ranks=-1, **HERE) for number in (1, 2)))
 
     assert asyncio.run(both()) == [([1], 0), ([2], 0)]
-    assert {(run.job, run.phase) for run in run_directories.stored_runs()} == {
-        ("run-1", "Succeeded"),
-        ("run-2", "Succeeded"),
-    }
+    assert [(run.job, run.phase) for run in run_directories.stored_runs()] == [("scaled", "Succeeded")] * 2
 
 
 def test_an_asynchronous_run_raises_the_exception_of_the_rank():
@@ -303,6 +300,25 @@ def test_a_cancelled_run_has_ended_its_ranks(tmp_path):
     (run,) = run_directories.stored_runs()
     assert run.phase not in ("Succeeded", "Running")
     assert not (run.directory / "function.pickle").exists()
+
+
+def test_functions_are_pickled_in_several_threads():
+    """cloudpickle has one list of the modules by value."""
+    failed = []
+
+    def pickles():
+        try:
+            for _ in range(20):
+                payload.dumps(scaled, [1], {})
+        except allranks.AllranksError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=pickles) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
 
 
 def test_a_run_that_is_cancelled_before_it_starts_starts_no_rank(tmp_path):
