@@ -228,19 +228,11 @@ def _run_here(call: _Call, options: Options, run_dir: str | os.PathLike[str] | N
             with contextlib.suppress(OSError):
                 (directory / PAYLOAD).unlink()
     finally:
-        for path in made:
-            _remove_if_empty(path)
+        run_directories.remove_empty(made)
     if not callable(target):
         return None
     attempt = _stored(directory)["status"].get("attempt", 0)
     return outcome.value_of(outcome.read_files(directory / RESULTS, attempt, 0))
-
-
-def _remove_if_empty(directory: Path) -> None:
-    """With `runs/JOB` and `runs`: nothing was started."""
-    with contextlib.suppress(OSError):
-        for path in (directory, directory.parent, directory.parent.parent):
-            path.rmdir()
 
 
 def _directory(given: str | os.PathLike[str] | None, name: str, made: list[Path]) -> Path:
