@@ -9,7 +9,7 @@ from allranks.version import __version__
 __all__ = ["__version__"]
 
 _LAZY = {
-    "run": "allranks.sdk.run",
+    **dict.fromkeys(("run", "run_async"), "allranks.sdk.run"),
     **dict.fromkeys(("job", "job_async", "jobs", "jobs_async", "submit", "submit_async"), "allranks.sdk.cluster_jobs"),
     "AsyncJob": "allranks.sdk.async_job",
     "Job": "allranks.sdk.job",

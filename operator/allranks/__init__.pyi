@@ -18,4 +18,5 @@ from allranks.sdk.cluster_jobs import submit_async as submit_async
 from allranks.sdk.job import Job as Job
 from allranks.sdk.logs import LogLine as LogLine
 from allranks.sdk.run import run as run
+from allranks.sdk.run import run_async as run_async
 from allranks.version import __version__ as __version__

@@ -134,6 +134,35 @@ def test_an_asynchronous_program_waits_for_several_jobs(world: World) -> None:
 
 
 @pytest.mark.nightly
+def test_an_asynchronous_run_returns_its_value_and_a_cancelled_one_leaves_the_job(world: World, capsys: Any) -> None:
+    def waits() -> None:
+        threading.Event().wait(600)
+
+    async def cancelled() -> None:
+        waiting = allranks.run_async(waits, ranks=1, name="waits", **PLAIN, **world.where)
+        task = asyncio.create_task(waiting)
+        async with asyncio.timeout(300):
+            while not task.done():
+                with contextlib.suppress(allranks.ClusterError):
+                    job = await allranks.job_async("waits", **world.where)
+                    if (await job.status()).phase == "Running":
+                        break
+                await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await job.status()).phase == "Running"
+        await job.cancel()
+
+    with world.running():
+        how = {"ranks": 2, "factor": 3, **PLAIN, **world.where}
+        assert asyncio.run(allranks.run_async(scaled, [1], **how)) == ([3], 0)
+        assert "worker-0 | hello from 0" in capsys.readouterr().out
+        asyncio.run(cancelled())
+    assert "waits continues: job = await allranks.job_async('waits', namespace=" in capsys.readouterr().err
+
+
+@pytest.mark.nightly
 def test_a_job_is_suspended_resumed_scaled_and_cancelled(world: World) -> None:
     def runs() -> None:
         threading.Event().wait(600)

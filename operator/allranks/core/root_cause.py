@@ -140,8 +140,11 @@ def _pod_name(job: Job, status: Status, replica: Replica) -> str:
 _DELETED = "the pod was deleted by someone"
 
 
-Order = tuple[datetime, int]
-"""Sort key of failures: the time, then within one second typical causes before typical consequences."""
+Order = tuple[datetime, int, int]
+"""Sort key of failures: the time, then within one second typical causes before typical consequences, then the
+microsecond that a launcher logged."""
+
+_END_OF_SECOND = 1_000_000
 
 
 def _precedence(reason: str, code: int | None, signal: int | None) -> int:
@@ -177,7 +180,10 @@ class _Ending:
 
     @property
     def order(self) -> Order:
-        return self.time, _precedence(self.reason, self.code, possible_signal(self.code, self.signal))
+        # An unknown microsecond comes last: torchrun often logs a failure at the end of a second in the next one.
+        microsecond = self.cause.microsecond if self.cause and not self.disrupted else None
+        precedence = _precedence(self.reason, self.code, possible_signal(self.code, self.signal))
+        return self.time, precedence, _END_OF_SECOND if microsecond is None else microsecond
 
     @property
     def sure(self) -> bool:

@@ -167,6 +167,8 @@ class RootCause:
     message: str | None = None
     time: datetime | None = None
     """In the pod's local time, to the second, because launchers print it without a time zone."""
+    microsecond: int | None = None
+    """Within the second of `time`, if the launcher logged it."""
 
 
 class Package(NamedTuple):

@@ -214,10 +214,16 @@ _REPORT = re.compile(
     r"\s*time\s*:\s*(?P<time>\S+)\s*\n"
     r"\s*host\s*:\s*\S*\s*\n"
     r"\s*rank\s*:\s*(?P<rank>\d+) \(local_rank: \d+\)\s*\n"
-    r"\s*exitcode\s*:\s*(?P<exitcode>-?\d+)[^\n]*\n"
+    r"\s*exitcode\s*:\s*(?P<exitcode>-?\d+)(?: \(pid: (?P<pid>\d+)\))?[^\n]*\n"
     r"\s*error_file\s*:[^\n]*\n"
     r"\s*traceback\s*:\s*(?P<traceback>.*?)\n=+\s*$",
     re.DOTALL | re.MULTILINE,
+)
+_FAILED_LINE = re.compile(
+    # torchrun's log: level, month and day, time, its own process; then the process that failed first.
+    r"^E(?P<time>\d{4} \d\d:\d\d:\d\d)\.(?P<microsecond>\d{6}) \d+ torch/distributed/\S+\] "
+    r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: (?P<pid>\d+)\) of ",
+    re.MULTILINE,
 )
 _FRAME = re.compile(r"^=+\n.*? FAILED\s*\n-+\nFailures:", re.MULTILINE)
 _LOG_LINE = re.compile(
@@ -254,13 +260,23 @@ def read_torchrun_report(message: str) -> RootCause | None:
     reported = textwrap.dedent("  " + found["traceback"]).strip()
     if not reported.startswith("Traceback"):
         reported = ""
+    time = _local_time(found["time"])
     return RootCause(
         rank=rank,
         exit_code=128 - code if code < 0 else code,
         signal=-code if code < 0 else None,
         message=_own_lines(message) or reported or ended,
-        time=_local_time(found["time"]),
+        time=time,
+        microsecond=_microsecond(message[: found.start()], found["pid"], time) if time else None,
     )
+
+
+def _microsecond(log: str, pid: str | None, time: datetime) -> int | None:
+    """When torchrun saw within that second that the process `pid` had ended; None if `log` has no such line. A report
+    may have an earlier second: that of an exception that the process recorded."""
+    second = time.strftime("%m%d %H:%M:%S")
+    lines = [line for line in _FAILED_LINE.finditer(log) if (line["pid"], line["time"]) == (pid, second)]
+    return int(lines[-1]["microsecond"]) if lines else None
 
 
 def _own_lines(message: str) -> str:

@@ -14,6 +14,7 @@ import json
 import linecache
 import os
 import pickle
+import shutil
 import sys
 import traceback
 from pathlib import Path
@@ -72,6 +73,36 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def without_launcher(program: list[str]) -> list[str]:
+    """The command of a pod. If it starts a function that another version of Python sent, the call without its launcher:
+    it says so and ends at once, where a launcher would first wait for the other pods.
+
+    The launcher is kept unless it certainly runs this Python.
+    """
+    place = next((place for place, word in enumerate(program) if Path(word).name == "call_function.py"), 0)
+    starters = [found for found in map(shutil.which, program[:place]) if found]
+    try:
+        with open(program[place + 1], "rb") as file:
+            same = json.loads(file.readline())["python"] == HERE
+        if same or not starters or not all(map(is_this_python, starters)):
+            return program
+    except (OSError, ValueError, LookupError, TypeError):  # the call itself finds out what is wrong
+        return program
+    return [sys.executable, *program[place:]]
+
+
+def is_this_python(starter: str) -> bool:
+    """Whether a program is this interpreter, or a script for it. Raises OSError, IndexError."""
+    with open(starter, "rb") as file:
+        line = file.readline(1024)
+    if line.startswith(b"#!"):
+        starter = os.fsdecode(line[2:].split()[0])
+    return os.path.realpath(starter) == os.path.realpath(sys.executable)
+
+
+HERE = "{}.{}".format(*sys.version_info[:2])
+
+
 class Unusable(Exception):
     """The payload cannot be used in this Python."""
 
@@ -80,11 +111,10 @@ def load(payload: Path) -> Any:
     """(function, args, kwargs). Raises Unusable."""
     with payload.open("rb") as file:
         header = json.loads(file.readline())
-        here = "{}.{}".format(*sys.version_info[:2])
-        if header["python"] != here:
+        if (sender := header["python"]) != HERE:
             raise Unusable(
-                f"the function was sent by Python {header['python']}, and the ranks run Python {here} "
-                f"({sys.executable}): use the same version on both sides"
+                f"the function was sent by Python {sender}, and the ranks run Python {HERE} ({sys.executable}): use "
+                f"the same version on both sides, either an image with Python {sender}, or Python {HERE} to send it"
             )
         for name, text in header.get("sources", {}).items():
             if not Path(name).exists():  # a traceback shows its lines all the same

@@ -49,6 +49,10 @@ def main(argv: list[str]) -> int:
         print("usage: watch.py -- PROGRAM [ARG...]", file=sys.stderr)
         return 2
     program, env = argv[1:], dict(os.environ)
+    if str(HERE / "call_function.py") in program:
+        from call_function import without_launcher  # type: ignore[import-not-found]  # in the same directory
+
+        program = without_launcher(program)
     library = HERE / "python"
     if library.is_dir():
         sys.path.insert(0, str(library))

@@ -71,7 +71,8 @@ class Cluster:
         try:
             connection = connect(where.kubeconfig, where.context, prefer_pod=False)
         except NotConfigured as error:
-            raise ClusterError(f"{error}. Without a cluster, `allranks run` runs the job on this machine") from error
+            here = "`allranks run` runs the job on this machine, and `allranks runs` has its logs and reports"
+            raise ClusterError(f"{error}. Without a cluster, {here}") from error
         client = user_client(connection)
         try:
             yield cls(client, where.namespace or connection.namespace, where.namespace)

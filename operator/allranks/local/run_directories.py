@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -148,6 +148,14 @@ def reserve_directory(job: str, reserved: list[Path]) -> Path:
             reserved.append(path)
             return path
     raise AssertionError("the names are endless")
+
+
+def remove_empty(reserved: Iterable[Path]) -> None:
+    """Removes directories of runs that did not start, and those of their jobs if they are empty."""
+    for path in reserved:
+        for folder in (path, path.parent, path.parent.parent):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _names(job: str) -> Iterator[Path]:

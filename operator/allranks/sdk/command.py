@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
@@ -18,12 +19,35 @@ class Done(NamedTuple):
     """What it printed on its standard error."""
 
 
+class Stop:
+    """Stops a command from another thread, as Ctrl-C does: the first call asks it to end, the second to end at once."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def __call__(self) -> None:
+        with self._lock:
+            self.asked += 1
+            if self._process is not None:
+                self._process.send_signal(signal.SIGINT)
+
+    def of(self, process: subprocess.Popen[str]) -> None:
+        """`process` is the command, which may have been asked to end before it was started."""
+        with self._lock:
+            self._process = process
+            if self.asked:
+                process.send_signal(signal.SIGINT)
+
+
 class Command:
     """One command. `wait` starts it."""
 
-    def __init__(self, words: Sequence[str], given: str, environ: Mapping[str, str]) -> None:
-        """`given` is the command's standard input."""
-        self._words, self._given, self._environ = words, given, environ
+    def __init__(self, words: Sequence[str], given: str, environ: Mapping[str, str], stop: Stop | None = None) -> None:
+        """`given` is the command's standard input. `stop` is what stops it if `wait` runs in another thread than the
+        main one, in which Ctrl-C does not arrive."""
+        self._words, self._given, self._environ, self._stop = words, given, environ, stop
 
     def wait(self, show: bool, confirm: Callable[[], bool] = lambda: True) -> Done:
         """Waits for the end of the command.
@@ -34,6 +58,7 @@ class Command:
         # In a terminal the command draws its live view itself, and gets Ctrl-C from the terminal. Elsewhere, such as in
         # a notebook, sys.stdout is not a file of this process.
         terminal = sys.__stdout__ is not None and sys.stdout is sys.__stdout__ and sys.__stdout__.isatty()
+        session = not terminal or self._stop is not None  # of its own: Ctrl-C in the terminal must not come twice
         with tempfile.TemporaryFile("w+") as errors, tempfile.TemporaryFile("w+") as given:
             given.write(self._given)
             given.seek(0)
@@ -45,12 +70,14 @@ class Command:
                 stderr=errors,
                 text=True,
                 errors="replace",
-                start_new_session=not terminal,
+                start_new_session=session,
             ) as process:
+                if self._stop:
+                    self._stop.of(process)
                 interrupted = self._follow(process, show, None if terminal else confirm)
             errors.seek(0)
             text = errors.read().strip()
-        if interrupted:
+        if interrupted or (self._stop and self._stop.asked):
             raise KeyboardInterrupt
         if process.returncode < 0:
             return Done(128 - process.returncode, text)

@@ -1,7 +1,12 @@
-"""What Ctrl-C does while a program waits for a job on a cluster: the job continues, unless the user says otherwise."""
+"""What Ctrl-C does while a program waits for a job on a cluster: the job continues, unless the user says otherwise.
+
+An asynchronous program is not asked: asyncio turns Ctrl-C into the cancellation of a task, and a task is also cancelled
+by a timeout or by the failure of another one.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator
@@ -10,13 +15,18 @@ from typing import Protocol
 from allranks.cli import interrupt
 
 
-class Interrupted(Protocol):
+class Named(Protocol):
     """The job that was waited for."""
 
     @property
     def name(self) -> str: ...
     @property
     def namespace(self) -> str: ...
+
+
+class Interrupted(Named, Protocol):
+    """One that the user may delete."""
+
     def cancel(self) -> None: ...
 
 
@@ -32,4 +42,16 @@ def detached_by_interrupt(job: Interrupted) -> Iterator[None]:
         else:
             again = f"allranks.job({job.name!r}, namespace={job.namespace!r})"
             print(f"{job.name} continues: {again}.result() waits for it, .cancel() deletes it", file=sys.stderr)
+        raise
+
+
+@contextlib.contextmanager
+def detached_by_cancellation(job: Named) -> Iterator[None]:
+    """CancelledError passes on, after a message."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        again = f"job = await allranks.job_async({job.name!r}, namespace={job.namespace!r})"
+        how = f"{again}; await job.result() waits for it, await job.cancel() deletes it"
+        print(f"{job.name} continues: {how}", file=sys.stderr)
         raise

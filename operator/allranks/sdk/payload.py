@@ -9,6 +9,7 @@ import json
 import linecache
 import sys
 import sysconfig
+import threading
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,12 +35,16 @@ def dumps(
     cloudpickle = _cloudpickle()
     _check_arguments(function, args, kwargs)
     try:
-        with _by_value(cloudpickle, function):
+        with _REGISTRY, _by_value(cloudpickle, function):
             data, files = _dumps(cloudpickle, (function, tuple(args), dict(kwargs)))
     except Exception as error:  # pickling runs code of the objects, which raises anything
         raise CannotPickle(_explain(function, args, kwargs, error)) from error
     header = {"python": "{}.{}".format(*sys.version_info[:2]), "path": list(path), "sources": _sources(files)}
     return json.dumps(header).encode() + b"\n" + data
+
+
+_REGISTRY = threading.RLock()
+"""cloudpickle has one list of the modules by value for all threads, and `run_async` pickles in several."""
 
 
 def _sources(files: Sequence[str]) -> dict[str, str]:

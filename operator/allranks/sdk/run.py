@@ -1,4 +1,4 @@
-"""`allranks.run`: runs a function or a script as a job, and returns what rank 0 returned."""
+"""`allranks.run` and `run_async`: run a function or a script as a job, and return what rank 0 returned."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from allranks.errors import AllranksError, CannotRun
 from allranks.frameworks import FRAMEWORKS
 from allranks.local import run_directories
 from allranks.pod_bundle import HELPERS
-from allranks.sdk import documents, notebook, outcome, payload
-from allranks.sdk.command import Command
+from allranks.sdk import documents, notebook, outcome, payload, worker_thread
+from allranks.sdk.command import Command, Stop
 from allranks.sdk.documents import Options, Ranks, Target
+from allranks.sdk.interrupt import detached_by_cancellation
 from allranks.sdk.stored_values import Outputs
 
 RESULTS = "results"
@@ -69,8 +71,16 @@ def run(
     InvalidManifest and CannotRun if nothing was started; ClusterError; KeyboardInterrupt after Ctrl-C: then ranks on
     this machine have ended, and a job on a cluster continues unless the user chose to delete it.
     """
-    arguments = {**(kwargs or {}), **more}
-    for_cluster = {
+    call = _Call(target, args, {**(kwargs or {}), **more}, logs)
+    common: dict[str, Any] = {
+        "ranks": ranks,
+        "gpus": gpus,
+        "framework": framework,
+        "name": name,
+        "env": env,
+        "restarts": restarts,
+    }
+    for_cluster: dict[str, Any] = {
         "image": image,
         "pool": pool,
         "queue": queue,
@@ -82,37 +92,105 @@ def run(
         "context": context,
         "kubeconfig": kubeconfig,
     }
+    here = _options_here(common, for_cluster, run_dir)
+    if here is not None:
+        return _run_here(call, here, run_dir)
+    from allranks.sdk.cluster_jobs import submit
+
+    job = submit(target, *args, kwargs=call.kwargs, **common, **for_cluster)
+    if logs:
+        job.show()
+    return job.result()
+
+
+async def run_async(
+    target: Target,
+    *args: Any,
+    ranks: Ranks,
+    gpus: int = 0,
+    framework: str | None = None,
+    name: str | None = None,
+    env: Mapping[str, str] | None = None,
+    restarts: int | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    logs: bool = True,
+    image: str | None = None,
+    pool: str | None = None,
+    queue: str | None = None,
+    code: str | os.PathLike[str] | None = None,
+    packages: Sequence[str] = (),
+    checkpoint: str | None = None,
+    outputs: Outputs | None = None,
+    namespace: str | None = None,
+    context: str | None = None,
+    kubeconfig: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Any:
+    """As `run`, as a coroutine. Several may run at once.
+
+    When it is cancelled, by Ctrl-C, a timeout or otherwise, there is no question: ranks on this machine get SIGTERM,
+    and CancelledError is raised when they have ended; a second cancellation kills them. A job on a cluster continues,
+    and a message says how to find it.
+    """
+    call = _Call(target, args, {**(kwargs or {}), **more}, logs)
+    common: dict[str, Any] = {
+        "ranks": ranks,
+        "gpus": gpus,
+        "framework": framework,
+        "name": name,
+        "env": env,
+        "restarts": restarts,
+    }
+    for_cluster: dict[str, Any] = {
+        "image": image,
+        "pool": pool,
+        "queue": queue,
+        "code": code,
+        "packages": packages,
+        "checkpoint": checkpoint,
+        "outputs": outputs,
+        "namespace": namespace,
+        "context": context,
+        "kubeconfig": kubeconfig,
+    }
+    here = _options_here(common, for_cluster, run_dir)
+    if here is not None:
+        stop = Stop()
+        return await worker_thread.run(lambda: _run_here(call, here, run_dir, stop), stop)
+    from allranks.sdk.cluster_jobs import submit_async
+
+    job = await submit_async(target, *args, kwargs=call.kwargs, **common, **for_cluster)
+    with detached_by_cancellation(job):
+        if logs:
+            await job.show()
+        return await job.result()
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What the ranks run, with its arguments. `logs`: whether their output is printed."""
+
+    target: Target
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    logs: bool
+
+
+def _options_here(
+    common: Mapping[str, Any], for_cluster: Mapping[str, Any], run_dir: str | os.PathLike[str] | None
+) -> Options | None:
+    """None: on a cluster. Raises ValueError for options of the other place."""
+    ranks = common["ranks"]
     here = _replicas_here(ranks)
     if here is None:
         if run_dir is not None:
             raise ValueError("run_dir= is a directory of this machine: a job on a cluster keeps its logs there")
-        common = {"ranks": ranks, "gpus": gpus, "framework": framework, "name": name, "env": env, "restarts": restarts}
-        return _run_on_cluster(target, args, arguments, {**common, **for_cluster}, logs)
+        return None
     if given := [f"{key}=" for key, value in for_cluster.items() if value]:
         raise ValueError(f"{', '.join(given)}: only for a cluster, and ranks={ranks} runs on this machine")
-    options = Options(replicas=here, gpus=gpus, framework=framework, name=name, env=dict(env or {}), restarts=restarts)
-    if callable(target):
-        directory = _directory(run_dir, name or job_name(payload.name_of(target)))
-        document = _function_document(target, directory, options)
-    elif arguments:
-        raise TypeError(f"{os.fspath(target)} is a script, which takes no keyword arguments: {', '.join(arguments)}")
-    else:
-        document, notes = documents.of_script(os.fspath(target), args, options)
-        for note in notes:
-            print(f"note: {note}")
-        directory = _directory(run_dir, document["metadata"]["name"])
-    load_documents([("allranks.run", document)])  # raises InvalidManifest
-    if callable(target):
-        payload.write(directory / PAYLOAD, target, args, arguments)
-    try:
-        _run_here(document, directory, logs=logs, link=run_dir is None)
-    finally:
-        with contextlib.suppress(OSError):
-            (directory / PAYLOAD).unlink()
-    if not callable(target):
-        return None
-    attempt = _stored(directory)["status"].get("attempt", 0)
-    return outcome.value_of(outcome.read_files(directory / RESULTS, attempt, 0))
+    names = ("gpus", "framework", "name", "restarts")
+    return Options(replicas=here, env=dict(common["env"] or {}), **{key: common[key] for key in names})
 
 
 def _replicas_here(ranks: Ranks) -> int | None:
@@ -125,19 +203,41 @@ def _replicas_here(ranks: Ranks) -> int | None:
     return -ranks if isinstance(ranks, int) and ranks < 0 else None
 
 
-def _run_on_cluster(
-    target: Target, args: Sequence[Any], arguments: Mapping[str, Any], options: Mapping[str, Any], logs: bool
-) -> Any:
-    from allranks.sdk.cluster_jobs import submit
+def _run_here(call: _Call, options: Options, run_dir: str | os.PathLike[str] | None, stop: Stop | None = None) -> Any:
+    """The value. `stop`: in a thread, in place of Ctrl-C."""
+    target, args = call.target, call.args
+    made: list[Path] = []
+    try:
+        if callable(target):
+            directory = _directory(run_dir, options.name or job_name(payload.name_of(target)), made)
+            document = _function_document(target, directory, options)
+        elif call.kwargs:
+            names = ", ".join(call.kwargs)
+            raise TypeError(f"{os.fspath(target)} is a script, which takes no keyword arguments: {names}")
+        else:
+            document, notes = documents.of_script(os.fspath(target), args, options)
+            for note in notes:
+                print(f"note: {note}")
+            directory = _directory(run_dir, document["metadata"]["name"], made)
+        load_documents([("allranks.run", document)])  # raises InvalidManifest
+        if callable(target):
+            payload.write(directory / PAYLOAD, target, args, call.kwargs)
+        try:
+            _run_command(document, directory, logs=call.logs, link=run_dir is None, stop=stop)
+        finally:
+            with contextlib.suppress(OSError):
+                (directory / PAYLOAD).unlink()
+    finally:
+        run_directories.remove_empty(made)
+    if not callable(target):
+        return None
+    attempt = _stored(directory)["status"].get("attempt", 0)
+    return outcome.value_of(outcome.read_files(directory / RESULTS, attempt, 0))
 
-    job = submit(target, *args, kwargs=arguments, **options)
-    if logs:
-        job.show()
-    return job.result()
 
-
-def _directory(given: str | os.PathLike[str] | None, name: str) -> Path:
-    directory = run_directories.new_directory(name) if given is None else Path(given)
+def _directory(given: str | os.PathLike[str] | None, name: str, made: list[Path]) -> Path:
+    """`made` gets the directory if it is a new one: two runs that start in the same second have two."""
+    directory = run_directories.reserve_directory(name, made) if given is None else Path(given)
     if (directory / run_directories.RUN_FILE).exists():
         raise CannotRun(f"run_dir {directory} holds another run: choose a new directory")
     return directory
@@ -151,7 +251,7 @@ def _function_document(function: Callable[..., Any], directory: Path, options: O
     return documents.of_function(function, [sys.executable, *(["-m", module] if module else []), *program], options)
 
 
-def _run_here(document: dict[str, Any], directory: Path, *, logs: bool, link: bool) -> None:
+def _run_command(document: dict[str, Any], directory: Path, *, logs: bool, link: bool, stop: Stop | None) -> None:
     """Runs the job in a process of its own: a run handles signals and reaps orphans, which are the caller's business
     in the process of a notebook. Raises AllranksError if the job did not succeed."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH") or os.defpath))
@@ -160,7 +260,7 @@ def _run_here(document: dict[str, Any], directory: Path, *, logs: bool, link: bo
     try:
         name = document["metadata"]["name"]
         with notebook.shown(directory, name):
-            made = Command(command, json.dumps(document), os.environ | {"PATH": path})
+            made = Command(command, json.dumps(document), os.environ | {"PATH": path}, stop)
             done = made.wait(logs, notebook.confirm_stop(name))
     finally:
         if link and (directory / run_directories.RUN_FILE).exists():

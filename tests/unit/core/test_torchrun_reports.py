@@ -130,6 +130,76 @@ def test_the_time_of_torchruns_report_decides_because_torchrun_exits_later(one, 
     assert (found.index, found.time) == (0, at(1))
 
 
+LINE = next(line for line in log("raise-1").splitlines() if "failed (exitcode: " in line)
+
+# The line of torchrun's log, the microsecond that is read.
+LINES = [
+    ("the line as it is", LINE, 467000),
+    ("another process", LINE.replace("(pid: 961)", "(pid: 962)"), None),
+    ("another second", LINE.replace("12:11:14.", "12:11:15."), None),
+    ("another day", LINE.replace("E1121", "E1120"), None),
+    ("a line whose beginning was truncated", LINE[3:], None),
+    ("a line that another rank's output interrupted", LINE[:-60], None),
+    ("no such line", "", None),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), [case[1:] for case in LINES], ids=[case[0] for case in LINES])
+def test_the_microsecond_is_that_of_the_line_about_the_same_process_and_second(line, expected):
+    report = read_torchrun_report(log("raise-1").replace(LINE, line))
+    assert report is not None
+    assert (report.time, report.microsecond) == (datetime(2026, 11, 21, 12, 11, 14), expected)
+
+
+def test_the_last_such_line_counts():
+    """Earlier ones are of the program's own output, or of a restart by torchrun with the same pid."""
+    report = read_torchrun_report(LINE.replace(".467000", ".100000") + "\n" + log("raise-1"))
+    assert report is not None
+    assert report.microsecond == 467000
+
+
+@pytest.mark.parametrize("name", ["raise-1", "exit-1", "kill-1", "exit-2"])
+def test_what_the_kubelet_keeps_has_the_microsecond(name):
+    report = read_torchrun_report(as_kubelet(log(name)))
+    assert report is not None
+    assert report.microsecond is not None
+
+
+def at_microsecond(index: int, microsecond: str | None, ended: datetime) -> object:
+    line = "" if microsecond is None else LINE.replace(".467000", f".{microsecond}")
+    text = log("raise-1").replace(LINE, line)
+    return replace(failed(index=index), exit=Exit(1, ended, "Error", as_kubelet(text)))
+
+
+@pytest.mark.parametrize(
+    ("zero", "one", "cause"),
+    [
+        ("128000", "650000", 0),
+        ("650000", "128000", 1),
+        (None, "650000", 1),
+        ("650000", None, 0),
+        (None, None, 0),
+    ],
+)
+def test_within_one_second_the_microsecond_of_torchruns_log_decides(zero, one, cause):
+    pods = [at_microsecond(0, zero, at(675)), at_microsecond(1, one, at(676))]
+    for order in (pods, pods[::-1]):
+        found = first(job(), *order)
+        assert (found.index, found.time) == (cause, at(674))
+
+
+def test_the_microsecond_decides_after_all_else():
+    """A kill is more likely the cause than the exit of a peer, and an earlier second is earlier."""
+    killed = LINE.replace(".467000", ".900000")
+    text = log("raise-1").replace(LINE, killed).replace("exitcode  : 1 ", "exitcode  : -9 ")
+    kill = replace(failed(index=1), exit=Exit(1, at(675), "Error", as_kubelet(text)))
+    assert first(job(), at_microsecond(0, "100000", at(675)), kill).index == 1
+    text = log("raise-1").replace(LINE, killed).replace("12:11:14", "12:11:13")
+    earlier = replace(failed(index=1), exit=Exit(1, at(675), "Error", as_kubelet(text)))
+    found = first(job(), at_microsecond(0, "100000", at(675)), earlier)
+    assert (found.index, found.time) == (1, at(673))
+
+
 def test_two_different_errors_under_torchrun_are_not_the_same_failure():
     other = log("raise-1").replace("learning rate must not be negative: -0.1", "no such file: penguins.csv")
     one, two = (first(job(), failed(message=as_kubelet(text))) for text in (log("raise-1"), other))

@@ -19,6 +19,7 @@ import pytest
 
 from allranks import pod_bundle
 from allranks.errors import CannotRun, RankFailed, ResultError
+from allranks.inpod import call_function
 from allranks.inpod.call_function import UNUSABLE
 from allranks.operator.outcome_store import OutcomeStore
 from allranks.sdk import outcome, payload
@@ -212,15 +213,90 @@ def test_an_output_that_cannot_be_written_is_named(operator: Operator, pod: Any,
 
 
 def test_another_version_of_python_ends_the_rank_before_the_function_starts(operator: Operator, pod: Any) -> None:
-    header, _, pickled = payload.dumps(double, (1,), {}).partition(b"\n")
-    other = json.dumps({**json.loads(header), "python": "3.7"}).encode()
-    done = pod(None, data=other + b"\n" + pickled)
+    done = pod(None, data=sent_by("3.7"))
     assert done.returncode == UNUSABLE
     assert "allranks: the function was sent by Python 3.7, and the ranks run Python" in done.stderr
     job = {"metadata": {"name": "demo"}, "status": {"phase": "Failed", "lastFailure": {"pod": "demo-worker-0-0"}}}
     error = outcome.failure_of(job, operator.stored("error-0-0-0"))
     assert isinstance(error, CannotRun)
     assert "use the same version on both sides" in str(error)
+
+
+def sent_by(version: str) -> bytes:
+    header, _, pickled = payload.dumps(double, (1,), {}).partition(b"\n")
+    return json.dumps({**json.loads(header), "python": version}).encode() + b"\n" + pickled
+
+
+def script_for(interpreter: str) -> str:
+    start = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    return f"#!{interpreter}\nimport os, sys\nprint('launched', flush=True)\n{start}\n"
+
+
+OTHER = "#!/bin/sh\necho launched\nexec " + sys.executable + ' "$@"\n'
+THIS_VERSION = "{}.{}".format(*sys.version_info[:2])
+
+
+@pytest.fixture
+def launched(operator: Operator, tmp_path: Path) -> Callable[[str, bytes], subprocess.CompletedProcess[str]]:
+    """Starts a function as the helper of a pod does, with a launcher that prints a line."""
+    pod_bundle.copy(tmp_path / "allranks")
+
+    def start(launcher: str, data: bytes) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "bin").mkdir()
+        program = tmp_path / "bin" / "launch"
+        program.write_text(launcher)
+        program.chmod(0o755)
+        file = tmp_path / "function.pickle"
+        file.write_bytes(data)
+        (tmp_path / "token").write_text("right")
+        helpers = tmp_path / "allranks"
+        return subprocess.run(
+            [sys.executable, helpers / "watch.py", "--", "launch", helpers / "call_function.py", file, "--report"],
+            env={
+                "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+                "ALLRANKS_REPORT_URL": operator.url,
+                "ALLRANKS_REPORT_TOKEN_FILE": str(tmp_path / "token"),
+            },
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return start
+
+
+def test_a_function_of_another_version_ends_before_its_launcher_starts(operator: Operator, launched: Any) -> None:
+    """The launcher would wait for the pods that still start."""
+    done = launched(script_for(sys.executable), sent_by("3.7"))
+    assert (done.returncode, done.stdout) == (UNUSABLE, "")
+    assert done.stderr.count("the function was sent by Python 3.7, and the ranks run Python") == 1
+    stored = operator.stored("error-0-0-0")
+    assert stored
+    assert stored.described["outcome"] == "unusable"
+
+
+def test_a_launcher_that_may_run_another_python_is_started(launched: Any) -> None:
+    done = launched(OTHER, sent_by("3.7"))
+    assert (done.returncode, done.stdout) == (UNUSABLE, "launched\n")
+    assert "use the same version on both sides, either an image with Python 3.7, or Python" in done.stderr
+
+
+@pytest.mark.parametrize("data", [sent_by(THIS_VERSION), b"", b"no header", b"[]\n", b"{}\n"])
+def test_the_launcher_is_started_in_every_other_case(launched: Any, data: bytes) -> None:
+    done = launched(script_for(sys.executable), data)
+    assert done.stdout == "launched\n"
+    assert (done.returncode == 0) == (data == sent_by(THIS_VERSION))
+
+
+WITHOUT_PAYLOAD = [[], ["true"], ["call_function.py"], ["torchrun", "call_function.py"]]
+WITHOUT_PAYLOAD += [["python3", "call_function.py", "no-such-file"]]
+
+
+@pytest.mark.parametrize("words", WITHOUT_PAYLOAD)
+def test_a_command_without_a_payload_is_left_as_it_is(words: list[str]) -> None:
+    assert call_function.without_launcher(words) == words
 
 
 def test_a_traceback_of_any_length_is_stored_with_its_end(operator: Operator, pod: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import re
 import signal
@@ -15,6 +17,8 @@ import pytest
 
 import allranks
 from allranks.local import run_directories
+from allranks.sdk import payload
+from allranks.sdk.command import Stop
 
 HERE = {"framework": "tensorflow", "logs": False}
 """TensorFlow's ranks are started as plain Python programs with variables."""
@@ -193,33 +197,51 @@ def test_the_run_is_stored_as_by_the_command_and_the_payload_is_removed():
     assert not (run.directory / "function.pickle").exists()
 
 
-def test_ctrl_c_ends_the_ranks_and_raises_keyboard_interrupt(tmp_path):
-    program = """
-import os, pathlib, time
+CALLS = {
+    "run": "allranks.run(waits, ranks=-2, framework='tensorflow', logs=False)",
+    "run_async": "asyncio.run(allranks.run_async(waits, ranks=-2, framework='tensorflow', logs=False))",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_ctrl_c_ends_the_ranks_and_raises_keyboard_interrupt(tmp_path, call):
+    program = f"""
+import asyncio, os, pathlib, time
 import allranks
 
 def waits():
-    pathlib.Path(f"up-{os.environ['ALLRANKS_INDEX']}").write_text(str(os.getpid()))
+    pathlib.Path(f"up-{{os.environ['ALLRANKS_INDEX']}}").write_text(str(os.getpid()))
     time.sleep(120)
 
 try:
-    allranks.run(waits, ranks=-2, framework="tensorflow", logs=False)
+    {CALLS[call]}
 except KeyboardInterrupt:
     print("interrupted")
 """
     (tmp_path / "caller.py").write_text(program)
     caller = subprocess.Popen([sys.executable, "caller.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     try:
-        files = [tmp_path / f"up-{number}" for number in range(2)]
-        wait_until(lambda: all(file.exists() and file.read_text() for file in files))
+        wait_until(lambda: len(running(tmp_path)) == 2)
+        pids = running(tmp_path)
         caller.send_signal(signal.SIGINT)
         assert caller.communicate(timeout=100)[0] == "interrupted\n"
     finally:
         caller.kill()
         caller.wait()
-    for file in files:
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(file.read_text()), 0)
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+def running(folder: Path) -> list[int]:
+    """The pids that the ranks have written."""
+    return [int(text) for file in folder.glob("up-*") if (text := file.read_text())]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def wait_until(condition, seconds=100.0):
@@ -227,6 +249,122 @@ def wait_until(condition, seconds=100.0):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_asynchronous_runs_return_the_values_of_rank_0_and_may_run_at_once():
+    async def both():
+        return await asyncio.gather(*(allranks.run_async(scaled, [number], ranks=-1, **HERE) for number in (1, 2)))
+
+    assert asyncio.run(both()) == [([1], 0), ([2], 0)]
+    assert [(run.job, run.phase) for run in run_directories.stored_runs()] == [("scaled", "Succeeded")] * 2
+
+
+def test_an_asynchronous_run_raises_the_exception_of_the_rank():
+    def fails():
+        raise LookupError("no data")
+
+    with pytest.raises(allranks.RankFailed, match="rank 0 of fails failed first") as caught:
+        asyncio.run(allranks.run_async(fails, ranks=-1, **HERE))
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+@pytest.mark.parametrize("row", REFUSED[:4], ids=[str(row[0]) for row in REFUSED[:4]])
+def test_an_asynchronous_run_refuses_the_same_options(row):
+    options, kind, message = row
+    with pytest.raises(kind, match=message):
+        asyncio.run(allranks.run_async(scaled, [1], **{**HERE, **options}))
+    with pytest.raises(allranks.CannotPickle, match="a lock, cannot be pickled"):
+        asyncio.run(allranks.run_async(uses_a_lock, ranks=-1, **HERE))
+    assert not Path("runs").exists()
+
+
+def test_a_cancelled_run_has_ended_its_ranks(tmp_path):
+    def waits():
+        (tmp_path / f"up-{index()}").write_text(str(os.getpid()))
+        time.sleep(120)
+
+    async def cancelled():
+        task = asyncio.create_task(allranks.run_async(waits, ranks=-2, **HERE))
+        async with asyncio.timeout(100):
+            while len(running(tmp_path)) < 2 and not task.done():
+                await asyncio.sleep(0.02)
+        pids = running(tmp_path)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return pids
+
+    pids = asyncio.run(cancelled())
+    assert len(pids) == 2
+    assert not [pid for pid in pids if is_alive(pid)]
+    (run,) = run_directories.stored_runs()
+    assert run.phase not in ("Succeeded", "Running")
+    assert not (run.directory / "function.pickle").exists()
+
+
+def test_functions_are_pickled_in_several_threads():
+    """cloudpickle has one list of the modules by value."""
+    failed = []
+
+    def pickles():
+        try:
+            for _ in range(20):
+                payload.dumps(scaled, [1], {})
+        except allranks.AllranksError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=pickles) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_a_run_that_is_cancelled_before_it_starts_starts_no_rank(tmp_path):
+    def starts():
+        (tmp_path / "up-0").write_text(str(os.getpid()))
+        time.sleep(120)
+
+    async def cancelled():
+        task = asyncio.create_task(allranks.run_async(starts, ranks=-1, **HERE))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert not [pid for pid in running(tmp_path) if is_alive(pid)]
+
+
+def test_each_request_to_stop_is_a_signal_also_one_before_the_command_was_started():
+    program = """
+import signal, time
+def interrupted(*_):
+    print("interrupted", flush=True)
+signal.signal(signal.SIGINT, interrupted)
+print("ready", flush=True)
+time.sleep(120)
+"""
+    stop = Stop()
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        stop()
+        stop.of(process)
+        assert process.stdout.readline() == "interrupted\n"
+        stop()
+        assert process.stdout.readline() == "interrupted\n"
+        assert stop.asked == 2
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("name", ["run", "submit"])
+def test_asynchronous_twins_have_the_same_parameters(name):
+    one, other = (inspect.signature(getattr(allranks, function)) for function in (name, f"{name}_async"))
+    assert one.parameters == other.parameters
 
 
 def test_the_types_of_the_interface_are_those_of_its_names():

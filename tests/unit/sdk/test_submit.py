@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import subprocess
@@ -12,9 +13,11 @@ import pytest
 
 import allranks
 from allranks.cli import interrupt
+from allranks.inpod.call_function import UNUSABLE
 from allranks.sdk.documents import Options
-from allranks.sdk.interrupt import detached_by_interrupt
+from allranks.sdk.interrupt import detached_by_cancellation, detached_by_interrupt
 from allranks.sdk.submit import PAYLOAD, prepare
+from support.builders import Life, failed, job
 
 IMAGE = "registry.example.org/train:1"
 
@@ -45,6 +48,17 @@ def test_a_function_travels_with_the_modules_that_load_it():
     assert PAYLOAD in names
     assert ".allranks/python/cloudpickle/cloudpickle.py" in names
     assert spec["code"]["configMap"] == bundle.config_map
+
+
+def test_a_function_of_another_version_of_python_fails_the_job_while_other_pods_have_not_started():
+    document, _ = prepare(train, (0.1,), {}, options(replicas=3), None)
+    life = Life(job(roles={"worker": 3}, restart=document["spec"]["restart"]))
+    life.settle(0)
+    life.put(failed(index=0, code=UNUSABLE, after=5))
+    assert [pod.phase for pod in life.pods.values()] == ["Failed", "Pending", "Pending"]
+    life.settle(6)
+    assert (life.status.phase, life.status.restarts.counted) == ("Failed", 0)
+    assert list(life.pods) == ["job-worker-0-0"]  # it has ended, and its log stays
 
 
 def test_outputs_are_uploaded_and_have_values_that_are_too_large():
@@ -142,6 +156,19 @@ def test_an_interrupt_deletes_the_job_only_if_the_user_says_so(
         raise KeyboardInterrupt
     assert job.cancelled == cancelled
     assert message in capsys.readouterr().err
+
+
+def test_a_cancelled_task_never_deletes_the_job_and_asks_no_question(monkeypatch, capsys):
+    monkeypatch.setattr(interrupt, "can_ask", lambda: True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("c\n"))
+    job = FakeJob()
+    with pytest.raises(asyncio.CancelledError), detached_by_cancellation(job):
+        raise asyncio.CancelledError
+    assert not job.cancelled
+    assert capsys.readouterr().err == (
+        "train-x continues: job = await allranks.job_async('train-x', namespace='team'); await job.result() waits for "
+        "it, await job.cancel() deletes it\n"
+    )
 
 
 def test_a_notebook_is_never_asked(monkeypatch):

@@ -22,6 +22,7 @@ from allranks.cli.format.objects import DATA_OUTPUTS, render_data
 from allranks.cli.format.table import Grid, cell
 from allranks.cli.job_report import data
 from allranks.cli.live.terminal import terminal
+from allranks.cli.local_runs import note_run
 from allranks.cli.options import FAILED, OK, cluster_options, name_callback, print_error, run_on_cluster
 from allranks.cli.safe_output import use_colour
 from allranks.control_sequences import clean
@@ -67,6 +68,7 @@ def describe(where: Where, name: str, output: str | None, archive: Archive) -> N
         except AllranksError as broken:
             error = broken
         print_error(error)
+        note_run(error, "describe", name)
         return FAILED
 
     sys.exit(run_on_cluster(on_cluster, where, {}, otherwise))

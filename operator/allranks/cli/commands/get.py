@@ -14,6 +14,7 @@ from allranks.cli.archived import ARCHIVED, VARIABLE, Archive, archive_option
 from allranks.cli.completers import complete_jobs
 from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
 from allranks.cli.format.table import Table
+from allranks.cli.local_runs import note_run
 from allranks.cli.options import (
     FAILED,
     OK,
@@ -78,7 +79,13 @@ def get(
     async def command(cluster: Cluster) -> int:
         return await print_jobs(cluster, names, None if all_namespaces else cluster.namespace, **options)
 
-    sys.exit(run_on_cluster(command, where, {}))
+    def otherwise(error: AllranksError) -> int:
+        print_error(error)
+        for name in () if options["sweeps"] else names:
+            note_run(error, "get", name)
+        return FAILED
+
+    sys.exit(run_on_cluster(command, where, {}, otherwise))
 
 
 async def print_jobs(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from allranks.api.status import FINISHED, Status
 from allranks.cli.archived import (
@@ -24,6 +25,7 @@ from allranks.cli.archived import (
 from allranks.cli.completers import complete_jobs
 from allranks.cli.format.progress import pod_state
 from allranks.cli.live.follow import Deleted, Follower, has_log
+from allranks.cli.local_runs import note_run, print_logs, run_instead
 from allranks.cli.log_printers import JsonPrinter, Printer
 from allranks.cli.options import (
     FAILED,
@@ -111,7 +113,8 @@ def logs(where: Where, name: str, archive: Archive, follow: bool, **options: Any
 
     Logs are read from the existing pods. A restart deletes the pods of the attempt, and their logs with them: an
     archive has the ends of these logs, also when the job is deleted. `allranks run` keeps the logs of all attempts
-    (allranks runs logs).
+    (allranks runs logs). If no cluster is configured, or it does not have the job, and no option is given, the logs of
+    the newest local run of this name are printed.
 
     With -o json, each line is an object with time, role, index, rank, attempt and line. The rank is null for earlier
     attempts, which may have had another number of ranks.
@@ -121,8 +124,12 @@ def logs(where: Where, name: str, archive: Archive, follow: bool, **options: Any
     if follow and options["previous"]:
         raise click.UsageError("a previous run has ended and cannot be followed: specify either -f or -p.")
 
+    found = False
+
     async def on_cluster(cluster: Cluster) -> int:
+        nonlocal found
         job, exists = await find_job(cluster, name, archive)
+        found = True
         view = _view(job, **options)
         return await (_logs(cluster, job, view, archive, follow) if exists else _archived(job, view, archive))
 
@@ -130,13 +137,26 @@ def logs(where: Where, name: str, archive: Archive, follow: bool, **options: Any
         try:
             if job := without_cluster(error, where, name, archive):
                 return asyncio.run(_archived(job, _view(job, **options), archive))
+            if not found and _only_name() and (run := run_instead(error, name)):
+                click.echo(f"The newest local run of {name} is printed ({run.directory}).", err=True)
+                print_logs(run)
+                return OK
             error = also_missing(error, where, name, archive)
         except AllranksError as broken:
             error = broken
         print_error(error)
+        if not found:
+            note_run(error, "logs", name)
         return FAILED
 
     sys.exit(run_on_cluster(on_cluster, where, {}, otherwise))
+
+
+def _only_name() -> bool:
+    """Whether the user gave no option: those are about the pods of a cluster."""
+    context = click.get_current_context()
+    given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    return given <= {"name"}
 
 
 @dataclass(frozen=True)

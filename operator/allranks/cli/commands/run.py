@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import sys
 from collections.abc import Iterable, Sequence
@@ -167,7 +166,7 @@ def run(
     """
     from allranks.cli.script_loading import load_script
     from allranks.errors import AllranksError
-    from allranks.local import LocalRun, Options
+    from allranks.local import LocalRun, Options, run_directories
 
     given = (*files, *filenames)
     script = _only_script(given)
@@ -215,7 +214,7 @@ def run(
             return
         notes = _check(runs, mapped)
     except AllranksError as error:
-        _remove(reserved)
+        run_directories.remove_empty(reserved)
         print_error(error)
         sys.exit(NOT_STARTED)
     named = {job.spec.pool for job in loaded.jobs}  # the notes of the jobs mention these
@@ -231,7 +230,7 @@ def run(
             _note(human, text, quiet, colour)
         status = session.run(one)
         if status != OK:
-            _remove(reserved[number + 1 :])
+            run_directories.remove_empty(reserved[number + 1 :])
             left = ", ".join(later.job.name for later in runs[number + 1 :])
             if left:
                 click.echo(f"not run: {left}", file=human)
@@ -360,14 +359,6 @@ def _run_dir(given: Path | None, job: str, reserved: list[Path] | None, *, sever
     if given is not None:
         return given / job if several else given
     return run_directories.new_directory(job) if reserved is None else run_directories.reserve_directory(job, reserved)
-
-
-def _remove(reserved: Iterable[Path]) -> None:
-    """Removes directories of runs that did not start, and those of their jobs if they are empty."""
-    for path in reserved:
-        for folder in (path, path.parent, path.parent.parent):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
 
 
 def _print_pods(runs: Iterable[LocalRun]) -> None:

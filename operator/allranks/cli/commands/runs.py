@@ -93,21 +93,11 @@ def list_(root: Path, output: str | None) -> None:
 @click.option("--replica", metavar="ROLE-INDEX", help="Print the logs of this replica only, for example worker-0.")
 def logs(root: Path, run: str, replica: str | None) -> None:
     """Print the logs of a run, pod by pod: each line begins with the pod."""
-    from allranks.control_sequences import clean
-    from allranks.local.run_directories import RunsError, find_run
+    from allranks.cli.local_runs import print_logs
+    from allranks.local.run_directories import find_run
 
     with _errors():
-        stored = find_run(run, root)
-        files = stored.logs()
-        if replica:
-            files = [file for file in files if file.stem.startswith(f"{stored.job}-{replica}-")]
-        if not files:
-            pods = ", ".join(file.stem for file in stored.logs()) or "none"
-            raise RunsError(f"{stored.name} has no log of {replica or 'any pod'}; it has logs of: {pods}")
-        for file in files:
-            with file.open("rb") as lines:
-                for line in lines:
-                    click.echo(f"{file.stem.removeprefix(f'{stored.job}-')} | {clean(line.rstrip(), colour=False)}")
+        print_logs(find_run(run, root), replica)
 
 
 @runs.command()

@@ -23,9 +23,20 @@ from allranks.cli.format.table import Grid
 from allranks.cli.live import dashboard
 from allranks.cli.live.dashboard import JobRow, data, job_row, plain
 from allranks.cli.live.terminal import FullScreen, Line, terminal
-from allranks.cli.options import FAILED, OK, Duration, get_job, name_callback, on_cluster
+from allranks.cli.local_runs import note_run
+from allranks.cli.options import (
+    FAILED,
+    OK,
+    Duration,
+    cluster_options,
+    get_job,
+    name_callback,
+    print_error,
+    run_on_cluster,
+)
 from allranks.cli.safe_output import use_colour
-from allranks.kube.cluster import Change, Cluster, Manifest, Watch, metadata
+from allranks.errors import AllranksError
+from allranks.kube.cluster import Change, Cluster, Manifest, Watch, Where, metadata
 from allranks.kube.paths import job_path
 
 MIN_INTERVAL = 0.2
@@ -55,8 +66,22 @@ Exit status:
 @click.option(
     "--interval", type=Duration(), default="2s", show_default=True, metavar="TIME", help="Time between redraws."
 )
-@on_cluster
-async def top(
+@cluster_options
+def top(where: Where, name: str | None, **options: Any) -> None:
+    """Show what jobs are doing: progress, rates, ETA, restarts, goodput, stragglers and the loss curve.
+
+    For one job, this also shows its ranks, the slowest first, and where its time went.
+    """
+
+    def otherwise(error: AllranksError) -> int:
+        print_error(error)
+        note_run(error, "top", name)
+        return FAILED
+
+    sys.exit(run_on_cluster(_top, where, {"name": name, **options}, otherwise))
+
+
+async def _top(
     cluster: Cluster,
     name: str | None,
     all_namespaces: bool,
@@ -65,10 +90,6 @@ async def top(
     once: bool,
     interval: float,
 ) -> int:
-    """Show what jobs are doing: progress, rates, ETA, restarts, goodput, stragglers and the loss curve.
-
-    For one job, this also shows its ranks, the slowest first, and where its time went.
-    """
     if name and all_namespaces:
         raise click.UsageError("a job name needs one namespace: use -n, not -A.")
     if name and selector:

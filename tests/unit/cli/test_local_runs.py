@@ -1,0 +1,124 @@
+"""Commands for jobs on clusters, if the job ran on this machine: what they print, without a cluster and with one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from allranks.cli.main import cli
+from support import reported
+from support.job_api import JobApi
+
+RUN = "runs/penguins/20260304-100000"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory with a run of penguins, and no kubeconfig."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    directory = tmp_path / RUN
+    (directory / "logs").mkdir(parents=True)
+    (directory / "job.json").write_text(json.dumps({"metadata": {"name": "penguins"}, "status": {"phase": "Failed"}}))
+    (directory / "logs" / "penguins-worker-0-0.log").write_text("hello\n")
+    (directory.parent / "latest").symlink_to(directory.name)
+    return tmp_path
+
+
+@pytest.fixture
+def api(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobApi]:
+    """A cluster in the kubeconfig, with the job whales."""
+    whales = reported.job("whales", reported.finished()["status"])
+    with JobApi(folder, whales) as api:
+        monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))
+        yield api
+
+
+def allranks(*words: str) -> Result:
+    return CliRunner().invoke(cli, words, catch_exceptions=False)
+
+
+NOTES = {
+    "logs": "`allranks runs logs penguins` prints its logs",
+    "get": "`allranks runs` lists it",
+    "describe": "`allranks runs report penguins` prints its report",
+    "top": "`allranks runs report penguins` prints its report",
+}
+
+
+def notes(result: Result) -> list[str]:
+    return [line for line in result.stderr.splitlines() if line.startswith("note:")]
+
+
+def test_logs_are_those_of_the_newest_run_without_a_cluster():
+    result = allranks("logs", "penguins")
+    assert (result.exit_code, result.stdout) == (0, "worker-0-0 | hello\n")
+    assert result.stderr == f"The newest local run of penguins is printed ({RUN}).\n"
+
+
+@pytest.mark.usefixtures("api")
+def test_logs_are_those_of_the_newest_run_if_the_cluster_does_not_have_the_job():
+    assert allranks("logs", "penguins").stdout == "worker-0-0 | hello\n"
+
+
+def test_a_run_without_logs_is_an_error(folder: Path):
+    (folder / RUN / "logs" / "penguins-worker-0-0.log").unlink()
+    result = allranks("logs", "penguins")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "penguins/20260304-100000 has no log of any pod" in result.stderr
+
+
+@pytest.mark.parametrize("option", [["-f"], ["--rank", "0"], ["-n", "team"], ["--kubeconfig", "missing"]])
+def test_logs_with_an_option_for_clusters_name_the_command_for_runs(option: list[str]):
+    result = allranks("logs", "penguins", *option)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert notes(result) == [f"note: penguins ran on this machine ({RUN}): {NOTES['logs']}"]
+
+
+@pytest.mark.parametrize("command", ["get", "describe", "top"])
+def test_without_a_cluster_the_command_for_the_run_is_named(command: str):
+    result = allranks(command, "penguins")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: no cluster is configured")
+    assert notes(result) == [f"note: penguins ran on this machine ({RUN}): {NOTES[command]}"]
+
+
+@pytest.mark.usefixtures("api")
+@pytest.mark.parametrize("command", ["get", "describe", "top"])
+def test_if_the_cluster_does_not_have_the_job_the_command_for_the_run_is_named(command: str):
+    result = allranks(command, "penguins")
+    assert result.exit_code == 1
+    assert "error: there is no job penguins in namespace team" in result.stderr
+    assert notes(result) == [f"note: penguins ran on this machine ({RUN}): {NOTES[command]}"]
+
+
+@pytest.mark.parametrize("command", ["logs", "get", "describe", "top", "report"])
+def test_without_a_run_of_that_name_the_error_says_where_runs_are(command: str):
+    result = allranks(command, "seals")
+    assert result.exit_code == 1
+    assert "`allranks runs` has its logs and reports" in result.stderr
+    assert not notes(result)
+
+
+@pytest.mark.parametrize("command", ["get", "top"])
+def test_without_a_name_there_is_no_note(command: str):
+    assert not notes(allranks(command))
+
+
+def test_a_job_of_the_cluster_is_never_mistaken_for_a_run(folder: Path, api: JobApi):
+    """Its pods are deleted, and a run of the same name exists."""
+    (folder / "runs" / "penguins").rename(folder / "runs" / "whales")
+    result = allranks("logs", "whales")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the selected pods are deleted" in result.stderr
+    assert not notes(result)
+    api.forbidden.add("distributedtrainings")
+    result = allranks("describe", "whales")
+    assert result.exit_code == 1
+    assert not notes(result)
