@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import yaml
 
-from allranks.cli.commands import run as run_module
 from allranks.core import stack_requests
 from allranks.local import run_directories
 
@@ -570,11 +569,11 @@ def test_an_unwritable_run_directory_is_one_line_of_error(cli: Cli) -> None:
 def test_runs_that_start_in_the_same_second_have_different_directories(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     reserved: list[Path] = []
-    paths = [run_module._run_dir(None, "job", reserved, several=False) for _ in range(3)]
+    paths = [run_directories.reserve_directory("job", reserved) for _ in range(3)]
     assert len(set(paths)) == 3
     assert reserved == paths
     assert all(path.is_dir() for path in paths)
-    run_module._remove(reserved)
+    run_directories.remove_empty(reserved)
     assert list(tmp_path.iterdir()) == []
 
 
