@@ -9,7 +9,7 @@ import fsspec
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 address = os.environ["ALLRANKS_INPUT_DATA"]  # s3://birds/tables, or a directory
 files, root = fsspec.url_to_fs(address)
-names = sorted(files.find(root))
+names = sorted(name for name in files.find(root) if name.endswith(".csv"))
 found: Counter[str] = Counter()
 for name in names[rank::ranks]:
     with files.open(name, "rt", newline="") as table:  # read in blocks while the rows are counted

@@ -317,7 +317,8 @@ class SpecBase(Container):
         None, description="Data that the program reads: fetched before the ranks start, or mounted. Default: none."
     )
     outputs: Outputs | None = Field(
-        None, description="Directories that are uploaded when the program has ended. Default: none."
+        None,
+        description="Directories that are uploaded when the program has ended, and checkpoints while it runs.",
     )
     hang: Hang | None = Field(
         None, description="Hang detection for programs that report their steps. Default: no hang detection."

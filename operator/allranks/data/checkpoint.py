@@ -16,6 +16,7 @@ from pathlib import Path
 
 from allranks.data.cache import sync_directory
 from allranks.data.errors import ChangedError, explain
+from allranks.data.upload import is_data
 from allranks.errors import DataError
 
 TRIES = 5
@@ -26,6 +27,8 @@ _NUMBERED = re.compile(
     r"(?:^|[^a-z0-9])(?:checkpoint|ckpt|chkpt|cp|steps?|iter|iteration|global_?step)[-_=.]?(\d{1,18})(?!\d)",
     re.IGNORECASE,
 )
+_DATE = re.compile(r"(?<!\d)20\d\d([-_.]?)(0[1-9]|1[0-2])\1(0[1-9]|[12]\d|3[01])(?!\d)")
+"""In a name: a date is no step."""
 _OTHERS = (".allranks-", "lost+found")
 """Beginnings of names that belong to no checkpoint."""
 Stat = dict[str, tuple[int, int, int]]
@@ -88,13 +91,16 @@ def choose(source: Path, step: int) -> tuple[list[str], bool]:
     if named := [name for name, found in numbers.items() if step in found]:
         return named, True
     if newer := [name for name, found in numbers.items() if found and max(found) > step]:
-        raise DataError(f"{source}: the checkpoint of step {step} is not there any more, but {', '.join(newer[:3])} is")
+        there = ", ".join(newer[:3])
+        raise DataError(
+            f"{source}: no name has step {step}, which was reported, but there is {there}: another checkpoint"
+        )
     return list(numbers), False
 
 
 def _numbers(path: Path) -> set[int]:
     """The steps in a name: checkpoint-500, step=500.ckpt, and 500 if it is a folder."""
-    found = {int(digits) for digits in _NUMBERED.findall(path.name)}
+    found = {int(digits) for digits in _NUMBERED.findall(_DATE.sub("", path.name))}
     return found | ({int(path.name)} if re.fullmatch(r"\d{1,18}", path.name) and path.is_dir() else set())
 
 
@@ -111,11 +117,11 @@ def _stat(source: Path, names: list[str]) -> Stat:
 
 def _files(path: Path) -> Iterator[Path]:
     """Regular files. Links to files count as files; links to directories are not followed."""
-    if path.is_file():
+    if is_data(path):
         yield path
     elif not path.is_symlink():
         for folder, _, names in os.walk(path, onerror=_refuse):
-            yield from (found for name in names if (found := Path(folder) / name).is_file())
+            yield from (found for name in names if is_data(found := Path(folder) / name))
 
 
 def _refuse(error: OSError) -> None:

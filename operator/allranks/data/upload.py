@@ -185,12 +185,18 @@ def scan(directory: Path) -> Iterator[LocalFile]:
         folders.sort()
         for name in sorted(names):
             path = Path(folder) / name
-            if not path.is_file():
-                continue  # a socket, or a link to nothing
+            if not is_data(path):
+                continue
             with open(path, "rb") as file:
                 stat = os.fstat(file.fileno())
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             yield LocalFile(path.relative_to(directory).as_posix(), stat.st_size, stat.st_mtime_ns, digest)
+
+
+def is_data(path: Path) -> bool:
+    """Whether it is a file, or a link to one. A link to a file of the kernel is none: /proc/self/environ has the
+    credentials of the process that uploads."""
+    return path.is_file() and not path.resolve().is_relative_to("/proc")
 
 
 def _stat(path: Path) -> tuple[int, int] | None:

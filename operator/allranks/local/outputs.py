@@ -65,6 +65,11 @@ class LocalOutputs:
         wanted = rule.to_upload(self._job, status)
         for name in self._transfers.keys() - set(wanted):
             self._transfers[name].stop()
+        for output in status.outputs:
+            if output.state == "Failed" and self._outputs[output.name].when == "Checkpoint":
+                # It is tried again when the program has completed.
+                self._begun.pop(output.name, None)
+                self.uploads.pop(output.name, None)
         of_checkpoints = {output.name: checkpoint_of(output) for output in status.outputs}
         for name in wanted:
             checkpoint = of_checkpoints[name] if self._outputs[name].when == "Checkpoint" else None

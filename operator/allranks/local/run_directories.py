@@ -23,6 +23,8 @@ from allranks.errors import AllranksError
 
 ROOT = Path("runs")
 LATEST = "latest"
+INTERRUPTED = "Interrupted"
+"""Phase of a run that ended before its job did."""
 RUN_FILE = "job.json"
 """The job with its status, in a run directory."""
 PROGRESS_FILE = "progress.jsonl"
@@ -81,7 +83,7 @@ class StoredRun:
     def phase(self) -> str:
         """The phase; `Interrupted` for a run that ended before its job did."""
         phase = str(self.status.get("phase", "Unknown"))
-        return phase if self.running or phase in FINISHED else "Interrupted"
+        return phase if self.running or phase in FINISHED else INTERRUPTED
 
     @property
     def started(self) -> datetime | None:

@@ -29,6 +29,10 @@ INTERVAL_SECONDS = 5.0
 SHORTEST_INTERVAL, LONGEST_INTERVAL = 0.05, 300.0
 CHECKPOINT_GAP_SECONDS = 1.0
 """At most one message a second for checkpoints, since a program may save in each step."""
+RETRY_SECONDS = 1.0
+"""Between two tries to send the last checkpoint, on average."""
+LAST_CHECKPOINT_SECONDS = 15.0
+"""How long a program that ends waits at most until the operator knows of its last checkpoint."""
 FETCH_SECONDS = 0.2
 """How long a message waits for numbers that a GPU still computes."""
 MOST_METRICS = 32
@@ -56,6 +60,8 @@ class Client:
         # Reentrant, unlike a lock: a signal handler may call put() during put().
         self._bell: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._checkpoint_pending = False
+        self._checkpoints = self._known_checkpoints = 0
+        """Number of checkpoints that were reported, and of those that the operator knows of."""
         self._fetcher: Fetcher | None = None
         self._stack_dump_ids: deque[str] = deque(maxlen=16)
         """Answered requests, the newest last."""
@@ -108,6 +114,7 @@ class Client:
             self._measure(old, state, checkpoint)
         if old.step is None and step is not None:
             self._bell.put(FIRST)
+        self._checkpoints += bool(checkpoint)
         if checkpoint and self._requested > self._stored:
             self._stored = self._requested
             self._handled = self._stored
@@ -187,11 +194,14 @@ class Client:
             warn_once(f"finite {name}", f"report(): {name} is {number}: dropped until it is finite")
 
     def finish(self, timeout: float = 1.0) -> None:
-        """Sends the last message; blocks for at most `timeout` seconds."""
+        """Sends the last message; blocks for at most `timeout` seconds, and for LAST_CHECKPOINT_SECONDS if the operator
+        does not know yet that a checkpoint is stored."""
         if os.getpid() != self._process or self._over.is_set():
             return  # a forked process has no background thread
         self._finishing = True
         self._bell.put(END)
+        if self._checkpoints > self._known_checkpoints:
+            timeout = max(timeout, LAST_CHECKPOINT_SECONDS)
         self._over.wait(timeout)
         atexit.unregister(self.finish)
         if self._watchdog:
@@ -213,14 +223,16 @@ class Client:
     def _serve(self) -> None:
         interval, pause = INTERVAL_SECONDS, 0.0
         due = time.monotonic() + FETCH_SECONDS  # the first report is being made and may send at once
+        until: float | None = None  # the end of the tries to send the last checkpoint
         while True:
             self._await(due, time.monotonic() + pause)
-            last = self._finishing
+            last, checkpoints = self._finishing, self._checkpoints
             self._checkpoint_pending = False
             pause = 0.0
             try:
                 answer = self._transport.post(self._message(last), 1.0 if last else 3.0)
                 interval = interval_of(answer.get("interval"), interval)
+                self._known_checkpoints = checkpoints
                 self._requested = request_in(answer.get("checkpoint"))
                 self._answer(str(answer.get("stacks") or "")[:200])
             except Rejected as rejected:
@@ -228,7 +240,10 @@ class Client:
             except SendFailed as failed:
                 pause = self._transport.pause(failed, interval)
             if last:
-                return
+                until = until or time.monotonic() + LAST_CHECKPOINT_SECONDS
+                if checkpoints == self._known_checkpoints or not pause or time.monotonic() > until:
+                    return
+                time.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
             due = time.monotonic() + max(pause, interval * random.uniform(0.9, 1.1))
 
     def _await(self, due: float, not_before: float) -> None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ray.train.v2._internal.execution.callback import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    WorkerCallback,
-)
-from ray.train.v2._internal.execution.context import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    get_train_context,
-)
+try:
+    from ray.train.v2._internal.execution.callback import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        WorkerCallback,
+    )
+    from ray.train.v2._internal.execution.context import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        get_train_context,
+    )
+except ImportError:  # another version of Ray: its own callback, which reports nothing
+    from ray.train import UserCallback as WorkerCallback  # type: ignore[import-not-found,no-redef,unused-ignore]
+
+    get_train_context = None
 
 from allranks import report
 from allranks.report.meter import Meter
 from allranks.report.values import LARGEST
-from allranks.report.warn import guarded
+from allranks.report.warn import guarded, warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +39,8 @@ class ReportCallback(WorkerCallback):  # type: ignore[misc,unused-ignore]
 
     def __init__(self, total_steps: int | None = None) -> None:
         self._total_steps = total_steps
+        if get_train_context is None:
+            warn_once("ray", "this version of Ray Train is not known: its ranks report nothing by themselves")
 
     @guarded
     def after_init_train_context(self) -> None:

@@ -58,7 +58,9 @@ class Command:
         # In a terminal the command draws its live view itself, and gets Ctrl-C from the terminal. Elsewhere, such as in
         # a notebook, sys.stdout is not a file of this process.
         terminal = sys.__stdout__ is not None and sys.stdout is sys.__stdout__ and sys.__stdout__.isatty()
-        session = not terminal or self._stop is not None  # of its own: Ctrl-C in the terminal must not come twice
+        terminal = terminal and self._stop is None  # several may run at once
+        # In the background of a script, where Ctrl-C is ignored, `Stop` must still reach the command.
+        ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
         with tempfile.TemporaryFile("w+") as errors, tempfile.TemporaryFile("w+") as given:
             given.write(self._given)
             given.seek(0)
@@ -70,7 +72,8 @@ class Command:
                 stderr=errors,
                 text=True,
                 errors="replace",
-                start_new_session=session,
+                preexec_fn=_accept_interrupts if self._stop and ignored else None,
+                start_new_session=not terminal,
             ) as process:
                 if self._stop:
                     self._stop.of(process)
@@ -105,6 +108,10 @@ class Command:
                 process.wait()
                 raise
             return interrupted
+
+
+def _accept_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _copy(output: IO[str], show: bool) -> None:

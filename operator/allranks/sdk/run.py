@@ -130,7 +130,8 @@ async def run_async(
     """As `run`, as a coroutine. Several may run at once.
 
     When it is cancelled, by Ctrl-C, a timeout or otherwise, there is no question: ranks on this machine get SIGTERM,
-    and CancelledError is raised when they have ended; a second cancellation kills them. A job on a cluster continues,
+    after a checkpoint if they store one on request, and CancelledError is raised when they have ended. A second
+    cancellation, at least half a second later, kills them. A job on a cluster continues,
     and a message says how to find it.
     """
     call = _Call(target, args, {**(kwargs or {}), **more}, logs)

@@ -10,6 +10,7 @@ import pytest
 
 from allranks.data import checkpoint
 from allranks.data.errors import ChangedError
+from allranks.data.upload import scan
 from allranks.errors import DataError
 
 
@@ -50,6 +51,7 @@ def copied(
         (["rank-500.pt", "rank-7.pt"], [0, 1]),
         (["resnet500.pt", "optimizer.pt"], [0, 1]),
         (["epoch-00007.claim-00003.pt", "epoch-00006.claim-00003.pt"], [0, 1]),
+        (["checkpoint_2026-11-25_15-00-00", "ckpt-20261125.pt", "step_2026.11.25"], [0, 1, 2]),
         (["ckpt-1.index", "ckpt-2.index"], [0, 1]),  # TensorFlow counts checkpoints
     ],
 )
@@ -66,9 +68,17 @@ def test_the_copy_has_the_content_of_links_and_no_folder_elsewhere(source: Path)
     assert (source.parent / "copy" / "checkpoint-5" / "latest").read_text() == "checkpoint-5/model"
 
 
+def test_a_link_to_a_file_of_the_kernel_is_not_copied(source: Path) -> None:
+    """It would be the environment of the process that uploads, with its credentials."""
+    write(source, "checkpoint-500/model")
+    (source / "checkpoint-500" / "link").symlink_to("/proc/self/environ")
+    assert copied(source, 500) == {"checkpoint-500/model"}
+    assert [found.name for found in scan(source)] == ["checkpoint-500/model"]
+
+
 def test_a_checkpoint_that_the_program_has_deleted_is_an_error(source: Path) -> None:
     write(source, "checkpoint-200/model")
-    with pytest.raises(DataError, match="the checkpoint of step 100 is not there any more, but checkpoint-200 is"):
+    with pytest.raises(DataError, match="no name has step 100, which was reported, but there is checkpoint-200"):
         copied(source, 100)
 
 

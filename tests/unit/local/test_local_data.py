@@ -330,6 +330,7 @@ def test_the_example_streams_from_an_s3_server_without_a_copy(project) -> None:
     with s3_server() as url:
         env = s3_environment(url)
         client = bucket(url, "birds")
+        client.put_object(Bucket="birds", Key="tables/README.md", Body=b"Not a table.\n")
         for number, species in enumerate(["Adelie", "Gentoo", "Chinstrap"]):
             client.put_object(Bucket="birds", Key=f"tables/{number}.csv", Body=f"species\n{species}\n".encode())
         done = run(project, **env)

@@ -24,6 +24,7 @@ def note(client: Client, *, step=None, total_steps=None, epoch=None, samples=Non
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "FIRST_PAUSE", 0.05)
     monkeypatch.setattr(clients, "INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(clients, "RETRY_SECONDS", 0.05)
 
 
 # --- when ------------------------------------------------------------------------------------------------------------
@@ -282,6 +283,17 @@ def test_no_server_is_listening(hub, client, warnings, quick):
     one.finish(20)
     assert time.monotonic() - began < 10
     assert warnings == []
+
+
+def test_the_last_checkpoint_is_sent_again_until_the_operator_knows_of_it(hub, client, quick):
+    """An operator is replaced while the program ends."""
+    one = client()
+    hub.wait(lambda messages: messages)
+    hub.answers = [lambda message: (503, {}, {})] * 3 + [ok()]
+    note(one, step=7, checkpoint=True)
+    one.finish()
+    assert len(hub.messages) >= 4
+    assert (hub.messages[-1]["checkpoint"]["step"], hub.messages[-1]["done"]) == (7, True)
 
 
 def test_a_silent_server_delays_the_end_by_one_second_only(hub, client):

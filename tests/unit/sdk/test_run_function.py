@@ -219,7 +219,13 @@ except KeyboardInterrupt:
     print("interrupted")
 """
     (tmp_path / "caller.py").write_text(program)
-    caller = subprocess.Popen([sys.executable, "caller.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    caller = subprocess.Popen(
+        [sys.executable, "caller.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests may run in the background of a script
+    )
     try:
         wait_until(lambda: len(running(tmp_path)) == 2)
         pids = running(tmp_path)
@@ -278,7 +284,15 @@ def test_an_asynchronous_run_refuses_the_same_options(row):
     assert not Path("runs").exists()
 
 
-def test_a_cancelled_run_has_ended_its_ranks(tmp_path):
+@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["Ctrl-C", "Ctrl-C is ignored"])
+def interrupts(request):
+    """What Ctrl-C does in the program: it is ignored in the background of a script."""
+    before = signal.signal(signal.SIGINT, request.param)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_cancelled_run_has_ended_its_ranks(tmp_path, interrupts):
     def waits():
         (tmp_path / f"up-{index()}").write_text(str(os.getpid()))
         time.sleep(120)

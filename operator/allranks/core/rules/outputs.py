@@ -75,7 +75,8 @@ def checkpoint_events(o: Observed, persisted: Status) -> list[Event]:
             events.append(Event("CheckpointUploaded", text))
         if new.message and (new.state != old.state or not old.message):
             reason = UPLOAD_RETRYING if new.state == "Uploading" else CHECKPOINT_NOT_UPLOADED
-            text = f"output {new.name}: the checkpoint of step {new.step} is not uploaded yet: {new.message}"
+            what = "" if new.step is None else f"the checkpoint of step {new.step} is not uploaded yet: "
+            text = f"output {new.name}: {what}{new.message}"
             events.append(Event(reason, text, warning=True))
     return events
 
