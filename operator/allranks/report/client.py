@@ -60,8 +60,8 @@ class Client:
         # Reentrant, unlike a lock: a signal handler may call put() during put().
         self._bell: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._checkpoint_pending = False
-        self._checkpoints = self._known_checkpoints = 0
-        """Number of checkpoints that were reported, and of those that the operator knows of."""
+        self._checkpoints = self._received_checkpoints = 0
+        """Number of checkpoints that were reported, and of those that the operator has received."""
         self._fetcher: Fetcher | None = None
         self._stack_dump_ids: deque[str] = deque(maxlen=16)
         """Answered requests, the newest last."""
@@ -200,7 +200,7 @@ class Client:
             return  # a forked process has no background thread
         self._finishing = True
         self._bell.put(END)
-        if self._checkpoints > self._known_checkpoints:
+        if self._checkpoints > self._received_checkpoints:
             timeout = max(timeout, LAST_CHECKPOINT_SECONDS)
         self._over.wait(timeout)
         atexit.unregister(self.finish)
@@ -232,7 +232,7 @@ class Client:
             try:
                 answer = self._transport.post(self._message(last), 1.0 if last else 3.0)
                 interval = interval_of(answer.get("interval"), interval)
-                self._known_checkpoints = checkpoints
+                self._received_checkpoints = checkpoints
                 self._requested = request_in(answer.get("checkpoint"))
                 self._answer(str(answer.get("stacks") or "")[:200])
             except Rejected as rejected:
@@ -241,7 +241,7 @@ class Client:
                 pause = self._transport.pause(failed, interval)
             if last:
                 until = until or time.monotonic() + LAST_CHECKPOINT_SECONDS
-                if checkpoints == self._known_checkpoints or not pause or time.monotonic() > until:
+                if checkpoints == self._received_checkpoints or not pause or time.monotonic() > until:
                     return
                 time.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
             due = time.monotonic() + max(pause, interval * random.uniform(0.9, 1.1))

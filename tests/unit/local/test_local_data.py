@@ -339,7 +339,7 @@ def test_the_example_streams_from_an_s3_server_without_a_copy(project) -> None:
         assert "worker-0 | 2 of 3 tables: {'Adelie': 1, 'Chinstrap': 1}" in done.stdout
         assert "worker-1 | 1 of 3 tables: {'Gentoo': 1}" in done.stdout
         [found] = status(project)["inputs"]
-        assert (found["state"], found["bytes"]) == ("Ready", 48)
+        assert (found["state"], found["bytes"]) == ("Ready", 61)
         assert not (project / "cache" / "inputs").exists()
         client.put_object(Bucket="birds", Key="tables/3.csv", Body=b"species\nGentoo\n")
         other = run(project, "--set", f"inputs[0].revision={found['revision']}", **env)
