@@ -40,7 +40,10 @@ class ReportCallback(WorkerCallback):  # type: ignore[misc,unused-ignore]
     def __init__(self, total_steps: int | None = None) -> None:
         self._total_steps = total_steps
         if get_train_context is None:
-            warn_once("ray", "this version of Ray Train is not supported: its ranks report nothing by themselves")
+            warn_once(
+                "unsupported version",
+                "this version of Ray Train is not supported: its ranks report nothing by themselves",
+            )
 
     @guarded
     def after_init_train_context(self) -> None:
