@@ -121,7 +121,7 @@ EVERY_CHANGE = (
         "PyTorch, TensorFlow, Horovod, JAX, Ray, MPI and SPMD programs with real ranks: one example each, one killed "
         "rank, resume, reports",
         [pytest("frameworks", "-m", "slow and not nightly", *TWO_AT_A_TIME)],
-        prepares=("system-packages.sh horovod", FRAMEWORKS),
+        prepares=("system-packages.sh horovod", FRAMEWORKS, "helm.sh"),
     ),
     Part(
         "apiserver",
