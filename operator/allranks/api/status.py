@@ -27,7 +27,15 @@ class Condition(Model):
     """A condition, as everywhere in Kubernetes."""
 
     type: Literal[
-        "Running", "Restarting", "Suspended", "Complete", "Failed", "ReportsLost", "GangScheduling", "LowUtilization"
+        "Running",
+        "Restarting",
+        "Suspended",
+        "Complete",
+        "Failed",
+        "ReportsLost",
+        "GangScheduling",
+        "LowUtilization",
+        "OutputsUploaded",
     ] = Field(description="Type of the condition; Complete and Failed are final.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
     reason: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(
@@ -284,10 +292,10 @@ class Status(Model):
     model_config = {"json_schema_extra": {"x-kubernetes-map-type": "atomic"}}
 
     phase: Phase = Field("Pending", description="State of the job in one word, for pipelines.")
-    conditions: Annotated[list[Condition], Field(max_length=8)] = Field(
+    conditions: Annotated[list[Condition], Field(max_length=10)] = Field(
         default_factory=list,
-        description="Running, Restarting, Suspended, Complete, Failed, ReportsLost, GangScheduling, LowUtilization; "
-        "for kubectl wait.",
+        description="Running, Restarting, Suspended, Complete, Failed, ReportsLost, GangScheduling, LowUtilization, "
+        "OutputsUploaded; for kubectl wait.",
     )
     observed_generation: Count = Field(0, description="Generation of spec that this status is based on.")
     attempt: Count = Field(0, description="Number of the current attempt, from 0.")

@@ -27,6 +27,7 @@ from allranks.core.rules import (
     hang,
     inputs,
     lifecycle,
+    output_condition,
     outputs,
     queue,
     resize,
@@ -79,7 +80,8 @@ def _reconcile(observed: Observed) -> Plan:
     if status.phase in FINISHED:
         snapshot = Snapshot(observed, status)
         decision, outcomes = _apply(FINISHED_RULES, snapshot)
-        return decision or _with_others(snapshot, _with_wake_up(cleanup.clean_up(snapshot), outcomes))
+        plan = decision or _with_others(snapshot, _with_wake_up(cleanup.clean_up(snapshot), outcomes))
+        return output_condition.with_condition(observed, status, plan)
 
     if begun := lifecycle.begin_small(observed):
         snapshot = Snapshot(replace(observed, status=begun), status)
@@ -105,6 +107,7 @@ def _reconcile(observed: Observed) -> Plan:
         plan = replace(plan, events=(*plan.events, *events))
     if utilization.suspends(status) and decision is None and not job.spec.suspend:
         plan = replace(plan, suspend_job=status.phase not in WITHOUT_PODS)
+    plan = output_condition.with_condition(snapshot.observed, status, plan)
     return replace(_with_time_accounting(snapshot, plan), checkpoint_request=checkpoint.number(status))
 
 

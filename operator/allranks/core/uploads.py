@@ -21,6 +21,10 @@ class Upload:
     """Where the files are, as a part of a sentence."""
     checkpoint: tuple[int, int] | None = None
     """(step, mark) of the checkpoint that it uploads or has uploaded; see `checkpoint_of`."""
+    sent: tuple[int, int] | None = None
+    """(files, bytes) that are there already, of `files` and `bytes`."""
+    overdue: bool = False
+    """It has failed because it is not done by its deadline."""
 
 
 def of_checkpoint(request: dict[str, Any], source: str, checkpoint: tuple[int, int]) -> dict[str, Any]:

@@ -17,12 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from allranks.data.cache import Cache, text_size
+from allranks.data.cache import Cache
 from allranks.data.checkpoint import clear, copy_checkpoint, write_json
 from allranks.data.errors import ChangedError, DiskFullError, TemporaryError
 from allranks.data.fetch import Wanted, fetch, look_up
 from allranks.data.upload import upload
 from allranks.errors import DataError
+from allranks.text import size as text_size
 
 REQUEST = "ALLRANKS_TRANSFER"
 RESULT = "ALLRANKS_TRANSFER_RESULT"

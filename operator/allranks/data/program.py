@@ -17,7 +17,7 @@ from typing import Any
 from allranks.data.cache import Cache
 from allranks.data.checkpoint import clear, copy_checkpoint
 from allranks.data.fetch import Wanted, fetch, look_up
-from allranks.data.upload import upload
+from allranks.data.upload import Progress, upload
 from allranks.errors import DataError
 
 INTERVAL_SECONDS = 0.5
@@ -44,6 +44,11 @@ class Lines:
             if time.monotonic() - self._written >= INTERVAL_SECONDS:
                 self._write()
 
+    def uploaded(self, progress: Progress) -> None:
+        if time.monotonic() - self._written >= INTERVAL_SECONDS:
+            self._written = time.monotonic()
+            write(asdict(progress))
+
     def _write(self) -> None:
         self._written = time.monotonic()
         write({"revision": self._revision, "bytes": self._bytes, "total": self._total})
@@ -68,7 +73,7 @@ def main(argv: list[str]) -> int:
             directory = Path(request["directory"])
             if "step" in request:
                 copy_checkpoint(Path(request["source"]), request["step"], request["mark"], directory)
-            done = upload(directory, request["to"], Path(request["journal"]), request["provenance"], lines.added)
+            done = upload(directory, request["to"], Path(request["journal"]), request["provenance"], lines.uploaded)
             if "step" in request:
                 clear(directory)  # a copy
             write({"uploaded": asdict(done)})

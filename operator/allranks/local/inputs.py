@@ -13,11 +13,12 @@ from allranks.api.job import Job
 from allranks.core.manifests import data
 from allranks.core.model import Event
 from allranks.core.quantity import quantity
-from allranks.data.cache import DEFAULT_LIMIT, Cache, Entry, Lease, text_size
+from allranks.data.cache import DEFAULT_LIMIT, Cache, Entry, Lease
 from allranks.errors import CannotRun, DataError
 from allranks.local.code import CACHE
 from allranks.local.errors import explain
 from allranks.local.transfer import Transfer
+from allranks.text import size as text_size
 
 LIMIT = "ALLRANKS_INPUTS_SIZE"
 """Variable with the size of the cache of inputs, for example 50Gi."""

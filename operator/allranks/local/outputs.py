@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from allranks.api.data import Output
 from allranks.api.job import Job
@@ -99,8 +101,14 @@ class LocalOutputs:
             request = of_checkpoint(request, str(self._checkpoints()), checkpoint)
         transfer = Transfer("upload", request, self._environ)
         self._transfers[each.name] = transfer
+
+        def on_progress(line: dict[str, Any]) -> None:
+            sent, files, total = (line["files"], line["bytes"]), line["total_files"], line["total"]
+            self.uploads[each.name] = replace(self.uploads[each.name], sent=sent, files=files, bytes=total)
+            self._on_change()
+
         try:
-            line = await transfer.run(lambda _: None)
+            line = await transfer.run(on_progress)
             done = line["uploaded"]
             found = Upload("Uploaded", bytes=done["bytes"], files=done["files"], checkpoint=checkpoint)
         except DataError as error:

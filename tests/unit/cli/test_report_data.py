@@ -149,3 +149,19 @@ def test_the_page_has_both_tables_and_hostile_texts_stay_text():
     assert "<script" not in page
     assert "\x1b" not in page
     assert "&lt;b&gt;x&lt;/b&gt;" in page
+
+
+def test_the_report_has_the_condition_of_the_uploads_without_passwords():
+    message = "model is not uploaded: https://me:sesame-open@host.example: access is denied"
+    condition = {
+        "type": "OutputsUploaded",
+        "status": "False",
+        "reason": "Failed",
+        "message": message,
+        "lastTransitionTime": "2026-03-04T10:00:00Z",
+    }
+    job = a_job({**STATUS, "conditions": [condition]}, outputs=OUTPUTS)
+    line = "Failed: model is not uploaded: https://<masked>@host.example: access is denied"
+    assert f"\nOutputs     {line}\n" in text(job)
+    assert json.loads(text(job, "json"))["uploads"] == line
+    assert "sesame-open" not in text(job, "html")

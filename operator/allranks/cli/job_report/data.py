@@ -102,6 +102,12 @@ def outputs(job: Mapping[str, Any], status: Status) -> Iterator[JobOutput]:
         )
 
 
+def uploads(job: Mapping[str, Any], status: Status) -> str:
+    """`Uploaded: model is in s3://models/penguins: 3 files, 1.4 MiB`; empty before an upload is due."""
+    found = status.condition("OutputsUploaded")
+    return mask_text(f"{found.reason}: {found.message}", secrets_in(job)) if found else ""
+
+
 def _given(job: Mapping[str, Any], field: str) -> Iterator[tuple[str, Mapping[str, Any], Callable[[Any], str]]]:
     """(name, entry of the manifest, what makes a text of a value without secrets). Leaves out what has no name."""
     secrets = secrets_in(job)

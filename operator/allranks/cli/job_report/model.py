@@ -127,6 +127,8 @@ class Report:
     """null without GPUs."""
     inputs: tuple[JobInput, ...]
     outputs: tuple[JobOutput, ...]
+    uploads: str
+    """Reason and message of the condition OutputsUploaded. Empty without it."""
     progress: Progress | None
     metric: str
     """The main metric."""
@@ -217,6 +219,7 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
         cost=costs.of(status, until),
         inputs=tuple(data.inputs(job, status)),
         outputs=tuple(data.outputs(job, status)),
+        uploads=data.uploads(job, status),
         progress=progress,
         metric=progress.curve_metric if progress else "",
         points=tuple(_points(run.samples or samples_of(progress), progress, attempts, began)),

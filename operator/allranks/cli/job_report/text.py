@@ -73,6 +73,7 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
             yield "ETA", left
         if mean := mean_rate(report):
             yield "Throughput", mean
+    yield from ([("Outputs", report.uploads)] if report.uploads else [])
     yield "Goodput", goodput(report)
     yield from ([("GPU time", costs.summary(report.cost))] if report.cost else [])
     yield "Restarts", restarts(report)
