@@ -45,6 +45,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     lifecycle.succeed,
     lifecycle.suspend,
     inputs.receive,
+    outputs.receive_checks,
     queue.withdraw,
     gang.choose_backend,
     lifecycle.exceed_active_deadline,
@@ -59,7 +60,13 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     gang.give_up_pods,
 )
 SUSPENDED_RULES: tuple[Rule, ...] = (failure.reattribute, lifecycle.resume)
-QUEUED_RULES: tuple[Rule, ...] = (failure.reattribute, lifecycle.suspend, inputs.receive, queue.admit)
+QUEUED_RULES: tuple[Rule, ...] = (
+    failure.reattribute,
+    lifecycle.suspend,
+    inputs.receive,
+    outputs.receive_checks,
+    queue.admit,
+)
 UPLOAD_RULES: tuple[Rule, ...] = (outputs.finish,)
 FINISHED_RULES: tuple[Rule, ...] = (outputs.upload_after_failure, cleanup.expire, cleanup.record_outcomes)
 

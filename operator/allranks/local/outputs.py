@@ -8,15 +8,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from allranks.api.data import Output
+from allranks.api.data import InputStatus, Output
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.manifests import data
 from allranks.core.manifests.provenance import provenance
+from allranks.core.model import Event
 from allranks.core.rules import outputs as rule
 from allranks.core.uploads import Upload, checkpoint_of, of_checkpoint
-from allranks.errors import DataError
+from allranks.data.destination import check
+from allranks.errors import CannotRun, DataError
+from allranks.local.inputs import LocalInputs
 from allranks.local.transfer import Transfer
+
+
+async def provide(inputs: LocalInputs, outputs: LocalOutputs, tell: Callable[[Event], None]) -> list[InputStatus]:
+    """Fetches the inputs, unless an output could not be uploaded. Returns `status.inputs`. Raises CannotRun."""
+    check = asyncio.create_task(outputs.check(tell))
+    check.add_done_callback(lambda done: inputs.stop() if done.cancelled() or done.exception() else None)
+    try:
+        return await inputs.provide(tell)
+    except BaseException:
+        outputs.stop_checks()
+        raise
+    finally:
+        await check
 
 
 class LocalOutputs:
@@ -41,6 +57,8 @@ class LocalOutputs:
         self._begun: dict[str, tuple[int, int] | None] = {}
         """Name -> the checkpoint whose upload was started last."""
         self._transfers: dict[str, Transfer] = {}
+        self._checks: list[Transfer] = []
+        self._stopped = False
         self.uploads: dict[str, Upload] = {}
         """Name -> its state, for the core."""
         self.directories = {data.output_volume(name): self._directory(name) for name in self._outputs}
@@ -60,6 +78,34 @@ class LocalOutputs:
             yield f"{each.path} (output {each.name}) is {self._directory(each.name)}, copied to {self._to(each)} {when}"
             if each.secret and not self._to(each).startswith("/"):
                 yield f"secret {each.secret} is not used here: your own credentials upload output {each.name}"
+
+    async def check(self, tell: Callable[[Event], None]) -> None:
+        """Asks the destinations whether files can be written there. Raises CannotRun."""
+        checks = [asyncio.create_task(self._check(each, tell)) for each in self._outputs.values()]
+        try:
+            await asyncio.gather(*checks)
+        except DataError as error:
+            if not self._stopped:
+                raise CannotRun(f"an output cannot be uploaded: {error}") from error
+        finally:
+            self.stop_checks()
+            await asyncio.gather(*checks, return_exceptions=True)
+
+    async def _check(self, each: Output, tell: Callable[[Event], None]) -> None:
+        if (to := self._to(each)).startswith("/"):
+            note = await asyncio.to_thread(check, to)
+        else:
+            transfer = Transfer("check", {"to": to}, self._environ)
+            self._checks.append(transfer)
+            note = (await transfer.run(lambda _: None))["checked"]
+        if note:
+            text = f"it is not certain that output {each.name} can be uploaded: {note}"
+            tell(Event("OutputUnchecked", text, warning=True))
+
+    def stop_checks(self) -> None:
+        self._stopped = True
+        for transfer in self._checks:
+            transfer.stop()
 
     def start(self, status: Status, ranks_run: bool) -> None:
         """Starts the uploads that the status has decided, and ends those that are overdue. While ranks run, only

@@ -52,7 +52,7 @@ class JobOutput:
     when: str
     """Success, Always or Checkpoint."""
     state: str
-    """Pending, Uploading, Uploaded or Failed."""
+    """Checking, Pending, Uploading, Uploaded or Failed."""
     step: int | None
     """Of the newest checkpoint, to which the state refers."""
     uploaded_step: int | None

@@ -31,12 +31,29 @@ UPLOADING = "UploadingOutputs"
 UPLOAD_RETRYING = "UploadRetrying"
 """Reasons of the condition Running."""
 NO_CHECKPOINT = "the program has reported no checkpoint: call report(step=..., checkpoint=True) after it is stored"
+UNCHECKED = "OutputUnchecked"
+"""Reason of an Event."""
 CHECKPOINT_NOT_UPLOADED = "CheckpointNotUploaded"
 """Reason of an Event."""
 
 
 _SAVED_AGAIN = timedelta(seconds=5)
 """A checkpoint of the same step counts as another one if it is so much newer: times of reports vary a little."""
+
+
+def receive_checks(snapshot: Snapshot) -> Outcome:
+    """Records that files can be written to the destinations, or fails a job with one that they cannot."""
+    o = snapshot.observed
+    if not transfers.unready(o):
+        return None
+    outputs, errors, notes = transfers.checked(o)
+    if errors:
+        message = "; ".join(errors)
+        failed = transitions.fail(o.job, changed(o.status, outputs=outputs), FAILED, message, o.now)
+        return write(failed, Event(FAILED, message, warning=True))
+    if outputs == o.status.outputs:
+        return None
+    return write(changed(o.status, outputs=outputs), *(Event(UNCHECKED, note, warning=True) for note in notes))
 
 
 def uploading(status: Status) -> bool:
