@@ -142,8 +142,8 @@ class OutputStatus(Model):
     name: DataName = Field(description="Name of the output, as in spec.outputs.")
     state: OutputState = Field(
         "Pending",
-        description="Checking, Pending, Uploading, Uploaded or Failed. Checking: the ranks wait until it is certain that "
-        "files can be written to the destination.",
+        description="Checking, Pending, Uploading, Uploaded or Failed. Checking: the ranks wait until it is certain "
+        "that files can be written to the destination.",
     )
     step: Bytes | None = Field(
         None, description="With when: Checkpoint, the step of the newest checkpoint, to which the state refers."

@@ -157,7 +157,7 @@ def _uploads(o: Observed) -> Iterator[tuple[str, Upload]]:
             yield each.name, Upload("Uploaded", bytes=size, files=files, checkpoint=found)
         else:
             message = str(result.get("error") or "there is no result")
-            yield each.name, Upload("Failed", message=message, where=where, checkpoint=found)
+            yield each.name, Upload("Failed", message=message, where=where, checkpoint=found, final=bool(pod.restart))
 
 
 def _checkpoint(o: Observed, name: str, result: dict[str, Any]) -> tuple[int, int] | None:
@@ -169,10 +169,12 @@ def _checkpoint(o: Observed, name: str, result: dict[str, Any]) -> tuple[int, in
 
 
 def _outdated(o: Observed, name: str) -> bool:
-    """Whether this pod has uploaded a checkpoint that is not the newest any more: another pod follows."""
+    """Whether another pod follows this one: it has uploaded a checkpoint that is not the newest any more, or it failed
+    to upload the last one, and began before the program had ended."""
     for output in o.status.outputs:
-        if manifests.upload_name(o.job, output.name) == name and (result := _result(o.transfers[name])):
-            return _checkpoint(o, output.name, result) != checkpoint_of(output)
+        if manifests.upload_name(o.job, output.name) == name and (result := _result(pod := o.transfers[name])):
+            earlier = output.start_time is not None and not pod.restart and "uploaded" not in result
+            return earlier or _checkpoint(o, output.name, result) != checkpoint_of(output)
     return False
 
 

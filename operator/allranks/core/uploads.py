@@ -23,6 +23,8 @@ class Upload:
     """(step, mark) of the checkpoint that it uploads or has uploaded; see `checkpoint_of`."""
     sent: tuple[int, int] | None = None
     """(files, bytes) that are there already, of `files` and `bytes`."""
+    final: bool = False
+    """This try began after the program had ended. A checkpoint of which an earlier try failed gets another one then."""
     overdue: bool = False
     """It has failed because it is not done by its deadline."""
 

@@ -113,8 +113,11 @@ class LocalOutputs:
         wanted = rule.to_upload(self._job, status)
         for name in self._transfers.keys() - set(wanted):
             self._transfers[name].stop()
+        ended = {output.name for output in status.outputs if output.start_time}
         for output in status.outputs:
-            if output.state == "Failed" and self._outputs[output.name].when == "Checkpoint":
+            found = self.uploads.get(output.name)
+            earlier = found and found.state == "Failed" and not found.final and output.name in ended
+            if (output.state == "Failed" or earlier) and self._outputs[output.name].when == "Checkpoint":
                 # It is tried again when the program has completed.
                 self._begun.pop(output.name, None)
                 self.uploads.pop(output.name, None)
@@ -158,7 +161,10 @@ class LocalOutputs:
             done = line["uploaded"]
             found = Upload("Uploaded", bytes=done["bytes"], files=done["files"], checkpoint=checkpoint)
         except DataError as error:
-            found = Upload("Failed", message=str(error), where=self._where(each.name), checkpoint=checkpoint)
+            final = any(output.start_time for output in status.outputs if output.name == each.name)
+            found = Upload(
+                "Failed", message=str(error), where=self._where(each.name), checkpoint=checkpoint, final=final
+            )
         self.uploads[each.name] = found
         self._on_change()
 

@@ -166,7 +166,10 @@ def upload_pod(
         rights = {**_CONTAINER, "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}}
     container = _container(request, output.secret, mounts, store, {**rights, **user})
     name = upload_name(job, output.name)
-    return _pod(job, name, naming.UPLOAD, container, volumes, security, platform)
+    made = _pod(job, name, naming.UPLOAD, container, volumes, security, platform)
+    if state and state.start_time:
+        made["metadata"]["labels"][naming.RESTART_LABEL] = "1"  # a try after the end of the program: `Upload.final`
+    return made
 
 
 def _user_of(ranks: Sequence[Pod]) -> tuple[int, int] | None:

@@ -235,9 +235,12 @@ def _upload(o: Observed, output: OutputStatus) -> Upload | None:
     """What is observed of an upload, which has failed if it is overdue."""
     if output.start_time and output.step is None and output.name in _followed(o.job):
         return Upload("Failed", message=NO_CHECKPOINT)
-    found, deadline = o.uploads.get(output.name, Upload("Uploading")), _deadline(o, output)
+    given, deadline = o.uploads.get(output.name), _deadline(o, output)
+    if given and given.state == "Failed" and not given.final and output.start_time and output.name in _followed(o.job):
+        given = replace(given, state="Uploading", message="")
+    found = given or Upload("Uploading")
     if deadline is None or o.now < deadline or found.state != "Uploading":
-        return o.uploads.get(output.name)
+        return given
     trouble = f": {found.message}" if found.message else ""
     message = f"not within deadlineSeconds ({_seconds(o, output)}){trouble}"
     return replace(found, state="Failed", message=message, checkpoint=checkpoint_of(output), overdue=True)
