@@ -170,16 +170,19 @@ class RestartedIndexes(Model):
     )
 
 
-TimeKind = Literal["Queued", "Starting", "Productive", "Lost", "Finished"]
+TimeKind = Literal["Queued", "Starting", "Productive", "Lost", "Uploading", "Finished"]
 
 
 class Times(Model):
-    """The job's time by category, in seconds up to `since`. The four numbers add up to the job's age at that time."""
+    """The job's time by category, in seconds up to `since`. The numbers add up to the job's age at that time."""
 
     queued: Annotated[float, Field(ge=0)] = Field(0.0, description="Time without a scheduled pod, or suspended.")
     starting: Annotated[float, Field(ge=0)] = Field(0.0, description="Time from scheduling to the first step.")
     productive: Annotated[float, Field(ge=0)] = Field(0.0, description="Time spent training, without lost work.")
     lost: Annotated[float, Field(ge=0)] = Field(0.0, description="Work lost by restarts, and the time of the restarts.")
+    uploading: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="Time after the program's end in which outputs were uploaded. None: there was none."
+    )
     category: TimeKind = Field(
         "Queued",
         description="Category of the time after since. Finished: the job has finished, and no time counts any more.",

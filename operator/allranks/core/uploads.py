@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 from allranks.api.data import OutputStatus
+from allranks.api.status import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,12 @@ class CacheUse:
 
     keys: tuple[str, ...]
     """Names of entries (`cache_key`), sorted."""
+
+
+def uploading_since(status: Status) -> datetime | None:
+    """Since when the program has completed and the job waits for its outputs; None if it does not."""
+    begun = (output.start_time for output in status.outputs if output.state == "Uploading" and output.start_time)
+    return min(begun, default=None)
 
 
 def checkpoint_of(output: OutputStatus) -> tuple[int, int] | None:

@@ -165,3 +165,20 @@ def test_the_report_has_the_condition_of_the_uploads_without_passwords():
     assert f"\nOutputs     {line}\n" in text(job)
     assert json.loads(text(job, "json"))["uploads"] == line
     assert "sesame-open" not in text(job, "html")
+
+
+def test_the_time_of_uploads_is_a_part_of_its_own_at_the_end_of_the_last_attempt():
+    job = a_job()
+    last, times = job["status"]["history"][-1], job["status"]["times"]
+    job["status"]["history"] = [*job["status"]["history"][:-1], {**last, "productiveSeconds": 200.0}]
+    job["status"]["times"] = {**times, "productive": times["productive"] - 60, "uploading": 60.0}
+    found = json.loads(text(job, "json"))
+    assert found["times"]["uploading"] == 60
+    parts = [(part["kind"], part["seconds"]) for part in found["attempts"][-1]["segments"]]
+    assert parts[-2:] == [("productive", 200.0), ("uploading", 60.0)]
+    lines = text(job)
+    assert "  ▲ uploading " in lines
+    assert "(productive / all but queued and uploading, by reports)" in lines
+    page = text(job, "html")
+    assert '<th scope="col">Uploading</th>' in page
+    assert "Uploading" not in text(a_job(), "html")

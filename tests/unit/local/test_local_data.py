@@ -87,6 +87,10 @@ def test_ranks_read_an_input_and_the_output_is_copied_with_its_provenance(projec
     link = project / "run" / "inputs" / "data"
     assert f"worker-1 | read penguins from {link}" in first.stdout
     assert "input data was fetched in" in first.stdout
+    report = subprocess.run(
+        [sys.executable, "-m", "allranks", "report", "--run-dir", "run"], cwd=project, capture_output=True, text=True
+    )
+    assert report.stdout.splitlines()[0] in first.stdout.splitlines(), "one duration everywhere"
     model = project / "models" / "penguins"
     assert (model / "rank-0.txt").read_text() == "PENGUINS"
     listed = json.loads((model / "allranks-manifest.json").read_text())
@@ -130,6 +134,10 @@ def test_a_directory_takes_the_place_of_an_input_and_of_a_destination(project) -
     done = run(project, "--volume", "data=mine", "--volume", "model=kept")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (project / "kept" / "rank-1.txt").read_text() == "GULLS"
+    stored = json.loads((project / "run" / "job.json").read_text())
+    assert stored["spec"]["outputs"][0]["to"] == f"file://{project}/kept"
+    said = {each["type"]: each["message"] for each in stored["status"]["conditions"]}["OutputsUploaded"]
+    assert said == f"model is in file://{project}/kept: 2 files, 10 B"
 
 
 def test_a_claim_with_a_directory_in_it(project) -> None:

@@ -170,7 +170,8 @@ def goodput(report: Report) -> str:
         return "not available: nothing has run yet" if report.times else "not available: no time accounting"
     if report.goodput is None:
         return f"{progress_text.NOT_MEASURED}: {progress_text.limit_note(report.goodput_limit)}"
-    return f"{progress_text.percent(report.goodput)} (productive / all but queued, by reports)"
+    left_out = "queued and uploading" if "uploading" in report.times else "queued"
+    return f"{progress_text.percent(report.goodput)} (productive / all but {left_out}, by reports)"
 
 
 def restarts(report: Report) -> str:

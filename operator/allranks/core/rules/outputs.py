@@ -23,7 +23,7 @@ from allranks.core.snapshot import Snapshot
 from allranks.core.status_summary import with_phase
 from allranks.core.status_update import changed
 from allranks.core.sync import plan_objects
-from allranks.core.uploads import Upload, checkpoint_of
+from allranks.core.uploads import Upload, checkpoint_of, uploading_since
 
 FAILED = "OutputFailed"
 """Reason of the condition Failed."""
@@ -58,7 +58,7 @@ def receive_checks(snapshot: Snapshot) -> Outcome:
 
 def uploading(status: Status) -> bool:
     """Whether the program has completed and the job waits for its outputs."""
-    return any(output.state == "Uploading" and output.start_time for output in status.outputs)
+    return uploading_since(status) is not None
 
 
 def follow_checkpoints(o: Observed) -> Status:
