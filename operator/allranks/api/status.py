@@ -295,7 +295,7 @@ class Status(Model):
     model_config = {"json_schema_extra": {"x-kubernetes-map-type": "atomic"}}
 
     phase: Phase = Field("Pending", description="State of the job in one word, for pipelines.")
-    conditions: Annotated[list[Condition], Field(max_length=10)] = Field(
+    conditions: Annotated[list[Condition], Field(max_length=9)] = Field(
         default_factory=list,
         description="Running, Restarting, Suspended, Complete, Failed, ReportsLost, GangScheduling, LowUtilization, "
         "OutputsUploaded; for kubectl wait.",
