@@ -33,6 +33,7 @@ def main() -> None:
             "cached": run(scratch, url, EXAMPLE, "--set", "outputs[0].when=Always", shown="input data|Succeeded"),
             "wrong-sum": run(scratch, url, EXAMPLE, "--set", f"inputs[0].sha256={'ab' * 32}", shown="error:"),
             "stream": run(scratch, url, STREAM),
+            "unwritable": run(scratch, url, EXAMPLE, "--set", "outputs[0].to=s3://model/penguins", shown="error:"),
             "missing": run(scratch, url, EXAMPLE, "--set", "inputs[0].from=s3://birds/penguin", shown="error:"),
         }
         body = client.get_object(Bucket="models", Key="penguins/allranks-manifest.json")["Body"].read().decode()

@@ -30,8 +30,8 @@ def beginning(text: str, limit: int) -> str:
 
 def size(number: float) -> str:
     """`512 B`, `1.4 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024 or unit == "GiB":
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if number < 1024 or unit == "PiB":
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1024
     raise AssertionError

@@ -251,8 +251,13 @@ class Life:
 
 
 def started(of: Job, now: float = 0, platform: Platform = CLUSTER) -> Life:
-    """A job all of whose pods have been running since `now`."""
+    """A job all of whose pods have been running since `now`, and whose outputs can be uploaded."""
     life = Life(of, platform=platform)
+    life.settle(now)
+    for name, check in life.pods.items():
+        if f"{of.name}-check-" in name:
+            said = Exit(0, at(now), "Completed", '{"checked": ""}')
+            life.pods[name] = replace(check, phase="Succeeded", exit=said)
     life.settle(now)
     life.run(now)
     return life

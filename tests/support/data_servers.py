@@ -30,6 +30,8 @@ class Behaviour:
     """Statuses of the next responses."""
     gate: threading.Event | None = None
     """Content is sent when it is set."""
+    puts: threading.Event | None = None
+    """Uploads are answered when it is set."""
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     """(path, Range header) of all requests."""
     authorization: list[str | None] = field(default_factory=list)
@@ -45,6 +47,18 @@ def http_server(behaviour: Behaviour, address: str = "127.0.0.1") -> Iterator[st
         def log_message(self, *_: Any) -> None: ...
 
         def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_PUT(self) -> None:
+            if behaviour.puts:
+                behaviour.puts.wait(30)
+            self.do_POST()
+
+        def do_DELETE(self) -> None:
+            self.answer(204, {}, b"")
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self.do_GET()
 
         def do_GET(self) -> None:
@@ -92,8 +106,9 @@ def http_server(behaviour: Behaviour, address: str = "127.0.0.1") -> Iterator[st
     try:
         yield f"http://{address}:{server.server_port}"
     finally:
-        if behaviour.gate:
-            behaviour.gate.set()
+        for event in (behaviour.gate, behaviour.puts):
+            if event:
+                event.set()
         server.shutdown()
         thread.join()
         server.server_close()

@@ -16,11 +16,13 @@ Bytes = Annotated[int, Field(ge=0, le=2**53 - 1)]
 """JSON numbers are exact up to this value."""
 Revision = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 InputState = Literal["Pending", "Fetching", "Ready", "Failed"]
-OutputState = Literal["Pending", "Uploading", "Uploaded", "Failed"]
+OutputState = Literal["Checking", "Pending", "Uploading", "Uploaded", "Failed"]
 MESSAGE_LENGTH = 128
 """Of the message of an output, so that the status stays small. The condition has the whole message."""
 MOUNTED: tuple[str, ...] = ("claim", "image")
 """Schemes of inputs that are mounted as volumes."""
+OBJECT_STORES: tuple[str, ...] = ("s3", "gs", "az")
+"""Schemes of outputs whose destination is checked before the ranks start."""
 
 
 class Input(Model):
@@ -138,7 +140,11 @@ class OutputStatus(Model):
     """The state of an output."""
 
     name: DataName = Field(description="Name of the output, as in spec.outputs.")
-    state: OutputState = Field("Pending", description="Pending, Uploading, Uploaded or Failed.")
+    state: OutputState = Field(
+        "Pending",
+        description="Checking, Pending, Uploading, Uploaded or Failed. Checking: the ranks wait until it is certain "
+        "that files can be written to the destination.",
+    )
     step: Bytes | None = Field(
         None, description="With when: Checkpoint, the step of the newest checkpoint, to which the state refers."
     )

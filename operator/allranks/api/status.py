@@ -27,7 +27,15 @@ class Condition(Model):
     """A condition, as everywhere in Kubernetes."""
 
     type: Literal[
-        "Running", "Restarting", "Suspended", "Complete", "Failed", "ReportsLost", "GangScheduling", "LowUtilization"
+        "Running",
+        "Restarting",
+        "Suspended",
+        "Complete",
+        "Failed",
+        "ReportsLost",
+        "GangScheduling",
+        "LowUtilization",
+        "OutputsUploaded",
     ] = Field(description="Type of the condition; Complete and Failed are final.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
     reason: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(
@@ -162,16 +170,19 @@ class RestartedIndexes(Model):
     )
 
 
-TimeKind = Literal["Queued", "Starting", "Productive", "Lost", "Finished"]
+TimeKind = Literal["Queued", "Starting", "Productive", "Lost", "Uploading", "Finished"]
 
 
 class Times(Model):
-    """The job's time by category, in seconds up to `since`. The four numbers add up to the job's age at that time."""
+    """The job's time by category, in seconds up to `since`. The numbers add up to the job's age at that time."""
 
     queued: Annotated[float, Field(ge=0)] = Field(0.0, description="Time without a scheduled pod, or suspended.")
     starting: Annotated[float, Field(ge=0)] = Field(0.0, description="Time from scheduling to the first step.")
     productive: Annotated[float, Field(ge=0)] = Field(0.0, description="Time spent training, without lost work.")
     lost: Annotated[float, Field(ge=0)] = Field(0.0, description="Work lost by restarts, and the time of the restarts.")
+    uploading: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="Time after the program's end in which outputs were uploaded. None: there was none."
+    )
     category: TimeKind = Field(
         "Queued",
         description="Category of the time after since. Finished: the job has finished, and no time counts any more.",
@@ -284,10 +295,10 @@ class Status(Model):
     model_config = {"json_schema_extra": {"x-kubernetes-map-type": "atomic"}}
 
     phase: Phase = Field("Pending", description="State of the job in one word, for pipelines.")
-    conditions: Annotated[list[Condition], Field(max_length=8)] = Field(
+    conditions: Annotated[list[Condition], Field(max_length=9)] = Field(
         default_factory=list,
-        description="Running, Restarting, Suspended, Complete, Failed, ReportsLost, GangScheduling, LowUtilization; "
-        "for kubectl wait.",
+        description="Running, Restarting, Suspended, Complete, Failed, ReportsLost, GangScheduling, LowUtilization, "
+        "OutputsUploaded; for kubectl wait.",
     )
     observed_generation: Count = Field(0, description="Generation of spec that this status is based on.")
     attempt: Count = Field(0, description="Number of the current attempt, from 0.")

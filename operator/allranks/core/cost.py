@@ -80,11 +80,15 @@ def _advanced(cost: CostStatus, before: Times | None, after: Times, held: int) -
     found: dict[str, float] = {kind: getattr(cost.gpu_seconds, kind) for kind in KINDS}
     spent = {kind: getattr(cost.spent, kind) for kind in KINDS} if cost.spent else dict.fromkeys(KINDS, 0.0)
     hourly = float(cost.price) if cost.price else 0.0
-    for name in ("queued", "starting", "productive", "lost"):
-        seconds = getattr(after, name) - (getattr(before, name) if before else 0.0)
+    for name in ("queued", "starting", "productive", "lost", "uploading"):
+        seconds = (getattr(after, name) or 0.0) - ((getattr(before, name) if before else 0.0) or 0.0)
         # The first look at pods that were placed before it: their time began with their assignment.
         gpus = cost.gpus or (held if name in ("starting", "productive") else 0)
-        kind = "waiting" if name == "queued" or (name == "starting" and cost.partial and seconds > 0) else name
+        kind = (
+            "waiting"
+            if name in ("queued", "uploading") or (name == "starting" and cost.partial and seconds > 0)
+            else name
+        )
         found[kind] = round(max(0.0, found[kind] + seconds * gpus), 6)
         spent[kind] = round(max(0.0, spent[kind] + seconds * gpus * hourly / 3600), 6)
     return changed(

@@ -27,6 +27,7 @@ from allranks.core.rules import (
     hang,
     inputs,
     lifecycle,
+    output_condition,
     outputs,
     queue,
     resize,
@@ -44,6 +45,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     lifecycle.succeed,
     lifecycle.suspend,
     inputs.receive,
+    outputs.receive_checks,
     queue.withdraw,
     gang.choose_backend,
     lifecycle.exceed_active_deadline,
@@ -58,7 +60,13 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     gang.give_up_pods,
 )
 SUSPENDED_RULES: tuple[Rule, ...] = (failure.reattribute, lifecycle.resume)
-QUEUED_RULES: tuple[Rule, ...] = (failure.reattribute, lifecycle.suspend, inputs.receive, queue.admit)
+QUEUED_RULES: tuple[Rule, ...] = (
+    failure.reattribute,
+    lifecycle.suspend,
+    inputs.receive,
+    outputs.receive_checks,
+    queue.admit,
+)
 UPLOAD_RULES: tuple[Rule, ...] = (outputs.finish,)
 FINISHED_RULES: tuple[Rule, ...] = (outputs.upload_after_failure, cleanup.expire, cleanup.record_outcomes)
 
@@ -79,7 +87,8 @@ def _reconcile(observed: Observed) -> Plan:
     if status.phase in FINISHED:
         snapshot = Snapshot(observed, status)
         decision, outcomes = _apply(FINISHED_RULES, snapshot)
-        return decision or _with_others(snapshot, _with_wake_up(cleanup.clean_up(snapshot), outcomes))
+        plan = decision or _with_others(snapshot, _with_wake_up(cleanup.clean_up(snapshot), outcomes))
+        return output_condition.with_condition(observed, status, plan)
 
     if begun := lifecycle.begin_small(observed):
         snapshot = Snapshot(replace(observed, status=begun), status)
@@ -105,6 +114,7 @@ def _reconcile(observed: Observed) -> Plan:
         plan = replace(plan, events=(*plan.events, *events))
     if utilization.suspends(status) and decision is None and not job.spec.suspend:
         plan = replace(plan, suspend_job=status.phase not in WITHOUT_PODS)
+    plan = output_condition.with_condition(snapshot.observed, status, plan)
     return replace(_with_time_accounting(snapshot, plan), checkpoint_request=checkpoint.number(status))
 
 

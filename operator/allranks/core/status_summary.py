@@ -127,12 +127,17 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
     # Reports are expected while the job runs only, and no pod is placed after its end.
     active = ("Pending", "Running", "Restarting")
     kinds = {"ReportsLost": ("Running",), "GangScheduling": active, "LowUtilization": (*active, "Queued", "Suspended")}
-    kept = [each for each in status.conditions if phase in kinds.get(each.type, ())]
+    kept = [each for each in status.conditions if each.type == "OutputsUploaded" or phase in kinds.get(each.type, ())]
     return changed(status, phase=phase, conditions=[*conditions, *kept])
 
 
 def with_condition(
-    status: Status, kind: Literal["LowUtilization"], holds: bool, reason: str, message: str, now: datetime
+    status: Status,
+    kind: Literal["LowUtilization", "OutputsUploaded"],
+    holds: bool,
+    reason: str,
+    message: str,
+    now: datetime,
 ) -> Status:
     """Sets a condition that does not follow from the phase."""
     state: Literal["True", "False"] = "True" if holds else "False"
@@ -141,7 +146,7 @@ def with_condition(
         type=kind,
         status=state,
         reason=reason,
-        message=message,
+        message=message[:_MESSAGE_LENGTH],
         last_transition_time=before.last_transition_time if before and before.status == state else now,
         observed_generation=status.observed_generation,
     )

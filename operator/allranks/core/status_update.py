@@ -102,6 +102,7 @@ class TimesChanges(TypedDict, total=False):
     starting: float
     productive: float
     lost: float
+    uploading: float | None
     category: TimeKind
     since: datetime
     productive_since: datetime | None

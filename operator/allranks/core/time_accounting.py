@@ -1,4 +1,5 @@
-"""Time accounting: every second of a job is queued, starting, productive or lost (docs/reference/semantics.md).
+"""Time accounting: every second of a job is queued, starting, productive, lost or uploading, after the program's end
+(docs/reference/semantics.md).
 
 `status.times` holds the totals up to `since`, and the state in which time accumulates from then on. It is updated when
 that state changes and whenever the status is written for another reason; in between, any reader can add the rest.
@@ -14,6 +15,7 @@ from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, PastAttempt, Status, TimeKind, Times
 from allranks.core.model import Pod
 from allranks.core.status_update import changed
+from allranks.core.uploads import uploading_since
 
 
 def account(
@@ -47,8 +49,10 @@ def account(
     moment = min(max(moment, times.since), now)
     reason = _last_reason(after)
     times = _advanced(changed(_advanced(times, moment, reason), category=category), now, reason)
-    if category != "Productive":
+    if category not in ("Productive", "Uploading"):
         times = changed(times, productive_since=None)
+    elif category == "Uploading":
+        pass  # the end of the attempt follows
     elif times.productive_since is None:
         times = changed(times, productive_since=moment)
     return changed(after, times=times, goodput=goodput(times))
@@ -60,7 +64,7 @@ def up_to(status: Status, now: datetime) -> Times | None:
 
 
 def goodput(times: Times) -> float | None:
-    """productive / (all but queued); None before there is any."""
+    """productive / (all but queued and uploading); None before there is any."""
     used = times.starting + times.productive + times.lost
     return round(times.productive / used, 4) if used > 0 else None
 
@@ -78,6 +82,8 @@ def _category(
         return "Finished", status.completion_time or now
     if status.phase in WITHOUT_PODS:
         return "Queued", now
+    if since := uploading_since(status):
+        return "Uploading", since
     first_step = status.progress.first_step_time if status.progress else None
     if first_step:
         return "Productive", first_step
@@ -128,7 +134,7 @@ def _close_attempt(
             saved = (progress.checkpoint_time if progress else None) or began
             lost = min(_seconds(max(saved, began), now), times.productive)
         times = _moved(times, "Productive", "Lost", lost, past.reason)
-        kept = _exact(max(0.0, _seconds(began, now) - lost))
+        kept = _exact(max(0.0, _seconds(began, uploading_since(before) or now) - lost))
         past = changed(past, productive_seconds=kept, lost_seconds=_exact(lost))
     return changed(times, productive_since=None), past
 
@@ -170,9 +176,8 @@ def _added(times: Times, kind: TimeKind, seconds: float, reason: str) -> Times:
 
 
 def _total(times: Times, kind: TimeKind) -> float:
-    return {"Queued": times.queued, "Starting": times.starting, "Productive": times.productive, "Lost": times.lost}[
-        kind
-    ]
+    totals = {"Queued": times.queued, "Starting": times.starting, "Productive": times.productive, "Lost": times.lost}
+    return totals.get(kind, times.uploading or 0.0)
 
 
 def _with_total(times: Times, kind: TimeKind, seconds: float) -> Times:
@@ -185,6 +190,8 @@ def _with_total(times: Times, kind: TimeKind, seconds: float) -> Times:
             return changed(times, productive=_exact(seconds))
         case "Lost":
             return changed(times, lost=_exact(seconds))
+        case "Uploading":
+            return changed(times, uploading=_exact(seconds))
         case "Finished":
             raise ValueError("no time accumulates after the end of a job")
 

@@ -1,5 +1,8 @@
 """Inputs and outputs on a cluster: which pods transfer them, what these pods said, and what the job waits for.
 
+A pod asks the object store of an output whether files can be written there, beside the pods that fetch and before the
+ranks start: training for hours must not end with a wrong bucket. No GPU waits for it.
+
 A pod that transfers is created again until it has a result, which the status has before anything follows from it: ranks
 are created after the status says that all inputs are ready, and the job succeeds after it says that all outputs are
 uploaded. Pods have computed names, and a transfer that is done ends at once, so nothing is transferred twice.
@@ -16,8 +19,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from allranks.api.data import InputStatus
-from allranks.api.status import FINISHED
+from allranks.api.data import MESSAGE_LENGTH, OBJECT_STORES, InputStatus, Output, OutputStatus
+from allranks.api.status import FINISHED, Status
 from allranks.core import elasticity
 from allranks.core.manifests import transfers as manifests
 from allranks.core.model import Event, Manifest, Observed, Plan, Pod, PodRef
@@ -25,6 +28,7 @@ from allranks.core.status_update import changed
 from allranks.core.uploads import Upload, checkpoint_of
 
 FETCHING, FETCH_RETRYING = "FetchingInputs", "FetchRetrying"
+CHECKING, CHECK_RETRYING = "CheckingOutputs", "CheckRetrying"
 """Reasons of the condition Running."""
 RETRY = timedelta(seconds=10)
 """After this time a pod that was evicted, or that its node rejected, is replaced."""
@@ -41,12 +45,13 @@ def with_transfers(o: Observed) -> Observed:
 
 
 def unready(o: Observed) -> bool:
-    """Whether the job waits for inputs."""
-    return not o.platform.local and any(each.state != "Ready" for each in o.status.inputs)
+    """Whether the job waits for inputs, or for the check of a destination."""
+    waits = any(each.state != "Ready" for each in o.status.inputs) or bool(_unchecked(o))
+    return not o.platform.local and waits
 
 
 def blocked(o: Observed) -> tuple[str, str] | None:
-    """(reason, message) of a job whose inputs are not there yet."""
+    """(reason, message) of a job whose inputs are not there yet, or whose destinations are not checked."""
     if not unready(o):
         return None
     waiting = [(number, each) for number, each in enumerate(o.job.spec.inputs or ()) if _wanted(o, each.name)]
@@ -54,6 +59,11 @@ def blocked(o: Observed) -> tuple[str, str] | None:
         name = manifests.fetch_name(o.job, each.name)
         if trouble := _trouble(o, name):
             return FETCH_RETRYING, f"spec.inputs[{number}]: {trouble}"
+    for number, output in (checks := _unchecked(o)):
+        if trouble := _trouble(o, manifests.check_name(o.job, output.name)):
+            return CHECK_RETRYING, f"spec.outputs[{number}]: {trouble}"
+    if not waiting:
+        return CHECKING, "destinations are checked: " + ", ".join(f"{each.name} at {each.to}" for _, each in checks)
     return FETCHING, "inputs are fetched: " + ", ".join(f"{each.name} from {each.source}" for _, each in waiting)
 
 
@@ -108,7 +118,7 @@ def _result(pod: Pod) -> dict[str, Any] | None:
     if pod.exit is None or pod.exit.code:
         return None
     found = _json(pod.exit.message)
-    if isinstance(found, dict) and found.keys() & {"fetched", "uploaded", "error"}:
+    if isinstance(found, dict) and found.keys() & {"fetched", "checked", "uploaded", "error"}:
         return found
     return {"error": f"pod {pod.name} ended without a result: its image must have allranks with the extra data"}
 
@@ -147,7 +157,7 @@ def _uploads(o: Observed) -> Iterator[tuple[str, Upload]]:
             yield each.name, Upload("Uploaded", bytes=size, files=files, checkpoint=found)
         else:
             message = str(result.get("error") or "there is no result")
-            yield each.name, Upload("Failed", message=message, where=where, checkpoint=found)
+            yield each.name, Upload("Failed", message=message, where=where, checkpoint=found, final=bool(pod.restart))
 
 
 def _checkpoint(o: Observed, name: str, result: dict[str, Any]) -> tuple[int, int] | None:
@@ -159,10 +169,12 @@ def _checkpoint(o: Observed, name: str, result: dict[str, Any]) -> tuple[int, in
 
 
 def _outdated(o: Observed, name: str) -> bool:
-    """Whether this pod has uploaded a checkpoint that is not the newest any more: another pod follows."""
+    """Whether another pod follows this one: it has uploaded a checkpoint that is not the newest any more, or it failed
+    to upload the last one, and began before the program had ended."""
     for output in o.status.outputs:
-        if manifests.upload_name(o.job, output.name) == name and (result := _result(o.transfers[name])):
-            return _checkpoint(o, output.name, result) != checkpoint_of(output)
+        if manifests.upload_name(o.job, output.name) == name and (result := _result(pod := o.transfers[name])):
+            earlier = output.start_time is not None and not pod.restart and "uploaded" not in result
+            return earlier or _checkpoint(o, output.name, result) != checkpoint_of(output)
     return False
 
 
@@ -174,7 +186,7 @@ def with_transfer_pods(o: Observed, plan: Plan) -> Plan:
     """The plan with the pods that transfers need, and without those that they do not need any more."""
     if plan.write_ahead or o.platform.local or not (o.job.spec.inputs or o.job.spec.outputs):
         return plan
-    needed = {**dict(_fetches(o)), **dict(_uploaders(o))}
+    needed = {**dict(_fetches(o)), **dict(_checkers(o)), **dict(_uploaders(o))}
     delete, times = [], [plan.wake_at] if plan.wake_at else []
     for name, pod in sorted(o.transfers.items()):
         again = elasticity.ended_at(pod, o.now) + RETRY if pod.ended and _result(pod) is None else None
@@ -185,8 +197,9 @@ def with_transfer_pods(o: Observed, plan: Plan) -> Plan:
     create = [make() for name, make in needed.items() if make and name not in o.transfers]
     events = list(plan.events)
     before = o.status.condition("Running")
-    if (why := blocked(o)) and why[0] == FETCH_RETRYING and not (before and before.reason == FETCH_RETRYING):
-        events.append(Event(FETCH_RETRYING, why[1], warning=True))
+    why = blocked(o)
+    if why and why[0] in (FETCH_RETRYING, CHECK_RETRYING) and not (before and before.reason == why[0]):
+        events.append(Event(why[0], why[1], warning=True))
     status, base = plan.status, plan.status or o.status
     inputs = _observed_inputs(o, base.inputs)
     if inputs != base.inputs:
@@ -210,6 +223,49 @@ def _fetches(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]
         if _wanted(o, each.name):
             make = partial(manifests.fetch_pod, o.job, each, o.status, o.platform, store, o.cache_use, o.now)
             yield manifests.fetch_name(o.job, each.name), make
+
+
+def with_checks(o: Observed, status: Status) -> Status:
+    """The first status of a job, whose ranks wait until a pod has asked the object stores of its outputs."""
+    stores = {each.name for each in o.job.spec.outputs or () if each.scheme in OBJECT_STORES}
+    if o.platform.local or not stores or status.phase in FINISHED:
+        return status
+    outputs = [changed(each, state="Checking") if each.name in stores else each for each in status.outputs]
+    return changed(status, outputs=outputs)
+
+
+def checked(o: Observed) -> tuple[list[OutputStatus], list[str], list[str]]:
+    """(`status.outputs` with what the pods said, errors, what is not certain)"""
+    outputs, errors, notes = list(o.status.outputs), [], []
+    waiting = {each.name: number for number, each in _unchecked(o)}
+    for place, each in enumerate(outputs):
+        pod = o.transfers.get(manifests.check_name(o.job, each.name)) if each.name in waiting else None
+        if pod is None or (result := _result(pod)) is None:
+            continue
+        field, note = f"spec.outputs[{waiting[each.name]}]", result.get("checked")
+        if isinstance(note, str):
+            outputs[place] = changed(each, state="Pending")
+            notes += [f"{field}: it is not certain that files can be uploaded: {note}"] if note else []
+        else:
+            reason = str(result.get("error") or "there is no result")
+            errors.append(f"{field}: {reason}")
+            outputs[place] = changed(each, state="Failed", message=reason[:MESSAGE_LENGTH])
+    return outputs, errors, notes
+
+
+def _unchecked(o: Observed) -> list[tuple[int, Output]]:
+    """(place in spec.outputs, output) of those whose destination is still to be checked."""
+    waiting = {each.name for each in o.status.outputs if each.state == "Checking"}
+    return [(number, each) for number, each in enumerate(o.job.spec.outputs or ()) if each.name in waiting]
+
+
+def _checkers(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]:
+    """(name, manifest) of the pods that check destinations."""
+    store = o.platform.data
+    if o.status.phase in FINISHED or o.status.phase == "Suspended" or not o.status.start_time or store is None:
+        return
+    for _, each in _unchecked(o):
+        yield manifests.check_name(o.job, each.name), partial(manifests.check_pod, o.job, each, o.platform, store)
 
 
 def _uploaders(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]:

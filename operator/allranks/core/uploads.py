@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 from allranks.api.data import OutputStatus
+from allranks.api.status import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,12 @@ class Upload:
     """Where the files are, as a part of a sentence."""
     checkpoint: tuple[int, int] | None = None
     """(step, mark) of the checkpoint that it uploads or has uploaded; see `checkpoint_of`."""
+    sent: tuple[int, int] | None = None
+    """(files, bytes) that are there already, of `files` and `bytes`."""
+    final: bool = False
+    """This try began after the program had ended. A checkpoint of which an earlier try failed gets another one then."""
+    overdue: bool = False
+    """It has failed because it is not done by its deadline."""
 
 
 def of_checkpoint(request: dict[str, Any], source: str, checkpoint: tuple[int, int]) -> dict[str, Any]:
@@ -55,6 +63,12 @@ class CacheUse:
 
     keys: tuple[str, ...]
     """Names of entries (`cache_key`), sorted."""
+
+
+def uploading_since(status: Status) -> datetime | None:
+    """Since when the program has completed and the job waits for its outputs; None if it does not."""
+    begun = (output.start_time for output in status.outputs if output.state == "Uploading" and output.start_time)
+    return min(begun, default=None)
 
 
 def checkpoint_of(output: OutputStatus) -> tuple[int, int] | None:

@@ -22,6 +22,7 @@ from typing import IO
 
 from allranks.cache_key import cache_key
 from allranks.data.errors import DiskFullError
+from allranks.text import size as text_size
 
 DEFAULT_LIMIT = 100 << 30
 """Bytes that the cache holds before it evicts what was used longest ago."""
@@ -228,16 +229,6 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def text_size(count: int) -> str:
-    """`1.5 GB`."""
-    value, unit = float(count), "bytes"
-    for larger in ("kB", "MB", "GB", "TB", "PB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f} {unit}" if unit == "bytes" or value >= 100 else f"{value:.1f} {unit}"
 
 
 def _disk_usage(path: Path) -> int:

@@ -49,6 +49,10 @@ class DiskFullError(DataError):
     """The disk is full: it may succeed when others have made room."""
 
 
+class UnknownError(DataError):
+    """An error of a client or a server that has no explanation here."""
+
+
 def explain(error: BaseException, uri: str) -> DataError:
     """The error as a DataError about `uri`."""
     if isinstance(error, DataError):
@@ -77,7 +81,7 @@ def explain(error: BaseException, uri: str) -> DataError:
         return TemporaryError(f"{uri}: the connection failed: {text}")
     if "URLError" in kinds and not status:
         return TemporaryError(f"{uri}: the server cannot be reached: {text}")
-    return DataError(f"{uri}: {text}")
+    return UnknownError(f"{uri}: {text}")
 
 
 def _status(error: BaseException) -> int:

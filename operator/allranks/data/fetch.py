@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from allranks.data.cache import Cache, Entry, Staging, text_size, tree_sum
+from allranks.data.cache import Cache, Entry, Staging, tree_sum
 from allranks.data.download import TRIES, Download, pause_before
 from allranks.data.errors import ChangedError, TemporaryError, explain
 from allranks.data.git_source import GitSource
@@ -19,6 +19,7 @@ from allranks.data.hub_source import HubSource
 from allranks.data.object_source import ObjectSource
 from allranks.data.source import Listing, Source, TreeSource
 from allranks.errors import DataError
+from allranks.text import size as text_size
 
 Any_Source = Source | TreeSource
 T = TypeVar("T")

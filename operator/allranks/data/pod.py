@@ -17,12 +17,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from allranks.data.cache import Cache, text_size
+from allranks.data.cache import Cache
 from allranks.data.checkpoint import clear, copy_checkpoint, write_json
+from allranks.data.destination import check
 from allranks.data.errors import ChangedError, DiskFullError, TemporaryError
 from allranks.data.fetch import Wanted, fetch, look_up
 from allranks.data.upload import upload
 from allranks.errors import DataError
+from allranks.text import size as text_size
 
 REQUEST = "ALLRANKS_TRANSFER"
 RESULT = "ALLRANKS_TRANSFER_RESULT"
@@ -55,12 +57,16 @@ class Log:
 
 def run(request: Mapping[str, Any]) -> dict[str, Any]:
     """The result. Raises DataError."""
-    return {"fetch": _fetch, "resolve": _resolve, "upload": _upload}[request["act"]](request)
+    return {"fetch": _fetch, "resolve": _resolve, "check": _check, "upload": _upload}[request["act"]](request)
 
 
 def _resolve(request: Mapping[str, Any]) -> dict[str, Any]:
     listing = look_up(request["uri"], request.get("revision"))
     return {"fetched": {"revision": listing.revision, "bytes": listing.size}}
+
+
+def _check(request: Mapping[str, Any]) -> dict[str, Any]:
+    return {"checked": check(request["to"])}
 
 
 def _fetch(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +118,8 @@ def main(environ: Mapping[str, str]) -> int:
         )
         result, status = {"error": text[:_LONGEST_MESSAGE]}, int(isinstance(error, PASSING))
     except OSError as error:
-        result, status = {"error": f"{request.get('uri') or request.get('shown')}: {error}"[:_LONGEST_MESSAGE]}, 1
+        what = request.get("uri") or request.get("shown") or request.get("to")
+        result, status = {"error": f"{what}: {error}"[:_LONGEST_MESSAGE]}, 1
     text = json.dumps(result | {key: request[key] for key in ("step", "mark") if key in request})
     print(text, flush=True)
     file = Path(environ.get(RESULT) or TERMINATION_LOG)

@@ -1,4 +1,4 @@
-"""`python -m allranks.data.program fetch|resolve|upload`: one transfer as a process, which can be ended at any time.
+"""`python -m allranks.data.program fetch|resolve|check|upload`: one transfer as a process, which can be ended.
 
 Standard input has the request as JSON. Standard output has one JSON object per line: progress, and the result or an
 error at the end. The exit status is 0, or 1 after an error.
@@ -16,8 +16,9 @@ from typing import Any
 
 from allranks.data.cache import Cache
 from allranks.data.checkpoint import clear, copy_checkpoint
+from allranks.data.destination import check
 from allranks.data.fetch import Wanted, fetch, look_up
-from allranks.data.upload import upload
+from allranks.data.upload import Progress, upload
 from allranks.errors import DataError
 
 INTERVAL_SECONDS = 0.5
@@ -44,6 +45,11 @@ class Lines:
             if time.monotonic() - self._written >= INTERVAL_SECONDS:
                 self._write()
 
+    def uploaded(self, progress: Progress) -> None:
+        if time.monotonic() - self._written >= INTERVAL_SECONDS:
+            self._written = time.monotonic()
+            write(asdict(progress))
+
     def _write(self) -> None:
         self._written = time.monotonic()
         write({"revision": self._revision, "bytes": self._bytes, "total": self._total})
@@ -64,16 +70,18 @@ def main(argv: list[str]) -> int:
         elif argv == ["resolve"]:
             listing = look_up(request["uri"], request.get("revision"))
             write({"resolved": {"revision": listing.revision, "bytes": listing.size}})
+        elif argv == ["check"]:
+            write({"checked": check(request["to"])})
         elif argv == ["upload"]:
             directory = Path(request["directory"])
             if "step" in request:
                 copy_checkpoint(Path(request["source"]), request["step"], request["mark"], directory)
-            done = upload(directory, request["to"], Path(request["journal"]), request["provenance"], lines.added)
+            done = upload(directory, request["to"], Path(request["journal"]), request["provenance"], lines.uploaded)
             if "step" in request:
                 clear(directory)  # a copy
             write({"uploaded": asdict(done)})
         else:
-            print("usage: python -m allranks.data.program fetch|resolve|upload < REQUEST", file=sys.stderr)
+            print("usage: python -m allranks.data.program fetch|resolve|check|upload < REQUEST", file=sys.stderr)
             return 2
     except DataError as error:
         write({"error": str(error)})

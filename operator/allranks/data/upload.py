@@ -46,6 +46,17 @@ class Uploaded:
     """Files that were not there before."""
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What is there, of all files of the directory."""
+
+    files: int
+    bytes: int
+    total_files: int
+    total: int
+    """Bytes."""
+
+
 class Target(Protocol):
     """Where files go."""
 
@@ -122,7 +133,7 @@ def upload(
     to: str,
     journal: Path,
     provenance: Mapping[str, Any],
-    add: Callable[[int], None] = lambda _: None,
+    progress: Callable[[Progress], None] = lambda _: None,
     *,
     connect: Callable[[str], Target] = target_of,
     sleep: Callable[[float], None] = time.sleep,
@@ -155,14 +166,20 @@ def upload(
     missing = [file for file in files if there.get(file.name) != _identity(file) or not _is_there(target, file, retry)]
     if missing:
         retry(lambda: target.remove(MANIFEST))  # it would list the files of an earlier upload
-    add(sum(file.size for file in files) - sum(file.size for file in missing))
+    whole = sum(file.size for file in files)
+    sent, size = len(files) - len(missing), whole - sum(file.size for file in missing)
+    progress(Progress(sent, size, len(files), whole))
     try:
         with open(journal, "a", encoding="utf-8") as notes:
             for file in missing:
-                retry(partial(target.put, directory / file.name, file.name))
+                try:
+                    retry(partial(target.put, directory / file.name, file.name))
+                except DataError as error:
+                    raise type(error)(f"{error}; {sent} of {len(files)} files are there") from error
                 notes.write(json.dumps({"owner": owner, "name": file.name, "identity": _identity(file)}) + "\n")
                 notes.flush()
-                add(file.size)
+                sent, size = sent + 1, size + file.size
+                progress(Progress(sent, size, len(files), whole))
         if changed := next(
             (file.name for file in files if _stat(directory / file.name) != (file.size, file.mtime)), ""
         ):
@@ -171,7 +188,7 @@ def upload(
             _put_json(target, journal.with_name(f"{journal.stem}.{name}"), name, content, retry)
     except OSError as error:
         raise explain(error, to) from error
-    return Uploaded(len(files), sum(file.size for file in files), len(missing))
+    return Uploaded(len(files), whole, len(missing))
 
 
 def scan(directory: Path) -> Iterator[LocalFile]:

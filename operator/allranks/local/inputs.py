@@ -13,11 +13,12 @@ from allranks.api.job import Job
 from allranks.core.manifests import data
 from allranks.core.model import Event
 from allranks.core.quantity import quantity
-from allranks.data.cache import DEFAULT_LIMIT, Cache, Entry, Lease, text_size
+from allranks.data.cache import DEFAULT_LIMIT, Cache, Entry, Lease
 from allranks.errors import CannotRun, DataError
 from allranks.local.code import CACHE
 from allranks.local.errors import explain
 from allranks.local.transfer import Transfer
+from allranks.text import size as text_size
 
 LIMIT = "ALLRANKS_INPUTS_SIZE"
 """Variable with the size of the cache of inputs, for example 50Gi."""
@@ -26,12 +27,18 @@ PROGRESS_SECONDS = 10.0
 
 
 def with_given_directories(job: Job, volumes: Mapping[str, Path]) -> Job:
-    """The job with the user's own directories in place of inputs, also of a directory in a claim."""
+    """The job with the user's own directories in place of destinations and inputs, also of a directory in a claim."""
+    given = {name: f"file://{directory.absolute()}" for name, directory in volumes.items()}
     inputs = [
-        each.model_copy(update={"source": f"file://{volumes[each.name].absolute()}"}) if each.name in volumes else each
+        each.model_copy(update={"source": given[each.name]}) if each.name in given else each
         for each in job.spec.inputs or ()
     ]
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"inputs": inputs})}) if inputs else job
+    outputs = [
+        each.model_copy(update={"to": given[each.name]}) if each.name in given else each
+        for each in job.spec.outputs or ()
+    ]
+    spec = job.spec.model_copy(update={"inputs": inputs or job.spec.inputs, "outputs": outputs or job.spec.outputs})
+    return job.model_copy(update={"spec": spec})
 
 
 class LocalInputs:

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from allranks.api.data import Output
+from allranks.api.data import InputStatus, Output
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.manifests import data
 from allranks.core.manifests.provenance import provenance
+from allranks.core.model import Event
 from allranks.core.rules import outputs as rule
 from allranks.core.uploads import Upload, checkpoint_of, of_checkpoint
-from allranks.errors import DataError
+from allranks.data.destination import check
+from allranks.errors import CannotRun, DataError
+from allranks.local.inputs import LocalInputs
 from allranks.local.transfer import Transfer
+
+
+async def provide(inputs: LocalInputs, outputs: LocalOutputs, tell: Callable[[Event], None]) -> list[InputStatus]:
+    """Fetches the inputs, unless an output could not be uploaded. Returns `status.inputs`. Raises CannotRun."""
+    check = asyncio.create_task(outputs.check(tell))
+    check.add_done_callback(lambda done: inputs.stop() if done.cancelled() or done.exception() else None)
+    try:
+        return await inputs.provide(tell)
+    except BaseException:
+        outputs.stop_checks()
+        raise
+    finally:
+        await check
 
 
 class LocalOutputs:
@@ -39,6 +57,8 @@ class LocalOutputs:
         self._begun: dict[str, tuple[int, int] | None] = {}
         """Name -> the checkpoint whose upload was started last."""
         self._transfers: dict[str, Transfer] = {}
+        self._checks: list[Transfer] = []
+        self._stopped = False
         self.uploads: dict[str, Upload] = {}
         """Name -> its state, for the core."""
         self.directories = {data.output_volume(name): self._directory(name) for name in self._outputs}
@@ -59,14 +79,45 @@ class LocalOutputs:
             if each.secret and not self._to(each).startswith("/"):
                 yield f"secret {each.secret} is not used here: your own credentials upload output {each.name}"
 
+    async def check(self, tell: Callable[[Event], None]) -> None:
+        """Asks the destinations whether files can be written there. Raises CannotRun."""
+        checks = [asyncio.create_task(self._check(each, tell)) for each in self._outputs.values()]
+        try:
+            await asyncio.gather(*checks)
+        except DataError as error:
+            if not self._stopped:
+                raise CannotRun(f"an output cannot be uploaded: {error}") from error
+        finally:
+            self.stop_checks()
+            await asyncio.gather(*checks, return_exceptions=True)
+
+    async def _check(self, each: Output, tell: Callable[[Event], None]) -> None:
+        if (to := self._to(each)).startswith("/"):
+            note = await asyncio.to_thread(check, to)
+        else:
+            transfer = Transfer("check", {"to": to}, self._environ)
+            self._checks.append(transfer)
+            note = (await transfer.run(lambda _: None))["checked"]
+        if note:
+            text = f"it is not certain that output {each.name} can be uploaded: {note}"
+            tell(Event("OutputUnchecked", text, warning=True))
+
+    def stop_checks(self) -> None:
+        self._stopped = True
+        for transfer in self._checks:
+            transfer.stop()
+
     def start(self, status: Status, ranks_run: bool) -> None:
         """Starts the uploads that the status has decided, and ends those that are overdue. While ranks run, only
         checkpoints are uploaded, one after the other."""
         wanted = rule.to_upload(self._job, status)
         for name in self._transfers.keys() - set(wanted):
             self._transfers[name].stop()
+        ended = {output.name for output in status.outputs if output.start_time}
         for output in status.outputs:
-            if output.state == "Failed" and self._outputs[output.name].when == "Checkpoint":
+            found = self.uploads.get(output.name)
+            earlier = found and found.state == "Failed" and not found.final and output.name in ended
+            if (output.state == "Failed" or earlier) and self._outputs[output.name].when == "Checkpoint":
                 # It is tried again when the program has completed.
                 self._begun.pop(output.name, None)
                 self.uploads.pop(output.name, None)
@@ -99,12 +150,21 @@ class LocalOutputs:
             request = of_checkpoint(request, str(self._checkpoints()), checkpoint)
         transfer = Transfer("upload", request, self._environ)
         self._transfers[each.name] = transfer
+
+        def on_progress(line: dict[str, Any]) -> None:
+            sent, files, total = (line["files"], line["bytes"]), line["total_files"], line["total"]
+            self.uploads[each.name] = replace(self.uploads[each.name], sent=sent, files=files, bytes=total)
+            self._on_change()
+
         try:
-            line = await transfer.run(lambda _: None)
+            line = await transfer.run(on_progress)
             done = line["uploaded"]
             found = Upload("Uploaded", bytes=done["bytes"], files=done["files"], checkpoint=checkpoint)
         except DataError as error:
-            found = Upload("Failed", message=str(error), where=self._where(each.name), checkpoint=checkpoint)
+            final = any(output.start_time for output in status.outputs if output.name == each.name)
+            found = Upload(
+                "Failed", message=str(error), where=self._where(each.name), checkpoint=checkpoint, final=final
+            )
         self.uploads[each.name] = found
         self._on_change()
 

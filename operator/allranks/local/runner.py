@@ -35,7 +35,7 @@ from allranks.local.gpus import Gpus, list_gpus
 from allranks.local.inputs import LocalInputs, with_given_directories
 from allranks.local.listener import Listener, NullListener
 from allranks.local.options import Options, Outcome
-from allranks.local.outputs import LocalOutputs
+from allranks.local.outputs import LocalOutputs, provide
 from allranks.local.pod import LocalPod, initial_status
 from allranks.local.prepare import Machine, PodPlan, prepare
 from allranks.local.progress_log import ProgressLog
@@ -161,7 +161,7 @@ class LocalRun:
             self._inputs.release()
 
     async def _run_with_inputs(self) -> Outcome:
-        self.status = changed(self.status, inputs=await self._inputs.provide(self._listener.event))
+        self.status = changed(self.status, inputs=await provide(self._inputs, self._outputs, self._listener.event))
         await self._checkpoints.provide(self._listener.event)
         if self._stopping:
             return "stopped"
@@ -203,6 +203,7 @@ class LocalRun:
         self._stopping = True
         self._code.stop()
         self._inputs.stop()
+        self._outputs.stop_checks()
         for pod in self._pods.values():
             pod.delete(0 if at_once else None)
         self._wake.set()

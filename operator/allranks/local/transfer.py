@@ -18,7 +18,7 @@ class Transfer:
     """Runs `allranks.data.program` with one request."""
 
     def __init__(self, act: str, request: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-        """`act`: fetch, resolve or upload."""
+        """`act`: fetch, resolve, check or upload."""
         self._act, self._request = act, request
         # `-m` finds this installation, whatever the user's own PYTHONPATH has.
         self._environ = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
@@ -65,7 +65,7 @@ class Transfer:
             raise DataError("stopped")
         if "error" in last:
             raise DataError(last["error"])
-        if process.returncode or not last.keys() & {"entry", "resolved", "uploaded"}:
+        if process.returncode or not last.keys() & {"entry", "resolved", "checked", "uploaded"}:
             lines = [line for line in text.splitlines() if line.strip()][-1:]
             what = self._request.get("uri") or self._request.get("to")
             raise DataError(f"{what}: the transfer ended with status {process.returncode}: {''.join(lines)}")

@@ -59,7 +59,7 @@ class Metrics:
         )
         self.seconds = Counter(
             "allranks_job_seconds",
-            "Time of jobs by kind: queued, starting, productive, lost.",
+            "Time of jobs by kind: queued, starting, productive, lost, uploading.",
             ["kind", "job_namespace", "framework"],
             registry=registry,
         )
@@ -192,9 +192,10 @@ class Metrics:
             hangs.inc()
 
     def _spent(self, namespace: str, framework: str, before: Times | None, after: Times | None) -> None:
-        for kind in ("queued", "starting", "productive", "lost") if after else ():
-            labels = kind, namespace, framework
-            self._add(self.seconds, labels, getattr(after, kind) - (getattr(before, kind) if before else 0.0))
+        for kind in ("queued", "starting", "productive", "lost", "uploading") if after else ():
+            if (seconds := getattr(after, kind)) is not None:
+                earlier = (getattr(before, kind) if before else None) or 0.0
+                self._add(self.seconds, (kind, namespace, framework), seconds - earlier)
 
     def _charged(self, namespace: str, pool: str, before: CostStatus, after: CostStatus) -> None:
         currency = self._currency(after.currency or "")

@@ -149,3 +149,36 @@ def test_the_page_has_both_tables_and_hostile_texts_stay_text():
     assert "<script" not in page
     assert "\x1b" not in page
     assert "&lt;b&gt;x&lt;/b&gt;" in page
+
+
+def test_the_report_has_the_condition_of_the_uploads_without_passwords():
+    message = "model is not uploaded: https://me:sesame-open@host.example: access is denied"
+    condition = {
+        "type": "OutputsUploaded",
+        "status": "False",
+        "reason": "Failed",
+        "message": message,
+        "lastTransitionTime": "2026-03-04T10:00:00Z",
+    }
+    job = a_job({**STATUS, "conditions": [condition]}, outputs=OUTPUTS)
+    line = "Failed: model is not uploaded: https://<masked>@host.example: access is denied"
+    assert f"\nOutputs     {line}\n" in text(job)
+    assert json.loads(text(job, "json"))["uploads"] == line
+    assert "sesame-open" not in text(job, "html")
+
+
+def test_the_time_of_uploads_is_a_part_of_its_own_at_the_end_of_the_last_attempt():
+    job = a_job()
+    last, times = job["status"]["history"][-1], job["status"]["times"]
+    job["status"]["history"] = [*job["status"]["history"][:-1], {**last, "productiveSeconds": 200.0}]
+    job["status"]["times"] = {**times, "productive": times["productive"] - 60, "uploading": 60.0}
+    found = json.loads(text(job, "json"))
+    assert found["times"]["uploading"] == 60
+    parts = [(part["kind"], part["seconds"]) for part in found["attempts"][-1]["segments"]]
+    assert parts[-2:] == [("productive", 200.0), ("uploading", 60.0)]
+    lines = text(job)
+    assert "  ▲ uploading " in lines
+    assert "(productive / all but queued and uploading, by reports)" in lines
+    page = text(job, "html")
+    assert '<th scope="col">Uploading</th>' in page
+    assert "Uploading" not in text(a_job(), "html")

@@ -195,6 +195,63 @@ def test_the_last_checkpoint_is_tried_once_more_and_then_fails_the_job() -> None
     assert (condition.reason, condition.message) == ("OutputFailed", message)
 
 
+def fails(life: Life, now: float, step: int, saved: float) -> None:
+    """The pod has failed, and nothing has looked at it yet."""
+    said = json.dumps({"error": "access is denied", "step": step, "mark": int(at(saved).timestamp())})
+    life.pods[POD] = replace(life.pods[POD], phase="Succeeded", exit=Exit(0, at(now), "Completed", said))
+
+
+def test_a_failure_that_is_first_observed_together_with_the_completion_is_not_the_last_try() -> None:
+    life = training(success="All")
+    save(life, 100, 60)
+    first = life.pods[POD].uid
+    fails(life, 99, 100, 60)
+    life.put(succeeded(index=0), succeeded(index=1))
+    life.settle(100)
+    assert (life.status.phase, state(life)[0]) == ("Running", "Uploading")
+    assert life.pods[POD].uid != first
+    end(life, 110, 100, 60)
+    assert (life.status.phase, state(life)) == ("Succeeded", ("Uploaded", 100, 100))
+
+
+def test_a_try_that_was_under_way_at_the_completion_is_followed_by_another_one_and_no_third() -> None:
+    """Whatever the clocks of nodes show."""
+    life = training(success="All")
+    save(life, 100, 60)
+    life.put(succeeded(index=0), succeeded(index=1))
+    life.settle(100)
+    first = life.pods[POD].uid
+    for now, phase in ((50, "Running"), (20, "Failed")):
+        fails(life, now, 100, 60)
+        life.settle(200 - now)
+        assert life.status.phase == phase
+        assert first not in {each.uid for each in life.pods.values()}
+
+
+def test_an_upload_that_succeeded_before_the_completion_is_not_repeated() -> None:
+    life = training(success="All")
+    save(life, 100, 60)
+    said = json.dumps({"uploaded": {"bytes": 10, "files": 2}, "step": 100, "mark": int(at(60).timestamp())})
+    life.put(succeeded(index=0), succeeded(index=1))
+    life.settle(100)
+    life.pods[POD] = replace(life.pods[POD], phase="Succeeded", exit=Exit(0, at(99), "Completed", said))
+    life.settle(110)
+    assert life.status.phase == "Succeeded"
+
+
+def test_a_local_failure_before_the_completion_is_not_the_last_try() -> None:
+    life = training(platform=LOCAL, success="All")
+    save(life, 100, 60)
+    of_checkpoint = (100, int(at(60).timestamp()))
+    life.uploads = {"saved": Upload("Failed", message="access is denied", checkpoint=of_checkpoint)}
+    life.put(succeeded(index=0), succeeded(index=1))
+    life.settle(100)
+    assert (life.status.phase, state(life)[0]) == ("Running", "Uploading")
+    life.uploads = {"saved": Upload("Failed", message="access is denied", checkpoint=of_checkpoint, final=True)}
+    life.settle(110)
+    assert life.status.phase == "Failed"
+
+
 def test_the_deadline_applies_when_the_program_has_ended() -> None:
     life = training({"deadlineSeconds": 60}, success="All")
     save(life, 100, 60)

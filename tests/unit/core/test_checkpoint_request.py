@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from allranks.core.model import Observed
 from allranks.core.rank_reports import RankReport, Reports
 from allranks.core.reconcile import reconcile
-from support.builders import Life, at, job, rank, started
+from support.builders import Life, at, job, rank, started, succeeded
 
 LISTENS_AT = 0
 RESTARTED_AT = 65
@@ -78,3 +80,58 @@ def test_a_restarted_operator_asks_although_only_a_rank_that_stores_nothing_has_
     assert plan.status
     assert plan.status.checkpoint_request
     assert plan.status.checkpoint_request.ranks == 2
+
+
+def three() -> tuple[Life, list[RankReport]]:
+    """A job of three ranks, of which only the chief decides about success."""
+    life = started(job(roles={"worker": 3}, success="All"))
+    return life, [replace(saver(number, 10, 50), step=20, stepped_at=at(59)) for number in range(3)]
+
+
+def suspend(life: Life) -> None:
+    life.job = job(roles={"worker": 3}, success="All", suspend=True)
+
+
+def test_ranks_that_are_done_are_not_waited_for_by_a_restarted_operator() -> None:
+    life, ranks = three()
+    life.status = reconcile(reported(life, 59, LISTENS_AT, *ranks)).status or life.status
+    assert life.status.progress
+    assert life.status.progress.reporting == 3
+    life.put(succeeded(index=2, after=58))
+    suspend(life)
+    life.status = reconcile(reported(life, 60, LISTENS_AT, *ranks)).status or life.status
+    assert life.status.checkpoint_request
+    assert life.status.checkpoint_request.ranks == 2
+    plan = reconcile(reported(life, 67, RESTARTED_AT, saver(0, 21, 64)))
+    assert plan.status is None or plan.status.phase == "Running"
+    plan = reconcile(reported(life, 67, RESTARTED_AT, saver(0, 21, 64), saver(1, 21, 66)))
+    assert plan.status
+    assert [event.message for event in plan.events] == ["suspended after a checkpoint of step 21: the pods are deleted"]
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_an_operator_that_restarts_before_the_request_does_not_count_ranks_of_ended_pods(deleted: bool) -> None:
+    life, ranks = three()
+    life.status = reconcile(reported(life, 59, LISTENS_AT, *ranks)).status or life.status
+    life.put(succeeded(index=2, after=58))
+    if deleted:
+        life.settle(59)
+        del life.pods["job-worker-2-0"]
+    suspend(life)
+    life.status = reconcile(reported(life, 66, RESTARTED_AT, ranks[0])).status or life.status
+    assert life.status.checkpoint_request
+    assert life.status.checkpoint_request.ranks == 2
+
+
+def test_a_rank_that_ends_after_the_request_is_not_waited_for_by_a_restarted_operator() -> None:
+    life, ranks = three()
+    suspend(life)
+    life.status = reconcile(reported(life, 60, LISTENS_AT, *ranks)).status or life.status
+    assert life.status.checkpoint_request
+    assert life.status.checkpoint_request.ranks == 3
+    life.put(succeeded(index=2, after=62))
+    plan = reconcile(reported(life, 67, RESTARTED_AT, saver(0, 21, 64)))
+    assert plan.status is None or plan.status.phase == "Running"
+    plan = reconcile(reported(life, 67, RESTARTED_AT, saver(0, 21, 64), saver(1, 21, 66)))
+    assert plan.status
+    assert plan.status.phase == "Suspended"

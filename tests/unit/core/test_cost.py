@@ -256,3 +256,9 @@ def test_the_condition_ends_with_the_job() -> None:
     assert isinstance(low.condition("LowUtilization"), Condition)
     ended = low.model_copy(update={"history": [PastAttempt(end_time=NOW, reason="Completed")]})
     assert with_phase(ended, "Succeeded", NOW, "Completed", "").condition("LowUtilization") is None
+
+
+def test_gpus_of_pods_that_have_not_ended_wait_while_outputs_are_uploaded() -> None:
+    before = Status(times=times("Uploading", 0, productive=100), cost=CostStatus(gpus=8))
+    found = charged(before, Status(times=times("Uploading", 10, productive=100, uploading=10)), pod())
+    assert found.gpu_seconds == GpuTime(waiting=80)

@@ -289,7 +289,7 @@ def test_data_that_does_not_fit_on_the_disk_is_not_begun(cache, monkeypatch) -> 
     source = Many({"big": b"1"})
     listing = Listing("1", (RemoteFile("big", 1 << 60),))
     monkeypatch.setattr(source, "resolve", lambda revision: listing)
-    with pytest.raises(DataError, match=r"s3://b/many: the disk is full: 1153 PB are needed, and .* are free for"):
+    with pytest.raises(DataError, match=r"s3://b/many: the disk is full: 1024.0 PiB are needed, and .* are free for"):
         fetch(Wanted(source.uri), cache, connect=lambda _: source)
     assert source.reads == []
 

@@ -301,3 +301,13 @@ def test_an_output_without_files_is_an_error_that_names_its_destination(claim: C
     code, message = claim.run(uploading(to="claim://results/a"))
     assert code == 0
     assert json.loads(message)["error"].startswith("claim://results/a: there is nothing to upload")
+
+
+def test_the_pod_that_checks_a_destination_says_whether_files_can_be_written(claim, s3) -> None:
+    for bucket, said in (("data", {"checked": ""}), ("nowhere", "s3://nowhere/m: there is no bucket nowhere")):
+        of = job(outputs=[{"name": "model", "path": "/out", "to": f"s3://{bucket}/m"}])
+        made = manifests.check_pod(of, (of.spec.outputs or [])[0], PLATFORM, STORE)
+        code, message = claim.run(made)
+        found = json.loads(message)
+        assert code == 0
+        assert found == said if bucket == "data" else found["error"].startswith(str(said))

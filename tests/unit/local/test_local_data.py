@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -88,6 +87,10 @@ def test_ranks_read_an_input_and_the_output_is_copied_with_its_provenance(projec
     link = project / "run" / "inputs" / "data"
     assert f"worker-1 | read penguins from {link}" in first.stdout
     assert "input data was fetched in" in first.stdout
+    report = subprocess.run(
+        [sys.executable, "-m", "allranks", "report", "--run-dir", "run"], cwd=project, capture_output=True, text=True
+    )
+    assert report.stdout.splitlines()[0] in first.stdout.splitlines(), "one duration everywhere"
     model = project / "models" / "penguins"
     assert (model / "rank-0.txt").read_text() == "PENGUINS"
     listed = json.loads((model / "allranks-manifest.json").read_text())
@@ -131,6 +134,10 @@ def test_a_directory_takes_the_place_of_an_input_and_of_a_destination(project) -
     done = run(project, "--volume", "data=mine", "--volume", "model=kept")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (project / "kept" / "rank-1.txt").read_text() == "GULLS"
+    stored = json.loads((project / "run" / "job.json").read_text())
+    assert stored["spec"]["outputs"][0]["to"] == f"file://{project}/kept"
+    said = {each["type"]: each["message"] for each in stored["status"]["conditions"]}["OutputsUploaded"]
+    assert said == f"model is in file://{project}/kept: 2 files, 10 B"
 
 
 def test_a_claim_with_a_directory_in_it(project) -> None:
@@ -189,15 +196,36 @@ def test_a_program_that_writes_no_output_fails(project) -> None:
     assert "the program wrote no file into" in complete["message"]
 
 
+def test_a_destination_that_cannot_be_written_starts_nothing(project, web, url) -> None:
+    write(project, inputs=[data(url)], outputs=[{**MODEL, "to": "s3://nowhere/m"}])
+    web.gate = threading.Event()  # the input is not there before the check
+    with s3_server() as store:
+        done = run(project, **s3_environment(store))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "error: an output cannot be uploaded: s3://nowhere/m: there is no bucket nowhere" in done.stderr
+    assert "worker-0" not in done.stdout
+
+
+def test_a_destination_that_does_not_answer_is_a_warning(project) -> None:
+    write(project, command=["true"], outputs=[{**MODEL, "to": "s3://models/m"}], restart={"maxRestarts": 0})
+    done = run(project, **s3_environment("http://127.0.0.1:1"), AWS_MAX_ATTEMPTS="1")
+    assert "it is not certain that output model can be uploaded: s3://models/m: the connection failed" in done.stdout
+    assert done.returncode == 1
+    assert "output model is not uploaded: s3://models/m: there is nothing to upload" in done.stdout
+
+
 @pytest.mark.parametrize("when", ["Success", "Always"])
 def test_an_upload_that_takes_longer_than_its_deadline_is_ended(project, when) -> None:
     fields = {"to": "s3://models/out", "deadlineSeconds": 1, "when": when}
     program = "true" if when == "Success" else "false"
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        write(project, command=[program], outputs=[{**MODEL, **fields}])
-        (project / "run" / "outputs" / "model").mkdir(parents=True)
-        (project / "run" / "outputs" / "model" / "weights").write_text("x")
-        done = run(project, **s3_environment(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+    begun = b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>"
+    server = Behaviour(puts=threading.Event())
+    server.answers["/models/out/allranks-write-check"] = lambda _: (200, {}, begun)
+    write(project, command=[program], outputs=[{**MODEL, **fields}])
+    (project / "run" / "outputs" / "model").mkdir(parents=True)
+    (project / "run" / "outputs" / "model" / "weights").write_text("x")
+    with http_server(server) as silent:
+        done = run(project, **s3_environment(silent))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "output model is not uploaded: not within deadlineSeconds (1); the files are in" in done.stdout
     assert status(project)["outputs"][0]["state"] == "Failed"

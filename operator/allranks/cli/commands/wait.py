@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any, TextIO
 
 import click
@@ -159,15 +160,16 @@ async def wait_for_job(
         phase = status_of(follower.job).phase
         click.echo(f"timed out: {name} is still {phase}", err=True)
         return TIMED_OUT
-    return _print_outcome(name, reached, state, renderer, human)
+    created = datetime.fromisoformat(follower.job["metadata"]["creationTimestamp"])
+    return _print_outcome(name, reached, created, state, renderer, human)
 
 
-def _print_outcome(name: str, status: Status, state: str, renderer: Renderer, human: TextIO) -> int:
+def _print_outcome(name: str, status: Status, created: datetime, state: str, renderer: Renderer, human: TextIO) -> int:
     if status.phase not in FINISHED:
         _print(human, f"{name} is {status.phase}: {status.ready} pods running", fg="green", bold=True)
         return OK
     good = status.phase == "Succeeded"
-    line = summary(name, status, renderer.seconds, "finished")
+    line = summary(name, status, created, renderer.seconds, "finished")
     _print(human, line, fg="green" if good else "red", bold=True)
     if good:
         return OK

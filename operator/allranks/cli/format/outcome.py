@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,11 @@ def rendered(shown: dict[str, Any], output: str) -> str:
     return json.dumps(shown, indent=2) + "\n" if output == "json" else "---\n" + dump([shown])
 
 
-def summary(name: str, status: Status, seconds: float, how: str) -> str:
-    """One line. `seconds` is the duration of a job that has not finished."""
-    if status.start_time and status.completion_time:
-        seconds = (status.completion_time - status.start_time).total_seconds()
+def summary(name: str, status: Status, created: datetime | None, seconds: float, how: str) -> str:
+    """One line. `seconds` is the duration of a job that has not finished. Otherwise it is the time since its creation,
+    with fetches, the queue, and uploads."""
+    if created and status.completion_time:
+        seconds = (status.completion_time - created).total_seconds()
     took = elapsed(seconds)
     if how == "stopped":
         return f"{name} was interrupted after {took}: all its processes have ended"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STEPS = "_.-~=+*#"
-_PARTS = {"queued": "░·", "starting": "▒-", "productive": "█=", "lost": "▚x"}
-"""Kind of time -> its Unicode and ASCII character. The four differ without colours too."""
+_PARTS = {"queued": "░·", "starting": "▒-", "productive": "█=", "lost": "▚x", "uploading": "▲^"}
+"""Kind of time -> its Unicode and ASCII character. They differ without colours too."""
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bits of a braille character, by row and column."""
 LOGARITHMIC = 1000

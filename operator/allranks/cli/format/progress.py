@@ -16,16 +16,17 @@ from allranks.cli.format.table import cell
 from allranks.core import time_accounting
 from allranks.core.model import Pod
 
-KINDS = ("queued", "starting", "productive", "lost")
+KINDS = ("queued", "starting", "productive", "lost", "uploading")
 NOT_MEASURED = "not measured"
 LOADING_SHOWN = 0.05
 """A smaller share of a step is not shown beside the rates."""
 
 
 def times(status: Status, now: datetime) -> dict[str, float]:
-    """Seconds by kind, up to now; empty without time accounting."""
+    """Seconds by kind, up to now; empty without time accounting. Most jobs upload nothing after their program's end."""
     total = time_accounting.up_to(status, now)
-    return {kind: getattr(total, kind) for kind in KINDS} if total else {}
+    found = {kind: getattr(total, kind) for kind in KINDS} if total else {}
+    return {kind: seconds for kind, seconds in found.items() if seconds is not None}
 
 
 def lost_by(status: Status, now: datetime) -> dict[str, float]:
@@ -35,7 +36,7 @@ def lost_by(status: Status, now: datetime) -> dict[str, float]:
 
 
 def goodput(status: Status, now: datetime) -> float | None:
-    """productive / (all but queued), up to now. An upper bound unless `is_measured`."""
+    """productive / (all but queued and uploading), up to now. An upper bound unless `is_measured`."""
     total = time_accounting.up_to(status, now)
     return time_accounting.goodput(total) if total else status.goodput
 

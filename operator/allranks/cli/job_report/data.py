@@ -52,7 +52,7 @@ class JobOutput:
     when: str
     """Success, Always or Checkpoint."""
     state: str
-    """Pending, Uploading, Uploaded or Failed."""
+    """Checking, Pending, Uploading, Uploaded or Failed."""
     step: int | None
     """Of the newest checkpoint, to which the state refers."""
     uploaded_step: int | None
@@ -100,6 +100,12 @@ def outputs(job: Mapping[str, Any], status: Status) -> Iterator[JobOutput]:
             bytes=state.bytes,
             message=mask(state.message),
         )
+
+
+def uploads(job: Mapping[str, Any], status: Status) -> str:
+    """`Uploaded: model is in s3://models/penguins: 3 files, 1.4 MiB`; empty before an upload is due."""
+    found = status.condition("OutputsUploaded")
+    return mask_text(f"{found.reason}: {found.message}", secrets_in(job)) if found else ""
 
 
 def _given(job: Mapping[str, Any], field: str) -> Iterator[tuple[str, Mapping[str, Any], Callable[[Any], str]]]:

@@ -7,7 +7,7 @@ engine, so no text of a user or a program can become markup.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -192,7 +192,7 @@ def _timeline(report: Report) -> Iterator[Section]:
         f"attempt {one.number} from {moment(one.begin, whole)} to {moment(one.end, whole)}, {text.outcome(one)}"
         for one in report.attempts
     )
-    kinds = [_kind_name(report, kind) for kind in progress_text.KINDS]
+    kinds = [_kind_name(report, kind) for kind in report.times]
     dropped = text.dropped_attempts(report)
     yield Section(
         "Timeline of attempts",
@@ -207,7 +207,7 @@ def _timeline(report: Report) -> Iterator[Section]:
                     moment(one.begin, whole),
                     moment(one.end, whole),
                     text.outcome(one),
-                    *_by_kind(one),
+                    *_by_kind(one, report.times),
                     text.steps(one),
                 ]
                 for one in report.attempts
@@ -227,8 +227,8 @@ def _bar(report: Report, segment: Segment) -> Bar:
     return Bar(segment.kind, segment.begin, segment.seconds, title)
 
 
-def _by_kind(attempt: Attempt) -> Iterator[str]:
-    for kind in progress_text.KINDS:
+def _by_kind(attempt: Attempt, kinds: Iterable[str]) -> Iterator[str]:
+    for kind in kinds:
         seconds = sum(part.seconds for part in attempt.segments if part.kind == kind)
         yield elapsed(seconds) if seconds else ""
 

@@ -115,7 +115,7 @@ class Report:
     disruptions: int
     """Restarts by disruptions."""
     times: dict[str, float]
-    """Seconds by kind: queued, starting, productive, lost."""
+    """Seconds by kind: queued, starting, productive, lost, and uploading if outputs were uploaded after the end."""
     goodput: float | None
     """null if the ranks did not report steps."""
     goodput_limit: float | None
@@ -127,6 +127,8 @@ class Report:
     """null without GPUs."""
     inputs: tuple[JobInput, ...]
     outputs: tuple[JobOutput, ...]
+    uploads: str
+    """Reason and message of the condition OutputsUploaded. Empty without it."""
     progress: Progress | None
     metric: str
     """The main metric."""
@@ -217,6 +219,7 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
         cost=costs.of(status, until),
         inputs=tuple(data.inputs(job, status)),
         outputs=tuple(data.outputs(job, status)),
+        uploads=data.uploads(job, status),
         progress=progress,
         metric=progress.curve_metric if progress else "",
         points=tuple(_points(run.samples or samples_of(progress), progress, attempts, began)),
@@ -273,8 +276,7 @@ def _size(spec: Mapping[str, Any], status: Status) -> str:
 
 def _verdict(name: str, status: Status, began: datetime, until: datetime) -> str:
     if status.phase in FINISHED:
-        whole = status.model_copy(update={"start_time": began, "completion_time": until})
-        return summary(name, whole, 0.0, "finished")
+        return summary(name, status.model_copy(update={"completion_time": until}), began, 0.0, "finished")
     if not status.start_time:
         return f"{name} is {status.phase}: the operator has not processed it yet"
     ready = f", {status.ready} pods running" if status.ready else ""

@@ -73,6 +73,7 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
             yield "ETA", left
         if mean := mean_rate(report):
             yield "Throughput", mean
+    yield from ([("Outputs", report.uploads)] if report.uploads else [])
     yield "Goodput", goodput(report)
     yield from ([("GPU time", costs.summary(report.cost))] if report.cost else [])
     yield "Restarts", restarts(report)
@@ -169,7 +170,8 @@ def goodput(report: Report) -> str:
         return "not available: nothing has run yet" if report.times else "not available: no time accounting"
     if report.goodput is None:
         return f"{progress_text.NOT_MEASURED}: {progress_text.limit_note(report.goodput_limit)}"
-    return f"{progress_text.percent(report.goodput)} (productive / all but queued, by reports)"
+    left_out = "queued and uploading" if "uploading" in report.times else "queued"
+    return f"{progress_text.percent(report.goodput)} (productive / all but {left_out}, by reports)"
 
 
 def restarts(report: Report) -> str:

@@ -24,7 +24,7 @@ class Segment:
     """A part of an attempt, or of the time between attempts."""
 
     kind: str
-    """queued, starting, productive, lost, or forgotten for attempts that the status no longer has."""
+    """queued, starting, productive, lost, uploading, or forgotten for attempts that the status no longer has."""
     begin: float
     """Seconds since the creation of the job."""
     seconds: float
@@ -77,6 +77,8 @@ class Timeline:
         self._status, self._began, self._until = status, began, until
         # The status has only the sum of the queued time: it is assigned to the earliest attempts.
         self._queued = times.get("queued", 0.0)
+        self._uploading = times.get("uploading", 0.0)
+        """At the end of the last attempt."""
 
     def attempts(self) -> Iterator[Attempt]:
         status = self._status
@@ -84,7 +86,8 @@ class Timeline:
         for position, past in enumerate(status.history):
             begin = past.start_time or past.end_time
             before = status.history[:position]
-            parts = self._parts(before, past.attempt, begin, past.end_time, *self._worked(past))
+            uploading = self._uploading if past.attempt == status.attempt else 0.0
+            parts = self._parts(before, past.attempt, begin, past.end_time, *self._worked(past), uploading)
             yield Attempt(
                 number=past.attempt,
                 begin=self._at(begin),
@@ -101,7 +104,8 @@ class Timeline:
         if self._has_running_attempt():
             begin = status.attempt_time or self._began
             since = status.times.productive_since if status.times else status.running_time
-            productive = self._seconds(since, self._until) if since else 0.0
+            productive = max(0.0, self._seconds(since, self._until) - self._uploading) if since else 0.0
+            parts = self._parts(status.history, status.attempt, begin, self._until, productive, 0.0, self._uploading)
             progress = status.progress
             yield Attempt(
                 number=status.attempt,
@@ -113,7 +117,7 @@ class Timeline:
                 waited=False,
                 first_step=progress.first_step if progress else None,
                 last_step=progress.step if progress else None,
-                segments=tuple(self._parts(status.history, status.attempt, begin, self._until, productive, 0.0)),
+                segments=tuple(parts),
                 cause=None,
             )
 
@@ -132,17 +136,24 @@ class Timeline:
             yield Segment("queued", place, end - place)
 
     def _parts(
-        self, before: list[PastAttempt], number: int, begin: datetime, end: datetime, productive: float, lost: float
+        self,
+        before: list[PastAttempt],
+        number: int,
+        begin: datetime,
+        end: datetime,
+        productive: float,
+        lost: float,
+        uploading: float,
     ) -> Iterator[Segment]:
-        """Segments of one attempt: queued, then starting (lost after a failure), productive, lost."""
-        place, whole = self._at(begin), self._seconds(begin, end)
+        """Segments of one attempt: queued, then starting (lost after a failure), productive, lost, uploading."""
+        place, whole = self._at(begin), max(0.0, self._seconds(begin, end) - uploading)
         front = max(0.0, whole - productive - lost)
         early = place if not number else 0.0
         queued = min(front, max(0.0, self._queued - early)) if before or not number else 0.0
         self._queued = max(0.0, self._queued - early - queued)
         again = restarted(before) if before else number > 0
         kinds = (("queued", queued), ("lost" if again else "starting", front - queued))
-        for kind, seconds in (*kinds, ("productive", productive), ("lost", lost)):
+        for kind, seconds in (*kinds, ("productive", productive), ("lost", lost), ("uploading", uploading)):
             if seconds > 0:
                 yield Segment(kind, place, seconds)
                 place += seconds
@@ -156,7 +167,7 @@ class Timeline:
             # The last attempt of the job: no restart discarded its work.
             first = status.progress.first_step_time if status.progress else None
             since = first if status.times and status.times.measured else past.running_time
-        return (self._seconds(since, past.end_time) if since else 0.0), 0.0
+        return (max(0.0, self._seconds(since, past.end_time) - self._uploading) if since else 0.0), 0.0
 
     def _step(self, past: PastAttempt, name: str) -> int | None:
         progress = past.attempt == self._status.attempt and self._status.progress

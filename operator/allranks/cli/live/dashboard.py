@@ -23,7 +23,7 @@ from allranks.cli.live.terminal import Line
 from allranks.core import time_accounting
 from allranks.kube.job_codec import status_of
 
-KINDS = {"queued": "bright_black", "starting": "yellow", "productive": "green", "lost": "red"}
+KINDS = {"queued": "bright_black", "starting": "yellow", "productive": "green", "lost": "red", "uploading": "cyan"}
 """Kind of time -> style."""
 CURVE_LINES = 6
 WIDTH = 84

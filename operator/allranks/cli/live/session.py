@@ -107,7 +107,7 @@ class Session:
             (one.options.run_dir / "status.yaml").write_text(rendered(shown, "yaml").removeprefix("---\n"))
         except OSError as error:
             click.echo(f"cannot write the status to {one.options.run_dir}: {error.strerror}", err=True)
-        line = summary(one.job.name, one.status, self._renderer.seconds, how)
+        line = summary(one.job.name, one.status, one.job.metadata.creation_timestamp, self._renderer.seconds, how)
         good = how == "finished" and one.status.phase == "Succeeded"
         self._print(line, fg="green" if good else "red" if one.status.phase == "Failed" else "yellow", bold=True)
         if broken:

@@ -50,9 +50,14 @@ def upload_name(job: Job, name: str) -> str:
     return f"{job.name}-upload-{name}"
 
 
+def check_name(job: Job, name: str) -> str:
+    return f"{job.name}-check-{name}"
+
+
 def names(job: Job) -> set[str]:
     fetched = (fetch_name(job, each.name) for each in job.spec.inputs or () if not each.mounted)
-    return {*fetched, *(upload_name(job, each.name) for each in job.spec.outputs or ())}
+    of_outputs = (make(job, each.name) for each in job.spec.outputs or () for make in (check_name, upload_name))
+    return {*fetched, *of_outputs}
 
 
 def key_of(each: Input, revision: str | None) -> str:
@@ -83,6 +88,13 @@ def fetch_pod(
     mounts = [{"name": VOLUME, "mountPath": _CACHE, "subPath": "inputs"}]
     container = _container(request, each.secret, mounts, store, _CONTAINER)
     return _pod(job, name, naming.FETCH, container, [_claim(VOLUME, store.claim)], security, platform)
+
+
+def check_pod(job: Job, output: Output, platform: Platform, store: DataStore) -> Manifest:
+    """Asks whether files can be written to the destination of an output. It has no volume."""
+    security: Manifest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    container = _container({"act": "check", "to": output.to}, output.secret, [], store, _CONTAINER)
+    return _pod(job, check_name(job, output.name), naming.UPLOAD, container, [], security, platform)
 
 
 def _volume_group(template: Manifest) -> Manifest:
@@ -154,7 +166,10 @@ def upload_pod(
         rights = {**_CONTAINER, "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}}
     container = _container(request, output.secret, mounts, store, {**rights, **user})
     name = upload_name(job, output.name)
-    return _pod(job, name, naming.UPLOAD, container, volumes, security, platform)
+    made = _pod(job, name, naming.UPLOAD, container, volumes, security, platform)
+    if state and state.start_time:
+        made["metadata"]["labels"][naming.RESTART_LABEL] = "1"  # a try after the end of the program: `Upload.final`
+    return made
 
 
 def _user_of(ranks: Sequence[Pod]) -> tuple[int, int] | None:

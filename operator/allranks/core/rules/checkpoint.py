@@ -14,6 +14,7 @@ from allranks.api.status import CheckpointRequest, ProgressStatus, Status
 from allranks.core import report_loss
 from allranks.core.manifests import pod_template
 from allranks.core.model import Event, Plan
+from allranks.core.rank_reports import Reports
 from allranks.core.rules import Outcome, WaitForCheckpoint, write
 from allranks.core.snapshot import Snapshot
 from allranks.core.status_update import changed
@@ -39,14 +40,34 @@ def ask_first(snapshot: Snapshot, reason: str, why: str) -> Outcome:
     seconds = longest_wait(snapshot.observed.job, status, now)
     if not seconds:
         return None
-    recorded = (snapshot.persisted.progress, status.progress)
-    ranks = max((progress.reporting for progress in recorded if progress), default=0)
-    request = CheckpointRequest(reason=reason, time=now, deadline=now + timedelta(seconds=seconds), ranks=ranks)
+    deadline = now + timedelta(seconds=seconds)
+    request = CheckpointRequest(reason=reason, time=now, deadline=deadline, ranks=_reporting(snapshot))
     message = (
         f"the ranks are asked for a checkpoint before {why}: the pods are deleted when it is stored, and without it at "
         f"{request.deadline:%H:%M:%S} UTC"
     )
     return write(changed(status, checkpoint_request=request), Event(REQUESTED, message))
+
+
+def _reporting(snapshot: Snapshot) -> int:
+    """Ranks that report now. A restarted operator that has not heard all of them takes the number that is persisted,
+    without the share of pods that have ended."""
+    recorded = (snapshot.persisted.progress, snapshot.observed.status.progress)
+    most = max((progress.reporting for progress in recorded if progress), default=0)
+    ranks = snapshot.observed.reports.ranks if snapshot.observed.reports else ()
+    live = sum(not rank.done for rank in ranks)
+    if len(ranks) >= most:
+        return live
+    ended = sum(pod.ended for pod in snapshot.pods.values())
+    deleted = sum(
+        (r.role, r.index) not in snapshot.pods and snapshot.settled(r.role, r.index) for r in snapshot.replicas
+    )
+    return max(live, _without(most, ended + deleted, len(snapshot.pods) + deleted))
+
+
+def _without(ranks: int, ended: int, pods: int) -> int:
+    """The ranks of `pods` pods without those of the ended ones. If not every pod has ranks that report, rather more."""
+    return ranks - ended * (ranks // pods) if pods else ranks
 
 
 def longest_wait(job: Job, status: Status, now: datetime) -> int:
@@ -109,7 +130,7 @@ def _stored(request: CheckpointRequest, snapshot: Snapshot) -> bool:
     """Whether a checkpoint was stored since the request, and no rank is still to store one: none that stores them on
     request, and none that has reported one before. Usually that is rank 0 alone."""
     reports = snapshot.observed.reports
-    if reports is None or (reports.since >= request.time and len(reports.ranks) < request.ranks):
+    if reports is None or (reports.since >= request.time and _heard(reports, snapshot) < _expected(request, snapshot)):
         return False  # a restarted operator has not received the reports of all ranks yet
     ranks = reports.ranks
     newer = False
@@ -120,3 +141,16 @@ def _stored(request: CheckpointRequest, snapshot: Snapshot) -> bool:
             return False
         newer = newer or stored
     return newer
+
+
+def _heard(reports: Reports, snapshot: Snapshot) -> int:
+    """Ranks of pods that have not ended."""
+    ended = {pod.name for pod in snapshot.pods.values() if pod.ended}
+    return sum(rank.pod not in ended for rank in reports.ranks)
+
+
+def _expected(request: CheckpointRequest, snapshot: Snapshot) -> int:
+    """Ranks that reported at the time of the request, and whose pod has not ended since: these never report again."""
+    ended = sum(pod.exit is not None and pod.exit.finished_at > request.time for pod in snapshot.pods.values())
+    running = sum(not pod.ended for pod in snapshot.pods.values())
+    return _without(request.ranks, ended, running + ended)

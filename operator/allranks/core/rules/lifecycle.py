@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core import gang_choice, limits, naming, places, resume_source, topology, transitions
+from allranks.core import gang_choice, limits, naming, places, resume_source, topology, transfers, transitions
 from allranks.core.gangs import registry
 from allranks.core.manifests import data
 from allranks.core.manifests import pods as pod_manifests
@@ -27,7 +28,7 @@ def begin(snapshot: Snapshot) -> Outcome:
     job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
     if status.start_time:
         return None
-    begun = transitions.begin(job, status, now)
+    begun = transfers.with_checks(snapshot.observed, transitions.begin(job, status, now))
     if rejected := reject(job, begun, now, snapshot.observed.platform):
         return rejected
     if job.spec.resume_from and not snapshot.observed.platform.local:
@@ -64,9 +65,9 @@ def begin_small(observed: Observed) -> Status | None:
     job, status = observed.job, observed.status
     if status.start_time or job.metadata.generation != 1 or job.spec.suspend or queue_of(job) or job.spec.resume_from:
         return None
-    begun = transitions.begin(job, status, observed.now)
-    if any(not each.mounted for each in job.spec.inputs or ()) and not observed.platform.local:
-        return None  # inputs are fetched before pods are created
+    begun = transfers.with_checks(observed, transitions.begin(job, status, observed.now))
+    if transfers.unready(replace(observed, status=begun)):
+        return None  # inputs are fetched, and destinations are checked, before pods are created
     if registry.requested(job) or gang_choice.choose(job, begun, observed.platform, observed.optional):
         return None  # pods are made for a backend that is persisted
     small = sum(topology.sizes(job, begun).values()) <= SMALL_JOB_PODS

@@ -23,7 +23,7 @@ from allranks.core.snapshot import Snapshot
 from allranks.core.status_summary import with_phase
 from allranks.core.status_update import changed
 from allranks.core.sync import plan_objects
-from allranks.core.uploads import Upload, checkpoint_of
+from allranks.core.uploads import Upload, checkpoint_of, uploading_since
 
 FAILED = "OutputFailed"
 """Reason of the condition Failed."""
@@ -31,6 +31,8 @@ UPLOADING = "UploadingOutputs"
 UPLOAD_RETRYING = "UploadRetrying"
 """Reasons of the condition Running."""
 NO_CHECKPOINT = "the program has reported no checkpoint: call report(step=..., checkpoint=True) after it is stored"
+UNCHECKED = "OutputUnchecked"
+"""Reason of an Event."""
 CHECKPOINT_NOT_UPLOADED = "CheckpointNotUploaded"
 """Reason of an Event."""
 
@@ -39,9 +41,24 @@ _SAVED_AGAIN = timedelta(seconds=5)
 """A checkpoint of the same step counts as another one if it is so much newer: times of reports vary a little."""
 
 
+def receive_checks(snapshot: Snapshot) -> Outcome:
+    """Records that files can be written to the destinations, or fails a job with one that they cannot."""
+    o = snapshot.observed
+    if not transfers.unready(o):
+        return None
+    outputs, errors, notes = transfers.checked(o)
+    if errors:
+        message = "; ".join(errors)
+        failed = transitions.fail(o.job, changed(o.status, outputs=outputs), FAILED, message, o.now)
+        return write(failed, Event(FAILED, message, warning=True))
+    if outputs == o.status.outputs:
+        return None
+    return write(changed(o.status, outputs=outputs), *(Event(UNCHECKED, note, warning=True) for note in notes))
+
+
 def uploading(status: Status) -> bool:
     """Whether the program has completed and the job waits for its outputs."""
-    return any(output.state == "Uploading" and output.start_time for output in status.outputs)
+    return uploading_since(status) is not None
 
 
 def follow_checkpoints(o: Observed) -> Status:
@@ -117,7 +134,7 @@ def finish(snapshot: Snapshot) -> Outcome:
     if not failed:
         return write(transitions.succeed(o.job, status, o.now), Event("Succeeded", "training completed"))
     message = "the program completed, but " + "; ".join(
-        f"output {output.name} is not uploaded: {_why(o, output)}" for output in failed
+        f"output {output.name} is not uploaded: {why(o, output)}" for output in failed
     )
     return write(transitions.fail(o.job, status, FAILED, message, o.now), Event(FAILED, message, warning=True))
 
@@ -152,8 +169,7 @@ def upload_after_failure(snapshot: Snapshot) -> Outcome:
     o = snapshot.observed
     if o.status.phase != "Failed":
         return None
-    began = o.status.ever_ran or o.status.last_failure  # an invalid job has no output
-    always = {output.name for output in o.job.spec.outputs or () if began and output.when == "Always"}
+    always = {output.name for output in o.job.spec.outputs or () if began(o.status) and output.when == "Always"}
     outputs = [
         changed(output, state="Uploading", start_time=o.now)
         if (output.state == "Pending" and output.name in always)
@@ -164,17 +180,29 @@ def upload_after_failure(snapshot: Snapshot) -> Outcome:
     if outputs == o.status.outputs:
         return _next_deadline(o)
     events = [
-        Event(FAILED, f"output {new.name} is not uploaded: {_why(o, new)}", warning=True)
+        Event(FAILED, f"output {new.name} is not uploaded: {why(o, new)}", warning=True)
         for old, new in zip(o.status.outputs, outputs, strict=True)
         if (old.state, new.state) == ("Uploading", "Failed")
     ]
     return write(changed(o.status, outputs=outputs), *events)
 
 
-def _why(o: Observed, output: OutputStatus) -> str:
-    """The whole message; that of the status is its begin."""
-    found = _upload(o, output)
+def began(status: Status) -> bool:
+    """Whether the program of a failed job may have written something. That of an invalid job never ran."""
+    return bool(status.ever_ran or status.last_failure)
+
+
+def why(o: Observed, output: OutputStatus) -> str:
+    """Why an upload failed: the whole message; that of the status is its begin."""
+    found = upload_of(o, output)
     return (_message(found) if found else "") or output.message or "unknown reason"
+
+
+def upload_of(o: Observed, output: OutputStatus) -> Upload | None:
+    """What is observed of the upload of an output that the status has, or is to have, as `output`."""
+    before = next((each for each in o.status.outputs if each.name == output.name), output)
+    found = _upload(o, before) if before.state == "Uploading" else o.uploads.get(output.name)
+    return found if found and found.state == output.state else None
 
 
 def _message(upload: Upload) -> str:
@@ -207,12 +235,15 @@ def _upload(o: Observed, output: OutputStatus) -> Upload | None:
     """What is observed of an upload, which has failed if it is overdue."""
     if output.start_time and output.step is None and output.name in _followed(o.job):
         return Upload("Failed", message=NO_CHECKPOINT)
-    found, deadline = o.uploads.get(output.name, Upload("Uploading")), _deadline(o, output)
+    given, deadline = o.uploads.get(output.name), _deadline(o, output)
+    if given and given.state == "Failed" and not given.final and output.start_time and output.name in _followed(o.job):
+        given = replace(given, state="Uploading", message="")
+    found = given or Upload("Uploading")
     if deadline is None or o.now < deadline or found.state != "Uploading":
-        return o.uploads.get(output.name)
+        return given
     trouble = f": {found.message}" if found.message else ""
     message = f"not within deadlineSeconds ({_seconds(o, output)}){trouble}"
-    return replace(found, state="Failed", message=message, checkpoint=checkpoint_of(output))
+    return replace(found, state="Failed", message=message, checkpoint=checkpoint_of(output), overdue=True)
 
 
 def _seconds(o: Observed, output: OutputStatus) -> int | None:
@@ -227,7 +258,8 @@ def _deadline(o: Observed, output: OutputStatus) -> datetime | None:
 def _next_deadline(o: Observed) -> WaitUntil | None:
     """When the next upload is overdue."""
     deadlines = [_deadline(o, output) for output in o.status.outputs if output.state == "Uploading"]
-    return min((WaitUntil(each) for each in deadlines if each), key=lambda wait: wait.time, default=None)
+    first = min((each for each in deadlines if each and each > o.now), default=None)
+    return WaitUntil(first) if first else None
 
 
 def to_upload(job: Job, status: Status) -> list[str]:
