@@ -30,7 +30,7 @@ class Place:
     host_path: str = ""
 
     def volume_source(self, namespace: str) -> Manifest:
-        """The volume of Node and Pod. A pod mounts no directory of another namespace, also not with a mount of its author."""
+        """The volume of Node and Pod. It has no directory of another namespace, for a mount of the job's author."""
         if self.location == "Node":
             path = f"{self.host_path.rstrip('/')}/{namespace}"
             return {"hostPath": {"path": path, "type": "DirectoryOrCreate"}}
@@ -51,8 +51,8 @@ def place(job: Job, platform: Platform) -> Place | None:
 
 
 def place_of(each: Input, state: InputStatus | None, job: Job, platform: Platform) -> Place | None:
-    """The place of an input that pods of ranks read. What was fetched into the claim stays there, and what was not is fetched by
-    the pods, whatever the platform team chose since."""
+    """The place of an input that pods of ranks read. What was fetched into the claim stays there, and what was not is
+    fetched by the pods, whatever the platform team chose since."""
     now = place(job, platform)
     if each.mounted or each.streamed or now is None or platform.data is None:
         return None
