@@ -33,6 +33,8 @@ RESULT = "ALLRANKS_TRANSFER_RESULT"
 TERMINATION_LOG = "/dev/termination-log"
 PASSING = (TemporaryError, ChangedError, DiskFullError)
 """Errors after which another try may succeed."""
+FOR_RANKS = "fetch-for-ranks"
+"""What an init container does."""
 LOG_SECONDS = 10.0
 PATIENCE_SECONDS = 300.0
 """An init container tries for this long after the first error."""
@@ -61,7 +63,7 @@ class Log:
 
 def run(request: Mapping[str, Any]) -> dict[str, Any]:
     """The result. Raises DataError."""
-    return {"fetch": _fetch, "resolve": _resolve, "upload": _upload}[request["act"]](request)
+    return {"fetch": _fetch, FOR_RANKS: _fetch, "resolve": _resolve, "upload": _upload}[request["act"]](request)
 
 
 def _resolve(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +85,8 @@ def _fetch(request: Mapping[str, Any]) -> dict[str, Any]:
     where = f" in {request['where']}" if "where" in request else ""
     cache = Cache(Path(request["cache"]), request["limit"], may_evict, f"make room{where}")
     wanted = Wanted(request["uri"], request.get("revision"), request.get("sha256"))
-    result = patiently(lambda: fetch(wanted, cache, Log())) if request.get("init") else fetch(wanted, cache, Log())
+    for_ranks = request["act"] == FOR_RANKS
+    result = patiently(lambda: fetch(wanted, cache, Log())) if for_ranks else fetch(wanted, cache, Log())
     entry = asdict(result.entry)
     return {"fetched": {name: entry[name] for name in ("revision", "sha256", "bytes")} | {"cached": result.cached}}
 
@@ -141,11 +144,11 @@ def main(environ: Mapping[str, str]) -> int:
         )
         passes = isinstance(error, PASSING)
         result, status = {"error": text[:_LONGEST_MESSAGE]}, int(passes)
-        if request.get("init"):
+        if request["act"] == FOR_RANKS:
             result, status = result | {"final": not passes}, 1
     except OSError as error:
         result, status = {"error": f"{request.get('uri') or request.get('shown')}: {error}"[:_LONGEST_MESSAGE]}, 1
-        if request.get("init"):
+        if request["act"] == FOR_RANKS:
             result["final"] = False
     text = json.dumps(result | {key: request[key] for key in ("step", "mark") if key in request})
     print(text, flush=True)

@@ -105,7 +105,7 @@ def test_the_init_container_fetches_the_revision_of_the_status_with_the_secret_o
     assert "envFrom" not in trainer(pod)
     assert init["resources"] == {"limits": {"cpu": 4}}
     found = request(init)
-    assert (found["act"], found["revision"], found["init"]) == ("fetch", "list:1", True)
+    assert (found["act"], found["revision"]) == ("fetch-for-ranks", "list:1")
     assert init["securityContext"]["runAsUser"] == 0  # the kubelet makes the directory
     assert init["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -116,6 +117,22 @@ def test_the_pods_of_a_node_fetch_once_and_those_of_another_node_once_more(
     # A pod of the next attempt needs no connection.
     del web.files["/big"]
     assert machines.run(init(of, status), "b")[0] == 0
+
+
+def test_ranks_of_any_user_can_read_what_was_fetched_and_none_but_root_can_change_it(
+    machines: Machines, web: Behaviour, url: str
+) -> None:
+    web.files["/f"] = b"penguins"
+    of = wants(**{"from": f"{url}/f"})
+    status = machines.found(of)
+    before = os.umask(0o022)  # that of containers
+    try:
+        assert machines.run(init(of, status))[0] == 0
+    finally:
+        os.umask(before)
+    directory = machines.files(of, status, "a")
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (directory.parent, directory, directory / "f")}
+    assert modes == {directory.parent.name: 0o755, "files": 0o755, "f": 0o444}
 
 
 def test_data_that_changed_since_its_revision_was_found_is_a_final_error(

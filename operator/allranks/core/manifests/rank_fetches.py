@@ -39,7 +39,7 @@ def _container(each: Input, revision: str | None, place: Place, platform: Platfo
     evictable = store.evictable if on_node else None
     where = f"{place.host_path} on the node" if on_node else "the emptyDir of the pod"
     request = {
-        "act": "fetch",
+        "act": "fetch-for-ranks",  # an older image refuses it: ranks would start after its errors
         "uri": each.source,
         "revision": revision,
         "sha256": each.sha256,
@@ -48,7 +48,6 @@ def _container(each: Input, revision: str | None, place: Place, platform: Platfo
         "used": list(evictable.used) if evictable else None,
         "since": evictable.since if evictable else 0,
         "where": where,
-        "init": True,
     }
     return {
         "name": PREFIX + each.name,
