@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 long=(tests/e2e/test_{kubelets,faults,elastic,progress,nodes}.py)
-last=(tests/e2e/test_{release,removed_pods,archive,ui_pictures,gangs,queues}.py)
+last=(tests/e2e/test_{data_on_nodes,release,removed_pods,archive,ui_pictures,gangs,queues}.py)
 kept=build/e2e
 taint=tests.allranks.dev/kept-free
 free=(node-2 node-3) # nodes that only tests use that stop them, or change their kubelet

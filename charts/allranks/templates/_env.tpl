@@ -22,6 +22,8 @@
   value: {{ .Values.data.claim | quote }}
 - name: ALLRANKS_DATA_IMAGE
   value: {{ .Values.data.image | quote }}
+- name: ALLRANKS_DATA_HOST_PATH
+  value: {{ .Values.data.hostPath | quote }}
 - name: ALLRANKS_DATA_CACHE_SIZE
   value: {{ .Values.data.cacheSize | quote }}
 - name: ALLRANKS_LEADER_ELECTION

@@ -17,6 +17,8 @@ Bytes = Annotated[int, Field(ge=0, le=2**53 - 1)]
 Revision = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 InputState = Literal["Pending", "Fetching", "Ready", "Failed"]
 OutputState = Literal["Checking", "Pending", "Uploading", "Uploaded", "Failed"]
+Location = Literal["Claim", "Node", "Pod"]
+"""Where a cluster fetches an input: a claim of the namespace, a directory of each node, an emptyDir of each pod."""
 MESSAGE_LENGTH = 128
 """Of the message of an output, so that the status stays small. The condition has the whole message."""
 MOUNTED: tuple[str, ...] = ("claim", "image")
@@ -134,6 +136,12 @@ class InputStatus(Model):
     sha256: Sha256 | None = Field(None, description="SHA-256 of the file, or of the list of files.")
     bytes: Bytes | None = Field(None, description="Size of the data in bytes.")
     cached: bool | None = Field(None, description="Whether the data was in the cache before.")
+    location: Location | None = Field(
+        None,
+        description="Where the data is fetched on a cluster. Claim: into a volume that all pods share, before they are "
+        "created. Node or Pod: by the pods, into a directory of their node or an emptyDir. The revision is determined "
+        "before they are created, and Ready refers to it.",
+    )
 
 
 class OutputStatus(Model):

@@ -76,6 +76,15 @@ INPUT = (
     ),
 )
 
+INPUT_CACHE = (
+    Rule(
+        rule=f"!has(self.hostPath) || ({_DATA_PATH[0].rule.replace('self.path', 'self.hostPath')})",
+        message=_DATA_PATH[0].message,
+        field=".hostPath",
+    ),
+)
+"""Of `spec.inputCache` of a TrainingPool."""
+
 OUTPUT = (
     *_DATA_PATH,
     Rule(

@@ -11,10 +11,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from allranks.api import cel_rules as cel
+from allranks.api import data_rules
 from allranks.api.cost import Price, Utilization
 from allranks.api.job import Environment
 from allranks.api.notify import Notifications
-from allranks.fields import Count, Model, Name, Opaque, Quantity, Text, rules
+from allranks.fields import Count, Model, Name, Opaque, Path, Quantity, Text, rules
 from allranks.frameworks import FRAMEWORKS
 
 KIND = "TrainingPool"
@@ -68,6 +69,24 @@ class LabelSelector(Model):
     )
 
 
+class InputCache(Model):
+    """Where pods fetch the inputs of their job themselves. Without hostPath, each pod has an emptyDir for them."""
+
+    model_config = {"json_schema_extra": rules(*data_rules.INPUT_CACHE)}
+
+    host_path: Path | None = Field(
+        None,
+        description="Directory on each node of the pool, for example on its NVMe disk. The kubelet creates a directory "
+        "for each namespace in it, whose pods on a node fetch once. Namespaces must admit pods with hostPath volumes. "
+        "Default: none, so that each pod fetches into an emptyDir.",
+    )
+    size_limit: Quantity | None = Field(
+        None,
+        description="With hostPath: size of the inputs of one namespace on a node, before those that were used longest "
+        "ago are evicted. Without: sizeLimit of the emptyDir. Default: the operator's setting `data_cache_size`.",
+    )
+
+
 class PoolSpec(Model):
     """What a pod on these nodes needs. The job's own template and fields are merged over it."""
 
@@ -90,6 +109,11 @@ class PoolSpec(Model):
     )
     shared_memory: Quantity | None = Field(
         None, description="Size limit of /dev/shm, for example 64Gi. It counts toward the pod's memory."
+    )
+    input_cache: InputCache | None = Field(
+        None,
+        description="Fetch the inputs of jobs in their pods, on the disks of the nodes, instead of into the claim of "
+        "the operator's setting `data_claim`.",
     )
     env: Environment | None = Field(
         None, description="Variables of the training container, for example NCCL_SOCKET_IFNAME."

@@ -49,6 +49,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     queue.withdraw,
     gang.choose_backend,
     lifecycle.exceed_active_deadline,
+    inputs.fail_in_pods,
     resize.reject_resize,
     startup.startup_failure,
     failure.handle_failures,

@@ -11,7 +11,7 @@ from allranks.api.job import Job, RestartRule
 from allranks.api.status import Failure, Status
 from allranks.core import exec_failure, naming, topology
 from allranks.core.exit_codes import FAULTS, possible_signal, signal_name
-from allranks.core.model import LIMIT_EXCEEDED
+from allranks.core.model import FETCH_FAILED, LIMIT_EXCEEDED
 from allranks.core.root_cause import is_uncounted, same_way
 
 Action = Literal["Restart", "RestartUncounted", "Fail", "Ignore"]
@@ -165,6 +165,8 @@ def _has_trained(status: Status, failure: Failure) -> bool:
 
 
 def _by_default(before: Failure | None, failure: Failure, stepped: bool) -> tuple[Action, str]:
+    if failure.reason == FETCH_FAILED:
+        return "RestartUncounted", "its inputs are fetched again; its program did not run"
     if is_uncounted(failure.reason):
         return "RestartUncounted", "a disruption, not a failure of the program"
     if failure.reason == LIMIT_EXCEEDED:

@@ -17,7 +17,16 @@ from allranks.core import exit_codes, naming, topology
 from allranks.core.exec_failure import CANNOT_START
 from allranks.core.exit_codes import SIGTERM, possible_signal
 from allranks.core.manifests import pod_template, pool_template
-from allranks.core.model import BY_KUBELET, CRASH_LOOP, INIT_FAILED, LIMIT_EXCEEDED, UNKNOWN_END, Platform, Pod
+from allranks.core.model import (
+    BY_KUBELET,
+    CRASH_LOOP,
+    FETCH_FAILED,
+    INIT_FAILED,
+    LIMIT_EXCEEDED,
+    UNKNOWN_END,
+    Platform,
+    Pod,
+)
 from allranks.core.status_update import changed
 from allranks.frameworks.base import Replica, RootCause
 from allranks.text import last_lines
@@ -37,7 +46,7 @@ REJECTIONS = frozenset(
 )
 """`status.reason` of pods that the kubelet of their node rejects, besides OutOf... (OutOfcpu, OutOfnvidia.com/gpu)."""
 
-UNCOUNTED = frozenset({*DISRUPTIONS.values(), *REJECTIONS, "Deleted", "Disrupted", UNKNOWN_END})
+UNCOUNTED = frozenset({*DISRUPTIONS.values(), *REJECTIONS, "Deleted", "Disrupted", UNKNOWN_END, FETCH_FAILED})
 """Reasons outside of the program: such restarts do not count against maxRestarts."""
 
 MESSAGE_LINES = 20
@@ -349,6 +358,8 @@ def describe_failure(failure: Failure) -> str:
     who = naming.replica_key(failure.role, failure.index) if failure.role else "a pod"
     if is_rejection(failure.reason):
         return f"{who} was rejected by its node ({failure.reason})"
+    if failure.reason == FETCH_FAILED:
+        return f"{who} could not fetch its inputs ({failure.reason})"
     if failure.reason in UNCOUNTED:
         return f"{who} was lost ({failure.reason})"
     if failure.reason in CANNOT_START:

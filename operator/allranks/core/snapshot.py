@@ -7,7 +7,16 @@ from datetime import datetime
 from functools import cached_property
 
 from allranks.api.status import FINISHED, Status
-from allranks.core import elasticity, hang_detection, naming, places, root_cause, status_summary, topology
+from allranks.core import (
+    elasticity,
+    fetches_of_ranks,
+    hang_detection,
+    naming,
+    places,
+    root_cause,
+    status_summary,
+    topology,
+)
 from allranks.core.model import Manifest, Observed, Pod, RejectedDelete
 from allranks.core.queueing import workload as workloads
 from allranks.frameworks.base import Replica
@@ -39,7 +48,9 @@ class Snapshot:
         return out
 
     def _judged(self, pod: Pod) -> Pod:
-        """The pod as failed if it restarts in place too often; as not ended while its kubelet may still say why."""
+        """The pod as failed if it restarts in place too often; as not ended while its kubelet may still say why; with
+        what the fetches of its inputs said."""
+        pod = fetches_of_ranks.judged(self.observed.job, pod)
         if pod.last_exit:
             return root_cause.judge_crash_loop(self.observed.job, pod)
         if self.observed.status.phase in FINISHED or not root_cause.settles_at(pod, self.observed.now):

@@ -9,7 +9,7 @@ from typing import Literal
 from allranks.api.job import GROUP, KIND, VERSION, Job
 from allranks.api.status import WITHOUT_PODS, Condition, Phase, ReplicaRestarts, RoleStatus, Status
 from allranks.core import naming, places, topology
-from allranks.core.model import START_ERRORS, Pod, RejectedCreate
+from allranks.core.model import FETCH_FAILED, FETCH_RETRYING, FETCHING, START_ERRORS, Pod, RejectedCreate
 from allranks.core.status_update import changed
 
 ConditionType = Literal["Running", "Restarting", "Suspended", "Complete", "Failed"]
@@ -62,6 +62,8 @@ def summarise(
         selector=f"{naming.JOB_LABEL}={job.name},{naming.ROLE_LABEL}=worker",
     )
     waits = blocked or _backoff(status, now) or _waits_for(pods, refused, now)
+    if waits and waits[0] == FETCHING and (error := _last_fetch_error(status)):
+        waits = FETCH_RETRYING, f"{waits[1]}; the last try failed: {error}"
     if not running_time:
         return with_phase(summary, summary.phase, now, *(waits or ("PodsPending", f"{ready} of {desired} pods run")))
     if waits:
@@ -167,9 +169,18 @@ def _backoff(status: Status, now: datetime) -> tuple[str, str] | None:
     """(reason, message) while the pods of the attempt are not created yet."""
     if status.restart_time is None or now >= status.restart_time:
         return None
+    begin = f"the pods are created at {status.restart_time:%Y-%m-%dT%H:%M:%SZ}"
+    if status.last_failure and status.last_failure.reason == FETCH_FAILED:
+        return FETCH_RETRYING, f"{status.last_failure.message}; {begin}"
     idle, reason = status.restarts.without_progress or 0, status.last_failure.reason if status.last_failure else ""
     row = f"restart {idle} in a row without progress" if idle > 1 else "backoff"
-    return "Backoff", f"{row} ({reason}): the pods are created at {status.restart_time:%Y-%m-%dT%H:%M:%SZ}"
+    return "Backoff", f"{row} ({reason}): {begin}"
+
+
+def _last_fetch_error(status: Status) -> str:
+    """Why the previous pods, or a pod of this attempt, did not fetch their inputs; empty if they did."""
+    last = status.last_failure
+    return last.message if last and last.reason == FETCH_FAILED and last.attempt >= status.attempt - 1 else ""
 
 
 def _role(
@@ -248,13 +259,21 @@ def _waits_for(
         return TAKEN_BY_KUEUE, f"{taken.name}: {_TAKEN}"
     waiting = [pod for pod in pending if _named_at_once(pod) or _is_slow(pod, now)]
     for pod in sorted(waiting, key=_information):
+        if pod.waiting_reason == FETCHING:
+            return FETCHING, pod.waiting_message  # of no single pod: the message changes less often
         return pod.start_error or pod.waiting_reason or "PodsPending", f"{pod.name}: {pod.waiting_text}"
     return None
 
 
 def _information(pod: Pod) -> tuple[bool, ...]:
     reason = pod.waiting_reason
-    return reason not in START_ERRORS, reason != "Unschedulable", not pod.unprepared, not pod.waiting_message
+    return (
+        reason == FETCHING,
+        reason not in START_ERRORS,
+        reason != "Unschedulable",
+        not pod.unprepared,
+        not pod.waiting_message,
+    )
 
 
 def slow_start_at(pod: Pod) -> datetime | None:

@@ -22,12 +22,12 @@ from pydantic import ValidationError
 from allranks.api.data import MESSAGE_LENGTH, OBJECT_STORES, InputStatus, Output, OutputStatus
 from allranks.api.status import FINISHED, Status
 from allranks.core import elasticity
+from allranks.core.manifests import input_cache
 from allranks.core.manifests import transfers as manifests
-from allranks.core.model import Event, Manifest, Observed, Plan, Pod, PodRef
+from allranks.core.model import FETCH_RETRYING, FETCHING, Event, Manifest, Observed, Plan, Pod, PodRef
 from allranks.core.status_update import changed
-from allranks.core.uploads import Upload, checkpoint_of
+from allranks.core.uploads import Upload, checkpoint_of, evictable
 
-FETCHING, FETCH_RETRYING = "FetchingInputs", "FetchRetrying"
 CHECKING, CHECK_RETRYING = "CheckingOutputs", "CheckRetrying"
 """Reasons of the condition Running."""
 RETRY = timedelta(seconds=10)
@@ -38,6 +38,9 @@ def with_transfers(o: Observed) -> Observed:
     """The observation with the pods of transfers apart from those of ranks, and with the uploads that they report."""
     if o.platform.local or not (o.job.spec.inputs or o.job.spec.outputs):
         return o
+    if o.platform.data:
+        store = replace(o.platform.data, evictable=evictable(o.cache_use, o.now))
+        o = replace(o, platform=replace(o.platform, data=store))
     names = manifests.names(o.job)
     found = {pod.name: pod for pod in o.pods if pod.owned and pod.name in names}
     o = replace(o, pods=tuple(pod for pod in o.pods if pod.name not in found), transfers=found)
@@ -132,13 +135,40 @@ def received(o: Observed) -> tuple[list[InputStatus], list[str]]:
         if pod is None or (result := _result(pod)) is None:
             continue
         try:
-            ready = InputStatus(name=each.name, state="Ready", **result["fetched"])
+            ready = InputStatus(name=each.name, state="Ready", **{**result["fetched"], **_location(o, each, result)})
         except (KeyError, TypeError, ValidationError):
             reason = result.get("error") or f"pod {pod.name} has a result that this version cannot read"
             errors.append(f"spec.inputs[{places.get(each.name, place)}]: {reason}")
             ready = changed(each, state="Failed")
         inputs[place] = ready
-    return inputs, errors
+    return inputs, errors or [*_too_large(o, inputs)]
+
+
+def _location(o: Observed, each: InputStatus, result: dict[str, Any]) -> dict[str, Any]:
+    """The location of an input that is copied. A pod that only looked up the revision does not say `cached`."""
+    here = input_cache.place(o.job, o.platform)
+    if here is None or any(given.name == each.name and given.streamed for given in o.job.spec.inputs or ()):
+        return {}
+    if "cached" in result["fetched"]:
+        return {"location": "Claim"}
+    return {"location": "Pod" if here.location == "Claim" else here.location}
+
+
+def _too_large(o: Observed, inputs: list[InputStatus]) -> Iterator[str]:
+    """The first input that does not fit into the emptyDir, so that no pod finds it out."""
+    here = input_cache.place(o.job, o.platform)
+    total = 0
+    for number, each in enumerate(inputs):
+        if each.location != "Pod" or here is None:
+            continue
+        total += each.bytes or 0
+        if total > here.limit:
+            yield (
+                f"spec.inputs[{number}]: {total} bytes do not fit into the emptyDir of a pod, which may hold "
+                f"{here.limit}: an administrator can change spec.inputCache of the TrainingPool, or the operator's "
+                "setting `data_cache_size`"
+            )
+            return
 
 
 def _uploads(o: Observed) -> Iterator[tuple[str, Upload]]:

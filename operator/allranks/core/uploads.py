@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from allranks.api.data import OutputStatus
@@ -50,11 +50,16 @@ class DataStore:
 
     claim: str
     """Name of the claim, in each namespace of jobs, with the cache of inputs and the directories of outputs. Empty:
-    jobs may only stream inputs."""
+    there are no outputs, and pods fetch inputs themselves."""
     image: str
     """Image of the pods that transfer files: allranks with its extra `data`."""
     cache_bytes: int
-    """Bytes of inputs that the claim holds before what was used longest ago is evicted."""
+    """Bytes of inputs that the claim, or a directory of a node, holds before what was used longest ago is evicted. The
+    size limit of an emptyDir for inputs."""
+    host_path: str = ""
+    """Directory of each node into which pods fetch their inputs, instead of the claim."""
+    evictable: Evictable | None = None
+    """What a pod that is created now may evict from the directory of its node; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,35 @@ class CacheUse:
 
     keys: tuple[str, ...]
     """Names of entries (`cache_key`), sorted."""
+    oldest: datetime | None = None
+    """When the oldest of these jobs was created."""
+
+
+DEFAULT_CACHE_BYTES = 100 << 30
+UNSEEN = timedelta(minutes=10)
+"""Entries of the cache that were used since then are not evicted: a job may read them whose status the operator has not
+read yet, and the clocks of machines differ."""
+MOST_KEYS = 32
+"""In the manifest of each pod of a job, of which there may be ten thousand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evictable:
+    """What a pod may evict from a cache: all but these entries, and those that were used since then. Every pod that
+    reads an entry uses it when it starts, so it needs no lock that lasts as long as the pod."""
+
+    used: tuple[str, ...]
+    since: int
+    """Seconds since 1970."""
+
+
+def evictable(use: CacheUse | None, now: datetime) -> Evictable | None:
+    """If unfinished jobs use too many entries to list, whatever was used since the oldest of them was created stays."""
+    if use is None:
+        return None
+    if len(use.keys) <= MOST_KEYS:
+        return Evictable(use.keys, int((now - UNSEEN).timestamp()))
+    return Evictable((), int((use.oldest - UNSEEN).timestamp())) if use.oldest else None
 
 
 def uploading_since(status: Status) -> datetime | None:

@@ -64,13 +64,18 @@ class Cache:
     """One cache directory, which any number of processes use."""
 
     def __init__(
-        self, root: Path, limit: int = DEFAULT_LIMIT, may_evict: Callable[[str, float], bool] = lambda key, used: True
+        self,
+        root: Path,
+        limit: int = DEFAULT_LIMIT,
+        may_evict: Callable[[str, float], bool] = lambda key, used: True,
+        cure: str = "make room, or choose another directory with ALLRANKS_CACHE",
     ) -> None:
-        """`may_evict` is called with the key of an entry and the time of its last use. It protects what is read on
-        other machines, whose locks this one may not have."""
+        """`may_evict` is called with the key of an entry and the time of its last use. It protects what is read by
+        programs that hold no lock. `cure` is what the user can do if the disk is full."""
         self.root = root
         self.limit = limit
         self._may_evict = may_evict
+        self._cure = cure
 
     def lease(self, uri: str, pin: str) -> Lease | None:
         """The entry, which nothing evicts until the lease is closed; None if it is not in the cache. Waits while it is
@@ -112,8 +117,7 @@ class Cache:
         if needed - staged > free:
             wanted, has = text_size(needed - staged), text_size(max(0, free))
             raise DiskFullError(
-                f"{uri}: the disk is full: {wanted} are needed, and {has} are free for {self.root}: make room, or "
-                "choose another directory with ALLRANKS_CACHE"
+                f"{uri}: the disk is full: {wanted} are needed, and {has} are free for {self.root}: {self._cure}"
             )
 
     def _stored(self) -> Iterator[tuple[str, float, int]]:

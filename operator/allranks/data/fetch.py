@@ -17,7 +17,7 @@ from allranks.data.git_source import GitSource
 from allranks.data.http_source import HttpSource
 from allranks.data.hub_source import HubSource
 from allranks.data.object_source import ObjectSource
-from allranks.data.source import Listing, Source, TreeSource
+from allranks.data.source import UNKNOWN, Listing, Source, TreeSource
 from allranks.errors import DataError
 from allranks.text import size as text_size
 
@@ -28,7 +28,7 @@ LONGEST_REVISION = 128
 
 
 class Wanted(NamedTuple):
-    """What a job says about an input."""
+    """What a job says about an input. With both, a branch or commit is looked up, and the sum decides."""
 
     uri: str
     revision: str | None = None
@@ -111,6 +111,18 @@ def look_up(uri: str, revision: str | None, *, sleep: Callable[[float], None] = 
     return _resolve(source, Wanted(uri, revision), sleep)
 
 
+def pin(uri: str, revision: str | None, sha256: str | None, *, sleep: Callable[[float], None] = time.sleep) -> Listing:
+    """The files of an input that several pods fetch later, each for itself. Raises DataError, also if nothing shows
+    whether they fetch the same data."""
+    listing = look_up(uri, None if sha256 else revision, sleep=sleep)
+    if listing.revision.startswith(UNKNOWN) and not sha256:
+        raise DataError(
+            f"{uri}: its server sends neither an ETag nor a time, so pods that fetch it may get different data: set "
+            "sha256"
+        )
+    return listing
+
+
 def _found(cache: Cache, uri: str, pin: str) -> Entry | None:
     lease = cache.lease(uri, pin)
     if lease is None:
@@ -126,7 +138,7 @@ def _found_locked(cache: Cache, staging: Staging) -> Entry | None:
 
 def _resolve(source: Any_Source, wanted: Wanted, sleep: Callable[[float], None]) -> Listing:
     listing = _shortened(_with_tries(lambda: source.resolve(wanted.revision), wanted.uri, sleep))
-    if wanted.revision and not source.branches and listing.revision != wanted.revision:
+    if wanted.revision and not source.branches and not wanted.sha256 and listing.revision != wanted.revision:
         raise DataError(
             f"{wanted.uri}: the data was changed: its revision is {listing.revision}, and the job wants "
             f"{wanted.revision}"
@@ -179,7 +191,7 @@ def _check_unchanged(
     source: Any_Source, wanted: Wanted, listing: Listing, staging: Staging, sleep: Callable[[float], None]
 ) -> None:
     """A store without commits can change between two files: then they do not belong together."""
-    if source.branches or listing.revision.startswith("fetched:") or wanted.sha256:
+    if source.branches or listing.revision.startswith(UNKNOWN) or wanted.sha256:
         return
     after = _shortened(_with_tries(lambda: source.resolve(None), wanted.uri, sleep))
     if after.revision != listing.revision:

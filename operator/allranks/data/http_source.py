@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from allranks.data.errors import ChangedError
-from allranks.data.source import CHUNK, Listing, RemoteFile, checked
+from allranks.data.source import CHUNK, UNKNOWN, Listing, RemoteFile, checked
 from allranks.version import __version__
 
 TIMEOUT_SECONDS = 60.0
@@ -31,7 +31,7 @@ class HttpSource:
         tag, size = self._ask()
         file = RemoteFile(self._name, size, tag)
         # Without a validator nothing shows whether the file changed: each run fetches it again.
-        return Listing(tag or f"fetched:{time.time_ns()}", checked(self.uri, [file]))
+        return Listing(tag or f"{UNKNOWN}{time.time_ns()}", checked(self.uri, [file]))
 
     def _ask(self) -> tuple[str, int | None]:
         """(tag, size). By a GET of one byte, because servers answer HEAD less often than GET."""

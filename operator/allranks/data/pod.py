@@ -1,8 +1,11 @@
-"""`python -m allranks.data.pod`: one transfer in a pod of its own, with the code that local runs use.
+"""`python -m allranks.data.pod`: one transfer in a pod of its own or in an init container, as in local runs.
 
 The variable ALLRANKS_TRANSFER has the request as JSON. The result is the termination message of the container, as JSON.
 The exit status is 0 if the transfer has ended, also if it cannot succeed. It is 1 after an error that may pass; then
 the kubelet starts the container again, with a growing pause, and the transfer continues where it was.
+
+After an init container with status 0 the ranks start, so it ends with 1 after every error, and its result says whether
+the error is final. A new pod may have to fetch everything again, so the init container itself tries for minutes.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from allranks.data.cache import Cache
 from allranks.data.checkpoint import clear, copy_checkpoint, write_json
 from allranks.data.destination import check
 from allranks.data.errors import ChangedError, DiskFullError, TemporaryError
-from allranks.data.fetch import Wanted, fetch, look_up
+from allranks.data.fetch import Result, Wanted, fetch, look_up, pin
 from allranks.data.upload import upload
 from allranks.errors import DataError
 from allranks.text import size as text_size
@@ -32,7 +35,12 @@ RESULT = "ALLRANKS_TRANSFER_RESULT"
 TERMINATION_LOG = "/dev/termination-log"
 PASSING = (TemporaryError, ChangedError, DiskFullError)
 """Errors after which another try may succeed."""
+FOR_RANKS = "fetch-for-ranks"
+"""What an init container does."""
 LOG_SECONDS = 10.0
+PATIENCE_SECONDS = 300.0
+"""An init container tries for this long after the first error."""
+PAUSE_SECONDS = 20.0
 _LONGEST_MESSAGE = 2000
 """Characters of an error. The kubelet keeps 4096 bytes of a termination message."""
 
@@ -57,11 +65,15 @@ class Log:
 
 def run(request: Mapping[str, Any]) -> dict[str, Any]:
     """The result. Raises DataError."""
-    return {"fetch": _fetch, "resolve": _resolve, "check": _check, "upload": _upload}[request["act"]](request)
+    acts = {"fetch": _fetch, FOR_RANKS: _fetch, "resolve": _resolve, "check": _check, "upload": _upload}
+    return acts[request["act"]](request)
 
 
 def _resolve(request: Mapping[str, Any]) -> dict[str, Any]:
-    listing = look_up(request["uri"], request.get("revision"))
+    if request.get("pin"):
+        listing = pin(request["uri"], request.get("revision"), request.get("sha256"))
+    else:
+        listing = look_up(request["uri"], request.get("revision"))
     return {"fetched": {"revision": listing.revision, "bytes": listing.size}}
 
 
@@ -77,10 +89,31 @@ def _fetch(request: Mapping[str, Any]) -> dict[str, Any]:
     def may_evict(key: str, last_use: float) -> bool:
         return used is not None and key not in used and last_use < request["since"]
 
-    cache = Cache(Path(request["cache"]), request["limit"], may_evict)
-    result = fetch(Wanted(request["uri"], request.get("revision"), request.get("sha256")), cache, Log())
+    where = f" in {request['where']}" if "where" in request else ""
+    cache = Cache(Path(request["cache"]), request["limit"], may_evict, f"make room{where}")
+    wanted = Wanted(request["uri"], request.get("revision"), request.get("sha256"))
+    for_ranks = request["act"] == FOR_RANKS
+    result = patiently(lambda: fetch(wanted, cache, Log())) if for_ranks else fetch(wanted, cache, Log())
     entry = asdict(result.entry)
     return {"fetched": {name: entry[name] for name in ("revision", "sha256", "bytes")} | {"cached": result.cached}}
+
+
+def patiently(
+    act: Callable[[], Result],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Result:
+    """Tries again after a lost connection. Raises DataError. A full disk is the business of an administrator."""
+    since: float | None = None
+    while True:
+        try:
+            return act()
+        except TemporaryError as error:
+            since = clock() if since is None else since
+            if clock() - since + PAUSE_SECONDS > PATIENCE_SECONDS:
+                raise
+            print(f"{error}; another try follows in {PAUSE_SECONDS:.0f} s", flush=True)
+        sleep(PAUSE_SECONDS)
 
 
 def _upload(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,10 +149,15 @@ def main(environ: Mapping[str, str]) -> int:
         text = (
             str(error).replace(str(request.get("to")), str(request.get("shown"))) if "shown" in request else str(error)
         )
-        result, status = {"error": text[:_LONGEST_MESSAGE]}, int(isinstance(error, PASSING))
+        passes = isinstance(error, PASSING)
+        result, status = {"error": text[:_LONGEST_MESSAGE]}, int(passes)
+        if request["act"] == FOR_RANKS:
+            result, status = result | {"final": not passes}, 1
     except OSError as error:
         what = request.get("uri") or request.get("shown") or request.get("to")
         result, status = {"error": f"{what}: {error}"[:_LONGEST_MESSAGE]}, 1
+        if request["act"] == FOR_RANKS:
+            result["final"] = False
     text = json.dumps(result | {key: request[key] for key in ("step", "mark") if key in request})
     print(text, flush=True)
     file = Path(environ.get(RESULT) or TERMINATION_LOG)

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from allranks.errors import DataError
 
+UNKNOWN = "fetched:"
+"""Begins the revision of data whose server sends none."""
 CHUNK = 1 << 20
 """Bytes that are read at once."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
 import msgspec
 
-from allranks.api.status import FINISHED
+from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.cache_key import cache_key
 from allranks.core.model import Manifest
 from allranks.core.uploads import CacheUse
@@ -16,10 +17,25 @@ MOST_KEYS = 1000
 """They are in the manifest of a pod. If jobs use more, nothing is evicted."""
 
 
+def fetches(status: Status) -> bool:
+    """Whether pods of the job that fetch may be created now."""
+    if status.phase in FINISHED or not status.inputs:
+        return False
+    creates = status.phase not in WITHOUT_PODS and (not status.launched or bool(status.replica_restarts))
+    on_nodes = any(each.location == "Node" for each in status.inputs)
+    return (on_nodes and creates) or any(each.state != "Ready" for each in status.inputs)
+
+
 def cache_use(jobs: Iterable[Manifest | None], namespace: str) -> CacheUse | None:
     """None: too many to list, so nothing may be evicted."""
-    keys = {key for job in jobs if job and job["metadata"].get("namespace") == namespace for key in _keys(job)}
-    return CacheUse(tuple(sorted(keys))) if len(keys) <= MOST_KEYS else None
+    keys: set[str] = set()
+    created: list[str] = []
+    for job in jobs:
+        if job and job["metadata"].get("namespace") == namespace and (own := set(_keys(job))):
+            keys |= own
+            created.append(job["metadata"].get("creationTimestamp") or "")
+    oldest = datetime.fromisoformat(min(created)) if created and all(created) else None
+    return CacheUse(tuple(sorted(keys)), oldest) if len(keys) <= MOST_KEYS else None
 
 
 def _keys(job: Manifest) -> Iterable[str]:

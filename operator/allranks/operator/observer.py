@@ -18,6 +18,7 @@ from allranks.core.resume_source import ResumeSource
 from allranks.core.uploads import CacheUse
 from allranks.kube import compact_jobs, job_codec
 from allranks.operator.cache import JobKey, PodCache
+from allranks.operator.cache_use import fetches
 from allranks.operator.timing import Clock
 
 _KEPT_BYTES = 16 * 1024
@@ -146,7 +147,7 @@ class Observer:
             check_companions=check_companions,
             optional=self.optional(metadata["uid"]),
             resume_source=self.sources.get(raw) if self.sources else None,
-            cache_use=self.cache_use(job.namespace) if _fetches(status) else None,
+            cache_use=self.cache_use(job.namespace) if fetches(status) else None,
         )
         if self.gpus:
             self.gpus.note(key, observed)
@@ -167,7 +168,3 @@ class Observer:
             self.reports.forget(key)
             return None
         return self.reports.snapshot(key, uid, status.attempt)
-
-
-def _fetches(status: Status) -> bool:
-    return status.phase not in FINISHED and any(each.state != "Ready" for each in status.inputs)

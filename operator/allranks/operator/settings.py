@@ -65,17 +65,24 @@ class Settings(BaseSettings):
     data_claim: str = Field(
         "",
         description="Name of a PersistentVolumeClaim that each namespace of jobs has, for inputs that are fetched and "
-        "for outputs. Its access mode is ReadWriteMany, unless all pods of a job run on one node. Empty: such jobs "
-        "fail with reason InvalidSpec. Inputs with mode: Stream need `data_image` only.",
+        "for outputs. Its access mode is ReadWriteMany, unless all pods of a job run on one node. Empty: jobs with "
+        "outputs fail with reason InvalidSpec, and pods fetch their inputs themselves, which needs `data_image`.",
     )
     data_image: str = Field(
         "",
         description="Image of the pods that fetch inputs and upload outputs: allranks with its extra `data`, and git. "
         "`helper_pull_secrets` are used for it as well. Empty: the helper image, which fetches https:// only.",
     )
+    data_host_path: str = Field(
+        "",
+        description="Directory on each node into which pods fetch the inputs of their job, instead of into the claim. "
+        "Namespaces must admit pods with hostPath volumes. `spec.inputCache` of a TrainingPool replaces it. Empty: "
+        "without a claim, each pod fetches into an emptyDir.",
+    )
     data_cache_size: str = Field(
         "100Gi",
-        description="Size of the inputs that the claim holds before those that were used longest ago are evicted.",
+        description="Size of the inputs that the claim, or the directory of a namespace on a node, holds before those "
+        "that were used longest ago are evicted. Also the size limit of the emptyDir of a pod.",
     )
     namespace_policies: bool = Field(
         False,
@@ -189,9 +196,18 @@ class Settings(BaseSettings):
     @property
     def data(self) -> DataStore | None:
         """Where inputs and outputs are kept; None if jobs with them are refused. Streams need no claim."""
-        if not (self.data_claim or self.data_image):
+        if not (self.data_claim or self.data_image or self.data_host_path):
             return None
-        return DataStore(self.data_claim, self.data_image or self.helper_image, int(quantity(self.data_cache_size)))
+        image, size = self.data_image or self.helper_image, int(quantity(self.data_cache_size))
+        return DataStore(self.data_claim, image, size, self.data_host_path)
+
+    @field_validator("data_host_path")
+    @classmethod
+    def _is_directory(cls, value: str) -> str:
+        parts = value.split("/")
+        if value and (not value.startswith("/") or not value.strip("/") or {".", ".."} & {*parts} or ":" in value):
+            raise ValueError("must be a directory below /, without ':' and without . or .. as a part")
+        return value
 
     @field_validator("data_cache_size")
     @classmethod

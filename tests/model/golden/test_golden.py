@@ -30,7 +30,7 @@ MANIFESTS = sorted(
 )
 UPDATE = "make golden"
 # Not the real image, whose tag is the version: a release must not change golden files.
-OPTIONS = ["--helper-image", "allranks/operator:golden"]
+OPTIONS = ["--helper-image", "allranks/operator:golden", "--data-image", "allranks/data:golden"]
 
 
 def golden(manifest: Path) -> Path:

@@ -20,6 +20,7 @@ FULL = {
     "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
     "gpu": {"count": 8},
     "sharedMemory": "64Gi",
+    "inputCache": {"hostPath": "/mnt/nvme/allranks", "sizeLimit": "1Ti"},
     "rdma": {"rdma/hca": 1},
     "env": [{"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}],
     "priorityClassName": "training",
@@ -95,6 +96,21 @@ INVALID = [
             "spec.namespaceSelector.matchExpressions[0].values",
             "In and NotIn need values, Exists and DoesNotExist have none",
         ),
+    ),
+    (
+        "a cache of inputs outside of its directory",
+        {"inputCache": {"hostPath": "/mnt/../etc"}},
+        ("spec.inputCache.hostPath", "must be a directory below /, without ':' and without . or .. as a part"),
+    ),
+    (
+        "a cache of inputs in the root directory",
+        {"inputCache": {"hostPath": "/"}},
+        ("spec.inputCache.hostPath", "must be a directory below /, without ':' and without . or .. as a part"),
+    ),
+    (
+        "a cache of inputs without an absolute path",
+        {"inputCache": {"hostPath": "cache"}},
+        ("spec.inputCache.hostPath", "must be an absolute path, which begins with /"),
     ),
     (
         "a template with a wrong type",

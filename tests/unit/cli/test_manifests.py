@@ -237,10 +237,16 @@ def test_requests_of_a_role_must_fit_the_limits_of_the_job():
 
 def test_a_pool_is_checked():
     meta = {"apiVersion": "allranks.dev/v1alpha1", "kind": "TrainingPool", "metadata": {"name": "gpu"}}
-    spec = {"sharedMemory": "64GB", "rdma": {"rdma/hca": "one"}, "template": {"spec": {"nodeSelectr": {}}}}
+    spec = {
+        "sharedMemory": "64GB",
+        "rdma": {"rdma/hca": "one"},
+        "inputCache": {"sizeLimit": "2TB"},
+        "template": {"spec": {"nodeSelectr": {}}},
+    }
     with pytest.raises(InvalidManifest) as raised:
         load_documents([("-", meta | {"spec": spec})])
     assert raised.value.problems == [
+        ("-: gpu: spec.inputCache.sizeLimit", "'2TB' is not a quantity: write it as 500Gi or 2T, for example"),
         ("-: gpu: spec.template.spec.nodeSelectr", "unknown field, did you mean nodeSelector?"),
         (
             "-: gpu: spec.sharedMemory",

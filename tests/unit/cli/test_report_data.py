@@ -65,6 +65,16 @@ def test_the_report_says_where_data_is_from_and_where_it_goes():
     ]
 
 
+@pytest.mark.parametrize(
+    ("location", "state"),
+    [("Node", "each node fetches it"), ("Pod", "each pod fetches it"), ("Claim", "Ready, from the cache")],
+)
+def test_the_report_says_if_the_pods_fetch_an_input(location: str, state: str):
+    ready = {"inputs": [{**STATUS["inputs"][0], "location": location}]}
+    found = text(a_job(ready, inputs=INPUTS[:1])).partition("\nInputs\n")[2].splitlines()
+    assert " ".join(found[1].split()) == f"birds {state} 1.5 KiB 8c1f s3://birds/penguins"
+
+
 def test_hashes_are_short_and_empty_columns_are_left_out():
     ready = {"inputs": [{"name": "birds", "state": "Ready", "sha256": SUM}]}
     found = text(a_job(ready, inputs=INPUTS[:1])).partition("\nInputs\n")[2].splitlines()
@@ -86,6 +96,7 @@ def test_its_json_has_the_same_and_no_password():
         "sha256": SUM,
         "bytes": 1536,
         "cached": True,
+        "location": None,
     }
     assert report["inputs"][3] | {"mounted": True, "bytes": None} == report["inputs"][3]
     assert report["outputs"][1] == {

@@ -118,7 +118,10 @@ def test_a_directory_or_a_name_that_is_taken_is_refused(fields: dict[str, Any], 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"inputs": [CLAIM, STORE]}, "spec.inputs[1].from: s3:// is fetched into a claim, and this cluster has none"),
+        (
+            {"inputs": [CLAIM, STORE]},
+            "spec.inputs[1].from: a pod fetches s3:// before the ranks start, and this cluster has no image for it",
+        ),
         (
             {"inputs": [{"name": "data", "from": "s3://b/p", "mode": "Stream"}]},
             "spec.inputs[0].mode: a pod looks up the revision of the data before the ranks start, and this cluster has",
@@ -126,7 +129,9 @@ def test_a_directory_or_a_name_that_is_taken_is_refused(fields: dict[str, Any], 
         ({"outputs": [MODEL]}, "spec.outputs[0].path: outputs are kept in a claim, and this cluster has none for them"),
     ],
 )
-def test_a_cluster_without_a_claim_for_data_refuses_what_needs_it(fields: dict[str, Any], message: str) -> None:
+def test_a_cluster_without_an_image_or_a_claim_for_data_refuses_what_needs_it(
+    fields: dict[str, Any], message: str
+) -> None:
     life = started(job(**fields))
     condition = life.status.condition("Failed")
     assert condition

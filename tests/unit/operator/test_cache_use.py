@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from allranks.api.data import InputStatus
+from allranks.api.status import ReplicaRestarts, Status
 from allranks.cache_key import cache_key
 from allranks.core.model import Manifest
 from allranks.core.uploads import CacheUse
 from allranks.kube import compact_jobs
 from allranks.operator import cache_use as module
-from allranks.operator.cache_use import cache_use
-from support.builders import manifest
+from allranks.operator.cache_use import cache_use, fetches
+from support.builders import at, manifest
 
 
 def job(phase: str = "Running", namespace: str = "team", revision: str | None = "r1", **more: Any) -> Manifest:
@@ -44,3 +47,39 @@ def test_nothing_may_be_evicted_if_jobs_use_too_much_to_list(monkeypatch: pytest
     monkeypatch.setattr(module, "MOST_KEYS", 1)
     assert cache_use([job()], "team") is not None
     assert cache_use([job(), job(revision="r2")], "team") is None
+
+
+def test_the_time_of_the_oldest_job_that_uses_the_cache_is_given() -> None:
+    """A pod on a node evicts nothing that was used since then."""
+    jobs = [job(revision=each) for each in ("r1", "r2", None)]
+    for number, found in enumerate(jobs):
+        found["metadata"]["creationTimestamp"] = f"2026-03-0{5 - number}T10:00:00Z"
+    use = cache_use(jobs, "team")
+    assert use
+    assert use.oldest == datetime(2026, 3, 4, 10, tzinfo=UTC)
+
+
+RESTARTED = ReplicaRestarts(count=1, counted=True, restart_time=at(0))
+READY = InputStatus(name="data", state="Ready", revision="r1", location="Claim")
+ON_NODES = InputStatus(name="data", state="Ready", revision="r1", location="Node")
+
+
+@pytest.mark.parametrize(
+    ("status", "wanted"),
+    [
+        (Status(), False),
+        (Status(phase="Pending", inputs=[InputStatus(name="data")]), True),
+        (Status(phase="Queued", inputs=[InputStatus(name="data")]), True),
+        (Status(phase="Failed", inputs=[InputStatus(name="data")]), False),
+        (Status(phase="Pending", inputs=[READY]), False),
+        (Status(phase="Pending", inputs=[ON_NODES]), True),
+        (Status(phase="Queued", inputs=[ON_NODES]), False),
+        (Status(phase="Running", launched=True, inputs=[ON_NODES]), False),
+        (Status(phase="Running", launched=True, inputs=[ON_NODES], replica_restarts={"worker-0": RESTARTED}), True),
+        (Status(phase="Succeeded", inputs=[ON_NODES]), False),
+    ],
+)
+def test_the_jobs_of_a_namespace_are_read_only_when_a_pod_that_fetches_may_be_created(
+    status: Status, wanted: bool
+) -> None:
+    assert fetches(status) == wanted

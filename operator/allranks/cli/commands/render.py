@@ -48,7 +48,18 @@ Exit status:
     show_default=True,
     help="The URL that ranks report to; empty turns reports off.",
 )
-def render(files: tuple[str, ...], sets: tuple[str, ...], output: str, helper_image: str, report_url: str) -> None:
+@click.option(
+    "--data-image",
+    help="The image that fetches inputs in the pods of a pool with inputCache.  [default: that of --helper-image]",
+)
+def render(
+    files: tuple[str, ...],
+    sets: tuple[str, ...],
+    output: str,
+    helper_image: str,
+    report_url: str,
+    data_image: str | None,
+) -> None:
     """Print the objects that the operator creates for the first attempt of a job.
 
     The files must contain the TrainingPool that a job names. Owner references have a UID of zeros, because the API
@@ -66,7 +77,7 @@ def render(files: tuple[str, ...], sets: tuple[str, ...], output: str, helper_im
     for severity, text in loaded.notes():
         print_problem(severity, text)
     pairs = zip(loaded.jobs, pools, strict=True)
-    objects = [manifest for job, pool in pairs for manifest in rendered(job, helper_image, pool, report_url)]
+    objects = [each for job, pool in pairs for each in rendered(job, helper_image, pool, report_url, data_image)]
     if output == "json":
         click.echo("\n".join(json.dumps(manifest) for manifest in objects))
     else:
@@ -89,12 +100,17 @@ def _pools(loaded: Loaded) -> list[PoolSpec | None]:
 
 
 def rendered(
-    job: Job, helper_image: str = OPERATOR_IMAGE, pool: PoolSpec | None = None, report_url: str = REPORT_URL
+    job: Job,
+    helper_image: str = OPERATOR_IMAGE,
+    pool: PoolSpec | None = None,
+    report_url: str = REPORT_URL,
+    data_image: str | None = None,
 ) -> list[dict[str, Any]]:
     """The objects of the first attempt of a job, with its pool applied."""
     from allranks.api.status import Status
     from allranks.core.manifests import pods, scheduling
     from allranks.core.model import Platform
+    from allranks.core.uploads import DEFAULT_CACHE_BYTES, DataStore
 
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": NO_UID})})
     platform = Platform(
@@ -102,6 +118,7 @@ def rendered(
         node_lost_seconds=scheduling.NODE_LOST_SECONDS,
         pool=pool,
         report_url=report_url,
+        data=DataStore("", data_image or helper_image, DEFAULT_CACHE_BYTES) if pool and pool.input_cache else None,
     )
     objects = pods.objects(job, Status(), platform)
     return objects.companions + objects.pods

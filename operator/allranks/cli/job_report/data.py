@@ -38,6 +38,8 @@ class JobInput:
     """null until the data is there."""
     cached: bool | None
     """Whether the data was in the cache before."""
+    location: str | None = None
+    """Claim, Node or Pod: where a cluster fetches the data. With Node and Pod, Ready refers to the revision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ def inputs(job: Mapping[str, Any], status: Status) -> Iterator[JobInput]:
             sha256=state.sha256,
             bytes=state.bytes,
             cached=state.cached,
+            location=state.location,
         )
 
 
@@ -149,6 +152,8 @@ def _revision(one: JobInput) -> str:
 def _input_state(one: JobInput) -> str:
     if one.mounted:
         return "a volume"
+    if one.state == "Ready" and one.location in ("Node", "Pod"):
+        return f"each {one.location.lower()} fetches it"
     return f"{one.state}, from the cache" if one.cached else one.state
 
 

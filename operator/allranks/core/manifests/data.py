@@ -1,7 +1,8 @@
 """Inputs and outputs in the pods: a volume and variables for each.
 
 Inputs from a claim or an image are volumes everywhere. Others, and outputs, are directories of the claim in which a
-cluster keeps them (`transfers.py`), or of the run directory of a local run.
+cluster keeps them (`transfers.py`), or of the run directory of a local run. Without a claim, inputs are directories of
+the node or of the pod (`rank_fetches.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from allranks.api.data import Input, InputStatus, Output, OutputStatus
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core import resume_source
-from allranks.core.manifests import transfers
+from allranks.core.manifests import input_cache, transfers
 from allranks.core.model import Manifest, Platform
 
 _CHANNEL = "SM_CHANNEL_"
@@ -31,14 +32,19 @@ def output_volume(name: str) -> str:
 def volumes(job: Job, status: Status, platform: Platform) -> Iterator[tuple[str, str, Manifest, dict[str, Any]]]:
     """(name, mount path, source, further fields of the mount) of the training container's volumes. Several mounts may
     have the same volume."""
-    revisions = {each.name: each.revision for each in status.inputs}
+    states = {each.name: each for each in status.inputs}
     claim = _claim(platform)
     for each in job.spec.inputs or ():
         if each.path is None:
             continue
-        if claim and not each.mounted and not platform.local:
-            folder = f"inputs/{transfers.key_of(each, revisions.get(each.name))}/files"
-            yield transfers.VOLUME, each.path, claim, {"readOnly": True, "subPath": folder}
+        state = states.get(each.name)
+        if place := input_cache.place_of(each, state, job, platform):
+            folder = f"{transfers.key_of(each, state.revision if state else None)}/files"
+            if place.location == "Claim":
+                yield transfers.VOLUME, each.path, claim, {"readOnly": True, "subPath": f"inputs/{folder}"}
+            else:
+                volume = place.volume_source(job.namespace)
+                yield input_cache.VOLUME, each.path, volume, {"readOnly": True, "subPath": folder}
             continue
         source, mount = _source(each)
         yield input_volume(each.name), each.path, source, {"readOnly": True, **mount}
@@ -146,32 +152,26 @@ def _all(job: Job) -> Iterator[tuple[str, Any]]:
 
 
 def problems_on_clusters(job: Job, platform: Platform) -> list[tuple[str, str]]:
-    """(field path, message) of what a cluster without a claim for data cannot do."""
-    if platform.data and platform.data.claim:
-        return []
-    cure = "an administrator can name one with the operator's setting `data_claim`"
-    out = [
-        (
-            f"spec.inputs[{number}].from",
-            f"{each.scheme}:// is fetched into a claim, and this cluster has none for it: {cure}; claim:// and "
-            "image:// need none",
+    """(field path, message) of what a cluster without an image or a claim for data cannot do."""
+    out = []
+    if platform.data is None:
+        cure = (
+            "this cluster has no image for it: an administrator can name one with the operator's setting `data_image`"
         )
-        for number, each in enumerate(job.spec.inputs or ())
-        if not (each.mounted or each.streamed)
-    ]
-    out += [
-        (
-            f"spec.inputs[{number}].mode",
-            "a pod looks up the revision of the data before the ranks start, and this cluster has no image for it: an "
-            "administrator can name one with the operator's setting `data_image`",
-        )
-        for number, each in enumerate(job.spec.inputs or ())
-        if each.streamed and not platform.data
-    ]
-    out += [
-        (f"spec.outputs[{number}].path", f"outputs are kept in a claim, and this cluster has none for them: {cure}")
-        for number, _ in enumerate(job.spec.outputs or ())
-    ]
+        for number, each in enumerate(job.spec.inputs or ()):
+            where = f"spec.inputs[{number}]"
+            if each.streamed:
+                what = "a pod looks up the revision of the data before the ranks start"
+                out.append((f"{where}.mode", f"{what}, and {cure}"))
+            elif not each.mounted:
+                what = f"a pod fetches {each.scheme}:// before the ranks start"
+                out.append((f"{where}.from", f"{what}, and {cure}; claim:// and image:// need none"))
+    if platform.data is None or not platform.data.claim:
+        cure = "an administrator can name one with the operator's setting `data_claim`"
+        out += [
+            (f"spec.outputs[{number}].path", f"outputs are kept in a claim, and this cluster has none for them: {cure}")
+            for number, _ in enumerate(job.spec.outputs or ())
+        ]
     return out
 
 

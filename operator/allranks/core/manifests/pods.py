@@ -27,6 +27,7 @@ from allranks.core.manifests import (
     pod_group,
     pod_template,
     pool_template,
+    rank_fetches,
     report_env,
     resume,
     scheduling,
@@ -275,13 +276,17 @@ def _shared_part(
         spec["initContainers"] = init
     else:
         spec.pop("initContainers", None)
-    if platform.helper_pull_secrets and any(container["name"] == HELPER for container in init):
+    if platform.helper_pull_secrets and any(_has_our_image(container["name"]) for container in init):
         spec = merge(spec, {"imagePullSecrets": [{"name": name} for name in platform.helper_pull_secrets]})
     spec |= scheduling.added(job, spec, status, bool(pod_template.gpus(job, template, platform)), platform)
     spec |= gang.spec
     sidecars = [container for container in spec["containers"] if container["name"] != naming.TRAINER]
     defaults = report_env.defaults(job, platform, trainer.get("env", []))
     return _Shared(spec, trainer, sidecars, report_env.environment(job, platform), defaults, gang)
+
+
+def _has_our_image(container: str) -> bool:
+    return container == HELPER or container.startswith(rank_fetches.PREFIX)
 
 
 def _report_helper(job: Job, wiring: Wiring, user: Manifest, platform: Platform) -> tuple[str, ...]:
@@ -360,6 +365,7 @@ def _attachments(
         init.append(_helper_init_container(job, user, platform, unpacks=with_code))
     if with_code:
         volumes += [{"name": name, **source} for name, source in code.helper_volumes(job)]
+    init += rank_fetches.containers(job, status, platform, _compute_resources(user))
     security = {**_TRAINER_DEFAULTS["securityContext"], **(user.get("securityContext") or {})}
     if resumes:
         volumes += resume.volumes(status)

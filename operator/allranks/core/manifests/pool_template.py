@@ -15,6 +15,7 @@ from allranks.api.validation import template_problems
 from allranks.core import naming
 from allranks.core.manifests.strategic_merge import merge, without_nulls
 from allranks.core.model import Manifest, Platform
+from allranks.core.quantity import quantity
 from allranks.frameworks import FRAMEWORKS
 
 RESERVED = frozenset(name for framework in FRAMEWORKS.values() for name in framework.reserved_env)
@@ -83,10 +84,15 @@ def _holds(expression: LabelExpression, labels: Mapping[str, str]) -> bool:
 
 
 def problems(pool: PoolSpec) -> list[tuple[str, str]]:
-    """(field path, message) of mistakes inside the pool's template, which the CRD's schema does not check."""
+    """(field path, message) of mistakes that the CRD's schema does not check: inside the template, and quantities."""
     template: Any = pool.template or {}
     if out := list(template_problems(template, "spec.template")):
         return out
+    if pool.input_cache and pool.input_cache.size_limit is not None:
+        try:
+            quantity(str(pool.input_cache.size_limit))
+        except ValueError as error:
+            out.append(("spec.inputCache.sizeLimit", f"{error}: write it as 500Gi or 2T, for example"))
     for variable in _trainer(template).get("env") or ():
         if variable["name"] in RESERVED or variable["name"].startswith("ALLRANKS_"):
             where = "spec.template.spec.containers[trainer].env"

@@ -1,7 +1,8 @@
 """The pods that fetch inputs and upload outputs on a cluster: one for each input that is not a volume, and one for each
 output.
 
-An input that the program streams has such a pod as well, which only looks up its revision.
+An input that the program streams, or that the pods of ranks fetch (`rank_fetches.py`), has such a pod as well, which
+only looks up its revision.
 
 They have no GPU, no token and only the Secret of their own input or output. The claim of the setting `data_claim` holds
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from allranks.api.data import Input, Output
@@ -21,19 +22,16 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.cache_key import cache_key
 from allranks.core import naming
-from allranks.core.manifests import companions, pod_template, resume
+from allranks.core.manifests import companions, input_cache, pod_template, resume
 from allranks.core.manifests.provenance import provenance
 from allranks.core.model import Manifest, Platform, Pod
-from allranks.core.uploads import CacheUse, DataStore, checkpoint_of, of_checkpoint
+from allranks.core.uploads import UNSEEN, CacheUse, DataStore, checkpoint_of, of_checkpoint
 
 VOLUME = "allranks-data"
 REQUEST = "ALLRANKS_TRANSFER"
-UNSEEN = timedelta(minutes=10)
-"""Entries of the cache that were used since then are not evicted: a job may read them whose status the operator has not
-read yet, and the clocks of machines differ."""
-_COMMAND = ["python3", "-m", "allranks.data.pod"]
-_CACHE, _OUTPUTS, _TARGET, _CHECKPOINTS = "/cache", "/outputs", "/target", "/checkpoints"
-_CONTAINER: Manifest = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+COMMAND = ["python3", "-m", "allranks.data.pod"]
+CACHE, _OUTPUTS, _TARGET, _CHECKPOINTS = "/cache", "/outputs", "/target", "/checkpoints"
+CONTAINER: Manifest = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 GROUP = 65532
 """The group of all pods that mount the claim. The user of the image has the same number."""
 _RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
@@ -70,23 +68,27 @@ def fetch_pod(
 ) -> Manifest:
     name = fetch_name(job, each.name)
     security: Manifest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    if each.streamed:
+    place = input_cache.place(job, platform)
+    by_ranks = place is not None and place.location != "Claim"
+    if each.streamed or by_ranks:
         request: Manifest = {"act": "resolve", "uri": each.source, "revision": each.revision}
-        container = _container(request, each.secret, [], store, _CONTAINER)
+        if not each.streamed:
+            request |= {"sha256": each.sha256, "pin": True}
+        container = _container(request, each.secret, [], store, CONTAINER)
         return _pod(job, name, naming.FETCH, container, [], security, platform)
     request = {
         "act": "fetch",
         "uri": each.source,
         "revision": each.revision,
         "sha256": each.sha256,
-        "cache": _CACHE,
+        "cache": CACHE,
         "limit": store.cache_bytes,
         "used": list(use.keys) if use else None,
         "since": int((now - UNSEEN).timestamp()),
     }
     security |= _volume_group(_first_template(job, platform))
-    mounts = [{"name": VOLUME, "mountPath": _CACHE, "subPath": "inputs"}]
-    container = _container(request, each.secret, mounts, store, _CONTAINER)
+    mounts = [{"name": VOLUME, "mountPath": CACHE, "subPath": "inputs"}]
+    container = _container(request, each.secret, mounts, store, CONTAINER)
     return _pod(job, name, naming.FETCH, container, [_claim(VOLUME, store.claim)], security, platform)
 
 
@@ -154,7 +156,7 @@ def upload_pod(
     security = with_group(
         {"seccompProfile": {"type": "RuntimeDefault"}, **(template["spec"].get("securityContext") or {})}
     )
-    rights = _CONTAINER
+    rights = CONTAINER
     named = "runAsUser" in {*user, *security}
     if not named and (found := _user_of(ranks)):
         user["runAsUser"], group = found  # that of the image of the ranks
@@ -163,7 +165,7 @@ def upload_pod(
     elif not named and not (security.get("runAsNonRoot") or user.get("runAsNonRoot")):
         # No status names the user of the image of the ranks: only root can stand for it.
         user["runAsUser"] = 0
-        rights = {**_CONTAINER, "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}}
+        rights = {**CONTAINER, "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}}
     container = _container(request, output.secret, mounts, store, {**rights, **user})
     name = upload_name(job, output.name)
     made = _pod(job, name, naming.UPLOAD, container, volumes, security, platform)
@@ -189,7 +191,7 @@ def _container(
         # Kubelets, logs and the operator find the main container of every pod by this name.
         "name": naming.TRAINER,
         "image": store.image,
-        "command": _COMMAND,
+        "command": COMMAND,
         "env": [{"name": REQUEST, "value": json.dumps(request)}, {"name": "HOME", "value": "/tmp"}],
         **({"envFrom": [{"secretRef": {"name": secret}}]} if secret else {}),
         "resources": _RESOURCES,

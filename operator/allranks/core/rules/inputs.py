@@ -1,15 +1,13 @@
-"""Inputs that a cluster fetches: the status has what was fetched before pods of ranks exist, which read it."""
+"""Inputs that a cluster fetches: the status has what was fetched, or its revision, before pods of ranks exist."""
 
 from __future__ import annotations
 
+from allranks.api.data import InputStatus
 from allranks.core import transfers, transitions
-from allranks.core.model import Event
+from allranks.core.model import INPUT_FAILED, Event
 from allranks.core.rules import Outcome, write
 from allranks.core.snapshot import Snapshot
 from allranks.core.status_update import changed
-
-FAILED = "InputFailed"
-"""Reason of the condition Failed."""
 
 
 def receive(snapshot: Snapshot) -> Outcome:
@@ -20,10 +18,27 @@ def receive(snapshot: Snapshot) -> Outcome:
     inputs, errors = transfers.received(o)
     if errors:
         message = "; ".join(errors)
-        failed = transitions.fail(o.job, changed(o.status, inputs=inputs), FAILED, message, o.now)
-        return write(failed, Event(FAILED, message, warning=True))
+        failed = transitions.fail(o.job, changed(o.status, inputs=inputs), INPUT_FAILED, message, o.now)
+        return write(failed, Event(INPUT_FAILED, message, warning=True))
     news = [new for old, new in zip(o.status.inputs, inputs, strict=True) if old.state != new.state]
     if not news:
         return None
-    texts = (f"input {each.name} is ready: {each.bytes} bytes, revision {each.revision}" for each in news)
-    return write(changed(o.status, inputs=inputs), *(Event("Fetched", text) for text in texts))
+    return write(changed(o.status, inputs=inputs), *(_event(each) for each in news))
+
+
+def _event(each: InputStatus) -> Event:
+    what = f"{each.bytes} bytes, revision {each.revision}"
+    if each.location in ("Node", "Pod"):
+        return Event("RevisionFound", f"input {each.name} is fetched by each {each.location.lower()}: {what}")
+    return Event("Fetched", f"input {each.name} is ready: {what}")
+
+
+def fail_in_pods(snapshot: Snapshot) -> Outcome:
+    """Fails a job if a pod says that its inputs cannot be fetched."""
+    o = snapshot.observed
+    pod = next((pod for pod in snapshot.pods.values() if pod.waiting_reason == INPUT_FAILED), None)
+    if pod is None:
+        return None
+    message = f"{pod.waiting_message} (pod {pod.name} on node {pod.node})"
+    failed = transitions.fail(o.job, snapshot.summary, INPUT_FAILED, message, o.now)
+    return write(failed, Event(INPUT_FAILED, message, warning=True))
