@@ -95,7 +95,7 @@ def fetch_pod(
 def check_pod(job: Job, output: Output, platform: Platform, store: DataStore) -> Manifest:
     """Asks whether files can be written to the destination of an output. It has no volume."""
     security: Manifest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    container = _container({"act": "check", "to": output.to}, output.secret, [], store, _CONTAINER)
+    container = _container({"act": "check", "to": output.to}, output.secret, [], store, CONTAINER)
     return _pod(job, check_name(job, output.name), naming.UPLOAD, container, [], security, platform)
 
 
