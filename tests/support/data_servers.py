@@ -47,6 +47,10 @@ def http_server(behaviour: Behaviour, address: str = "127.0.0.1") -> Iterator[st
         def do_HEAD(self) -> None:
             self.do_GET()
 
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.do_GET()
+
         def do_GET(self) -> None:
             wanted = self.headers.get("Range")
             behaviour.requests.append((self.path, wanted))
