@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
 import socket
 import subprocess
 import time
@@ -10,6 +12,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 TOOLS = Path(__file__).parents[2] / "tools"
 SECONDS = 120.0
@@ -33,6 +37,8 @@ def gcs_server(address: str = "127.0.0.1") -> Iterator[str]:
 @contextlib.contextmanager
 def azure_server(address: str = "127.0.0.1") -> Iterator[str]:
     """Yields the URL of a server that speaks the protocol of Azure's blobs, and checks keys and signatures."""
+    if shutil.which("npm") is None:
+        pytest.skip("needs npm, which installs Azurite")
     port, url = free_port(address)
     # Clients on PyPI may name a newer version of the API than Azurite has.
     options = ("--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck", "--silent")
@@ -51,6 +57,23 @@ def azure_environment(url: str, login: str = f"AccountKey={KEY}") -> dict[str, s
     scheme = url.partition("://")[0]
     text = f"DefaultEndpointsProtocol={scheme};AccountName={ACCOUNT};{login};BlobEndpoint={url};"
     return {"AZURE_STORAGE_CONNECTION_STRING": text}
+
+
+def google_key(url: str) -> dict[str, str]:
+    """The JSON key of a service account, whose tokens come from `url`/token."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    private = rsa.generate_private_key(public_exponent=65537, key_size=2048).private_bytes(*form).decode()
+    more = {"client_email": "reader@birds.iam.gserviceaccount.com", "token_uri": f"{url}/token", "project_id": "birds"}
+    return {"type": "service_account", "private_key_id": "1", "private_key": private, "client_id": "1", **more}
+
+
+def token_answer(token: str) -> tuple[int, dict[str, str], bytes]:
+    """What Google answers to who has a key."""
+    body = {"access_token": token, "expires_in": 3600, "token_type": "Bearer"}
+    return 200, {"Content-Type": "application/json"}, json.dumps(body).encode()
 
 
 def tool(name: str, *words: str) -> Path:

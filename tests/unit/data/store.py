@@ -51,6 +51,11 @@ class Store:
     def fs(self) -> Any:
         return filesystem(self.uri)
 
+    def create(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # adlfs says that there is no such container
+            self.fs.mkdir(self.bucket)
+
     def put(self, **objects: bytes) -> None:
         for key, content in objects.items():
             self.fs.pipe_file(f"{self.bucket}/{key.replace('__', '/')}", content)
@@ -72,12 +77,10 @@ def server(scheme: str) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def empty(server: Server) -> Iterator[Store]:
-    """With the environment that `server` needs."""
+    """The variables of `server` must be set."""
     assert server.environment.items() <= os.environ.items()
     made = Store(server, f"data-{next(_NUMBERS)}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # adlfs says that there is no such container
-        made.fs.mkdir(made.bucket)
+    made.create()
     yield made
     way = server.way
     way.cut_after, way.cuts, way.answer, way.received = None, 0, None, 0

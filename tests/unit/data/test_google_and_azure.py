@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +22,14 @@ from allranks.data.object_source import ObjectSource
 from allranks.data.upload import MANIFEST, PROVENANCE, ObjectTarget, upload
 from allranks.errors import DataError
 from support.data_servers import Behaviour, http_server
-from support.store_servers import KEY, azure_environment
+from support.store_servers import KEY, azure_environment, google_key, token_answer
 from unit.data.store import Store
 from unit.data.test_fetch import files_of, get
 from unit.data.test_object_stores import Fails, output
 from unit.data.test_pod import Claim, outputs, saving
 
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")]  # gcsfs
+EXAMPLES = Path(__file__).parents[3] / "examples"
 CONTENT = bytes(range(256)) * 4096
 
 
@@ -211,17 +213,6 @@ def test_azure_accepts_a_signature_and_says_why_it_rejects_credentials(
     assert message().startswith(f"{uri}: there are no credentials: set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STOR")
 
 
-def google_key(url: str) -> dict[str, str]:
-    """The JSON key of a service account, whose tokens come from `url`."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import rsa
-
-    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    private = rsa.generate_private_key(public_exponent=65537, key_size=2048).private_bytes(*form).decode()
-    more = {"client_email": "reader@birds.iam.gserviceaccount.com", "token_uri": f"{url}/token", "project_id": "birds"}
-    return {"type": "service_account", "private_key_id": "1", "private_key": private, "client_id": "1", **more}
-
-
 def test_google_accepts_a_key_in_a_variable_and_says_why_it_rejects_credentials(
     gs: Store, cache, tmp_path, monkeypatch: pytest.MonkeyPatch, impatient
 ) -> None:
@@ -231,9 +222,6 @@ def test_google_accepts_a_key_in_a_variable_and_says_why_it_rejects_credentials(
     uri = f"{gs.uri}/x"
     tokens = Behaviour()
 
-    def answer(status: int, **body: object) -> tuple[int, dict[str, str], bytes]:
-        return status, {"Content-Type": "application/json"}, json.dumps(body).encode()
-
     def message() -> str:
         with pytest.raises(DataError) as caught:
             get(cache, uri)
@@ -241,7 +229,7 @@ def test_google_accepts_a_key_in_a_variable_and_says_why_it_rejects_credentials(
         return str(caught.value)
 
     with http_server(tokens) as url:
-        tokens.answers["/token"] = lambda _: answer(200, access_token="abc", expires_in=3600, token_type="Bearer")
+        tokens.answers["/token"] = lambda _: token_answer("abc")
         variable = json.dumps({"token": google_key(url)})  # as the Secret of the guide has it
         request = json.dumps({"uri": uri, "cache": str(tmp_path / "other"), "limit": 1 << 30})
         command = [sys.executable, "-m", "allranks.data.program", "fetch"]
@@ -250,8 +238,8 @@ def test_google_accepts_a_key_in_a_variable_and_says_why_it_rejects_credentials(
         assert json.loads(done.stdout.splitlines()[-1])["entry"]["bytes"] == 1, done.stdout + done.stderr
         assert gs.way.logins == {"Bearer abc"}
         monkeypatch.setitem(conf, "gs", json.loads(variable))
-        error = "Token has been expired or revoked."
-        tokens.answers["/token"] = lambda _: answer(400, error="invalid_grant", error_description=error)
+        expired = {"error": "invalid_grant", "error_description": "Token has been expired or revoked."}
+        tokens.answers["/token"] = lambda _: (400, {}, json.dumps(expired).encode())
         assert message().startswith(f"{uri}: the credentials have expired: renew them (Invalid Credentials, 401: ")
         monkeypatch.setitem(conf, "gs", {"token": {"type": "service_account"}})
         assert message() == (
@@ -267,6 +255,31 @@ def test_google_accepts_a_key_in_a_variable_and_says_why_it_rejects_credentials(
             f"{uri}: access is denied: check the credentials (GOOGLE_APPLICATION_CREDENTIALS or"
         )
         assert text in message()
+
+
+def test_the_example_runs_here(store: Store, tmp_path) -> None:
+    """`allranks run` with ranks, which are processes."""
+    scheme, folder = store.server.scheme, EXAMPLES / "data"
+    table = (EXAMPLES.parent / "train" / "data" / "penguins.csv").read_bytes()
+    birds, models = (Store(store.server, name) for name in ("birds", "models"))
+    for each in (birds, models):
+        each.create()
+    birds.put(**{"penguins__penguins.csv": table})
+    command = [
+        sys.executable,
+        "-m",
+        "allranks",
+        "run",
+        str(folder / f"{scheme}.yaml"),
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
+    environ = {**os.environ, "ALLRANKS_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "input data was fetched in" in done.stdout
+    names = ("rank-0.json", "rank-1.json", MANIFEST, PROVENANCE)
+    assert set(models.keys()) == {f"penguins/{name}" for name in names}
 
 
 def test_the_archive_has_the_same_files(store: Store) -> None:
