@@ -229,8 +229,8 @@ def test_a_job_reads_from_google_and_writes_to_azure_with_a_secret_for_each(
         client = azure_client(secrets["azure"])
         client.create_container("models")
         folder = REPOSITORY / "examples" / "data"
-        [reads], [writes] = ([yaml.safe_load(of_tests((folder / f"{name}.yaml").read_text()))] for name in ("gs", "az"))
-        reads["spec"]["outputs"] = writes["spec"]["outputs"]
+        reads, writes = (yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("gs", "az"))
+        reads["spec"] |= {"image": image("data"), "outputs": writes["spec"]["outputs"]}
         job = tmp_path / "job.yaml"
         job.write_text(yaml.safe_dump(reads))
         output(team, "submit", str(job), "--code", str(folder))
