@@ -50,10 +50,8 @@ _CREDENTIALS = {
 _NONE = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "LocalTokenNotFoundError")
 _NOT_GIVEN = "Must provide either a connection_string or account_name"
 _DENIED = ("GatedRepoError", "AzureSigningError", "NonRetryableError")
-_DENIED_TEXTS = (
-    "Forbidden: ",
-    "unable to connect to account",
-)  # gcsfs: an OSError without a number; adlfs: a ValueError
+_DENIED_TEXTS = ("Forbidden: ", "unable to connect to account")
+"""Of an OSError without a number of gcsfs, and of a ValueError of adlfs."""
 
 
 class TemporaryError(DataError):

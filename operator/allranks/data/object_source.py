@@ -33,7 +33,10 @@ def filesystem(uri: str) -> Any:
     # Listings must not come from a cache: they decide about the revision.
     try:
         found = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True)
-    except KeyError as error:  # gcsfs looks for a refresh token in what is no key
+    except KeyError as error:
+        if scheme != "gs":
+            raise
+        # gcsfs looks for a refresh token in what is no key.
         hint = 'set FSSPEC_GS to {"token": KEY}, where KEY is the JSON key of a service account'
         raise DataError(f"{uri}: the credentials cannot be read: {hint}") from error
     if scheme == "az":
