@@ -8,7 +8,7 @@ usual=1.37 # version of Kubernetes that tests run on
 usage() {
   cat <<USAGE
 usage: tools/go-tools.sh controlplane | scheduler | node [VERSION]
-       tools/go-tools.sh kueue | coscheduling | addons | helm | helm3 | untt | argo | bench | peers
+       tools/go-tools.sh kueue | coscheduling | addons | helm | helm3 | untt | argo | bench | peers | gcs
        (controlplane, helm, helm3: tools/controlplane.sh [VERSION], tools/helm.sh [3] as well)
 
 Builds the programs into a directory of \$ALLRANKS_CACHE, and prints that directory as the only line on stdout:
@@ -25,6 +25,7 @@ Builds the programs into a directory of \$ALLRANKS_CACHE, and prints that direct
   argo          workflow-controller, argoexec, and the manifests that install them
   bench         raw, which posts objects as fast as the API server accepts them
   peers         training-operator for comparison in benchmarks, and its CRDs
+  gcs           fake-gcs-server, which answers like Google Cloud Storage
 Programs that were built before are reused. On two idle cores the control plane takes 4 minutes, helm, untt, node and addons
 2 minutes more (they share packages), argo and peers 3 to 4 minutes each. Go needs 4 GB of disk.
 
@@ -40,7 +41,7 @@ main() {
   repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   case ${1-} in
     -h | --help) usage; exit 0 ;;
-    controlplane | scheduler | node | kueue | coscheduling | addons | helm | helm3 | untt | argo | bench | peers)
+    controlplane | scheduler | node | kueue | coscheduling | addons | helm | helm3 | untt | argo | bench | peers | gcs)
       name=$1 kubernetes=${2-} ;;
     *) usage >&2; exit 2 ;;
   esac
@@ -177,6 +178,10 @@ build_untt() {
   compile '-X github.com/helm-unittest/helm-unittest/internal/build.version=1.1.2' \
     github.com/helm-unittest/helm-unittest/cmd/helm-unittest
   mv "$work/bin/helm-unittest" "$work/bin/untt"
+}
+
+build_gcs() {
+  compile '' github.com/fsouza/fake-gcs-server
 }
 
 build_node() {

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import threading
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 import pytest
 import yaml
 
 from support.data_servers import Behaviour, http_server, s3_environment, s3_server
+from support.store_servers import (
+    azure_environment,
+    azure_server,
+    gcs_environment,
+    gcs_server,
+    google_key,
+    token_answer,
+)
 
 from .cluster import REPOSITORY, Cluster
 from .command_line import output
-from .jobs import Team, claim_of, example, of_tests, training
+from .jobs import Team, claim_of, example, image, of_tests, training
 from .release import DATA_CLAIM
 from .watching import PodWatch, watched
 
@@ -164,3 +175,88 @@ def test_a_job_starts_from_the_checkpoints_of_another_one(team: Team) -> None:
     copied = team.kubectl("logs", f"{job}-worker-0-0", "-c", "allranks-resume")
     assert copied.startswith("the checkpoints of penguins-pytorch are copied: ")
     assert team.kubectl("logs", f"{job}-worker-1-0", "-c", "allranks-resume") == ""
+
+
+def test_ranks_stream_tables_from_s3_with_the_credentials_of_a_secret(team: Team, s3: Any, tmp_path: Path) -> None:
+    """The example in the image for data, which has the package of the protocol. The namespace has no claim."""
+    first, *rows = TABLE.read_text().splitlines(keepends=True)
+    for number in range(5):
+        s3.put_object(Bucket="birds", Key=f"tables/{number}.csv", Body=(first + "".join(rows[number::5])).encode())
+    folder = REPOSITORY / "examples" / "data"
+    manifest = yaml.safe_load((folder / "stream.yaml").read_text())
+    manifest["spec"] |= {"image": image("data"), "packages": None}
+    manifest["spec"]["inputs"][0]["secret"] = "s3"
+    job = tmp_path / "job.yaml"
+    job.write_text(yaml.safe_dump(manifest))
+    with watched(team) as watch:
+        output(team, "submit", str(job), "--code", str(folder))
+        status = team.completes("penguins-stream")
+    [found] = status["inputs"]
+    assert found["state"] == "Ready"
+    assert found["revision"].startswith("list:")
+    ranks, lookup = [f"penguins-stream-worker-{index}-0" for index in (0, 1)], "penguins-stream-fetch-data"
+    assert all(created(watch, rank) >= ended(watch, lookup) for rank in ranks)
+    logs = [team.kubectl("logs", rank) for rank in ranks]
+    assert [log.split(":")[0] for log in logs] == ["3 of 5 tables", "2 of 5 tables"]
+    counts = [ast.literal_eval(log.partition(": ")[2].strip()) for log in logs]
+    assert sum(sum(count.values()) for count in counts) == len(rows)
+    pod = team.get("pod", ranks[0])
+    assert not [volume for volume in pod["spec"]["volumes"] if "persistentVolumeClaim" in volume]
+    # The objects are others than at the time of the revision.
+    s3.put_object(Bucket="birds", Key="tables/0.csv", Body=first.encode())
+    changed = training("changed", "true", inputs=[{**manifest["spec"]["inputs"][0], "revision": found["revision"]}])
+    late = team.start(changed)
+    team.wait(f"dt/{late}", "--for=jsonpath={.status.completionTime}")
+    failed = next(each for each in team.status(late)["conditions"] if each["type"] == "Failed")
+    assert failed["reason"] == "InputFailed"
+    assert "s3://birds/tables: the data was changed" in failed["message"]
+
+
+def test_a_job_reads_from_google_and_writes_to_azure_with_a_secret_for_each(
+    team: Team, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Its input is that of examples/data/gs.yaml, and its output that of az.yaml, with Secrets as these files say."""
+    team.kubectl("apply", "-f", "-", input=json.dumps(claim_of(DATA_CLAIM)))
+    tokens = Behaviour(answers={"/token": lambda _: token_answer("abc")})
+    here = cluster.our_address
+    with gcs_server(here) as google, azure_server(here) as azure, http_server(tokens, here) as login:
+        key = json.dumps({"token": google_key(login)})
+        secrets = {"google": {**gcs_environment(google), "FSSPEC_GS": key}, "azure": azure_environment(azure)}
+        for name, variables in secrets.items():
+            given = (f"--from-literal={variable}={value}" for variable, value in variables.items())
+            team.kubectl("create", "secret", "generic", name, *given)
+        put_into_google(google, "birds", "penguins/penguins.csv", TABLE.read_bytes())
+        client = azure_client(secrets["azure"])
+        client.create_container("models")
+        folder = REPOSITORY / "examples" / "data"
+        reads, writes = (yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("gs", "az"))
+        reads["spec"] |= {"image": image("data"), "outputs": writes["spec"]["outputs"]}
+        job = tmp_path / "job.yaml"
+        job.write_text(yaml.safe_dump(reads))
+        output(team, "submit", str(job), "--code", str(folder))
+        status = team.completes("penguins-gs")
+        assert tokens.requests, "the key was not used"
+        [fetched], [uploaded] = status["inputs"], status["outputs"]
+        assert (fetched["state"], fetched["bytes"]) == ("Ready", TABLE.stat().st_size)
+        assert (uploaded["state"], uploaded["files"]) == ("Uploaded", 2)
+        models = client.get_container_client("models")
+        body = json.loads(models.download_blob("penguins/allranks-manifest.json").readall())
+        assert {file["name"] for file in body["files"]} == {"rank-0.json", "rank-1.json"}
+        models.close()
+        client.close()
+
+
+def put_into_google(url: str, bucket: str, name: str, content: bytes) -> None:
+    """Uses Google's JSON API."""
+    for path, data in (
+        ("storage/v1/b?project=birds", json.dumps({"name": bucket}).encode()),
+        (f"upload/storage/v1/b/{bucket}/o?uploadType=media&name={quote(name, safe='')}", content),
+    ):
+        urlopen(Request(f"{url}/{path}", data, method="POST"), timeout=60).close()
+
+
+def azure_client(environment: dict[str, str]) -> Any:
+    from azure.storage.blob import BlobServiceClient
+
+    text = environment["AZURE_STORAGE_CONNECTION_STRING"]
+    return BlobServiceClient.from_connection_string(text, api_version="2025-11-05")

@@ -44,7 +44,7 @@ def programs(extra: str) -> set[str]:
     return {point.name for point in points if point.group in ("console_scripts", "gui_scripts")}
 
 
-EXTRAS = ["", "cli", "ui", "watch", "login", "python", "data", "sweeps"]
+EXTRAS = ["", "cli", "ui", "watch", "login", "python", "data", "gs", "az", "sweeps"]
 
 
 def test_the_table_has_the_extras_of_users():

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
+from datetime import UTC, datetime
 from importlib.util import find_spec
+from urllib.parse import unquote
 
 from allranks.errors import DataError
-from allranks.extras import install_command
+from allranks.extras import Extra, install_command
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _EXPIRED = ("expired", "expiredtoken", "tokenrefreshrequired")
-# Names of exceptions of aiohttp, botocore, httpx and the hub's client, which are not imported here.
+# Names of exceptions of aiohttp, requests, httpx and the clients of stores, which are not imported here.
 _TEMPORARY = (
+    "ChecksumError",
+    "ChunkedEncodingError",
     "ClientConnectionError",
     "ClientPayloadError",
     "ConnectError",
     "ConnectTimeout",
     "ConnectTimeoutError",
+    "ConnectionError",
     "EndpointConnectionError",
     "HTTPClientError",
     "IncompleteRead",
+    "IncompleteReadError",
     "ReadError",
     "ReadTimeout",
     "ReadTimeoutError",
@@ -27,14 +35,23 @@ _TEMPORARY = (
     "RemoteProtocolError",
     "ResponseStreamingError",
     "ServerDisconnectedError",
+    "ServiceRequestError",
+    "ServiceResponseError",
+    "Timeout",
+    "TransportError",
 )
 _STATUS = {401: "permission", 403: "permission", 404: "missing", 410: "missing"}
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-    "az": "AZURE_STORAGE_CONNECTION_STRING",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS or FSSPEC_GS",
+    "az": "AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "hf": "HF_TOKEN",
 }
+_NONE = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "LocalTokenNotFoundError")
+_NOT_GIVEN = "Must provide either a connection_string or account_name"
+_DENIED = ("GatedRepoError", "AzureSigningError", "NonRetryableError")
+_DENIED_TEXTS = ("Forbidden: ", "unable to connect to account")
+"""Of an OSError without a number of gcsfs, and of a ValueError of adlfs."""
 
 
 class TemporaryError(DataError):
@@ -58,20 +75,24 @@ def explain(error: BaseException, uri: str) -> DataError:
     if isinstance(error, DataError):
         return error
     scheme = uri.partition("://")[0]
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    text = " ".join(str(error).split()) or type(error).__name__
-    if len(text) > 300:
-        text = text[:297] + "..."
-    status = _status(error)
+    text, status = _text(error), _status(error)
+    # Azure's client wraps connections that break.
+    chain = (error, error.__cause__) if error.__cause__ and not status else (error,)
+    kinds = {kind.__name__ for each in chain for kind in type(each).__mro__}
     kind = _STATUS.get(status, "")
     credentials = _CREDENTIALS.get(scheme, "the variables with them")
-    if kinds & {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "LocalTokenNotFoundError"}:
+    if kinds & set(_NONE) or _NOT_GIVEN in text:
         return DataError(f"{uri}: there are no credentials: set {credentials}")
     if any(word in text.lower() for word in _EXPIRED):
         return DataError(f"{uri}: the credentials have expired: renew them ({text})")
     if "RevisionNotFoundError" in kinds:
         return DataError(f"{uri}: there is no such revision")
-    if isinstance(error, PermissionError) or kind == "permission" or "GatedRepoError" in kinds:
+    forbidden = kind == "permission" or isinstance(error, PermissionError) or text.startswith(_DENIED_TEXTS)
+    if forbidden or kinds & set(_DENIED):
+        if scheme == "az" and (end := _end_of_signature()) and end < datetime.now(UTC):
+            return DataError(
+                f"{uri}: the credentials have expired: the shared access signature ended at {end}: renew it"
+            )
         return DataError(f"{uri}: access is denied: check the credentials ({credentials}): {text}")
     if isinstance(error, FileNotFoundError) or kind == "missing" or "RepositoryNotFoundError" in kinds:
         return DataError(f"{uri}: there is no such object, or it is not visible with these credentials")
@@ -84,17 +105,40 @@ def explain(error: BaseException, uri: str) -> DataError:
     return UnknownError(f"{uri}: {text}")
 
 
+def _text(error: BaseException) -> str:
+    """One line. Azure's client adds the number of the request, and the answer as XML."""
+    text = " ".join(str(error).partition("\nRequestId:")[0].split()) or type(error).__name__
+    if type(error.__cause__).__name__ == "RefreshError":  # gcsfs says "Invalid Credentials" only
+        text = f"{text}: {error.__cause__}"
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
 def _status(error: BaseException) -> int:
     """The HTTP status; 0 without one."""
-    for value in (getattr(error, "code", None), getattr(getattr(error, "response", None), "status_code", None)):
+    values = [getattr(error, name, None) for name in ("code", "status_code", "status")]
+    for value in (*values, getattr(getattr(error, "response", None), "status_code", None)):
         if isinstance(value, int):
             return value
     return 0
+
+
+def _end_of_signature() -> datetime | None:
+    """When the shared access signature of the environment ends. Azure does not say that it is the reason."""
+    names = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN")
+    for value in (os.environ.get(name, "") for name in names):
+        if found := re.search(r"[?&=;]se=([^&;]+)", f"?{value}"):
+            try:
+                end = datetime.fromisoformat(unquote(found[1]))
+            except ValueError:
+                continue
+            return end if end.tzinfo else end.replace(tzinfo=UTC)
+    return None
 
 
 def need(uri: str, *packages: str) -> None:
     """Raises DataError if a Python package for `uri` is missing."""
     for package in packages:
         if find_spec(package) is None:
-            extra = install_command("data") if package not in ("gcsfs", "adlfs") else f"pip install {package}"
-            raise DataError(f"{uri}: {uri.partition('://')[0]}:// needs the Python package {package}: {extra}")
+            extra: Extra = "gs" if package == "gcsfs" else "az" if package == "adlfs" else "data"
+            command = install_command(extra)
+            raise DataError(f"{uri}: {uri.partition('://')[0]}:// needs the Python package {package}: {command}")

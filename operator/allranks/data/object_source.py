@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,7 +15,8 @@ from allranks.errors import DataError
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
 RANGE = 8 << 20
 """Bytes of one request."""
-_TAGS = ("ETag", "etag", "generation", "md5Hash", "mtime", "last_modified", "LastModified")
+_TAGS = ("ETag", "md5Hash", "generation", "etag", "mtime", "last_modified", "LastModified")
+"""The first one that a file system has. Google's etag also changes with the metadata of an object."""
 
 
 def filesystem(uri: str) -> Any:
@@ -21,8 +25,31 @@ def filesystem(uri: str) -> Any:
     need(uri, "fsspec", PACKAGES[scheme])
     import fsspec
 
+    if scheme == "gs":
+        # Otherwise gcsfs asks for the type of the bucket by gRPC, and logs a warning before each request if it may not.
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+        if "GCSFS_DEBUG" not in os.environ:
+            logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # the errors that it logs are raised as well
     # Listings must not come from a cache: they decide about the revision.
-    return fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True)
+    try:
+        found = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True)
+    except KeyError as error:
+        if scheme != "gs":
+            raise
+        # gcsfs looks for a refresh token in what is no key.
+        hint = 'set FSSPEC_GS to {"token": KEY}, where KEY is the JSON key of a service account'
+        raise DataError(f"{uri}: the credentials cannot be read: {hint}") from error
+    if scheme == "az":
+        _shorten_retries(found)
+    return found
+
+
+def _shorten_retries(fs: Any) -> None:
+    """Azure's client waits for up to 3 minutes before it says that a server cannot be reached. Transfers have tries of
+    their own. adlfs has no option for it."""
+    with contextlib.suppress(AttributeError):
+        policy = fs.service_client._config.retry_policy
+        policy.total_retries, policy.initial_backoff, policy.increment_base = 2, 1, 2
 
 
 class ObjectSource:
@@ -37,7 +64,9 @@ class ObjectSource:
         self._paths: dict[str, str] = {}
 
     def resolve(self, revision: str | None) -> Listing:
-        found: dict[str, Mapping[str, Any]] = self._fs.find(self._root, detail=True)
+        found: Mapping[str, Mapping[str, Any]] | list[str] = self._fs.find(self._root, detail=True)
+        if isinstance(found, list):  # adlfs, for one object
+            found = {path: self._fs.info(path) for path in found}
         files = checked(self.uri, (self._file(path, info) for path, info in found.items() if not path.endswith("/")))
         if not files:
             raise DataError(f"{self.uri}: there is no such object, and none below it")

@@ -80,9 +80,10 @@ class ObjectTarget:
 
     def size(self, name: str) -> int | None:
         try:
-            return int(self._fs.info(f"{self._root}/{name}")["size"])
+            found = self._fs.info(f"{self._root}/{name}")
         except FileNotFoundError:
             return None
+        return int(found["size"]) if found["type"] == "file" else None
 
     def put(self, path: Path, name: str) -> None:
         self._fs.put_file(str(path), f"{self._root}/{name}")

@@ -344,9 +344,12 @@ def test_credentials_are_not_sent_to_another_host(web, url) -> None:
     assert web.authorization == ["Bearer secret"] * 3
 
 
-def test_a_missing_package_is_named_with_the_command(cache) -> None:
-    with pytest.raises(DataError, match=r"gs://b/x: gs:// needs the Python package gcsfs: pip install gcsfs"):
+def test_a_missing_package_is_named_with_the_command(cache, monkeypatch) -> None:
+    monkeypatch.setattr("allranks.data.errors.find_spec", lambda name: None if name in ("gcsfs", "adlfs") else name)
+    with pytest.raises(DataError, match=r"gs://b/x: gs:// needs the Python package gcsfs: pip install .*\[cli,gs\]'$"):
         get(cache, "gs://b/x")
+    with pytest.raises(DataError, match=r"az://b/x: az:// needs the Python package adlfs: pip install .*\[cli,az\]'$"):
+        get(cache, "az://b/x")
 
 
 def repository(folder: Path) -> str:

@@ -181,9 +181,9 @@ def test_examples_find_their_programs_and_their_image(image):
     ("image", "extras"),
     [
         ("operator", ["operator"]),
-        ("ui", ["cli", "ui", "archive"]),
-        ("data", ["cli", "data"]),
-        ("archiver", ["archive"]),
+        ("ui", ["cli", "ui", "archive", "gs", "az"]),
+        ("data", ["cli", "data", "gs", "az"]),
+        ("archiver", ["archive", "gs", "az"]),
     ],
 )
 def test_an_image_has_the_packages_of_its_extras_and_no_client(image, extras):
