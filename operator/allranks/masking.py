@@ -10,13 +10,15 @@ MASK = "<masked>"
 
 _WORDS = r"(?:TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|KEY)"
 _SECRET_NAME = re.compile(rf"(?:^|_|-){_WORDS}(?:$|_|-)|{_WORDS}$", re.IGNORECASE)
-_ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_-]*)=(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\";&|]+)")
+_NAME = r"(?<![A-Za-z0-9_-])(?P<name>[A-Za-z0-9_-]++)"
+"""Begins where nothing of it is left out, and is not tried again: a line that is one long word takes no longer."""
+_ASSIGNMENT = re.compile(_NAME + r"=(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\";&|]+)")
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 _PAIR = re.compile(
-    r"(?P<name>[A-Za-z_][A-Za-z0-9_-]*)(?P<between>[\"']?\s*:\s*)(?P<quote>[\"'])(?P<value>[^\"']+)(?P=quote)"
+    _NAME + r"(?P<between>[\"']?\s*:\s*)(?P<quote>[\"'])(?P<value>[^\"']+)(?P=quote)"
 )
 _LITERAL = re.compile(
-    r"(?P<name>[A-Za-z_][A-Za-z0-9_-]*)(?P<between>[\"']?\]?\s*(?::\s*[A-Za-z_][A-Za-z0-9_.]*\s*)?=\s*[rbfuRBFU]{0,2})"
+    _NAME + r"(?P<between>[\"']?\]?\s*(?::\s*[A-Za-z_][A-Za-z0-9_.]*\s*)?=\s*[rbfuRBFU]{0,2})"
     r"(?P<quote>[\"'])(?P<value>[^\"'\n]+)(?P=quote)"
 )
 """`password = "..."`, also of an item of a dictionary and with a type."""
@@ -25,7 +27,7 @@ _TOKENS = re.compile(
     r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}"  # AWS
     r"|gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{22,}|glpat-[A-Za-z0-9_-]{20,}"
     r"|hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|xox[abprs]-[A-Za-z0-9-]{10,}"
-    r"|eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+)"  # JWT, such as tokens of service accounts
+    r"|eyJ[A-Za-z0-9_-]{8,1024}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+)"  # JWT, such as tokens of service accounts
 )
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _SHORTEST = 6

@@ -21,6 +21,7 @@ TOKEN = "ghp_" + "a1B2" * 10
         ("AKIAIOSFODNN7EXAMPLE is the key", "<masked> is the key"),
         ("hf_" + "x" * 34, "<masked>"),
         ("postgres://me:pass@db/x", "postgres://<masked>@db/x"),
+        ("train --api-token=abcdef1 --2nd-key=abcdef2", "train --api-token=<masked> --2nd-key=<masked>"),
     ],
 )
 def test_secrets_are_masked(line: str, masked: str):
@@ -39,6 +40,12 @@ def test_secrets_are_masked(line: str, masked: str):
 )
 def test_usual_lines_stay(line: str):
     assert mask_log(line) == line
+
+
+@pytest.mark.parametrize("word", ["x", "aB3-", "eyJ-", "a:", "a='", 'a:"'])
+def test_a_line_without_end_takes_time_in_proportion_to_its_length(word: str):
+    line = word * ((1 << 20) // len(word))  # takes hours if each place is compared with the rest
+    assert len(mask_log(f"10:00 {line}")) == len(line) + 6
 
 
 def test_values_of_secret_variables_are_masked_wherever_they_are():
