@@ -20,6 +20,7 @@ LONGEST_LINE = 16 * 1024
 
 
 _TIME = re.compile(rb"\d{4}-\d\d-\d\dT[0-9:.]{8,24}(?:Z|[+-]\d\d:\d\d) ")
+_NOTE = re.compile(r" … \([^()]{1,20} left out\)$")
 
 
 class Splitter:
@@ -63,6 +64,12 @@ def _time_of(line: bytes) -> bytes:
     """The time at the begin of a line of a kubelet, with the space behind it; empty without one."""
     found = _TIME.match(line)
     return found[0] if found else b""
+
+
+def without_note(line: str) -> tuple[str, str]:
+    """A line, and the note of `Splitter` that its end is left out."""
+    found = _NOTE.search(line) if line.endswith(")") else None
+    return (line[: found.start()], found[0]) if found else (line, "")
 
 
 MOST_KEPT = 8 * 2**20
