@@ -128,11 +128,11 @@ def mask_messages(value: Any, secrets: Iterable[str]) -> Any:
 
 
 def masked_as_before(value: Any, before: Any) -> Any:
-    """A copy of an object whose messages stay masked as in an earlier copy: the values may not be known any more."""
-    known = [text for text in _messages(before) if MASK in text and len(text.replace(MASK, "")) >= _SHORTEST]
-    if not known:
+    """A copy of an object whose messages stay masked as in an earlier copy: the values may be gone by now."""
+    former = [text for text in _messages(before) if MASK in text and len(text.replace(MASK, "")) >= _SHORTEST]
+    if not former:
         return value
-    return _with_messages(value, lambda text: next((old for old in known if _is_masked_form(old, text)), text))
+    return _with_messages(value, lambda text: next((old for old in former if _is_masked_form(old, text)), text))
 
 
 def _is_masked_form(masked: str, text: str) -> bool:

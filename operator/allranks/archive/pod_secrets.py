@@ -57,7 +57,7 @@ def references(value: Any) -> Iterator[Reference]:
 
 
 class SecretValues:
-    """`of` reads them, each time anew: nothing is kept here."""
+    """`of` reads them, each time again: nothing is kept here."""
 
     def __init__(self, cluster_of: Callable[[str], Cluster]) -> None:
         self._cluster_of = cluster_of

@@ -54,7 +54,7 @@ class Reader:
         return self._objects(SWEEP_FILE, namespace, names, most)
 
     def _objects(self, file: str, namespace: str | None, names: Iterable[str], most: int | None) -> list[Manifest]:
-        wanted, known = set(names), self._read[file]
+        wanted, cached = set(names), self._read[file]
         files = [
             entry
             for entry in self._store.list(namespace or "")
@@ -66,14 +66,14 @@ class Reader:
         found = {entry.name: entry for entry in files}
         if not wanted:
             others = f"{namespace}/" if namespace else ""
-            known = {name: read for name, read in known.items() if name in found or not name.startswith(others)}
-        news = [entry for name, entry in found.items() if known.get(name, (None,))[0] != entry]
+            cached = {name: read for name, read in cached.items() if name in found or not name.startswith(others)}
+        news = [entry for name, entry in found.items() if cached.get(name, (None,))[0] != entry]
         if news:
             with ThreadPoolExecutor(_THREADS) as threads:
                 for entry, data in zip(news, threads.map(self._store.get, [entry.name for entry in news]), strict=True):
-                    known[entry.name] = (entry, _object(data, entry.name, file))
-        self._read[file] = known
-        read = [known[name][1] for name in found]
+                    cached[entry.name] = (entry, _object(data, entry.name, file))
+        self._read[file] = cached
+        read = [cached[name][1] for name in found]
         objects = [one for one in read if one and (not wanted or one["metadata"]["name"] in wanted)]
         return sorted(objects, key=_age)
 
