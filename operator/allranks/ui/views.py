@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Annotated, Any, cast, get_args
 
@@ -222,14 +223,16 @@ async def compare_page(state: StateOf, job: Jobs = []) -> Response:  # noqa: B00
     entries = await _entries_of(state, job)
     reports = [await state.report(entry) for entry in entries]
     plot, metric = comparison.curve(reports) if reports else (None, "")
-    offered = [*in_order(await state.entries("jobs")), *in_order(await state.entries("runs"))][:MOST_CHOICES]
+    offered = [*in_order(await state.entries("jobs")), *in_order(await state.entries("runs"))]
+    with contextlib.suppress(ArchiveError):  # the others can be compared
+        offered += sorted(await state.entries("archive"), key=_created, reverse=True)
     return render(
         "compare",
         live="",
         warning=state.problem if state.jobs else "",
         entries=entries,
         chosen={entry.key for entry in entries},
-        offered=offered,
+        offered=offered[:MOST_CHOICES],
         plot=plot,
         metric=metric,
         rows=[_figures(entry, report) for entry, report in zip(entries, reports, strict=True)],
