@@ -136,17 +136,18 @@ def masked_as_before(value: Any, before: Any) -> Any:
 
 
 def _is_masked_form(masked: str, text: str) -> bool:
-    """Whether the one text is the other with parts of it masked."""
+    """Whether the one text is the other with parts of it masked, each within a line."""
     first, *rest = masked.split(MASK)
     if not rest or not text.startswith(first):
         return False
     place = len(first)
-    for part in rest[:-1]:
-        found = text.find(part, place + 1)
-        if found < 0:
+    for number, part in enumerate(rest, 1):
+        end = text.find(part, place + 1) if number < len(rest) else len(text) - len(part)
+        hidden = text[place : max(place, end)]
+        if not hidden or not text.startswith(part, end) or (hidden != MASK and (MASK in hidden or "\n" in hidden)):
             return False
-        place = found + len(part)
-    return text.endswith(rest[-1]) and len(text) - len(rest[-1]) > place
+        place = end + len(part)
+    return True
 
 
 def _messages(value: Any) -> Iterator[str]:

@@ -106,6 +106,12 @@ def test_values_are_masked_in_messages_only():
         ("login with <masked> failed", "login with  failed", "login with  failed"),
         ("login with <masked> failed", "login works", "login works"),
         ("<masked>", "anything else", "anything else"),
+        ("Error: token=<masked>", "Error: token=<masked>", "Error: token=<masked>"),
+        ("Error: token=<masked>", "Error: token=<masked> expired", "Error: token=<masked> expired"),
+        ("Error: token=<masked>", "Error: token=x\nat line 7", "Error: token=x\nat line 7"),
+        ("from <masked> to <masked>", "from <masked> to here", "from <masked> to <masked>"),
+        ("from <masked> to <masked>", "from one", "from one"),
+        ("login with <masked>", "login with ", "login with "),
         ("no secret", "other text", "other text"),
     ],
 )
