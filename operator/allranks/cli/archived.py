@@ -133,21 +133,28 @@ def without_cluster(
     return _required(archive, namespace, name, sweeps) if archive.uid else archive.find(namespace, name, sweeps)
 
 
-def also_missing(error: AllranksError, where: Where, name: str, archive: Archive) -> AllranksError:
-    """`error` of a cluster that is not there, and that the archive has no such job either, with names like it. Raises
-    ArchiveError."""
+def also_missing(
+    error: AllranksError, where: Where, name: str, archive: Archive, sweeps: bool = False
+) -> AllranksError:
+    """`error` of a cluster that is not there, and that the archive has no such job either, with names like it.
+    `sweeps`: no such job or sweep. Raises ArchiveError."""
     if not archive.url or not isinstance(error, ClusterError) or error.status:
         return error
     namespace = where.namespace or "default"
-    metadata = [job["metadata"] for job in archive.reader.jobs(most=_NAMES)]
+    all_sweeps = archive.reader.sweeps(most=_NAMES)
+    found = [*archive.reader.jobs(most=_NAMES), *(all_sweeps if sweeps else ())]
+    metadata = [one["metadata"] for one in found]
     names = {one["name"] for one in metadata if one["namespace"] == namespace}
     elsewhere = sorted({one["namespace"] for one in metadata if one["name"] == name} - {namespace})
     hint = ""
-    if elsewhere:
+    if any((one["metadata"]["namespace"], one["metadata"]["name"]) == (namespace, name) for one in all_sweeps):
+        hint = f"; {name} is a sweep: allranks report {name} shows it"
+    elif elsewhere:
         hint = f"; it has one in namespace {elsewhere[0]}: add -n {elsewhere[0]}"
     elif near := difflib.get_close_matches(name, names, n=1):
         hint = f", did you mean {near[0]}?"
-    text = f"the archive {archive.url} has no job {name} in namespace {namespace}{hint}"
+    what = "job or sweep" if sweeps else "job"
+    text = f"the archive {archive.url} has no {what} {name} in namespace {namespace}{hint}"
     return ClusterError(f"{text}\nThe cluster was not asked: {error}", error.status, error.reason)
 
 

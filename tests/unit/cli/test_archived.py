@@ -327,13 +327,28 @@ def test_logs_and_report_without_a_cluster(archive: WrittenArchive, tmp_path: Pa
         ("pengins", ["-n", "team"], "has no job pengins in namespace team, did you mean penguins?"),
         ("penguins", [], "has no job penguins in namespace default; it has one in namespace team: add -n team"),
         ("zebras", ["-n", "team"], "has no job zebras in namespace team"),
+        ("searhc", ["-n", "team"], "has no job searhc in namespace team"),
     ],
 )
 def test_without_a_cluster_the_archive_is_named_first(archive, tmp_path, command, name, namespace, text):
     saved(archive)
+    archive.job(a_sweep())
+    if command == "report":
+        text = text.replace("no job", "no job or sweep")
+        text += ", did you mean search?" if name == "searhc" else ""
     where = ["--kubeconfig", str(tmp_path / "missing"), *namespace, "--archive", archive.url]
     result = CliRunner().invoke(cli, [command, name, *where])
     first, second = [line for line in result.stderr.splitlines() if line.startswith("error:")][:2]
     assert (result.exit_code, first) == (1, f"error: the archive {archive.url} {text}")
     assert second.startswith("error: The cluster was not asked: ")
     assert "missing: there is no such file" in second
+
+
+@pytest.mark.parametrize("command", ["logs", "describe"])
+def test_a_command_for_jobs_says_that_the_name_is_that_of_a_deleted_sweep(archive, tmp_path, command):
+    archive.job(a_sweep())
+    where = ["--kubeconfig", str(tmp_path / "missing"), "-n", "team", "--archive", archive.url]
+    result = CliRunner().invoke(cli, [command, "search", *where])
+    text = "has no job search in namespace team; search is a sweep: allranks report search shows it"
+    assert text in result.stderr
+    assert result.exit_code == 1

@@ -167,7 +167,7 @@ def _without_cluster(error: AllranksError, where: Where, name: str, output: Outp
             else:
                 write(found, output, last_update(found))
             return OK
-        error = also_missing(error, where, name, archive)
+        error = also_missing(error, where, name, archive, sweeps=True)
     except AllranksError as broken:
         print_error(broken)
         return FAILED
