@@ -285,8 +285,8 @@ def test_a_sweep_is_archived_as_its_trials_end_and_when_it_is_deleted(started, a
     place = ("--archive", str(archiver.archive))
     result = allranks("get", "--sweeps", "--all", *place)
     assert [line.split()[-1] for line in result.stdout.splitlines()] == ["DELETED", "no"], result.stderr
-    api.delete("TrainingSweep", namespace, "search")
     api.delete("DistributedTraining", namespace, job.name)
+    api.delete("TrainingSweep", namespace, "search")
 
     def deleted() -> bool:
         return allranks("get", "--sweeps", "--all", *place).stdout.split()[-1] == "yes"
