@@ -65,7 +65,7 @@ def test_the_best_trial_of_a_deleted_sweep_is_found_from_the_history_and_leads_b
     see(page, "deleted, from the archive (UID uid-herd)")
     see(page, "best loss")
     see(page, "<script>alert(1)</script>")
-    page.click("main >> role=link[name='5'][exact]")
+    page.get_by_role("link", name="5", exact=True).click()
     see(page, "deleted, from the archive (UID uid-5)")
     page.click("main >> text=sweep herd")
     see(page, "deleted, from the archive (UID uid-herd)")
