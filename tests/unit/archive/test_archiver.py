@@ -87,7 +87,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """With a job and a sweep that are deleted and older than a day, and with sweeps that exist and are as old."""
+    """A job and a sweep that are deleted and older than a day, and a sweep that exists and is as old."""
     for folder, name in (("a/old-u1", "job.json"), ("a/old-u2", "sweep.json"), ("b/search-uid-search", "sweep.json")):
         path = tmp_path / "archive" / folder / name
         path.parent.mkdir(parents=True)
