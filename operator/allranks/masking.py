@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from allranks.control_sequences import clean
 
 MASK = "<masked>"
 
 _WORDS = r"(?:TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|KEY)"
 _SECRET_NAME = re.compile(rf"(?:^|_|-){_WORDS}(?:$|_|-)|{_WORDS}$", re.IGNORECASE)
-_ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_-]*)=(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\";&|]+)")
+_NAME = r"(?<![A-Za-z0-9_-])(?P<name>[A-Za-z0-9_-]++)"
+"""Begins where nothing of it is left out, and is not tried again: a line that is one long word takes no longer."""
+_ASSIGNMENT = re.compile(_NAME + r"=(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\";&|]+)")
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
-_PAIR = re.compile(
-    r"(?P<name>[A-Za-z_][A-Za-z0-9_-]*)(?P<between>[\"']?\s*:\s*)(?P<quote>[\"'])(?P<value>[^\"']+)(?P=quote)"
-)
+_PAIR = re.compile(_NAME + r"(?P<between>[\"']?\s*:\s*)(?P<quote>[\"'])(?P<value>[^\"']+)(?P=quote)")
 _LITERAL = re.compile(
-    r"(?P<name>[A-Za-z_][A-Za-z0-9_-]*)(?P<between>[\"']?\]?\s*(?::\s*[A-Za-z_][A-Za-z0-9_.]*\s*)?=\s*[rbfuRBFU]{0,2})"
+    _NAME + r"(?P<between>[\"']?\]?\s*(?::\s*[A-Za-z_][A-Za-z0-9_.]*\s*)?=\s*[rbfuRBFU]{0,2})"
     r"(?P<quote>[\"'])(?P<value>[^\"'\n]+)(?P=quote)"
 )
 """`password = "..."`, also of an item of a dictionary and with a type."""
@@ -25,11 +27,13 @@ _TOKENS = re.compile(
     r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}"  # AWS
     r"|gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{22,}|glpat-[A-Za-z0-9_-]{20,}"
     r"|hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|xox[abprs]-[A-Za-z0-9-]{10,}"
-    r"|eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+)"  # JWT, such as tokens of service accounts
+    r"|eyJ[A-Za-z0-9_-]{8,1024}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+)"  # JWT, such as tokens of service accounts
 )
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _SHORTEST = 6
 """A shorter value, such as `1` or `true`, also occurs where it is no secret."""
+MOST_SEARCHED = 1000
+"""Texts of Secrets that are searched for in a log, the longest ones."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -90,6 +94,81 @@ def mask_all(value: Any, secrets: Iterable[str]) -> Any:
     if isinstance(value, list):
         return [mask_all(item, secrets) for item in value]
     return mask_log(value, secrets) if isinstance(value, str) else value
+
+
+def searchable(values: Iterable[str]) -> set[str]:
+    """The texts to search for, where these values may be printed: their lines, because a log has one line after the
+    other, as `clean` prints them. Without those that are shorter than six characters."""
+    lines = {clean(line.encode(), colour=False).strip() for value in values for line in value.splitlines()}
+    found = sorted((line for line in lines if len(line) >= _SHORTEST), key=len, reverse=True)
+    return set(found[:MOST_SEARCHED])
+
+
+def mask_ends(line: str, secrets: Iterable[str]) -> str:
+    """A line without the part of a secret that it ends or begins with, six characters or more: a line may be cut there,
+    because it is too long, or because the program was killed."""
+    for secret in secrets:
+        begin, end = secret[:_SHORTEST], secret[-_SHORTEST:]
+        place = line.find(begin, max(0, len(line) - len(secret)))
+        while place >= 0 and not secret.startswith(line[place:]):
+            place = line.find(begin, place + 1)
+        if place >= 0:
+            line = line[:place] + MASK
+        place = line.rfind(end, 0, len(secret))
+        while place >= 0 and not secret.endswith(line[: place + _SHORTEST]):
+            place = line.rfind(end, 0, place + _SHORTEST - 1)
+        if place >= 0:
+            line = MASK + line[place + _SHORTEST :]
+    return line
+
+
+def mask_messages(value: Any, secrets: Iterable[str]) -> Any:
+    """A copy of an object whose messages do not have these texts: all that is named `message`."""
+    return _with_messages(value, lambda text: mask_ends(mask_text(text, secrets), secrets)) if secrets else value
+
+
+def masked_as_before(value: Any, before: Any) -> Any:
+    """A copy of an object whose messages stay masked as in an earlier copy: the values may be gone by now."""
+    former = [text for text in _messages(before) if MASK in text and len(text.replace(MASK, "")) >= _SHORTEST]
+    if not former:
+        return value
+    return _with_messages(value, lambda text: next((old for old in former if _is_masked_form(old, text)), text))
+
+
+def _is_masked_form(masked: str, text: str) -> bool:
+    """Whether the one text is the other with parts of it masked, each within a line."""
+    first, *rest = masked.split(MASK)
+    if not rest or not text.startswith(first):
+        return False
+    place = len(first)
+    for number, part in enumerate(rest, 1):
+        end = text.find(part, place + 1) if number < len(rest) else len(text) - len(part)
+        hidden = text[place : max(place, end)]
+        if not hidden or not text.startswith(part, end) or (hidden != MASK and (MASK in hidden or "\n" in hidden)):
+            return False
+        place = end + len(part)
+    return True
+
+
+def _messages(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key == "message" and isinstance(item, str):
+                yield item
+            else:
+                yield from _messages(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _messages(item)
+
+
+def _with_messages(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: change(item) if key == "message" and isinstance(item, str) else _with_messages(item, change)
+            for key, item in value.items()
+        }
+    return [_with_messages(item, change) for item in value] if isinstance(value, list) else value
 
 
 def _masked_words(words: list[Any]) -> list[Any]:

@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 
+from allranks.archive.reader import Reader
 from support.commands import Commands, JobOnCluster, failure, stamp
 from support.data_servers import s3_environment, s3_server
 from support.helm import Helm, built
 from support.kubelet_logs import LogKubelet
 from support.live import eventually
+from support.sweep_samples import a_sweep
 
 pytestmark = pytest.mark.nightly
 
@@ -86,13 +88,22 @@ def archive(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def kubeconfig(control_plane, tmp_path_factory) -> Path:
+def rendered(tmp_path_factory) -> Callable[..., list[dict[str, Any]]]:
+    """The objects of the archiver that the chart makes."""
+    helm = Helm(built("helm"), tmp_path_factory.mktemp("helm"))
+
+    def render(**archive: Any) -> list[dict[str, Any]]:
+        values = {"archive": {"enabled": True, "claim": "history", **archive}}
+        made = helm.template(values, namespace="default")
+        return [one for one in made if one["metadata"]["labels"].get("app.kubernetes.io/component") == "archiver"]
+
+    return render
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(control_plane, rendered) -> Path:
     """That of the ServiceAccount of the chart, with the rights that the chart gives it."""
-    rendered = Helm(built("helm"), tmp_path_factory.mktemp("helm")).template(
-        {"archive": {"enabled": True, "claim": "history"}}, namespace="default"
-    )
-    own = [one for one in rendered if one["metadata"]["labels"].get("app.kubernetes.io/component") == "archiver"]
-    for one in own:
+    for one in rendered():
         if one["kind"] in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding"):
             control_plane.api.create(one, one["metadata"].get("namespace"))
     token = control_plane.kubectl("create", "token", "allranks-archiver", "--namespace=default").stdout.strip()
@@ -197,6 +208,97 @@ def test_secrets_of_the_pod_are_masked(started, control_plane, namespace, kubele
     everything = b"".join(path.read_bytes() for path in archiver.archive.rglob("*.json"))
     assert secret.encode() not in everything
     assert b"<masked>" in everything
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_values_of_secrets_are_masked_where_the_namespace_grants_the_right(
+    started, control_plane, namespace, kubelet, rendered, granted: bool
+):
+    api, word = control_plane.api, "correct-horse-battery"
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "db"}, "stringData": {"word": word}}
+    api.create(secret, namespace)
+    if granted:
+        for one in rendered(secretNamespaces=[namespace]):
+            if one["metadata"].get("namespace") == namespace:
+                api.create(one)
+    variable = {"name": "LOGIN", "valueFrom": {"secretKeyRef": {"name": "db", "key": "word"}}}
+    job = JobOnCluster(api, namespace, "secretive", roles={"master": 1}, env=[variable])
+    archiver = started()
+    (pod,) = begin(job, kubelet)
+    kubelet.write(namespace, pod, f"connecting as {word}", f"API_TOKEN={word}")
+    kubelet.end(namespace, pod)
+    job.end(pod, 1)
+    job.status(phase="Failed", lastFailure=failure(message=f"refused: {word}"), completionTime=stamp())
+    eventually(lambda: archiver.read(job, log("master", 0)))
+    shown = "<masked>" if granted else word
+    assert archiver.texts(job, log("master", 0))[1:] == [f"connecting as {shown}", "API_TOKEN=<masked>"]
+
+    def message() -> str:
+        found = archiver.read(job, "job.json")
+        return found["status"].get("lastFailure", {}).get("message", "") if found else ""
+
+    eventually(lambda: message() == f"refused: {shown}", what="the failure of the job")
+    # Deleted together: what was masked stays masked.
+    api.delete("Secret", namespace, "db")
+    job.delete_pod(pod)
+    before = (archiver.archive / namespace / f"{job.name}-{job.uid}" / "job.json").stat().st_mtime_ns
+    api.patch("DistributedTraining", namespace, job.name, {"metadata": {"labels": {"a": "changed"}}})
+    api.delete("DistributedTraining", namespace, job.name)
+    path = archiver.archive / namespace / f"{job.name}-{job.uid}" / "job.json"
+    eventually(lambda: path.stat().st_mtime_ns > before, what="the last state of the job")
+    assert message() == f"refused: {shown}"
+    said = "\n".join(archiver.process.lines)
+    assert word not in said
+    assert (f"Secrets of namespace {namespace} may not be read" in said) is not granted
+
+
+def test_a_sweep_is_archived_as_its_trials_end_and_when_it_is_deleted(started, allranks, control_plane, namespace):
+    api, sweep = control_plane.api, a_sweep(namespace=namespace)
+    status = sweep.pop("status")
+    sweep["metadata"] = {"name": "search", "namespace": namespace}
+    uid = api.create(sweep)["metadata"]["uid"]
+    sweep["metadata"]["uid"] = uid
+    job = JobOnCluster(api, namespace, "search-0", roles={"worker": 1})
+    owner = {"apiVersion": "allranks.dev/v1alpha1", "kind": "TrainingSweep", "name": "search", "uid": uid}
+    owners = {"metadata": {"ownerReferences": [{**owner, "controller": True}]}}
+    api.patch("DistributedTraining", namespace, job.name, owners)
+    archiver = started()
+
+    def written() -> tuple[str, int]:
+        path = archiver.archive / namespace / f"search-{uid}" / "sweep.json"
+        found = json.loads(path.read_bytes())["status"] if path.exists() else {}
+        return found.get("phase", ""), sum(trial["phase"] == "Succeeded" for trial in found.get("trials", ()))
+
+    def patch(phase: str, ended: int) -> None:
+        trials = [
+            {**trial, "phase": "Succeeded" if number < ended else "Running"}
+            for number, trial in enumerate(status["trials"])
+        ]
+        api.patch(
+            "TrainingSweep", namespace, "search", {"status": {**status, "phase": phase, "trials": trials}}, "status"
+        )
+
+    for phase, ended in (("Running", 0), ("Running", 5), ("Succeeded", 12)):
+        patch(phase, ended)
+        eventually(lambda phase=phase, ended=ended: written() == (phase, ended), what=f"{phase}, {ended} trials")
+    job.status(phase="Succeeded", completionTime=stamp())
+    place = ("--archive", str(archiver.archive))
+    result = allranks("get", "--sweeps", "--all", *place)
+    assert [line.split()[-1] for line in result.stdout.splitlines()] == ["DELETED", "no"], result.stderr
+    api.delete("DistributedTraining", namespace, job.name)
+    api.delete("TrainingSweep", namespace, "search")
+
+    def deleted() -> bool:
+        return allranks("get", "--sweeps", "--all", *place).stdout.split()[-1] == "yes"
+
+    eventually(deleted, what="the deletion of the sweep")
+    result = allranks("report", "search", *place)
+    assert "search: Succeeded, the best loss is" in result.stdout, result.stderr
+    assert set(json.loads(allranks("report", "search", "-o", "json", *place).stdout)["importances"]) == {"lr", "batch"}
+    reader = Reader.open(str(archiver.archive))
+    eventually(lambda: reader.find_trial(sweep, "search-0"), what="the job of the trial")
+    assert 'allranks_archive_written_total{kind="sweep"}' in archiver.ask("/metrics")[1]
+    assert "allranks_archive_lost_total{" not in archiver.ask("/metrics")[1]
 
 
 def test_a_killed_archiver_is_replaced_without_loss_or_repetition(started, allranks, job, kubelet, namespace):

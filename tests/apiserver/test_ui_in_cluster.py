@@ -15,6 +15,7 @@ from allranks.ui import users
 from support.archives import WrittenArchive
 from support.commands import JobOnCluster
 from support.live import connection, eventually
+from support.sweep_samples import a_sweep
 from support.ui_in_cluster import Browser, ClusterUi
 from support.ui_samples import a_job, event
 
@@ -35,10 +36,11 @@ def allow(
     account: str,
     verbs: list[str],
     resources: Sequence[str] = ("pods", "pods/log", "events"),
+    kinds: Sequence[str] = (JOBS,),
 ) -> None:
     """A Role in the namespace, by default with the rights for pods and Events that a reader has."""
     rules = [
-        {"apiGroups": ["allranks.dev"], "resources": [JOBS], "verbs": verbs},
+        {"apiGroups": ["allranks.dev"], "resources": list(kinds), "verbs": verbs},
         {"apiGroups": [""], "resources": list(resources), "verbs": ["get", "list"]},
     ]
     subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
@@ -159,6 +161,7 @@ def archive(tmp_path: Path, namespace: str, other: str) -> WrittenArchive:
         job = a_job(name, "Succeeded", namespace=place)
         archive.job(job, event(name, "DistributedTraining", "Started", "attempt 0 started", uid=f"uid-{name}"))
         archive.log(job, LogName(0, "worker", 0), f"log of {name}")
+        archive.job(a_sweep(f"sweep-of-{name}", namespace=job["metadata"]["namespace"]))
     return archive
 
 
@@ -181,6 +184,19 @@ def test_deleted_jobs_are_shown_to_users_who_may_read_jobs_of_their_namespace(co
         assert get(reader, f"{mine}/report").json["name"] == "penguins"
         listed = get(reader, f"archive?namespace={namespace}").json["items"]
         assert [one["metadata"]["name"] for one in listed] == ["penguins"]
+
+        # Sweeps need a right of their own.
+        sweep = f"sweeps/archive/{namespace}/sweep-of-penguins-uid-sweep-of-penguins"
+        refused = get(reader, sweep)
+        assert refused.status == 403
+        assert f"may not get trainingsweeps.allranks.dev in namespace {namespace}" in refused.json["detail"]
+        assert get(reader, f"sweeps/archive?namespace={namespace}").json["items"] == []
+        watcher = token_of(control_plane, namespace, "watcher")
+        allow(control_plane, namespace, "watcher", ["get", "list", "watch"], kinds=[JOBS, "trainingsweeps"])
+        eventually(lambda: get(watcher, sweep).status == 200, what="the right of the watcher")
+        [found] = get(watcher, f"sweeps/archive?namespace={namespace}").json["items"]
+        assert found["metadata"]["name"] == "sweep-of-penguins"
+        assert get(watcher, f"sweeps/archive?namespace={other}").status == 403
 
         # Nothing says that the other namespace has a job.
         for path in (

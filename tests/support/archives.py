@@ -21,7 +21,7 @@ class WrittenArchive:
         self._writer = Writer(open_store(self.url))
 
     def job(self, job: dict[str, Any], *events: dict[str, Any]) -> None:
-        self._writer.save_job(job, events)
+        self._writer.save(job, events)
 
     def log(self, job: dict[str, Any], log: LogName, *texts: str, second: int = 0, limit: int = 1 << 20) -> None:
         """Lines of one second each, from `second` on."""

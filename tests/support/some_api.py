@@ -1,4 +1,4 @@
-"""An API server that serves only jobs, from memory, for tests of the command line."""
+"""An API server that serves only jobs and sweeps, from memory, for tests of the command line."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ class SomeApi:
 
     def __init__(self, folder: Path, *jobs: dict[str, Any]) -> None:
         self.jobs = {job["metadata"]["name"]: job for job in jobs}
+        self.sweeps: list[dict[str, Any]] | None = None
+        """None: sweeps are not served."""
         self.watches: list[queue.Queue[dict[str, Any] | None]] = []
         self.closed = False
         self._version = 100
@@ -93,7 +95,9 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query, name = parse_qs(url.query), url.path.partition("distributedtrainings")[2].strip("/")
         jobs = self.api.jobs
-        if "watch" in query:
+        if "trainingsweeps" in url.path and self.api.sweeps is not None:
+            self._sweeps(url.path.partition("trainingsweeps")[2].strip("/"), self.api.sweeps)
+        elif "watch" in query:
             self._watch(self.api.watch(int(query["resourceVersion"][0])))
         elif not name:
             field = query.get("fieldSelector", ["="])[0].partition("=")[2]
@@ -106,6 +110,14 @@ class _Handler(BaseHTTPRequestHandler):
             message = f'distributedtrainings.allranks.dev "{name}" not found'
             status = {"kind": "Status", "reason": "NotFound", "message": message, "details": {"name": name}}
             self._answer(404, status)
+
+    def _sweeps(self, name: str, sweeps: list[dict[str, Any]]) -> None:
+        if not name:
+            self._answer(200, {"kind": "List", "metadata": {"resourceVersion": "100"}, "items": sweeps})
+            return
+        found = next((sweep for sweep in sweeps if sweep["metadata"]["name"] == name), None)
+        missing = {"kind": "Status", "reason": "NotFound", "message": f'"{name}" not found', "details": {}}
+        self._answer(200 if found else 404, found or missing)
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()

@@ -27,10 +27,23 @@ labels:
 {{- end }}
 {{- end }}
 
-{{/* It reads jobs, pods, their logs and Events, and changes none of them. */}}
+{{/* From (list $ namespace): of the right to read the Secrets of a namespace. */}}
+{{- define "allranks.archiverSecretsMetadata" -}}
+{{- $root := index . 0 -}}
+name: {{ include "allranks.archiverName" $root }}-secrets
+namespace: {{ index . 1 }}
+labels:
+  {{- include "allranks.labels" $root | nindent 2 }}
+  app.kubernetes.io/component: archiver
+{{- with include "allranks.annotations" (list $root dict) }}
+{{ . }}
+{{- end }}
+{{- end }}
+
+{{/* It reads jobs, sweeps, pods, their logs and Events, and changes none of them. */}}
 {{- define "allranks.archiverRules" -}}
 - apiGroups: [allranks.dev]
-  resources: [distributedtrainings]
+  resources: [distributedtrainings, trainingsweeps]
   verbs: [get, list, watch]
 - apiGroups: [""]
   resources: [pods]

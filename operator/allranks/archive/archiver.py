@@ -1,5 +1,5 @@
-"""The archiver: watches jobs and pods, and writes them to the archive. A process of its own, so that a slow or full
-archive delays no job."""
+"""The archiver: watches jobs, sweeps and pods, and writes them to the archive. A process of its own, so that a slow or
+full archive delays no job."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from typing import Any
 
 from aiohttp import web
 
+from allranks.api.job import KIND as JOB
+from allranks.api.sweep import KIND as SWEEP
 from allranks.archive.access import Access
 from allranks.archive.metrics import Metrics
 from allranks.archive.pod_logs import SELECTOR, LogSource, PodLogs, RawPod
-from allranks.archive.saved_jobs import SavedJobs
+from allranks.archive.pod_secrets import SecretValues
+from allranks.archive.saved_objects import SavedObjects
 from allranks.archive.store import ArchiveError, open_store
 from allranks.archive.writer import Writer
 from allranks.core.model import Event
 from allranks.kube.auth import Connection
 from allranks.kube.client import Client
 from allranks.kube.cluster import Cluster, Manifest
-from allranks.kube.paths import core_path, job_path
+from allranks.kube.paths import core_path, job_path, sweeps
 from allranks.kube.transport import Transport
 from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator.event_recorder import Recorder
@@ -95,26 +98,28 @@ class Archiver:
             text = f"the log of {source.pod} is not in the archive: {why}"
             recorder.record({"metadata": about}, Event("NotArchived", text, warning=True), _now(), source.log.attempt)
 
+        secrets = SecretValues(cluster_of)
         logs = PodLogs(
             cluster_of,
             access,
             self._writer,
             self.metrics,
+            secrets,
             spool=spool,
             log_bytes=settings.log_bytes,
             most=settings.logs,
             lost=lost,
         )
-        jobs = SavedJobs(cluster_of, access, self._writer, self.metrics)
-        self._watches = list(self._watching(client, jobs, logs))
+        objects = SavedObjects(cluster_of, access, self._writer, self.metrics, secrets)
+        self._watches = list(self._watching(client, objects, logs))
         try:
             await self.server.start()
             logger.info("archiving to %s; serving /metrics and /healthz on port %s", settings.archive, self.server.port)
             async with asyncio.TaskGroup() as tasks:
                 for watch in self._watches:
                     tasks.create_task(watch.run(), name=f"watch {watch.path}")
-                tasks.create_task(jobs.run(), name="write jobs")
-                tasks.create_task(self._clean_up(access, jobs), name="clean up")
+                tasks.create_task(objects.run(), name="write jobs and sweeps")
+                tasks.create_task(self._clean_up(access, objects), name="clean up")
                 tasks.create_task(recorder.run(), name="send Events")
         finally:
             await logs.close()
@@ -123,26 +128,15 @@ class Archiver:
             access.close()
             shutil.rmtree(spool, ignore_errors=True)
 
-    def _watching(self, client: Client, jobs: SavedJobs, logs: PodLogs) -> Sequence[Watch[Any]]:
+    def _watching(self, client: Client, objects: SavedObjects, logs: PodLogs) -> Sequence[Watch[Any]]:
         watches: list[Watch[Any]] = []
         for namespace in self.settings.namespaces or (None,):
-
-            def jobs_listed(found: Sequence[Manifest], _version: int, within: str | None = namespace) -> None:
-                jobs.listed(found, within)
+            for kind, path in ((JOB, job_path(namespace)), (SWEEP, sweeps(namespace))):
+                watches.append(_objects_watch(client, path, kind, namespace, objects))
 
             def pods_listed(found: Sequence[RawPod], _version: int, within: str | None = namespace) -> None:
                 logs.listed(found, within)
 
-            watches.append(
-                Watch(
-                    client,
-                    job_path(namespace),
-                    Manifest,
-                    listed=jobs_listed,
-                    changed=jobs.changed,
-                    page=PAGE_OF_LARGE_OBJECTS,
-                )
-            )
             watches.append(
                 Watch(
                     client,
@@ -155,13 +149,13 @@ class Archiver:
             )
         return watches
 
-    async def _clean_up(self, access: Access, jobs: SavedJobs) -> None:
+    async def _clean_up(self, access: Access, objects: SavedObjects) -> None:
         """Deletes what is too old or too much, now and every hour."""
         settings = self.settings
         for watch in self._watches:
-            await watch.synced.wait()  # jobs that exist stay
+            await watch.synced.wait()  # jobs and sweeps that exist stay
         while True:
-            live, now = jobs.live, time.time()
+            live, now = objects.live, time.time()
             try:
                 deleted, size = await access.once(
                     lambda now=now, live=live: self._writer.clean_up(  # type: ignore[misc]
@@ -187,6 +181,19 @@ class Archiver:
     async def _ready(self) -> str:
         waiting = [watch.path for watch in self._watches if not watch.synced.is_set()]
         return f"not listed yet: {', '.join(waiting)}" if waiting or not self._watches else self.metrics.problem
+
+
+def _objects_watch(
+    client: Client, path: str, kind: str, namespace: str | None, objects: SavedObjects
+) -> Watch[Manifest]:
+    return Watch(
+        client,
+        path,
+        Manifest,
+        listed=lambda found, _version: objects.listed(found, namespace, kind),
+        changed=lambda found, deleted: objects.changed(found, deleted, kind),
+        page=PAGE_OF_LARGE_OBJECTS,
+    )
 
 
 def _now() -> datetime:

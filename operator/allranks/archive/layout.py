@@ -1,6 +1,6 @@
 """Names of the files of an archive, and which of them are too old or too many. Pure.
 
-    NAMESPACE/NAME-UID/job.json
+    NAMESPACE/NAME-UID/job.json, or sweep.json
     NAMESPACE/NAME-UID/events.json
     NAMESPACE/NAME-UID/attempts/ATTEMPT/ROLE-INDEX[.RESTART].log.gz
 
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 JOB_FILE = "job.json"
+SWEEP_FILE = "sweep.json"
 EVENTS_FILE = "events.json"
 KEPT_ATTEMPTS = 20
 """Attempts of a job whose logs are kept: the first one, and the newest."""
@@ -34,7 +35,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The files of one job."""
+    """The files of one job or sweep."""
 
     name: str
     size: int
@@ -72,7 +73,7 @@ def log_name(path: str) -> LogName | None:
 
 
 def folders(entries: Iterable[Entry]) -> list[Folder]:
-    """The folders of jobs, with all files in them. Other files of the store are left out."""
+    """The folders of jobs and sweeps, with all files in them. Other files of the store are left out."""
     grouped: dict[str, list[Entry]] = {}
     for entry in entries:
         parts = entry.name.split("/")
@@ -93,7 +94,7 @@ def expired(
     found: Iterable[Folder], now: float, *, max_age: float | None, max_bytes: int | None, live: Collection[str]
 ) -> list[Folder]:
     """The folders to delete, oldest first: those unchanged for `max_age` seconds, then until the rest fits into
-    `max_bytes`. Folders of jobs that still exist (`live`) stay, although their size counts."""
+    `max_bytes`. Folders of objects that still exist (`live`) stay, although their size counts."""
     ordered = sorted(found, key=lambda folder: (folder.modified, folder.name))
     size = sum(folder.size for folder in ordered)
     out = []
@@ -109,9 +110,9 @@ def expired(
 
 
 def deletion_order(folder: Folder) -> list[str]:
-    """The files of a folder, the job first: a folder without it is not shown, and is deleted by the next clean-up."""
-    job = f"{folder.name}/{JOB_FILE}"
-    return sorted(folder.files, key=lambda name: (name != job, name))
+    """The files of a folder, the object first: without it a folder is not shown. The next clean-up deletes the rest."""
+    objects = {f"{folder.name}/{file}" for file in (JOB_FILE, SWEEP_FILE)}
+    return sorted(folder.files, key=lambda name: (name not in objects, name))
 
 
 def superseded(logs: Iterable[LogName], kept: int = KEPT_ATTEMPTS) -> list[LogName]:

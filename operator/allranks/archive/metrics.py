@@ -18,16 +18,18 @@ class Metrics:
         )
         self.lost = Counter(
             f"{name}_lost",
-            "Logs and jobs that are not in the archive: it failed for too long, or the pod was deleted before its log "
-            "was read.",
+            "Logs, jobs and sweeps that are not in the archive: it failed for too long, or the pod was deleted before "
+            "its log was read.",
             ["kind"],
             registry=self.registry,
         )
         self.followed = Gauge(f"{name}_followed_logs", "Logs that are read at the moment.", registry=self.registry)
-        self.waiting = Gauge(f"{name}_waiting_jobs", "Jobs that wait to be written.", registry=self.registry)
+        self.waiting = Gauge(f"{name}_waiting_jobs", "Jobs and sweeps that wait to be written.", registry=self.registry)
         self.size = Gauge(f"{name}_bytes", "Bytes of the archive after the last clean-up.", registry=self.registry)
         self.deleted = Counter(
-            f"{name}_deleted_jobs", "Jobs that were deleted because of their age or size.", registry=self.registry
+            f"{name}_deleted_jobs",
+            "Jobs and sweeps that were deleted because of their age or size.",
+            registry=self.registry,
         )
         self.available = Gauge(
             f"{name}_available", "1 if the last access to the archive succeeded.", registry=self.registry

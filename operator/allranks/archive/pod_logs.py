@@ -21,6 +21,7 @@ import msgspec
 from allranks.archive.access import Access
 from allranks.archive.layout import LogName, job_folder
 from allranks.archive.metrics import Metrics
+from allranks.archive.pod_secrets import Reference, SecretValues, references
 from allranks.archive.store import ArchiveError
 from allranks.archive.tail import Tail
 from allranks.archive.writer import Writer
@@ -76,6 +77,9 @@ class LogSource:
     folder: str
     log: LogName
     secrets: frozenset[str]
+    """Values of variables that are in the pod."""
+    references: frozenset[Reference]
+    """Secrets that are the source of variables."""
     over: bool = False
     """Its containers have ended, or it is gone."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,8 +104,9 @@ def source_of(pod: RawPod) -> LogSource | None:
         return None
     log = LogName(numbers[0], role, numbers[1], restart)
     folder = job_folder(metadata.namespace, job, owner.uid)
-    secrets = frozenset(secrets_in([*pod.spec.containers, *pod.spec.init_containers]))
-    return LogSource(metadata.uid, metadata.namespace, metadata.name, job, owner.uid, folder, log, secrets)
+    containers = [*pod.spec.containers, *pod.spec.init_containers]
+    secrets, named = frozenset(secrets_in(containers)), frozenset(references(containers))
+    return LogSource(metadata.uid, metadata.namespace, metadata.name, job, owner.uid, folder, log, secrets, named)
 
 
 def has_log(pod: RawPod) -> bool:
@@ -124,6 +129,7 @@ class PodLogs:
         access: Access,
         writer: Writer,
         metrics: Metrics,
+        secrets: SecretValues,
         *,
         spool: Path,
         log_bytes: int,
@@ -132,7 +138,7 @@ class PodLogs:
     ) -> None:
         """`most`: logs that are read at the same time. A quarter of them is for pods that end."""
         self._cluster_of, self._access, self._writer, self._metrics = cluster_of, access, writer, metrics
-        self._spool, self._log_bytes, self._lost = spool, log_bytes, lost
+        self._secrets, self._spool, self._log_bytes, self._lost = secrets, spool, log_bytes, lost
         self._ending = asyncio.Semaphore(max(1, most // 4))
         self._following = asyncio.Semaphore(max(1, most - most // 4))
         self._sources: dict[str, LogSource] = {}
@@ -233,6 +239,9 @@ class PodLogs:
             tail = Tail(self._spool / source.uid.replace("/", "_"), self._log_bytes)
         except OSError as error:
             raise ArchiveError(f"the spool cannot be written: {error.strerror}") from error
+        # The values are those at the begin, which the program has, and those at the end: its container may have been
+        # restarted in between. A Secret may be deleted with its job.
+        at_begin = asyncio.create_task(self._secrets.of(source.namespace, source.references))
         try:
             answered, problem = await self._read(source, tail)
             if tail.empty and (problem or not answered):
@@ -242,10 +251,12 @@ class PodLogs:
                 logger.warning("the end of the log of %s/%s is not archived: %s", source.namespace, source.pod, problem)
                 with contextlib.suppress(OSError):
                     tail.add([Line(b"", f"[the end is missing: {problem}]".encode())])
-            packed = await asyncio.to_thread(tail.packed, source.secrets)
+            values = await at_begin | await self._secrets.of(source.namespace, source.references)
+            packed = await asyncio.to_thread(tail.packed, source.secrets | values)
             await self._access.persistent("log", lambda: self._writer.save_log(source.folder, source.log, packed))
             self._metrics.written.labels("log").inc()
         finally:
+            at_begin.cancel()
             tail.close()
 
     async def _read(self, source: LogSource, tail: Tail) -> tuple[bool, str]:

@@ -1,4 +1,4 @@
-"""Reads jobs, Events and logs from an archive. Blocks. Files that are damaged are left out."""
+"""Reads jobs, sweeps, Events and logs from an archive. Blocks. Files that are damaged are left out."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from allranks.archive.layout import EVENTS_FILE, JOB_FILE, Entry, LogName, log_name
+from allranks.archive.layout import EVENTS_FILE, JOB_FILE, SWEEP_FILE, Entry, LogName, log_name
 from allranks.archive.store import Store, open_store
-from allranks.archive.writer import folder_of
+from allranks.archive.writer import file_of, folder_of
 from allranks.kube.bounded_logs import joined
 from allranks.kube.pod_logs import Line, parse_line
 
@@ -31,7 +31,8 @@ class Reader:
     def __init__(self, store: Store) -> None:
         self.url = store.url
         self._store = store
-        self._read: dict[str, tuple[Entry, Manifest | None]] = {}
+        self._read: dict[str, dict[str, tuple[Entry, Manifest | None]]] = {JOB_FILE: {}, SWEEP_FILE: {}}
+        """What was read, by the name of the file in its folder, then by path."""
 
     @classmethod
     def open(cls, url: str) -> Reader:
@@ -44,11 +45,20 @@ class Reader:
         `most`: only so many, those that were written last. A file that has not changed since an earlier call is not
         read again.
         """
-        wanted = set(names)
+        return self._objects(JOB_FILE, namespace, names, most)
+
+    def sweeps(
+        self, namespace: str | None = None, names: Iterable[str] = (), most: int | None = None
+    ) -> list[Manifest]:
+        """The sweeps, in the same way."""
+        return self._objects(SWEEP_FILE, namespace, names, most)
+
+    def _objects(self, file: str, namespace: str | None, names: Iterable[str], most: int | None) -> list[Manifest]:
+        wanted, cached = set(names), self._read[file]
         files = [
             entry
             for entry in self._store.list(namespace or "")
-            if _is_job_file(entry.name)
+            if _is_object(entry.name, file)
             if not wanted or any(entry.name.split("/")[1].startswith(f"{name}-") for name in wanted)
         ]
         if most is not None:
@@ -56,17 +66,16 @@ class Reader:
         found = {entry.name: entry for entry in files}
         if not wanted:
             others = f"{namespace}/" if namespace else ""
-            self._read = {
-                name: read for name, read in self._read.items() if name in found or not name.startswith(others)
-            }
-        news = [entry for name, entry in found.items() if self._read.get(name, (None,))[0] != entry]
+            cached = {name: read for name, read in cached.items() if name in found or not name.startswith(others)}
+        news = [entry for name, entry in found.items() if cached.get(name, (None,))[0] != entry]
         if news:
             with ThreadPoolExecutor(_THREADS) as threads:
                 for entry, data in zip(news, threads.map(self._store.get, [entry.name for entry in news]), strict=True):
-                    self._read[entry.name] = (entry, _job(data, entry.name))
-        read = [self._read[name][1] for name in found]
-        jobs = [job for job in read if job and (not wanted or job["metadata"]["name"] in wanted)]
-        return sorted(jobs, key=lambda job: (str(job["metadata"].get("creationTimestamp")), folder_of(job)))
+                    cached[entry.name] = (entry, _object(data, entry.name, file))
+        self._read[file] = cached
+        read = [cached[name][1] for name in found]
+        objects = [one for one in read if one and (not wanted or one["metadata"]["name"] in wanted)]
+        return sorted(objects, key=_age)
 
     def find(self, namespace: str, name: str, uid: str | None = None) -> Manifest | None:
         """The newest job of that name, or the one with that UID."""
@@ -74,15 +83,34 @@ class Reader:
             return self.get(namespace, f"{name}-{uid}")
         return next(reversed(self.jobs(namespace, [name])), None)
 
+    def find_any(self, namespace: str, name: str, uid: str | None = None) -> Manifest | None:
+        """The newest job or sweep of that name, or the one with that UID."""
+        if uid is not None:
+            return self.get(namespace, f"{name}-{uid}") or self.get_sweep(namespace, f"{name}-{uid}")
+        return max([*self.jobs(namespace, [name]), *self.sweeps(namespace, [name])], key=_age, default=None)
+
+    def find_trial(self, sweep: Manifest, job: str) -> Manifest | None:
+        """The newest job of that name that the sweep owned."""
+        metadata = sweep["metadata"]
+        jobs = reversed(self.jobs(metadata["namespace"], [job]))
+        return next((one for one in jobs if metadata["uid"] in _owners(one)), None)
+
     def get(self, namespace: str, folder: str) -> Manifest | None:
         """The job in a folder `NAME-UID` of a namespace."""
+        return self._object(namespace, folder, JOB_FILE)
+
+    def get_sweep(self, namespace: str, folder: str) -> Manifest | None:
+        """The sweep in a folder `NAME-UID` of a namespace."""
+        return self._object(namespace, folder, SWEEP_FILE)
+
+    def _object(self, namespace: str, folder: str, file: str) -> Manifest | None:
         if not (_PART.fullmatch(namespace) and _PART.fullmatch(folder)):
             return None  # it would lead elsewhere
-        file = f"{namespace}/{folder}/{JOB_FILE}"
-        return _job(self._store.get(file), file)
+        path = f"{namespace}/{folder}/{file}"
+        return _object(self._store.get(path), path, file)
 
     def events(self, job: Manifest) -> list[Manifest]:
-        """Those of the job and its pods, oldest first."""
+        """Those of the job and its pods, or of the sweep, oldest first."""
         try:
             items = json.loads(self._store.get(f"{folder_of(job)}/{EVENTS_FILE}") or b"{}").get("items")
         except (ValueError, AttributeError):
@@ -107,9 +135,19 @@ def _is_event(item: Any) -> bool:
     return isinstance(item, dict) and all(isinstance(item.get(part), dict) for part in ("metadata", "involvedObject"))
 
 
-def _is_job_file(name: str) -> bool:
+def _is_object(name: str, file: str) -> bool:
     parts = name.split("/")
-    return len(parts) == 3 and parts[2] == JOB_FILE
+    return len(parts) == 3 and parts[2] == file
+
+
+def _age(one: Manifest) -> tuple[str, str]:
+    return str(one["metadata"].get("creationTimestamp")), folder_of(one)
+
+
+def _owners(job: Manifest) -> list[Any]:
+    """The UIDs of its owners."""
+    found = job["metadata"].get("ownerReferences")
+    return [owner.get("uid") for owner in (found if isinstance(found, list) else ()) if isinstance(owner, dict)]
 
 
 def _lines(data: bytes) -> Iterator[Line]:
@@ -129,15 +167,15 @@ def _unpacked(data: bytes) -> Iterator[bytes]:
         return
 
 
-def _job(data: bytes | None, file: str) -> Manifest | None:
-    """None for what is no job, or not that of this file: the names in it lead to its other files."""
+def _object(data: bytes | None, path: str, file: str) -> Manifest | None:
+    """None for what is no job or sweep, or not that of this file: the names in it lead to its other files."""
     try:
-        job = json.loads(data or b"null")
+        one = json.loads(data or b"null")
     except ValueError:
         return None
-    if not isinstance(job, dict) or not all(isinstance(job.get(part) or {}, dict) for part in ("spec", "status")):
+    if not isinstance(one, dict) or not all(isinstance(one.get(part) or {}, dict) for part in ("spec", "status")):
         return None
-    metadata = job.get("metadata")
+    metadata = one.get("metadata")
     if not isinstance(metadata, dict) or not all(isinstance(metadata.get(key), str) for key in _NAMES):
         return None
-    return job if f"{folder_of(job)}/{JOB_FILE}" == file else None
+    return one if f"{folder_of(one)}/{file}" == path and file_of(one) == file else None

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from allranks.control_sequences import clean
+from allranks.kube.bounded_logs import without_note
 from allranks.kube.pod_logs import Line
-from allranks.masking import mask_log
+from allranks.masking import mask_ends, mask_log
 
 _BATCH = 1 << 16
 
@@ -69,7 +70,7 @@ class Tail:
             self._file.seek(0)
             while lines := self._file.readlines(_BATCH):
                 text = "\n".join(clean(line.rstrip(b"\n"), colour=False) for line in lines)
-                zipped.write(f"{mask_log(text, secrets)}\n".encode())
+                zipped.write(f"{_masked(text, secrets)}\n".encode())
         return out.getvalue()
 
     def close(self) -> None:
@@ -77,6 +78,14 @@ class Tail:
         self._file.close()
         with contextlib.suppress(OSError):
             self._path.unlink()
+
+
+def _masked(text: str, secrets: list[str]) -> str:
+    text = mask_log(text, secrets)
+    if not secrets:
+        return text
+    parts = (without_note(line) for line in text.split("\n"))
+    return "\n".join(mask_ends(line, secrets) + note for line, note in parts)
 
 
 def _stored(line: Line) -> bytes:

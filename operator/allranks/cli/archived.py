@@ -1,4 +1,4 @@
-"""What commands share that read an archive: the options, jobs that are deleted, and their logs."""
+"""What commands share that read an archive: the options, jobs and sweeps that are deleted, and logs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import click
 
 from allranks.cli.format.duration import age
 from allranks.cli.options import get_job
+from allranks.cli.sweep_objects import sweep_instead
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER, pod_name
 from allranks.errors import AllranksError, ClusterError
@@ -50,10 +51,12 @@ class Archive:
 
         return Reader.open(self.url or "")
 
-    def find(self, namespace: str, name: str) -> Manifest | None:
+    def find(self, namespace: str, name: str, sweeps: bool = False) -> Manifest | None:
         """The newest archived job of that name, or that with the UID; says so on stderr. None without one, or without
-        an archive. Raises ArchiveError."""
-        job = self.reader.find(namespace, name, self.uid) if self.url else None
+        an archive. `sweeps`: a job or a sweep. Raises ArchiveError."""
+        if not self.url:
+            return None
+        job = (self.reader.find_any if sweeps else self.reader.find)(namespace, name, self.uid)
         if job is not None:
             metadata = job["metadata"]
             created = metadata.get("creationTimestamp") or "at an unknown time"
@@ -100,8 +103,26 @@ async def find_job(cluster: Cluster, name: str, archive: Archive) -> tuple[Manif
         return gone, False
 
 
-def without_cluster(error: AllranksError, where: Where, name: str, archive: Archive) -> Manifest | None:
-    """The job from the archive, if `error` is that no cluster is configured, or that it does not answer.
+async def find_job_or_sweep(cluster: Cluster, name: str, archive: Archive) -> tuple[Manifest, bool]:
+    """The job or the sweep, and whether it exists: otherwise the archive has it. Raises AllranksError."""
+    if archive.uid:
+        return _required(archive, cluster.namespace, name, sweeps=True), False
+    try:
+        return await get_job(cluster, name), True
+    except ClusterError as error:
+        if sweep := await sweep_instead(cluster, name, error):
+            return sweep, True
+        gone = archive.find(cluster.namespace, name, sweeps=True) if error.status == 404 else None
+        if gone is None:
+            raise
+        return gone, False
+
+
+def without_cluster(
+    error: AllranksError, where: Where, name: str, archive: Archive, sweeps: bool = False
+) -> Manifest | None:
+    """The job from the archive, if `error` is that no cluster is configured, or that it does not answer. `sweeps`: the
+    job or the sweep.
 
     Raises AllranksError.
     """
@@ -109,52 +130,58 @@ def without_cluster(error: AllranksError, where: Where, name: str, archive: Arch
         return None
     # Without a kubeconfig nothing else says the namespace.
     namespace = where.namespace or "default"
-    return _required(archive, namespace, name) if archive.uid else archive.find(namespace, name)
+    return _required(archive, namespace, name, sweeps) if archive.uid else archive.find(namespace, name, sweeps)
 
 
-def also_missing(error: AllranksError, where: Where, name: str, archive: Archive) -> AllranksError:
-    """`error` of a cluster that is not there, and that the archive has no such job either, with names like it. Raises
-    ArchiveError."""
+def also_missing(
+    error: AllranksError, where: Where, name: str, archive: Archive, sweeps: bool = False
+) -> AllranksError:
+    """`error` of a cluster that is not there, and that the archive has no such job either, with names like it.
+    `sweeps`: no such job or sweep. Raises ArchiveError."""
     if not archive.url or not isinstance(error, ClusterError) or error.status:
         return error
     namespace = where.namespace or "default"
-    metadata = [job["metadata"] for job in archive.reader.jobs(most=_NAMES)]
+    all_sweeps = archive.reader.sweeps(most=_NAMES)
+    found = [*archive.reader.jobs(most=_NAMES), *(all_sweeps if sweeps else ())]
+    metadata = [one["metadata"] for one in found]
     names = {one["name"] for one in metadata if one["namespace"] == namespace}
     elsewhere = sorted({one["namespace"] for one in metadata if one["name"] == name} - {namespace})
     hint = ""
-    if elsewhere:
+    if any((one["metadata"]["namespace"], one["metadata"]["name"]) == (namespace, name) for one in all_sweeps):
+        hint = f"; {name} is a sweep: allranks report {name} shows it"
+    elif elsewhere:
         hint = f"; it has one in namespace {elsewhere[0]}: add -n {elsewhere[0]}"
     elif near := difflib.get_close_matches(name, names, n=1):
         hint = f", did you mean {near[0]}?"
-    text = f"the archive {archive.url} has no job {name} in namespace {namespace}{hint}"
+    what = "job or sweep" if sweeps else "job"
+    text = f"the archive {archive.url} has no {what} {name} in namespace {namespace}{hint}"
     return ClusterError(f"{text}\nThe cluster was not asked: {error}", error.status, error.reason)
 
 
-def _required(archive: Archive, namespace: str, name: str) -> Manifest:
-    if job := archive.find(namespace, name):
+def _required(archive: Archive, namespace: str, name: str, sweeps: bool = False) -> Manifest:
+    if job := archive.find(namespace, name, sweeps):
         return job
-    text = f"the archive {archive.url} has no job {name} with UID {archive.uid} in namespace {namespace}"
+    what = f"job or sweep {name}" if sweeps else f"job {name}"
+    text = f"the archive {archive.url} has no {what} with UID {archive.uid} in namespace {namespace}"
     raise ClusterError(text, 404, "NotFound")
 
 
 # --- rows of `get` ---------------------------------------------------------------------------------------------------
 
 
-def columns() -> list[dict[str, Any]]:
+def columns(kind: str) -> list[dict[str, Any]]:
     """The columns of the CRD of this version, in the form of a table of the API server."""
     from allranks.api.crd import RESOURCES
-    from allranks.api.job import KIND
 
     found: list[dict[str, Any]] = [{"name": "Name", "priority": 0}]
-    return found + [{"name": name, "priority": priority} for name, _, _, _, priority in RESOURCES[KIND].columns]
+    return found + [{"name": name, "priority": priority} for name, _, _, _, priority in RESOURCES[kind].columns]
 
 
-def row(job: Manifest, titles: Sequence[Mapping[str, Any]], extra: Mapping[str, str]) -> Manifest:
-    """A row of a table, as the API server makes one. `extra`: cells of further columns."""
+def row(job: Manifest, kind: str, titles: Sequence[Mapping[str, Any]], extra: Mapping[str, str]) -> Manifest:
+    """A row of a table, as the API server makes one of an object of this kind. `extra`: cells of further columns."""
     from allranks.api.crd import RESOURCES
-    from allranks.api.job import KIND
 
-    paths = {name: path for name, _, path, _, _ in RESOURCES[KIND].columns}
+    paths = {name: path for name, _, path, _, _ in RESOURCES[kind].columns}
     cells = [
         extra[title["name"]] if title["name"] in extra else _cell(job, title["name"], paths.get(title["name"], ""))
         for title in titles

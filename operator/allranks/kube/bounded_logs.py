@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
@@ -16,6 +17,10 @@ from allranks.text import size
 
 LONGEST_LINE = 16 * 1024
 """Bytes. The rest of a longer line is left out."""
+
+
+_TIME = re.compile(rb"\d{4}-\d\d-\d\dT[0-9:.]{8,24}(?:Z|[+-]\d\d:\d\d) ")
+_NOTE = re.compile(r" … \([^()]{1,20} left out\)$")
 
 
 class Splitter:
@@ -49,10 +54,22 @@ class Splitter:
             # A progress bar redraws its line: what was before the last but one redraw is never shown.
             place = more.rstrip(b"\r").rfind(b"\r")
             if place >= 0:
-                self._rest, self._dropped, more = b"", 0, more[place + 1 :]
+                self._rest, self._dropped, more = _time_of(self._rest + more[:place]), 0, more[place + 1 :]
         room = self._longest - len(self._rest)
         self._dropped += max(0, len(more) - room)
         self._rest += more[: max(0, room)]
+
+
+def _time_of(line: bytes) -> bytes:
+    """The time at the begin of a line of a kubelet, with the space behind it; empty without one."""
+    found = _TIME.match(line)
+    return found[0] if found else b""
+
+
+def without_note(line: str) -> tuple[str, str]:
+    """A line, and the note of `Splitter` that its end is left out."""
+    found = _NOTE.search(line) if line.endswith(")") else None
+    return (line[: found.start()], found[0]) if found else (line, "")
 
 
 MOST_KEPT = 8 * 2**20
@@ -134,7 +151,7 @@ async def followed(
                 async for some in lines:
                     # sinceTime has whole seconds: the server repeats lines.
                     fresh = [line for line in map(parse_line, some) if not begun or line.time > begun]
-                    after = max((line.time for line in fresh), default=after)
+                    after = max((line.time for line in fresh if line.time), default=after)
                     if fresh:
                         yield fresh
         except ClusterError as error:

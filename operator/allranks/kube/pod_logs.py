@@ -154,7 +154,7 @@ async def followed(
                 reported = False
                 # sinceTime has whole seconds: the server repeats lines.
                 fresh = [line for line in lines if not line.time or line.time > begun] if begun else lines
-                after = max((line.time for line in fresh), default=after)
+                after = max((line.time for line in fresh if line.time), default=after)
                 if fresh:
                     yield fresh
         except ClusterError as error:

@@ -10,6 +10,7 @@ from typing import Any
 from allranks.api.status import Status
 from allranks.core.model import Observed
 from allranks.core.root_cause import describe_failure
+from allranks.masking import mask_log, secrets_in
 from allranks.version import __version__
 
 _TYPES = {
@@ -35,7 +36,7 @@ class Note:
     time: str
     title: str
     details: str
-    """What failed first, who is slow; with the last lines of the log."""
+    """What failed first, who is slow; with the last lines of the log, in which secrets are masked."""
     link: str
     cost: str
 
@@ -45,6 +46,7 @@ def note(observed: Observed, entry: str, link: str) -> Note:
     occasion, _, attempt = entry.split(" ")[0].partition("/")
     job, status = observed.job, observed.status
     title = f"{job.namespace}/{job.name} {_WORDS[occasion]}"
+    secrets = secrets_in(job.spec.model_dump(mode="json", by_alias=True, exclude_none=True))
     return Note(
         id=f"{job.metadata.uid}/{entry.replace(' ', '/')}",
         occasion=occasion,
@@ -53,7 +55,7 @@ def note(observed: Observed, entry: str, link: str) -> Note:
         attempt=int(attempt or 0),
         time=observed.now.isoformat(timespec="seconds").replace("+00:00", "Z"),
         title=title,
-        details=_details(occasion, int(attempt or 0), status),
+        details=mask_log(_details(occasion, int(attempt or 0), status), secrets),
         link=link.replace("{namespace}", job.namespace).replace("{name}", job.name),
         cost=status.cost.summary if status.cost else "",
     )

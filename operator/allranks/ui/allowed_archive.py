@@ -2,16 +2,18 @@
 may read of jobs that exist.
 
 The archive knows no users. So before anything of a namespace is read, the API server is asked with the user's own
-token: `get` of jobs for jobs and reports, `list` of Events for Events, `get` of pods/log for logs.
+token: `get` of jobs for jobs and reports, `get` of sweeps for sweeps, `list` of Events for Events, `get` of pods/log
+for logs.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from allranks.api.job import GROUP, PLURAL
+from allranks.api.sweep import PLURAL as SWEEPS_PLURAL
 from allranks.archive.reader import Reader
 from allranks.ui.archived_jobs import ArchivedJobs
 from allranks.ui.entries import Entry, Manifest
@@ -39,8 +41,10 @@ class Right(NamedTuple):
 
 
 JOBS = Right("get", GROUP, PLURAL)
+SWEEPS = Right("get", GROUP, SWEEPS_PLURAL)
 EVENTS = Right("list", "", "events")
 LOGS = Right("get", "", "pods", "log")
+T = TypeVar("T")
 May = Callable[[Right, str | None], Awaitable[bool]]
 """(right, namespace or None for all of them) -> whether the user has it. Raises ClusterError."""
 
@@ -78,21 +82,30 @@ class AllowedArchive:
 
     async def all(self) -> list[Entry]:
         """The jobs of the namespaces in which the user may read jobs. Names of others appear nowhere."""
-        if self._namespace is not None:
-            allowed = await self._may(JOBS, self._namespace)
-            return await self._shared.of(self._namespace).all() if allowed else []
-        found = await self._shared.of(None).all()
-        if await self._may(JOBS, None):
-            return found
-        namespaces = await self._allowed({entry.group for entry in found})
-        return [entry for entry in found if entry.group in namespaces]
+        return await self._visible(JOBS, ArchivedJobs.all, lambda entry: entry.group)
 
-    async def _allowed(self, namespaces: Iterable[str]) -> set[str]:
+    async def sweeps(self) -> list[Manifest]:
+        """The sweeps of the namespaces in which the user may read sweeps."""
+        return await self._visible(SWEEPS, ArchivedJobs.sweeps, lambda sweep: str(sweep["metadata"]["namespace"]))
+
+    async def _visible(
+        self, right: Right, read: Callable[[ArchivedJobs], Awaitable[list[T]]], namespace_of: Callable[[T], str]
+    ) -> list[T]:
+        if self._namespace is not None:
+            allowed = await self._may(right, self._namespace)
+            return await read(self._shared.of(self._namespace)) if allowed else []
+        found = await read(self._shared.of(None))
+        if await self._may(right, None):
+            return found
+        namespaces = await self._allowed(right, set(map(namespace_of, found)))
+        return [one for one in found if namespace_of(one) in namespaces]
+
+    async def _allowed(self, right: Right, namespaces: Iterable[str]) -> set[str]:
         free = asyncio.Semaphore(_AT_ONCE)
 
         async def ask(namespace: str) -> tuple[str, bool]:
             async with free:
-                return namespace, await self._may(JOBS, namespace)
+                return namespace, await self._may(right, namespace)
 
         return {namespace for namespace, allowed in await asyncio.gather(*map(ask, namespaces)) if allowed}
 
@@ -107,6 +120,20 @@ class AllowedArchive:
     async def last_lines(self, entry: Entry, wanted: Wanted) -> Found:
         await self._check([JOBS, LOGS], entry.group)
         return await self._shared.of(entry.group).last_lines(entry, wanted)
+
+    async def sweep(self, namespace: str, folder: str) -> Manifest:
+        await self._check([SWEEPS], namespace)
+        return await self._shared.of(namespace).sweep(namespace, folder)
+
+    async def sweep_events(self, sweep: Manifest) -> list[Manifest]:
+        namespace = sweep["metadata"]["namespace"]
+        await self._check([SWEEPS, EVENTS], namespace)
+        return await self._shared.of(namespace).sweep_events(sweep)
+
+    async def trial(self, sweep: Manifest, job: str) -> Entry:
+        namespace = sweep["metadata"]["namespace"]
+        await self._check([SWEEPS, JOBS], namespace)
+        return await self._shared.of(namespace).trial(sweep, job)
 
     async def _check(self, rights: Sequence[Right], namespace: str) -> None:
         """Before the archive is read: who has no right does not learn what it has."""

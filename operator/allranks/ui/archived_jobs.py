@@ -1,10 +1,12 @@
-"""The deleted jobs of an archive, as the server shows them: read in threads, and again after a while."""
+"""The deleted jobs and sweeps of an archive, as the server shows them: read in threads, and again after a while."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from allranks.archive.layout import LogName
 from allranks.archive.reader import Reader
@@ -26,15 +28,33 @@ MOST_JOBS = 2000
 """Jobs of the archive that are listed, those that were written last. Each is found by its address."""
 
 
+MOST_SWEEPS = 200
+T = TypeVar("T")
+
+
+class _Recent(Generic[T]):
+    """An answer that is read again after FRESH_SECONDS."""
+
+    def __init__(self) -> None:
+        self._answer: list[T] = []
+        self._read_at = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def get(self, read: Callable[[], T]) -> T:
+        """Calls `read` in a thread, and raises what it raises."""
+        async with self._lock:
+            if time.monotonic() - self._read_at >= FRESH_SECONDS:
+                self._answer, self._read_at = [await asyncio.to_thread(read)], time.monotonic()
+            return self._answer[0]
+
+
 class ArchivedJobs:
     """All methods raise ArchiveError."""
 
     def __init__(self, reader: Reader, namespace: str | None = None, most: int | None = None) -> None:
         """`namespace`: only its jobs. `most`: so many are listed; None: MOST_JOBS."""
         self._reader, self._namespace, self._most = reader, namespace, most
-        self._entries: list[Entry] = []
-        self._read_at = float("-inf")
-        self._lock = asyncio.Lock()
+        self._entries, self._sweeps = _Recent[list[Entry]](), _Recent[list[Manifest]]()
 
     @property
     def url(self) -> str:
@@ -42,13 +62,31 @@ class ArchivedJobs:
 
     async def all(self) -> list[Entry]:
         """Those that were written last, whether or not they exist on the cluster."""
-        async with self._lock:
-            if time.monotonic() - self._read_at >= FRESH_SECONDS:
-                jobs = await asyncio.to_thread(
-                    self._reader.jobs, self._namespace, most=MOST_JOBS if self._most is None else self._most
-                )
-                self._entries, self._read_at = list(map(_entry, jobs)), time.monotonic()
-            return self._entries
+        most = MOST_JOBS if self._most is None else self._most
+        return await self._entries.get(lambda: list(map(_entry, self._reader.jobs(self._namespace, most=most))))
+
+    async def sweeps(self) -> list[Manifest]:
+        """Those that were written last, whether or not they exist on the cluster."""
+        return await self._sweeps.get(lambda: self._reader.sweeps(self._namespace, most=MOST_SWEEPS))
+
+    async def sweep(self, namespace: str, folder: str) -> Manifest:
+        """`folder`: NAME-UID. Raises Problem."""
+        found = None
+        if self._namespace in (None, namespace):
+            found = await asyncio.to_thread(self._reader.get_sweep, namespace, folder)
+        if found is None:
+            raise Problem(404, f"the archive {self.url} has no sweep {folder} in namespace {namespace}")
+        return found
+
+    async def sweep_events(self, sweep: Manifest) -> list[Manifest]:
+        return await asyncio.to_thread(self._reader.events, sweep)
+
+    async def trial(self, sweep: Manifest, job: str) -> Entry:
+        """The job of that name that the sweep owned. Raises Problem."""
+        found = await asyncio.to_thread(self._reader.find_trial, sweep, job)
+        if found is None:
+            raise Problem(404, f"the archive {self.url} has no job {job} of the sweep {sweep['metadata']['name']}")
+        return _entry(found)
 
     async def get(self, namespace: str, folder: str) -> Entry:
         """`folder`: NAME-UID. Raises Problem."""

@@ -154,6 +154,19 @@ class ClusterJobs:
         found: list[Manifest] = await self._readings.get(("events", entry.metadata.get("uid")), read)
         return found
 
+    async def events_of(self, namespace: str, uid: str) -> list[Manifest]:
+        """The Events of one object, the oldest first. Raises ClusterError."""
+
+        async def read() -> list[Manifest]:
+            query = {"fieldSelector": f"involvedObject.uid={uid}"}
+            found: list[Manifest] = (await self.within(namespace).get(core_path(namespace, "events"), query))["items"]
+            for event in found:
+                event["metadata"].pop("managedFields", None)
+            return sorted(found, key=lambda event: str(event["metadata"].get("creationTimestamp")))
+
+        found: list[Manifest] = await self._readings.get(("events", uid), read)
+        return found
+
     async def read_shared(self, path: str) -> list[Manifest]:
         """The objects at a path, without their managed fields. Raises ClusterError."""
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from allranks.api.status import FINISHED, Status
+from allranks.api.sweep import KIND as SWEEP
 from allranks.kube.job_codec import ranks_of, status_of
 from allranks.kube.label_selectors import label_selection
 from allranks.ui.problems import Problem
@@ -84,6 +85,15 @@ class Entry:
         except ValueError:
             return self.status.start_time
         return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def owner_sweep(job: Mapping[str, Any]) -> dict[str, str] | None:
+    """`name` and `uid` of the sweep of which the job is a trial."""
+    owners = (job.get("metadata") or {}).get("ownerReferences")
+    for owner in owners if isinstance(owners, list) else ():
+        if isinstance(owner, dict) and owner.get("kind") == SWEEP and owner.get("controller"):
+            return {key: str(owner.get(key) or "") for key in ("name", "uid")}
+    return None
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:

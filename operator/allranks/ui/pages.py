@@ -6,6 +6,7 @@ Pages are rendered here; a script only loads them again when something has chang
 from __future__ import annotations
 
 import functools
+from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import parse_qs, quote, urlencode
 
@@ -28,7 +29,7 @@ from allranks.local.stored_logs import stored_logs
 from allranks.ui import job_rows, rest
 from allranks.ui import logs as job_logs
 from allranks.ui.actions import Action, actions
-from allranks.ui.entries import Entry, in_order, selection
+from allranks.ui.entries import Entry, in_order, owner_sweep, selection
 from allranks.ui.problems import Problem, ProblemDetails
 from allranks.ui.rest import EntryOf, Item, StateOf
 from allranks.ui.state import USER, State
@@ -161,10 +162,12 @@ async def newest_run(state: StateOf, job: str) -> Response:
 
 def about(state: State, entry: Entry, tab: str) -> dict[str, Any]:
     """What all pages of a job have."""
+    sweep, sweep_path = _sweep_of(entry)
     return {
         "entry": entry,
         "tab": tab,
-        "sweep": (entry.metadata.get("labels") or {}).get(SWEEP_LABEL, ""),
+        "sweep": sweep,
+        "sweep_path": sweep_path,
         "live": stream_address(source=entry.source, group=entry.group, name=entry.name) if entry.active else "",
         "warning": state.problem if entry.source == "jobs" else "",
         "actions": actions(entry, state.now()),
@@ -239,17 +242,33 @@ async def logs(
     )
 
 
+def _sweep_of(entry: Entry) -> tuple[str, str]:
+    """The name of the sweep of which the job is a trial, and the address of its page; empty without one."""
+    if entry.source == "jobs":
+        name = (entry.metadata.get("labels") or {}).get(SWEEP_LABEL, "")
+        return name, f"/sweeps/jobs/{quote(entry.group, safe='')}/{quote(name, safe='')}" if name else ""
+    owner = owner_sweep(entry.manifest) if entry.source == "archive" else None
+    if owner is None:
+        return "", ""
+    folder = quote("{name}-{uid}".format(**owner), safe="")
+    return owner["name"], f"/sweeps/archive/{quote(entry.group, safe='')}/{folder}"
+
+
 @router.get(Item + "/events")
 async def events(state: StateOf, entry: EntryOf) -> Response:
     """The Events of the job and its pods, the newest first."""
     note = "Events are objects of a cluster: a run of this machine has none." if entry.source == "runs" else ""
-    groups = []
+    rows: list[tuple[str, ...]] = []
     try:
-        groups = group_events(await state.events(entry))[::-1]
+        rows = event_rows(await state.events(entry), state.now())
     except ClusterError as error:
         note = str(error)
-    now = state.now()
-    rows = [
+    return render("events", **about(state, entry, "events"), rows=rows, note=note)
+
+
+def event_rows(events: list[dict[str, Any]], now: datetime) -> list[tuple[str, ...]]:
+    """Similar Events as one row, the newest first."""
+    return [
         (
             one.kind,
             age(one.last, now)
@@ -258,9 +277,8 @@ async def events(state: StateOf, entry: EntryOf) -> Response:
             one.objects,
             one.message,
         )
-        for one in groups
+        for one in group_events(events)[::-1]
     ]
-    return render("events", **about(state, entry, "events"), rows=rows, note=note)
 
 
 @router.get(Item + "/manifest")

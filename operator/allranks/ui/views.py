@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Annotated, Any, cast, get_args
 
@@ -14,11 +15,12 @@ from allranks.cli.format import cost as costs
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import elapsed
 from allranks.errors import ClusterError
-from allranks.ui import answers, job_rows
+from allranks.ui import answers, found_sweeps, job_rows
 from allranks.ui import compare as comparison
 from allranks.ui import history as histories
 from allranks.ui.answers import as_printed
 from allranks.ui.entries import Entry, Manifest, Source, in_order, selection
+from allranks.ui.found_sweeps import Found
 from allranks.ui.history import By, Group
 from allranks.ui.nodes import Node, nodes
 from allranks.ui.pages import render, stream_address
@@ -119,9 +121,10 @@ async def history(
 @pages.get("/history")
 async def history_page(state: StateOf, by: By = "namespace", namespace: str = "", runs: bool = False) -> Response:
     """What jobs used and lost, by group, and the trend by week."""
-    note = ""
+    note, sweeps = "", list[Found]()
     try:
         every = await _entries_of_history(state, runs)
+        sweeps = await found_sweeps.deleted(state, namespace)
     except ArchiveError as error:
         note, every = str(error), [*await state.entries("jobs"), *(await state.entries("runs") if runs else [])]
     selected = list(filter(selection(namespace or None), every))
@@ -150,6 +153,7 @@ async def history_page(state: StateOf, by: By = "namespace", namespace: str = ""
         archive_note=note,
         deleted=[job_rows.job_row(entry, now) for entry in deleted[:MOST_DELETED]],
         deleted_count=len(deleted),
+        sweeps=[found_sweeps.row(one, now) for one in sweeps],
     )
 
 
@@ -219,14 +223,16 @@ async def compare_page(state: StateOf, job: Jobs = []) -> Response:  # noqa: B00
     entries = await _entries_of(state, job)
     reports = [await state.report(entry) for entry in entries]
     plot, metric = comparison.curve(reports) if reports else (None, "")
-    offered = [*in_order(await state.entries("jobs")), *in_order(await state.entries("runs"))][:MOST_CHOICES]
+    offered = [*in_order(await state.entries("jobs")), *in_order(await state.entries("runs"))]
+    with contextlib.suppress(ArchiveError):  # the others can be compared
+        offered += sorted(await state.entries("archive"), key=_created, reverse=True)
     return render(
         "compare",
         live="",
         warning=state.problem if state.jobs else "",
         entries=entries,
         chosen={entry.key for entry in entries},
-        offered=offered,
+        offered=offered[:MOST_CHOICES],
         plot=plot,
         metric=metric,
         rows=[_figures(entry, report) for entry, report in zip(entries, reports, strict=True)],

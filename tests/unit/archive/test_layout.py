@@ -73,9 +73,10 @@ def test_what_stays_fits_unless_live_jobs_alone_are_too_large():
             assert sum(f.size for f in stay) + for_size[-1].size > most, about
 
 
-def test_the_job_is_deleted_before_its_logs():
+def test_the_job_or_sweep_is_deleted_before_its_other_files():
     names = ("n/a/attempts/0/worker-0.log.gz", "n/a/events.json", "n/a/job.json")
     assert deletion_order(Folder("n/a", 1, 1.0, names))[0] == "n/a/job.json"
+    assert deletion_order(Folder("n/a", 1, 1.0, ("n/a/events.json", "n/a/sweep.json")))[0] == "n/a/sweep.json"
 
 
 def test_logs_of_the_first_and_the_newest_attempts_stay():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import gzip
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +18,7 @@ from allranks.archive.access import Access
 from allranks.archive.layout import LogName
 from allranks.archive.metrics import Metrics
 from allranks.archive.pod_logs import LogSource, PodLogs, RawPod, source_of
+from allranks.archive.pod_secrets import SecretValues
 from allranks.archive.store import ArchiveError, DirectoryStore
 from allranks.archive.writer import Writer
 from allranks.errors import ClusterError
@@ -63,6 +65,19 @@ class Logs:
         self.most_open = 0
         self.requests: list[str] = []
         self.ended = asyncio.Event()
+        self.chunk = 1 << 20
+        """Bytes that arrive together."""
+        self.secrets: dict[str, str | ClusterError] = {}
+        """Name of a Secret -> the value of its key `word`."""
+        self.secrets_read: list[str] = []
+
+    async def get(self, path: str) -> dict[str, Any]:
+        name = path.removeprefix("/api/v1/namespaces/team/secrets/")
+        self.secrets_read.append(name)
+        value = self.secrets.get(name, ClusterError("no such Secret", 404, "NotFound"))
+        if isinstance(value, ClusterError):
+            raise value
+        return {"data": {"word": base64.b64encode(value.encode()).decode()}}
 
     @contextlib.asynccontextmanager
     async def stream(self, path: str, _query: Any, _silence: Any) -> AsyncIterator[Any]:
@@ -74,18 +89,18 @@ class Logs:
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         try:
-            yield _Content(answer, self.ended)
+            yield _Content(answer, self.ended, self.chunk)
         finally:
             self.open -= 1
 
 
 class _Content:
-    def __init__(self, data: bytes, ended: asyncio.Event) -> None:
-        self._data, self._ended = data, ended
+    def __init__(self, data: bytes, ended: asyncio.Event, chunk: int) -> None:
+        self._data, self._ended, self._chunk = data, ended, chunk
 
     async def iter_any(self) -> AsyncIterator[bytes]:
-        if self._data:
-            yield self._data
+        for begin in range(0, len(self._data), self._chunk):
+            yield self._data[begin : begin + self._chunk]
         await self._ended.wait()
 
 
@@ -103,11 +118,13 @@ class World:
         def lost(source: LogSource, why: str) -> None:
             self.lost.append((source.pod, why))
 
+        cluster: Any = self.cluster
         self.logs = PodLogs(
-            lambda _namespace: self.cluster,  # type: ignore[arg-type,return-value]
+            lambda _namespace: cluster,
             self._access,
             Writer(self.store),
             self.metrics,
+            SecretValues(lambda _namespace: cluster),
             spool=self.spool,
             log_bytes=1 << 16,
             most=most,
@@ -216,6 +233,21 @@ def test_a_log_whose_end_cannot_be_read_says_so_in_its_last_line(tmp_path: Path)
     assert world.lost == []
 
 
+def test_a_line_without_a_time_does_not_repeat_the_log_after_a_lost_connection(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        world.cluster.answers["penguins-worker-0-0"] = STAMP + b"step 1\nfailed to watch file\n"
+        world.cluster.chunk = len(STAMP) + 7
+        world.logs.changed(pod(), False)
+        await world.until(lambda: world.cluster.open == 1)
+        world.cluster.ended.set()  # the connection is lost
+        await world.until(lambda: len(world.cluster.requests) > 2)
+        world.logs.changed(pod(state=ENDED), False)
+        await world.all_written()
+
+    world = run(tmp_path, scenario)
+    assert world.text(LogName(0, "worker", 0)) == f"{STAMP.decode()}step 1\nfailed to watch file\n"
+
+
 def test_a_log_that_an_earlier_archiver_has_written_is_not_read_again(tmp_path: Path):
     async def scenario(world: World) -> None:
         world.store.put(f"{FOLDER}/{LogName(0, 'worker', 0).path}", gzip.compress(b"before\n"))
@@ -304,6 +336,7 @@ def test_the_log_has_the_name_of_the_pod_and_its_secrets_are_found():
     )
     assert found is not None
     assert (found.folder, found.log) == (FOLDER, LogName(3, "worker", 2, 4))
+    assert found.references == frozenset()
     assert found.secrets == {"correct-horse"}
 
 
@@ -319,3 +352,94 @@ def test_the_log_has_the_name_of_the_pod_and_its_secrets_are_found():
 )
 def test_a_container_that_its_kubelet_restarts_has_not_ended(state: dict[str, Any], spec: dict[str, Any], over: bool):
     assert pod_logs._trainer_ended(pod(state=state, spec=spec)) is over
+
+
+# --- values of Secrets -----------------------------------------------------------------------------------------------
+
+SECRET = "correct-horse-battery"
+WITH_SECRET = {
+    "containers": [{"name": "trainer", "env": [{"valueFrom": {"secretKeyRef": {"name": "db", "key": "word"}}}]}],
+    "initContainers": [{"name": "setup", "envFrom": [{"secretRef": {"name": "setup"}}]}],
+}
+
+
+def masked(folder: Path, data: bytes, chunk: int = 1 << 20, during: Callable[[World], None] = lambda _: None) -> str:
+    """What the archive has of a log that arrives in chunks. `during`: called while it is followed."""
+
+    async def scenario(world: World) -> None:
+        world.cluster.secrets["db"] = SECRET
+        world.cluster.chunk = chunk
+        world.cluster.answers["penguins-worker-0-0"] = data
+        world.logs.changed(pod(spec=WITH_SECRET), False)
+        await world.until(lambda: world.cluster.open == 1)
+        await world.until(lambda: set(world.cluster.secrets_read) == {"db", "setup"})
+        during(world)
+        world.logs.changed(pod(state=ENDED, spec=WITH_SECRET), False)
+        world.cluster.ended.set()
+        await world.all_written()
+        everything = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+        assert SECRET.encode() not in everything
+        assert SECRET not in repr(vars(world.logs))
+
+    world = run(folder, scenario)
+    assert world.lost == []
+    return world.text(LogName(0, "worker", 0)) or ""
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 30, 1 << 20])
+def test_the_values_of_the_secrets_of_the_pod_are_masked_wherever_the_stream_is_cut(tmp_path: Path, chunk: int):
+    lines = ["connecting", f"as {SECRET}, {SECRET}", f"\x1b[31m{SECRET[:9]}\x1b[0m{SECRET[9:]}", f"{SECRET}\rdone"]
+    data = b"".join(STAMP + line.encode() + b"\n" for line in lines)
+    texts = [line[len(STAMP) :] for line in masked(tmp_path, data, chunk).splitlines()]
+    assert texts == ["connecting", "as <masked>, <masked>", "<masked>", "done"]
+
+
+@pytest.mark.parametrize("shown", [0, 1, 5, 6, 7, 20, 21])
+def test_a_line_that_is_cut_within_a_secret_shows_at_most_five_characters_of_it(tmp_path: Path, shown: int):
+    before = STAMP + b"x" * (bounded_logs.LONGEST_LINE - len(STAMP) - shown)
+    [line] = masked(tmp_path, before + SECRET.encode() + b" and more\n").splitlines()
+    kept = line.removeprefix(before.decode()).partition(" … (")[0]
+    assert kept == (SECRET[:shown] if shown < 6 else "<masked>")
+    assert line.endswith("left out)")
+
+
+def test_a_program_that_is_killed_while_it_prints_a_secret_shows_at_most_five_characters_of_it(tmp_path: Path):
+    assert masked(tmp_path, STAMP + f"token {SECRET[:12]}".encode()) == f"{STAMP.decode()}token <masked>\n"
+
+
+def test_a_secret_that_is_deleted_or_changed_while_the_pod_runs_is_masked_in_both_values(tmp_path: Path):
+    def deleted(world: World) -> None:
+        del world.cluster.secrets["db"]
+
+    def changed(world: World) -> None:
+        world.cluster.secrets["db"] = "a-new-secret"
+
+    for number, (during, second) in enumerate(((deleted, "a-new-secret"), (changed, "<masked>"))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        text = masked(folder, STAMP + f"{SECRET} then a-new-secret\n".encode(), during=during)
+        assert text == f"{STAMP.decode()}<masked> then {second}\n"
+
+
+def test_without_the_right_to_read_secrets_names_and_forms_are_masked(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        world.cluster.secrets["db"] = ClusterError("you may not get secrets", 403, "Forbidden")
+        world.cluster.answers["penguins-worker-0-0"] = STAMP + f"{SECRET} DB_TOKEN={SECRET}\n".encode()
+        world.cluster.ended.set()
+        world.logs.changed(pod(state=ENDED, spec=WITH_SECRET), False)
+        await world.all_written()
+
+    world = run(tmp_path, scenario)
+    assert world.text(LogName(0, "worker", 0)) == f"{STAMP.decode()}{SECRET} DB_TOKEN=<masked>\n"
+    assert world.lost == []
+    assert world.cluster.secrets_read.count("db") == 1
+
+
+def test_a_pod_without_secrets_asks_for_none(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        world.cluster.answers["penguins-worker-0-0"] = STAMP + b"step 1\n"
+        world.cluster.ended.set()
+        world.logs.changed(pod(state=ENDED), False)
+        await world.all_written()
+
+    assert run(tmp_path, scenario).cluster.secrets_read == []

@@ -15,6 +15,7 @@ from allranks.archive.reader import Reader
 from allranks.archive.store import ArchiveError, DirectoryStore, Store
 from allranks.archive.writer import folder_of
 from support.archives import WrittenArchive, stamp
+from support.sweep_samples import a_sweep, trial_of
 from support.ui_samples import a_job, event
 
 
@@ -46,6 +47,32 @@ def test_jobs_are_listed_by_age_and_found_by_name_and_uid(store: Store):
     assert reader.find("team", "penguins", "u3") is None
     assert reader.find("team", "penguins", "u1/../../other/penguins-u4") is None
     assert reader.find("empty", "penguins") is None
+
+
+def test_sweeps_are_listed_and_found_beside_jobs_and_lead_to_the_jobs_of_their_trials(store: Store):
+    archive = WrittenArchive(store.url)
+    earlier, later = a_sweep("search", "s1"), a_sweep("search", "s2")
+    later["metadata"]["creationTimestamp"] = "2026-03-05T10:00:00Z"
+    archive.job(earlier, event("search", "TrainingSweep", "TrialStarted", "trial 0: lr=0.1", uid="s1"))
+    for sweep in (later, a_sweep("search", "s3", "other")):
+        archive.job(sweep)
+    for number, sweep in enumerate((earlier, later, earlier)):
+        archive.job(trial_of(sweep, "search-0" if number < 2 else "search-0-r1", f"u{number}"))
+    job = created("search", "u9", "2026-03-06T00:00:00Z")
+    archive.job(job)
+    reader = Reader(store)
+    assert uids(reader.sweeps()) == ["s3", "s1", "s2"]
+    assert uids(reader.sweeps("team")) == ["s1", "s2"]
+    assert uids(reader.jobs("team", ["search"])) == ["u9"]
+    assert uids([reader.find_any("team", "search")]) == ["u9"], "the newest of both kinds"
+    assert uids([reader.find_any("team", "search", "s1")]) == ["s1"]
+    assert reader.find_any("team", "search", "s3") is None
+    assert reader.get("team", "search-s1") is None, "a sweep is no job"
+    assert uids([reader.get_sweep("team", "search-s1")]) == ["s1"]
+    assert [found["message"] for found in reader.events(earlier)] == ["trial 0: lr=0.1"]
+    assert uids([reader.find_trial(earlier, "search-0")]) == ["u0"]
+    assert uids([reader.find_trial(later, "search-0")]) == ["u1"]
+    assert reader.find_trial(later, "search-0-r1") is None
 
 
 def test_only_files_that_changed_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

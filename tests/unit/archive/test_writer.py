@@ -11,10 +11,12 @@ import pytest
 
 from allranks.archive import writer as writers
 from allranks.archive.layout import LogName
+from allranks.archive.reader import Reader
 from allranks.archive.store import ArchiveError, DirectoryStore, Store
 from allranks.archive.tail import Tail
 from allranks.archive.writer import Writer, folder_of
 from allranks.kube.pod_logs import Line
+from support.sweep_samples import a_sweep
 from support.ui_samples import a_job, event
 
 SECRET = "hunter2hunter2"
@@ -32,7 +34,7 @@ def a_secret_job() -> dict[str, Any]:
 def test_a_job_is_written_with_its_events_and_without_secrets(store: Store):
     job, writer = a_secret_job(), Writer(store)
     events = [event("penguins", "DistributedTraining", "Failed", f"pod said {SECRET}", uid="uid-penguins")]
-    assert writer.save_job(job, events) is True
+    assert writer.save(job, events) is True
     folder = folder_of(job)
     assert folder == "team/penguins-uid-penguins"
     files = {name: store.get(f"{folder}/{name}") for name in ("job.json", "events.json")}
@@ -46,11 +48,32 @@ def test_a_job_is_written_with_its_events_and_without_secrets(store: Store):
 def test_the_same_job_is_not_written_again(store: Store):
     job, writer = a_secret_job(), Writer(store)
     events = [event("penguins", "DistributedTraining", "Started", "attempt 0 started", uid="uid-penguins")]
-    assert writer.save_job(job, events) is True
+    assert writer.save(job, events) is True
     before = store.list()
-    assert writer.save_job(job, events) is False
-    assert writer.save_job(job, None) is False
+    assert writer.save(job, events) is False
+    assert writer.save(job, None) is False
     assert store.list() == before
+
+
+def test_a_secret_whose_value_is_the_name_of_the_job_does_not_hide_the_job(store: Store):
+    job = a_job("penguins", "Failed")
+    env = [{"name": "DB_PASSWORD", "value": "penguins"}]
+    job["spec"]["roles"]["worker"]["template"] = {"spec": {"containers": [{"name": "trainer", "env": env}]}}
+    job["status"]["lastFailure"] = {"message": "penguins: wrong password"}
+    Writer(store).save(job, None, ["namespace-of-team", "team"])
+    read = Reader(store).get("team", "penguins-uid-penguins")
+    assert read is not None
+    assert read["status"]["lastFailure"]["message"] == "<masked>: wrong password"
+
+
+def test_the_largest_sweep_is_written_and_read(store: Store):
+    sweep = a_sweep()
+    trials = [{**sweep["status"]["trials"][0], "number": number, "message": "x" * 1024} for number in range(500)]
+    sweep["status"]["trials"] = trials
+    assert Writer(store).save(sweep, None) is True
+    found = Reader(store).get_sweep("team", "search-uid-search")
+    assert found == sweep
+    assert sum(entry.size for entry in store.list()) < 1 << 20
 
 
 def numbered(number: int) -> dict[str, Any]:
@@ -65,7 +88,7 @@ def test_expired_events_stay_newer_states_replace_older_ones_and_their_number_is
     job, writer, store = a_job("penguins", "Running"), Writer(DirectoryStore(tmp_path)), DirectoryStore(tmp_path)
 
     def saved(*events: dict[str, Any]) -> list[tuple[str, int]]:
-        writer.save_job(job, events)
+        writer.save(job, events)
         items = json.loads(store.get(f"{folder_of(job)}/events.json") or b"")["items"]
         return [(item["metadata"]["name"], item["count"]) for item in items]
 
@@ -78,7 +101,7 @@ def test_a_damaged_file_of_events_is_replaced(tmp_path: Path):
     job, store = a_job("penguins", "Running"), DirectoryStore(tmp_path)
     for damaged in (b"{", b"[]", b'{"items": [1]}'):
         store.put(f"{folder_of(job)}/events.json", damaged)
-        Writer(store).save_job(job, [numbered(1)])
+        Writer(store).save(job, [numbered(1)])
         assert json.loads(store.get(f"{folder_of(job)}/events.json") or b"")["items"] == [numbered(1)]
 
 
@@ -145,7 +168,7 @@ def test_old_jobs_are_deleted_and_those_that_exist_stay(store: Store):
     writer = Writer(store)
     for name in ("old", "live"):
         job = a_job(name, "Succeeded")
-        writer.save_job(job, [])
+        writer.save(job, [])
         writer.save_log(folder_of(job), LogName(0, "worker", 0), b"0123456789")
     later = max(entry.modified for entry in store.list()) + 100
     live = {"team/live-uid-live"}
@@ -159,7 +182,7 @@ def test_old_jobs_are_deleted_and_those_that_exist_stay(store: Store):
 def test_a_killed_clean_up_is_finished_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = DirectoryStore(tmp_path)
     writer, job = Writer(store), a_job("old", "Succeeded")
-    writer.save_job(job, [])
+    writer.save(job, [])
     writer.save_log(folder_of(job), LogName(0, "worker", 0), b"x")
     removed: list[str] = []
     remove = store.remove

@@ -50,7 +50,7 @@ def test_the_archiver_is_off_unless_enabled_and_changes_nothing_else(helm: Helm)
         assert found[key]["metadata"].get("namespace") == (None if key[0].startswith("Cluster") else "sys")
 
 
-def test_it_reads_jobs_pods_and_logs_and_writes_events_only(helm: Helm) -> None:
+def test_it_reads_jobs_sweeps_pods_and_logs_and_writes_events_only(helm: Helm) -> None:
     rights = {
         resource: set(rule["verbs"])
         for rule in with_archive(helm)["ClusterRole", "sys:allranks-archiver"]["rules"]
@@ -58,6 +58,7 @@ def test_it_reads_jobs_pods_and_logs_and_writes_events_only(helm: Helm) -> None:
     }
     assert rights == {
         "distributedtrainings": {"get", "list", "watch"},
+        "trainingsweeps": {"get", "list", "watch"},
         "pods": {"list", "watch"},
         "pods/log": {"get"},
         "events": {"list", "create", "patch"},
@@ -81,6 +82,42 @@ def test_a_release_for_namespaces_has_a_role_in_each_and_none_elsewhere(helm: He
     assert {"name": "ALLRANKS_NAMESPACES", "value": "team-a,team-b"} in container["env"]
     without = with_archive(helm, {"rbac": {"create": False}})
     assert not [key for key in without if "Role" in key[0] and "archiver" in key[1]]
+
+
+def test_it_may_get_secrets_in_the_namespaces_that_are_named_and_nowhere_else(helm: Helm) -> None:
+    found = with_archive(helm, secretNamespaces=["team-a", "team-b"])
+    rules = [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]
+    made = helm.template({"archive": {"enabled": True, "url": BUCKET, "secretNamespaces": ["team-a", "team-b"]}})
+    roles = [one for one in made if one["kind"] == "Role" and one["metadata"]["name"] == f"{NAME}-secrets"]
+    assert [(one["metadata"]["namespace"], one["rules"]) for one in roles] == [("team-a", rules), ("team-b", rules)]
+    bindings = [one for one in made if one["kind"] == "RoleBinding" and one["metadata"]["name"] == f"{NAME}-secrets"]
+    assert [one["metadata"]["namespace"] for one in bindings] == ["team-a", "team-b"]
+    for one in bindings:
+        assert one["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": f"{NAME}-secrets"}
+        assert one["subjects"] == [{"kind": "ServiceAccount", "name": NAME, "namespace": "sys"}]
+    without = with_archive(helm)
+    assert found.keys() - without.keys() == {("Role", f"{NAME}-secrets"), ("RoleBinding", f"{NAME}-secrets")}
+    assert not [
+        one
+        for one in without.values()
+        if one["metadata"]["labels"].get("app.kubernetes.io/component") == "archiver"
+        for rule in one.get("rules", ())
+        if "secrets" in rule["resources"]
+    ]
+    without = with_archive(helm, {"rbac": {"create": False}}, secretNamespaces=["team-a"])
+    assert ("Role", f"{NAME}-secrets") not in without
+
+
+def test_the_manifest_in_the_documentation_grants_what_the_chart_grants(helm: Helm) -> None:
+    page = (CHART.parents[1] / "docs/platform/archive.md").read_text()
+    [manifest] = re.findall(r"^```yaml\n(# secrets-of-jobs\.yaml\n.*?)^```", page, re.M | re.S)
+    role, binding = yaml.safe_load_all(manifest)
+    found = with_archive(helm, secretNamespaces=["team"])
+    granted = found["Role", f"{NAME}-secrets"]["rules"]
+    assert [{key: value for key, value in rule.items() if key != "resourceNames"} for rule in role["rules"]] == granted
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    [subject] = binding["subjects"]
+    assert (subject["kind"], subject["name"]) == ("ServiceAccount", NAME)
 
 
 def test_the_pod_is_restricted_and_has_the_token_of_its_own_account(helm: Helm) -> None:
@@ -195,11 +232,18 @@ def test_the_image_is_that_of_the_values(helm: Helm) -> None:
         ({"url": BUCKET, "logBytes": "4 MB"}, "/archive/logBytes.*does not match pattern"),
         ({"url": BUCKET, "maxAgeDays": -1}, "/archive/maxAgeDays.*minimum"),
         ({"url": BUCKET, "logs": 3}, "/archive/logs.*minimum"),
+        ({"url": BUCKET, "secretNamespaces": ["a/b"]}, "/archive/secretNamespaces/0.*does not match pattern"),
     ],
 )
 def test_bad_values_are_rejected_with_a_message_that_names_them(archive: Manifest, message: str, helm: Helm) -> None:
     with pytest.raises(HelmError, match=message):
         helm.template({"archive": {"enabled": True, **archive}})
+
+
+def test_secrets_of_a_namespace_that_is_not_served_are_refused(helm: Helm) -> None:
+    values = {"namespaces": ["a"], "archive": {"enabled": True, "url": BUCKET, "secretNamespaces": ["a", "b"]}}
+    with pytest.raises(HelmError, match=r"archive\.secretNamespaces: b is not one of `namespaces`"):
+        helm.template(values)
 
 
 def test_values_in_the_documentation_are_valid(helm: Helm) -> None:
@@ -211,7 +255,7 @@ def test_values_in_the_documentation_are_valid(helm: Helm) -> None:
 
 def test_the_documentation_lists_the_rights(helm: Helm) -> None:
     page = (CHART.parents[1] / "docs/platform/archive.md").read_text().partition("its rights | verbs")[2]
-    names = {"jobs": "distributedtrainings", "logs of pods": "pods/log", "Events": "events"}
+    names = {"jobs": "distributedtrainings", "sweeps": "trainingsweeps", "logs of pods": "pods/log", "Events": "events"}
     described = {
         names.get(what, what): set(re.findall(r"`(\w+)`", verbs))
         for what, verbs in re.findall(r"^\| ([\w ]+) \| ((?:`\w+`(?:, )?)+) \|", page, re.M)

@@ -22,6 +22,7 @@ from allranks.core.model import Pod
 from support import reported
 from support.archives import WrittenArchive
 from support.some_api import SomeApi
+from support.sweep_samples import a_sweep
 from support.ui_samples import event
 
 Run = Callable[..., Result]
@@ -126,6 +127,27 @@ def test_get_all_of_an_unknown_job_or_without_an_archive_is_an_error(allranks: R
     assert "an archive is a directory, or an address that begins with one of s3://" in result.stderr
 
 
+def test_get_all_of_sweeps_prints_deleted_ones_and_no_jobs(allranks: Run, api: SomeApi, archive: WrittenArchive):
+    saved(archive)
+    there = a_sweep("birds", phase="Running")
+    archive.job(a_sweep())
+    archive.job(there)
+    api.sweeps = [there]
+    result = allranks("get", "--all", "--sweeps")
+    assert result.exit_code == 0, result.stderr
+    header, *rows = [line.split() for line in result.stdout.splitlines()]
+    assert (header[0], header[-1]) == ("NAME", "DELETED")
+    assert [(row[0], row[-1]) for row in rows] == [("search", "yes"), ("birds", "no")]
+    assert "Succeeded" in rows[0]
+    assert "12/12" in rows[0]
+    document = json.loads(allranks("get", "search", "--all", "--sweeps", "-o", "json").stdout)
+    assert (document["kind"], document["status"]["phase"]) == ("TrainingSweep", "Succeeded")
+    assert document["metadata"]["annotations"]["allranks.dev/archived-in"] == archive.url
+    result = allranks("get", "seals", "--all", "--sweeps")
+    text = f"error: there is no sweep seals, neither on the cluster nor in the archive {archive.url}\n"
+    assert (result.exit_code, result.stderr) == (1, text)
+
+
 # --- report and describe ---------------------------------------------------------------------------------------------
 
 
@@ -147,7 +169,7 @@ def test_the_newest_job_of_a_name_is_shown_and_the_uid_selects_another(allranks:
     assert allranks("logs", "penguins").stdout == "worker-0 | done uid-2\n"
     assert allranks("logs", "penguins", "--uid", "uid-1", "--attempt", attempt).stdout == "worker-0 | done uid-1\n"
     result = allranks("report", "penguins", "--uid", "uid-3")
-    error = f"error: the archive {archive.url} has no job penguins with UID uid-3 in namespace team"
+    error = f"error: the archive {archive.url} has no job or sweep penguins with UID uid-3 in namespace team"
     assert (result.exit_code, result.stderr.splitlines()[0]) == (1, error)
     result = allranks("report", "penguins", "--uid", "uid-1", url=None)
     assert result.exit_code == 2
@@ -166,6 +188,39 @@ def test_a_job_that_is_nowhere_has_the_error_of_the_cluster(allranks: Run):
         result = allranks(command, "seals")
         assert result.exit_code == 1
         assert "error: there is no job seals in namespace team" in result.stderr
+
+
+def test_report_on_a_deleted_sweep_has_its_trials_and_the_importance_of_its_parameters(
+    allranks: Run, archive: WrittenArchive, tmp_path: Path
+):
+    archive.job(a_sweep())
+    result = allranks("report", "search")
+    assert result.exit_code == 0, result.stderr
+    assert "search: Succeeded, the best loss is" in result.stdout
+    assert f"search is shown from the archive {archive.url}" in result.stderr
+    document = json.loads(allranks("report", "search", "-o", "json").stdout)
+    assert (len(document["status"]["trials"]), set(document["importances"])) == (12, {"lr", "batch"})
+    assert allranks("report", "search", "-o", str(tmp_path / "page.html")).exit_code == 0
+    assert (tmp_path / "page.html").read_text().count("<polyline") == 12
+    where = ["--kubeconfig", str(tmp_path / "missing"), "-n", "team", "--archive", archive.url]
+    assert CliRunner().invoke(cli, ["report", "search", *where]).stdout == result.stdout
+
+
+def test_report_on_a_name_that_a_job_and_a_sweep_had_shows_what_exists_then_the_newest(
+    allranks: Run, api: SomeApi, archive: WrittenArchive
+):
+    job, sweep = saved(archive), a_sweep("penguins", "uid-s")
+    sweep["metadata"]["creationTimestamp"] = "2026-03-04T11:00:00Z"
+    archive.job(sweep)
+    assert allranks("report", "penguins").stdout.startswith("penguins: Succeeded, the best loss")
+    assert "the best loss" not in allranks("report", "penguins", "--uid", "uid-penguins").stdout
+    job["metadata"] |= {"uid": "uid-2", "creationTimestamp": "2026-03-04T12:00:00Z"}
+    archive.job(job)
+    assert "the best loss" not in allranks("report", "penguins").stdout
+    assert "the best loss" in allranks("report", "penguins", "--uid", "uid-s").stdout
+    api.sweeps = [a_sweep("penguins", "uid-3", phase="Running")]
+    result = allranks("report", "penguins")
+    assert (result.stdout.partition(",")[0], result.stderr) == ("penguins: Running", "")
 
 
 def test_describe_prints_the_events_of_a_deleted_job(allranks: Run, archive: WrittenArchive):
@@ -272,13 +327,28 @@ def test_logs_and_report_without_a_cluster(archive: WrittenArchive, tmp_path: Pa
         ("pengins", ["-n", "team"], "has no job pengins in namespace team, did you mean penguins?"),
         ("penguins", [], "has no job penguins in namespace default; it has one in namespace team: add -n team"),
         ("zebras", ["-n", "team"], "has no job zebras in namespace team"),
+        ("searhc", ["-n", "team"], "has no job searhc in namespace team"),
     ],
 )
 def test_without_a_cluster_the_archive_is_named_first(archive, tmp_path, command, name, namespace, text):
     saved(archive)
+    archive.job(a_sweep())
+    if command == "report":
+        text = text.replace("no job", "no job or sweep")
+        text += ", did you mean search?" if name == "searhc" else ""
     where = ["--kubeconfig", str(tmp_path / "missing"), *namespace, "--archive", archive.url]
     result = CliRunner().invoke(cli, [command, name, *where])
     first, second = [line for line in result.stderr.splitlines() if line.startswith("error:")][:2]
     assert (result.exit_code, first) == (1, f"error: the archive {archive.url} {text}")
     assert second.startswith("error: The cluster was not asked: ")
     assert "missing: there is no such file" in second
+
+
+@pytest.mark.parametrize("command", ["logs", "describe"])
+def test_a_command_for_jobs_says_that_the_name_is_that_of_a_deleted_sweep(archive, tmp_path, command):
+    archive.job(a_sweep())
+    where = ["--kubeconfig", str(tmp_path / "missing"), "-n", "team", "--archive", archive.url]
+    result = CliRunner().invoke(cli, [command, "search", *where])
+    text = "has no job search in namespace team; search is a sweep: allranks report search shows it"
+    assert text in result.stderr
+    assert result.exit_code == 1

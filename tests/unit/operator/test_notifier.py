@@ -274,6 +274,16 @@ def test_a_changed_file_is_read_and_an_invalid_one_is_not_used(tmp_path: Path) -
     assert Notifier(ReceiversFile(""), made.woken.append).for_all("team") == {}
 
 
+def test_secrets_in_the_last_lines_of_a_log_are_masked() -> None:
+    failure = FAILED.last_failure
+    assert failure is not None
+    lines = "login with swordfish failed\nHF_TOKEN=hf_abcdef\nloss=3.25"
+    status = FAILED.model_copy(update={"last_failure": failure.model_copy(update={"message": lines})})
+    env = [{"name": "DB_PASSWORD", "value": "swordfish"}, {"name": "STEPS", "value": "1000000"}]
+    note = notification_text.note(observed("Failed/0 t", status=status, env=env), "Failed/0 t", "")
+    assert note.details.splitlines()[-3:] == ["login with <masked> failed", "HF_TOKEN=<masked>", "loss=3.25"]
+
+
 def test_text_of_a_job_cannot_add_lines_to_the_head_of_a_mail() -> None:
     evil = FAILED.model_copy(
         update={

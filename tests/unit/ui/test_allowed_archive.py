@@ -11,11 +11,12 @@ import pytest
 
 from allranks.archive.layout import LogName
 from allranks.ui import allowed_archive
-from allranks.ui.allowed_archive import EVENTS, JOBS, LOGS, AllowedArchive, Right, SharedArchive
+from allranks.ui.allowed_archive import EVENTS, JOBS, LOGS, SWEEPS, AllowedArchive, Right, SharedArchive
 from allranks.ui.archived_jobs import ArchivedJobs
 from allranks.ui.logs import Wanted
 from allranks.ui.problems import Problem
 from support.archives import WrittenArchive
+from support.sweep_samples import a_sweep, trial_of
 from support.ui_samples import a_job, event
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ def do(work: Coroutine[Any, Any, T]) -> T:
 
 @pytest.fixture
 def shared(tmp_path: Path) -> SharedArchive:
-    """A job in each of the namespaces mine, theirs and secret-project."""
+    """A job, and a sweep with a trial, in each of the namespaces mine, theirs and secret-project."""
     (tmp_path / "archive").mkdir()
     archive = WrittenArchive(tmp_path / "archive")
     for namespace in ("mine", "theirs", "secret-project"):
@@ -37,6 +38,9 @@ def shared(tmp_path: Path) -> SharedArchive:
             job, event(job["metadata"]["name"], "DistributedTraining", "Done", "done", uid=f"uid-of-{namespace}")
         )
         archive.log(job, LogName(0, "worker", 0), f"log of {namespace}")
+        sweep = a_sweep(namespace=namespace)
+        archive.job(sweep, event("search", "TrainingSweep", "TrialStarted", "trial 0", uid="uid-search"))
+        archive.job(trial_of(sweep, "search-0", "t0"))
     return SharedArchive(archive.url)
 
 
@@ -48,7 +52,11 @@ def user(shared: SharedArchive, granted: Granted, namespace: str | None = None) 
 
 
 def names(archive: AllowedArchive) -> list[str]:
-    return sorted(entry.group for entry in do(archive.all()))
+    return sorted({entry.group for entry in do(archive.all())})
+
+
+def sweeps(archive: AllowedArchive) -> list[str]:
+    return sorted(sweep["metadata"]["namespace"] for sweep in do(archive.sweeps()))
 
 
 def folder(namespace: str) -> tuple[str, str]:
@@ -60,6 +68,27 @@ def test_the_list_has_the_namespaces_in_which_the_user_may_get_jobs(shared: Shar
     assert names(user(shared, {(JOBS, "mine"), (JOBS, "theirs")})) == ["mine", "theirs"]
     assert names(user(shared, set())) == []
     assert names(user(shared, {(LOGS, None), (EVENTS, None)})) == []
+
+
+def test_sweeps_are_listed_where_the_user_may_get_sweeps(shared: SharedArchive):
+    assert sweeps(user(shared, {(SWEEPS, None)})) == ["mine", "secret-project", "theirs"]
+    assert sweeps(user(shared, {(SWEEPS, "mine"), (JOBS, None)})) == ["mine"]
+    assert sweeps(user(shared, {(JOBS, None), (LOGS, None), (EVENTS, None)})) == []
+    assert sweeps(user(shared, {(SWEEPS, None)}, "theirs")) == ["theirs"]
+
+
+def test_a_sweep_its_events_and_its_trials_need_their_rights(shared: SharedArchive):
+    sweep = do(user(shared, {(SWEEPS, "mine")}).sweep("mine", "search-uid-search"))
+    for folder in ("search-uid-search", "no-such-sweep"):
+        with pytest.raises(Problem, match=r"ada may not get trainingsweeps.allranks.dev in namespace theirs"):
+            do(user(shared, {(SWEEPS, "mine"), (JOBS, None)}).sweep("theirs", folder))
+    with pytest.raises(Problem, match="ada may not list events in namespace mine"):
+        do(user(shared, {(SWEEPS, "mine")}).sweep_events(sweep))
+    found = do(user(shared, {(SWEEPS, "mine"), (EVENTS, "mine")}).sweep_events(sweep))
+    assert [one["reason"] for one in found] == ["TrialStarted"]
+    with pytest.raises(Problem, match=r"ada may not get distributedtrainings.allranks.dev in namespace mine"):
+        do(user(shared, {(SWEEPS, "mine")}).trial(sweep, "search-0"))
+    assert do(user(shared, {(SWEEPS, "mine"), (JOBS, "mine")}).trial(sweep, "search-0")).group == "mine"
 
 
 def test_a_page_of_one_namespace_lists_no_other(shared: SharedArchive):
@@ -112,11 +141,14 @@ def test_without_the_rights_nothing_is_read(shared: SharedArchive, monkeypatch: 
     async def fail(*_: Any) -> Any:
         raise AssertionError("the archive was read")
 
-    for method in ("all", "get", "events", "last_lines"):
+    sweep = a_sweep(namespace="mine")
+    for method in ("all", "get", "events", "last_lines", "sweeps", "sweep", "sweep_events", "trial"):
         monkeypatch.setattr(ArchivedJobs, method, fail)
     archive = user(shared, set(), "mine")
-    assert do(archive.all()) == []
-    for reading in (archive.get(*folder("mine")), archive.events(entry), archive.last_lines(entry, Wanted())):
+    assert do(archive.all()) == do(archive.sweeps()) == []
+    readings = [archive.get(*folder("mine")), archive.events(entry), archive.last_lines(entry, Wanted())]
+    readings += [archive.sweep("mine", "x"), archive.sweep_events(sweep), archive.trial(sweep, "x")]
+    for reading in readings:
         with pytest.raises(Problem, match="ada may not"):
             do(reading)
 

@@ -131,6 +131,8 @@ def test_a_deleted_job_cannot_be_changed(server: UiServer, verb: str, action: st
 def test_jobs_can_be_compared_with_deleted_ones(server: UiServer):
     found = server.get(f"/api/v1/compare?job=jobs/team/penguins&job={GONE}").json
     assert found["jobs"] == ["jobs/team/penguins", GONE]
+    page = server.get(f"/compare?job={GONE}").text
+    assert f'value="{GONE}" checked> team/penguins-uid-1 (Succeeded)' in page
 
 
 @pytest.mark.parametrize(
@@ -165,6 +167,7 @@ def test_an_archive_that_cannot_be_read_is_a_sentence(api: JobApi, tmp_path: Pat
         assert "The archive cannot be read: " in page.text
         assert '<th scope="row">team</th><td>2</td>' in page.text
         assert server.get("/").status == 200
+        assert server.get("/compare").status == 200
 
 
 def test_a_server_for_one_namespace_shows_only_its_deleted_jobs(api: JobApi, archive: WrittenArchive, gone, tmp_path):

@@ -9,6 +9,7 @@ import tracemalloc
 import pytest
 
 from allranks.kube.bounded_logs import LONGEST_LINE, MOST_KEPT, LastLines, Splitter, joined
+from allranks.kube.pod_logs import parse_line
 from allranks.local.stored_logs import BLOCK, appended, last_lines
 from allranks.ui.log_lines import shown
 from support.ui_samples import a_run
@@ -128,6 +129,14 @@ def test_a_progress_bar_that_redraws_one_line_for_ever_shows_its_last_state():
         assert list(splitter.feed(b"\rstep %d" % step)) == []
     [line] = splitter.end()
     assert shown(line) == "step 99999"
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_a_progress_bar_keeps_the_time_of_its_line(size):
+    stamp = b"2026-03-04T10:00:00.123456789Z"
+    data = stamp + b" 10%\r20%\r30%\r40%\n10%\r20%\n"
+    lines = [parse_line(line) for line in joined(data[begin : begin + size] for begin in range(0, len(data), size))]
+    assert [(line.time, shown(line.text)) for line in lines] == [(stamp, "40%"), (b"", "20%")]
 
 
 @pytest.mark.parametrize("lines", [1, 2, 5, 100])

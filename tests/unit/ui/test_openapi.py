@@ -54,7 +54,8 @@ def test_it_describes_each_route(document: Schema):
         ("DELETE", item),
         *(("GET", f"{item}/{part}") for part in parts),
         ("GET", "/api/v1/sweeps"),
-        *(("GET", f"/api/v1/sweeps/{{source}}/{{group}}/{{name}}{part}") for part in ("", "/report.html")),
+        ("GET", "/api/v1/sweeps/archive"),
+        *(("GET", f"/api/v1/sweeps/{{source}}/{{group}}/{{name}}{part}") for part in ("", "/events", "/report.html")),
         ("POST", "/api/v1/jobs"),
         *(("POST", f"{item}/{action}") for action in ("suspend", "resume", "scale", "stacks", "resubmit")),
     }

@@ -79,14 +79,14 @@ Example:
     type=click.FloatRange(min=0),
     default=90,
     show_default=True,
-    help="Delete jobs that were written last before so many days. 0: keep them.",
+    help="Delete jobs and sweeps that were written last before so many days. 0: keep them.",
 )
 @click.option(
     "--max-bytes",
     envvar="ALLRANKS_ARCHIVE_MAX_BYTES",
     type=Bytes(),
     metavar="BYTES",
-    help="Delete the oldest jobs, while the archive is larger. Empty: no limit.",
+    help="Delete the oldest jobs and sweeps, while the archive is larger. Empty: no limit.",
 )
 @click.option(
     "--spool",
@@ -125,9 +125,10 @@ def archiver(
     log_level: str,
     log_format: str,
 ) -> None:
-    """Write jobs, their Events and the ends of their logs to an archive, where they stay when they are deleted.
+    """Write jobs, sweeps, their Events and the ends of logs to an archive, where they stay when they are deleted.
 
-    It reads jobs, pods, logs and Events, and changes no job. allranks get --all, logs and report read the archive.
+    It reads jobs, sweeps, pods, logs and Events, and changes no job. Where it may read Secrets, the values that pods
+    have as variables are masked. allranks get --all, logs and report read the archive.
     """
     from allranks.archive.archiver import Archiver, Settings
     from allranks.kube.auth import connect

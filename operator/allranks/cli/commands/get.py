@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from allranks.api.job import KIND as JOB
+from allranks.api.sweep import KIND as SWEEP
 from allranks.cli import archived
 from allranks.cli.archived import ARCHIVED, VARIABLE, Archive, archive_option
 from allranks.cli.completers import complete_jobs
@@ -44,6 +46,7 @@ Examples:
   allranks get penguins -o json | jq -r .status.phase
   allranks get --sweeps -w
   allranks get --all --archive s3://team/history
+  allranks get --all --sweeps
 \b
 Exit status:
   0 printed, also when there are no jobs, 1 a named job does not exist or the API server rejected the request.
@@ -56,7 +59,7 @@ Exit status:
 @click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces.")
 @click.option("--sweeps", is_flag=True, help="Print sweeps instead of jobs.")
 @click.option("--no-headers", is_flag=True, help="Print the table without headers.")
-@click.option("--all", "deleted", is_flag=True, help="Print deleted jobs as well, from the archive.")
+@click.option("--all", "deleted", is_flag=True, help="Print deleted jobs or sweeps as well, from the archive.")
 @archive_option
 @cluster_options
 def get(
@@ -64,8 +67,8 @@ def get(
 ) -> None:
     """Print the named jobs, or all jobs of the namespace.
 
-    With --all, jobs that are deleted and in the archive come first. The column Deleted marks them, and in YAML and
-    JSON the annotation allranks.dev/archived-in.
+    With --all, jobs that are deleted and in the archive come first, or with --sweeps sweeps. The column Deleted marks
+    them, and in YAML and JSON the annotation allranks.dev/archived-in.
     """
     if names and all_namespaces:
         raise click.UsageError("a job name needs one namespace: use -n, not -A.")
@@ -162,8 +165,9 @@ def _get_all(
     """Prints deleted jobs of the archive, and those of the cluster if there is one. Returns the exit status."""
     if not archive:
         raise click.UsageError(f"--all reads an archive: name it with --archive or {VARIABLE}.")
-    if watch or sweeps:
-        raise click.UsageError("--all can be combined neither with --watch nor with --sweeps.")
+    if watch:
+        raise click.UsageError("--all cannot be combined with --watch.")
+    path, kind, word = (paths.sweeps, SWEEP, "sweep") if sweeps else (job_path, JOB, "job")
     try:
         selects = label_selection(selector or "")
     except ValueError as error:
@@ -171,39 +175,40 @@ def _get_all(
 
     def write(live: list[Manifest], namespace: str | None, mark: str = "yes") -> int:
         there = {metadata(job)["uid"] for job in live}
+        reader = Archive(archive).reader
         gone = [
             job
-            for job in Archive(archive).reader.jobs(namespace, names)
+            for job in (reader.sweeps if sweeps else reader.jobs)(namespace, names)
             if metadata(job)["uid"] not in there and selects(metadata(job).get("labels") or {})
         ]
         found = {metadata(job)["name"] for job in (*live, *gone)}
         if missing := [name for name in names if name not in found]:
-            text = f"there is no job {missing[0]}, neither on the cluster nor in the archive {archive}"
+            text = f"there is no {word} {missing[0]}, neither on the cluster nor in the archive {archive}"
             raise ClusterError(text, 404, "NotFound")
         if output in OBJECT_OUTPUTS:
             jobs = [*(_marked(job, str(archive)) for job in gone), *live]
             click.echo(render_objects(jobs, output, single=len(names) == len(jobs) == 1), nl=False)
         elif found:
-            titles = [*archived.columns(), {"name": "Deleted", "priority": 0}]
+            titles = [*archived.columns(kind), {"name": "Deleted", "priority": 0}]
             shown = _Rows(titles, wide=output == "wide", namespaces=namespace is None, headers=not no_headers)
-            rows = [archived.row(job, titles, {"Deleted": mark}) for job in gone]
-            rows += [archived.row(job, titles, {"Deleted": "no"}) for job in live]
+            rows = [archived.row(job, kind, titles, {"Deleted": mark}) for job in gone]
+            rows += [archived.row(job, kind, titles, {"Deleted": "no"}) for job in live]
             for line in shown.lines(rows):
                 click.echo(line)
         else:
-            click.echo("No jobs, neither on the cluster nor in the archive.", err=True)
+            click.echo(f"No {word}s, neither on the cluster nor in the archive.", err=True)
         return OK
 
     async def on_cluster(cluster: Cluster) -> int:
         namespace = None if all_namespaces else cluster.namespace
-        live = (await cluster.get(job_path(namespace), {"labelSelector": selector}))["items"]
+        live = (await cluster.get(path(namespace), {"labelSelector": selector}))["items"]
         return write([job for job in live if not names or metadata(job)["name"] in names], namespace)
 
     def without_cluster(error: AllranksError) -> int:
         if not isinstance(error, ClusterError) or error.status:
             print_error(error)
             return FAILED
-        print_problem("warning", f"{error}. Only jobs of the archive are printed")
+        print_problem("warning", f"{error}. Only {word}s of the archive are printed")
         try:
             return write([], None if all_namespaces else where.namespace or "default", "unknown")
         except AllranksError as broken:

@@ -15,11 +15,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from allranks.api.job import KIND
-from allranks.cli.archived import Archive, also_missing, archive_options, find_job, without_cluster
+from allranks.cli.archived import Archive, also_missing, archive_options, find_job_or_sweep, without_cluster
 from allranks.cli.completers import complete_files, complete_jobs_and_runs
 from allranks.cli.options import FAILED, OK, cluster_options, name_callback, print_error, run_on_cluster
-from allranks.cli.sweep_objects import sweep_instead
-from allranks.errors import AllranksError, ClusterError
+from allranks.errors import AllranksError
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.local.run_directories import LATEST, RUN_FILE
 
@@ -146,27 +145,29 @@ def report(
 async def _from_cluster(cluster: Cluster, name: str, output: Output, archive: Archive) -> int:
     from allranks.cli.job_report.model import last_update
     from allranks.cli.job_report.run_files import read_differences
+    from allranks.cli.job_report.sweep import is_sweep
 
-    try:
-        job, exists = await find_job(cluster, name, archive)
-    except ClusterError as error:
-        if (sweep := await sweep_instead(cluster, name, error)) is None:
-            raise
-        _write_sweep(sweep, output)
+    found, exists = await find_job_or_sweep(cluster, name, archive)
+    if is_sweep([found]):
+        _write_sweep(found, output)
     else:
-        write(job, output, None if exists else last_update(job), await read_differences(cluster, job))
+        write(found, output, None if exists else last_update(found), await read_differences(cluster, found))
     return OK
 
 
 def _without_cluster(error: AllranksError, where: Where, name: str, output: Output, archive: Archive) -> int:
-    """Reports on an archived job, or on a local run, if the cluster has none. Returns the exit status."""
+    """Reports on an archived job or sweep, or on a local run, if the cluster has none. Returns the exit status."""
     from allranks.cli.job_report.model import last_update
+    from allranks.cli.job_report.sweep import is_sweep
 
     try:
-        if job := without_cluster(error, where, name, archive):
-            write(job, output, last_update(job))
+        if found := without_cluster(error, where, name, archive, sweeps=True):
+            if is_sweep([found]):
+                _write_sweep(found, output)
+            else:
+                write(found, output, last_update(found))
             return OK
-        error = also_missing(error, where, name, archive)
+        error = also_missing(error, where, name, archive, sweeps=True)
     except AllranksError as broken:
         print_error(broken)
         return FAILED

@@ -1,4 +1,4 @@
-"""When a job is written: at the begin and end of attempts, when it has finished, and when it is deleted."""
+"""When a job or a sweep is written: as attempts and trials end, when it has finished, and when it is deleted."""
 
 from __future__ import annotations
 
@@ -12,25 +12,35 @@ from typing import Any
 import pytest
 
 from allranks.archive import access as accesses
-from allranks.archive import saved_jobs
+from allranks.archive import saved_objects
 from allranks.archive.access import Access
 from allranks.archive.metrics import Metrics
-from allranks.archive.saved_jobs import SavedJobs
+from allranks.archive.pod_secrets import SecretValues
+from allranks.archive.saved_objects import SavedObjects
 from allranks.archive.store import ArchiveError, DirectoryStore
 from allranks.archive.writer import Writer
 from allranks.errors import ClusterError
+from support.sweep_samples import a_sweep
 from support.ui_samples import a_job, event
 
 JOB = "team/penguins-uid-penguins/job.json"
+SWEEP = "team/search-uid-search/sweep.json"
+KIND = "TrainingSweep"
 
 
 class Events:
-    """A cluster with Events."""
+    """A cluster with Events and Secrets."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] | None = []
+        self.secrets: dict[str, dict[str, str]] = {}
 
-    async def get(self, _path: str, query: dict[str, Any]) -> dict[str, Any]:
+    async def get(self, path: str, query: dict[str, Any] | None = None) -> dict[str, Any]:
+        if query is None:
+            name = path.removeprefix("/api/v1/namespaces/team/secrets/")
+            if name not in self.secrets:
+                raise ClusterError("no such Secret", 404, "NotFound")
+            return {"data": self.secrets[name]}
         if self.items is None:
             raise ClusterError("you may not list events", 403, "Forbidden")
         key, _, value = query["fieldSelector"].partition("=")
@@ -42,11 +52,14 @@ class World:
     def __init__(self, folder: Path, give_up_seconds: float) -> None:
         self.cluster, self.metrics, self.store = Events(), Metrics(), DirectoryStore(folder)
         self._access = Access(self.metrics, call_seconds=20, give_up_seconds=give_up_seconds)
-        self.jobs = SavedJobs(lambda _: self.cluster, self._access, Writer(self.store), self.metrics)  # type: ignore[arg-type,return-value]
+        cluster: Any = self.cluster
+        self.jobs = SavedObjects(
+            lambda _: cluster, self._access, Writer(self.store), self.metrics, SecretValues(lambda _: cluster)
+        )
         self.running = asyncio.create_task(self.jobs.run())
 
-    def job(self) -> dict[str, Any] | None:
-        data = self.store.get(JOB)
+    def job(self, file: str = JOB) -> dict[str, Any] | None:
+        data = self.store.get(file)
         return None if data is None else json.loads(data)
 
     async def written(self) -> None:
@@ -62,7 +75,7 @@ class World:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved_jobs, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(saved_objects, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(accesses, "FIRST_BACKOFF_SECONDS", 0.001)
 
 
@@ -147,6 +160,96 @@ def test_events_of_the_job_and_its_pods_are_written_and_a_missing_right_loses_on
     assert world.job()["status"]["phase"] == "Succeeded"  # type: ignore[index]
 
 
+def running(ended: int, step: int = 10) -> dict[str, Any]:
+    """A sweep of 12 trials, of which so many have ended."""
+    made = a_sweep(phase="Running")
+    del made["kind"]  # items of a list have none
+    for trial in made["status"]["trials"][ended:]:
+        trial |= {"phase": "Running", "step": step}
+    return made
+
+
+def test_a_sweep_is_written_when_a_trial_ends_and_when_it_has_finished_and_not_for_steps(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        def summary() -> tuple[str, int]:
+            status = world.job(SWEEP)["status"]  # type: ignore[index]
+            return status["phase"], sum(trial["phase"] == "Succeeded" for trial in status["trials"])
+
+        world.jobs.listed([running(0)], None, KIND)
+        await world.written()
+        assert summary() == ("Running", 0)
+        world.jobs.changed(running(0, step=20), False, KIND)
+        assert world.jobs.idle
+        world.jobs.changed(running(2), False, KIND)
+        await world.written()
+        assert summary() == ("Running", 2)
+        world.jobs.changed(a_sweep(), False, KIND)
+        await world.written()
+        assert summary() == ("Succeeded", 12)
+        assert world.jobs.live == {"team/search-uid-search"}
+
+    world = run(tmp_path, scenario)
+    assert world.job(SWEEP)["kind"] == KIND  # type: ignore[index]
+    assert 'allranks_archive_written_total{kind="sweep"} 3.0' in world.metrics.page().decode()
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_sweep_that_is_deleted_is_written_in_its_last_state(tmp_path: Path, noticed: bool):
+    async def scenario(world: World) -> None:
+        world.jobs.changed(a_job("penguins", "Running"), False)
+        world.jobs.changed(running(1), False, KIND)
+        await world.written()
+        last = running(1, step=77)
+        world.jobs.changed(copy.deepcopy(last), False, KIND)
+        if noticed:
+            world.jobs.changed(last, True, KIND)
+        else:  # the watch was interrupted
+            world.jobs.listed([], None, KIND)
+        await world.written()
+        assert world.job(SWEEP)["status"]["trials"][-1]["step"] == 77  # type: ignore[index]
+        assert world.jobs.live == {"team/penguins-uid-penguins"}, "a list of sweeps says nothing about jobs"
+
+    run(tmp_path, scenario)
+
+
+def test_a_sweep_has_its_own_events_and_not_those_of_its_trials(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        world.cluster.items = [
+            event("search", KIND, "TrialStarted", "trial 0: lr=0.1", uid="uid-search"),
+            event("search-0-worker-0-0", "Pod", "BackOff", "Back-off restarting"),
+        ]
+        world.jobs.changed(a_sweep(), False, KIND)
+        await world.written()
+
+    world = run(tmp_path, scenario)
+    events = world.job(SWEEP.replace("sweep.json", "events.json"))
+    assert [item["reason"] for item in events["items"]] == ["TrialStarted"]  # type: ignore[index]
+
+
+def test_values_of_secrets_are_masked_in_messages_and_stay_masked_when_the_secret_is_gone(tmp_path: Path):
+    job = a_job("penguins", "Failed")
+    job["spec"]["env"] = [{"name": "LOGIN", "valueFrom": {"secretKeyRef": {"name": "db", "key": "word"}}}]
+    job["status"]["lastFailure"] = {"message": "ConnectionError: team:swordfish@db"}
+    said = event("penguins", "DistributedTraining", "Failed", "swordfish is wrong", uid="uid-penguins")
+
+    async def scenario(world: World) -> None:
+        world.cluster.items = [said]
+        world.cluster.secrets = {"db": {"word": "c3dvcmRmaXNo", "unused": "cGVuZ3VpbnM="}}
+        world.jobs.changed(copy.deepcopy(job), False)
+        await world.written()
+        world.cluster.secrets = {}  # deleted with the job
+        world.jobs.changed(changed(job, outcome="cleaned up"), True)
+        await world.written()
+
+    world = run(tmp_path, scenario)
+    found, events = world.job(), world.job(JOB.replace("job.json", "events.json"))
+    assert found is not None and events is not None  # noqa: PT018
+    assert found["status"]["lastFailure"]["message"] == "ConnectionError: team:<masked>@db"
+    assert found["status"]["outcome"] == "cleaned up"
+    assert found["metadata"]["name"] == "penguins", "the job does not name that key"
+    assert events["items"][0]["message"] == "<masked> is wrong"
+
+
 def test_writing_is_tried_again_until_it_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     put, failures = DirectoryStore.put, [3]
 
@@ -176,7 +279,7 @@ def test_writing_is_tried_again_until_it_is_given_up(tmp_path: Path, monkeypatch
 
 
 def test_jobs_that_wait_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(saved_jobs, "MOST_WAITING", 2)
+    monkeypatch.setattr(saved_objects, "MOST_WAITING", 2)
 
     async def scenario(world: World) -> None:
         for name in ("a", "b", "c"):
