@@ -216,10 +216,19 @@ def test_changes_of_runs_are_sent(api, tmp_path):
 
 
 def test_a_run_whose_process_has_ended_is_interrupted(tmp_path):
-    a_run(tmp_path, "digits", "20260304-101500", "Running")
+    a_run(tmp_path, "digits", "20260304-101500", "Running", lastFailure=failure(), attempt=1)
     with UiServer(tmp_path / "none", tmp_path) as server:
         assert "Interrupted" in server.get("/").text
         assert names(server.get("/api/v1/runs?phase=Interrupted")) == ["digits"]
+        report = server.get("/api/v1/runs/digits/20260304-101500/report").json
+        page = server.get("/runs/digits/20260304-101500").text
+    verdict = "digits was interrupted after 1:40: all its processes have ended"
+    assert (report["phase"], report["verdict"], report["over"]) == ("Interrupted", verdict, True)
+    assert report["attempts"][-1]["reason"] == "Interrupted"
+    assert verdict in page
+    assert "First failure before the last restart" in page
+    assert "so far" not in page
+    assert "Conditions, as last recorded" in page
 
 
 # --- actions ---------------------------------------------------------------------------------------------------------

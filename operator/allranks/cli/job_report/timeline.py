@@ -73,8 +73,17 @@ class Attempt:
 class Timeline:
     """Reconstructs the segments of each attempt."""
 
-    def __init__(self, status: Status, began: datetime, until: datetime, times: Mapping[str, float]) -> None:
-        self._status, self._began, self._until = status, began, until
+    def __init__(
+        self,
+        status: Status,
+        began: datetime,
+        until: datetime,
+        times: Mapping[str, float],
+        *,
+        interrupted: bool = False,
+    ) -> None:
+        """`interrupted`: nothing runs the job any more, although it has not finished."""
+        self._status, self._began, self._until, self._interrupted = status, began, until, interrupted
         # The status has only the sum of the queued time: it is assigned to the earliest attempts.
         self._queued = times.get("queued", 0.0)
 
@@ -107,8 +116,8 @@ class Timeline:
                 number=status.attempt,
                 begin=self._at(begin),
                 end=self._at(self._until),
-                over=False,
-                reason="",
+                over=self._interrupted,
+                reason="Interrupted" if self._interrupted else "",
                 counted=False,
                 waited=False,
                 first_step=progress.first_step if progress else None,
