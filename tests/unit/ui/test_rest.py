@@ -108,13 +108,16 @@ def test_a_user_without_rights_gets_a_sentence(api, tmp_path):
         assert "me may not list distributedtrainings" in server.get("/").text
 
 
-def test_without_rights_for_pods_the_ranks_say_so_and_the_page_is_shown(server, api):
+def test_without_rights_for_pods_ranks_and_logs_say_so_and_the_pages_are_shown(server, api):
     api.forbidden = {"pods"}
-    answer = server.get("/api/v1/jobs/team/penguins/ranks")
-    assert (answer.status, answer.json["title"]) == (403, "Forbidden")
-    page = server.get("/jobs/team/penguins")
-    assert page.status == 200
-    assert "me may not list pods in namespace team" in page.text
+    for part in ("ranks", "logs"):
+        answer = server.get(f"/api/v1/jobs/team/penguins/{part}")
+        assert (answer.status, answer.json["title"]) == (403, "Forbidden")
+    for path in ("", "/logs"):
+        page = server.get(f"/jobs/team/penguins{path}")
+        assert page.status == 200
+        assert "me may not list pods in namespace team" in page.text
+        assert 'href="/jobs/team/penguins/events"' in page.text
 
 
 def test_without_a_cluster_there_are_the_runs_of_this_machine(tmp_path):
