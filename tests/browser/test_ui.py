@@ -10,7 +10,18 @@ import pytest
 from browser.helpers import JOB, WAIT_MS, answer_with_stacks, expect, see
 from support.chromium import DESK, PHONE, findings, take_picture
 from support.live import eventually
-from support.ui_samples import HOSTILE, a_job, condition, event, failure, pods_of, progress, serve_queues, stamp
+from support.ui_samples import (
+    HOSTILE,
+    a_job,
+    a_run,
+    condition,
+    event,
+    failure,
+    pods_of,
+    progress,
+    serve_queues,
+    stamp,
+)
 from support.ui_server import TOKEN, UiServer
 from unit.ui.test_views import NODES
 
@@ -327,6 +338,21 @@ def test_the_run_that_fails_is_shown_without_a_cluster(browser, tmp_path, runs):
         see(page, "First failure: worker-1")
         page.click("nav.tabs >> text=Logs")
         see(page, "ValueError: bad", "#log")
+        page.close()
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_a_run_whose_process_was_killed_says_so_and_how_long_it_has_run(browser, tmp_path, viewport):
+    times = {"category": "Productive", "productive": 60.0, "since": stamp(3400), "measured": True}
+    a_run(tmp_path, "quiet", "20260304-103000", "Running", times=times, conditions=[])
+    with UiServer(tmp_path / "none", tmp_path) as server:
+        page = browser.new_page(viewport=viewport)
+        page.goto(f"{server.url}/runs/quiet?token={TOKEN}")
+        see(page, "quiet was interrupted after 3:20: all its processes have ended")
+        see(page, "Interrupted", "h1")
+        assert findings(page) == []
+        page.click("nav.top >> text=Jobs")
+        expect(page.locator("tr:has-text('Interrupted') td >> nth=2")).to_have_text("3:10")
         page.close()
 
 
