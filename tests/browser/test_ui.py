@@ -97,6 +97,25 @@ def test_a_stranger_finds_out_why_a_job_failed_in_three_clicks(open_page, api):
     assert [text.strip() for text in clicks] == ["Jobs", "translate", "Log of this rank"]
 
 
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_the_last_line_of_the_first_failure_is_in_view(open_page, api, viewport):
+    lines = [*(f"step {step}" for step in range(60)), "ValueError: the reason"]
+    api.jobs["translate"]["status"]["lastFailure"]["message"] = "\n".join(lines)
+    page = open_page("/jobs/team/translate", viewport=viewport)
+    see(page, "ValueError: the reason", "section.failure pre")
+    below = """pre => {
+        const text = document.createRange();
+        text.selectNodeContents(pre);
+        return text.getBoundingClientRect().bottom - pre.getBoundingClientRect().bottom;
+    }"""
+    box = page.locator("section.failure pre")
+    assert box.evaluate(below) <= 0
+    assert box.evaluate("pre => pre.scrollHeight > pre.clientHeight")
+    box.focus()
+    page.keyboard.press("Home")  # and the first ones are within reach
+    page.wait_for_function("pre => Math.abs(pre.scrollTop) > 100", arg=box.element_handle())
+
+
 def test_the_page_of_a_job_has_its_data_and_follows_an_upload(open_page, api):
     page = open_page(JOB)
     cells = page.locator("section:has(h2:text-is('Inputs')) tr:has-text('birds') >> css=th, td")

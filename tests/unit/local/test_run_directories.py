@@ -120,6 +120,7 @@ def test_an_interrupted_run_is_interrupted_everywhere_and_took_until_its_last_mo
     assert report.startswith("a was interrupted after 80.0s: all its processes have ended\n\n")
     assert "Ended       2026-03-04 10:16:20 UTC, after 80.0s" in report
     assert "Running" not in report
+    assert "Restarts and failures" not in report
     for command in ("get", "describe"):
         note = CliRunner().invoke(cli, [command, "a"]).stderr.splitlines()[-1]
         assert note.startswith("note: a ran on this machine (runs/a/20260304-101500, Interrupted): ")

@@ -14,6 +14,7 @@ from allranks.cli.format.json_form import CONFIG
 from allranks.cli.format.outcome import ended_how
 from allranks.core.naming import replica_key
 from allranks.core.time_accounting import restarted
+from allranks.local.run_directories import INTERRUPTED
 
 FORGOTTEN = "forgotten"
 """Kind of the time of attempts that were dropped from the status, which keeps ten."""
@@ -117,7 +118,7 @@ class Timeline:
                 begin=self._at(begin),
                 end=self._at(self._until),
                 over=self._interrupted,
-                reason="Interrupted" if self._interrupted else "",
+                reason=INTERRUPTED if self._interrupted else "",
                 counted=False,
                 waited=False,
                 first_step=progress.first_step if progress else None,
