@@ -1,4 +1,5 @@
-"""The pages of `allranks ui` with many jobs on a real API server, beside kubectl and the API server's own answer.
+"""The pages of `allranks ui` with many jobs on a real API server, beside kubectl and the API server's own answer; and
+the page of a log of 1 GB, that of a run of this machine.
 
 python bench/ui.py                      # 1,000 jobs of 8 ranks
 python bench/ui.py --jobs 200 --rounds 10
@@ -16,6 +17,7 @@ import re
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +32,7 @@ from allranks.kube.client import Client  # noqa: E402
 from bench.common import Manifest, connection, log_progress, make_namespace, memory, programs  # noqa: E402
 from bench.creation import plane  # noqa: E402
 from support.controlplane import ControlPlane  # noqa: E402
-from support.ui_samples import a_job, failure, progress, times  # noqa: E402
+from support.ui_samples import a_job, a_run, failure, progress, times  # noqa: E402
 
 NAMESPACE = "team"
 PHASES = ("Running",) * 5 + ("Queued", "Failed", "Succeeded", "Succeeded", "Restarting")
@@ -73,11 +75,21 @@ async def create(api: ControlPlane, jobs: int, ranks: int) -> None:
         await client.close()
 
 
+def write_log(runs: Path, megabytes: int) -> None:
+    """A run of this machine with a log of that size."""
+    folder = a_run(runs, "loud", "20260304-101500", "Failed", lastFailure=failure())
+    block = b"".join(b"epoch 3 step %07d loss 0.3141 accuracy 0.8912\n" % step for step in range(20_000))
+    with (folder / "logs" / "loud-worker-0-0.log").open("wb") as file:
+        while file.tell() < megabytes << 20:
+            file.write(block)
+
+
 @contextlib.contextmanager
-def served(kubeconfig: Path) -> Iterator[tuple[int, str, str]]:
+def served(kubeconfig: Path, runs: Path) -> Iterator[tuple[int, str, str]]:
     """`allranks ui`: its pid, host and token."""
-    command = [sys.executable, "-m", "allranks", "ui", "-A", "--no-browser", "--port", "0", "--kubeconfig", kubeconfig]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT / "build")
+    options = ["--kubeconfig", kubeconfig, "--root", runs, "-A", "--no-browser", "--port", "0"]
+    command = [sys.executable, "-m", "allranks", "ui", *options]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert running.stdout
     try:
         address = urlsplit(running.stdout.readline().split()[-1])
@@ -124,19 +136,28 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--viewers", type=int, default=50)
+    parser.add_argument("--starts", type=int, default=5, help="for the first page after a start")
+    parser.add_argument("--log-megabytes", type=int, default=1024)
     asked = parser.parse_args()
     built = programs()
-    (ROOT / "build").mkdir(exist_ok=True)
-    with plane(built) as api:
+    with plane(built) as api, tempfile.TemporaryDirectory() as folder:
         asyncio.run(create(api, asked.jobs, asked.ranks))
         log_progress(f"{asked.jobs} jobs of {asked.ranks} ranks")
-        found = {**vars(asked), **measure(api, built, asked)}
+        write_log(Path(folder), asked.log_megabytes)
+        found = {**vars(asked), **measure(api, built, Path(folder), asked)}
     print(json.dumps(found, indent=1))
 
 
-def measure(api: ControlPlane, built: Path, asked: argparse.Namespace) -> Manifest:
-    out: Manifest = {}
-    with served(api.kubeconfig) as (pid, host, token):
+def first_page(kubeconfig: Path, runs: Path) -> float:
+    """Milliseconds of the first request to a server that has just printed its address."""
+    with served(kubeconfig, runs) as (_, host, token):
+        return timed(1, lambda: get(lambda: http.client.HTTPConnection(host, timeout=60), "/", token))["first"]
+
+
+def measure(api: ControlPlane, built: Path, runs: Path, asked: argparse.Namespace) -> Manifest:
+    out: Manifest = {"first page after a start": [first_page(api.kubeconfig, runs) for _ in range(asked.starts)]}
+    log_progress(f"first page after a start: {out}")
+    with served(api.kubeconfig, runs) as (pid, host, token):
 
         def ui() -> http.client.HTTPConnection:
             return http.client.HTTPConnection(host, timeout=60)
@@ -155,6 +176,11 @@ def measure(api: ControlPlane, built: Path, asked: argparse.Namespace) -> Manife
         out["memory_mb_with_viewers"] = round(memory(pid))
         for stream in streams:
             stream.close()
+        logs = "/runs/loud/20260304-101500/logs"
+        for path in (logs, f"{logs}?tail=10000", f"{logs}?search=nothing"):
+            out[path] = timed(asked.rounds, lambda path=path: get(ui, path, token))
+            log_progress(f"{path}: {out[path]}")
+        out["memory_mb_after_logs"] = round(memory(pid))
     secure = ssl.create_default_context(cafile=str(api.ca_file))
     server = urlsplit(api.url).netloc
     out["list of the API server"] = timed(

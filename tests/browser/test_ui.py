@@ -10,7 +10,18 @@ import pytest
 from browser.helpers import JOB, WAIT_MS, answer_with_stacks, expect, see
 from support.chromium import DESK, PHONE, findings, take_picture
 from support.live import eventually
-from support.ui_samples import HOSTILE, a_job, condition, event, failure, pods_of, progress, serve_queues, stamp
+from support.ui_samples import (
+    HOSTILE,
+    a_job,
+    a_run,
+    condition,
+    event,
+    failure,
+    pods_of,
+    progress,
+    serve_queues,
+    stamp,
+)
 from support.ui_server import TOKEN, UiServer
 from unit.ui.test_views import NODES
 
@@ -84,6 +95,25 @@ def test_a_stranger_finds_out_why_a_job_failed_in_three_clicks(open_page, api):
     expect(page).to_have_url(re.compile(r"/logs\?replica=worker-2&attempt=0"))
     see(page, "the whole log of rank 2", "#log")
     assert [text.strip() for text in clicks] == ["Jobs", "translate", "Log of this rank"]
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_the_last_line_of_the_first_failure_is_in_view(open_page, api, viewport):
+    lines = [*(f"step {step}" for step in range(60)), "ValueError: the reason"]
+    api.jobs["translate"]["status"]["lastFailure"]["message"] = "\n".join(lines)
+    page = open_page("/jobs/team/translate", viewport=viewport)
+    see(page, "ValueError: the reason", "section.failure pre")
+    below = """pre => {
+        const text = document.createRange();
+        text.selectNodeContents(pre);
+        return text.getBoundingClientRect().bottom - pre.getBoundingClientRect().bottom;
+    }"""
+    box = page.locator("section.failure pre")
+    assert box.evaluate(below) <= 0
+    assert box.evaluate("pre => pre.scrollHeight > pre.clientHeight")
+    box.focus()
+    page.keyboard.press("Home")  # and the first ones are within reach
+    page.wait_for_function("pre => Math.abs(pre.scrollTop) > 100", arg=box.element_handle())
 
 
 def test_the_page_of_a_job_has_its_data_and_follows_an_upload(open_page, api):
@@ -327,6 +357,21 @@ def test_the_run_that_fails_is_shown_without_a_cluster(browser, tmp_path, runs):
         see(page, "First failure: worker-1")
         page.click("nav.tabs >> text=Logs")
         see(page, "ValueError: bad", "#log")
+        page.close()
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_a_run_whose_process_was_killed_says_so_and_how_long_it_has_run(browser, tmp_path, viewport):
+    times = {"category": "Productive", "productive": 60.0, "since": stamp(3400), "measured": True}
+    a_run(tmp_path, "quiet", "20260304-103000", "Running", times=times, conditions=[])
+    with UiServer(tmp_path / "none", tmp_path) as server:
+        page = browser.new_page(viewport=viewport)
+        page.goto(f"{server.url}/runs/quiet?token={TOKEN}")
+        see(page, "quiet was interrupted after 3:20: all its processes have ended")
+        see(page, "Interrupted", "h1")
+        assert findings(page) == []
+        page.click("nav.top >> text=Jobs")
+        expect(page.locator("tr:has-text('Interrupted') td >> nth=2")).to_have_text("3:10")
         page.close()
 
 

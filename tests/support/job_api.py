@@ -30,6 +30,8 @@ class JobApi(SomeApi):
         """Path -> answer, of what else is served."""
         self.forbidden: set[str] = set()
         """Plurals that the user may not read or change: distributedtrainings, pods, events."""
+        self.users: dict[str, set[str]] = {}
+        """Token -> namespaces in which it may do everything, for the server in the cluster. The user has its name."""
         self.asked: list[tuple[str, str]] = []
         """(verb, path with query) of each request."""
         self.ended: set[str] = set()
@@ -76,10 +78,13 @@ class _JobHandler(_Handler):
             self._answer(404, {"kind": "Status", "reason": "NotFound", "message": "not served", "details": {}})
 
     def do_POST(self) -> None:
-        """Creates a job; with dryRun it only answers."""
+        """Answers a review, or creates a job; with dryRun it only answers."""
         self.api.asked.append(("POST", self.path))
         job = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         url = urlsplit(self.path)
+        if "reviews" in url.path:
+            self._review(job)
+            return
         parts = url.path.strip("/").split("/")
         if self._is_forbidden(parts):
             return
@@ -92,6 +97,16 @@ class _JobHandler(_Handler):
         if "dryRun" not in parse_qs(url.query):
             self.api.put(job)
         self._answer(201, job)
+
+    def _review(self, review: Manifest) -> None:
+        """Answers the name of the user, or whether the user may do something."""
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token not in self.api.users:
+            self._answer(401, {"kind": "Status", "reason": "Unauthorized", "message": "Unauthorized", "details": {}})
+            return
+        where = (review.get("spec") or {}).get("resourceAttributes", {}).get("namespace")
+        allowed = {"allowed": where in self.api.users[token]}
+        self._answer(201, {"status": {"userInfo": {"username": token}, **allowed}})
 
     def do_PATCH(self) -> None:
         self._change("PATCH")

@@ -26,7 +26,8 @@ def is_elsewhere(error: AllranksError) -> bool:
 def note_run(error: AllranksError, command: str, name: str | None) -> None:
     """Prints, after the error, which command is for the newest run of this job on this machine, if there is one."""
     if name and is_elsewhere(error) and (run := newest_run(name)):
-        print_problem("note", f"{name} ran on this machine ({run.directory}): {_INSTEAD[command].format(run=name)}")
+        instead = _INSTEAD[command].format(run=name)
+        print_problem("note", f"{name} ran on this machine ({run.directory}, {run.phase}): {instead}")
 
 
 def run_instead(error: AllranksError, name: str) -> StoredRun | None:

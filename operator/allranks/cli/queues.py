@@ -1,4 +1,5 @@
-"""The queues of a namespace as people see them: quota, who waits, and when a waiting job may begin."""
+"""The queues of a namespace as people see them: quota, who waits, and when a waiting job may begin. The sentences below
+fields describe them in the OpenAPI document as well."""
 
 from __future__ import annotations
 
@@ -6,29 +7,36 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
+from pydantic import ConfigDict, WithJsonSchema
+
+from allranks.cli.format.json_form import CONFIG, Moment
 from allranks.core.quantity import quantity
 from allranks.kube.job_codec import status_of
 
 Manifest = Mapping[str, Any]
 
+_Pair = Annotated[
+    tuple[str, str], WithJsonSchema({"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2})
+]
+"""Generators of clients know arrays, but not always tuples."""
 _PREEMPTOR = re.compile(r"\(UID: ([0-9a-f-]{36})\b")
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A Workload without quota."""
+    """A job without quota."""
 
     job: str
     """The job, or `Kind/name` of another owner."""
     position: int | None
-    """Jobs before it in this LocalQueue. None: Kueue's visibility API does not answer."""
-    since: datetime | None
+    """Jobs before it in the queue; null if Kueue's visibility API does not answer."""
+    since: Moment | None
     reason: str
     message: str
     starts_in_seconds: float | None
-    """Earliest time at which a running job ends, by its own estimate; None if no running job has one."""
+    """Lower bound: the earliest time at which a running job ends, by its own estimate. null without one."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +54,24 @@ class Preempted:
 
     job: str
     by: str
-    """The other job. Empty if the namespace does not have its Workload."""
+    """The other job; empty if the namespace does not have its Workload."""
     message: str
     """Kueue's message."""
-    time: datetime
+    time: Moment
 
 
 @dataclass(frozen=True)
 class Queue:
-    """A LocalQueue, with what waits and runs in it."""
+    """A LocalQueue of Kueue, with what waits and runs in it, as `allranks queue -o json` prints it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CONFIG
 
     name: str
     cluster_queue: str
     stopped: str
-    quota: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Resource -> (in use by all jobs of the ClusterQueue, nominal quota)."""
+    """Its stopPolicy; empty if it is not stopped."""
+    quota: dict[str, _Pair] = field(default_factory=dict)
+    """Resource -> what all jobs of the ClusterQueue use, and the nominal quota."""
     running: tuple[Running, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     preempted: tuple[Preempted, ...] = ()

@@ -63,6 +63,16 @@ def up_to(status: Status, now: datetime) -> Times | None:
     return _advanced(status.times, now, _last_reason(status)) if status.times else None
 
 
+def last_update(status: Status) -> datetime | None:
+    """The latest moment in a status; None before there is any."""
+    moments = [status.start_time, status.attempt_time, status.running_time, status.completion_time]
+    moments += [status.history[-1].end_time if status.history else None, status.times.since if status.times else None]
+    moments += [condition.last_transition_time for condition in status.conditions]
+    if status.progress:
+        moments += [status.progress.last_report, *(point.time for point in status.progress.curve)]
+    return max((moment for moment in moments if moment), default=None)
+
+
 def goodput(times: Times) -> float | None:
     """productive / (all but queued and uploading); None before there is any."""
     used = times.starting + times.productive + times.lost

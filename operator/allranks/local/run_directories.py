@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from allranks.api.status import FINISHED
+from allranks.core.time_accounting import last_update
 from allranks.errors import AllranksError
+from allranks.kube.job_codec import status_of
 
 ROOT = Path("runs")
 LATEST = "latest"
@@ -37,6 +39,11 @@ STACKS_FILE = "dump-stacks"
 
 class RunsError(AllranksError):
     """A run does not exist, still runs, or cannot be removed."""
+
+
+def phase_of(phase: str, *, active: bool) -> str:
+    """`Interrupted` for a job that has not finished, although nothing runs it any more."""
+    return phase if active or phase in FINISHED else INTERRUPTED
 
 
 @dataclass(frozen=True)
@@ -82,8 +89,7 @@ class StoredRun:
     @property
     def phase(self) -> str:
         """The phase; `Interrupted` for a run that ended before its job did."""
-        phase = str(self.status.get("phase", "Unknown"))
-        return phase if self.running or phase in FINISHED else INTERRUPTED
+        return phase_of(str(self.status.get("phase", "Unknown")), active=self.running)
 
     @property
     def started(self) -> datetime | None:
@@ -93,9 +99,11 @@ class StoredRun:
 
     @property
     def ended(self) -> datetime | None:
+        """The end of the job; of an interrupted run the last moment that it recorded. None while it runs."""
         with contextlib.suppress(ValueError, TypeError):
-            return datetime.fromisoformat(self.status["completionTime"]) if "completionTime" in self.status else None
-        return None
+            if "completionTime" in self.status:
+                return datetime.fromisoformat(self.status["completionTime"])
+        return last_update(status_of(self.manifest)) if self.phase == INTERRUPTED else None
 
     @property
     def size(self) -> int:

@@ -168,6 +168,7 @@ class LocalRun:
         # Its process must exist before the reaper, which kills later ones.
         code = CodeVersion(self.options.workdir) if self.options.code is None else None
         with more_open_files(), self._reaper, run_directories.in_use(self.options.run_dir):
+            recording = asyncio.create_task(self._state_file.keep_current(lambda: self.status))
             try:
                 await self._reports.start()
                 how = await self._reconcile_until_done()
@@ -179,6 +180,7 @@ class LocalRun:
                 await self._outputs.end()
                 await self._end_pods(grace)
                 await self._reports.stop()
+                recording.cancel()
                 self._state_file.write(self.status)
                 if code:
                     code.write(self.options.run_dir / run_directories.CODE_FILE)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import time
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from allranks.api.job import API_VERSION, KIND, Job
 from allranks.api.status import Status
+from allranks.core import time_accounting
+from allranks.core.status_update import changed
 
 WRITE_INTERVAL_SECONDS = 5.0
+ALIVE_INTERVAL_SECONDS = 30.0
+"""The file has a newer moment at least so often, also of a job that reports nothing: it says how long a run that was
+killed has run."""
 
 
 class StateFile:
@@ -26,7 +34,15 @@ class StateFile:
         if changed or time.monotonic() - self._wrote_at >= self._interval:
             self.write(status)
 
+    async def keep_current(self, status: Callable[[], Status]) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(ALIVE_INTERVAL_SECONDS)
+            self.write(status())
+
     def write(self, status: Status) -> None:
+        """Its times are those up to now."""
+        status = changed(status, times=time_accounting.up_to(status, datetime.now(UTC)))
         self._wrote_at, self._written = time.monotonic(), (status.phase, status.attempt)
         shown = {
             "apiVersion": API_VERSION,

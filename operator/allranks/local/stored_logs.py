@@ -65,7 +65,8 @@ def last_lines(path: Path, lines: int, search: str = "") -> tuple[list[bytes], i
         if not search:
             begin = _begin_of_last(file.fileno(), begin, end, lines)
         kept, wanted = LastLines[bytes](lines), search.lower().encode()
-        for line in joined(_blocks(file.fileno(), begin, end)):
+        blocks = _blocks(file.fileno(), begin, end)
+        for line in joined(_with(blocks, wanted) if wanted else blocks):
             if matches(line, wanted):
                 kept.add(line, len(line))
         return list(kept), end, begin > 0 or kept.cut
@@ -91,6 +92,22 @@ def _blocks(descriptor: int, begin: int, end: int) -> Iterator[bytes]:
     while begin < end and (block := os.pread(descriptor, min(BLOCK, end - begin), begin)):
         yield block
         begin += len(block)
+
+
+def _with(blocks: Iterator[bytes], wanted: bytes) -> Iterator[bytes]:
+    """Leaves out lines of blocks that do not contain the text: to split them takes much longer than to look for it."""
+    rest, continued = b"", False
+    for block in blocks:
+        cut = block.rfind(b"\n") + 1
+        if not cut:  # a line that is longer than a block
+            yield rest + block
+            rest, continued = b"", True
+            continue
+        lines = rest + block[:cut]
+        if continued or wanted in lines.lower():
+            yield lines
+        rest, continued = block[cut:], False
+    yield rest
 
 
 async def appended(path: Path, begin: int, over: Callable[[], Awaitable[bool]]) -> AsyncGenerator[list[bytes]]:

@@ -18,7 +18,7 @@ from allranks.core.root_cause import describe_failure
 from allranks.errors import AllranksError
 from allranks.extras import install_command
 from allranks.kube.job_codec import status_of
-from allranks.local.run_directories import RUN_FILE
+from allranks.local.run_directories import RUN_FILE, phase_of
 
 WIDTH, HEIGHT = 600, 100
 MOST_CURVES = 2
@@ -64,7 +64,8 @@ class RunView:
             return View(self._job)
         if not isinstance(job, dict):
             return View(self._job)
-        return view_of(self._job, status_of(job), read_run_files(self._directory).samples)
+        files = read_run_files(self._directory)
+        return view_of(self._job, status_of(job), files.samples, active=files.active)
 
     def __repr__(self) -> str:
         view = self.read()
@@ -74,15 +75,15 @@ class RunView:
         return html_of(self.read())
 
 
-def view_of(job: str, status: Status, samples: Sequence[Sample]) -> View:
-    """Pure."""
-    progress = status.progress
+def view_of(job: str, status: Status, samples: Sequence[Sample], *, active: bool = True) -> View:
+    """Pure. `active`: something runs the job, if it has not finished."""
+    progress, phase = status.progress, phase_of(status.phase, active=active)
     failure = status.last_failure
     return View(
         job,
-        status.phase,
+        phase,
         status.attempt,
-        tuple(_facts(progress, samples, status.phase)),
+        tuple(_facts(progress, samples, phase)),
         _fraction(progress, samples),
         describe_failure(failure) if failure and status.phase in ("Failed", "Restarting") else "",
         tuple(_curves(samples))[:MOST_CURVES],

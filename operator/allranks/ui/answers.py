@@ -1,5 +1,6 @@
 """The types of answers that commands print with `-o json`. Only the OpenAPI document needs them: what a command
-prints is sent as it is, and a test compares it with these types. The types of reports are their dataclasses."""
+prints is sent as it is, and a test compares it with these types. The types of reports, queues, nodes and groups of the
+history are their dataclasses."""
 
 from __future__ import annotations
 
@@ -22,93 +23,7 @@ class Typed(BaseModel):
     model_config = ConfigDict(**CONFIG, populate_by_name=True)
 
 
-# --- queues ----------------------------------------------------------------------------------------------------------
-
-
-class Waiting(Typed):
-    """A job without quota."""
-
-    job: str
-    """The job, or `Kind/name` of another owner."""
-    position: int | None
-    """Jobs before it in the queue; null if Kueue's visibility API does not answer."""
-    since: str | None
-    reason: str
-    message: str
-    starts_in_seconds: float | None
-    """Lower bound: the earliest time at which a running job ends, by its own estimate."""
-
-
-class Running(Typed):
-    """An admitted job."""
-
-    job: str
-    priority: int
-    eta_seconds: float | None
-
-
-class Preempted(Typed):
-    """A job that lost its quota to another one."""
-
-    job: str
-    by: str
-    """The other job; empty if it is unknown."""
-    message: str
-    time: str
-
-
-class Queue(Typed):
-    """A LocalQueue of Kueue, as `allranks queue -o json` prints it."""
-
-    name: str
-    cluster_queue: str
-    stopped: str
-    """Its stopPolicy; empty if it is not stopped."""
-    quota: dict[str, Annotated[list[str], Field(min_length=2, max_length=2)]]
-    """Resource -> what all jobs of the ClusterQueue use, and the nominal quota."""
-    running: list[Running]
-    waiting: list[Waiting]
-    preempted: list[Preempted]
-    """The last one first."""
-
-
-# --- views of many jobs ----------------------------------------------------------------------------------------------
-
-
-class Node(Typed):
-    """A node: the GPUs that jobs hold there, what was lost there, and which jobs avoid it."""
-
-    name: str
-    gpus: int | None
-    """Allocatable; null without the right to list Nodes."""
-    gpus_used: int
-    unschedulable: bool
-    jobs: list[str]
-    """NAMESPACE/NAME, the first 20."""
-    failures: dict[str, int]
-    """Root causes of failures there, by reason."""
-    lost_seconds: float
-    """Work that was lost by them."""
-    avoided_by: list[str]
-    """NAMESPACE/NAME, the first 20."""
-
-
-class HistoryGroup(Typed):
-    """GPU-hours, money and goodput of a group of jobs."""
-
-    name: str
-    jobs: int
-    succeeded: int
-    failed: int
-    goodput: float | None
-    """Productive time divided by all time but queued."""
-    gpu_hours: dict[str, float]
-    """By kind: productive, starting, waiting, lost."""
-    lost_gpu_hours_by_reason: dict[str, float]
-    spent: dict[str, float]
-    """Money by currency."""
-    spent_lost: dict[str, float]
-    """The part of it that was lost, by currency."""
+# --- comparison -----------------------------------------------------------------------------------------------------
 
 
 class Difference(Typed):

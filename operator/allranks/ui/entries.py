@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from allranks.api.status import FINISHED, Status
+from allranks.api.status import Status
 from allranks.api.sweep import KIND as SWEEP
+from allranks.core.time_accounting import last_update
 from allranks.kube.job_codec import ranks_of, status_of
 from allranks.kube.label_selectors import label_selection
+from allranks.local.run_directories import phase_of
 from allranks.ui.problems import Problem
 
 Manifest = dict[str, Any]
@@ -76,7 +78,11 @@ class Entry:
         # Without decoding the status: lists of thousands of jobs need it.
         status = self.manifest.get("status")
         phase = str((status if isinstance(status, dict) else {}).get("phase") or "Pending")
-        return phase if self.active or phase in FINISHED else "Interrupted"
+        return phase_of(phase, active=self.active)
+
+    def until(self, status: Status, now: datetime) -> datetime:
+        """The time up to which its times count. `status` is its own."""
+        return now if self.active else last_update(status) or now
 
     @property
     def created(self) -> datetime | None:

@@ -49,10 +49,11 @@ def job_row(entry: Entry, now: datetime) -> JobRow:
     trains = progress_text.trains(status) and entry.active
     restarts = status.restarts
     measured = progress_text.is_measured(status)
-    ended = status.completion_time
+    until = entry.until(status, now)
+    ended = status.completion_time or (None if entry.active else until)
     took = elapsed((ended - status.start_time).total_seconds()) if ended and status.start_time else ""
     spec = entry.manifest.get("spec") or {}
-    cost = costs.of(status, now)
+    cost = costs.of(status, until)
     return JobRow(
         entry=entry,
         framework=str(spec.get("framework") or ""),
@@ -60,7 +61,7 @@ def job_row(entry: Entry, now: datetime) -> JobRow:
         fraction=progress_text.fraction(progress),
         rate=next(iter(progress_text.rates(progress)), "") if progress and trains else "",
         eta=progress_text.eta(progress) if trains else "",
-        goodput=progress_text.percent(progress_text.goodput(status, now)) if measured else "",
+        goodput=progress_text.percent(progress_text.goodput(status, until)) if measured else "",
         restarts=restarts.counted + restarts.disruptions,
         gpus=gpus.total(entry.manifest, status),
         gpu_hours=costs.hours(cost.total_hours) if cost else "",

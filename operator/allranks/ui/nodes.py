@@ -1,13 +1,17 @@
-"""Nodes: the GPUs that jobs hold there, what was lost there, and which jobs avoid them. Pure."""
+"""Nodes: the GPUs that jobs hold there, what was lost there, and which jobs avoid them. Pure. The sentences below
+fields describe them in the OpenAPI document as well."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict
 
 from allranks.api.status import FINISHED, Failure
+from allranks.cli.format.json_form import CONFIG
 from allranks.core import gpu_count
 from allranks.core.naming import JOB_LABEL, TRAINER
 from allranks.ui.entries import Entry
@@ -18,34 +22,24 @@ MOST_JOBS = 20
 
 @dataclass
 class Node:
-    """What jobs say of a node."""
+    """A node: the GPUs that jobs hold there, what was lost there, and which jobs avoid it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CONFIG
 
     name: str
     gpus: int | None = None
-    """Allocatable; None if nodes cannot be read."""
-    used: int = 0
-    """GPUs of the pods of jobs."""
+    """Allocatable; null without the right to list Nodes."""
+    gpus_used: int = 0
+    """Of the pods of jobs."""
     unschedulable: bool = False
     jobs: list[str] = field(default_factory=list)
-    """NAMESPACE/NAME of jobs with pods there, at most MOST_JOBS."""
+    """NAMESPACE/NAME of jobs with pods there, the first 20."""
     failures: Counter[str] = field(default_factory=Counter)
     """Root causes of failures there, by reason."""
     lost_seconds: float = 0.0
     """Work that was lost by them."""
     avoided_by: list[str] = field(default_factory=list)
-    """Jobs whose pods prefer other nodes, at most MOST_JOBS."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "gpus": self.gpus,
-            "gpusUsed": self.used,
-            "unschedulable": self.unschedulable,
-            "jobs": self.jobs,
-            "failures": dict(self.failures),
-            "lostSeconds": round(self.lost_seconds, 3),
-            "avoidedBy": self.avoided_by,
-        }
+    """NAMESPACE/NAME of jobs whose pods prefer other nodes, the first 20."""
 
 
 def nodes(
@@ -67,7 +61,7 @@ def nodes(
     for entry in entries:
         _add_job(entry, node)
     return sorted(
-        found.values(), key=lambda one: (-sum(one.failures.values()), not one.avoided_by, -one.used, one.name)
+        found.values(), key=lambda one: (-sum(one.failures.values()), not one.avoided_by, -one.gpus_used, one.name)
     )
 
 
@@ -78,7 +72,7 @@ def _add_pod(pod: Mapping[str, Any], node: Any) -> None:
         return
     one: Node = node(name)
     containers = [each for each in spec.get("containers") or () if each.get("name") == TRAINER]
-    one.used += sum(gpu_count.gpus(each.get("resources")) for each in containers)
+    one.gpus_used += sum(gpu_count.gpus(each.get("resources")) for each in containers)
     job = f"{metadata.get('namespace', '')}/{(metadata.get('labels') or {}).get(JOB_LABEL, '')}"
     if job not in one.jobs and len(one.jobs) < MOST_JOBS:
         one.jobs.append(job)

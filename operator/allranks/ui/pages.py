@@ -25,6 +25,7 @@ from allranks.core.naming import replica_key
 from allranks.core.quantity import quantity
 from allranks.core.sweeps.trial_job import SWEEP_LABEL
 from allranks.errors import ClusterError
+from allranks.local.run_directories import INTERRUPTED
 from allranks.local.stored_logs import stored_logs
 from allranks.ui import job_rows, rest
 from allranks.ui import logs as job_logs
@@ -114,7 +115,7 @@ async def overview(
         pages=max(1, -(-len(found) // PAGE)),
         page_address=page_address,
         namespaces=sorted({entry.group for entry in every}),
-        phases=["Pending", "Queued", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Interrupted"],
+        phases=["Pending", "Queued", "Running", "Restarting", "Suspended", "Succeeded", "Failed", INTERRUPTED],
         chosen={"namespace": namespace, "phase": phase, "label": label, "text": text},
         root=str(state.runs.root),
         one_namespace=state.jobs.namespace if state.jobs else None,
@@ -191,7 +192,7 @@ async def job(state: StateOf, entry: EntryOf) -> Response:
         more_ranks=len(ranks) - MOST_RANKS,
         ranks_note=hidden,
         failure=failure,
-        ended_badly=entry.phase in ("Failed", "Interrupted"),
+        ended_badly=_ended_by_failure(entry),
         failure_title=describe(failure) if failure else "",
         failure_age=age(failure.time, now) if failure else "",
         failure_log=_log_address(entry, replica_key(failure.role, failure.index), failure.attempt) if failure else "",
@@ -201,6 +202,13 @@ async def job(state: StateOf, entry: EntryOf) -> Response:
         ],
         log_address=functools.partial(_log_address, entry),
     )
+
+
+def _ended_by_failure(entry: Entry) -> bool:
+    """Whether the failure in the status is why nothing runs, and not one before a restart."""
+    failure = entry.status.last_failure
+    of_last = failure is not None and failure.attempt == entry.status.attempt
+    return entry.phase == "Failed" or (entry.phase == INTERRUPTED and of_last)
 
 
 def _log_address(entry: Entry, replica: str, attempt: int | None = None) -> str:
@@ -222,14 +230,21 @@ async def logs(
         raise Problem(422, f"attempt: {attempt!r} is not a number")
     number = int(attempt) if attempt else None
     wanted = job_logs.Wanted(replica=replica or None, attempt=number, tail=tail, search=search)
-    found = await state.last_lines(entry, wanted)
+    readable = True
+    try:
+        found = await state.last_lines(entry, wanted)
+    except ClusterError as error:  # a right that not every user has: the other views stay in reach
+        if error.status == 401:
+            raise
+        found, readable = job_logs.Found([], [str(error)]), False
     if entry.directory is not None:
         attempts = sorted({log.attempt for log in stored_logs(entry.directory, entry.job)})
         log = job_logs.file_of(entry, wanted)
         replica = replica or (log.replica if log else "")
     else:
         attempts = list(range(entry.status.attempt + 1))
-    follows = entry.active and entry.phase not in FINISHED and (number is None or number == entry.status.attempt)
+    current = number is None or number == entry.status.attempt
+    follows = readable and entry.active and entry.phase not in FINISHED and current
     query = {"follow": "true", "replica": replica, "attempt": attempt, "search": search, "after": found.after}
     return render(
         "logs",

@@ -14,6 +14,7 @@ from allranks.cli.format.progress import pod_state
 from allranks.core.model import Pod
 from allranks.core.naming import replica_key
 from allranks.kube.job_codec import pods_of
+from allranks.local.run_directories import INTERRUPTED
 from allranks.ui.entries import Entry, Manifest
 
 
@@ -92,7 +93,7 @@ def _state(pod: Pod | None, entry: Entry, *, failed: bool) -> str:
     if entry.source == "jobs":
         return "No pod"
     # A run stores no pods: if it failed, the others were stopped.
-    return "Stopped" if entry.phase in ("Failed", "Interrupted") else entry.phase
+    return "Stopped" if entry.phase in ("Failed", INTERRUPTED) else entry.phase
 
 
 def _reason(pod: Pod | None, failure: Failure | None) -> str:

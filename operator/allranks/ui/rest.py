@@ -11,13 +11,14 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
 from allranks.cli.commands.delete import delete_job
-from allranks.cli.commands.queue import as_json
 from allranks.cli.commands.scale import scale_job
 from allranks.cli.commands.suspend import set_suspended
+from allranks.cli.format.json_form import as_json
 from allranks.cli.job_report import html
 from allranks.cli.job_report.model import Report
 from allranks.cli.job_report.timeline import Attempt
 from allranks.cli.options import Changed
+from allranks.cli.queues import Queue
 from allranks.core.naming import TRAINER
 from allranks.ui import answers, new_job
 from allranks.ui import logs as job_logs
@@ -162,7 +163,7 @@ def _changed(entry: Entry, objects: bool) -> Object:
     return {**about, "object": entry.manifest} if objects else about
 
 
-@router.get("/queues", response_model=list[answers.Queue], summary="Queues of a namespace, with who waits")
+@router.get("/queues", response_model=list[Queue], summary="Queues of a namespace, with who waits")
 async def queues(state: StateOf, namespace: Namespace = None) -> Response:
     """The same as `allranks queue -o json`."""
     cluster = state.cluster()

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from allranks.cli.job_report.model import Report, build_report, last_update
-from allranks.cli.job_report.run_files import read_run_files
+from allranks.cli.job_report.model import Report, build_report
+from allranks.cli.job_report.run_files import RunFiles, read_run_files
 from allranks.errors import ClusterError
 from allranks.ui.allowed_archive import AllowedArchive
 from allranks.ui.archived_jobs import ArchivedJobs
@@ -130,11 +130,9 @@ class State:
             return ranks(entry, []), str(error)
 
     async def report(self, entry: Entry) -> Report:
-        """The report on a job until now; on a run that has ended and on a deleted job, until its end."""
-        if entry.source == "archive":
-            return build_report(entry.manifest, last_update(entry.manifest) or self.now())
-        if entry.directory is None:
-            return build_report(entry.manifest, self.now())
-        files = replace(await asyncio.to_thread(read_run_files, entry.directory), logs=())
-        end = None if entry.active else last_update(entry.manifest)
-        return build_report(entry.manifest, end or self.now(), files)
+        """The report on a job until now; on a run that has ended and on a deleted job, until its last moment."""
+        files = RunFiles()
+        if entry.directory is not None:
+            files = replace(await asyncio.to_thread(read_run_files, entry.directory), logs=())
+        end = entry.until(entry.status, self.now())
+        return build_report(entry.manifest, end, replace(files, active=entry.active))

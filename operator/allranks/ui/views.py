@@ -14,6 +14,7 @@ from allranks.archive.store import ArchiveError
 from allranks.cli.format import cost as costs
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import elapsed
+from allranks.cli.format.json_form import as_json
 from allranks.errors import ClusterError
 from allranks.ui import answers, found_sweeps, job_rows
 from allranks.ui import compare as comparison
@@ -21,7 +22,7 @@ from allranks.ui import history as histories
 from allranks.ui.answers import as_printed
 from allranks.ui.entries import Entry, Manifest, Source, in_order, selection
 from allranks.ui.found_sweeps import Found
-from allranks.ui.history import By, Group
+from allranks.ui.history import By, HistoryGroup
 from allranks.ui.nodes import Node, nodes
 from allranks.ui.pages import render, stream_address
 from allranks.ui.problems import RESPONSES, Problem
@@ -63,11 +64,11 @@ async def _nodes(state: State) -> tuple[list[Node], str]:
     return nodes(entries, found["pods"] or (), found["nodes"]), " ".join(notes)
 
 
-@api.get("/nodes", response_model=list[answers.Node], summary="Nodes: GPUs in use, failures, avoided")
+@api.get("/nodes", response_model=list[Node], summary="Nodes: GPUs in use, failures, avoided")
 async def list_nodes(state: StateOf) -> Response:
     state.cluster()
     found, _ = await _nodes(state)
-    return as_printed([node.as_json() for node in found])
+    return as_printed([as_json(node) for node in found])
 
 
 @pages.get("/nodes")
@@ -77,8 +78,8 @@ async def nodes_page(state: StateOf) -> Response:
     rows = [
         (
             node.name,
-            f"{node.used} of {node.gpus}" if node.gpus is not None else str(node.used or ""),
-            node.used / node.gpus if node.gpus else None,
+            f"{node.gpus_used} of {node.gpus}" if node.gpus is not None else str(node.gpus_used or ""),
+            node.gpus_used / node.gpus if node.gpus else None,
             ", ".join(f"{reason} {count}" for reason, count in node.failures.most_common()),
             elapsed(node.lost_seconds) if node.lost_seconds else "",
             node.avoided_by,
@@ -103,7 +104,7 @@ async def _entries_of_history(state: State, runs: bool) -> list[Entry]:
 
 @api.get(
     "/history",
-    response_model=list[answers.HistoryGroup],
+    response_model=list[HistoryGroup],
     summary="GPU-hours, money and goodput of all jobs, by group",
 )
 async def history(
@@ -112,10 +113,9 @@ async def history(
     namespace: Annotated[str, Query(description="Only jobs of this namespace.")] = "",
     runs: Annotated[bool, Query(description="Count runs of this machine as well.")] = False,
 ) -> Response:
-    entries = filter(selection(namespace or None), await _entries_of_history(state, runs))
-    jobs = [one.manifest for one in entries]
-    found = await asyncio.to_thread(histories.groups, jobs, by, state.now())
-    return as_printed([group.as_json() for group in found])
+    entries = list(filter(selection(namespace or None), await _entries_of_history(state, runs)))
+    found = await asyncio.to_thread(histories.groups, entries, by, state.now())
+    return as_printed([as_json(group) for group in found])
 
 
 @pages.get("/history")
@@ -128,12 +128,10 @@ async def history_page(state: StateOf, by: By = "namespace", namespace: str = ""
     except ArchiveError as error:
         note, every = str(error), [*await state.entries("jobs"), *(await state.entries("runs") if runs else [])]
     selected = list(filter(selection(namespace or None), every))
-    jobs = [entry.manifest for entry in selected]
     now = state.now()
     deleted = sorted((one for one in selected if one.source == "archive"), key=_created, reverse=True)
     # Thousands of statuses are decoded: other requests must not wait for it.
-    found = await asyncio.to_thread(histories.groups, jobs, by, now)
-    weeks = await asyncio.to_thread(histories.groups, jobs, "week", now)
+    found, weeks = await asyncio.to_thread(histories.groupings, selected, (by, "week"), now)
     whole = histories.total(found)
     return render(
         "history",
@@ -148,7 +146,7 @@ async def history_page(state: StateOf, by: By = "namespace", namespace: str = ""
         rows=list(map(_row, found)),
         total=_row(whole) if len(found) > 1 else None,
         weeks=[(week.name, week.goodput, progress_text.percent(week.goodput), week.jobs) for week in weeks],
-        lost=[(reason, costs.hours(value)) for reason, value in whole.lost_by.items()],
+        lost=[(reason, costs.hours(value)) for reason, value in whole.lost_gpu_hours_by_reason.items()],
         archive=state.archive,
         archive_note=note,
         deleted=[job_rows.job_row(entry, now) for entry in deleted[:MOST_DELETED]],
@@ -161,7 +159,7 @@ def _created(entry: Entry) -> str:
     return str(entry.metadata.get("creationTimestamp") or "")
 
 
-def _row(group: Group) -> tuple[str, ...]:
+def _row(group: HistoryGroup) -> tuple[str, ...]:
     hours = group.gpu_hours
     held = hours.get("waiting", 0.0) + hours.get("starting", 0.0)
     ended = f"{group.succeeded} succeeded, {group.failed} failed" if group.succeeded or group.failed else ""

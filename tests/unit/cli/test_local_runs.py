@@ -78,7 +78,7 @@ def test_a_run_without_logs_is_an_error(folder: Path):
 def test_logs_with_an_option_for_clusters_name_the_command_for_runs(option: list[str]):
     result = allranks("logs", "penguins", *option)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert notes(result) == [f"note: penguins ran on this machine ({RUN}): {NOTES['logs']}"]
+    assert notes(result) == [f"note: penguins ran on this machine ({RUN}, Failed): {NOTES['logs']}"]
 
 
 @pytest.mark.parametrize("command", ["get", "describe", "top"])
@@ -86,7 +86,7 @@ def test_without_a_cluster_the_command_for_the_run_is_named(command: str):
     result = allranks(command, "penguins")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: no cluster is configured")
-    assert notes(result) == [f"note: penguins ran on this machine ({RUN}): {NOTES[command]}"]
+    assert notes(result) == [f"note: penguins ran on this machine ({RUN}, Failed): {NOTES[command]}"]
 
 
 @pytest.mark.usefixtures("api")
@@ -95,7 +95,7 @@ def test_if_the_cluster_does_not_have_the_job_the_command_for_the_run_is_named(c
     result = allranks(command, "penguins")
     assert result.exit_code == 1
     assert "error: there is no job penguins in namespace team" in result.stderr
-    assert notes(result) == [f"note: penguins ran on this machine ({RUN}): {NOTES[command]}"]
+    assert notes(result) == [f"note: penguins ran on this machine ({RUN}, Failed): {NOTES[command]}"]
 
 
 @pytest.mark.parametrize("command", ["logs", "get", "describe", "top", "report"])

@@ -6,7 +6,8 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-from allranks.cli.commands.queue import _lines, as_json
+from allranks.cli.commands.queue import _lines
+from allranks.cli.format.json_form import as_json
 from allranks.cli.queues import Queue, Waiting, describe
 
 QUEUE = {"metadata": {"name": "team-a"}, "spec": {"clusterQueue": "gpus"}}
@@ -102,7 +103,7 @@ def test_a_preemptor_of_another_namespace_is_described_by_kueues_message() -> No
 
 def test_json_has_the_same_in_camel_case() -> None:
     waiting = Waiting("demo", 0, datetime(2026, 1, 1, tzinfo=UTC), "Pending", "m", 60.0)
-    found = as_json(Queue("team-a", "gpus", "", waiting=(waiting,)))
-    assert found["clusterQueue"] == "gpus"
+    found = as_json(Queue("team-a", "gpus", "", {"example.com/a_gpu": ("1", "8")}, waiting=(waiting,)))
+    assert (found["clusterQueue"], found["quota"]) == ("gpus", {"example.com/a_gpu": ["1", "8"]})
     [one] = found["waiting"]
-    assert (one["startsInSeconds"], one["since"]) == (60.0, "2026-01-01T00:00:00+00:00")
+    assert (one["startsInSeconds"], one["since"]) == (60.0, "2026-01-01T00:00:00Z")

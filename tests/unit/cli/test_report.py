@@ -20,6 +20,7 @@ from allranks.cli.job_report import plots as drawn_plots
 from allranks.cli.job_report.model import Report, build_report
 from allranks.cli.job_report.run_files import read_run_files
 from allranks.cli.main import cli
+from allranks.local.run_directories import in_use
 from support import reported
 from support.builders import table
 from support.reported import at
@@ -453,7 +454,7 @@ def test_many_points_are_thinned_but_not_the_end_of_an_attempt(tmp_path):
 def test_damaged_files_of_a_run_are_left_out(tmp_path, line):
     for name in ("progress.jsonl", "code.json"):
         (tmp_path / name).write_text(line)
-    assert read_run_files(tmp_path) == run_files.RunFiles()
+    assert read_run_files(tmp_path) == run_files.RunFiles(active=False)
 
 
 def test_html_supports_light_dark_and_print():
@@ -574,7 +575,8 @@ def test_report_reads_a_run_directory_a_file_and_standard_input(tmp_path):
 
 def test_report_on_an_unfinished_job_in_a_file_ends_at_its_last_timestamp(tmp_path):
     (tmp_path / "job.json").write_text(json.dumps(reported.running()))
-    made = [allranks("--run-dir", str(tmp_path), "-o", form).stdout for form in ("text", "html")]
+    with in_use(tmp_path):
+        made = [allranks("--run-dir", str(tmp_path), "-o", form).stdout for form in ("text", "html")]
     assert made == [rendered(reported.running(), form, at(498)) for form in ("text", "html")]
 
 

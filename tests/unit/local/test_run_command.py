@@ -383,6 +383,7 @@ def test_a_signal_ends_all_ranks_gracefully(cli: Cli, number: signal.Signals, st
     cli.job("sh", "-c", program)
     process = cli.start()
     cli.wait_for_ranks()
+    asked = datetime.now(UTC)
     process.send_signal(number)
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, err) == (status, "")
@@ -391,6 +392,9 @@ def test_a_signal_ends_all_ranks_gracefully(cli: Cli, number: signal.Signals, st
     assert "job was interrupted after" in out
     assert cli.status()["phase"] in ("Pending", "Running")  # ranks that the command ended have not failed
     assert "lastFailure" not in cli.status()
+    run = run_directories.find_run("job", cli.directory / "runs")
+    assert (run.phase, bool(run.ended)) == ("Interrupted", True)
+    assert run.ended >= asked
 
 
 def test_a_second_ctrl_c_kills_at_once(cli: Cli) -> None:
@@ -431,6 +435,8 @@ def test_kill_9_of_allranks_itself_leaves_no_process(cli: Cli) -> None:
     cli.wait_for_ranks()
     process.kill()
     cli.wait_for(lambda: not cli.left(), 30)
+    run = run_directories.find_run("job", cli.directory / "runs")
+    assert (run.phase, bool(run.ended)) == ("Interrupted", True)
 
 
 def test_kill_9_of_a_shim_leaves_no_process(cli: Cli) -> None:

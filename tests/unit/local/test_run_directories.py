@@ -108,6 +108,24 @@ def test_a_running_run_is_neither_interrupted_nor_removed(here):
     assert directory.exists()
 
 
+def test_an_interrupted_run_is_interrupted_everywhere_and_took_until_its_last_moment(here):
+    directory = stored(here, "a/20260304-101500", "Running")
+    job = json.loads((directory / "job.json").read_text())
+    condition = {"type": "Running", "status": "True", "reason": "AllRanksRunning", "message": "1 of 1 runs"}
+    times = {"category": "Productive", "productive": 50.0, "since": "2026-03-04T10:16:20Z"}
+    job["status"] |= {"times": times, "conditions": [condition], "attemptTime": "2026-03-04T10:15:00Z"}
+    (directory / "job.json").write_text(json.dumps(job))
+    assert runs("list").stdout.splitlines()[1].split()[1:4:2] == ["Interrupted", "80.0s"]
+    report = runs("report", "a").stdout
+    assert report.startswith("a was interrupted after 80.0s: all its processes have ended\n\n")
+    assert "Ended       2026-03-04 10:16:20 UTC, after 80.0s" in report
+    assert "Running" not in report
+    assert "Restarts and failures" not in report
+    for command in ("get", "describe"):
+        note = CliRunner().invoke(cli, [command, "a"]).stderr.splitlines()[-1]
+        assert note.startswith("note: a ran on this machine (runs/a/20260304-101500, Interrupted): ")
+
+
 def test_prune_removes_old_runs_only(here):
     stored(here, "a/20260304-101500", year=2020)
     stored(here, "b/29990304-101500", year=2999)

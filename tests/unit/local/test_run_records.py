@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from datetime import timedelta
@@ -10,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from allranks.api.status import ProgressStatus, Status
-from allranks.local import progress_log
+from allranks.api.status import ProgressStatus, Status, Times
+from allranks.local import progress_log, state_file
 from allranks.local.code_version import CodeVersion
 from allranks.local.progress_log import ProgressLog
 from allranks.local.state_file import StateFile
@@ -95,6 +96,25 @@ def test_a_new_phase_or_attempt_is_stored_at_once_and_progress_now_and_then(tmp_
     assert stored() == ("Running", 0, 2)
     file.write_throttled(status(4, 4, attempt=1))
     assert stored() == ("Running", 1, 4)
+
+
+def test_the_moment_in_the_file_is_kept_current_without_any_news(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(state_file, "ALIVE_INTERVAL_SECONDS", 0.01)
+    quiet = Status(phase="Running", times=Times(category="Productive", since=NOW, productive=1.0))
+    path = tmp_path / "job.json"
+
+    async def until_written() -> None:
+        current = asyncio.create_task(StateFile(path, job()).keep_current(lambda: quiet))
+        async with asyncio.timeout(60):
+            while not path.exists():
+                await asyncio.sleep(0.01)
+        current.cancel()
+
+    asyncio.run(until_written())
+    times = Status.model_validate(json.loads(path.read_text())["status"]).times
+    assert times
+    assert times.since > NOW
+    assert times.productive == 1 + (times.since - NOW).total_seconds()
 
 
 @pytest.fixture

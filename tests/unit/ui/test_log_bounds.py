@@ -10,6 +10,7 @@ import pytest
 
 from allranks.kube.bounded_logs import LONGEST_LINE, MOST_KEPT, LastLines, Splitter, joined
 from allranks.kube.pod_logs import parse_line
+from allranks.local import stored_logs
 from allranks.local.stored_logs import BLOCK, appended, last_lines
 from allranks.ui.log_lines import shown
 from support.ui_samples import a_run
@@ -148,6 +149,17 @@ def test_the_last_lines_are_those_of_the_whole_file(tmp_path, lines, end):
     path.write_bytes(content)
     expected = [shown(line) for line in joined([content])][-lines:]
     assert [shown(line) for line in last_lines(path, lines)[0]] == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_search_finds_the_same_lines_however_blocks_cut_them(tmp_path, monkeypatch, seed):
+    rng = random.Random(seed)
+    path = tmp_path / "log"
+    path.write_bytes(bytes(rng.choice(b"abAB\n\n") for _ in range(2000)))
+    expected = [line for line in path.read_bytes().split(b"\n") if b"abba" in line.lower()]
+    monkeypatch.setattr(stored_logs, "BLOCK", rng.randint(1, 40))
+    assert expected
+    assert last_lines(path, 1000, "abBa")[0] == expected, f"seed {seed}"
 
 
 def test_what_is_appended_is_read_until_the_run_ends(tmp_path):

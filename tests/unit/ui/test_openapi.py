@@ -13,9 +13,12 @@ from pydantic import TypeAdapter
 
 from allranks.cli.job_report.model import Report
 from allranks.cli.job_report.timeline import Attempt
+from allranks.cli.queues import Queue
 from allranks.kube.cluster import Where
 from allranks.ui import answers
 from allranks.ui.app import application
+from allranks.ui.history import HistoryGroup
+from allranks.ui.nodes import Node
 from allranks.ui.openapi import DistributedTraining, TrainingSweep
 from support.job_api import JobApi
 from support.ui_samples import (
@@ -180,13 +183,13 @@ def test_answers_on_many_jobs_have_exactly_the_fields_of_their_types(server: UiS
     assert queue["running"]
     assert queue["waiting"]
     assert queue["preempted"]
-    assert_has_type([queue], list[answers.Queue])
+    assert_has_type([queue], list[Queue])
     nodes = server.get("/api/v1/nodes").json
     assert next(node for node in nodes if node["name"] == "node-7")["avoidedBy"] == ["team/penguins"]
-    assert_has_type(nodes, list[answers.Node])
+    assert_has_type(nodes, list[Node])
     history = server.get("/api/v1/history?by=team").json
     assert history[0]["spent"]["EUR"] > 3
-    assert_has_type(history, list[answers.HistoryGroup])
+    assert_has_type(history, list[HistoryGroup])
     compared = server.get("/api/v1/compare?job=jobs/team/penguins&job=jobs/team/broken").json
     assert compared["differences"][0] == {"field": "spec.inputs[birds].name", "values": ["birds", ""]}
     assert_has_type(compared, answers.Comparison)

@@ -108,13 +108,16 @@ def test_a_user_without_rights_gets_a_sentence(api, tmp_path):
         assert "me may not list distributedtrainings" in server.get("/").text
 
 
-def test_without_rights_for_pods_the_ranks_say_so_and_the_page_is_shown(server, api):
+def test_without_rights_for_pods_ranks_and_logs_say_so_and_the_pages_are_shown(server, api):
     api.forbidden = {"pods"}
-    answer = server.get("/api/v1/jobs/team/penguins/ranks")
-    assert (answer.status, answer.json["title"]) == (403, "Forbidden")
-    page = server.get("/jobs/team/penguins")
-    assert page.status == 200
-    assert "me may not list pods in namespace team" in page.text
+    for part in ("ranks", "logs"):
+        answer = server.get(f"/api/v1/jobs/team/penguins/{part}")
+        assert (answer.status, answer.json["title"]) == (403, "Forbidden")
+    for path in ("", "/logs"):
+        page = server.get(f"/jobs/team/penguins{path}")
+        assert page.status == 200
+        assert "me may not list pods in namespace team" in page.text
+        assert 'href="/jobs/team/penguins/events"' in page.text
 
 
 def test_without_a_cluster_there_are_the_runs_of_this_machine(tmp_path):
@@ -216,10 +219,19 @@ def test_changes_of_runs_are_sent(api, tmp_path):
 
 
 def test_a_run_whose_process_has_ended_is_interrupted(tmp_path):
-    a_run(tmp_path, "digits", "20260304-101500", "Running")
+    a_run(tmp_path, "digits", "20260304-101500", "Running", lastFailure=failure(), attempt=1)
     with UiServer(tmp_path / "none", tmp_path) as server:
         assert "Interrupted" in server.get("/").text
         assert names(server.get("/api/v1/runs?phase=Interrupted")) == ["digits"]
+        report = server.get("/api/v1/runs/digits/20260304-101500/report").json
+        page = server.get("/runs/digits/20260304-101500").text
+    verdict = "digits was interrupted after 1:40: all its processes have ended"
+    assert (report["phase"], report["verdict"], report["over"]) == ("Interrupted", verdict, True)
+    assert report["attempts"][-1]["reason"] == "Interrupted"
+    assert verdict in page
+    assert "First failure before the last restart" in page
+    assert "so far" not in page
+    assert "Conditions, as last recorded" in page
 
 
 # --- actions ---------------------------------------------------------------------------------------------------------

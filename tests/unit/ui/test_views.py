@@ -8,6 +8,7 @@ import pytest
 
 from allranks.ui import compare, history
 from allranks.ui.entries import Entry
+from allranks.ui.job_rows import job_row
 from allranks.ui.nodes import nodes
 from support.job_api import JobApi
 from support.ui_samples import HOSTILE, a_job, a_run, failure, pods_of, progress, times
@@ -43,23 +44,37 @@ def done(name: str, namespace: str = "team", when: str = "2026-03-04T10:00:00Z",
     )
 
 
+def entry(job: dict) -> Entry:
+    return Entry("jobs", job["metadata"]["namespace"], job["metadata"]["name"], job)
+
+
 def test_groups_sum_gpu_hours_money_and_goodput() -> None:
-    jobs = [done("a"), done("b"), done("c", "vision")]
+    jobs = map(entry, [done("a"), done("b"), done("c", "vision")])
     first, second = history.groups(jobs, "namespace", NOW)
     assert (first.name, first.jobs, first.succeeded, second.name) == ("team", 2, 2, "vision")
     assert first.goodput == 0.8
     assert first.gpu_hours == {"productive": 4, "starting": 0, "waiting": 2, "lost": 1}
-    assert first.lost_by == {"OOMKilled": 0.75, "NodeLost": 0.25}
+    assert first.lost_gpu_hours_by_reason == {"OOMKilled": 0.75, "NodeLost": 0.25}
     assert (first.spent, first.spent_lost) == ({"EUR": 14}, {"EUR": 2})
-    assert history.total([first, second]).as_json()["spent"] == {"EUR": 21}
+    assert history.total([first, second]).spent == {"EUR": 21}
 
 
 def test_weeks_are_those_in_which_jobs_ended_and_currencies_are_not_added() -> None:
     later = done("b", when="2026-03-11T10:00:00Z")
     later["status"]["cost"]["currency"] = "USD"
-    weeks = history.groups([done("a"), later], "week", NOW)
+    weeks = history.groups([entry(done("a")), entry(later)], "week", NOW)
     assert [week.name for week in weeks] == ["2026-W11", "2026-W10"]
     assert history.total(weeks).spent == {"EUR": 7, "USD": 7}
+
+
+def test_the_times_of_a_run_whose_process_has_ended_count_to_its_last_moment() -> None:
+    job = a_job("a", "Running", times=times() | {"since": "2026-03-04T10:00:00Z"}, conditions=[])
+    job["status"] |= dict.fromkeys(("startTime", "attemptTime", "runningTime"), "2026-03-04T09:00:00Z")
+    runs = [Entry("runs", "a", "20260304-090000", job, active=False)]
+    by_name, weeks = history.groupings(runs, ("namespace", "week"), datetime(2026, 5, 1, tzinfo=UTC))
+    assert [week.name for week in weeks] == ["2026-W10"]
+    assert by_name[0].productive_seconds == 2900
+    assert job_row(runs[0], datetime(2026, 5, 1, tzinfo=UTC)).took == "1:00:00"
 
 
 @pytest.mark.parametrize(("by", "name"), [("pool", "h100"), ("team", "nlp")])
@@ -68,11 +83,7 @@ def test_jobs_are_grouped_by_pool_and_by_the_label_team(by: history.By, name: st
     job["spec"]["pool"] = "h100"
     other = a_job("b", "Pending")
     other["metadata"]["labels"] = {}
-    assert [group.name for group in history.groups([job, other], by, NOW)] == [name, "(none)"]
-
-
-def entry(job: dict) -> Entry:
-    return Entry("jobs", job["metadata"]["namespace"], job["metadata"]["name"], job)
+    assert [group.name for group in history.groups([entry(job), entry(other)], by, NOW)] == [name, "(none)"]
 
 
 def gpu_pods() -> list[dict]:
@@ -100,7 +111,7 @@ def test_nodes_have_the_gpus_of_pods_the_failures_and_who_avoids_them() -> None:
     running = a_job("penguins", "Running", attempt=1, history=[past], lastFailure=failure(), avoidedNodes=["node-7"])
     found = {node.name: node for node in nodes([entry(running)], gpu_pods(), NODES)}
     seven = found["node-7"]
-    assert (seven.gpus, seven.used, seven.jobs) == (8, 4, ["team/penguins"])
+    assert (seven.gpus, seven.gpus_used, seven.jobs) == (8, 4, ["team/penguins"])
     # The last failure is that of the attempt in the history: it counts once.
     assert (dict(seven.failures), seven.lost_seconds, seven.avoided_by) == ({"Error": 1}, 50.0, ["team/penguins"])
     assert found["node-8"].unschedulable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import click
 
 from allranks.cli.format.duration import age, human
+from allranks.cli.format.json_form import as_json
 from allranks.cli.format.table import Table
 from allranks.cli.options import OK, on_cluster
 from allranks.cli.queues import Queue, describe
@@ -131,22 +131,3 @@ def _lines(queue: Queue) -> list[str]:
 
 def _duration(seconds: float | None) -> str:
     return "" if seconds is None else human(seconds)
-
-
-def as_json(queue: Queue) -> dict[str, Any]:
-    """Keys in camelCase, times as text."""
-    made: dict[str, Any] = _plain(dataclasses.asdict(queue))
-    return made
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {_camel(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return value.isoformat() if isinstance(value, datetime) else value
-
-
-def _camel(key: str) -> str:
-    first, *rest = key.split("_")
-    return first + "".join(word.capitalize() for word in rest)

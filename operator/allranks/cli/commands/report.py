@@ -200,7 +200,6 @@ def _from_runs(error: AllranksError, name: str, output: Output) -> int:
 
 def write_of_run(run_dir: Path, output: Output, name: str | None = None) -> None:
     """Reports on a run directory, or on the newest one in a job's directory `runs/JOB`. Raises NoReport."""
-    from allranks.local.run_directories import INTERRUPTED, StoredRun
     from allranks.local.sweep_files import SWEEP_FILE, read_sweep
 
     if (run_dir / SWEEP_FILE).exists():
@@ -208,8 +207,6 @@ def write_of_run(run_dir: Path, output: Output, name: str | None = None) -> None
         return
     newest = run_dir / LATEST
     directory = newest if not (run_dir / RUN_FILE).exists() and newest.exists() else run_dir
-    if StoredRun(directory.resolve()).phase == INTERRUPTED:
-        click.echo("note: the run was interrupted: the report shows its state shortly before", err=True)
     _write_of_file(str(directory / RUN_FILE), name, str(run_dir), output, directory.resolve())
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from functools import cache
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 from allranks.api.status import ProgressStatus
 
-CONFIG = ConfigDict(alias_generator=to_camel, use_attribute_docstrings=True)
+CONFIG = ConfigDict(
+    alias_generator=to_camel, use_attribute_docstrings=True, json_schema_serialization_defaults_required=True
+)
 """Keys in camelCase, and the sentence below a field as its description. Dataclasses inside others inherit it."""
 MODEL_MARK = "x-allranks-model"
 
@@ -49,6 +52,17 @@ Progress = Annotated[
     WithJsonSchema(described_as("ProgressStatus")),
 ]
 """As in the status of the job."""
+
+
+def as_json(value: Any, exact: frozenset[str] = frozenset()) -> Any:
+    """A dataclass with this configuration as JSON. `exact`: keys below which numbers are not rounded."""
+    kind: Any = type(value)
+    return rounded(_adapter(kind).dump_python(value, mode="json", by_alias=True), exact)
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def rounded(value: Any, exact: frozenset[str]) -> Any:

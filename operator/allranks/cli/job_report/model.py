@@ -11,21 +11,22 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from typing import Any, ClassVar
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict
 
 from allranks.api.status import FINISHED, ProgressStatus, Status
 from allranks.cli.format import cost as costs
 from allranks.cli.format import progress as progress_text
-from allranks.cli.format.json_form import CONFIG, Moment, Number, Progress, rounded
+from allranks.cli.format.json_form import CONFIG, Moment, Number, Progress, as_json
 from allranks.cli.format.outcome import failure_block, summary
 from allranks.cli.job_report import data
 from allranks.cli.job_report.data import JobInput, JobOutput
 from allranks.cli.job_report.run_files import RunFiles, Sample
 from allranks.cli.job_report.timeline import Attempt, Cause, Segment, Timeline, cause_of
+from allranks.core import time_accounting
 from allranks.kube.job_codec import status_of
+from allranks.local.run_directories import INTERRUPTED, phase_of
 from allranks.masking import mask_text, secrets_in
 
 FEWEST_FOR_PARTIAL = 4
@@ -93,6 +94,7 @@ class Report:
     logs: tuple[str, ...]
     """Log files of a run of this machine. Empty in the REST interface."""
     phase: str
+    """That of the job; Interrupted if nothing runs it any more, although it has not finished."""
     verdict: str
     """What happened, in one sentence."""
     why: str
@@ -101,7 +103,7 @@ class Report:
     began: Moment
     """When the job was created: 2026-03-04T10:00:00Z."""
     until: Moment
-    """The end of the job, or the time of the report."""
+    """The end of the job, the last moment that an interrupted run has recorded, or the time of the report."""
     over: bool
     seconds: float
     attempts: tuple[Attempt, ...]
@@ -141,7 +143,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """The report with camel-case keys, as in the API."""
-        return dict(rounded(_as_json().dump_python(self, mode="json", by_alias=True), _EXACT))
+        return dict(as_json(self, _EXACT))
 
     def strokes(self, value: Callable[[Point], float | None]) -> list[list[tuple[float, float]]]:
         """(time, value) of each attempt: the curve is interrupted between attempts."""
@@ -170,10 +172,11 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
     run = run or RunFiles()
     status, spec, metadata = status_of(dict(job)), job.get("spec") or {}, job.get("metadata") or {}
     began = _began(metadata, status, now)
-    over = status.phase in FINISHED
-    until = (status.completion_time or _last_end(status) or now) if over else now
+    phase = phase_of(status.phase, active=run.active)
+    finished = status.phase in FINISHED
+    until = (status.completion_time or _last_end(status) or now) if finished else now
     times = progress_text.times(status, now)
-    timeline = Timeline(status, began, until, times)
+    timeline = Timeline(status, began, until, times, interrupted=phase == INTERRUPTED)
     attempts = tuple(timeline.attempts())
     kept = min((past.attempt for past in status.history), default=status.attempt)
     progress = status.progress
@@ -195,15 +198,15 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
         differences=mask_text(run.differences, secrets_in(job)),
         differences_note=run.missing or ("" if run.differences else _where(code)),
         logs=tuple(map(str, run.logs)),
-        phase=status.phase,
-        verdict=_verdict(str(metadata.get("name") or ""), status, began, until),
-        why=_why(status),
+        phase=phase,
+        verdict=_verdict(str(metadata.get("name") or ""), status, phase, began, until),
+        why="" if phase == INTERRUPTED else _why(status),
         failure=tuple(line for line in failure_block(status) if line != _why(status))
         if status.phase == "Failed"
         else (),
         began=began,
         until=until,
-        over=over,
+        over=finished or phase == INTERRUPTED,
         seconds=max(0.0, (until - began).total_seconds()),
         attempts=attempts,
         between=tuple(timeline.between(attempts)),
@@ -254,13 +257,7 @@ def _began(metadata: Mapping[str, Any], status: Status, now: datetime) -> dateti
 
 def last_update(job: Mapping[str, Any]) -> datetime | None:
     """The latest timestamp in the status: a report on a file ends there."""
-    status = status_of(dict(job))
-    moments: list[datetime | None] = [status.start_time, status.attempt_time, status.running_time]
-    moments += [status.completion_time, _last_end(status), status.times.since if status.times else None]
-    moments += [condition.last_transition_time for condition in status.conditions]
-    if status.progress:
-        moments += [status.progress.last_report, *(point.time for point in status.progress.curve)]
-    return max((moment for moment in moments if moment), default=None)
+    return time_accounting.last_update(status_of(dict(job)))
 
 
 def _last_end(status: Status) -> datetime | None:
@@ -274,9 +271,10 @@ def _size(spec: Mapping[str, Any], status: Status) -> str:
     return ", ".join(f"{count} {name}{'s' * (count != 1 and not name.endswith('s'))}" for name, count in roles.items())
 
 
-def _verdict(name: str, status: Status, began: datetime, until: datetime) -> str:
-    if status.phase in FINISHED:
-        return summary(name, status.model_copy(update={"completion_time": until}), began, 0.0, "finished")
+def _verdict(name: str, status: Status, phase: str, began: datetime, until: datetime) -> str:
+    if phase in FINISHED or phase == INTERRUPTED:
+        whole = status.model_copy(update={"completion_time": until})
+        return summary(name, whole, began, 0.0, "stopped" if phase == INTERRUPTED else "finished")
     if not status.start_time:
         return f"{name} is {status.phase}: the operator has not processed it yet"
     ready = f", {status.ready} pods running" if status.ready else ""
@@ -362,8 +360,3 @@ def _partial(samples: Sequence[Sample], ended: Collection[int]) -> Iterator[int]
         if len(places) >= FEWEST_FOR_PARTIAL:
             yield from rated[:1]
             yield from places[-1:] if attempt in ended else ()
-
-
-@cache
-def _as_json() -> TypeAdapter[Report]:
-    return TypeAdapter(Report)

@@ -16,7 +16,7 @@ from allranks.code.differences import MAX_CHARACTERS
 from allranks.code.ship import config_map_of, stored_differences
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
-from allranks.local.run_directories import CODE_FILE, DIFFERENCES_FILE, PROGRESS_FILE
+from allranks.local.run_directories import CODE_FILE, DIFFERENCES_FILE, PROGRESS_FILE, StoredRun
 
 MOST_POINTS = 1000
 """More points cannot be distinguished in a plot."""
@@ -48,6 +48,8 @@ class RunFiles:
     """Of the code from the commit, as a unified diff."""
     missing: str = ""
     """Why there are none, as a sentence."""
+    active: bool = True
+    """Whether something runs the job, if it has not finished."""
 
 
 def read_run_files(directory: Path) -> RunFiles:
@@ -62,6 +64,7 @@ def read_run_files(directory: Path) -> RunFiles:
         code.get("dirty") is True,
         tuple(sorted((directory / "logs").glob("*.log"))),
         _text(directory / DIFFERENCES_FILE),
+        active=StoredRun(directory).running,
     )
 
 

@@ -16,6 +16,7 @@ from allranks.cli.job_report import data
 from allranks.cli.job_report.model import Point, Report
 from allranks.cli.job_report.timeline import FORGOTTEN, Attempt, Cause, Segment
 from allranks.control_sequences import clean
+from allranks.local.run_directories import INTERRUPTED
 
 CURVE_LINES = 6
 DIFFERENCE_LINES = 200
@@ -87,7 +88,9 @@ def tables(report: Report) -> Iterator[tuple[str, Grid]]:
         yield "GPU time", Grid(["What", "GPU-hours", *(["Price"] if priced else [])], lines)
     yield from data.tables(report.inputs, report.outputs)
     ended = [attempt for attempt in report.attempts if attempt.over]
-    failed = [attempt for attempt in ended if attempt.cause is not None or attempt.reason != "Completed"]
+    failed = [
+        attempt for attempt in ended if attempt.cause is not None or attempt.reason not in ("Completed", INTERRUPTED)
+    ]
     if failed:
         headers = ["At", "Attempt", "Cause", "Counted", "Who", "Node", "Exit", "Steps", "Last line"]
         yield "Restarts and failures", Grid(headers, [_failed(report, attempt) for attempt in failed])

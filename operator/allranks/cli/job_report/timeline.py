@@ -14,6 +14,7 @@ from allranks.cli.format.json_form import CONFIG
 from allranks.cli.format.outcome import ended_how
 from allranks.core.naming import replica_key
 from allranks.core.time_accounting import restarted
+from allranks.local.run_directories import INTERRUPTED
 
 FORGOTTEN = "forgotten"
 """Kind of the time of attempts that were dropped from the status, which keeps ten."""
@@ -73,8 +74,17 @@ class Attempt:
 class Timeline:
     """Reconstructs the segments of each attempt."""
 
-    def __init__(self, status: Status, began: datetime, until: datetime, times: Mapping[str, float]) -> None:
-        self._status, self._began, self._until = status, began, until
+    def __init__(
+        self,
+        status: Status,
+        began: datetime,
+        until: datetime,
+        times: Mapping[str, float],
+        *,
+        interrupted: bool = False,
+    ) -> None:
+        """`interrupted`: nothing runs the job any more, although it has not finished."""
+        self._status, self._began, self._until, self._interrupted = status, began, until, interrupted
         # The status has only the sum of the queued time: it is assigned to the earliest attempts.
         self._queued = times.get("queued", 0.0)
         self._uploading = times.get("uploading", 0.0)
@@ -111,8 +121,8 @@ class Timeline:
                 number=status.attempt,
                 begin=self._at(begin),
                 end=self._at(self._until),
-                over=False,
-                reason="",
+                over=self._interrupted,
+                reason=INTERRUPTED if self._interrupted else "",
                 counted=False,
                 waited=False,
                 first_step=progress.first_step if progress else None,
