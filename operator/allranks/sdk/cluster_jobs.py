@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from allranks.api.status import Phase
-from allranks.kube.cluster import Cluster, Where
+from allranks.kube.cluster import Where
 from allranks.sdk import async_job, background
 from allranks.sdk.async_job import AsyncJob
 from allranks.sdk.documents import Options, Ranks, Target
+from allranks.sdk.interrupt import ASYNCHRONOUS, SYNCHRONOUS
 from allranks.sdk.job import Job
 from allranks.sdk.stored_values import Outputs
 from allranks.sdk.submit import IMAGE, create, prepare
@@ -39,7 +41,10 @@ async def submit_async(
     kwargs: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> AsyncJob:
-    """As `submit`, as a coroutine."""
+    """As `submit`, as a coroutine.
+
+    After a cancellation the job either does not exist, or is complete, and a message says how to find it.
+    """
     options = Options(
         replicas=_replicas(ranks),
         gpus=gpus,
@@ -56,9 +61,8 @@ async def submit_async(
         every_rank=every_rank,
     )
     document, bundle = prepare(target, args, {**(kwargs or {}), **more}, options, code)
-    where = Where(namespace, context, kubeconfig)
-    async with Cluster.connect(where) as cluster:
-        return AsyncJob(await create(cluster, document, bundle), where)
+    words = SYNCHRONOUS if background.runs_caller() else ASYNCHRONOUS
+    return await create(Where(namespace, context, kubeconfig), document, bundle, words)
 
 
 def submit(
@@ -122,7 +126,7 @@ def submit(
         kwargs=kwargs,
         **more,
     )
-    return Job(background.run(work))
+    return Job(background.run(work, lambda late: print(SYNCHRONOUS.continues(late), file=sys.stderr)))
 
 
 async def job_async(
