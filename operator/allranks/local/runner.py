@@ -254,7 +254,13 @@ class LocalRun:
         if self._endpoints is None or self._endpoints[0] != self.status.attempt:
             wanted = self._listens(self.job, self.status)
             self._endpoints = (self.status.attempt, ports.choose(wanted))
-        platform = Platform("allranks", local=True, endpoints=self._endpoints[1], report_url=self._reports.url)
+        platform = Platform(
+            "allranks",
+            local=True,
+            restart_option=self.options.restart_option,
+            endpoints=self._endpoints[1],
+            report_url=self._reports.url,
+        )
         self._listener.status(self.status, self._pod_statuses())
         reports = self._reports.snapshot(self.status.attempt)
         return Observed(

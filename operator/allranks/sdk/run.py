@@ -17,12 +17,14 @@ from allranks.cli.script_job import job_name
 from allranks.errors import AllranksError, CannotRun
 from allranks.frameworks import FRAMEWORKS
 from allranks.local import run_directories
+from allranks.local.errors import explain
 from allranks.pod_bundle import HELPERS
 from allranks.sdk import documents, notebook, outcome, payload, worker_thread
 from allranks.sdk.command import Command, Stop
 from allranks.sdk.documents import Options, Ranks, Target
 from allranks.sdk.interrupt import detached_by_cancellation
 from allranks.sdk.stored_values import Outputs
+from allranks.sdk.words import in_python
 
 RESULTS = "results"
 PAYLOAD = "function.pickle"
@@ -222,7 +224,7 @@ def _run_here(call: _Call, options: Options, run_dir: str | os.PathLike[str] | N
             directory = _directory(run_dir, document["metadata"]["name"], made)
         load_documents([("allranks.run", document)])  # raises InvalidManifest
         if callable(target):
-            payload.write(directory / PAYLOAD, target, args, call.kwargs)
+            _store(directory, target, args, call.kwargs)
         try:
             _run_command(document, directory, logs=call.logs, link=run_dir is None, stop=stop)
         finally:
@@ -234,6 +236,13 @@ def _run_here(call: _Call, options: Options, run_dir: str | os.PathLike[str] | N
         return None
     attempt = _stored(directory)["status"].get("attempt", 0)
     return outcome.value_of(outcome.read_files(directory / RESULTS, attempt, 0))
+
+
+def _store(directory: Path, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    try:
+        payload.write(directory / PAYLOAD, target, args, kwargs)
+    except OSError as error:
+        raise CannotRun(f"{directory} cannot be written: {in_python(explain(error))}") from error
 
 
 def _directory(given: str | os.PathLike[str] | None, name: str, made: list[Path]) -> Path:
@@ -256,7 +265,7 @@ def _run_command(document: dict[str, Any], directory: Path, *, logs: bool, link:
     """Runs the job in a process of its own: a run handles signals and reaps orphans, which are the caller's business
     in the process of a notebook. Raises AllranksError if the job did not succeed."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH") or os.defpath))
-    options = [] if logs else ["--quiet", "--no-logs"]
+    options = ["--caller", "asyncio" if stop else "python", *([] if logs else ["--quiet", "--no-logs"])]
     command = [sys.executable, "-m", "allranks", "run", "-", "--run-dir", str(directory), *options]
     try:
         name = document["metadata"]["name"]
@@ -275,7 +284,7 @@ def _run_command(document: dict[str, Any], directory: Path, *, logs: bool, link:
     if done.status == 2:
         if not (directory / run_directories.RUN_FILE).exists():
             shutil.rmtree(directory, ignore_errors=True)  # nothing was started
-        raise CannotRun(done.errors.removeprefix("error: ") or "nothing was started")
+        raise CannotRun(in_python(done.errors.removeprefix("error: ")) or "nothing was started")
     raise AllranksError(f"the run was ended by signal {done.status - 128}" if done.status > 128 else done.errors)
 
 

@@ -22,6 +22,7 @@ from allranks.sdk import documents, payload, results
 from allranks.sdk.async_job import AsyncJob
 from allranks.sdk.documents import Options, Target
 from allranks.sdk.interrupt import Words
+from allranks.sdk.words import connected
 
 CODE_DIR = str(Code.model_fields["path"].default)
 """Where the pods have the code."""
@@ -76,7 +77,7 @@ async def create(where: Where, document: Manifest, bundle: Bundle | None, words:
 
     async def work() -> AsyncJob:
         nonlocal namespace
-        async with Cluster.connect(where) as cluster:
+        async with connected(where) as cluster:
             namespace = cluster.namespace
 
             async def post() -> Manifest:
