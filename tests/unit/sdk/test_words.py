@@ -39,7 +39,7 @@ def test_a_job_that_does_not_exist_is_looked_for_in_the_words_of_python(tmp_path
             allranks.job("x", **where)
 
 
-def test_a_missing_cluster_and_a_wrong_context_are_told_in_the_words_of_python(tmp_path, monkeypatch):
+def test_a_missing_cluster_and_a_wrong_context_are_reported_in_the_words_of_python(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(allranks.ClusterError, match=r"allranks.run\(..., ranks=-2\) runs two ranks on this machine"):
         allranks.jobs()
