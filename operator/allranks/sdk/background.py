@@ -43,11 +43,6 @@ def run(work: Coroutine[Any, Any, T], late: Callable[[T], None] = lambda _result
         raise
 
 
-def runs_caller() -> bool:
-    """Whether the caller is a coroutine that `run` has started: its program is not asynchronous."""
-    return _loop.cache_info().currsize > 0 and asyncio.get_running_loop() is _loop()
-
-
 def iterate(items: AsyncGenerator[T]) -> Iterator[T]:
     """The items of an asynchronous generator, which is closed with the iterator."""
     try:

@@ -10,7 +10,8 @@ from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Where
 
 _OPTION = re.compile(
-    r"(?<![\w-])--(?P<name>context|namespace|kubeconfig|framework|run-dir|restarts|code)\b(?: (?P<number>\d+)\b)?"
+    r"(?<![\w-])--(?P<name>context|namespace|kubeconfig|framework|run-dir|restarts|code)\b"
+    r"(?: (?P<value>\d+\b|FILE\b|[/.~]\S*))?"
     r"|(?<=with )-n\b"
 )
 _COMMANDS = {
@@ -29,7 +30,7 @@ def in_python(text: str) -> str:
 
 def _parameter(found: re.Match[str]) -> str:
     name = found["name"].replace("-", "_") if found["name"] else "namespace"
-    return f"{name}={found['number'] or ''}"
+    return f"{name}={found['value'] or ''}"
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import inspect
 import os
+import pydoc
 import re
 import signal
 import subprocess
@@ -405,9 +406,17 @@ time.sleep(120)
 
 
 @pytest.mark.parametrize("name", ["run", "submit"])
-def test_asynchronous_twins_have_the_same_parameters(name):
-    one, other = (inspect.signature(getattr(allranks, function)) for function in (name, f"{name}_async"))
-    assert one.parameters == other.parameters
+def test_asynchronous_twins_show_the_same_parameters(name):
+    original, twin = getattr(allranks, name), getattr(allranks, f"{name}_async")
+    assert inspect.signature(original).parameters == inspect.signature(twin).parameters
+    assert inspect.iscoroutinefunction(twin)
+    assert f"{name}_async(target: 'Target', *args: 'Any', ranks: 'Ranks', " in pydoc.plain(pydoc.render_doc(twin))
+
+
+@pytest.mark.parametrize("name", ["run_async", "submit_async"])
+def test_a_missing_parameter_of_a_twin_is_named(name):
+    with pytest.raises(TypeError, match=rf"^{name}\(\): missing a required .*'ranks'"):
+        asyncio.run(getattr(allranks, name)(scaled))
 
 
 def test_the_types_of_the_interface_are_those_of_its_names():

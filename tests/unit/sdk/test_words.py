@@ -18,6 +18,8 @@ JOB = {"metadata": {"name": "birds", "namespace": "team", "uid": "1", "creationT
         ("it failed (--restarts 3 restarts it)", "it failed (restarts=3 restarts it)"),
         ("choose another place with --run-dir", "choose another place with run_dir="),
         ("log in again, or choose another --context", "log in again, or choose another context="),
+        ("give --kubeconfig FILE, or set KUBECONFIG", "give kubeconfig=FILE, or set KUBECONFIG"),
+        ("--kubeconfig /none: there is no such file", "kubeconfig=/none: there is no such file"),
         ("choose another with -n, or kubectl create", "choose another with namespace=, or kubectl create"),
         ("kubectl apply --server-side -f crds", "kubectl apply --server-side -f crds"),
         ("raise the limit (ulimit -n)", "raise the limit (ulimit -n)"),
