@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from allranks.code.bundle import Bundle
-from allranks.core.model import RESTART_OPTION
+from allranks.core.model import RESTART_OPTION, Platform
 from allranks.local.pod import Backoff
 from allranks.local.state_file import WRITE_INTERVAL_SECONDS
 
@@ -39,3 +39,13 @@ class Options:
     state_interval: float = WRITE_INTERVAL_SECONDS
     restart_option: str = RESTART_OPTION
     """How the user asks for this number of restarts: on the command line or in Python."""
+
+    def platform(self, endpoints: Mapping[tuple[str, int], tuple[str, int]], report_url: str) -> Platform:
+        """What the core must know about this machine."""
+        return Platform(
+            "allranks",
+            local=True,
+            restart_option=self.restart_option,
+            endpoints=endpoints,
+            report_url=report_url,
+        )

@@ -193,6 +193,16 @@ def test_a_lost_answer_keeps_the_code_and_says_that_the_job_may_exist(slow):
     assert (len(world.api.jobs), len(world.api.config_maps)) == (1, 1)
 
 
+def test_the_command_keeps_the_code_of_a_job_whose_answer_is_lost(slow):
+    world = slow(Step("POST", JOBS, "lost"))
+    file = world.folder / "job.yaml"
+    file.write_text(yaml.safe_dump(manifest(code="src")))
+    done = CliRunner().invoke(cli, ["submit", str(file), "--kubeconfig", str(world.api.kubeconfig)])
+    assert done.exit_code == 1
+    assert "distributedtraining.allranks.dev/job: it may be stored nevertheless" in done.stderr
+    assert (len(world.api.jobs), len(world.api.config_maps)) == (1, 1)
+
+
 def test_a_rejected_job_leaves_no_code(slow):
     world = slow(Step("POST", JOBS, "forbidden"))
     with pytest.raises(allranks.ClusterError, match="distributedtrainings: no"):

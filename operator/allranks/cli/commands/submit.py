@@ -317,7 +317,7 @@ def _hint_if_finished(current: Manifest) -> str:
 def _with_title(title: str, error: ClusterError) -> ClusterError:
     lines = [f"{title}: {line}" for line in str(error).splitlines()]
     if error.uncertain:
-        lines.append(f"{title}: it may be stored nevertheless: allranks get lists the jobs")
+        lines.append(f"{title}: it may be stored nevertheless: look before you submit it again")
     return ClusterError("\n".join(lines), error.status, error.reason, uncertain=error.uncertain)
 
 
