@@ -94,8 +94,10 @@ class JobDeleted(AllranksError):
 class ClusterError(AllranksError):
     """A cluster cannot be reached, or rejects a request. `status` is the HTTP status, 0 without a response."""
 
-    def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
+    def __init__(self, message: str, status: int = 0, reason: str = "", *, uncertain: bool = False) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
         """Reason in the API server's response: NotFound, AlreadyExists, Conflict, Invalid, Expired, ..."""
+        self.uncertain = uncertain
+        """The request may have been carried out: it was sent, and the API server's answer did not arrive."""

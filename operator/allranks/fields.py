@@ -56,8 +56,10 @@ GangBackend = Literal["Native", "Kueue", "Volcano", "Coscheduling"]
 LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 LabelKey = Annotated[str, StringConstraints(min_length=1, max_length=317, pattern=LABEL_KEY)]
 """Key of a label, for example topology.kubernetes.io/zone."""
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$", max_length=64)]
-Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{7,64}$", max_length=64)]
+SHA256 = r"^[0-9a-f]{64}$"
+Sha256 = Annotated[str, StringConstraints(pattern=SHA256, max_length=64)]
+COMMIT = r"^[0-9a-f]{7,64}$"
+Commit = Annotated[str, StringConstraints(pattern=COMMIT, max_length=64)]
 """The hash of a commit, which may be shortened."""
 Reason = Annotated[str, StringConstraints(max_length=128)]
 Seconds = Annotated[int, Field(ge=0, le=315_360_000)]

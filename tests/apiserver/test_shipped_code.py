@@ -91,6 +91,10 @@ def world(control_plane, namespace, code) -> World:
     return World(control_plane, namespace, code)
 
 
+async def unreachable() -> dict[str, Any]:
+    raise AssertionError("the job must not be created")
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS
     while not condition():
@@ -197,9 +201,11 @@ def test_code_that_disappears_before_the_job_owns_it_is_stored_again(world) -> N
     """The garbage collector deletes it with the last other job."""
 
     async def work(cluster: Cluster) -> None:
-        async with ship.shipped(cluster, world.namespace, world.bundle) as own:
+        async def create() -> dict[str, Any]:
             world.api.delete("ConfigMap", world.namespace, world.bundle.config_map)
-            await own(world.job("penguins"))
+            return world.job("penguins")
+
+        await ship.create_with_code(cluster, world.namespace, world.bundle, create)
 
     world.run(work)
     assert world.owners() == ["penguins"]
@@ -222,11 +228,13 @@ def test_abandoned_code_is_deleted_by_the_next_submission_but_not_what_is_used_o
 
 def test_a_client_that_is_interrupted_before_the_job_leaves_nothing(world) -> None:
     async def work(cluster: Cluster) -> None:
-        async with ship.shipped(cluster, world.namespace, world.bundle):
-            assert world.stored()
-            raise KeyboardInterrupt
+        def check() -> None:
+            if world.stored():
+                raise asyncio.CancelledError
 
-    with pytest.raises(KeyboardInterrupt):
+        await ship.create_with_code(cluster, world.namespace, world.bundle, unreachable, check=check)
+
+    with pytest.raises(asyncio.CancelledError):
         world.run(work)
     assert world.stored() == {}
 
@@ -276,8 +284,7 @@ def test_without_the_right_to_store_code_the_message_names_the_ways_out(world) -
             raise ClusterError("configmaps is forbidden", 403, "Forbidden")
 
     async def work(_: Cluster) -> None:
-        async with ship.shipped(Refusing(), world.namespace, world.bundle):  # type: ignore[arg-type]
-            raise AssertionError("the job must not be created")
+        await ship.create_with_code(Refusing(), world.namespace, world.bundle, unreachable)  # type: ignore[arg-type]
 
     with pytest.raises(
         ClusterError, match="rights to create and patch ConfigMaps, or use code from a claim or an image"

@@ -8,9 +8,11 @@ from pydantic import Field, StringConstraints
 
 from allranks.fields import Count, Model
 
-Amount = Annotated[str, StringConstraints(max_length=16, pattern=r"^[0-9]{1,9}(\.[0-9]{1,6})?$")]
+AMOUNT = r"^[0-9]{1,9}(\.[0-9]{1,6})?$"
+Amount = Annotated[str, StringConstraints(max_length=16, pattern=AMOUNT)]
 """An amount of money, as a decimal number in a string."""
-Currency = Annotated[str, StringConstraints(max_length=3, pattern=r"^[A-Z]{3}$")]
+CURRENCY = r"^[A-Z]{3}$"
+Currency = Annotated[str, StringConstraints(max_length=3, pattern=CURRENCY)]
 Value = Annotated[float, Field(ge=0)]
 
 

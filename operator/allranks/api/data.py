@@ -10,7 +10,8 @@ from pydantic import Field, StringConstraints
 from allranks.api import data_rules as cel
 from allranks.fields import Model, Name, Path, Sha256, Text, rules
 
-DataName = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
+DATA_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+DataName = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=DATA_NAME)]
 """Becomes a part of the name of a volume, and of variables."""
 Bytes = Annotated[int, Field(ge=0, le=2**53 - 1)]
 """JSON numbers are exact up to this value."""
@@ -168,3 +169,8 @@ class OutputStatus(Model):
     message: Annotated[str, StringConstraints(max_length=MESSAGE_LENGTH)] | None = Field(
         None, description="Why the upload of the files failed."
     )
+
+
+def upper(name: str) -> str:
+    """The name of an input or an output in names of variables."""
+    return name.upper().replace("-", "_")

@@ -179,9 +179,8 @@ class Checkpoint(Model):
     )
 
 
-ResumeFrom = Annotated[
-    str, StringConstraints(max_length=82, pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(/[0-9]{1,18})?$")
-]
+RESUME_FROM = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(/[0-9]{1,18})?$"
+ResumeFrom = Annotated[str, StringConstraints(max_length=82, pattern=RESUME_FROM)]
 """JOB or JOB/STEP."""
 
 

@@ -9,7 +9,9 @@ from pydantic import Field, StringConstraints
 from allranks.fields import Model, Rule, rules
 
 Occasion = Literal["Succeeded", "Failed", "Hung", "Preempted", "Straggling", "LowUtilization"]
-Receiver = Annotated[str, StringConstraints(max_length=24, pattern=r"^[a-z0-9]([-a-z0-9]{0,22}[a-z0-9])?$")]
+RECEIVER = r"^[a-z0-9]([-a-z0-9]{0,22}[a-z0-9])?$"
+WEBHOOK_URL = r"^https?://[^\s/@]+(/[^\s]*)?$"
+Receiver = Annotated[str, StringConstraints(max_length=24, pattern=RECEIVER)]
 Entry = Annotated[str, StringConstraints(max_length=56)]
 """`Failed/3 oncall`: the occasion, the attempt and the receiver; at its end ` sent` or ` failed`, if it is over."""
 
@@ -20,7 +22,7 @@ _ONE = Rule(rule="has(self.receiver) != has(self.webhook)", message="set either 
 class Webhook(Model):
     """An address that gets a POST request for each notification."""
 
-    url: Annotated[str, StringConstraints(max_length=512, pattern=r"^https?://[^\s/@]+(/[^\s]*)?$")] = Field(
+    url: Annotated[str, StringConstraints(max_length=512, pattern=WEBHOOK_URL)] = Field(
         description="The address, without secrets. Its host must be in allowedHosts of the operator's receivers."
     )
     format: Literal["CloudEvents", "Slack"] = Field(

@@ -17,8 +17,10 @@ from pydantic import BaseModel, ValidationError
 
 from allranks.api import cel_rules, job, pod_template, pool
 from allranks.api.crd import Schema, root_schema
+from allranks.api.data import upper
 from allranks.api.job import API_VERSION, Job, Metadata, Spec
 from allranks.api.pool import Pool, PoolSpec
+from allranks.api.repair import repaired, with_values
 from allranks.api.sweep import SweepSpec
 from allranks.api.validation_messages import json_type, path_step, problem, unknown_roles
 from allranks.errors import InvalidManifest
@@ -64,6 +66,15 @@ def parse(document: Any) -> Job:
     return Job(metadata=parsed.metadata, spec=parsed.spec)
 
 
+def without_errors(document: Any) -> Job | None:
+    """The job without the values that violate the schema, for further checks. None if too little of it is left."""
+    try:
+        parsed: _JobDocument | None = _JobDocument.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        parsed = repaired(document, _JobDocument, error.errors(include_url=False))
+    return Job(metadata=parsed.metadata, spec=parsed.spec) if parsed else None
+
+
 def parse_pool(document: Any) -> Pool:
     """The TrainingPool in a manifest. Raises InvalidManifest with all problems."""
     parsed = _parse(document, pool.KIND, _PoolDocument)
@@ -77,17 +88,22 @@ def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
     if problems:
         raise InvalidManifest(problems)
     parsed: Any = None
+    partial: Any = None
     try:
         parsed = model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
-        problems = [problem(detail, root_schema(kind)) for detail in error.errors(include_url=False)]
+        details = error.errors(include_url=False)
+        problems = [problem(detail, root_schema(kind)) for detail in details]
+        partial = repaired(document, model, details)
     if kind == job.KIND:
         unknown = list(unknown_roles(document.get("spec"), root_schema(kind)))
         problems = [of for of in problems if not any(_within(of[0], path) for path, _ in unknown)] + unknown
     problems += _template_problems(document.get("spec"))
     if too_much := list(unbounded(document.get("spec"))):
         raise InvalidManifest([*problems, *too_much])  # an evaluation of the rules could take very long
-    complete = document if parsed is None else with_defaults(document, parsed)
+    complete = document if (checked := parsed or partial) is None else with_defaults(document, checked)
+    if partial is not None:
+        complete = with_values(complete, document)
     broken = rule_problems(complete, [path for path, _ in problems], lenient=parsed is None, kind=kind)
     # A rule that fails at a field for which the schema has already reported a problem adds nothing.
     reported = [path for path, _ in problems]
@@ -120,8 +136,11 @@ def rule_problems(
 
 
 def _about_variables(message: str, field: str, value: Any) -> str:
-    """The message of a rule that lists variables, with those alone that are set at `field`. CEL's messages are fixed
-    texts, as messages that depend on the value would cost the API server time at every write."""
+    """The message with the variable of this input; of a rule that lists variables, with those alone that are set at
+    `field`. CEL's messages are fixed texts, as messages that depend on the value would cost the API server time at
+    every write."""
+    if isinstance(value, dict) and isinstance(name := value.get("name"), str):
+        message = message.replace("ALLRANKS_INPUT_NAME", f"ALLRANKS_INPUT_{upper(name)}")
     what, remove_any, listed = message.partition(cel_rules.REMOVE_ANY)
     if not remove_any:
         return message

@@ -12,20 +12,42 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from allranks.api import old_form, placement
+from allranks.api.cost import AMOUNT, CURRENCY
 from allranks.api.crd import Schema
-from allranks.fields import LABEL_KEY
+from allranks.api.data import DATA_NAME
+from allranks.api.job import RESUME_FROM
+from allranks.api.notify import RECEIVER, WEBHOOK_URL
+from allranks.fields import COMMIT, LABEL_KEY, SHA256
 from allranks.frameworks import FRAMEWORKS
 
 _MEANT = {other: name for name, framework in FRAMEWORKS.items() for other in framework.other_names}
 """Names that users write for `framework`, and the framework that runs such programs."""
+PATTERNS = {
+    "^/": "must be an absolute path, which begins with /",
+    LABEL_KEY: "must be the key of a label of nodes, for example topology.kubernetes.io/zone",
+    SHA256: "must be a SHA-256: 64 digits and letters from a to f, in lower case",
+    COMMIT: "must be the hash of a commit: 7 to 64 digits and letters from a to f, in lower case",
+    RESUME_FROM: "must be the name of a job, or JOB/STEP, for example birds/1200",
+    DATA_NAME: "must have only lower-case letters, digits and '-', begin with a letter, and not end with '-'",
+    RECEIVER: "must be the name of a receiver: at most 24 lower-case letters, digits and '-', without '-' at an end",
+    WEBHOOK_URL: "must be an address such as https://hooks.example.com/T0, without a login and without spaces",
+    AMOUNT: 'must be an amount in quotes, such as "2.50": digits, and at most 6 of them after the point',
+    CURRENCY: "must be a currency of three capital letters, for example EUR",
+}
+"""Pattern of a field of text -> what it means."""
 _SHELL = re.compile(r"[|&;<>$`*?~\n]")
 """Characters that only a shell understands."""
 
 
 def problem(detail: ErrorDetails, root: Schema) -> tuple[str, str]:
     """(field path, message). `root`: the schema of the whole document; empty for a part without a schema."""
-    location = [part for part in detail["loc"] if not _is_union_tag(part)]
+    location = steps_of(detail)
     return "".join(map(path_step, location)).removeprefix("."), _message(detail, location, root)
+
+
+def steps_of(detail: ErrorDetails) -> list[int | str]:
+    """The steps of the path to the value that an error is about."""
+    return [part for part in detail["loc"] if not _is_union_tag(part)]
 
 
 def path_step(part: int | str) -> str:
@@ -104,12 +126,16 @@ def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> s
             return f"must be a list, not {json_type(given)}{_list_hint(given, location)}"
         case "literal_error":
             return f"should be {context['expected']}{_value_hint(given, str(context['expected']), location)}"
-        case "string_pattern_mismatch" if context.get("pattern") == "^/":
-            return "must be an absolute path, which begins with /"
-        case "string_pattern_mismatch" if context.get("pattern") == LABEL_KEY:
-            return "must be the key of a label of nodes, for example topology.kubernetes.io/zone"
+        case "string_pattern_mismatch" if sentence := PATTERNS.get(str(context.get("pattern"))):
+            return sentence
+        case "string_too_short":
+            return "must not be empty"
+        case "string_too_long":
+            return f"must have at most {context['max_length']} characters, and has {len(given)}"
         case "too_short":
             return f"must have at least {context['min_length']} item"
+        case "too_long":
+            return f"must have at most {context['max_length']} items, and has {len(given)}"
         case _:
             return detail["msg"].removeprefix("Input ").removeprefix("Value error, ")
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Sequence
+
 import click
 
 from allranks.cli.options import print_problem
+from allranks.cli.rank_pods import check_rank
 from allranks.control_sequences import clean
 from allranks.errors import AllranksError, ClusterError
-from allranks.local.run_directories import RunsError, StoredRun, find_run
+from allranks.kube.job_codec import ranks_of
+from allranks.local.run_directories import RUN_FILE, RunsError, StoredRun, find_run, similar_job
 
 _INSTEAD = {
     "logs": "`allranks runs logs {run}` prints its logs",
@@ -24,10 +29,15 @@ def is_elsewhere(error: AllranksError) -> bool:
 
 
 def note_run(error: AllranksError, command: str, name: str | None) -> None:
-    """Prints, after the error, which command is for the newest run of this job on this machine, if there is one."""
-    if name and is_elsewhere(error) and (run := newest_run(name)):
+    """Prints, after the error, which command is for the newest run of this job on this machine, or of a job of a
+    similar name, if there is one."""
+    if not name or not is_elsewhere(error):
+        return
+    if run := newest_run(name):
         instead = _INSTEAD[command].format(run=name)
         print_problem("note", f"{name} ran on this machine ({run.directory}, {run.phase}): {instead}")
+    elif near := similar_job(name):
+        print_problem("note", f"{near} ran on this machine, did you mean it? {_INSTEAD[command].format(run=near)}")
 
 
 def run_instead(error: AllranksError, name: str) -> StoredRun | None:
@@ -46,15 +56,29 @@ def newest_run(name: str) -> StoredRun | None:
         return None
 
 
-def print_logs(run: StoredRun, replica: str | None = None) -> None:
-    """Pod by pod, each line with the pod in front. Raises RunsError if there is no log."""
-    files = run.logs()
-    if replica:
-        files = [file for file in files if file.stem.startswith(f"{run.job}-{replica}-")]
+def print_logs(run: StoredRun, replica: str | None = None, ranks: Sequence[int] = (), tail: int | None = None) -> None:
+    """Pod by pod, each line with the pod in front. `tail`: the last lines of each pod. Raises RunsError if there is no
+    log, and UsageError if the job has no such rank."""
+    replicas = [replica] if replica else []
+    if ranks:
+        rank_of = ranks_of(run.manifest)
+        if not rank_of:
+            raise RunsError(
+                f"{run.name}: {RUN_FILE} holds no valid job, so its ranks cannot be determined: use --replica"
+            )
+        for rank in ranks:
+            check_rank(run.job, rank_of, rank)
+        replicas += [key for key, rank in rank_of.items() if rank in ranks]
+    files = [
+        file
+        for file in run.logs()
+        if not replicas or any(file.stem.startswith(f"{run.job}-{each}-") for each in replicas)
+    ]
     if not files:
         pods = ", ".join(file.stem for file in run.logs()) or "none"
-        raise RunsError(f"{run.name} has no log of {replica or 'any pod'}; it has logs of: {pods}")
+        raise RunsError(f"{run.name} has no log of {' or '.join(replicas) or 'any pod'}; it has logs of: {pods}")
     for file in files:
-        with file.open("rb") as lines:
+        with file.open("rb") as opened:
+            lines: Iterable[bytes] = opened if tail is None else deque(opened, maxlen=tail)
             for line in lines:
                 click.echo(f"{file.stem.removeprefix(f'{run.job}-')} | {clean(line.rstrip(), colour=False)}")

@@ -261,22 +261,30 @@ class _Loading:
         return problems
 
     def _add_job(self, document: dict[str, Any], place: Finding) -> list[Problem]:
-        named = document
         try:
             for path, value in self.overrides:
                 _set(document, path, value)
             if self.additions:
                 self.additions.apply(document)
+        except InvalidManifest as error:
+            return _without_repetition(_problems(error), checks.written(document))
+        notes, wrong = [], list[Problem]()
+        try:
             notes = self.shipping.apply(document, place.file)
-            named = self._with_name(document)
+        except InvalidManifest as error:
+            wrong = _problems(error)
+        named = self._with_name(document)
+        try:
             job = parse(named)
         except InvalidManifest as error:
-            problems = _problems(error, generated=named is not document)
-            return _without_repetition(problems, checks.written(document))
-        wrong = [Problem(*problem) for problem in pods.problems(job)]
+            wrong = _without_repetition(wrong, _problems(error, generated=named is not document))
+            further = checks.beside_errors(named, wrong)
+            return _without_repetition([*wrong, *notes], [*checks.written(document), *further])
+        wrong += [Problem(*problem) for problem in pods.problems(job)]
         out = _without_repetition([*wrong, *notes], checks.written(document, None if wrong else job))
-        if all(problem.severity != "error" for problem in out):
-            self.jobs.append((job, place))
+        if any(problem.severity == "error" for problem in out):
+            return _without_repetition(out, checks.beside_errors(named, out))
+        self.jobs.append((job, place))
         return out
 
     def _with_name(self, document: dict[str, Any]) -> dict[str, Any]:

@@ -78,9 +78,11 @@ def make_job(
     env: Sequence[tuple[str, str]] = (),
     arguments: Sequence[str] = (),
     image: str | None = None,
+    cure: str = f"specify --framework {' | '.join(FRAMEWORKS)}",
 ) -> tuple[dict[str, Any], list[str]]:
-    """The manifest of the job, and notes on what was assumed. Raises InvalidManifest if the framework is unclear."""
-    framework, notes = choose_framework(script, framework, f"specify --framework {' | '.join(FRAMEWORKS)}")
+    """The manifest of the job, and notes on what was assumed. Raises InvalidManifest if the framework is unclear;
+    `cure` says how to specify it."""
+    framework, notes = choose_framework(script, framework, cure)
     chosen = FRAMEWORKS[framework]
     if replicas > 1 and chosen.joins_group and not chosen.joins_group & script.names:
         calls = ", ".join(sorted(chosen.joins_group))

@@ -1,9 +1,11 @@
 """Stores a bundle in an immutable ConfigMap that every job with this code owns.
 
 Jobs with the same code share one ConfigMap, because its name is the hash of the content. The garbage collector deletes
-it with its last job. The order is: ConfigMap, job, owner reference. What an interruption leaves behind:
+it with its last job. The order is: ConfigMap, job, owner reference. An interrupt of the client waits for the request
+that is under way: before the job the ConfigMap is deleted again, after it the job becomes an owner. What is left behind
+if the client is killed, or the API server does not answer:
 
-- between ConfigMap and job: a ConfigMap without an owner. The next submission in the namespace deletes it (`sweep`),
+- between ConfigMap and job: a ConfigMap without an owner. The next submission in the namespace deletes it (`_sweep`),
   but not in its first hour, in which the client may still be on its way.
 - between job and owner reference: the job runs. The next submission of the job, or of the same code, adds the owner.
 - the ConfigMap disappears before the owner is added, because its last other job was deleted: it is created again.
@@ -11,9 +13,10 @@ it with its last job. The order is: ConfigMap, job, owner reference. What an int
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -30,33 +33,45 @@ DIFFERENCES = "changes.diff.gz"
 _SWEEP_AGE = timedelta(hours=1)
 _FIELD_MANAGER = {"fieldManager": "allranks"}
 
-Own = Callable[[Manifest], Awaitable[None]]
-"""Makes a job, as the API server returned it, an owner of the ConfigMap."""
 
+async def create_with_code(
+    cluster: Cluster,
+    namespace: str,
+    bundle: Bundle,
+    create: Callable[[], Awaitable[Manifest]],
+    *,
+    dry_run: bool = False,
+    check: Callable[[], None] = lambda: None,
+) -> Manifest:
+    """What `create` returns: the job as the API server created it, whose `spec.code` is `bundle.spec`.
 
-@contextlib.asynccontextmanager
-async def shipped(cluster: Cluster, namespace: str, bundle: Bundle, *, dry_run: bool = False) -> AsyncIterator[Own]:
-    """Within it the ConfigMap exists: create the job, whose `spec.code` is `bundle.spec`, and pass it to the function.
-
-    Without that, as when the API server rejects the job, a ConfigMap that this call created is deleted again. Raises
-    ClusterError.
+    `check` raises CancelledError if the client was interrupted. It is called before each request that creates
+    something. After it, and if the API server rejects the job, a ConfigMap that this call created is deleted again. If
+    the job may exist, because no answer arrived, the ConfigMap is kept. Raises ClusterError.
     """
+    check()
     created = await _create(cluster, namespace, bundle, dry_run)
-    owned = False
-
-    async def own(job: Manifest) -> None:
-        nonlocal owned
-        owned = True
-        if not dry_run:
-            await _own(cluster, namespace, bundle, [job, *([] if created else await _other_users(cluster, job))])
-
+    sent = False
     try:
-        yield own
-    finally:
-        if created and not owned and not dry_run:
+        check()
+        sent = True
+        job = await create()
+    except (ClusterError, asyncio.CancelledError) as error:
+        unused = error.uncertain is False if isinstance(error, ClusterError) else not sent
+        if created and unused and not dry_run:
             await _discard(cluster, created)
-    if created and not dry_run:
+        raise
+    if dry_run:
+        return job
+    try:
+        await _own(cluster, namespace, bundle, [job, *([] if created else await _other_users(cluster, job))])
+    except ClusterError as error:
+        name = f"{job['metadata']['name']} was created and continues"
+        kept = f"its code will not be deleted with it, because it cannot own the ConfigMap {bundle.config_map}"
+        raise ClusterError(f"{name}; {kept}: {error}", error.status, error.reason) from error
+    if created:
         await _sweep(cluster, namespace)
+    return job
 
 
 async def add_owner(cluster: Cluster, namespace: str, config_map: str, job: Manifest) -> None:

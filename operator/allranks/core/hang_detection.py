@@ -16,6 +16,8 @@ from datetime import datetime, timedelta
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
 from allranks.core import collectives, naming, report_loss, restart_policy
+from allranks.core.manifests.pod_template import ANY_PLATFORM
+from allranks.core.model import Platform
 from allranks.core.rank_reports import RankReport, Reports
 from allranks.core.status_update import changed
 
@@ -164,15 +166,15 @@ def failure(job: Job, status: Status, reports: Reports, stall: StallWindow, now:
     )
 
 
-def decide_restart(job: Job, status: Status, failure: Failure, local: bool = False) -> restart_policy.RestartDecision:
-    """Applies the user's rules for reason Hang or NoFirstStep, then `hang.action`, then the default without `hang`.
-
-    `local`: as for `restart_policy.decide_restart`."""
+def decide_restart(
+    job: Job, status: Status, failure: Failure, platform: Platform = ANY_PLATFORM
+) -> restart_policy.RestartDecision:
+    """Applies the user's rules for reason Hang or NoFirstStep, then `hang.action`, then the default without `hang`."""
     if by_user := restart_policy.by_rules(job.spec.restart.rules or [], failure):
         return restart_policy.within_budget(job, status, failure, *by_user)
     action, why = _default_action(job, status, failure)
-    if local and action == "Restart" and job.spec.hang is None and not restart_policy.restarts_requested(job):
-        return restart_policy.not_restarted(job, failure)
+    if platform.local and action == "Restart" and job.spec.hang is None and not restart_policy.restarts_requested(job):
+        return restart_policy.not_restarted(job, failure, platform)
     return restart_policy.within_budget(job, status, failure, action, why)
 
 

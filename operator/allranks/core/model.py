@@ -204,6 +204,9 @@ class RejectedDelete:
     message: str
 
 
+RESTART_OPTION = "--restarts {}"
+
+
 @dataclass(frozen=True, slots=True)
 class Platform:
     """Facts about the place where the job runs."""
@@ -214,6 +217,8 @@ class Platform:
     """Secrets, in the job's namespace, for pulling that image."""
     local: bool = False
     """Local run: processes share the host's network; there is no DNS, image or ssh."""
+    restart_option: str = RESTART_OPTION
+    """How the user of a local run asks for this number of restarts."""
     endpoints: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
     """(pod hostname, port) -> (address, port) where it is not `hostname.job.namespace.svc:port`."""
     node_lost_seconds: int | None = None

@@ -11,7 +11,8 @@ from allranks.api.job import Job, RestartRule
 from allranks.api.status import Failure, Status
 from allranks.core import exec_failure, naming, topology
 from allranks.core.exit_codes import FAULTS, possible_signal, signal_name
-from allranks.core.model import FETCH_FAILED, LIMIT_EXCEEDED
+from allranks.core.manifests.pod_template import ANY_PLATFORM
+from allranks.core.model import FETCH_FAILED, LIMIT_EXCEEDED, Platform
 from allranks.core.root_cause import is_uncounted, same_way
 
 Action = Literal["Restart", "RestartUncounted", "Fail", "Ignore"]
@@ -36,10 +37,10 @@ class RestartDecision:
     """The sentence names the cause, so that the last line of the log adds nothing."""
 
 
-def decide_restart(job: Job, status: Status, failure: Failure, local: bool = False) -> RestartDecision:
+def decide_restart(job: Job, status: Status, failure: Failure, platform: Platform = ANY_PLATFORM) -> RestartDecision:
     """Applies the user's rules, then the default rules (docs/reference/semantics.md). The first match wins.
 
-    `local`: the job runs on one machine, where its user waits for it (`Platform.local`).
+    On one machine (`platform.local`) the job's user waits for it.
     """
     rules = job.spec.restart.rules or []
     if topology.is_last_of_target(job, status, failure.role, failure.index):
@@ -47,12 +48,12 @@ def decide_restart(job: Job, status: Status, failure: Failure, local: bool = Fal
     if by_user := by_rules(rules, failure):
         return within_budget(job, status, failure, *by_user)
     trained = _has_trained(status, failure)
-    unexecuted = None if trained else exec_failure.explain(job, failure, local)
+    unexecuted = None if trained else exec_failure.explain(job, failure, platform.local)
     if unexecuted:
         return RestartDecision("Fail", unexecuted.why, failure.reason, unexecuted.named)
     action, why = _by_default(_just_before(job, status, failure), failure, _made_steps(status))
-    if local and action == "Restart" and not trained and not restarts_requested(job):
-        return not_restarted(job, failure)
+    if platform.local and action == "Restart" and not trained and not restarts_requested(job):
+        return not_restarted(job, failure, platform)
     return within_budget(job, status, failure, action, why)
 
 
@@ -61,9 +62,9 @@ def restarts_requested(job: Job) -> bool:
     return "max_restarts" in job.spec.restart.model_fields_set
 
 
-def not_restarted(job: Job, failure: Failure) -> RestartDecision:
+def not_restarted(job: Job, failure: Failure, platform: Platform) -> RestartDecision:
     """A failure before the first step in a local run: the user is there, and corrects the program."""
-    restarts = f"--restarts {job.spec.restart.max_restarts} restarts it"
+    restarts = f"{platform.restart_option.format(job.spec.restart.max_restarts)} restarts it"
     return RestartDecision("Fail", f"not restarted: it failed before its first step ({restarts})", failure.reason)
 
 

@@ -99,7 +99,7 @@ class Cluster:
             answer = await self.client.request(verb, path, body, parameters(query), accept=accept, content=content)
             return msgspec.json.decode(answer, type=Manifest)
         except ApiError as error:
-            raise self.explain(error, path) from error
+            raise self.explain(error, path, verb) from error
         except msgspec.DecodeError as error:
             place = self._target(path).place
             raise ClusterError(f"{place} is not an API server: its answer is not a JSON object") from error
@@ -113,11 +113,11 @@ class Cluster:
         except ApiError as error:
             raise self.explain(error, path) from error
 
-    def explain(self, error: ApiError, path: str) -> ClusterError:
-        return explain(error, self._target(path))
+    def explain(self, error: ApiError, path: str, verb: str = "GET") -> ClusterError:
+        return explain(error, self._target(path, verb))
 
-    def _target(self, path: str) -> Target:
-        return Target(self.client.connection.url, self.client.connection.context, path)
+    def _target(self, path: str, verb: str = "GET") -> Target:
+        return Target(self.client.connection.url, self.client.connection.context, path, verb)
 
 
 def user_client(connection: Connection) -> Client:

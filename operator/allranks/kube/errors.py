@@ -81,6 +81,7 @@ class Target:
     server: str
     context: str
     path: str
+    verb: str = "GET"
 
     @property
     def place(self) -> str:
@@ -104,7 +105,16 @@ def explain(error: ApiError, target: Target) -> ClusterError:
         text = f"{target.place} cannot serve the request at the moment, try again later: {message}"
     else:
         text = message
-    return ClusterError(text, error.status, error.reason)
+    return ClusterError(text, error.status, error.reason, uncertain=_uncertain(error, target.verb))
+
+
+def _uncertain(error: ApiError, verb: str) -> bool:
+    """A 503 and a 429 are answers to a request that was not carried out; a proxy answers 502 or 504 without knowing."""
+    if verb == "GET":
+        return False
+    if error.status == 0:
+        return error.reason in (TIMED_OUT, DISCONNECTED)
+    return isinstance(error, Unavailable) and error.status >= 500 and error.status != 503
 
 
 def _unanswered(reason: str, message: str, target: Target) -> str:

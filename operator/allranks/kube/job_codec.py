@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from allranks.api import old_form, validation
 from allranks.api.job import Job, Metadata, Spec, SpecBase
+from allranks.api.repair import drop
 from allranks.api.status import FINISHED, RestartCounts, Status
 from allranks.core import topology
 from allranks.core.model import Manifest, Pod
@@ -216,20 +217,3 @@ def _owner(pod: Manifest) -> str:
     """UID of the pod's controller. Labels prove no ownership."""
     owners = pod["metadata"].get("ownerReferences") or ()
     return next((owner["uid"] for owner in owners if owner.get("controller")), "")
-
-
-def drop(value: Any, path: tuple[int | str, ...]) -> None:
-    """Removes the value at `path`, or the nearest one above it that exists: an object without a required field."""
-    found: list[tuple[Any, int | str]] = []
-    for step in path:
-        if not (step in value if isinstance(value, dict) else _has(value, step)):
-            break
-        found.append((value, step))
-        value = value[step]
-    if found:
-        container, step = found[-1]
-        del container[step]
-
-
-def _has(value: Any, step: int | str) -> bool:
-    return isinstance(value, list) and isinstance(step, int) and step < len(value)

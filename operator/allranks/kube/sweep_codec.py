@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from allranks.api import sweep as api
 from allranks.api.job import API_VERSION
+from allranks.api.repair import drop
 from allranks.api.status import Status
 from allranks.api.sweep import Sweep
 from allranks.api.sweep_status import SweepCondition, SweepStatus
@@ -95,7 +96,7 @@ def status(manifest: Manifest) -> SweepStatus:
                 raise
             rest = copy.deepcopy(found)
             for detail in details:
-                job_codec.drop(rest, detail["loc"])
+                drop(rest, detail["loc"])
             return SweepStatus.model_validate(rest, by_alias=True, by_name=False)
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_input=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from allranks.code.bundle import Bundle
+from allranks.core.model import RESTART_OPTION, Platform
 from allranks.local.pod import Backoff
 from allranks.local.state_file import WRITE_INTERVAL_SECONDS
 
@@ -36,3 +37,15 @@ class Options:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     backoff: Backoff = field(default_factory=Backoff)
     state_interval: float = WRITE_INTERVAL_SECONDS
+    restart_option: str = RESTART_OPTION
+    """How the user asks for this number of restarts: on the command line or in Python."""
+
+    def platform(self, endpoints: Mapping[tuple[str, int], tuple[str, int]], report_url: str) -> Platform:
+        """What the core must know about this machine."""
+        return Platform(
+            "allranks",
+            local=True,
+            restart_option=self.restart_option,
+            endpoints=endpoints,
+            report_url=report_url,
+        )

@@ -6,6 +6,7 @@ A run holds a lock on its directory, which the kernel releases when the run ends
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fcntl
 import itertools
 import json
@@ -186,15 +187,19 @@ def find_run(name: str, root: Path = ROOT) -> StoredRun:
     runs = list(_runs_in(root / job)) if job else []
     if not runs:
         jobs = ", ".join(sorted({run.job for run in stored_runs(root)}))
-        raise RunsError(
-            f"{root / name}: there is no such run; {f'there are runs of {jobs}' if jobs else 'there are none'}"
-        )
+        hint = f"did you mean {near}?" if (near := similar_job(job, root)) else f"there are runs of {jobs}"
+        raise RunsError(f"{root / name}: there is no such run; {hint if jobs else 'there are none'}")
     if not time or time == LATEST:
         return runs[-1]
     for run in runs:
         if run.directory.name == time:
             return run
     raise RunsError(f"{root / name}: there is no such run; the newest run of {job} is {runs[-1].name}")
+
+
+def similar_job(name: str, root: Path = ROOT) -> str:
+    """The job with runs whose name is most like this one; empty if there is none."""
+    return next(iter(difflib.get_close_matches(name, {run.job for run in stored_runs(root)}, n=1)), "")
 
 
 def _runs_in(parent: Path) -> Iterator[StoredRun]:

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
 from allranks.core.manifests import pods
-from allranks.core.model import Manifest, Observed, Plan, Platform, Pod
+from allranks.core.model import Manifest, Observed, Plan, Pod
 from allranks.core.reconcile import reconcile
 from allranks.core.rules import checkpoint, outputs
 from allranks.core.rules.cleanup import CLEANUP_GRACE
@@ -257,7 +257,7 @@ class LocalRun:
         if self._endpoints is None or self._endpoints[0] != self.status.attempt:
             wanted = self._listens(self.job, self.status)
             self._endpoints = (self.status.attempt, ports.choose(wanted))
-        platform = Platform("allranks", local=True, endpoints=self._endpoints[1], report_url=self._reports.url)
+        platform = self.options.platform(self._endpoints[1], self._reports.url)
         self._listener.status(self.status, self._pod_statuses())
         reports = self._reports.snapshot(self.status.attempt)
         return Observed(
@@ -360,7 +360,7 @@ class LocalRun:
     def _first_objects(self, job: Job, endpoints: Mapping[tuple[str, int], tuple[str, int]]) -> list[Manifest]:
         """The objects that the core creates first. Does not change the status of the run."""
         reports = job.spec.progress is not None or job.spec.hang is not None
-        platform = Platform("allranks", local=True, endpoints=endpoints, report_url=EXAMPLE_URL if reports else "")
+        platform = self.options.platform(endpoints, EXAMPLE_URL if reports else "")
         status = self.status
         while True:
             plan = self._reconcile(Observed(job, status, (), datetime.now(UTC), platform))

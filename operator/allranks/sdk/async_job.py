@@ -28,6 +28,7 @@ from allranks.kube.pod_logs import Line, Wanted
 from allranks.sdk import results
 from allranks.sdk.logs import LogLine, log_lines
 from allranks.sdk.report import Report
+from allranks.sdk.words import connected
 
 
 class AsyncJob:
@@ -153,7 +154,7 @@ class AsyncJob:
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[Cluster]:
-        async with Cluster.connect(self._where) as cluster:
+        async with connected(self._where) as cluster:
             yield cluster
 
     async def _read(self, cluster: Cluster) -> Manifest:
@@ -197,13 +198,13 @@ class _Silent:
 
 async def find(name: str, where: Where) -> AsyncJob:
     """Raises ClusterError; if there is no such job, it suggests similar names."""
-    async with Cluster.connect(where) as cluster:
+    async with connected(where) as cluster:
         return AsyncJob(await get_job(cluster, name), where)
 
 
 async def find_all(where: Where, selected: Callable[[Status], bool], labels: str | None) -> list[AsyncJob]:
     """The jobs of the namespace, the newest first. Raises ClusterError."""
-    async with Cluster.connect(where) as cluster:
+    async with connected(where) as cluster:
         found = await cluster.get(job_path(cluster.namespace), {"labelSelector": labels})
     items = sorted(found["items"], key=lambda item: item["metadata"]["creationTimestamp"], reverse=True)
     return [AsyncJob(item, where) for item in items if selected(status_of(item))]

@@ -10,20 +10,35 @@ import atexit
 import concurrent.futures
 import functools
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """The result. After Ctrl-C the coroutine is cancelled, and KeyboardInterrupt raised when it has ended."""
-    future = asyncio.run_coroutine_threadsafe(work, _loop())
+def run(work: Coroutine[Any, Any, T], late: Callable[[T], None] = lambda _result: None) -> T:
+    """The result. After Ctrl-C the coroutine is cancelled, and KeyboardInterrupt raised when it has ended; a second
+    Ctrl-C cancels it again, and waits for a few seconds only. `late` gets the result of a coroutine that had ended when
+    Ctrl-C came."""
+    loop = _loop()
+    task: asyncio.Task[Any] | None = None
+
+    async def in_loop() -> T:
+        nonlocal task
+        task = asyncio.current_task()
+        return await work
+
+    future = asyncio.run_coroutine_threadsafe(in_loop(), loop)
     try:
         return future.result()
     except BaseException:
-        if not future.done():
-            future.cancel()
+        try:
+            if not future.cancel() and future.exception() is None:
+                late(future.result())
+            concurrent.futures.wait([future])
+        except KeyboardInterrupt:
+            if task is not None:
+                loop.call_soon_threadsafe(task.cancel)
             concurrent.futures.wait([future], timeout=10)
         raise
 

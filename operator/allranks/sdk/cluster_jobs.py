@@ -2,63 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from allranks.api.status import Phase
-from allranks.kube.cluster import Cluster, Where
+from allranks.kube.cluster import Where
 from allranks.sdk import async_job, background
 from allranks.sdk.async_job import AsyncJob
 from allranks.sdk.documents import Options, Ranks, Target
+from allranks.sdk.interrupt import ASYNCHRONOUS, SYNCHRONOUS, Words
 from allranks.sdk.job import Job
 from allranks.sdk.stored_values import Outputs
 from allranks.sdk.submit import IMAGE, create, prepare
-
-
-async def submit_async(
-    target: Target,
-    *args: Any,
-    ranks: Ranks,
-    gpus: int = 0,
-    image: str | None = None,
-    framework: str | None = None,
-    name: str | None = None,
-    pool: str | None = None,
-    queue: str | None = None,
-    code: str | os.PathLike[str] | None = None,
-    packages: Sequence[str] = (),
-    checkpoint: str | None = None,
-    outputs: Outputs | None = None,
-    env: Mapping[str, str] | None = None,
-    restarts: int | None = None,
-    every_rank: bool = False,
-    namespace: str | None = None,
-    context: str | None = None,
-    kubeconfig: str | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    **more: Any,
-) -> AsyncJob:
-    """As `submit`, as a coroutine."""
-    options = Options(
-        replicas=_replicas(ranks),
-        gpus=gpus,
-        framework=framework,
-        name=name,
-        env=dict(env or {}),
-        restarts=restarts,
-        image=image or os.environ.get(IMAGE),
-        pool=pool,
-        queue=queue,
-        checkpoint=checkpoint,
-        outputs=outputs or {},
-        packages=tuple(packages),
-        every_rank=every_rank,
-    )
-    document, bundle = prepare(target, args, {**(kwargs or {}), **more}, options, code)
-    where = Where(namespace, context, kubeconfig)
-    async with Cluster.connect(where) as cluster:
-        return AsyncJob(await create(cluster, document, bundle), where)
+from allranks.sdk.twins import twin_of
 
 
 def submit(
@@ -99,30 +58,36 @@ def submit(
 
     Raises CannotPickle, CannotShip, InvalidManifest and CannotRun before anything is sent, ClusterError.
     """
-    work = submit_async(
-        target,
-        *args,
-        ranks=ranks,
-        gpus=gpus,
-        image=image,
-        framework=framework,
-        name=name,
-        pool=pool,
-        queue=queue,
-        code=code,
-        packages=packages,
-        checkpoint=checkpoint,
-        outputs=outputs,
-        env=env,
-        restarts=restarts,
-        every_rank=every_rank,
-        namespace=namespace,
-        context=context,
-        kubeconfig=kubeconfig,
-        kwargs=kwargs,
-        **more,
+    work = _submit(locals(), SYNCHRONOUS)
+    return Job(background.run(work, lambda late: print(SYNCHRONOUS.continues(late), file=sys.stderr)))
+
+
+@twin_of(submit)
+async def submit_async(given: dict[str, Any]) -> AsyncJob:
+    """As `submit`, as a coroutine.
+
+    After a cancellation the job either does not exist, or is complete, and a message says how to find it.
+    """
+    return await _submit(given, ASYNCHRONOUS)
+
+
+async def _submit(given: Mapping[str, Any], words: Words) -> AsyncJob:
+    """`given`: the parameters of `submit`, by name."""
+    alike = ("gpus", "framework", "name", "restarts", "pool", "queue", "checkpoint", "every_rank")
+    options = Options(
+        replicas=_replicas(given["ranks"]),
+        env=dict(given["env"] or {}),
+        image=given["image"] or os.environ.get(IMAGE),
+        outputs=given["outputs"] or {},
+        packages=tuple(given["packages"]),
+        **{name: given[name] for name in alike},
     )
-    return Job(background.run(work))
+    kwargs = {**(given["kwargs"] or {}), **given.get("more", {})}
+    # The files of the code are read, and git runs: other tasks continue meanwhile.
+    document, bundle = await asyncio.to_thread(
+        prepare, given["target"], given.get("args", ()), kwargs, options, given["code"]
+    )
+    return await create(Where(given["namespace"], given["context"], given["kubeconfig"]), document, bundle, words)
 
 
 async def job_async(

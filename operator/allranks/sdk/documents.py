@@ -22,6 +22,7 @@ FUNCTION_ANNOTATION = "allranks.dev/function"
 RESULTS_ANNOTATION = "allranks.dev/results"
 """`every-rank` if all ranks send their values."""
 EVERY_RANK = "every-rank"
+_CURE = f"specify framework={' | '.join(repr(item) for item in FRAMEWORKS)}"
 
 Target = Callable[..., Any] | str | os.PathLike[str]
 Ranks = int | tuple[int, int]
@@ -64,9 +65,8 @@ def of_function(function: Callable[..., Any], command: Sequence[str], options: O
 
 def framework_of(function: Callable[..., Any], options: Options) -> str:
     """The caller's choice, or that of the packages that the function imports. Raises InvalidManifest, ValueError."""
-    cure = f"specify framework={' | '.join(repr(item) for item in FRAMEWORKS)}"
     _check_framework(options)
-    return choose_framework(read_function(function), options.framework, cure)[0]
+    return choose_framework(read_function(function), options.framework, _CURE)[0]
 
 
 def of_script(script: str, args: Sequence[Any], options: Options) -> tuple[dict[str, Any], list[str]]:
@@ -80,6 +80,7 @@ def of_script(script: str, args: Sequence[Any], options: Options) -> tuple[dict[
         env=tuple(options.env.items()),
         arguments=[str(argument) for argument in args],
         image=options.image,
+        cure=_CURE,
     )
     if options.name is not None:
         document["metadata"]["name"] = options.name

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from allranks.cli import interrupt
 
@@ -30,6 +30,33 @@ class Interrupted(Named, Protocol):
     def cancel(self) -> None: ...
 
 
+class Words(NamedTuple):
+    """How a program finds a job again. Fields are formatted with `name` and `namespace`."""
+
+    job: str
+    jobs: str
+
+    def continues(self, job: Named) -> str:
+        return f"{job.name} continues: {self.job.format(name=job.name, namespace=job.namespace)}"
+
+    def unknown(self, name: str, namespace: str) -> str:
+        """The request was sent, and there is no answer."""
+        return (
+            f"The job {name} may exist, but no answer arrived: {self.jobs.format(namespace=namespace)} lists the jobs"
+        )
+
+
+SYNCHRONOUS = Words(
+    "allranks.job({name!r}, namespace={namespace!r}).result() waits for it, .cancel() deletes it",
+    "allranks.jobs(namespace={namespace!r})",
+)
+ASYNCHRONOUS = Words(
+    "job = await allranks.job_async({name!r}, namespace={namespace!r}); await job.result() waits for it, "
+    "await job.cancel() deletes it",
+    "await allranks.jobs_async(namespace={namespace!r})",
+)
+
+
 @contextlib.contextmanager
 def detached_by_interrupt(job: Interrupted) -> Iterator[None]:
     """KeyboardInterrupt passes on, after a question or a message."""
@@ -40,8 +67,7 @@ def detached_by_interrupt(job: Interrupted) -> Iterator[None]:
             job.cancel()
             print(f"{job.name} is deleted", file=sys.stderr)
         else:
-            again = f"allranks.job({job.name!r}, namespace={job.namespace!r})"
-            print(f"{job.name} continues: {again}.result() waits for it, .cancel() deletes it", file=sys.stderr)
+            print(SYNCHRONOUS.continues(job), file=sys.stderr)
         raise
 
 
@@ -51,7 +77,5 @@ def detached_by_cancellation(job: Named) -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        again = f"job = await allranks.job_async({job.name!r}, namespace={job.namespace!r})"
-        how = f"{again}; await job.result() waits for it, await job.cancel() deletes it"
-        print(f"{job.name} continues: {how}", file=sys.stderr)
+        print(ASYNCHRONOUS.continues(job), file=sys.stderr)
         raise

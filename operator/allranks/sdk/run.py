@@ -17,12 +17,15 @@ from allranks.cli.script_job import job_name
 from allranks.errors import AllranksError, CannotRun
 from allranks.frameworks import FRAMEWORKS
 from allranks.local import run_directories
+from allranks.local.errors import explain
 from allranks.pod_bundle import HELPERS
 from allranks.sdk import documents, notebook, outcome, payload, worker_thread
 from allranks.sdk.command import Command, Stop
 from allranks.sdk.documents import Options, Ranks, Target
 from allranks.sdk.interrupt import detached_by_cancellation
 from allranks.sdk.stored_values import Outputs
+from allranks.sdk.twins import twin_of
+from allranks.sdk.words import in_python
 
 RESULTS = "results"
 PAYLOAD = "function.pickle"
@@ -71,127 +74,84 @@ def run(
     InvalidManifest and CannotRun if nothing was started; ClusterError; KeyboardInterrupt after Ctrl-C: then ranks on
     this machine have ended, and a job on a cluster continues unless the user chose to delete it.
     """
-    call = _Call(target, args, {**(kwargs or {}), **more}, logs)
-    common: dict[str, Any] = {
-        "ranks": ranks,
-        "gpus": gpus,
-        "framework": framework,
-        "name": name,
-        "env": env,
-        "restarts": restarts,
-    }
-    for_cluster: dict[str, Any] = {
-        "image": image,
-        "pool": pool,
-        "queue": queue,
-        "code": code,
-        "packages": packages,
-        "checkpoint": checkpoint,
-        "outputs": outputs,
-        "namespace": namespace,
-        "context": context,
-        "kubeconfig": kubeconfig,
-    }
-    here = _options_here(common, for_cluster, run_dir)
+    call = _Call.of(locals())
+    here = call.options_here()
     if here is not None:
-        return _run_here(call, here, run_dir)
+        return _run_here(call, here)
     from allranks.sdk.cluster_jobs import submit
 
-    job = submit(target, *args, kwargs=call.kwargs, **common, **for_cluster)
+    job = submit(target, *args, kwargs=call.kwargs, **call.common, **call.for_cluster)
     if logs:
         job.show()
     return job.result()
 
 
-async def run_async(
-    target: Target,
-    *args: Any,
-    ranks: Ranks,
-    gpus: int = 0,
-    framework: str | None = None,
-    name: str | None = None,
-    env: Mapping[str, str] | None = None,
-    restarts: int | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
-    logs: bool = True,
-    image: str | None = None,
-    pool: str | None = None,
-    queue: str | None = None,
-    code: str | os.PathLike[str] | None = None,
-    packages: Sequence[str] = (),
-    checkpoint: str | None = None,
-    outputs: Outputs | None = None,
-    namespace: str | None = None,
-    context: str | None = None,
-    kubeconfig: str | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    **more: Any,
-) -> Any:
+@twin_of(run)
+async def run_async(given: dict[str, Any]) -> Any:
     """As `run`, as a coroutine. Several may run at once.
 
     When it is cancelled, by Ctrl-C, a timeout or otherwise, there is no question: ranks on this machine get SIGTERM,
     after a checkpoint if they store one on request, and CancelledError is raised when they have ended. A second
-    cancellation, at least half a second later, kills them. A job on a cluster continues,
-    and a message says how to find it.
+    cancellation, at least half a second later, kills them. A job on a cluster continues, and a message says how to find
+    it.
     """
-    call = _Call(target, args, {**(kwargs or {}), **more}, logs)
-    common: dict[str, Any] = {
-        "ranks": ranks,
-        "gpus": gpus,
-        "framework": framework,
-        "name": name,
-        "env": env,
-        "restarts": restarts,
-    }
-    for_cluster: dict[str, Any] = {
-        "image": image,
-        "pool": pool,
-        "queue": queue,
-        "code": code,
-        "packages": packages,
-        "checkpoint": checkpoint,
-        "outputs": outputs,
-        "namespace": namespace,
-        "context": context,
-        "kubeconfig": kubeconfig,
-    }
-    here = _options_here(common, for_cluster, run_dir)
+    call = _Call.of(given)
+    here = call.options_here()
     if here is not None:
         stop = Stop()
-        return await worker_thread.run(lambda: _run_here(call, here, run_dir, stop), stop)
+        return await worker_thread.run(lambda: _run_here(call, here, stop), stop)
     from allranks.sdk.cluster_jobs import submit_async
 
-    job = await submit_async(target, *args, kwargs=call.kwargs, **common, **for_cluster)
+    job = await submit_async(call.target, *call.args, kwargs=call.kwargs, **call.common, **call.for_cluster)
     with detached_by_cancellation(job):
-        if logs:
+        if call.logs:
             await job.show()
         return await job.result()
 
 
+_COMMON = frozenset({"ranks", "gpus", "framework", "name", "env", "restarts"})
+_OWN = frozenset({"target", "args", "kwargs", "more", "logs", "run_dir"})
+
+
 @dataclass(frozen=True)
 class _Call:
-    """What the ranks run, with its arguments. `logs`: whether their output is printed."""
+    """What the ranks run, with its arguments, and where. `logs`: whether their output is printed."""
 
     target: Target
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     logs: bool
+    run_dir: str | os.PathLike[str] | None
+    common: Mapping[str, Any]
+    """Options for both places."""
+    for_cluster: Mapping[str, Any]
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> _Call:
+        """`given`: the parameters of `run`, by name."""
+        return cls(
+            given["target"],
+            given.get("args", ()),
+            {**(given["kwargs"] or {}), **given.get("more", {})},
+            given["logs"],
+            given["run_dir"],
+            {key: value for key, value in given.items() if key in _COMMON},
+            {key: value for key, value in given.items() if key not in _COMMON | _OWN},
+        )
 
-def _options_here(
-    common: Mapping[str, Any], for_cluster: Mapping[str, Any], run_dir: str | os.PathLike[str] | None
-) -> Options | None:
-    """None: on a cluster. Raises ValueError for options of the other place."""
-    ranks = common["ranks"]
-    here = _replicas_here(ranks)
-    if here is None:
-        if run_dir is not None:
-            raise ValueError("run_dir= is a directory of this machine: a job on a cluster keeps its logs there")
-        return None
-    if given := [f"{key}=" for key, value in for_cluster.items() if value]:
-        raise ValueError(f"{', '.join(given)}: only for a cluster, and ranks={ranks} runs on this machine")
-    names = ("gpus", "framework", "name", "restarts")
-    return Options(replicas=here, env=dict(common["env"] or {}), **{key: common[key] for key in names})
+    def options_here(self) -> Options | None:
+        """None: on a cluster. Raises ValueError for options of the other place."""
+        ranks = self.common["ranks"]
+        here = _replicas_here(ranks)
+        if here is None:
+            if self.run_dir is not None:
+                raise ValueError("run_dir= is a directory of this machine: a job on a cluster keeps its logs there")
+            return None
+        if given := [f"{key}=" for key, value in self.for_cluster.items() if value]:
+            raise ValueError(f"{', '.join(given)}: only for a cluster, and ranks={ranks} runs on this machine")
+        names = ("gpus", "framework", "name", "restarts")
+        env = dict(self.common["env"] or {})
+        return Options(replicas=here, env=env, **{key: self.common[key] for key in names})
 
 
 def _replicas_here(ranks: Ranks) -> int | None:
@@ -204,9 +164,9 @@ def _replicas_here(ranks: Ranks) -> int | None:
     return -ranks if isinstance(ranks, int) and ranks < 0 else None
 
 
-def _run_here(call: _Call, options: Options, run_dir: str | os.PathLike[str] | None, stop: Stop | None = None) -> Any:
+def _run_here(call: _Call, options: Options, stop: Stop | None = None) -> Any:
     """The value. `stop`: in a thread, in place of Ctrl-C."""
-    target, args = call.target, call.args
+    target, args, run_dir = call.target, call.args, call.run_dir
     made: list[Path] = []
     try:
         if callable(target):
@@ -222,7 +182,7 @@ def _run_here(call: _Call, options: Options, run_dir: str | os.PathLike[str] | N
             directory = _directory(run_dir, document["metadata"]["name"], made)
         load_documents([("allranks.run", document)])  # raises InvalidManifest
         if callable(target):
-            payload.write(directory / PAYLOAD, target, args, call.kwargs)
+            _store(directory, target, args, call.kwargs)
         try:
             _run_command(document, directory, logs=call.logs, link=run_dir is None, stop=stop)
         finally:
@@ -234,6 +194,13 @@ def _run_here(call: _Call, options: Options, run_dir: str | os.PathLike[str] | N
         return None
     attempt = _stored(directory)["status"].get("attempt", 0)
     return outcome.value_of(outcome.read_files(directory / RESULTS, attempt, 0))
+
+
+def _store(directory: Path, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    try:
+        payload.write(directory / PAYLOAD, target, args, kwargs)
+    except OSError as error:
+        raise CannotRun(f"{directory} cannot be written: {in_python(explain(error))}") from error
 
 
 def _directory(given: str | os.PathLike[str] | None, name: str, made: list[Path]) -> Path:
@@ -256,7 +223,7 @@ def _run_command(document: dict[str, Any], directory: Path, *, logs: bool, link:
     """Runs the job in a process of its own: a run handles signals and reaps orphans, which are the caller's business
     in the process of a notebook. Raises AllranksError if the job did not succeed."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH") or os.defpath))
-    options = [] if logs else ["--quiet", "--no-logs"]
+    options = ["--caller", "asyncio" if stop else "python", *([] if logs else ["--quiet", "--no-logs"])]
     command = [sys.executable, "-m", "allranks", "run", "-", "--run-dir", str(directory), *options]
     try:
         name = document["metadata"]["name"]
@@ -275,7 +242,7 @@ def _run_command(document: dict[str, Any], directory: Path, *, logs: bool, link:
     if done.status == 2:
         if not (directory / run_directories.RUN_FILE).exists():
             shutil.rmtree(directory, ignore_errors=True)  # nothing was started
-        raise CannotRun(done.errors.removeprefix("error: ") or "nothing was started")
+        raise CannotRun(in_python(done.errors.removeprefix("error: ")) or "nothing was started")
     raise AllranksError(f"the run was ended by signal {done.status - 128}" if done.status > 128 else done.errors)
 
 

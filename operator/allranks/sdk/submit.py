@@ -9,16 +9,20 @@ from typing import Any
 
 from allranks.api.code import Code
 from allranks.api.job import KIND
+from allranks.cli.creation import Creation
 from allranks.cli.manifests import load_documents
 from allranks.code.bundle import EMPTY, Bundle, collect
-from allranks.code.ship import shipped
-from allranks.errors import CannotRun, ClusterError
+from allranks.code.ship import create_with_code
+from allranks.errors import AllranksError, CannotRun, ClusterError
 from allranks.inpod.call_function import VALUE_RANKS
 from allranks.kube import job_codec
-from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.paths import job_path
 from allranks.sdk import documents, payload, results
+from allranks.sdk.async_job import AsyncJob
 from allranks.sdk.documents import Options, Target
+from allranks.sdk.interrupt import Words
+from allranks.sdk.words import connected
 
 CODE_DIR = str(Code.model_fields["path"].default)
 """Where the pods have the code."""
@@ -62,23 +66,48 @@ def prepare(
     return document, bundle
 
 
-async def create(cluster: Cluster, document: Manifest, bundle: Bundle | None) -> Manifest:
-    """The job as the API server created it. Raises ClusterError."""
-    if bundle is None:
-        return await _post(cluster, document)
-    async with shipped(cluster, cluster.namespace, bundle) as own:
-        job = await _post(cluster, document)
-        await own(job)
-    return job
+async def create(where: Where, document: Manifest, bundle: Bundle | None, words: Words) -> AsyncJob:
+    """The job. After a cancellation it is either complete, and a message says how to find it, or it does not exist.
+
+    Raises ClusterError.
+    """
+    creation = Creation[Manifest]()
+    name = document["metadata"].get("name") or f"{document['metadata']['generateName']}*"
+    namespace = ""
+
+    async def work() -> AsyncJob:
+        nonlocal namespace
+        async with connected(where) as cluster:
+            namespace = cluster.namespace
+
+            async def post() -> Manifest:
+                return await creation.send(_post(cluster, document, name, words))
+
+            if bundle is None:
+                creation.check()
+                return AsyncJob(await post(), where)
+            return AsyncJob(await create_with_code(cluster, namespace, bundle, post, check=creation.check), where)
+
+    def tell(error: AllranksError | None) -> None:
+        if error is not None:
+            print(error, file=sys.stderr)
+        if creation.result is not None:
+            print(words.continues(AsyncJob(creation.result, where)), file=sys.stderr)
+        elif creation.sent:
+            print(words.unknown(name, namespace), file=sys.stderr)
+
+    return await creation.run(work(), tell)
 
 
-async def _post(cluster: Cluster, document: Manifest) -> Manifest:
+async def _post(cluster: Cluster, document: Manifest, name: str, words: Words) -> Manifest:
     query = {"fieldManager": "allranks", "fieldValidation": "Strict"}
     try:
         return await cluster.request("POST", job_path(cluster.namespace), query, document)
     except ClusterError as error:
-        name = document["metadata"].get("name")
-        if error.reason != "AlreadyExists" or not name:
+        if error.uncertain:
+            text = f"{error}. {words.unknown(name, cluster.namespace)}"
+            raise ClusterError(text, error.status, error.reason, uncertain=True) from error
+        if error.reason != "AlreadyExists" or name.endswith("*"):
             raise
         cure = f"choose another name, or delete it with allranks.job({name!r}).cancel()"
         raise ClusterError(f"there is already a {KIND} {name}: {cure}", error.status, error.reason) from error

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from allranks.api import job, pool, sweep
 from allranks.api.crd import root_schema
 from allranks.api.validation import parse
+from allranks.api.validation_messages import PATTERNS
 from allranks.errors import InvalidManifest
 from support.builders import manifest, table
 
@@ -510,8 +512,9 @@ def build(fields: dict[str, Any]) -> dict[str, Any]:
 
 @table(*RULES)
 def test_rule(case):
-    bad, problem, good = case
-    assert problems(build(bad)) == [problem]
+    bad, (field, message), good = case
+    # The messages of the API server are fixed texts.
+    assert problems(build(bad)) == [(field, message.replace("ALLRANKS_INPUT_NAME", "ALLRANKS_INPUT_DATA"))]
     assert problems(build(good)) == []
 
 
@@ -849,12 +852,26 @@ def test_all_errors_are_reported_in_the_order_of_the_manifest():
     assert sorted(problems(document)) == [
         ("metadata.name", NAME_CHARACTERS),
         ("spec.checkpoint.path", "must be an absolute path, which begins with /"),
-        ("spec.pool", "String should have at least 1 character"),
+        ("spec.pool", "must not be empty"),
         ("spec.restart.maxRestarts", "should be greater than or equal to 0"),
         ("spec.roles.worker.imag", "unknown field, did you mean image?"),
         ("spec.roles.worker.replicas", "must be a whole number, not a string: remove the quotes"),
         ("spec.template.spec.containers", "must be a list, not a mapping"),
     ]
+
+
+def patterns(schema: dict[str, Any]) -> set[str]:
+    """Those of all fields of text below this one."""
+    inner = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
+    own = {schema["pattern"]} if "pattern" in schema and not schema.get("x-kubernetes-int-or-string") else set()
+    return own.union(*(patterns(one) for one in inner if isinstance(one, dict)))
+
+
+@pytest.mark.parametrize("kind", [job.KIND, pool.KIND, sweep.KIND])
+def test_each_pattern_of_a_field_is_explained_in_words(kind):
+    found = patterns(root_schema(kind)["properties"]["spec"])
+    assert found
+    assert found <= PATTERNS.keys()
 
 
 # Sentence, document, problems.

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from allranks.cli.main import cli
 from support import reported
+from support.builders import manifest
 from support.job_api import JobApi
 
 RUN = "runs/penguins/20260304-100000"
@@ -74,7 +75,7 @@ def test_a_run_without_logs_is_an_error(folder: Path):
     assert "penguins/20260304-100000 has no log of any pod" in result.stderr
 
 
-@pytest.mark.parametrize("option", [["-f"], ["--rank", "0"], ["-n", "team"], ["--kubeconfig", "missing"]])
+@pytest.mark.parametrize("option", [["-f"], ["--role", "worker"], ["-n", "team"], ["--kubeconfig", "missing"]])
 def test_logs_with_an_option_for_clusters_name_the_command_for_runs(option: list[str]):
     result = allranks("logs", "penguins", *option)
     assert (result.exit_code, result.stdout) == (1, "")
@@ -104,6 +105,52 @@ def test_without_a_run_of_that_name_the_error_says_where_runs_are(command: str):
     assert result.exit_code == 1
     assert "`allranks runs` has its logs and reports" in result.stderr
     assert not notes(result)
+
+
+def with_two_ranks(folder: Path) -> None:
+    """The run as one of a job with two ranks and two attempts."""
+    document = {**manifest(roles={"worker": 2}, name="penguins"), "status": {"phase": "Failed", "attempt": 1}}
+    (folder / RUN / "job.json").write_text(json.dumps(document))
+    for index, attempt in ((0, 1), (1, 0), (1, 1)):
+        log = folder / RUN / "logs" / f"penguins-worker-{index}-{attempt}.log"
+        log.write_text("".join(f"line {number} of {index}-{attempt}\n" for number in range(3)))
+
+
+LAST_LINES = "worker-1-0 | line 2 of 1-0\nworker-1-1 | line 2 of 1-1\n"
+
+
+@pytest.mark.parametrize("command", [["runs", "logs"], ["logs"]], ids=" ".join)
+def test_the_last_lines_of_one_rank_of_a_run_are_printed(folder: Path, command: list[str]):
+    with_two_ranks(folder)
+    result = allranks(*command, "penguins", "--rank", "1", "--tail", "1")
+    assert (result.exit_code, result.stdout) == (0, LAST_LINES)
+
+
+def test_a_rank_that_a_run_does_not_have_is_an_error_with_its_ranks(folder: Path):
+    with_two_ranks(folder)
+    result = allranks("runs", "logs", "penguins", "--rank", "2")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "penguins has no rank 2: its ranks are 0 to 1" in result.stderr
+
+
+def test_ranks_of_a_run_without_a_valid_job_are_an_error():
+    result = allranks("runs", "logs", "penguins", "--rank", "0")
+    assert result.exit_code == 1
+    assert "holds no valid job, so its ranks cannot be determined: use --replica" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["logs", "get", "describe", "top"])
+def test_a_misspelt_name_suggests_the_run_that_was_meant(command: str):
+    result = allranks(command, "pengins")
+    assert result.exit_code == 1
+    assert notes(result) == [f"note: penguins ran on this machine, did you mean it? {NOTES[command]}"]
+
+
+@pytest.mark.parametrize("words", [["report"], ["runs", "report"], ["runs", "logs"], ["runs", "rm"]], ids=" ".join)
+def test_commands_for_runs_suggest_the_run_that_was_meant(words: list[str]):
+    result = allranks(*words, "pengins")
+    assert result.exit_code == 1
+    assert "error: runs/pengins: there is no such run; did you mean penguins?" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["get", "top"])

@@ -6,6 +6,7 @@ import pytest
 
 from allranks.api.status import ProgressStatus, Status
 from allranks.core.exec_failure import explain
+from allranks.core.model import Platform
 from allranks.core.restart_policy import RestartDecision, decide_restart
 from support.builders import at, failure, job, table
 
@@ -128,7 +129,9 @@ def test_the_message_names_what_was_not_found_and_where(case):
 def test_a_program_that_is_not_found_fails_the_job_at_once(local, why, ended):
     """Not even a restart that is asked for would find it."""
     of = job(image="example.org/train:1", restart={"maxRestarts": 3})
-    assert decide_restart(of, Status(), ended, local) == RestartDecision("Fail", why, ended.reason, names_cause=True)
+    assert decide_restart(of, Status(), ended, Platform("", local=local)) == RestartDecision(
+        "Fail", why, ended.reason, names_cause=True
+    )
 
 
 TRAINED = [

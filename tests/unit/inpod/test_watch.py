@@ -9,32 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from allranks.pod_bundle import HELPERS, copy
-from support.fake_report_server import FakeReportServer, hub_in, ok
+from allranks.pod_bundle import HELPERS
+from support.fake_report_server import ok
 
 sys.path.append(str(HELPERS))
 import log_progress_matcher
 
 PATTERN = r"step (?P<step>[\d,]+)/(?P<total_steps>\d+).*?loss=(?P<loss>\S+)|(?P<checkpoint>saved)"
-
-
-@pytest.fixture(scope="module")
-def helpers(tmp_path_factory) -> Path:
-    made = tmp_path_factory.mktemp("allranks")
-    copy(made)
-    return made
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[FakeReportServer]:
-    with hub_in(tmp_path) as hub:
-        hub.answers = [ok(interval=0.1)]
-        yield hub
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import os
+import pydoc
 import re
 import signal
 import subprocess
@@ -94,6 +96,31 @@ def test_an_exception_that_cannot_be_sent_or_loaded_is_named_with_the_reason():
             allranks.run(function, ranks=-1, **HERE)
         assert caught.value.__cause__ is None
         assert "raise " in caught.value.traceback
+
+
+def test_restarts_are_suggested_in_the_words_of_python(capsys):
+    def fails():
+        raise LookupError("no data")
+
+    with pytest.raises(allranks.RankFailed):
+        allranks.run(fails, ranks=-1, **HERE | {"logs": True})
+    assert "not restarted: it failed before its first step (restarts=3 restarts it)" in capsys.readouterr().out
+
+
+def test_a_script_without_a_framework_is_refused_with_the_parameter_of_python():
+    Path("plain.py").write_text("print(1)\n")
+    with pytest.raises(allranks.InvalidManifest, match=r"specify framework='pytorch' \| 'tensorflow'"):
+        allranks.run("plain.py", ranks=-1)
+
+
+def test_a_run_directory_that_cannot_be_written_is_refused_with_the_parameter_of_python(monkeypatch):
+    def refused(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(payload, "write", refused)
+    sentence = "mine cannot be written: permission denied: choose another place with run_dir="
+    with pytest.raises(allranks.CannotRun, match=f"^{sentence}$"):
+        allranks.run(scaled, [1], ranks=-1, run_dir="mine", **HERE)
 
 
 def test_a_rank_that_is_killed_is_reported_with_its_signal():
@@ -292,13 +319,13 @@ def interrupts(request):
     signal.signal(signal.SIGINT, before)
 
 
-def test_a_cancelled_run_has_ended_its_ranks(tmp_path, interrupts):
+def test_a_cancelled_run_has_ended_its_ranks(tmp_path, interrupts, capsys):
     def waits():
         (tmp_path / f"up-{index()}").write_text(str(os.getpid()))
         time.sleep(120)
 
     async def cancelled():
-        task = asyncio.create_task(allranks.run_async(waits, ranks=-2, **HERE))
+        task = asyncio.create_task(allranks.run_async(waits, ranks=-2, **HERE | {"logs": True}))
         async with asyncio.timeout(100):
             while len(running(tmp_path)) < 2 and not task.done():
                 await asyncio.sleep(0.02)
@@ -314,6 +341,9 @@ def test_a_cancelled_run_has_ended_its_ranks(tmp_path, interrupts):
     (run,) = run_directories.stored_runs()
     assert run.phase not in ("Succeeded", "Running")
     assert not (run.directory / "function.pickle").exists()
+    printed = capsys.readouterr().out
+    assert "Cancelled: SIGTERM to 2 pods, SIGKILL after 30 s. A second cancellation kills them immediately." in printed
+    assert "Ctrl-C" not in printed
 
 
 def test_functions_are_pickled_in_several_threads():
@@ -376,9 +406,17 @@ time.sleep(120)
 
 
 @pytest.mark.parametrize("name", ["run", "submit"])
-def test_asynchronous_twins_have_the_same_parameters(name):
-    one, other = (inspect.signature(getattr(allranks, function)) for function in (name, f"{name}_async"))
-    assert one.parameters == other.parameters
+def test_asynchronous_twins_show_the_same_parameters(name):
+    original, twin = getattr(allranks, name), getattr(allranks, f"{name}_async")
+    assert inspect.signature(original).parameters == inspect.signature(twin).parameters
+    assert inspect.iscoroutinefunction(twin)
+    assert f"{name}_async(target: 'Target', *args: 'Any', ranks: 'Ranks', " in pydoc.plain(pydoc.render_doc(twin))
+
+
+@pytest.mark.parametrize("name", ["run_async", "submit_async"])
+def test_a_missing_parameter_of_a_twin_is_named(name):
+    with pytest.raises(TypeError, match=rf"^{name}\(\): missing a required .*'ranks'"):
+        asyncio.run(getattr(allranks, name)(scaled))
 
 
 def test_the_types_of_the_interface_are_those_of_its_names():

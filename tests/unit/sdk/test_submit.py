@@ -7,6 +7,7 @@ import io
 import os
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import allranks
 from allranks.cli import interrupt
 from allranks.inpod.call_function import UNUSABLE
+from allranks.sdk import cluster_jobs
 from allranks.sdk.documents import Options
 from allranks.sdk.interrupt import detached_by_cancellation, detached_by_interrupt
 from allranks.sdk.submit import PAYLOAD, prepare
@@ -128,6 +130,26 @@ def test_what_cannot_run_is_refused_before_anything_is_sent(given, kind, message
 def test_a_wrong_number_of_ranks_is_refused(ranks):
     with pytest.raises(ValueError, match="must be the number of replicas on a cluster"):
         allranks.submit(train, 0.1, ranks=ranks, image=IMAGE)
+
+
+def test_other_tasks_continue_while_the_code_is_read(tmp_path, monkeypatch):
+    other_task = threading.Event()
+
+    def slow(*_):
+        assert other_task.wait(60)
+        raise allranks.CannotShip("enough")
+
+    monkeypatch.setattr(cluster_jobs, "prepare", slow)
+
+    async def both():
+        async with asyncio.timeout(100):
+            task = asyncio.create_task(allranks.submit_async(train, 0.1, ranks=2, image=IMAGE))
+            await asyncio.sleep(0)
+            other_task.set()
+            with pytest.raises(allranks.CannotShip):
+                await task
+
+    asyncio.run(both())
 
 
 class FakeJob:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from allranks.api import validation
 from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
 from allranks.cli.checks import pods, quantities, schema, template
 from allranks.cli.checks.problem import Problem, below
 from allranks.core.manifests import pod_template
+from allranks.core.manifests import pods as job_pods
 from allranks.core.model import Manifest
 from allranks.core.notes import notes_of
 
@@ -66,6 +70,30 @@ def finished(
     """
     notes = (Problem(note.path, note.message, note.severity) for note in notes_of(job, claim_templates))
     return [*pods.problems(job, pool), *notes]
+
+
+def beside_errors(document: Mapping[str, Any], wrong: Sequence[Problem]) -> list[Problem]:
+    """Problems of the pods of a job that has other errors, as far as these are not the reason: of fields with other
+    names, because a value that is left out may be missing elsewhere."""
+    if any(problem.path in ("spec.framework", "spec.roles", "kind", "apiVersion") for problem in wrong):
+        return []  # little of what follows would be true
+    reported = {name for problem in wrong for name in (_field(problem.path), *_meant(problem.message))}
+    found: list[Problem] = []
+    if job := validation.without_errors(document):
+        with contextlib.suppress(Exception):  # the checks expect a job that violates no rule
+            found += [Problem(*problem) for problem in job_pods.problems(job)]
+            found += [] if job.spec.pool else pods.problems(job, None)  # its pool may have what is missing here
+    return [problem for problem in found if _field(problem.path) not in reported]
+
+
+def _field(path: str) -> str:
+    """`env` for `spec.roles.worker.env[0]`."""
+    return path.rpartition(".")[2].partition("[")[0]
+
+
+def _meant(message: str) -> list[str]:
+    """The field that a misspelt or misplaced one is meant to be."""
+    return re.findall(r"(?:did you mean |belongs under .*\.)(\w+)", message)
 
 
 def _container(part: dict[str, Any], path: str, merged: Sequence[Manifest] | None) -> Iterator[Problem]:

@@ -113,8 +113,8 @@ def logs(where: Where, name: str, archive: Archive, follow: bool, **options: Any
 
     Logs are read from the existing pods. A restart deletes the pods of the attempt, and their logs with them: an
     archive has the ends of these logs, also when the job is deleted. `allranks run` keeps the logs of all attempts
-    (allranks runs logs). If no cluster is configured, or it does not have the job, and no option is given, the logs of
-    the newest local run of this name are printed.
+    (allranks runs logs). If no cluster is configured, or it does not have the job, the logs of the newest local
+    run of this name are printed, unless another option than --rank and --tail is given.
 
     With -o json, each line is an object with time, role, index, rank, attempt and line. The rank is null for earlier
     attempts, which may have had another number of ranks.
@@ -137,9 +137,9 @@ def logs(where: Where, name: str, archive: Archive, follow: bool, **options: Any
         try:
             if job := without_cluster(error, where, name, archive):
                 return asyncio.run(_archived(job, _view(job, **options), archive))
-            if not found and _only_name() and (run := run_instead(error, name)):
+            if not found and _suits_runs() and (run := run_instead(error, name)):
                 click.echo(f"The newest local run of {name} is printed ({run.directory}).", err=True)
-                print_logs(run)
+                print_logs(run, ranks=options["ranks"], tail=options["tail"])
                 return OK
             error = also_missing(error, where, name, archive)
         except AllranksError as broken:
@@ -152,11 +152,11 @@ def logs(where: Where, name: str, archive: Archive, follow: bool, **options: Any
     sys.exit(run_on_cluster(on_cluster, where, {}, otherwise))
 
 
-def _only_name() -> bool:
-    """Whether the user gave no option: those are about the pods of a cluster."""
+def _suits_runs() -> bool:
+    """Whether the user gave no option that is only about the pods of a cluster."""
     context = click.get_current_context()
     given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    return given <= {"name"}
+    return given <= {"name", "ranks", "tail"}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from allranks.cli.completers import complete_files
-from allranks.cli.live.session import NOT_STARTED, Session, exit_on_ctrl_c
+from allranks.cli.live.session import NOT_STARTED, WORDS, Session, exit_on_ctrl_c
 from allranks.cli.options import OK, Count, code_option, print_error, set_option
 from allranks.cli.safe_output import use_colour
 from allranks.cli.script_job import is_script
@@ -123,6 +123,7 @@ _SIMILAR = 0.75
     help="Restart the job up to N times after failures of the program. [default: restart.maxRestarts, but without it "
     "in the manifest a job that fails before its first step is not restarted]",
 )
+@click.option("--caller", type=click.Choice(list(WORDS)), default="command", hidden=True)
 @click.option("--state-interval", type=click.FloatRange(min=0), default=5.0, hidden=True)
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), help="Print the final status in this format.")
 @click.option("--no-logs", is_flag=True, help="Do not print the output of the ranks.")
@@ -148,6 +149,7 @@ def run(
     run_dir: Path | None,
     grace_period: float | None,
     restarts: int | None,
+    caller: str,
     state_interval: float,
     output: str | None,
     no_logs: bool,
@@ -205,6 +207,7 @@ def run(
                     grace=grace_period,
                     code=_bundle(loaded, job),
                     state_interval=state_interval,
+                    restart_option=WORDS[caller].restarts,
                 ),
             )
             for job in loaded.jobs
@@ -224,7 +227,8 @@ def run(
         _note(human, text, quiet, colour)
     for severity, text in loaded.notes():
         _note(human, text, quiet, colour, severity)
-    session = Session(human, output, colour=colour, logs=not no_logs, quiet=quiet)
+    words = WORDS["command" if human.isatty() else caller]  # a terminal sends Ctrl-C to this command itself
+    session = Session(human, output, colour=colour, logs=not no_logs, quiet=quiet, words=words)
     for number, (one, its_notes) in enumerate(zip(runs, notes, strict=True)):
         for text in its_notes:
             _note(human, text, quiet, colour)

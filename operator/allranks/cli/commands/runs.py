@@ -17,7 +17,7 @@ from allranks.cli.commands.report import Output, output_option
 from allranks.cli.commands.stacks import stacks_options
 from allranks.cli.completers import complete_runs
 from allranks.cli.format.duration import age, elapsed
-from allranks.cli.options import FAILED, Duration, print_error
+from allranks.cli.options import FAILED, Count, Duration, print_error
 from allranks.cli.suggestions import SuggestingGroup
 from allranks.errors import AllranksError
 from allranks.text import size
@@ -34,6 +34,7 @@ Examples:
   allranks runs
   allranks runs -o json | jq -r '.[].run'
   allranks runs logs penguins --replica worker-1
+  allranks runs logs penguins --rank 0 --tail 20
   allranks runs stacks penguins --rank 0
   allranks runs report penguins/20260304-101500 -o penguins.html
   allranks runs rm penguins/20260304-101500
@@ -91,13 +92,15 @@ def list_(root: Path, output: str | None) -> None:
 @root_option
 @click.argument("run", shell_complete=complete_runs)
 @click.option("--replica", metavar="ROLE-INDEX", help="Print the logs of this replica only, for example worker-0.")
-def logs(root: Path, run: str, replica: str | None) -> None:
+@click.option("--rank", "ranks", type=Count(0), multiple=True, metavar="N", help="Print only this rank. Repeatable.")
+@click.option("--tail", type=Count(0), metavar="LINES", help="Print the last LINES of each log. [default: all]")
+def logs(root: Path, run: str, replica: str | None, ranks: tuple[int, ...], tail: int | None) -> None:
     """Print the logs of a run, pod by pod: each line begins with the pod."""
     from allranks.cli.local_runs import print_logs
     from allranks.local.run_directories import find_run
 
     with _errors():
-        print_logs(find_run(run, root), replica)
+        print_logs(find_run(run, root), replica, ranks, tail)
 
 
 @runs.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 import time
@@ -15,6 +16,7 @@ import click
 from allranks.api.job import API_VERSION, GROUP, KIND, PLURAL
 from allranks.api.status import FINISHED
 from allranks.api.validation import parse, with_defaults
+from allranks.cli.creation import Creation
 from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
 from allranks.cli.options import (
     BAD_MANIFEST,
@@ -30,7 +32,7 @@ from allranks.cli.options import (
 )
 from allranks.code import ship
 from allranks.code.bundle import Bundle
-from allranks.errors import ClusterError, InvalidManifest
+from allranks.errors import AllranksError, ClusterError, InvalidManifest
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import status_of
 from allranks.kube.merge_patch import diff
@@ -96,13 +98,18 @@ async def submit(
     status = OK
     jobs: list[Manifest] = []
     stored: list[Manifest] = []
-    for document in documents:
+    for number, document in enumerate(documents, 1):
         try:
             done, answer = await session.apply(document)
         except ClusterError as error:
             print_error(error)
             status = FAILED
             continue
+        except asyncio.CancelledError:
+            before = [f"{session.title(one)} was stored" for one in stored] if output else []
+            after = [f"{session.title(one)} was not sent" for one in documents[number:]]
+            cluster.interrupted = "\n".join(filter(None, (*before, cluster.interrupted, *after)))
+            raise
         stored.append(answer)
         if answer["kind"] == KIND:
             jobs.append(answer)
@@ -163,13 +170,32 @@ class Session:
 
     async def apply(self, document: Manifest) -> tuple[str, Manifest]:
         """(`created`, `unchanged` or `configured`, the stored object). Raises ClusterError."""
+        creation = Creation[tuple[str, Manifest]]()
         bundle = self.bundles.get(ship.config_map_of(document)) if document.get("kind") == KIND else None
-        if bundle is None:
-            return await self._apply(document)
-        async with ship.shipped(self.cluster, self._namespace(document), bundle, dry_run=self.dry_run) as own:
-            done, answer = await self._apply(document)
-            await own(answer)
-            return done, answer
+
+        async def send() -> Manifest:
+            return (await creation.send(self._apply(document)))[1]
+
+        async def work() -> tuple[str, Manifest]:
+            if bundle is None:
+                creation.check()
+                await send()
+            else:
+                await ship.create_with_code(
+                    self.cluster, self._namespace(document), bundle, send, dry_run=self.dry_run, check=creation.check
+                )
+            assert creation.result is not None
+            return creation.result
+
+        def tell(error: AllranksError | None) -> None:
+            title, found = self.title(document), creation.result
+            if found is not None:
+                text = f"{self.title(found[1])} {found[0]}{'' if self.dry_run else _ways(found[1])}"
+            else:
+                text = f"{title} may be stored: no answer arrived" if creation.sent else f"{title} was not stored"
+            self.cluster.interrupted = text if error is None else f"{error}\n{text}"
+
+        return await creation.run(work(), tell)
 
     async def _apply(self, document: Manifest) -> tuple[str, Manifest]:
         title = self.title(document)
@@ -235,6 +261,13 @@ class Session:
         return self._resources[version, kind]
 
 
+def _ways(stored: Manifest) -> str:
+    if stored.get("kind") != KIND:
+        return ""
+    name = stored["metadata"]["name"]
+    return f"; it continues: allranks logs -f {name} follows it, allranks delete {name} deletes it"
+
+
 def _name(document: Manifest) -> str:
     """Empty if the API server makes a name, of `generateName`. Raises ClusterError without either."""
     metadata = document.get("metadata") or {}
@@ -283,7 +316,9 @@ def _hint_if_finished(current: Manifest) -> str:
 
 def _with_title(title: str, error: ClusterError) -> ClusterError:
     lines = [f"{title}: {line}" for line in str(error).splitlines()]
-    return ClusterError("\n".join(lines), error.status, error.reason)
+    if error.uncertain:
+        lines.append(f"{title}: it may be stored nevertheless: look before you submit it again")
+    return ClusterError("\n".join(lines), error.status, error.reason, uncertain=error.uncertain)
 
 
 def _cannot_update(title: str, document: Manifest, error: ClusterError) -> ClusterError:

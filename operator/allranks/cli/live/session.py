@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
@@ -23,16 +23,35 @@ _DOUBLE_SECONDS = 0.5
 """Ctrl-C received again within this time is the same key press."""
 
 
+class Words(NamedTuple):
+    """How the user of a run stops it, and asks for restarts."""
+
+    stopped: str
+    again: str
+    restarts: str = "restarts={}"
+
+
+WORDS = {
+    "command": Words("Ctrl-C", "Press Ctrl-C again to kill them immediately", "--restarts {}"),
+    "python": Words("Interrupted", "A second interrupt kills them immediately"),
+    "asyncio": Words("Cancelled", "A second cancellation kills them immediately"),
+}
+"""Caller -> its words: the command line, `allranks.run`, `allranks.run_async`."""
+
+
 class Session:
     """Runs jobs one after the other, on one screen."""
 
-    def __init__(self, human: TextIO, output: str | None, *, colour: bool, logs: bool, quiet: bool) -> None:
+    def __init__(
+        self, human: TextIO, output: str | None, *, colour: bool, logs: bool, quiet: bool, words: Words
+    ) -> None:
         from allranks.cli.live.renderer import Renderer
 
         self._human = human
         self._output = output
         self._colour = colour
         self._quiet = quiet
+        self._words = words
         self._renderer = Renderer(
             human, live=human.isatty(), colour=colour, logs=logs, quiet=quiet, on_closed=self._on_closed_output
         )
@@ -77,7 +96,7 @@ class Session:
         """The first signal terminates the ranks gracefully, Ctrl-C after a checkpoint; a second Ctrl-C kills them."""
         assert self._run is not None
         now = time.monotonic()
-        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        name = self._words.stopped if number == signal.SIGINT else signal.Signals(number).name
         if self._received is None:
             self._received, self._received_at = number, now
             pods, grace = self._run.running, self._run.grace
@@ -85,7 +104,7 @@ class Session:
             sent = f"SIGTERM to {pods} pods, SIGKILL after {grace:g} s"
             if wait:
                 sent = f"the ranks are asked for a checkpoint; when it is stored, or after {wait} s, {sent}"
-            self._renderer.message(f"{name}: {sent}. Press Ctrl-C again to kill them immediately.")
+            self._renderer.message(f"{name}: {sent}. {self._words.again}.")
             if not wait:
                 self._run.stop()
         # Some wrappers forward the Ctrl-C that the terminal has already sent to us.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from allranks.api.data import Input, InputStatus, Output, OutputStatus
+from allranks.api.data import Input, InputStatus, Output, OutputStatus, upper
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core import resume_source
@@ -79,10 +79,10 @@ def environment(job: Job, status: Status) -> dict[str, str]:
     revisions = {each.name: each.revision for each in status.inputs}
     return {
         **{
-            f"ALLRANKS_INPUT_{_upper(each.name)}": each.path or address(each, revisions.get(each.name))
+            f"ALLRANKS_INPUT_{upper(each.name)}": each.path or address(each, revisions.get(each.name))
             for each in job.spec.inputs or ()
         },
-        **{f"ALLRANKS_OUTPUT_{_upper(each.name)}": each.path for each in job.spec.outputs or ()},
+        **{f"ALLRANKS_OUTPUT_{upper(each.name)}": each.path for each in job.spec.outputs or ()},
     }
 
 
@@ -105,15 +105,11 @@ def secrets(job: Job) -> list[Manifest]:
 
 def defaults(job: Job) -> dict[str, str]:
     """Variables of SageMaker, which the user may set instead."""
-    out = {f"{_CHANNEL}{_upper(each.name)}": each.path for each in job.spec.inputs or () if each.path}
+    out = {f"{_CHANNEL}{upper(each.name)}": each.path for each in job.spec.inputs or () if each.path}
     for output in job.spec.outputs or ():
         if output.name == "model":
             out["SM_MODEL_DIR"] = output.path
     return out
-
-
-def _upper(name: str) -> str:
-    return name.upper().replace("-", "_")
 
 
 def problems(job: Job, trainer: Manifest) -> Iterator[tuple[str, str]]:

@@ -92,7 +92,7 @@ class _Evaluation:
             event = Event("RankFailed", f"{described}: {why}", warning=True)
             return "restarted", self._restart_alone(status, failure, None), [event]
 
-        decision = restart_policy.decide_restart(job, status, failure, self._snapshot.observed.platform.local)
+        decision = restart_policy.decide_restart(job, status, failure, self._snapshot.observed.platform)
         event = Event("RankFailed", f"{described}: {decision.why}", warning=True)
         if decision.action == "Fail":
             message = f"{described}: {decision.why}"

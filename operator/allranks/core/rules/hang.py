@@ -27,7 +27,7 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
     failure = hang_detection.failure(o.job, o.status, o.reports, stall, o.now)
     if not stall.confirmed:
         failure = hang_detection.silence_failure(failure, stall)
-    decision = hang_detection.decide_restart(o.job, o.status, failure, o.platform.local)
+    decision = hang_detection.decide_restart(o.job, o.status, failure, o.platform)
     event = Event(failure.reason, f"{failure.message}: {decision.why}", warning=True)
     if decision.action == "Fail":
         failed = transitions.fail(o.job, snapshot.summary, decision.reason, failure.message, o.now, failure)
