@@ -126,8 +126,13 @@ class Ray(Framework):
         return read_driver_error(message)
 
 
-_RANK_ERROR = re.compile(r"^\[Rank (?P<rank>\d+)(?:,\d+)* Error Snippet\]:\n", re.MULTILINE)
+_REPORT = "Training failed due to worker errors:\n"
 """Ray Train's report of the ranks that failed, at the end of the driver's traceback."""
+_RANK_ERROR = re.compile(r"^\[Rank (?P<rank>\d+)(?:,\d+)* Error Snippet\]:\n", re.MULTILINE)
+_LOST_PEER = re.compile(
+    r"Connection (?:closed|reset) by peer|Broken pipe|DistBackendError|NCCL communicator was aborted|Socket closed"
+)
+"""What ranks fail with because another one has failed."""
 _TASK_ERROR = re.compile(
     r"^(?:ray\.exceptions\.)?(?=RayTaskError\(\w+\): |ActorDiedError: |WorkerCrashedError: )", re.MULTILINE
 )
@@ -139,9 +144,14 @@ _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 def read_driver_error(message: str) -> RootCause | None:
     """The remote failure that ended the program, from the traceback at the end of its log."""
     message = _COLOR.sub("", message)  # Ray colors the name of the task, whether or not it writes to a terminal
-    if ranks := [*_RANK_ERROR.finditer(message)]:
-        first = ranks[-1]  # an earlier report is that of a failure that Ray Train survived
-        return RootCause(rank=int(first["rank"]), message=message[first.end() :].strip() or None)
+    report = message.rpartition(_REPORT)[2]  # an earlier one is that of a failure that the program survived
+    if ranks := [*_RANK_ERROR.finditer(report)]:
+        ends = [*(rank.start() for rank in ranks[1:]), len(report)]
+        failures = [
+            (int(rank["rank"]), report[rank.end() : end].strip()) for rank, end in zip(ranks, ends, strict=True)
+        ]
+        number, text = next((one for one in failures if not _LOST_PEER.search(one[1])), failures[0])
+        return RootCause(rank=number, message=text or None)
     if errors := [*_TASK_ERROR.finditer(message)]:
         return RootCause(message=message[errors[-1].end() :].strip())
     return None

@@ -12,7 +12,7 @@ from allranks.core.manifests import companions, pods
 from allranks.core.model import Platform
 from allranks.core.root_cause import Ranks
 from allranks.frameworks import FRAMEWORKS
-from support.builders import CLUSTER, job
+from support.builders import CLUSTER, job, table
 
 HELPER = ["python3", "/allranks/ray_node.py"]
 LOCAL = Platform(helper_image="", local=True)
@@ -179,6 +179,30 @@ def test_the_root_cause_is_the_first_rank_of_ray_trains_report():
     assert found is not None
     assert (found.rank, found.exit_code) == (2, None)
     assert found.message == TRAIN[TRAIN.rindex("Traceback") :].strip()
+
+
+REPORT = """Traceback (most recent call last):
+  File "train.py", line 60, in <module>
+    raise result.error
+ray.train.v2.api.exceptions.WorkerGroupError: Training failed due to worker errors:
+"""
+PEER = "RuntimeError: [third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.3.7]:21023"
+KILLED = "A worker health check failed.\nThe actor died unexpectedly before finishing this task.\n\tclass_name: Rank"
+
+
+@table(
+    ("the own exception", {0: PEER, 2: "ValueError: no rows"}, 2),
+    ("the killed rank", {0: PEER, 1: KILLED, 2: PEER}, 1),
+    ("the first of several", {1: "ValueError: no rows", 3: "KeyError: 'row'"}, 1),
+    ("a peer that failed otherwise", {0: PEER, 1: PEER + "0"}, 0),
+)
+def test_a_rank_that_only_lost_its_peer_is_no_root_cause(case: tuple[dict[int, str], int]):
+    failures, rank = case
+    snippets = [f"[Rank {number} Error Snippet]:\nTraceback:\n{text}" for number, text in failures.items()]
+    log = REPORT + "[Rank 5 Error Snippet]:\nan earlier report\n" + REPORT + "\n".join(snippets) + "\n"
+    found = FRAMEWORKS["ray"].root_cause(log)
+    assert found
+    assert (found.rank, found.message) == (rank, f"Traceback:\n{failures[rank]}")
 
 
 @pytest.mark.parametrize(
