@@ -6,13 +6,17 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from allranks.pod_bundle import HELPERS
 from frameworks.examples.conftest import Run, processes_of
+from frameworks.train.launch import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -93,6 +97,42 @@ TorchTrainer(train, scaling_config=ScalingConfig(num_workers=2), run_config=RunC
     failure = run.status["lastFailure"]
     assert (failure["role"], failure["rank"], failure["exitCode"]) == ("head", 1, 1)
     assert "AssertionError: no data on rank 1" in failure["message"]
+
+
+COLLECTIVE = """
+import os, ray, torch
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+def train():
+    torch.distributed.all_reduce(torch.ones(1))
+    if ray.train.get_context().get_world_rank() == 1:
+        FAIL
+    torch.distributed.all_reduce(torch.ones(1))
+    ray.train.report({"loss": 1.0})
+
+TorchTrainer(train, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path="PATH")).fit()
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("fails", "message"),
+    [
+        pytest.param("raise ValueError('no rows for rank 1')", "ValueError: no rows for rank 1", id="exception"),
+        pytest.param("os.kill(os.getpid(), 9)", "The actor is dead because its worker process has died", id="killed"),
+    ],
+)
+def test_the_rank_that_fails_while_its_peer_waits_for_it_is_the_root_cause(
+    fails: str, message: str, run_job, tmp_path: Path
+) -> None:
+    program = COLLECTIVE.replace("PATH", str(tmp_path)).replace("FAIL", fails)
+    run = run_job(manifest(tmp_path, program)).finish(TIMEOUT)
+    assert run.code == 1, run.output
+    failure = run.status["lastFailure"]
+    assert (failure["role"], failure["rank"], failure["exitCode"]) == ("head", 1, 1), failure
+    assert message in failure["message"]
+    assert "by peer" not in failure["message"]
 
 
 def started(run_job, claim: Path, *options: str) -> Run:
@@ -256,3 +296,50 @@ def test_strangers_are_refused_by_the_cluster(run_job, frameworks: Path, tmp_pat
     assert done.returncode != 0
     assert "admitted" not in done.stdout
     assert re.search("authentic", done.stderr, re.IGNORECASE), done.stderr
+
+
+DASHBOARD = """
+import json, os, urllib.error, urllib.request
+
+def status(path, token=None):
+    request = urllib.request.Request(f"http://{os.environ['AT']}{path}")
+    if token is not None:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        return urllib.request.urlopen(request, timeout=120).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+token = open(os.environ["RAY_AUTH_TOKEN_PATH"]).read().strip()
+nodes = "/nodes?view=summary"
+print(json.dumps([status("/"), status(nodes), status(nodes, "that-of-somebody-else"), status(nodes, token)]))
+"""
+
+
+@pytest.mark.nightly
+def test_the_dashboard_of_a_head_in_a_pod_shows_the_cluster_to_who_has_the_token(
+    frameworks: Path, tmp_path: Path
+) -> None:
+    """`allranks run` starts no dashboard, so the head's helper is started as its pod starts it, without containers.
+    `kubectl port-forward` connects to the port on the loopback address of the pod."""
+    [gcs, dashboard, client] = free_ports(3)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
+        found.connect(("192.0.2.1", 9))  # sends nothing
+        address = found.getsockname()[0]
+    (tmp_path / "secret").write_text("of-the-job-" * 4)
+    (tmp_path / "program.py").write_text(DASHBOARD)
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "ALLRANKS_"))}
+    env = {
+        "PATH": f"{frameworks / 'bin'}:{os.environ['PATH']}",
+        "RAY_ADDRESS": f"{address}:{gcs}",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(tmp_path / "secret"),
+        "RAY_TMPDIR": str(tmp_path),
+        "ALLRANKS_RAY_DASHBOARD_PORT": str(dashboard),
+        "ALLRANKS_RAY_CLIENT_PORT": str(client),
+        "ALLRANKS_RAY_CPUS": "1",
+        "AT": f"127.0.0.1:{dashboard}",
+    }
+    command = [sys.executable, HELPERS / "ray_node.py", "head", "--", "python3", tmp_path / "program.py"]
+    done = subprocess.run(command, env=ours | env, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert (done.returncode, json.loads(done.stdout)) == (0, [200, 401, 403, 200]), done.stderr
