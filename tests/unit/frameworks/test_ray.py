@@ -12,7 +12,7 @@ from allranks.core.manifests import companions, pods
 from allranks.core.model import Platform
 from allranks.core.root_cause import Ranks
 from allranks.frameworks import FRAMEWORKS
-from support.builders import CLUSTER, job, table
+from support.builders import CLUSTER, job
 
 HELPER = ["python3", "/allranks/ray_node.py"]
 LOCAL = Platform(helper_image="", local=True)
@@ -142,21 +142,6 @@ def test_ranks_are_numbered_by_the_program_and_not_by_the_pods():
     assert not topology.framework_of(one).ranks_are_pods
 
 
-TRAIN = """epoch 3/20 loss 0.8103 accuracy 0.6
-(TrainController pid=12) [Rank 1 Error Snippet]:
-(TrainController pid=12) RuntimeError: an earlier failure, which Ray Train survived
-Traceback (most recent call last):
-  File "train.py", line 60, in <module>
-    main()
-  File "site-packages/ray/train/v2/api/data_parallel_trainer.py", line 172, in fit
-    raise result.error
-ray.train.v2.api.exceptions.WorkerGroupError: Training failed due to worker errors:
-[Rank 2,3 Error Snippet]:
-Traceback (most recent call last):
-  File "train.py", line 9, in train
-    load(rank)
-ValueError: no rows for this rank
-"""
 TASK = """Traceback (most recent call last):
   File "program.py", line 12, in <module>
     ray.get(load.remote("data.csv"))
@@ -174,35 +159,22 @@ The actor is dead because its node has died.
 """
 
 
-def test_the_root_cause_is_the_first_rank_of_ray_trains_report():
-    found = FRAMEWORKS["ray"].root_cause(TRAIN)
-    assert found is not None
-    assert (found.rank, found.exit_code) == (2, None)
-    assert found.message == TRAIN[TRAIN.rindex("Traceback") :].strip()
-
-
-REPORT = """Traceback (most recent call last):
-  File "train.py", line 60, in <module>
-    raise result.error
-ray.train.v2.api.exceptions.WorkerGroupError: Training failed due to worker errors:
-"""
-PEER = "RuntimeError: [third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.3.7]:21023"
-KILLED = "A worker health check failed.\nThe actor died unexpectedly before finishing this task.\n\tclass_name: Rank"
-
-
-@table(
-    ("the own exception", {0: PEER, 2: "ValueError: no rows"}, 2),
-    ("the killed rank", {0: PEER, 1: KILLED, 2: PEER}, 1),
-    ("the first of several", {1: "ValueError: no rows", 3: "KeyError: 'row'"}, 1),
-    ("a peer that failed otherwise", {0: PEER, 1: PEER + "0"}, 0),
-)
-def test_a_rank_that_only_lost_its_peer_is_no_root_cause(case: tuple[dict[int, str], int]):
-    failures, rank = case
-    snippets = [f"[Rank {number} Error Snippet]:\nTraceback:\n{text}" for number, text in failures.items()]
-    log = REPORT + "[Rank 5 Error Snippet]:\nan earlier report\n" + REPORT + "\n".join(snippets) + "\n"
-    found = FRAMEWORKS["ray"].root_cause(log)
+@pytest.mark.parametrize("text", ["", "allranks: the last lines of the program itself:\n"])
+def test_the_report_of_the_head_names_the_rank(text: str):
+    report = (
+        "allranks: rank 2 failed first, at 2026-11-25_18:03:41, by exit code 1. Its last lines:\nValueError: no rows"
+    )
+    found = FRAMEWORKS["ray"].root_cause(f"{text}{TASK}{report}")
     assert found
-    assert (found.rank, found.message) == (rank, f"Traceback:\n{failures[rank]}")
+    assert (found.rank, found.exit_code, found.message) == (2, 1, "ValueError: no rows")
+
+
+def test_what_the_program_itself_printed_last_is_the_message():
+    others = "(load pid=7, ip=127.0.0.3) Traceback (most recent call last):\n(load pid=7, ip=127.0.0.3) KeyError\n"
+    own = "Traceback (most recent call last):\nValueError: no data"
+    found = FRAMEWORKS["ray"].root_cause(f"{own}\n{others}allranks: the last lines of the program itself:\n{own}\n")
+    assert found
+    assert (found.rank, found.exit_code, found.message) == (None, None, own)
 
 
 @pytest.mark.parametrize(
