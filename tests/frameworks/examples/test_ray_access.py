@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -80,5 +82,8 @@ def test_the_dashboard_of_a_head_in_a_pod_shows_the_cluster_to_who_has_the_token
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as short:  # a socket's path has at most 107 bytes
         env = ours | env | {"RAY_TMPDIR": short}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-        wait_until(lambda: not processes_of(f"RAY_TMPDIR={short}"))  # in a pod they end with the first process
+        for pid in processes_of(f"RAY_TMPDIR={short}"):  # in a pod they end with its first process
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not processes_of(f"RAY_TMPDIR={short}"))
     assert (done.returncode, done.stdout) == (0, "[200, 401, 403, 200]\n"), done.stderr
