@@ -1,4 +1,4 @@
-"""Who may use a Ray cluster: its token protects the ports of the head, and Ray's dashboard."""
+"""Access to a Ray cluster: the token of the job protects the ports of the head, and Ray's dashboard."""
 
 from __future__ import annotations
 
