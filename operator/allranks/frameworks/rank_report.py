@@ -15,7 +15,7 @@ _REPORT = re.compile(
 
 
 def read_rank_report(message: str) -> RootCause | None:
-    """The report of inpod/mpi_rank.py or inpod/local_ranks.py; None if there is none."""
+    """The report of inpod/mpi_rank.py, local_ranks.py or ray_output.py; None if there is none."""
     for found in reversed([*_REPORT.finditer(message)]):
         with contextlib.suppress(ValueError):  # the program can print anything
             time = datetime.strptime(found["time"], "%Y-%m-%d_%H:%M:%S")

@@ -22,6 +22,7 @@ from allranks.frameworks.base import (
     Wire,
     Wiring,
 )
+from allranks.frameworks.rank_report import read_rank_report
 
 
 class RayOptions(Model):
@@ -126,25 +127,24 @@ class Ray(Framework):
         return read_driver_error(message)
 
 
-_RANK_ERROR = re.compile(r"^\[Rank (?P<rank>\d+)(?:,\d+)* Error Snippet\]:\n", re.MULTILINE)
-"""Ray Train's report of the ranks that failed, at the end of the driver's traceback."""
+_OWN = "allranks: the last lines of the program itself:\n"
+"""Written by inpod/ray_output.py, if Ray printed lines of other processes after them."""
 _TASK_ERROR = re.compile(
     r"^(?:ray\.exceptions\.)?(?=RayTaskError\(\w+\): |ActorDiedError: |WorkerCrashedError: )", re.MULTILINE
 )
 """The exception of a task or actor: Ray adds the remote traceback to it, with process and address of the node."""
-
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def read_driver_error(message: str) -> RootCause | None:
-    """The remote failure that ended the program, from the traceback at the end of its log."""
+    """The failure that ended the program, from the end of its log: that of a rank, a task, or its own."""
+    if rank := read_rank_report(message):
+        return rank
     message = _COLOR.sub("", message)  # Ray colors the name of the task, whether or not it writes to a terminal
-    if ranks := [*_RANK_ERROR.finditer(message)]:
-        first = ranks[-1]  # an earlier report is that of a failure that Ray Train survived
-        return RootCause(rank=int(first["rank"]), message=message[first.end() :].strip() or None)
-    if errors := [*_TASK_ERROR.finditer(message)]:
-        return RootCause(message=message[errors[-1].end() :].strip())
-    return None
+    _, repeated, own = message.rpartition(_OWN)
+    if errors := [*_TASK_ERROR.finditer(own)]:
+        return RootCause(message=own[errors[-1].end() :].strip())
+    return RootCause(message=own.strip() or None) if repeated else None
 
 
 _KILL_SECONDS = 5

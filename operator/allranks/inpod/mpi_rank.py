@@ -226,10 +226,7 @@ class Stderr:
         """Forwards what the pipe holds, or waits for the next output."""
         data = os.read(self.pipe, 1 << 16)
         self.open = bool(data)
-        kept = self._end
-        self._end = (kept + data)[-BYTES - 1 :]
-        if RAISED in kept[-len(RAISED) + 1 :] + data:
-            self._raised = time.monotonic()
+        self.keep(data)
         while data:
             try:
                 data = data[os.write(2, data) :]
@@ -237,6 +234,12 @@ class Stderr:
                 select.select([], [2], [])
             except OSError:
                 return  # our own stderr is closed; the program continues
+
+    def keep(self, data: bytes) -> None:
+        kept = self._end
+        self._end = (kept + data)[-BYTES - 1 :]
+        if RAISED in kept[-len(RAISED) + 1 :] + data:
+            self._raised = time.monotonic()
 
     def read_rest(self) -> None:
         """Reads the rest. Does not wait for processes that the program may have left behind."""
@@ -249,11 +252,16 @@ class Stderr:
         return self._raised if recently else None
 
     def lines(self) -> str:
-        """The last lines. A line is cut only if it alone exceeds the limit."""
-        end = self._end[-BYTES:]
-        if len(self._end) > BYTES:
-            end = self._end[self._end.find(b"\n", 0, -1) + 1 :][-BYTES:]
-        return "\n".join(end.decode(errors="ignore").rstrip().splitlines()[-LINES:])
+        return end_of(self._end)
+
+
+def end_of(output: bytes) -> str:
+    """The last lines. A line is cut only if it alone exceeds the limit."""
+    end = output[-BYTES:]
+    if len(output) > BYTES:
+        last = output[-BYTES - 1 :]
+        end = last[last.find(b"\n", 0, -1) + 1 :][-BYTES:]
+    return "\n".join(end.decode(errors="ignore").rstrip().splitlines()[-LINES:])
 
 
 def report_failure(where: str, code: int, stderr: Stderr) -> None:

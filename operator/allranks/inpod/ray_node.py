@@ -19,10 +19,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ray_output import Output  # type: ignore[import-not-found]  # in the same directory
 from watch import (  # type: ignore[import-not-found]  # in the same directory
     FORWARDED,
     HERE,
@@ -160,10 +162,15 @@ class Node:
             output.close()
 
     def _run(self, program: list[str]) -> int:
+        ours, theirs = os.pipe()
         try:
-            process = subprocess.Popen(program, env=self._env)
+            process = subprocess.Popen(program, env=self._env, stderr=theirs)
         except OSError as error:
             return cannot_start(program, error)  # type: ignore[no-any-return]
+        os.close(theirs)
+        output = Output(ours)
+        reader = threading.Thread(target=output.read_all, daemon=True)
+        reader.start()
         forwarded = 0
         lost_at = 0.0
         while process.pid not in self._ended:
@@ -178,11 +185,14 @@ class Node:
                 _send(process.pid, signal.SIGTERM)
             self._wait(1.0 if lost_at else RAYLET_SECONDS)
         code = process.returncode = self._ended[process.pid]
+        reader.join(LAST_SECONDS)  # not longer: processes that the program left behind may have its stderr
         if lost_at:
             return LOST
         if code < 0:
             write_signal(-code)
             return 128 - code
+        if code and not self._signals and (report := output.report(code)):
+            print(report, file=sys.stderr, flush=True)
         return code
 
     # --- a worker ----------------------------------------------------------------------------------------------------

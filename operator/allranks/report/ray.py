@@ -12,10 +12,14 @@ try:
     from ray.train.v2._internal.execution.context import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
         get_train_context,
     )
-except ImportError:  # another version of Ray: its own callback, which reports nothing
-    from ray.train import UserCallback as WorkerCallback  # type: ignore[import-not-found,no-redef,unused-ignore]
-
-    get_train_context = None
+except ImportError as error:  # another version of Ray: a callback that RunConfig accepts, and that reports nothing
+    _missing = str(error)
+    try:
+        from ray.train import UserCallback as WorkerCallback  # type: ignore[import-not-found,no-redef,unused-ignore]
+    except ImportError:
+        WorkerCallback = object  # type: ignore[misc,assignment,unused-ignore]
+else:
+    _missing = ""
 
 from allranks import report
 from allranks.report.meter import Meter
@@ -39,11 +43,7 @@ class ReportCallback(WorkerCallback):  # type: ignore[misc,unused-ignore]
 
     def __init__(self, total_steps: int | None = None) -> None:
         self._total_steps = total_steps
-        if get_train_context is None:
-            warn_once(
-                "unsupported version",
-                "this version of Ray Train is not supported: its ranks report nothing by themselves",
-            )
+        _is_supported()
 
     @guarded
     def after_init_train_context(self) -> None:
@@ -60,6 +60,21 @@ class ReportCallback(WorkerCallback):  # type: ignore[misc,unused-ignore]
         if self._rank is not None:
             self._rank.note_upload()
         report.finish()
+
+
+def with_reports(given: list[Any]) -> list[Any]:
+    """The callbacks that a rank received, and one that reports unless the program itself added it. In an unsupported
+    version the base class has not all methods that Ray calls in ranks, so nothing is added there."""
+    if any(isinstance(each, ReportCallback) for each in given) or not _is_supported():
+        return given
+    return [*given, ReportCallback()]
+
+
+def _is_supported() -> bool:
+    if _missing:
+        line = f"this version of Ray Train is not supported ({_missing}): its ranks report nothing by themselves"
+        warn_once("unsupported version", line)
+    return not _missing
 
 
 class Rank:

@@ -13,6 +13,9 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import strategies  # noqa: E402
 
+from e2e import test_examples as on_nodes  # noqa: E402
+from e2e import test_strategies as on_nodes_with_options  # noqa: E402
+
 
 def test_the_page_has_every_row_and_none_is_wrong() -> None:
     text = strategies.PAGE.read_text()
@@ -20,6 +23,13 @@ def test_the_page_has_every_row_and_none_is_wrong() -> None:
         rows = strategies.table(text, framework.lower())
         assert [row[0] for row in rows] == [case.strategy for case in strategies.CASES if case.framework == framework]
         assert not [row for row in rows if "WRONG" in row]
+
+
+def test_each_row_has_a_test_on_nodes() -> None:
+    """`tests/e2e` runs nightly; its results are the column "on nodes"."""
+    tests = {*on_nodes.JOBS, *(case.strategy for case in on_nodes_with_options.CASES)}
+    names = {case.manifest if strategies.is_of_manifest(case) else case.strategy for case in strategies.CASES}
+    assert names - tests == set()
 
 
 STATUS = {

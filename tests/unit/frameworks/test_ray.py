@@ -142,21 +142,6 @@ def test_ranks_are_numbered_by_the_program_and_not_by_the_pods():
     assert not topology.framework_of(one).ranks_are_pods
 
 
-TRAIN = """epoch 3/20 loss 0.8103 accuracy 0.6
-(TrainController pid=12) [Rank 1 Error Snippet]:
-(TrainController pid=12) RuntimeError: an earlier failure, which Ray Train survived
-Traceback (most recent call last):
-  File "train.py", line 60, in <module>
-    main()
-  File "site-packages/ray/train/v2/api/data_parallel_trainer.py", line 172, in fit
-    raise result.error
-ray.train.v2.api.exceptions.WorkerGroupError: Training failed due to worker errors:
-[Rank 2,3 Error Snippet]:
-Traceback (most recent call last):
-  File "train.py", line 9, in train
-    load(rank)
-ValueError: no rows for this rank
-"""
 TASK = """Traceback (most recent call last):
   File "program.py", line 12, in <module>
     ray.get(load.remote("data.csv"))
@@ -174,11 +159,22 @@ The actor is dead because its node has died.
 """
 
 
-def test_the_root_cause_is_the_first_rank_of_ray_trains_report():
-    found = FRAMEWORKS["ray"].root_cause(TRAIN)
-    assert found is not None
-    assert (found.rank, found.exit_code) == (2, None)
-    assert found.message == TRAIN[TRAIN.rindex("Traceback") :].strip()
+@pytest.mark.parametrize("text", ["", "allranks: the last lines of the program itself:\n"])
+def test_the_report_of_the_head_names_the_rank(text: str):
+    report = (
+        "allranks: rank 2 failed first, at 2026-11-25_18:03:41, by exit code 1. Its last lines:\nValueError: no rows"
+    )
+    found = FRAMEWORKS["ray"].root_cause(f"{text}{TASK}{report}")
+    assert found
+    assert (found.rank, found.exit_code, found.message) == (2, 1, "ValueError: no rows")
+
+
+def test_what_the_program_itself_printed_last_is_the_message():
+    others = "(load pid=7, ip=127.0.0.3) Traceback (most recent call last):\n(load pid=7, ip=127.0.0.3) KeyError\n"
+    own = "Traceback (most recent call last):\nValueError: no data"
+    found = FRAMEWORKS["ray"].root_cause(f"{own}\n{others}allranks: the last lines of the program itself:\n{own}\n")
+    assert found
+    assert (found.rank, found.exit_code, found.message) == (None, None, own)
 
 
 @pytest.mark.parametrize(

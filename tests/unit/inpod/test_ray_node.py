@@ -18,7 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from allranks.frameworks import FRAMEWORKS
+from allranks.frameworks.base import RootCause
 from allranks.pod_bundle import HELPERS
+from support.builders import table
 
 SECONDS = 240
 FAKE_RAY = f"""#!{sys.executable}
@@ -151,6 +154,57 @@ def test_the_program_gets_the_signals_of_the_pod(pod: Pod) -> None:
     assert head.stdout.readline() == "on\n"
     head.terminate()
     assert end(head)[0] == 5
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 60, in <module>
+    raise result.error
+ray.train.v2.api.exceptions.WorkerGroupError: Training failed due to worker errors:
+"""
+PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.3.7]:21023"
+KILLED = "A worker health check failed.\nThe actor died unexpectedly before finishing this task.\n\tpid: 831"
+OTHERS = '\x1b[36m(RayTrainWorker pid=6270, ip=127.0.0.3)\x1b[0m   File "train.py", line 10, in train\n\n' * 40
+
+
+def cause(pod: Pod, printed: str) -> tuple[RootCause | None, str]:
+    """(the root cause according to the 2,048 bytes that a kubelet keeps, all that was printed) of a program that fails
+    with this output."""
+    program = pod.folder / "program.py"
+    program.write_text(f"import sys\nsys.stderr.write({printed!r})\nsys.exit(3)\n")
+    code, _, error = end(pod.start("head", "--", sys.executable, str(program)))
+    assert code == 3
+    assert error.startswith(printed)
+    return FRAMEWORKS["ray"].root_cause(error[-2048:]), error[len(printed) :]
+
+
+@table(
+    ("its own exception", {0: PEER, 2: "ValueError: no rows"}, 2),
+    ("the killed rank", {0: PEER, 1: KILLED, 2: PEER}, 1),
+    ("the first of several", {1: "ValueError: no rows", 3: "KeyError: 'row'"}, 1),
+    ("a lost peer, because no rank failed otherwise", {0: PEER, 1: PEER + "0"}, 0),
+    ("a rank before many others", {0: "ValueError: no rows"} | dict.fromkeys(range(1, 9), PEER * 10), 0),
+)
+def test_the_head_reports_last_which_rank_of_ray_train_failed_first(case: tuple[dict[int, str], int], pod: Pod) -> None:
+    failures, rank = case
+    snippets = [f"[Rank {number},9 Error Snippet]:\nTraceback:\n  x\n{text}" for number, text in failures.items()]
+    earlier = f"{TRACEBACK}[Rank 5 Error Snippet]:\na failure that the program survived\n"
+    found, _ = cause(pod, earlier + TRACEBACK + "\n".join(snippets) + "\n" + OTHERS)
+    assert found
+    assert (found.rank, found.exit_code) == (rank, 3)
+    assert found.message == f"Traceback:\n  x\n{failures[rank]}"
+
+
+def test_the_head_repeats_the_end_of_the_program_if_ray_printed_other_processes_after_it(pod: Pod) -> None:
+    own = "Traceback (most recent call last):\nValueError: no data"
+    found, report = cause(pod, f"{own}\n{OTHERS}(raylet) a process died\n(autoscaler +4s) one more node\n")
+    assert found
+    assert (found.rank, found.message) == (None, own)
+    assert report == f"allranks: the last lines of the program itself:\n{own}\n"
+
+
+def test_the_head_adds_nothing_to_a_program_that_printed_its_end_last(pod: Pod) -> None:
+    own = f"{OTHERS}epoch 3\nTraceback (most recent call last):\nValueError: (no data pid)"
+    assert cause(pod, own) == (None, "")
 
 
 def test_the_head_waits_for_its_workers(pod: Pod) -> None:

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import subprocess
 
+from support.builders import table
 from support.fake_report_server import FakeReportServer, ok
 from unit.inpod.conftest import Run
 
 EXECUTION = "ray/train/v2/_internal/execution"
+RANKS = f"{EXECUTION}/worker_group/worker.py"
+V2 = "ray/train/__init__.py"
+"""Only Ray Train V2 has this class there."""
 FAKE_RAY = {
-    **{f"{folder}/__init__.py": "" for folder in ("ray", "ray/train", "ray/train/v2", "ray/train/v2/_internal")},
+    **{f"{folder}/__init__.py": "" for folder in ("ray", "ray/train/v2", "ray/train/v2/_internal")},
+    V2: "class UserCallback: ...\n",
     **{f"{EXECUTION}/{folder}__init__.py": "" for folder in ("", "worker_group/")},
     f"{EXECUTION}/callback.py": """
 class WorkerCallback:
@@ -36,7 +41,7 @@ class TrainContext:
 
 def get_train_context(): return current
 """,
-    f"{EXECUTION}/worker_group/worker.py": """
+    RANKS: """
 from ray.train.v2._internal.execution import context
 
 class RayTrainWorker:
@@ -144,11 +149,44 @@ def test_nothing_is_added_to_ray_train_when_it_is_turned_off(run: Run):
     passed(run(START + END, FAKE_RAY, DISABLE_ALLRANKS_INTEGRATION="TRUE"))
 
 
-def test_another_version_of_ray_train_works_without_reports_and_with_one_line(run: Run):
-    done = run(START + TRAIN + END, {**FAKE_RAY, f"{EXECUTION}/callback.py": ""})
-    assert (done.returncode, done.stdout) == (0, "[]\n")
+OWN = "from allranks.report.ray import ReportCallback\nReportCallback()\n"
+"""What a program does for `RunConfig`."""
+
+
+@table(
+    ("the class of callbacks", {f"{EXECUTION}/callback.py": "WorkerCallback"}),
+    ("the context", {f"{EXECUTION}/context.py": "get_train_context"}),
+    ("all classes", {f"{EXECUTION}/callback.py": "WorkerCallback", V2: "UserCallback"}),
+)
+def test_a_version_of_ray_train_with_other_names_trains_without_reports_and_with_one_line(
+    case: tuple[dict[str, str]], run: Run, hub: FakeReportServer
+):
+    [names] = case
+    renamed = FAKE_RAY | {file: FAKE_RAY[file].replace(name, "Other") for file, name in names.items()}
+    for program, printed in ((START + TRAIN + END, "[]\n"), (OWN + "print('continues')", "continues\n")):
+        done = run(program, renamed, RAY_RAYLET_PID="1")
+        assert (done.returncode, done.stdout) == (0, printed), done.stderr
+        [line] = done.stderr.splitlines()
+        assert line.startswith("allranks: this version of Ray Train is not supported (cannot import name ")
+        assert line.endswith("): its ranks report nothing by themselves")
+    assert hub.messages == []
+
+
+@table(
+    ("the module moved", {RANKS: ""}, "this version of Ray Train is not supported (it has no ray.train.v2._internal."),
+    ("Ray Train V1", {V2: ""}, "ranks of Ray Train V1 report nothing by themselves"),
+)
+def test_a_program_whose_ranks_cannot_report_says_so_once(case: tuple[dict[str, str], str], run: Run):
+    changed, beginning = case
+    files = FAKE_RAY | changed
+    if RANKS in changed:
+        files[RANKS.replace("worker.py", "ranks.py")] = files.pop(RANKS)
+    done = run("import ray.train\nprint('continues')", files)
+    assert (done.returncode, done.stdout) == (0, "continues\n")
     [line] = done.stderr.splitlines()
-    assert line.startswith("allranks: Ray Train is used without reports: ImportError: ")
+    assert line.startswith(f"allranks: {beginning}")
+    in_rank = run("import ray.train", files, RAY_RAYLET_PID="1")
+    assert in_rank.stderr == "", "Ray started this process: the program has said it"
 
 
 def test_ranks_of_another_version_of_ray_train_report_nothing_and_train(run: Run):

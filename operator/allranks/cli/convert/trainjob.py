@@ -155,7 +155,8 @@ def _set_framework(
     elif "torch" in policy:
         torch = policy.child("torch")
         draft.drop_all(torch, {"envInjection": "variables of ranks are set in the training container alone"})
-        _torch(draft, given, part)
+        of_runtime = torch.take("numProcPerNode")  # of Trainer 2.0 and 2.1
+        _torch(draft, given or of_runtime, part)
     else:
         _plain(draft, policy, part)
 
@@ -173,16 +174,18 @@ def _torch(draft: Draft, given: Any, part: Part) -> None:
 
 
 def _processes(given: Any, part: Part) -> tuple[int, str]:
-    """(number, comment) of the processes in a pod; 0 for Auto. Trainer counts CPUs where there are no GPUs."""
-    devices = gpus(part.resources)
-    if given:
-        return int(given), ""
-    if devices:
+    """(number, comment) of the processes in a pod; 0 for Auto. Trainer counts CPUs where there are no GPUs. `given`: a
+    number, or in Trainer 2.0 and 2.1 also a word."""
+    wanted = str(given or "auto")
+    if wanted not in ("auto", "cpu", "gpu"):
+        return int(wanted), ""
+    if wanted == "gpu" or (wanted == "auto" and gpus(part.resources)):
         return 0, ""
     for kind in ("requests", "limits"):
         if cpus := (part.resources.get(kind) or {}).get("cpu"):
             number = max(1, math.ceil(quantity(str(cpus))))
-            text = "Trainer starts one process for each CPU of a pod without GPUs; Auto, the default here, starts one."
+            pods = "pod" if wanted == "cpu" else "pod without GPUs"
+            text = f"Trainer starts one process for each CPU of a {pods}; Auto, the default here, starts one."
             return (number, text) if number > 1 else (0, "")
     return 0, ""
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _installed = False
+_RAY_RANKS = "ray.train.v2._internal.execution.worker_group.worker"
 
 
 def install() -> None:
@@ -28,7 +29,8 @@ def install() -> None:
     hooks.after_import("keras.src.callbacks.callback_list", _extend_keras)  # Keras 3
     hooks.after_import("keras.src.callbacks", _extend_keras)  # Keras 2, before 3 a single file
     hooks.after_import("tf_keras.src.callbacks", _extend_keras)
-    hooks.after_import("ray.train.v2._internal.execution.worker_group.worker", _extend_ray)
+    hooks.after_import(_RAY_RANKS, _extend_ray)
+    hooks.after_import("ray.train", _check_ray)
     if os.environ.get("ALLRANKS_HANG_SECONDS"):
         for name in ("torch.distributed", "jax"):
             hooks.after_import(name, _watch_nccl)
@@ -62,16 +64,28 @@ def _extend_ray(worker: Any) -> None:
     @wraps(original)
     def initialize(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            from allranks.report.ray import ReportCallback
+            from allranks.report.ray import with_reports
 
-            given = kwargs["worker_callbacks"]
-            if not any(isinstance(each, ReportCallback) for each in given):
-                kwargs["worker_callbacks"] = [*given, ReportCallback()]
+            kwargs["worker_callbacks"] = with_reports(kwargs["worker_callbacks"])
         except Exception as error:
             hooks.write_line(f"Ray Train is used without reports: {type(error).__name__}: {error}")
         return original(self, *args, **kwargs)
 
     kind.init_train_context = initialize
+
+
+def _check_ray(train: Any) -> None:
+    """Says in the program, and not in the processes that Ray starts, that nothing can be added to its ranks. Looks for
+    the file, because importing the module would import all of Ray Train."""
+    if "RAY_RAYLET_PID" in os.environ:
+        return
+    from pathlib import Path
+
+    if not hasattr(train, "UserCallback"):
+        hooks.write_line("ranks of Ray Train V1 report nothing by themselves, those of V2 do (RAY_TRAIN_V2_ENABLED=1)")
+    elif not Path(train.__path__[0], *_RAY_RANKS.split(".")[2:]).with_suffix(".py").exists():
+        why = f"this version of Ray Train is not supported (it has no {_RAY_RANKS})"
+        hooks.write_line(f"{why}: its ranks report nothing by themselves")
 
 
 def _watch_nccl(module: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from allranks.cli.convert.documents import convert
+from support.builders import table
 
 from .inputs import comments, draft, manifest, result
 from .rendered import Rendered
@@ -46,6 +47,38 @@ def test_overrides_of_earlier_versions_are_part_of_the_template(override):
     made = draft(trainjob(**override))
     assert made.get("template.spec.nodeSelector") == {"a": "b"}
     assert made.dropped == []
+
+
+@table(
+    ("auto counts CPUs", "auto", {"cpu": 4}, 4),
+    ("auto counts GPUs first", "auto", {"cpu": 4, "nvidia.com/gpu": 2}, None),
+    ("gpu", "gpu", {"cpu": 4, "nvidia.com/gpu": 2}, None),
+    ("cpu beside GPUs", "cpu", {"cpu": 4, "nvidia.com/gpu": 2}, 4),
+    ("cpu without a number of CPUs", "cpu", {}, None),
+    ("a number", 3, {"cpu": 4}, 3),
+)
+def test_the_words_of_trainer_2_0_for_processes_mean_the_same(case):
+    given, limits, processes = case
+    resources = {"resourcesPerNode": {"limits": limits}}
+    made = draft(trainjob(trainer={"numProcPerNode": given, **resources}))
+    assert (made.get("pytorch.processesPerNode"), made.dropped) == (processes, [])
+    runtime = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainingRuntime",
+        "metadata": {"name": "ours"},
+        "spec": {"mlPolicy": {"torch": {"numProcPerNode": given}}, "template": {"spec": {"replicatedJobs": [NODE]}}},
+    }
+    made = draft(trainjob("ours", reference={"kind": "TrainingRuntime"}, trainer=resources), runtime)
+    assert (made.get("pytorch.processesPerNode"), made.dropped) == (processes, [])
+
+
+NODE = {
+    "name": "node",
+    "template": {
+        "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+        "spec": {"template": {"spec": {"containers": [{"name": "node", "image": "i:1"}]}}},
+    },
+}
 
 
 def test_an_override_of_another_job_is_dropped():
