@@ -159,12 +159,14 @@ class RunningOperator:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         # Not in a task that cancels the others: kopf cancels all tasks.
-        for _ in range(500):
+        for turn in range(500):
             tasks = asyncio.all_tasks(self._loop)
             if not tasks:
                 break
             for task in tasks:
-                task.cancel()
+                # A second cancellation would interrupt what a task does after the first one, such as closing a session.
+                if turn % 100 == 0 or not task.cancelling():
+                    task.cancel()
             self._loop.call_later(0.01, self._loop.stop)
             self._loop.run_forever()
         self._loop.run_until_complete(self._close())

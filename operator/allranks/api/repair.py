@@ -10,12 +10,16 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from allranks.api.validation_messages import steps_of
+from allranks.frameworks import FRAMEWORKS
 
 M = TypeVar("M", bound=BaseModel)
 
 _ROUNDS = 3
 """An object without a required field is left out in the next round."""
-_ANY: dict[tuple[int | str, ...], str] = {("spec", "framework"): "spmd", ("metadata", "name"): "name"}
+_ANY: dict[tuple[int | str, ...], str] = {
+    ("spec", "framework"): next(name for name, framework in FRAMEWORKS.items() if framework.any_role),
+    ("metadata", "name"): "name",
+}
 """Fields without which nothing can be checked -> a value that stands for any."""
 
 

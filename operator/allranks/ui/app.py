@@ -18,7 +18,7 @@ from allranks.archive.reader import Reader
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.auth import Connection
 from allranks.kube.cluster import Cluster, Where
-from allranks.ui import new_job_page, openapi, pages, rest, stack_routes, sweeps, views
+from allranks.ui import new_job_page, openapi, pages, queues_page, rest, stack_routes, sweeps, views
 from allranks.ui.access import Access
 from allranks.ui.allowed_archive import SharedArchive
 from allranks.ui.archived_jobs import ArchivedJobs
@@ -134,7 +134,8 @@ def build(lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[N
     )
     for router in (sweeps.rest, views.api, stack_routes.api, rest.router):
         app.include_router(router)
-    for router in (sweeps.pages, views.pages, stack_routes.pages, pages.router, new_job_page.router):
+    others = (pages.router, queues_page.router, new_job_page.router)
+    for router in (sweeps.pages, views.pages, stack_routes.pages, *others):
         app.include_router(router)
     app.add_api_route("/static/{name}", static, include_in_schema=False)
     app.add_api_route("/favicon.ico", icon, include_in_schema=False)

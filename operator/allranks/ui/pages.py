@@ -1,4 +1,4 @@
-"""The pages: jobs and runs, one job, its logs, Events and manifest, its actions, and queues.
+"""The pages: jobs and runs, one job, its logs, Events and manifest, and its actions.
 
 Pages are rendered here; a script only loads them again when something has changed. So they work without it.
 """
@@ -22,7 +22,6 @@ from allranks.cli.format.outcome import describe, hint_for
 from allranks.cli.format.yaml import dump
 from allranks.cli.job_report import html
 from allranks.core.naming import replica_key
-from allranks.core.quantity import quantity
 from allranks.core.sweeps.trial_job import SWEEP_LABEL
 from allranks.errors import ClusterError
 from allranks.local.run_directories import INTERRUPTED
@@ -356,55 +355,3 @@ async def read_form(request: Request, most_bytes: int) -> dict[str, str]:
         if len(body) > most_bytes:
             raise Problem(413, "the form is too large")
     return {key: values[0] for key, values in parse_qs(body.decode(errors="replace"), keep_blank_values=True).items()}
-
-
-# --- queues ----------------------------------------------------------------------------------------------------------
-
-
-@router.get("/queues")
-async def queues(state: StateOf, namespace: str = "") -> Response:
-    """Quota, and who runs and waits."""
-    found, note, namespaces = [], state.no_cluster, []
-    if state.jobs:
-        namespace = namespace or state.jobs.namespace or state.jobs.cluster.namespace
-        namespaces = sorted({namespace, *(entry.group for entry in state.jobs.all())})
-        try:
-            found = await state.jobs.queues(namespace)
-        except ClusterError as error:
-            note = str(error)
-    now = state.now()
-    return render(
-        "queues",
-        live=stream_address(source="jobs", namespace=namespace) if state.jobs else "",
-        warning=state.problem if state.jobs else "",
-        queues=found,
-        note=note,
-        namespace=namespace,
-        namespaces=namespaces,
-        share=_share,
-        running=lambda queue: [(one.job, one.priority, _human(one.eta_seconds)) for one in queue.running],
-        waiting=lambda queue: [
-            (
-                one.job,
-                "" if one.position is None else one.position + 1,
-                age(one.since, now) if one.since else "",
-                _human(one.starts_in_seconds),
-                one.message or one.reason or "not considered yet",
-            )
-            for one in queue.waiting
-        ],
-        preempted=lambda queue: [(one.job, age(one.time, now), one.by or one.message) for one in queue.preempted],
-    )
-
-
-def _human(seconds: float | None) -> str:
-    return "" if seconds is None else human(seconds)
-
-
-def _share(used: str, of: str) -> float | None:
-    """The share of a quota that is in use."""
-    try:
-        whole = float(quantity(of))
-        return min(1.0, float(quantity(used)) / whole) if whole > 0 else None
-    except (ValueError, TypeError):
-        return None
