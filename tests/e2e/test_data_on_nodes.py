@@ -144,6 +144,9 @@ def test_the_policy_of_the_example_admits_only_the_directory_of_the_own_namespac
         assert "the only hostPath" in created("/mnt/nvme/allranks/other")
         assert "must not contain '..'" in created(f"{own}/../other")  # of Kubernetes itself
         assert "must not be privileged" in created(own, privileged=True)
+        assert "AppArmor must not" in created(own, appArmorProfile={"type": "Unconfined"})
+        assert "SELinux must have" in created(own, seLinuxOptions={"type": "spc_t"})
+        assert "created" in created(own, seLinuxOptions={"type": "container_t", "level": "s0:c1,c2"})
         assert "created" in created(own)
     finally:
         for each in policy:

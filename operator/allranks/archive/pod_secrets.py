@@ -38,7 +38,8 @@ class Reference(NamedTuple):
 
 
 def references(value: Any) -> Iterator[Reference]:
-    """Those of all containers in a manifest: `secretKeyRef` of a variable, and `secretRef` of `envFrom`."""
+    """Those of all containers in a manifest: `secretKeyRef` of a variable, and `secretRef` of `envFrom`. In a job also
+    `secret` of its inputs and outputs: errors of transfers are in its status."""
     if isinstance(value, list):
         for item in value:
             yield from references(item)
@@ -52,6 +53,10 @@ def references(value: Any) -> Iterator[Reference]:
                     secret = source.get("secretRef") if isinstance(source, dict) else None
                     if isinstance(secret, dict) and isinstance(secret.get("name"), str):
                         yield Reference(secret["name"])
+            elif name in ("inputs", "outputs") and isinstance(item, list):
+                for each in item:
+                    if isinstance(each, dict) and isinstance(each.get("secret"), str):
+                        yield Reference(each["secret"])
             else:
                 yield from references(item)
 

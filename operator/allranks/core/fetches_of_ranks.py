@@ -13,6 +13,7 @@ from dataclasses import replace
 from allranks.api.job import Job
 from allranks.core.manifests.rank_fetches import PREFIX
 from allranks.core.model import FETCH_FAILED, FETCH_RETRYING, FETCHING, INIT_FAILED, INPUT_FAILED, Pod
+from allranks.core.restart_policy import MAX_IDLE_RESTARTS
 
 _SAID = re.compile(rf"init container {PREFIX}(?P<name>\S+) ended with exit code [0-9]+: (?P<said>.*)", re.DOTALL)
 _RUNS = f"init container {PREFIX}"
@@ -26,6 +27,8 @@ def judged(job: Job, pod: Pod) -> Pod:
         # The pod has restartPolicy OnFailure, so its kubelet tries again for ever.
         if said := _said(job, pod.last_exit.message):
             error, final = said
+            if pod.container_restarts >= MAX_IDLE_RESTARTS:
+                error, final = f"{error}; {pod.container_restarts} tries have failed", True
             if final:
                 return replace(pod, phase="Failed", waiting_reason=INPUT_FAILED, waiting_message=error, last_exit=None)
             text = f"{error}; try {pod.container_restarts + 1} follows"

@@ -270,7 +270,7 @@ def checked(o: Observed) -> tuple[list[OutputStatus], list[str], list[str]]:
     waiting = {each.name: number for number, each in _unchecked(o)}
     for place, each in enumerate(outputs):
         pod = o.transfers.get(manifests.check_name(o.job, each.name)) if each.name in waiting else None
-        if pod is None or (result := _result(pod)) is None:
+        if pod is None or (result := _result(pod) or _crashed(pod)) is None:
             continue
         field, note = f"spec.outputs[{waiting[each.name]}]", result.get("checked")
         if isinstance(note, str):
@@ -281,6 +281,15 @@ def checked(o: Observed) -> tuple[list[OutputStatus], list[str], list[str]]:
             errors.append(f"{field}: {reason}")
             outputs[place] = changed(each, state="Failed", message=reason[:MESSAGE_LENGTH])
     return outputs, errors, notes
+
+
+def _crashed(pod: Pod) -> dict[str, Any] | None:
+    """Not certain: the program that checks has crashed, as that of an image without this check does, of an earlier
+    version. A job must not wait for it."""
+    if pod.last_exit is None or isinstance(_json(pod.last_exit.message), dict):
+        return None
+    said = _error(pod.last_exit.message)
+    return {"checked": f"pod {pod.name} has crashed ({_end(pod)})" + (f": {said}" if said else "")}
 
 
 def _unchecked(o: Observed) -> list[tuple[int, Output]]:

@@ -12,6 +12,7 @@ from allranks.api.queue_status import Eviction, QueueStatus
 from allranks.api.status import CodeStatus, Failure, PastAttempt, ReplicaRestarts, RestartCounts, Status
 from allranks.core import elasticity, naming, restart_policy
 from allranks.core.manifests import data
+from allranks.core.model import FETCH_FAILED
 from allranks.core.progress import finalize, reset_for_attempt
 from allranks.core.queueing.queue import queue_of
 from allranks.core.root_cause import describe_failure, is_rejection
@@ -221,6 +222,7 @@ def fail(job: Job, status: Status, reason: str, message: str, now: datetime, fai
     done = changed(
         _without_ready(status),
         completion_time=now,
+        outputs=[changed(each, state="Pending") if each.state == "Checking" else each for each in status.outputs],
         last_failure=failure or status.last_failure,
         history=_ended(status, reason, now, failure),
         progress=finalize(status.progress),
@@ -302,7 +304,7 @@ def _avoided_after(status: Status, failure: Failure) -> list[str]:
 
 
 def _is_nodes_fault(failure: Failure) -> bool:
-    return failure.reason in ("NodeLost", "Evicted") or is_rejection(failure.reason)
+    return failure.reason in ("NodeLost", "Evicted", FETCH_FAILED) or is_rejection(failure.reason)
 
 
 def _initial_roles(job: Job, status: Status) -> Status:

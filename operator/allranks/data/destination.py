@@ -1,7 +1,7 @@
 """Whether files can be written to the destination of an output: asked before hours of training depend on it.
 
 Nothing is left there. On S3 a multipart upload is begun and aborted, which needs the same right as an upload and makes
-no object. Other stores get an empty object, which is removed.
+no object. Other stores get an empty object, which is removed; it stays if the credentials may not delete.
 """
 
 from __future__ import annotations
@@ -49,24 +49,29 @@ def _check_directory(directory: Path) -> str:
 
 def _result(to: str) -> str | DataError:
     try:
-        _write(to)
+        return _write(to)
     except Exception as error:
         reason = explain(error, to)
         if isinstance(error, FileNotFoundError):
             bucket = to.partition("://")[2].partition("/")[0]
             return DataError(f"{to}: there is no bucket {bucket}, or it is not visible with these credentials")
         return str(reason) if isinstance(reason, (TemporaryError, UnknownError)) else reason
-    return ""
 
 
-def _write(to: str) -> None:
+def _write(to: str) -> str:
+    """What it has left there; usually empty."""
     files, root = filesystem(to), to.partition("://")[2].rstrip("/")
     if to.startswith("s3://"):
         _begin_upload(files, *f"{root}/{PROBE}".split("/", 1))
-        return
+        return ""
     files.pipe_file(f"{root}/{PROBE}", b"")
-    with contextlib.suppress(FileNotFoundError):  # another job checks the same place
+    try:
         files.rm_file(f"{root}/{PROBE}")
+    except FileNotFoundError:
+        pass  # another job checks the same place
+    except Exception as error:  # credentials that may not delete can upload
+        return f"the empty object {PROBE}, which was written to find out, could not be deleted: {explain(error, to)}"
+    return ""
 
 
 def _begin_upload(files: Any, bucket: str, key: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import time
@@ -24,6 +25,7 @@ from allranks.text import size as text_size
 Any_Source = Source | TreeSource
 T = TypeVar("T")
 LONGEST_REVISION = 128
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Characters: the length that the status of a job has for it."""
 
 
@@ -230,6 +232,8 @@ class _disk_errors:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, OSError) and error.errno in _NOT_WRITABLE and error.filename:
+            raise DataError(f"{self._uri}: the cache of inputs cannot be written: {error}") from error
         if isinstance(error, OSError):
             raise explain(error, self._uri) from error
 

@@ -133,6 +133,8 @@ _TASK_ERROR = re.compile(
     r"^(?:ray\.exceptions\.)?(?=RayTaskError\(\w+\): |ActorDiedError: |WorkerCrashedError: )", re.MULTILINE
 )
 """The exception of a task or actor: Ray adds the remote traceback to it, with process and address of the node."""
+_OF_DRIVER = re.compile(r"^\[Rank (?P<rank>\d+)(?:,\d+)* Error Snippet\]:\n", re.MULTILINE)
+"""Ray Train's own report, at the end of the log of a pod that began with a helper of an earlier version."""
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -141,6 +143,8 @@ def read_driver_error(message: str) -> RootCause | None:
     if rank := read_rank_report(message):
         return rank
     message = _COLOR.sub("", message)  # Ray colors the name of the task, whether or not it writes to a terminal
+    if ranks := [*_OF_DRIVER.finditer(message)]:
+        return RootCause(rank=int(ranks[-1]["rank"]), message=message[ranks[-1].end() :].strip() or None)
     _, repeated, own = message.rpartition(_OWN)
     if errors := [*_TASK_ERROR.finditer(own)]:
         return RootCause(message=own[errors[-1].end() :].strip())

@@ -61,6 +61,14 @@ def test_references_of_variables_are_found_and_those_of_volumes_are_not():
     assert set(references(pod)) == {Reference("db", "word"), Reference("s3")}
 
 
+def test_references_of_a_job_are_those_of_its_transfers_too():
+    spec = {
+        "inputs": [{"name": "a", "secret": "read"}, {"name": "b"}, 1],
+        "outputs": [{"name": "c", "secret": "write"}],
+    }
+    assert set(references({"spec": spec})) == {Reference("read"), Reference("write")}
+
+
 def test_only_the_keys_that_are_named_are_used_or_all_of_them():
     cluster = Secrets(db={"word": SECRET, "host": "db.example"}, s3={"id": "identity", "key": "0123456789"})
     assert values(cluster, Reference("db", "word")) == {SECRET}

@@ -76,6 +76,32 @@ def test_a_destination_that_refuses_fails_the_job_with_the_path_of_the_field(sai
     assert life.pods == {}
 
 
+def test_an_image_of_an_earlier_version_decides_nothing() -> None:
+    life = begin(MODEL)
+    crashed = Exit(1, at(5), "Error", "Traceback (most recent call last):\nKeyError: 'check'\n")
+    life.pods[POD] = replace(life.pods[POD], container_restarts=1, last_exit=crashed)
+    life.settle(10)
+    assert sorted(life.pods) == ["job-worker-0-0", "job-worker-1-0"]
+    assert life.events.count("OutputUnchecked") == 1
+
+
+def test_an_error_that_may_pass_is_waited_for() -> None:
+    life = begin(MODEL)
+    again = Exit(1, at(5), "Error", json.dumps({"error": "the disk is full"}))
+    life.pods[POD] = replace(life.pods[POD], container_restarts=1, last_exit=again)
+    life.settle(10)
+    assert list(life.pods) == [POD]
+    condition = life.status.condition("Running")
+    assert condition
+    assert condition.reason == "CheckRetrying"
+
+
+def test_a_job_that_failed_checks_nothing_any_more() -> None:
+    life = begin(MODEL, {**MODEL, "name": "other", "path": "/other"})
+    says(life, {"error": "access is denied"}, 10)
+    assert [each.state for each in life.status.outputs] == ["Failed", "Pending"]
+
+
 def test_a_job_of_an_earlier_version_is_not_checked_when_it_restarts() -> None:
     """Its outputs are Pending, and its ranks have run."""
     life = begin(MODEL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allranks.core.model import Platform
+from allranks.core.reconcile import reconcile
 from allranks.core.uploads import Upload
 from support.builders import Life, failed, job, started, succeeded
 
@@ -40,6 +41,17 @@ def test_it_says_how_many_files_are_there() -> None:
     life.settle(120)
     text = "model is in s3://models/penguins: 10 files, 4.0 KiB"
     assert (life.status.phase, *condition(life)) == ("Succeeded", "True", "Uploaded", text)
+
+
+def test_a_text_that_is_too_long_for_the_status_is_written_once() -> None:
+    outputs = [{"name": f"o{n}", "path": f"/o{n}", "to": "s3://models/" + "x" * 600} for n in range(8)]
+    life = started(job(outputs=outputs, success="All"), platform=LOCAL)
+    life.put(succeeded(index=0), succeeded(index=1))
+    life.settle(100)
+    life.uploads = {each["name"]: Upload("Uploaded", bytes=1, files=1) for each in outputs}
+    life.settle(110)
+    assert life.status.phase == "Succeeded"
+    assert reconcile(life.look(120)).status is None
 
 
 def test_the_reason_of_a_failure_is_whole_and_stays_when_what_said_it_is_gone() -> None:

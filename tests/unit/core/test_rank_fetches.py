@@ -199,7 +199,7 @@ def in_crash_loop(said: object, restarts: int = 3) -> Pod:
     return replace(pending(), container_restarts=restarts, last_exit=last, waiting_reason="CrashLoopBackOff")
 
 
-def test_a_kubelet_that_restarts_the_fetch_in_place_goes_on_however_often() -> None:
+def test_a_kubelet_that_restarts_the_fetch_in_place_uses_no_restarts_of_the_job() -> None:
     """The template of the job has restartPolicy OnFailure."""
     life = ready(on(), restart={"maxRestarts": 0})
     life.put(in_crash_loop({"error": "the connection failed", "final": False}, restarts=50))
@@ -211,6 +211,29 @@ def test_a_kubelet_that_restarts_the_fetch_in_place_goes_on_however_often() -> N
     failed = life.status.condition("Failed")
     assert failed
     assert (failed.reason, failed.message.partition(" (")[0]) == ("InputFailed", "spec.inputs[0]: denied")
+
+
+def test_a_kubelet_does_not_restart_the_fetch_for_ever() -> None:
+    life = ready(on())
+    life.put(in_crash_loop({"error": "the connection failed", "final": False}, restarts=300))
+    life.settle(80)
+    failed = life.status.condition("Failed")
+    assert failed
+    assert failed.reason == "InputFailed"
+    assert "the connection failed; 300 tries have failed" in failed.message
+
+
+def test_the_next_pods_prefer_other_nodes_than_one_whose_fetch_failed() -> None:
+    life = ready(on(host_path="/disk"))
+    broken = json.dumps({"error": "the disk is full", "final": False})
+    message = f"init container allranks-fetch-birds ended with exit code 1: {broken}"
+    life.put(
+        replace(pending(), phase="Failed", node="node-1", waiting_reason="InitContainerFailed", waiting_message=message)
+    )
+    life.settle(80)
+    assert life.status.last_failure
+    assert life.status.last_failure.reason == "FetchFailed"
+    assert life.status.avoided_nodes == ["node-1"]
 
 
 def test_inputs_that_an_earlier_version_fetched_stay_in_the_claim() -> None:

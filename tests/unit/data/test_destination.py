@@ -95,6 +95,19 @@ def test_another_store_gets_an_empty_object_that_is_removed(monkeypatch) -> None
     assert (store.done, store.files) == ([(f"models/m/{PROBE}", b"")], set())
 
 
+def test_credentials_that_may_not_delete_can_upload(monkeypatch) -> None:
+    store = Store(set())
+    monkeypatch.setattr("allranks.data.destination.filesystem", lambda uri: store)
+
+    def refuse(path: str) -> None:
+        raise PermissionError("no right to delete")
+
+    monkeypatch.setattr(store, "rm_file", refuse)
+    found = check("gs://models/m")
+    assert found.startswith(f"the empty object {PROBE}, which was written to find out, could not be deleted: ")
+    assert "gs://models/m: access is denied" in found
+
+
 def test_a_directory_is_not_made(tmp_path: Path) -> None:
     assert check(f"{tmp_path}/a/b") == ""
     assert list(tmp_path.iterdir()) == []

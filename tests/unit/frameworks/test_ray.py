@@ -193,6 +193,14 @@ def test_a_log_without_a_remote_failure_has_no_other_cause():
     assert FRAMEWORKS["ray"].root_cause("Traceback (most recent call last):\nValueError: no data\n") is None
 
 
+def test_a_pod_with_the_helper_of_an_earlier_version_names_the_rank():
+    log = (
+        "Traceback (most recent call last):\nray.train.WorkerGroupError\n[Rank 1 Error Snippet]:\nValueError: no data\n"
+    )
+    found = FRAMEWORKS["ray"].root_cause(log)
+    assert (found.rank, found.message) == (1, "ValueError: no data")
+
+
 def test_the_root_cause_has_no_color_codes():
     log = (
         "Traceback (most recent call last):\n"

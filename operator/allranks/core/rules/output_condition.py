@@ -42,7 +42,7 @@ def with_condition(o: Observed, persisted: Status, plan: Plan) -> Plan:
     if before and reason == before.reason and ((unchanged and reason in _WHOLE) or message == before.message):
         return plan  # the pod with the whole message may be gone
     status = status_summary.with_condition(after, CONDITION, reason == UPLOADED, reason, message, o.now)
-    return replace(plan, status=status)
+    return plan if status == after else replace(plan, status=status)  # a long message is cut
 
 
 _WHOLE = (FAILED, OVERDUE, outputs.CHECKPOINT_NOT_UPLOADED)
