@@ -37,6 +37,8 @@ logger = logging.getLogger("allranks.archiver")
 
 SHORTEST_LINE = 32
 """Bytes of a line in the archive: its time and a newline. So many lines are read at first that they fill the limit."""
+CLOSE_SECONDS = 8.0
+"""Of the grace period of the archiver's pod."""
 SELECTOR = f"{JOB_LABEL},{ROLE_LABEL}!={PLACEHOLDER}"
 
 
@@ -189,7 +191,13 @@ class PodLogs:
             self._done.add(source.uid)
 
     async def close(self) -> None:
-        """Ends without writing: the next archiver reads the logs of pods that still exist."""
+        """Writes the logs of pods that have ended or are being deleted, if that is soon done. The next archiver reads
+        those of other pods."""
+        for source in self._sources.values():
+            source.over |= source.closing.is_set()  # nothing watches the pods any more
+        ending = [task for uid, task in self._tasks.items() if uid not in self._sources or self._sources[uid].over]
+        if ending:
+            await asyncio.wait(ending, timeout=CLOSE_SECONDS)
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

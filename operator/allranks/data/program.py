@@ -6,7 +6,10 @@ error at the end. The exit status is 0, or 1 after an error.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
+import signal
 import sys
 import threading
 import time
@@ -21,6 +24,7 @@ from allranks.data.fetch import Wanted, fetch, look_up
 from allranks.data.upload import Progress, upload
 from allranks.errors import DataError
 
+_PR_SET_PDEATHSIG = 1
 INTERVAL_SECONDS = 0.5
 """Minimum time between two lines of progress."""
 
@@ -60,6 +64,7 @@ def write(line: dict[str, Any]) -> None:
 
 
 def main(argv: list[str]) -> int:
+    _end_with_parent()
     request = json.load(sys.stdin)
     lines = Lines()
     try:
@@ -90,6 +95,12 @@ def main(argv: list[str]) -> int:
         write({"error": f"{request.get('uri') or request.get('to')}: {type(error).__name__}: {error}"})
         return 1
     return 0
+
+
+def _end_with_parent() -> None:
+    """SIGTERM when the run dies, so that no transfer outlives it. Only Linux has this."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 if __name__ == "__main__":

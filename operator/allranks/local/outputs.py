@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from allranks.api.data import InputStatus, Output
+from allranks.api.data import MESSAGE_LENGTH, InputStatus, Output
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.manifests import data
 from allranks.core.manifests.provenance import provenance
 from allranks.core.model import Event
 from allranks.core.rules import outputs as rule
+from allranks.core.rules.output_condition import CONDITION, FAILED
+from allranks.core.status_summary import with_condition
+from allranks.core.status_update import changed
 from allranks.core.uploads import Upload, checkpoint_of, of_checkpoint
 from allranks.data.destination import check
 from allranks.errors import CannotRun, DataError
@@ -58,7 +62,7 @@ class LocalOutputs:
         """Name -> the checkpoint whose upload was started last."""
         self._transfers: dict[str, Transfer] = {}
         self._checks: list[Transfer] = []
-        self._stopped = False
+        self._stopped = self._ended = False
         self.uploads: dict[str, Upload] = {}
         """Name -> its state, for the core."""
         self.directories = {data.output_volume(name): self._directory(name) for name in self._outputs}
@@ -150,6 +154,8 @@ class LocalOutputs:
             request = of_checkpoint(request, str(self._checkpoints()), checkpoint)
         transfer = Transfer("upload", request, self._environ)
         self._transfers[each.name] = transfer
+        if self._ended:
+            transfer.stop()
 
         def on_progress(line: dict[str, Any]) -> None:
             sent, files, total = (line["files"], line["bytes"]), line["total_files"], line["total"]
@@ -162,9 +168,8 @@ class LocalOutputs:
             found = Upload("Uploaded", bytes=done["bytes"], files=done["files"], checkpoint=checkpoint)
         except DataError as error:
             final = any(output.start_time for output in status.outputs if output.name == each.name)
-            found = Upload(
-                "Failed", message=str(error), where=self._where(each.name), checkpoint=checkpoint, final=final
-            )
+            message = _interrupted(self.uploads[each.name]) if transfer.stopped else str(error)
+            found = Upload("Failed", message=message, where=self._where(each.name), checkpoint=checkpoint, final=final)
         self.uploads[each.name] = found
         self._on_change()
 
@@ -178,10 +183,27 @@ class LocalOutputs:
         return tuple(pid for transfer in self._transfers.values() for pid in transfer.pids)
 
     async def end(self) -> None:
-        """Ends uploads that still run."""
+        """Ends uploads that still run, or that were about to begin."""
+        self._ended = True
         for transfer in self._transfers.values():
             transfer.stop()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def interrupted(self, status: Status) -> Status:
+        """The status after `end`: nothing is uploaded any more."""
+        outputs, notes = [], []
+        for output in status.outputs:
+            not_begun = Upload("Failed", message=_INTERRUPTED, where=self._where(output.name))
+            found = self.uploads.get(output.name, not_begun)
+            if output.state == "Uploading" and found.state == "Failed":
+                where = f"; the files are in {found.where}" if found.where else ""
+                notes.append(f"output {output.name} is not uploaded: {found.message}{where}")
+                output = changed(output, state="Failed", message=f"{found.message}{where}"[:MESSAGE_LENGTH])
+            outputs.append(output)
+        if not notes:
+            return status
+        status = changed(status, outputs=outputs)
+        return with_condition(status, CONDITION, False, FAILED, "; ".join(notes), datetime.now(UTC))
 
     def _directory(self, name: str) -> Path:
         return self._run_dir / "outputs" / name
@@ -200,3 +222,11 @@ class LocalOutputs:
         """(claim, directory in it)"""
         claim, _, below = each.to.partition("://")[2].partition("/")
         return claim, below.strip("/")
+
+
+_INTERRUPTED = "its upload was interrupted"
+
+
+def _interrupted(upload: Upload) -> str:
+    sent = f": {upload.sent[0]} of {upload.files} files are there" if upload.sent and upload.files else ""
+    return f"{_INTERRUPTED}{sent}"

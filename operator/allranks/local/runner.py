@@ -178,6 +178,7 @@ class LocalRun:
                 raise
             finally:
                 await self._outputs.end()
+                self.status = self._outputs.interrupted(self.status)
                 await self._end_pods(grace)
                 await self._reports.stop()
                 recording.cancel()

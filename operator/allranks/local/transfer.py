@@ -23,7 +23,7 @@ class Transfer:
         # `-m` finds this installation, whatever the user's own PYTHONPATH has.
         self._environ = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
         self._process: asyncio.subprocess.Process | None = None
-        self._stopped = False
+        self.stopped = False
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -31,7 +31,7 @@ class Transfer:
 
     async def run(self, on_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """The last line of the program. Raises DataError."""
-        if self._stopped:
+        if self.stopped:
             raise DataError("stopped")
         self._process = process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "allranks.data.program", self._act),
@@ -61,7 +61,7 @@ class Transfer:
             raise
         finally:
             text = (await errors).decode(errors="replace")
-        if self._stopped:
+        if self.stopped:
             raise DataError("stopped")
         if "error" in last:
             raise DataError(last["error"])
@@ -72,7 +72,7 @@ class Transfer:
         return last
 
     def stop(self) -> None:
-        self._stopped = True
+        self.stopped = True
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGTERM)

@@ -166,6 +166,36 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_logs, "RETRY_SECONDS", 0.0)
 
 
+def test_an_archiver_that_ends_writes_the_logs_of_pods_that_are_being_deleted(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        for index in (0, 1):
+            world.cluster.answers[f"penguins-worker-{index}-0"] = STAMP + b"step 1\n"
+            world.logs.changed(pod(index), False)
+        await world.until(lambda: world.cluster.open == 2)
+        world.logs.changed(pod(metadata={"deletionTimestamp": "2026-03-04T10:00:00Z"}), False)
+        closing = asyncio.create_task(world.logs.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        world.cluster.ended.set()
+        await closing
+
+    world = run(tmp_path, scenario)
+    assert world.text(LogName(0, "worker", 0)) == f"{STAMP.decode()}step 1\n"
+    assert world.lost == []
+
+
+def test_an_archiver_that_ends_does_not_wait_for_pods_that_run(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        world.cluster.answers["penguins-worker-0-0"] = STAMP + b"step 1\n"
+        world.logs.changed(pod(), False)
+        await world.until(lambda: world.cluster.open == 1)
+        async with asyncio.timeout(pod_logs.CLOSE_SECONDS / 2):
+            await world.logs.close()
+
+    world = run(tmp_path, scenario)
+    assert world.text(LogName(0, "worker", 0)) is None
+
+
 def test_a_log_is_followed_while_the_pod_runs_and_written_when_it_has_ended(tmp_path: Path):
     async def scenario(world: World) -> None:
         world.cluster.answers["penguins-worker-0-0"] = STAMP + b"step 1\n" + STAMP + b"step 2\n"

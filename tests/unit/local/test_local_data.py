@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -171,6 +172,54 @@ def test_ctrl_c_ends_a_fetch(project, web, url) -> None:
         assert process.returncode == 130
     finally:
         process.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+def test_a_fetch_ends_with_a_run_that_is_killed(project, web, url) -> None:
+    web.gate = threading.Event()
+    write(project, inputs=[data(url)])
+    process = start(project)
+    try:
+        assert process.stdout
+        for line in process.stdout:
+            if "input data is fetched" in line:
+                break
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        fetches = [pid for pid in children if b"allranks.data.program" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert fetches
+        ends = [os.pidfd_open(int(pid)) for pid in fetches]
+    finally:
+        process.kill()
+        process.communicate(timeout=SECONDS)
+    for end in ends:
+        ready, _, _ = select.select([end], [], [], SECONDS)
+        os.close(end)
+        assert ready
+
+
+def test_ctrl_c_during_an_upload_says_where_the_files_are(project) -> None:
+    begun = b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>"
+    server = Behaviour(puts=threading.Event())
+    server.answers["/models/out/allranks-write-check"] = lambda _: (200, {}, begun)
+    write(project, command=["true"], outputs=[{**MODEL, "to": "s3://models/out"}])
+    (project / "run" / "outputs" / "model").mkdir(parents=True)
+    (project / "run" / "outputs" / "model" / "weights").write_text("x")
+    with http_server(server) as silent:
+        process = start(project, **s3_environment(silent))
+        try:
+            assert process.stdout
+            for line in process.stdout:
+                if "its outputs are uploaded" in line:
+                    break
+            os.kill(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    assert process.returncode == 130, out + err
+    assert "Ctrl-C: what is transferred ends\n" in out or "Ctrl-C: SIGTERM to 1 pods" in out  # or its pod just ended
+    assert "output model is not uploaded: its upload was interrupted" in out
+    assert f"the files are in {project}/run/outputs/model" in out
+    assert status(project)["outputs"][0]["state"] == "Failed"
 
 
 FAILS = 'import os; open(os.environ["ALLRANKS_OUTPUT_MODEL"] + "/log", "w").write("x"); raise SystemExit(3)'

@@ -101,10 +101,11 @@ class Session:
             self._received, self._received_at = number, now
             pods, grace = self._run.running, self._run.grace
             wait = self._run.save_and_stop() if number == signal.SIGINT else 0
-            sent = f"SIGTERM to {pods} pods, SIGKILL after {grace:g} s"
+            sent = f"SIGTERM to {pods} pods, SIGKILL after {grace:g} s" if pods else "what is transferred ends"
             if wait:
                 sent = f"the ranks are asked for a checkpoint; when it is stored, or after {wait} s, {sent}"
-            self._renderer.message(f"{name}: {sent}. {self._words.again}.")
+            again = f". {self._words.again}." if pods or wait else ""
+            self._renderer.message(f"{name}: {sent}{again}")
             if not wait:
                 self._run.stop()
         # Some wrappers forward the Ctrl-C that the terminal has already sent to us.
@@ -129,6 +130,8 @@ class Session:
         line = summary(one.job.name, one.status, one.job.metadata.creation_timestamp, self._renderer.seconds, how)
         good = how == "finished" and one.status.phase == "Succeeded"
         self._print(line, fg="green" if good else "red" if one.status.phase == "Failed" else "yellow", bold=True)
+        if how == "stopped" and (uploads := one.status.condition("OutputsUploaded")) and uploads.reason == "Failed":
+            self._print(uploads.message, fg="yellow")
         if broken:
             print_error(broken)
         if self._output:
