@@ -182,15 +182,15 @@ class LocalOutputs:
         """Processes of uploads."""
         return tuple(pid for transfer in self._transfers.values() for pid in transfer.pids)
 
-    async def end(self) -> None:
-        """Ends uploads that still run, or that were about to begin."""
+    async def end(self, status: Status) -> Status:
+        """Ends uploads that still run, or that were about to begin. Returns the status, which says so."""
         self._ended = True
         for transfer in self._transfers.values():
             transfer.stop()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        return self._interrupted(status)
 
-    def interrupted(self, status: Status) -> Status:
-        """The status after `end`: nothing is uploaded any more."""
+    def _interrupted(self, status: Status) -> Status:
         outputs, notes = [], []
         for output in status.outputs:
             not_begun = Upload("Failed", message=_INTERRUPTED, where=self._where(output.name))

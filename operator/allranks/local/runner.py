@@ -177,8 +177,7 @@ class LocalRun:
                 grace = _ERROR_GRACE
                 raise
             finally:
-                await self._outputs.end()
-                self.status = self._outputs.interrupted(self.status)
+                self.status = await self._outputs.end(self.status)
                 await self._end_pods(grace)
                 await self._reports.stop()
                 recording.cancel()
