@@ -373,18 +373,13 @@ def readme_section(tour: Tour) -> str:
     for command in new_team(README_TEAM):
         tour.run(command)
     apply, watch, delete = "kubectl apply -f job.yaml", "kubectl get dt -w", f"kubectl delete pod {victim}"
-    wait = f"kubectl wait --for=condition=Complete dt/{job} --timeout=5m"
-    events = f"kubectl get events --field-selector involvedObject.name={job} --sort-by=.metadata.resourceVersion"
-    events += " -o custom-columns=REASON:.reason,MESSAGE:.message"
     team = Team(tour.cluster, README_TEAM)
     applied = tour.run(apply)
     with tour.watched(watch, "Succeeded") as file:
         team.attempt(job, 0)
         deleted = tour.run(delete)
-        waited = tour.run(wait)
-    return console(
-        (apply, applied), (watch, file.read_text()), (delete, deleted), (wait, waited), (events, tour.run(events))
-    )
+        tour.run(f"kubectl wait --for=condition=Complete dt/{job} --timeout=5m")
+    return console((apply, applied), (watch, file.read_text()), (delete, deleted))
 
 
 PARTS = [installed, trained, named, killed, too_big, lost, removed]

@@ -70,8 +70,8 @@ def replaced(text: str, section: str, content: str) -> str:
 
 
 def first(scratch: Path) -> list[str]:
-    """Runs the first program of the README."""
-    found = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    """Runs hello.py of the README."""
+    found = re.search(r"^```python\n(# hello\.py\n.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     assert found
     (scratch / "hello.py").write_text(found[1])
     return run(["hello.py", "--replicas", "2"], scratch)

@@ -188,3 +188,7 @@ def is_called(node: ast.AST, name: str) -> bool:
 )
 def test_the_top_level_has_the_file(file):
     assert (ROOT / file).is_file()
+
+
+def test_the_readme_has_at_most_130_lines():
+    assert (ROOT / "README.md").read_text().count("\n") <= 130

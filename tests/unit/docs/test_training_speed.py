@@ -14,6 +14,7 @@ from allranks.core.manifests import pods
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
 PAGE = ROOT / "docs" / "reference" / "training-speed.md"
+README = ROOT / "README.md"
 
 
 def run(step: float, alone: float = 0.03, started: float = 1.0) -> dict:
@@ -130,3 +131,12 @@ def test_the_documentation_shows_every_ratio_as_the_command_printed_it() -> None
 
 def answer(ratio: float) -> str:
     return "yes" if ratio >= GOAL else "**no**"
+
+
+def test_the_readme_has_the_numbers_of_the_page():
+    steps = PAGE.read_text().split("### Step time")[1].split("###")[0]
+    number = r"([\d.]+)(?: \([^)]*\))?"
+    measured = re.findall(rf"^\| (\w[^|]*) \| [^|]* \| {number} \| {number} \| \*\*([\d.]+)\*\*", steps, re.MULTILINE)
+    shown = re.findall(rf"^\| (\w[^|]*) \| {number} \| {number} \| ([\d.]+) \|$", README.read_text(), re.MULTILINE)
+    assert len(shown) == 3
+    assert set(shown) <= set(measured)
