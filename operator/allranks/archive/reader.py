@@ -84,6 +84,12 @@ class Reader:
             return self.get(namespace, f"{name}-{uid}")
         return next(reversed(self.jobs(namespace, [name])), None)
 
+    def find_sweep(self, namespace: str, name: str, uid: str | None = None) -> Manifest | None:
+        """The newest sweep of that name, or the one with that UID."""
+        if uid is not None:
+            return self.get_sweep(namespace, f"{name}-{uid}")
+        return next(reversed(self.sweeps(namespace, [name])), None)
+
     def find_any(self, namespace: str, name: str, uid: str | None = None) -> Manifest | None:
         """The newest job or sweep of that name, or the one with that UID."""
         if uid is not None:

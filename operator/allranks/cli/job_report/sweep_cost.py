@@ -79,12 +79,12 @@ def _some(names: Sequence[str]) -> str:
 
 
 def headers(whole: Cost) -> list[str]:
-    """Of the columns of a trial."""
+    """The columns of the table of trials."""
     return ["GPU-hours", "Productive", "Lost", *(["Cost"] if whole.spent is not None else [])]
 
 
 def cells(cost: Cost | None, whole: Cost) -> Iterator[str]:
-    """Of these columns; empty for a trial without GPU time."""
+    """The cells in these columns; empty for a trial without GPU time."""
     if cost is None:
         yield from ("" for _ in headers(whole))
         return
