@@ -91,6 +91,8 @@ def test_the_report_names_the_jobs_whose_gpu_time_is_missing():
     note = "2 jobs are missing, and their GPU time is not counted: search-1, search-2"
     assert note in list(sweep_report.text(made))
     assert note in sweep_report.page(made)
+    assert report(trial_of(SWEEP, "search-0", "u")).cost_note == "", "the others have no GPUs either"
+    assert report().cost_note.startswith("3 jobs are missing")
 
 
 # --- where the jobs are ----------------------------------------------------------------------------------------------

@@ -89,8 +89,9 @@ class SweepReport:
 
     @property
     def cost_note(self) -> str:
-        """Which jobs the GPU time does not contain."""
-        return sweep_cost.note(self.sweep, self.status, self.jobs)
+        """Which jobs the GPU time does not contain; empty if those that were found have no GPUs."""
+        without_gpus = self.jobs is not None and self.jobs.found and self.cost is None
+        return "" if without_gpus else sweep_cost.note(self.sweep, self.status, self.jobs)
 
     @property
     def cost_table(self) -> Grid | None:
@@ -250,8 +251,9 @@ def text(report: SweepReport) -> Iterator[str]:
         yield ""
         yield "GPU time"
         yield from table.plain()
-    if report.importances:
+    if table or report.importances:
         yield ""
+    if report.importances:
         yield "Importance"
         width = max(map(len, report.importances))
         for name, part in report.importances.items():
