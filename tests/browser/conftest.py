@@ -84,6 +84,8 @@ def runs(tmp_path: Path) -> Path:
     sweep = tmp_path / "runs" / "search" / "20260304-100000"
     sweep.mkdir(parents=True)
     (sweep / "sweep.json").write_text(json.dumps(finished()))
+    (sweep / "trials" / "search-0").mkdir(parents=True)
+    (sweep / "trials" / "search-0" / "job.json").write_text(json.dumps(a_job("search-0", "Succeeded", workers=1)))
     return tmp_path / "runs"
 
 

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from allranks.core.stack_requests import ANNOTATION, new_request, stack_dump_id
 from allranks.report.client import why
 from support.job_api import JobApi
-from support.ui_samples import stamp
+from support.sweep_samples import a_sweep, trial_of, with_gpu_time
+from support.ui_samples import event, stamp
 
 JOB = "/jobs/team/penguins"
 WAIT_MS = 60_000
@@ -41,3 +42,21 @@ def answer_with_stacks(api: JobApi, request: str = "") -> None:
         api.logs[f"penguins-worker-{place}-1"] += [
             f"{stamp(0)[:19]}.000000000Z {line}\n".encode() for line in text.splitlines()
         ]
+
+
+def serve_a_sweep(api: JobApi) -> None:
+    """A sweep of the cluster whose trials have GPU time and a price, with Events; a job of it is deleted."""
+    sweep = a_sweep("herd")
+    for trial in sweep["status"]["trials"]:
+        trial["job"] = f"herd-{trial['number']}"
+        if trial["number"] != 7:
+            api.put(with_gpu_time(trial_of(sweep, trial["job"], f"uid-{trial['job']}"), 1.5, 0.25))
+    stopped = {
+        "phase": "Stopped",
+        "reason": "ASHA",
+        "message": "loss 0.9 at step 30 is worse than that of the best 1/3",
+    }
+    sweep["status"]["trials"][1] |= stopped
+    sweep["status"]["trials"][2] |= {"phase": "Failed", "reason": "Error(1)", "message": "ValueError: bad shape"}
+    api.sweeps = [sweep]
+    api.events.append(event("herd", "TrainingSweep", "TrialStopped", f"trial 1 stopped: {stopped['message']}"))

@@ -10,7 +10,7 @@ import pytest
 from allranks.archive.layout import LogName
 from support.archives import WrittenArchive
 from support.chromium import DESK, PHONE, findings
-from support.sweep_samples import a_sweep, trial_of
+from support.sweep_samples import a_sweep, trial_of, with_gpu_time
 from support.ui_samples import HOSTILE, a_job, event, failure, progress, stamp, times
 from support.ui_server import UiServer
 
@@ -37,7 +37,7 @@ def server(api, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     archive.log(job, LogName(1, "worker", 2), "epoch 1", f"ValueError: {HOSTILE}")
     sweep = a_sweep("herd")
     archive.job(sweep, event("herd", "TrainingSweep", "TrialStopped", HOSTILE, uid="uid-herd"))
-    archive.job(trial_of(sweep, "search-5", "uid-5"))
+    archive.job(with_gpu_time(trial_of(sweep, "search-5", "uid-5"), 1.5, 0.25))
     monkeypatch.chdir(runs.parent)
     with UiServer(api.kubeconfig, Path(runs.name), all_namespaces=True, archive=archive.url) as server:
         yield server
@@ -64,6 +64,7 @@ def test_the_best_trial_of_a_deleted_sweep_is_found_from_the_history_and_leads_b
     page.click("main >> text=team/herd")
     see(page, "deleted, from the archive (UID uid-herd)")
     see(page, "best loss")
+    see(page, "3.50 EUR")
     see(page, "<script>alert(1)</script>")
     page.get_by_role("link", name="5", exact=True).click()
     see(page, "deleted, from the archive (UID uid-5)")

@@ -7,7 +7,7 @@ from urllib.parse import urljoin
 
 import pytest
 
-from browser.helpers import JOB, WAIT_MS, answer_with_stacks, expect, see
+from browser.helpers import JOB, WAIT_MS, answer_with_stacks, expect, see, serve_a_sweep
 from support.chromium import DESK, PHONE, findings, take_picture
 from support.live import eventually
 from support.ui_samples import (
@@ -42,6 +42,7 @@ VIEWS = {
     "new": "/new?namespace=team&from=translate",
     "sweeps": "/sweeps",
     "sweep": "/sweeps/runs/search/20260304-100000",
+    "sweep-of-cluster": "/sweeps/jobs/team/herd",
     "nodes": "/nodes",
     "history": "/history?by=week&runs=true",
     "compare": "/compare?job=jobs/team/penguins&job=jobs/team/translate&job=runs/hello/20260304-101500",
@@ -64,6 +65,8 @@ SHOWN = dict.fromkeys(
 def test_a_view_is_accessible_and_fits_on_a_desk_and_on_a_phone(open_page, api, view, scheme):
     serve_queues(api, "vision")
     api.queues["/api/v1/nodes"] = {"items": NODES}
+    if view in ("sweeps", "sweep-of-cluster"):
+        serve_a_sweep(api)
     if view == "stacks":
         answer_with_stacks(api)
     for viewport in (DESK, PHONE):

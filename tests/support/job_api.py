@@ -72,7 +72,7 @@ class _JobHandler(_Handler):
             namespace = parts[4] if "namespaces" in parts else None
             jobs = self.api.jobs.values()
             self._list([job for job in jobs if namespace in (None, job["metadata"]["namespace"])])
-        elif "distributedtrainings" in parts or (parts[-1] == "trainingsweeps" and self.api.sweeps is not None):
+        elif "distributedtrainings" in parts or ("trainingsweeps" in parts and self.api.sweeps is not None):
             super().do_GET()
         else:
             self._answer(404, {"kind": "Status", "reason": "NotFound", "message": "not served", "details": {}})

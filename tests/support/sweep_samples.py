@@ -52,3 +52,16 @@ def trial_of(sweep: Manifest, name: str, uid: str, phase: str = "Succeeded") -> 
     owner = {"kind": "TrainingSweep", "name": sweep["metadata"]["name"], "uid": sweep["metadata"]["uid"]}
     job["metadata"] |= {"uid": uid, "ownerReferences": [{**owner, "controller": True}]}
     return job
+
+
+def with_gpu_time(job: Manifest, productive: float, lost: float = 0.0, price: float | None = 2.0) -> Manifest:
+    """The job with so many GPU-hours, which cost `price` EUR each."""
+    hours = {"productive": productive, "lost": lost}
+    cost: Manifest = {"gpuSeconds": {kind: 3600 * value for kind, value in hours.items()}}
+    if price is not None:
+        spent = {kind: price * value for kind, value in hours.items()}
+        cost |= {"price": f"{price:.2f}", "currency": "EUR", "spent": spent}
+    end = "2026-03-04T12:00:00Z"
+    times = {"productive": 3600.0, "lost": 600.0, "byReason": {"NodeLost": 600.0}, "category": "Finished", "since": end}
+    job["status"] |= {"times": times, "cost": cost, "completionTime": end}
+    return job

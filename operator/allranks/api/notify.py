@@ -1,4 +1,4 @@
-"""The type of `notify`: which receivers are notified of what about a job."""
+"""The types of `notify`: which receivers are notified of what about a job or a sweep."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints
 from allranks.fields import Model, Rule, rules
 
 Occasion = Literal["Succeeded", "Failed", "Hung", "Preempted", "Straggling", "LowUtilization"]
+SweepOccasion = Literal["Succeeded", "Failed"]
 RECEIVER = r"^[a-z0-9]([-a-z0-9]{0,22}[a-z0-9])?$"
 WEBHOOK_URL = r"^https?://[^\s/@]+(/[^\s]*)?$"
 Receiver = Annotated[str, StringConstraints(max_length=24, pattern=RECEIVER)]
@@ -16,6 +17,7 @@ Entry = Annotated[str, StringConstraints(max_length=56)]
 """`Failed/3 oncall`: the occasion, the attempt and the receiver; at its end ` sent` or ` failed`, if it is over."""
 
 _USUAL: tuple[Occasion, ...] = ("Succeeded", "Failed", "Hung", "Preempted", "Straggling")
+_ENDS: tuple[SweepOccasion, ...] = ("Succeeded", "Failed")
 _ONE = Rule(rule="has(self.receiver) != has(self.webhook)", message="set either receiver or webhook")
 
 
@@ -30,17 +32,31 @@ class Webhook(Model):
     )
 
 
-class Notification(Model):
-    """A receiver, and what it is notified of."""
+class Target(Model):
+    """The receiver or address that is notified."""
 
     model_config = {"json_schema_extra": rules(_ONE)}
 
     receiver: Receiver | None = Field(None, description="Name of a receiver that the operator's administrator defined.")
     webhook: Webhook | None = Field(None, description="An address instead of a receiver.")
+
+
+class Notification(Target):
+    """A receiver, and what it is notified of."""
+
     occasions: Annotated[list[Occasion], Field(min_length=1, max_length=6)] = Field(
         default_factory=lambda: list(_USUAL),
         description="What it is notified of. Default: all but LowUtilization.",
     )
 
 
+class SweepNotification(Target):
+    """A receiver, and what it is notified of about a sweep."""
+
+    occasions: Annotated[list[SweepOccasion], Field(min_length=1, max_length=2)] = Field(
+        default_factory=lambda: list(_ENDS), description="What it is notified of. Default: both."
+    )
+
+
 Notifications = Annotated[list[Notification], Field(max_length=4)]
+SweepNotifications = Annotated[list[SweepNotification], Field(max_length=4)]

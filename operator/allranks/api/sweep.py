@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, StringConstraints
 
 from allranks.api import cel_rules as cel
 from allranks.api.job import Metadata
+from allranks.api.notify import SweepNotifications
 from allranks.fields import LongText, Model, Name, Opaque, Reason, rules
 
 KIND = "TrainingSweep"
@@ -166,6 +167,11 @@ class SweepSpec(Model):
     )
     stop: Stop | None = Field(
         None, description="When trials that are worse than others are stopped early. Default: never."
+    )
+    notify: SweepNotifications | None = Field(
+        None,
+        description="Who is notified when the sweep ends: of the best trial, or of the reason why it failed. notify of "
+        "the template is about each trial.",
     )
     template: TrialTemplate = Field(
         description="The DistributedTraining of each trial.", json_schema_extra=rules(*cel.FROZEN)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from allranks.api.notify import Entry
 from allranks.api.status import Condition, Time
 from allranks.fields import Count, Model, Name, Reason, Text
 
@@ -103,6 +104,10 @@ class SweepStatus(Model):
     best: Best | None = Field(None, description="The best trial that succeeded.")
     start_time: Time | None = Field(None, description="When the operator first acted on the sweep.")
     completion_time: Time | None = Field(None, description="When the sweep succeeded or failed.")
+    notifications: Annotated[list[Entry], Field(max_length=12)] = Field(
+        default_factory=list,
+        description="Notifications of the end of the sweep: occasion and receiver, with the result of the delivery.",
+    )
     summary: Reason = Field("", description="For kubectl get: trials that have ended, and all trials: 7/20.")
     best_summary: Reason = Field("", description="For kubectl get: the best value and its trial.")
 

@@ -55,11 +55,12 @@ class Reader:
 
     def _objects(self, file: str, namespace: str | None, names: Iterable[str], most: int | None) -> list[Manifest]:
         wanted, cached = set(names), self._read[file]
+        beginnings = tuple(f"{name}-" for name in wanted)
         files = [
             entry
             for entry in self._store.list(namespace or "")
             if _is_object(entry.name, file)
-            if not wanted or any(entry.name.split("/")[1].startswith(f"{name}-") for name in wanted)
+            if not wanted or entry.name.split("/")[1].startswith(beginnings)
         ]
         if most is not None:
             files = sorted(files, key=lambda entry: entry.modified)[-most:]
@@ -83,6 +84,12 @@ class Reader:
             return self.get(namespace, f"{name}-{uid}")
         return next(reversed(self.jobs(namespace, [name])), None)
 
+    def find_sweep(self, namespace: str, name: str, uid: str | None = None) -> Manifest | None:
+        """The newest sweep of that name, or the one with that UID."""
+        if uid is not None:
+            return self.get_sweep(namespace, f"{name}-{uid}")
+        return next(reversed(self.sweeps(namespace, [name])), None)
+
     def find_any(self, namespace: str, name: str, uid: str | None = None) -> Manifest | None:
         """The newest job or sweep of that name, or the one with that UID."""
         if uid is not None:
@@ -91,9 +98,12 @@ class Reader:
 
     def find_trial(self, sweep: Manifest, job: str) -> Manifest | None:
         """The newest job of that name that the sweep owned."""
+        return next(reversed(self.trials(sweep, [job])), None)
+
+    def trials(self, sweep: Manifest, names: Iterable[str]) -> list[Manifest]:
+        """The jobs of these names that the sweep owned, oldest first."""
         metadata = sweep["metadata"]
-        jobs = reversed(self.jobs(metadata["namespace"], [job]))
-        return next((one for one in jobs if metadata["uid"] in _owners(one)), None)
+        return [one for one in self.jobs(metadata["namespace"], names) if metadata["uid"] in _owners(one)]
 
     def get(self, namespace: str, folder: str) -> Manifest | None:
         """The job in a folder `NAME-UID` of a namespace."""

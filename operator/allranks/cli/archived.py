@@ -56,13 +56,19 @@ class Archive:
         an archive. `sweeps`: a job or a sweep. Raises ArchiveError."""
         if not self.url:
             return None
-        job = (self.reader.find_any if sweeps else self.reader.find)(namespace, name, self.uid)
-        if job is not None:
-            metadata = job["metadata"]
+        return self._announced((self.reader.find_any if sweeps else self.reader.find)(namespace, name, self.uid))
+
+    def find_sweep(self, namespace: str, name: str) -> Manifest | None:
+        """The newest archived sweep of that name, in the same way. Raises ArchiveError."""
+        return self._announced(self.reader.find_sweep(namespace, name, self.uid)) if self.url else None
+
+    def _announced(self, found: Manifest | None) -> Manifest | None:
+        if found is not None:
+            metadata = found["metadata"]
             created = metadata.get("creationTimestamp") or "at an unknown time"
-            text = f"{name} is shown from the archive {self.url} (created {created}, UID {metadata['uid']})"
+            text = f"{metadata['name']} is shown from the archive {self.url} (created {created}, UID {metadata['uid']})"
             click.echo(click.style(text, dim=True), err=True)
-        return job
+        return found
 
 
 archive_option = click.option(

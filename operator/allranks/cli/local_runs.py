@@ -13,6 +13,7 @@ from allranks.control_sequences import clean
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.job_codec import ranks_of
 from allranks.local.run_directories import RUN_FILE, RunsError, StoredRun, find_run, similar_job
+from allranks.local.sweep_files import find_sweep
 
 _INSTEAD = {
     "logs": "`allranks runs logs {run}` prints its logs",
@@ -30,12 +31,15 @@ def is_elsewhere(error: AllranksError) -> bool:
 
 def note_run(error: AllranksError, command: str, name: str | None) -> None:
     """Prints, after the error, which command is for the newest run of this job on this machine, or of a job of a
-    similar name, if there is one."""
+    similar name, if there is one; or for the sweep of that name."""
     if not name or not is_elsewhere(error):
         return
     if run := newest_run(name):
         instead = _INSTEAD[command].format(run=name)
         print_problem("note", f"{name} ran on this machine ({run.directory}, {run.phase}): {instead}")
+    elif sweep := find_sweep(name):
+        instead = f"`allranks report {name}` prints its report"
+        print_problem("note", f"{name} is a sweep that ran on this machine ({sweep}): {instead}")
     elif near := similar_job(name):
         print_problem("note", f"{near} ran on this machine, did you mean it? {_INSTEAD[command].format(run=near)}")
 

@@ -7,16 +7,19 @@ operator was killed is delivered again, with the same id.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from allranks.api.job import Job
-from allranks.api.notify import Notification
+from allranks.api.notify import Notification, Target
 from allranks.api.status import FINISHED, Status
 from allranks.core import hang_detection, stragglers
 from allranks.core.model import Event, Observed, Plan, Platform
 from allranks.core.status_update import changed
+from allranks.core.sweeps.trial_job import SWEEP_LABEL
 
+T = TypeVar("T", bound=Target)
 MOST_ENTRIES = 12
 SENT, FAILED = " sent", " failed"
 WEBHOOK = "webhook-"
@@ -29,7 +32,7 @@ def with_outbox(observed: Observed, plan: Plan) -> Plan:
     after = plan.status or before
     if plan.delete_job or not (observed.platform.notifies or before.notifications):
         return plan
-    entries, events = _with_results(before.notifications, observed)
+    entries, events = with_results(before.notifications, observed.notified)
     if plan.status is not None and observed.platform.notifies:
         for occasion in _occasions(before, after):
             kind = occasion.partition("/")[0]
@@ -37,28 +40,34 @@ def with_outbox(observed: Observed, plan: Plan) -> Plan:
                 key = f"{occasion} {receiver}"
                 if not any(entry == key or entry.startswith(f"{key} ") for entry in entries):
                     entries.append(key)
-    entries = _bounded(entries)
+    entries = bounded(entries)
     if entries == after.notifications:
         return plan
     return replace(plan, status=changed(after, notifications=entries), events=(*plan.events, *events))
 
 
-def pending(status: Status) -> list[str]:
-    return [entry for entry in status.notifications if not entry.endswith((SENT, FAILED))]
+def pending(entries: Iterable[str]) -> list[str]:
+    return [entry for entry in entries if not entry.endswith((SENT, FAILED))]
 
 
 def subscribers(job: Job, platform: Platform, kind: str) -> list[str]:
-    """Names of the receivers: those of the job, of its pool, and those that get notifications about all jobs."""
-    named = [name for name, one in named_notifications(job, platform) if kind in one.occasions]
-    return list(dict.fromkeys([*named, *platform.notifies.get(kind, ())]))
+    """Names of the receivers: those of the job, of its pool, and those that get notifications about all jobs. The last
+    two are notified of the end of a sweep, and not of that of each trial."""
+    if kind in FINISHED and SWEEP_LABEL in job.metadata.labels:
+        return [name for name, one in named("", job.spec.notify or ()) if kind in one.occasions]
+    found = [name for name, one in named_notifications(job, platform) if kind in one.occasions]
+    return list(dict.fromkeys([*found, *platform.notifies.get(kind, ())]))
 
 
 def named_notifications(job: Job, platform: Platform) -> Iterator[tuple[str, Notification]]:
     """(name of the receiver, entry of the job or its pool)"""
-    of_pool = (platform.pool.notify or []) if job.spec.pool and platform.pool else []
-    for prefix, listed in (("", job.spec.notify or []), ("p", of_pool)):
-        for place, one in enumerate(listed):
-            yield one.receiver or f"{WEBHOOK}{prefix}{place}", one
+    yield from named("", job.spec.notify or ())
+    yield from named("p", (platform.pool.notify or ()) if job.spec.pool and platform.pool else ())
+
+
+def named(prefix: str, listed: Iterable[T]) -> Iterator[tuple[str, T]]:
+    for place, one in enumerate(listed):
+        yield one.receiver or f"{WEBHOOK}{prefix}{place}", one
 
 
 def _occasions(before: Status, after: Status) -> Iterator[str]:
@@ -79,10 +88,11 @@ def _occasions(before: Status, after: Status) -> Iterator[str]:
         yield f"LowUtilization/{after.attempt}"
 
 
-def _with_results(entries: Iterable[str], observed: Observed) -> tuple[list[str], list[Event]]:
+def with_results(entries: Iterable[str], notified: Mapping[str, str]) -> tuple[list[str], list[Event]]:
+    """The entries with the results of their deliveries, and an Event for each that failed."""
     out, events = [], []
     for entry in entries:
-        result = observed.notified.get(entry, "")
+        result = notified.get(entry, "")
         out.append(entry + result)
         if result == FAILED:
             occasion, _, receiver = entry.partition(" ")
@@ -91,7 +101,7 @@ def _with_results(entries: Iterable[str], observed: Observed) -> tuple[list[str]
     return out, events
 
 
-def _bounded(entries: list[str]) -> list[str]:
+def bounded(entries: list[str]) -> list[str]:
     """Removes entries beyond MOST_ENTRIES: delivered ones are dropped first, the oldest before newer ones."""
     while len(entries) > MOST_ENTRIES:
         over = next((entry for entry in entries if entry.endswith((SENT, FAILED))), entries[0])

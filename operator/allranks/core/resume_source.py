@@ -10,7 +10,7 @@ from allranks.api.status import FINISHED, WITHOUT_PODS
 
 _FIELD = "spec.resumeFrom"
 _LONGEST = 512
-_WITH_A_POD = frozenset({"emptyDir", "ephemeral"})
+WITH_A_POD = frozenset({"emptyDir", "ephemeral"})
 """Volumes that are deleted with their pod."""
 
 
@@ -52,7 +52,7 @@ def locate(job: Job, source: ResumeSource | None) -> tuple[str, list[tuple[str, 
         return "", [(_FIELD, f"{text}, {name}/STEP, or suspend it first")]
     if theirs.volume and theirs.volume != own.volume:
         kind = next(iter(theirs.volume.model_dump(by_alias=True, exclude_none=True)), "unknown")
-        if kind in _WITH_A_POD:
+        if kind in WITH_A_POD:
             return "", [(_FIELD, f"the checkpoints of {name} are gone: a volume of type {kind} ends with its pod")]
         text = f"the checkpoints of {name} are on a volume ({kind}) that this job does not have"
         return "", [(_FIELD, f"{text}: only a claim, or the same spec.checkpoint.volume, can be read")]
@@ -70,7 +70,7 @@ def locate(job: Job, source: ResumeSource | None) -> tuple[str, list[tuple[str, 
 def shared(checkpoint: Checkpoint | None) -> bool:
     """Whether all pods of the job have the same checkpoints."""
     volume = checkpoint.volume.model_dump(by_alias=True) if checkpoint and checkpoint.volume else {}
-    return checkpoint is not None and not _WITH_A_POD & volume.keys()
+    return checkpoint is not None and not WITH_A_POD & volume.keys()
 
 
 def parts(address: str) -> tuple[str, str]:

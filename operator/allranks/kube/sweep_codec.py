@@ -149,9 +149,13 @@ def trial_job(job: Manifest, sweep_uid: str) -> TrialJob:
         observed = job_codec.status(job)
     except DecodeError:
         observed = Status()  # the operator marks such a job
-    owners = metadata.get("ownerReferences") or ()
-    owned = any(owner.get("controller") and owner.get("uid") == sweep_uid for owner in owners)
-    return TrialJob(metadata["name"], observed, owned, suspended, "deletionTimestamp" in metadata)
+    return TrialJob(metadata["name"], observed, is_owned(job, sweep_uid), suspended, "deletionTimestamp" in metadata)
+
+
+def is_owned(job: Manifest, sweep_uid: str) -> bool:
+    """Whether the job belongs to the sweep with this UID."""
+    owners = job["metadata"].get("ownerReferences") or ()
+    return any(owner.get("controller") and owner.get("uid") == sweep_uid for owner in owners)
 
 
 def sweep_of(job: Manifest) -> str:

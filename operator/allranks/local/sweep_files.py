@@ -14,7 +14,7 @@ SWEEP_FILE = "sweep.json"
 
 def find_sweep(name: str, root: Path = ROOT) -> Path | None:
     """The newest run directory of the sweep."""
-    found = [path.parent for path in root.glob(f"{name}/*/{SWEEP_FILE}") if not path.parent.is_symlink()]
+    found = [path.parent for path in (root / name).glob(f"*/{SWEEP_FILE}") if not path.parent.is_symlink()]
     return max(found, key=lambda path: path.name, default=None)
 
 

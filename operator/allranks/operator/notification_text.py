@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import datetime
 from email.message import EmailMessage
-from typing import Any
+from typing import Any, Literal
 
+from allranks.api.job import PLURAL as JOBS
 from allranks.api.status import Status
+from allranks.api.sweep import PLURAL as SWEEPS
 from allranks.core.model import Observed
 from allranks.core.root_cause import describe_failure
+from allranks.core.sweeps.model import SweepObserved
 from allranks.masking import mask_log, secrets_in
 from allranks.version import __version__
 
@@ -21,6 +25,7 @@ _TYPES = {
     "Straggling": "straggling",
     "LowUtilization": "lowutilization",
 }
+_PLURALS = {"job": JOBS, "sweep": SWEEPS}
 _LAST_LINES = 1500
 
 
@@ -32,13 +37,15 @@ class Note:
     occasion: str
     namespace: str
     name: str
-    attempt: int
+    attempt: int | None
+    """None for a sweep."""
     time: str
     title: str
     details: str
     """What failed first, who is slow; with the last lines of the log, in which secrets are masked."""
     link: str
-    cost: str
+    cost: str = ""
+    kind: Literal["job", "sweep"] = "job"
 
 
 def note(observed: Observed, entry: str, link: str) -> Note:
@@ -53,12 +60,43 @@ def note(observed: Observed, entry: str, link: str) -> Note:
         namespace=job.namespace,
         name=job.name,
         attempt=int(attempt or 0),
-        time=observed.now.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        time=_stamp(observed.now),
         title=title,
         details=mask_log(_details(occasion, int(attempt or 0), status), secrets),
         link=link.replace("{namespace}", job.namespace).replace("{name}", job.name),
         cost=status.cost.summary if status.cost else "",
     )
+
+
+def sweep_note(observed: SweepObserved, entry: str, link: str) -> Note:
+    """The notification of the end of a sweep: the best trial with its value and parameters, or why there is none."""
+    occasion, sweep, status = entry.split(" ")[0], observed.sweep, observed.status
+    namespace, name = sweep.metadata.namespace, sweep.metadata.name
+    condition = status.condition("Complete" if occasion == "Succeeded" else "Failed")
+    counts = ", ".join(f"{count} {phase}" for phase, count in status.counts.model_dump().items() if count)
+    best = status.best.parameters if status.best else {}
+    lines = [
+        condition.message if condition else "",
+        f"Best parameters: {', '.join(f'{key}={value}' for key, value in best.items())}" if best else "",
+        f"Trials: {status.summary} ended, {counts}" if counts else "",
+    ]
+    secrets = secrets_in(sweep.spec.model_dump(mode="json", by_alias=True, exclude_none=True))
+    return Note(
+        id=f"{sweep.metadata.uid}/{entry.replace(' ', '/')}",
+        occasion=occasion,
+        namespace=namespace,
+        name=name,
+        attempt=None,
+        time=_stamp(observed.now),
+        title=f"sweep {namespace}/{name} {_WORDS[occasion]}",
+        details=mask_log("\n".join(line for line in lines if line), secrets),
+        link=link.replace("{namespace}", namespace).replace("{name}", name),
+        kind="sweep",
+    )
+
+
+def _stamp(now: datetime) -> str:
+    return now.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 _WORDS = {
@@ -118,12 +156,12 @@ def cloud_event(one: Note) -> bytes:
     event = {
         "specversion": "1.0",
         "id": one.id,
-        "source": f"/apis/allranks.dev/namespaces/{one.namespace}/distributedtrainings/{one.name}",
-        "type": f"dev.allranks.job.{_TYPES[one.occasion]}",
+        "source": f"/apis/allranks.dev/namespaces/{one.namespace}/{_PLURALS[one.kind]}/{one.name}",
+        "type": f"dev.allranks.{one.kind}.{_TYPES[one.occasion]}",
         "subject": f"{one.namespace}/{one.name}",
         "time": one.time,
         "datacontenttype": "application/json",
-        "data": {key: value for key, value in data.items() if value != ""},
+        "data": {key: value for key, value in data.items() if value not in ("", None)},
     }
     return json.dumps(event).encode()
 

@@ -11,14 +11,17 @@ import contextlib
 import logging
 import smtplib
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import aiohttp
 
+from allranks.api.notify import Target
 from allranks.core import notifications
 from allranks.core.model import Observed
+from allranks.core.sweeps import outbox
+from allranks.core.sweeps.model import SweepObserved
 from allranks.operator import notification_text as texts
 from allranks.operator.cache import JobKey
 from allranks.operator.receivers import ReceiverConfig, Receivers, ReceiversFile, Smtp
@@ -26,7 +29,7 @@ from allranks.operator.receivers import ReceiverConfig, Receivers, ReceiversFile
 logger = logging.getLogger("allranks.operator")
 
 Id = tuple[str, str]
-"""(UID of the job, entry of its status)"""
+"""(UID of the job or sweep, entry of its status)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,19 @@ class Pace:
     """Deliveries under way or waiting, of all receivers. Further ones fail at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What a delivery needs of the job or sweep."""
+
+    uid: str
+    entries: Sequence[str]
+    """Those that are pending."""
+    targets: Callable[[], Mapping[str, Target]]
+    """Name of a receiver -> the entry that names it."""
+    note: Callable[[str, Receivers], texts.Note]
+    """Makes the notification of an entry."""
+
+
 class DeliveryError(Exception):
     """`again`: whether another try can help."""
 
@@ -51,7 +67,7 @@ class DeliveryError(Exception):
 
 
 class Notifier:
-    """One for each session. `wake` has a job reconciled, so that a result is written."""
+    """Two for each session: of jobs and of sweeps. `wake` has one reconciled, so that a result is written."""
 
     def __init__(self, file: ReceiversFile, wake: Callable[[JobKey], None], pace: Pace | None = None) -> None:
         self._file, self._wake, self._pace = file, wake, pace or Pace()
@@ -72,8 +88,30 @@ class Notifier:
 
     def exchange(self, key: JobKey, observed: Observed) -> Mapping[str, str]:
         """Entry -> its result. Starts the deliveries of the other pending entries."""
-        uid = observed.job.metadata.uid
-        entries = notifications.pending(observed.status)
+        return self._exchange(
+            key,
+            _About(
+                observed.job.metadata.uid,
+                notifications.pending(observed.status.notifications),
+                lambda: dict(notifications.named_notifications(observed.job, observed.platform)),
+                lambda entry, receivers: texts.note(observed, entry, receivers.link),
+            ),
+        )
+
+    def exchange_sweep(self, key: JobKey, observed: SweepObserved) -> Mapping[str, str]:
+        """The same for a sweep."""
+        return self._exchange(
+            key,
+            _About(
+                observed.sweep.metadata.uid,
+                notifications.pending(observed.status.notifications),
+                lambda: outbox.targets(observed),
+                lambda entry, receivers: texts.sweep_note(observed, entry, receivers.sweep_link),
+            ),
+        )
+
+    def _exchange(self, key: JobKey, about: _About) -> Mapping[str, str]:
+        uid, entries = about.uid, about.entries
         if not entries and not self._results:
             return {}
         for one in [one for one in self._results if one[0] == uid and one[1] not in entries]:
@@ -81,22 +119,21 @@ class Notifier:
         for entry in entries:
             one = uid, entry
             if one not in self._results and one not in self._tasks:
-                self._start(one, key, observed)
+                self._start(one, key, about)
         return {entry: self._results[uid, entry] for entry in entries if (uid, entry) in self._results}
 
-    def _start(self, one: Id, key: JobKey, observed: Observed) -> None:
+    def _start(self, one: Id, key: JobKey, about: _About) -> None:
         receivers = self._file.read()
         name = one[1].rpartition(" ")[2]
         try:
-            named = dict(notifications.named_notifications(observed.job, observed.platform))
-            receiver = receivers.resolve(name, named, observed.job.namespace)
+            receiver = receivers.resolve(name, about.targets(), key[0])
             if len(self._tasks) >= self._pace.most:
                 raise ValueError("too many notifications are under way")
         except ValueError as error:
             logger.warning("notification %s of %s: %s", one[1], "/".join(key), error)
             self._results[one] = notifications.FAILED
             return
-        note = texts.note(observed, one[1], receivers.link)
+        note = about.note(one[1], receivers)
         task = asyncio.get_running_loop().create_task(self._deliver(one, key, receiver, receivers, note))
         self._tasks[one] = task
         task.add_done_callback(lambda _: self._tasks.pop(one, None))

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import Field, ValidationError
 
-from allranks.api.notify import Notification, Occasion, Receiver, Webhook
+from allranks.api.notify import Occasion, Receiver, Target, Webhook
 from allranks.fields import Model
 
 logger = logging.getLogger("allranks.operator")
@@ -57,6 +57,8 @@ class Receivers(Model):
     """HOST or HOST:PORT of webhooks that jobs and pools may name."""
     link: str = ""
     """Address of a page about the job, with {namespace} and {name}."""
+    sweep_link: str = ""
+    """The same about a sweep."""
 
     def for_all(self, namespace: str) -> dict[str, tuple[str, ...]]:
         """Occasion -> the receivers that are notified about every job of the namespace."""
@@ -65,7 +67,7 @@ class Receivers(Model):
             for occasion in OCCASIONS
         }
 
-    def resolve(self, name: str, named: Mapping[str, Notification], namespace: str) -> ReceiverConfig:
+    def resolve(self, name: str, named: Mapping[str, Target], namespace: str) -> ReceiverConfig:
         """The receiver of an entry. Raises ValueError with the reason why it cannot be used."""
         if (entry := named.get(name)) is not None and entry.webhook is not None:
             return self._webhook(name, entry.webhook)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 from allranks.api.job import GROUP, KIND, PLURAL, Job
+from allranks.api.pool import PoolSpec
 from allranks.core.model import Manifest, Platform, PodRef
 from allranks.core.naming import JOB_LABEL
 from allranks.core.optional_kinds import GANGS, QUEUES, OptionalKind
@@ -102,6 +103,8 @@ class Session:
                 renewed_after=settings.watch_timeout,
                 timing=timing,
                 clock=clock,
+                receivers=ReceiversFile(settings.receivers),
+                pool=self._pool,
             )
             if settings.sweeps
             else None
@@ -216,6 +219,8 @@ class Session:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self.notifier.close()
+            if self.sweeps:
+                await self.sweeps.notifier.close()
             await self.client.close()
 
     async def _crds_installed(self, stopping: asyncio.Task[bool]) -> bool:
@@ -290,7 +295,7 @@ class Session:
 
     def _platform(self, job: Job) -> Platform:
         settings, policy = self._settings, self.namespaces.policy(job.namespace)
-        pool = job.spec.pool or policy.default_pool
+        named = job.spec.pool or policy.default_pool
         return Platform(
             helper_image=settings.helper_image,
             helper_pull_secrets=settings.helper_pull_secrets,
@@ -299,13 +304,18 @@ class Session:
             report_url=settings.report_url,
             network_policies=settings.network_policies,
             disruption_budgets=settings.disruption_budgets,
-            pool=self.pools.get(pool) if pool else None,
-            pool_refused=self.pools.refused if pool else "",
+            pool=self._pool(job.namespace, job.spec.pool),
+            pool_refused=self.pools.refused if named else "",
             notifies=self.notifier.for_all(job.namespace),
             policy=policy,
             coscheduling_scheduler=settings.coscheduling_scheduler,
             namespace_labels=self.namespaces.labels(job.namespace),
         )
+
+    def _pool(self, namespace: str, named: str | None) -> PoolSpec | None:
+        """The pool of a job that names it, or of one that names none."""
+        pool = named or self.namespaces.policy(namespace).default_pool
+        return self.pools.get(pool) if pool else None
 
     def enqueue_users(self, pool: str | None) -> None:
         """Enqueues the jobs that use this pool; None means any pool."""

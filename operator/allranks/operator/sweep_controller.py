@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from allranks.api.pool import PoolSpec
 from allranks.api.sweep import Sweep, SweepSpec
 from allranks.api.sweep_status import SweepStatus
 from allranks.core.model import Event, Manifest
@@ -22,6 +23,8 @@ from allranks.kube.job_codec import DecodeError
 from allranks.kube.merge_patch import diff
 from allranks.operator.cache import JobCache, JobKey
 from allranks.operator.event_recorder import Recorder
+from allranks.operator.notifier import Notifier
+from allranks.operator.receivers import ReceiversFile
 from allranks.operator.sweep_cache import DecodedSweeps, SweepCache
 from allranks.operator.timing import Clock, Timing
 from allranks.operator.workqueue import ShutDown, WorkQueue
@@ -65,8 +68,12 @@ class SweepController:
         timing: Timing,
         clock: Clock,
         decide: Decide = plan,
+        receivers: ReceiversFile | None = None,
+        pool: Callable[[str, str | None], PoolSpec | None] = lambda namespace, name: None,
     ) -> None:
-        self._decide = decide
+        """`pool`: that of a job in the namespace which names it, or names none."""
+        self._decide, self._pool = decide, pool
+        self.notifier = Notifier(receivers or ReceiversFile(""), self._enqueue)
         self._client, self._jobs, self._recorder, self._suggest = client, jobs, recorder, suggest
         self._enqueue_job, self._timing, self._clock = enqueue_job, timing, clock
         self.queue: WorkQueue[JobKey] = WorkQueue(clock, lambda failed: min(timing.retry_max, 2.0 ** min(failed, 9)))
@@ -143,7 +150,7 @@ class SweepController:
             try:
                 sweep, status = self._decode(key, raw), sweep_codec.status(raw)
                 await self._read_missing(key[0], status)
-                wanted = self._decide(self._observe(key[0], sweep, status, state))
+                wanted = self._decide(self._observe(key, sweep, status, state))
             except DecodeError as error:
                 await self._report_invalid(key, raw, state, str(error))
                 return tried
@@ -189,11 +196,19 @@ class SweepController:
             self._decoded.keep(key, uid, generation, self.sweeps.size(key), found)
         return found
 
-    def _observe(self, namespace: str, sweep: Sweep, status: SweepStatus, state: _State) -> SweepObserved:
+    def _observe(self, key: JobKey, sweep: Sweep, status: SweepStatus, state: _State) -> SweepObserved:
+        namespace = key[0]
         names = {trial.job for trial in status.trials}
         found = {name: job for name in names if (job := self._jobs.get((namespace, name))) is not None}
         jobs = {name: sweep_codec.trial_job(job, sweep.metadata.uid) for name, job in found.items()}
-        return SweepObserved(sweep, status, jobs, self._clock.now(), state.suggested, state.rejected)
+        observed = SweepObserved(sweep, status, jobs, self._clock.now(), state.suggested, state.rejected)
+        notifies = self.notifier.for_all(namespace)
+        if not (notifies or status.notifications):
+            return observed
+        name = sweep.template.get("pool")
+        pool = self._pool(namespace, name if isinstance(name, str) else None)
+        observed = replace(observed, notifies=notifies, pool_notify=(pool.notify or ()) if pool else ())
+        return replace(observed, notified=self.notifier.exchange_sweep(key, observed))
 
     async def _read_missing(self, namespace: str, status: SweepStatus) -> None:
         """A job that is not cached may only not be watched yet: it counts as deleted if the API server has none."""

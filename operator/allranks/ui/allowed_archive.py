@@ -135,6 +135,11 @@ class AllowedArchive:
         await self._check([SWEEPS, JOBS], namespace)
         return await self._shared.of(namespace).trial(sweep, job)
 
+    async def trials(self, sweep: Manifest, names: Sequence[str]) -> list[Manifest]:
+        namespace = sweep["metadata"]["namespace"]
+        await self._check([SWEEPS, JOBS], namespace)
+        return await self._shared.of(namespace).trials(sweep, names)
+
     async def _check(self, rights: Sequence[Right], namespace: str) -> None:
         """Before the archive is read: who has no right does not learn what it has."""
         if self._namespace not in (None, namespace):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from allranks.archive.layout import LogName
@@ -87,6 +87,10 @@ class ArchivedJobs:
         if found is None:
             raise Problem(404, f"the archive {self.url} has no job {job} of the sweep {sweep['metadata']['name']}")
         return _entry(found)
+
+    async def trials(self, sweep: Manifest, names: Sequence[str]) -> list[Manifest]:
+        """The jobs of these names that the sweep owned."""
+        return await asyncio.to_thread(self._reader.trials, sweep, names)
 
     async def get(self, namespace: str, folder: str) -> Entry:
         """`folder`: NAME-UID. Raises Problem."""

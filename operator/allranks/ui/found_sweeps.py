@@ -1,25 +1,28 @@
-"""Sweeps of the cluster, of this machine, and deleted ones of the archive: where they are, and what lists show."""
+"""Sweeps of the cluster, of this machine, and deleted ones of the archive: where they are, what lists show, and their
+reports."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
 from allranks.archive.writer import folder_of
+from allranks.cli import sweep_jobs
 from allranks.cli.format.duration import age
 from allranks.cli.job_report import sweep as sweep_report
 from allranks.cli.job_report.sweep import SweepReport
+from allranks.cli.job_report.sweep_cost import FoundJob, TrialJobs
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube import paths
 from allranks.kube.job_codec import DecodeError
 from allranks.local.sweep_files import SWEEP_FILE, read_sweep, stored_sweeps
 from allranks.ui.cluster_jobs import ClusterJobs
-from allranks.ui.entries import Manifest, Source, owner_sweep
+from allranks.ui.entries import Entry, Manifest, Source, owner_sweep
 from allranks.ui.problems import Problem
 from allranks.ui.state import State
 
@@ -37,14 +40,6 @@ class Found(NamedTuple):
     @property
     def path(self) -> str:
         return "/".join(quote(part, safe="") for part in (self.source, self.group, self.name))
-
-    @property
-    def report(self) -> SweepReport:
-        """Raises Problem."""
-        try:
-            return sweep_report.build(self.manifest)
-        except DecodeError as error:
-            raise Problem(409, f"the sweep {self.name} cannot be read: {error}") from error
 
     @property
     def phase(self) -> str:
@@ -139,6 +134,52 @@ async def find(state: State, source: Source, group: str, name: str) -> Found:
     if found is None:
         raise Problem(404, f"there is no sweep {name} in namespace {group}")
     return found
+
+
+async def report(state: State, found: Found) -> SweepReport:
+    """The report, which has the GPU time of the trials. Raises Problem."""
+    jobs = await _trial_jobs(state, found)
+    try:
+        # Hundreds of statuses are decoded: other requests must not wait for it.
+        return await asyncio.to_thread(_built, found, jobs)
+    except DecodeError as error:
+        raise Problem(409, f"the sweep {found.name} cannot be read: {error}") from error
+
+
+def _built(found: Found, jobs: Callable[[], TrialJobs]) -> SweepReport:
+    made = sweep_report.build(found.manifest, jobs())
+    _ = made.cost
+    return made
+
+
+async def _trial_jobs(state: State, found: Found) -> Callable[[], TrialJobs]:
+    """What decodes the jobs of the trials: those that exist until now, and deleted ones until their last moment."""
+    if found.source == "runs":
+        return lambda: sweep_jobs.of_run(state.runs.root / found.group / found.name)
+    own: list[Entry] = []
+    deleted: list[Manifest] = []
+    problem = ""
+    try:
+        uid = found.manifest["metadata"].get("uid")
+        entries = await state.entries("jobs")
+        own = [one for one in entries if one.group == found.group and _is_trial(one, uid)]
+        names = sweep_jobs.missing(found.manifest, {entry.name for entry in own})
+        if names and state.archive:
+            deleted = await state.archive.trials(found.manifest, names)
+    except (AllranksError, Problem) as error:
+        problem = str(error)
+    now = state.now()
+
+    def decoded() -> TrialJobs:
+        there = [FoundJob(entry.name, entry.status, now) for entry in own]
+        return TrialJobs([*there, *map(sweep_jobs.ended, deleted)], problem)
+
+    return decoded
+
+
+def _is_trial(entry: Entry, uid: str | None) -> bool:
+    owner = owner_sweep(entry.manifest)
+    return owner is not None and owner["uid"] == uid
 
 
 async def events(state: State, found: Found) -> list[Manifest]:

@@ -51,6 +51,10 @@ class DistributedTraining(BaseModel):
     status: Status | None = Field(None, description="Written by the operator.")
 
 
+GpuCost = Annotated[dict[str, Any], WithJsonSchema(described_as("Cost"))]
+"""The type of the report on a job, which the document has already."""
+
+
 class TrainingSweep(BaseModel):
     """A sweep."""
 
@@ -61,6 +65,12 @@ class TrainingSweep(BaseModel):
     status: sweep_status.SweepStatus | None = Field(None, description="Written by the operator.")
     importances: dict[str, float] | None = Field(
         None, description="Share of the differences between trials that each parameter explains. Not in lists."
+    )
+    cost: GpuCost | None = Field(
+        None, description="GPU-hours and money of all trials; null without GPUs. Not in lists."
+    )
+    trialCosts: dict[str, GpuCost] | None = Field(
+        None, description="The same of each trial with GPUs, by its number. Not in lists."
     )
 
 

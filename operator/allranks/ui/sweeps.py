@@ -43,9 +43,9 @@ async def archive(state: StateOf, namespace: Namespace = None) -> Response:
 
 
 @rest.get(ITEM, response_model=answers.Sweep, summary="A sweep with its status")
-async def one(found: FoundOf) -> Response:
-    """The same as `allranks report -o json`: the sweep, with the importance of its parameters."""
-    return answers.as_printed(found.report.as_json())
+async def one(state: StateOf, found: FoundOf) -> Response:
+    """The same as `allranks report -o json`: the sweep, with the importance of its parameters and its GPU time."""
+    return answers.as_printed((await found_sweeps.report(state, found)).as_json())
 
 
 @rest.get(ITEM + "/events", response_model=answers.EventList, summary="The Events of a sweep")
@@ -54,9 +54,10 @@ async def events(state: StateOf, found: FoundOf) -> Response:
 
 
 @rest.get(ITEM + "/report.html", response_class=HTMLResponse, summary="The report on a sweep as a page")
-async def report_page(found: FoundOf) -> HTMLResponse:
+async def report_page(state: StateOf, found: FoundOf) -> HTMLResponse:
     policy = f"{html.POLICY}; frame-ancestors 'none'; sandbox"
-    return HTMLResponse(sweep_report.page(found.report), headers={"Content-Security-Policy": policy})
+    report = await found_sweeps.report(state, found)
+    return HTMLResponse(sweep_report.page(report), headers={"Content-Security-Policy": policy})
 
 
 @pages.get("/sweeps")
@@ -93,7 +94,7 @@ async def sweep(state: StateOf, found: FoundOf) -> Response:
         live=stream_address(source=found.source, group=found.group) if found.source == "jobs" else "",
         warning=state.problem if found.source == "jobs" else "",
         found=found,
-        report=found.report,
+        report=await found_sweeps.report(state, found),
         address=_trials(found),
         events=rows,
         events_note=note,

@@ -63,6 +63,7 @@ def test_every_field_is_parsed():
             parallel=3,
             suspend=True,
             stop={"rule": "Median", "minSteps": 10, "factor": 2},
+            notify=[{"receiver": "team"}],
         )
     ).spec
     assert spec.parameters["d"].values == ["x", 1, 0.5, True]
@@ -207,3 +208,13 @@ def test_points_of_a_grid_include_both_bounds_and_have_few_digits():
     ).spec.parameters
     values = [sweep_values.grid_value(parameters["lr"], index) for index in range(4)]
     assert values == ["0.0001", "0.001", "0.01", "0.1"]
+
+
+def test_a_notification_of_a_sweep_has_one_receiver_and_occasions_of_a_sweep():
+    notify = [{"receiver": "team"}, {"webhook": {"url": "https://example.org/x"}, "occasions": ["Failed"]}]
+    [every, failures] = parse_sweep(sweep(notify=notify)).spec.notify or []
+    assert (every.occasions, failures.occasions) == (["Succeeded", "Failed"], ["Failed"])
+    both = [{"receiver": "team", "webhook": {"url": "https://example.org/x"}}]
+    assert problems(sweep(notify=both)) == [("spec.notify[0]", "set either receiver or webhook")]
+    [(path, _)] = problems(sweep(notify=[{"receiver": "team", "occasions": ["Hung"]}]))
+    assert path == "spec.notify[0].occasions[0]"

@@ -99,6 +99,16 @@ def test_if_the_cluster_does_not_have_the_job_the_command_for_the_run_is_named(c
     assert notes(result) == [f"note: penguins ran on this machine ({RUN}, Failed): {NOTES[command]}"]
 
 
+@pytest.mark.parametrize("command", ["get", "describe", "top"])
+def test_for_a_sweep_of_this_machine_its_report_is_named(folder: Path, command: str):
+    directory = folder / "runs" / "search" / "20260304-100000"
+    directory.mkdir(parents=True)
+    (directory / "sweep.json").write_text("{}")
+    result = allranks(command, "search")
+    text = "search is a sweep that ran on this machine (runs/search/20260304-100000): `allranks report search` prints"
+    assert (result.exit_code, notes(result)) == (1, [f"note: {text} its report"])
+
+
 @pytest.mark.parametrize("command", ["logs", "get", "describe", "top", "report"])
 def test_without_a_run_of_that_name_the_error_says_where_runs_are(command: str):
     result = allranks(command, "seals")

@@ -11,6 +11,7 @@ from allranks.api.status import Condition, PastAttempt, ProgressStatus, Status, 
 from allranks.core import notifications
 from allranks.core.model import Observed, Plan
 from allranks.core.reconcile import reconcile
+from allranks.core.sweeps.trial_job import SWEEP_LABEL
 from support.builders import CLUSTER, NOW, at, failed, job, pod, table
 
 NOTIFYING = replace(CLUSTER, notifies={"Failed": ("oncall",)})
@@ -90,7 +91,7 @@ def test_a_result_is_written_also_to_a_job_that_is_finished() -> None:
     assert plan.status is not None
     assert plan.status.notifications == ["Failed/0 team sent", "Failed/0 oncall failed"]
     assert [event.reason for event in plan.events] == ["NotificationFailed"]
-    assert notifications.pending(plan.status) == []
+    assert notifications.pending(plan.status.notifications) == []
 
 
 def test_the_entry_is_in_the_write_of_the_decision() -> None:
@@ -101,3 +102,13 @@ def test_the_entry_is_in_the_write_of_the_decision() -> None:
     assert plan.write_ahead
     assert plan.status is not None
     assert (plan.status.phase, plan.status.notifications) == ("Failed", ["Failed/0 oncall"])
+
+
+def test_the_end_of_a_trial_goes_to_those_that_its_template_names() -> None:
+    of_pool = PoolSpec(notify=[Notification(receiver="infra")])
+    platform = replace(NOTIFYING, pool=of_pool, notifies={"Failed": ("oncall",), "Hung": ("oncall",)})
+    trial = job(pool="p", notify=ALL)
+    trial = trial.model_copy(update={"metadata": trial.metadata.model_copy(update={"labels": {SWEEP_LABEL: "search"}})})
+    assert notifications.subscribers(trial, platform, "Failed") == ["team"]
+    assert notifications.subscribers(trial, platform, "Hung") == ["team", "infra", "oncall"]
+    assert notifications.subscribers(job(pool="p", notify=ALL), platform, "Failed") == ["team", "infra", "oncall"]

@@ -88,6 +88,9 @@ def test_a_sweep_its_events_and_its_trials_need_their_rights(shared: SharedArchi
     assert [one["reason"] for one in found] == ["TrialStarted"]
     with pytest.raises(Problem, match=r"ada may not get distributedtrainings.allranks.dev in namespace mine"):
         do(user(shared, {(SWEEPS, "mine")}).trial(sweep, "search-0"))
+    with pytest.raises(Problem, match=r"ada may not get distributedtrainings.allranks.dev in namespace mine"):
+        do(user(shared, {(SWEEPS, "mine")}).trials(sweep, ["search-0"]))
+    assert len(do(user(shared, {(SWEEPS, "mine"), (JOBS, "mine")}).trials(sweep, ["search-0", "search-1"]))) == 1
     assert do(user(shared, {(SWEEPS, "mine"), (JOBS, "mine")}).trial(sweep, "search-0")).group == "mine"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from allranks.cli.format.cost import Cost
 from allranks.cli.job_report.model import Report
 from allranks.cli.job_report.timeline import Attempt
 from allranks.cli.queues import Queue
@@ -21,6 +22,7 @@ from allranks.ui.history import HistoryGroup
 from allranks.ui.nodes import Node
 from allranks.ui.openapi import DistributedTraining, TrainingSweep
 from support.job_api import JobApi
+from support.sweep_samples import with_gpu_time
 from support.ui_samples import (
     a_job,
     a_run,
@@ -201,12 +203,19 @@ def test_pods_and_events_have_the_types_that_the_document_names(server: UiServer
     assert_has_type(pods, answers.PodList)
 
 
-def test_a_sweep_and_its_job_have_the_types_that_the_document_names(server: UiServer, tmp_path: Path):
+def test_a_sweep_and_its_job_have_the_types_that_the_document_names(server: UiServer, tmp_path: Path, document: Schema):
     directory = tmp_path / "runs" / "search" / "20260304-100000"
     directory.mkdir(parents=True)
     (directory / "sweep.json").write_text(json.dumps(finished()))
+    trial = directory / "trials" / "search-0"
+    trial.mkdir(parents=True)
+    (trial / "job.json").write_text(json.dumps(with_gpu_time(a_job("search-0", "Succeeded"), 10)))
     found = server.get("/api/v1/sweeps/runs/search/20260304-100000").json
     read = TypeAdapter(TrainingSweep).validate_json(json.dumps(found))
+    assert_has_type(found["cost"], Cost)
+    assert_has_type(found["trialCosts"], dict[str, Cost])
+    cost = document["components"]["schemas"]["TrainingSweep"]["properties"]["cost"]
+    assert cost["anyOf"][0] == {"$ref": "#/components/schemas/Cost"}
     assert set(read.importances or {}) == set(found["spec"]["parameters"])
     job = server.get("/api/v1/jobs/team/penguins").text
     assert TypeAdapter(DistributedTraining).validate_json(job).status.attempt == 1

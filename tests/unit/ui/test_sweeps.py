@@ -12,7 +12,8 @@ import pytest
 from allranks.ui import cluster_jobs
 from support.archives import WrittenArchive
 from support.job_api import JobApi
-from support.sweep_samples import a_sweep, trial_of
+from support.live import eventually
+from support.sweep_samples import a_sweep, trial_of, with_gpu_time
 from support.ui_samples import HOSTILE, a_job, event
 from support.ui_server import UiServer
 from unit.cli.test_sweep_report import finished
@@ -179,3 +180,40 @@ def test_the_page_of_a_sweep_that_exists_has_its_events(with_archive: UiServer, 
     api.forbidden.add("events")
     page = with_archive.get("/sweeps/jobs/team/birds")
     assert (page.status, "trial 0: lr=1" in page.text, "events" in page.text) == (200, False, True)
+
+
+# --- GPU time --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_a_sweep_has_the_gpu_time_and_the_cost_of_its_trials(with_archive: UiServer, api: JobApi):
+    sweep = a_sweep("birds", trials=3)
+    for trial in sweep["status"]["trials"]:
+        trial["job"] = trial["job"].replace("search", "birds")
+        api.put(with_gpu_time(trial_of(sweep, trial["job"], f"uid-{trial['job']}"), 10, 2.5))
+    api.put(with_gpu_time(a_job("birds-other", "Succeeded"), 1000))
+    api.sweeps = [sweep]
+    eventually(lambda: with_archive.get("/api/v1/sweeps/jobs/team/birds").json["trialCosts"].keys() == {"0", "1", "2"})
+    page = with_archive.get("/sweeps/jobs/team/birds").text
+    for text in ("37.5 GPUh", "75.00 EUR", "12.5 GPUh", "25.00 EUR", "lost by NodeLost"):
+        assert text in page
+    found = with_archive.get("/api/v1/sweeps/jobs/team/birds").json
+    assert found["cost"]["spent"] == {"productive": 60, "starting": 0, "waiting": 0, "lost": 15}
+    assert "75.00 EUR" in with_archive.get("/api/v1/sweeps/jobs/team/birds/report.html").text
+
+
+def test_the_page_of_a_deleted_sweep_has_the_gpu_time_of_its_archived_jobs(
+    with_archive: UiServer, archive: WrittenArchive
+):
+    archive.job(with_gpu_time(trial_of(a_sweep(), "search-1", "t1"), 10, 2.5))
+    page = with_archive.get(f"/sweeps/{GONE}").text
+    assert "12.5 GPUh" in page
+    assert "10 jobs are missing, and their GPU time is not counted: search-2, search-3" in page
+    assert with_archive.get(f"/api/v1/sweeps/{GONE}").json["cost"]["spent"]["productive"] == 20
+
+
+def test_the_page_of_a_sweep_of_this_machine_has_the_gpu_time_of_its_runs(server: UiServer, tmp_path: Path):
+    store(tmp_path)
+    folder = tmp_path / "runs" / "search" / "20260304-100000" / "trials" / "search-0"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(json.dumps(with_gpu_time(a_job("search-0", "Succeeded"), 10, price=None)))
+    assert "10.0 GPUh" in server.get("/sweeps/runs/search/20260304-100000").text

@@ -1,4 +1,4 @@
-"""`allranks describe`: prints the details of a job."""
+"""`allranks describe`: prints the details of a job or a sweep."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Any
 import click
 
 from allranks.api.status import Status
-from allranks.cli.archived import Archive, also_missing, archive_options, find_job, without_cluster
+from allranks.api.sweep import KIND as SWEEP
+from allranks.cli.archived import Archive, also_missing, archive_options, find_job_or_sweep, without_cluster
 from allranks.cli.completers import complete_jobs
+from allranks.cli.description import Fact, conditions, facts, of_object, section
+from allranks.cli.description import events as events_table
 from allranks.cli.format import cost as costs
 from allranks.cli.format import gpus, outcome
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import age, elapsed, human
-from allranks.cli.format.events import EventGroup, group_events
 from allranks.cli.format.objects import DATA_OUTPUTS, render_data
-from allranks.cli.format.table import Grid, cell
+from allranks.cli.format.table import Grid
 from allranks.cli.job_report import data
 from allranks.cli.live.terminal import terminal
 from allranks.cli.local_runs import note_run
@@ -45,6 +47,7 @@ Examples:
   allranks describe dt/penguins -n team
   allranks describe penguins -o json | jq '.pods[].spec.nodeName'
   allranks describe penguins --archive s3://team/history
+  allranks describe penguins-sweep
 """
 )
 @click.argument("name", callback=name_callback, shell_complete=complete_jobs)
@@ -54,17 +57,22 @@ Examples:
 @archive_options
 @cluster_options
 def describe(where: Where, name: str, output: str | None, archive: Archive) -> None:
-    """Show details of a job: its spec and status, ranks, past attempts, last failure and events."""
+    """Show details of a job: its spec and status, ranks, past attempts, last failure and events; or of a sweep: its
+    trials, the best one, GPU time and events."""
 
     async def on_cluster(cluster: Cluster) -> int:
-        job, exists = await find_job(cluster, name, archive)
-        return await _describe(cluster, job, output) if exists else await _describe_archived(job, archive, output)
+        found, exists = await find_job_or_sweep(cluster, name, archive)
+        if found.get("kind") == SWEEP:
+            return await _describe_sweep(cluster, found, exists, archive, output)
+        return await _describe(cluster, found, output) if exists else await _describe_archived(found, archive, output)
 
     def otherwise(error: AllranksError) -> int:
         try:
-            if job := without_cluster(error, where, name, archive):
-                return asyncio.run(_describe_archived(job, archive, output))
-            error = also_missing(error, where, name, archive)
+            if found := without_cluster(error, where, name, archive, sweeps=True):
+                if found.get("kind") == SWEEP:
+                    return asyncio.run(_describe_sweep(None, found, False, archive, output))
+                return asyncio.run(_describe_archived(found, archive, output))
+            error = also_missing(error, where, name, archive, sweeps=True)
         except AllranksError as broken:
             error = broken
         print_error(error)
@@ -96,14 +104,41 @@ async def _describe_archived(job: Manifest, archive: Archive, output: str | None
     return OK
 
 
+async def _describe_sweep(
+    cluster: Cluster | None, sweep: Manifest, exists: bool, archive: Archive, output: str | None
+) -> int:
+    """`cluster` None: nothing says what exists. Raises AllranksError."""
+    from allranks.cli import sweep_description, sweep_jobs
+
+    events: list[Manifest] | str
+    if exists and cluster:
+        events = await sweep_description.events_of(cluster, sweep)
+    else:
+        events = await asyncio.to_thread(archive.reader.events, sweep)
+    if output:
+        click.echo(render_data(sweep_description.data(sweep, events), output), nl=False)
+        return OK
+    if cluster:
+        jobs = await sweep_jobs.of_cluster(cluster, sweep, archive)
+    else:
+        jobs = await asyncio.to_thread(sweep_jobs.of_archive, archive, sweep)
+    note = "" if exists else f"the sweep is deleted: this is its last state in the archive {archive.url}"
+    _print(sweep_description.described(sweep, jobs, events, note, datetime.now(UTC)))
+    return OK
+
+
 def _write(
     job: Manifest, manifests: list[Manifest], hidden: str, events: list[Manifest] | str, output: str | None
 ) -> None:
     if output:
         click.echo(render_data(_data(job, manifests, hidden, events), output), nl=False)
         return
+    _print(described(job, manifests, hidden, events, datetime.now(UTC)))
+
+
+def _print(description: Iterable[str | Grid]) -> None:
     console = terminal(sys.stdout, use_colour(sys.stdout))
-    for item in described(job, manifests, hidden, events, datetime.now(UTC)):
+    for item in description:
         if isinstance(item, str):
             click.echo(item)
         elif console:
@@ -153,35 +188,24 @@ def described(
 ) -> Iterator[str | Grid]:
     """Lines and tables. `hidden`: why the pods cannot be listed."""
     status = status_of(job)
-    yield from _head(job, status, manifests, now)
-    yield from _section("Conditions", _conditions(status, now))
-    yield from _section("Roles", _roles(status))
-    yield from _section("Pods", [f"  {hidden}"] if hidden else _pods(job, status, manifests, now))
+    yield from facts(_head(job, status, manifests, now))
+    yield from section("Conditions", conditions(status.conditions, now))
+    yield from section("Roles", _roles(status))
+    yield from section("Pods", [f"  {hidden}"] if hidden else _pods(job, status, manifests, now))
     for title, table in data.tables(tuple(data.inputs(job, status)), tuple(data.outputs(job, status))):
-        yield from _section(title, [table])
-    yield from _section("Stragglers", _stragglers(status))
-    yield from _section("Past attempts", _attempts(status, now))
-    yield from _section("Last failure", _failure(status, now))
-    yield from _section("Events", [f"  {events}"] if isinstance(events, str) else _events_table(events, now))
+        yield from section(title, [table])
+    yield from section("Stragglers", _stragglers(status))
+    yield from section("Past attempts", _attempts(status, now))
+    yield from section("Last failure", _failure(status, now))
+    yield from section("Events", events_table(events, now))
 
 
-def _section(title: str, content: Iterable[str | Grid]) -> Iterator[str | Grid]:
-    found = list(content)
-    if found:
-        yield f"{title}:"
-        yield from found
-
-
-def _head(job: Manifest, status: Status, manifests: list[Manifest], now: datetime) -> Iterator[str]:
-    metadata, spec = job["metadata"], job["spec"]
+def _head(job: Manifest, status: Status, manifests: list[Manifest], now: datetime) -> Iterator[Fact]:
+    spec = job["spec"]
     roles = spec.get("roles") or {}
     sizes = [_count((of or {}).get("replicas", 1), role) for role, of in roles.items()]
-    facts: list[tuple[str, Any]] = [
-        ("Name", metadata["name"]),
-        ("Namespace", metadata["namespace"]),
-        ("Labels", ", ".join(f"{key}={value}" for key, value in (metadata.get("labels") or {}).items())),
-        ("Created", f"{_timestamp(metadata['creationTimestamp'])} ({age(metadata['creationTimestamp'], now)} ago)"),
-        ("Deleted", f"{age(metadata['deletionTimestamp'], now)} ago" if metadata.get("deletionTimestamp") else ""),
+    yield from of_object(job["metadata"], now)
+    yield from (
         ("Framework", spec.get("framework")),
         ("Image", spec.get("image")),
         ("Command", " ".join([*(spec.get("command") or []), *(spec.get("args") or [])])),
@@ -198,10 +222,7 @@ def _head(job: Manifest, status: Status, manifests: list[Manifest], now: datetim
         ("Time", _times(status, now)),
         ("Goodput", _goodput(status, now)),
         ("GPU time", costs.line(costs.of(status, now))),
-    ]
-    for title, value in facts:
-        if value not in ("", None):
-            yield f"{title + ':':<13}{cell(value)}"
+    )
 
 
 def _count(number: int, role: str) -> str:
@@ -301,12 +322,6 @@ def _stragglers(status: Status) -> Iterator[Grid]:
         yield Grid(["Rank", "Replica", "Node", "Slowdown"], rows)
 
 
-def _conditions(status: Status, now: datetime) -> Iterator[Grid]:
-    if status.conditions:
-        rows = [(c.type, c.status, age(c.last_transition_time, now), c.reason, c.message) for c in status.conditions]
-        yield Grid(["Type", "Status", "Since", "Reason", "Message"], rows)
-
-
 def _roles(status: Status) -> Iterator[Grid]:
     if status.roles:
         rows = [(role, of.desired, of.active, of.ready, of.succeeded, of.failed) for role, of in status.roles.items()]
@@ -375,21 +390,3 @@ def _failure(status: Status, now: datetime) -> Iterator[str]:
     yield f"  {outcome.describe(failure)}"
     yield f"  pod {failure.pod}{f' on node {failure.node}' if failure.node else ''}, {age(failure.time, now)} ago"
     yield from (f"  | {clean(line.encode(), colour=False)}" for line in failure.message.splitlines())
-
-
-def _events_table(events: list[Manifest], now: datetime) -> Iterator[str | Grid]:
-    groups = group_events(events)
-    if not groups:
-        yield "  none (the API server keeps events for an hour)"
-        return
-    rows = [(_last_time(one, now), one.kind, one.reason, one.objects, one.message) for one in groups]
-    yield Grid(["Age", "Type", "Reason", "Object", "Message"], rows)
-
-
-def _last_time(group: EventGroup, now: datetime) -> str:
-    count = f" (x{group.count} over {human((now - group.first).total_seconds())})" if group.count > 1 else ""
-    return age(group.last, now) + count
-
-
-def _timestamp(text: str) -> str:
-    return text.replace("T", " ").replace("Z", " UTC")

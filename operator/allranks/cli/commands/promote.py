@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from allranks.cli.archived import Archive, archive_options
 from allranks.cli.completers import complete_jobs_and_runs
-from allranks.cli.options import FAILED, OK, Count, cluster_options, print_error, run_on_cluster
-from allranks.errors import AllranksError
+from allranks.cli.options import FAILED, OK, Count, cluster_options, print_error, print_problem, run_on_cluster
+from allranks.core.sweeps.trial_job import SWEEP_LABEL
+from allranks.errors import AllranksError, ClusterError
+from allranks.kube import paths
 from allranks.kube.cluster import Cluster, Where
+
+if TYPE_CHECKING:
+    from allranks.api.sweep import Sweep
+    from allranks.api.sweep_status import Trial
 
 
 @click.command(
@@ -22,6 +30,7 @@ Examples:
   allranks promote penguins | allranks submit -
   allranks promote penguins 3 --set args='[--epochs=200]' | allranks submit -
   allranks promote penguins 3 --run-dir runs/penguins/latest > job.yaml && allranks run job.yaml
+  allranks promote penguins 3 --archive s3://team/history | allranks submit -
 \b
 Exit status:
   0 printed, 1 the sweep or the trial does not exist, or the trial has no checkpoint.
@@ -38,24 +47,67 @@ Exit status:
     help="The run directory of a sweep on this machine.",
 )
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", help="[default: yaml]")
+@archive_options
 @cluster_options
-def promote(where: Where, sweep: str, run_dir: Path | None, **options: Any) -> None:
+def promote(where: Where, sweep: str, run_dir: Path | None, archive: Archive, **options: Any) -> None:
     """Print the job that continues a trial of a sweep, ready to run. Without TRIAL it is the best one.
 
     The job has the parameters of the trial, starts from its checkpoints (spec.resumeFrom) and stores its own ones in
-    another folder, so the trial stays as it is. A sweep that is not on the cluster is looked for in runs/.
+    another folder, so the trial stays as it is. A sweep that is not on the cluster is looked for in the archive, then
+    in runs/. If the trial's job is deleted, the new job continues in the trial's own folder.
     """
     if run_dir:
         sys.exit(_from_directory(run_dir, sweep, options))
-    sys.exit(
-        run_on_cluster(_from_cluster, where, {"sweep": sweep, **options}, lambda error: _local(error, sweep, options))
-    )
+
+    def otherwise(error: AllranksError) -> int:
+        return _without_cluster(error, where, sweep, archive, options)
+
+    sys.exit(run_on_cluster(_from_cluster, where, {"sweep": sweep, "archive": archive, **options}, otherwise))
 
 
-async def _from_cluster(cluster: Cluster, sweep: str, **options: Any) -> int:
-    from allranks.kube import paths
+async def _from_cluster(cluster: Cluster, sweep: str, archive: Archive, **options: Any) -> int:
+    from allranks.kube import sweep_codec
 
-    return _print(await cluster.get(paths.sweeps(cluster.namespace, sweep)), **options)
+    found, exists = await _find(cluster, sweep, archive)
+    query = {"labelSelector": f"{SWEEP_LABEL}={sweep}"}
+    jobs = (await cluster.get(paths.jobs(cluster.namespace), query))["items"]
+    names = {job["metadata"]["name"] for job in jobs if sweep_codec.is_owned(job, found["metadata"]["uid"])}
+    # The next job of a trial that has not ended may only not be created yet.
+    return _print(found, **options, has_job=lambda trial: trial.job in names or (exists and not trial.ended))
+
+
+async def _find(cluster: Cluster, sweep: str, archive: Archive) -> tuple[dict[str, Any], bool]:
+    """The sweep, and whether it exists: otherwise the archive has it. Raises AllranksError."""
+    if archive.uid:
+        return _required(archive, cluster.namespace, sweep), False
+    try:
+        return await cluster.get(paths.sweeps(cluster.namespace, sweep)), True
+    except ClusterError as error:
+        gone = archive.find_sweep(cluster.namespace, sweep) if error.status == 404 else None
+        if gone is None:
+            raise
+        return gone, False
+
+
+def _without_cluster(error: AllranksError, where: Where, sweep: str, archive: Archive, options: dict[str, Any]) -> int:
+    """Reads the archive if no cluster answers, otherwise runs/. Returns the exit status."""
+    try:
+        if archive.url and isinstance(error, ClusterError) and not error.status:
+            namespace = where.namespace or "default"  # without a kubeconfig nothing else says it
+            found = _required(archive, namespace, sweep) if archive.uid else archive.find_sweep(namespace, sweep)
+            if found is not None:
+                return _print(found, **options, has_job=lambda _: False)
+    except AllranksError as broken:
+        print_error(broken)
+        return FAILED
+    return _local(error, sweep, options)
+
+
+def _required(archive: Archive, namespace: str, sweep: str) -> dict[str, Any]:
+    if found := archive.find_sweep(namespace, sweep):
+        return found
+    text = f"the archive {archive.url} has no sweep {sweep} with UID {archive.uid} in namespace {namespace}"
+    raise ClusterError(text, 404, "NotFound")
 
 
 def _local(error: AllranksError, sweep: str, options: dict[str, Any]) -> int:
@@ -79,8 +131,15 @@ def _from_directory(run_dir: Path, sweep: str, options: dict[str, Any]) -> int:
         return FAILED
 
 
-def _print(document: dict[str, Any], trial: int | None, name: str | None, sets: tuple[str, ...], output: str) -> int:
-    """Raises AllranksError."""
+def _print(
+    document: dict[str, Any],
+    trial: int | None,
+    name: str | None,
+    sets: tuple[str, ...],
+    output: str,
+    has_job: Callable[[Trial], bool] = lambda _: True,
+) -> int:
+    """`has_job`: whether the job of a trial exists. Raises AllranksError."""
     from allranks.cli.format.yaml import dump
     from allranks.cli.manifests import load_documents
     from allranks.core.sweeps import trial_job
@@ -99,7 +158,35 @@ def _print(document: dict[str, Any], trial: int | None, name: str | None, sets: 
             f"{sweep.name} has no checkpoints: spec.template.spec.checkpoint is not set, so trial {number} cannot be "
             "continued. Its parameters are " + ", ".join(f"{key}={value}" for key, value in chosen.parameters.items())
         )
-    made = trial_job.promoted(sweep, chosen, name or f"{sweep.name}-{number}-promoted")
+    called = name or f"{sweep.name}-{number}-promoted"
+    made = (trial_job.promoted if has_job(chosen) else _continued)(sweep, chosen, called)
     [job] = load_documents([("promote", made)], sets).documents
     click.echo(json.dumps(job, indent=2) if output == "json" else dump([job]).rstrip("\n"))
     return OK
+
+
+def _continued(sweep: Sweep, trial: Trial, called: str) -> dict[str, Any]:
+    """The job for a trial whose own job is deleted: `resumeFrom` needs that one, so this one uses its folder, and a
+    note on stderr says so. Raises CannotRun."""
+    from allranks.core.resume_source import WITH_A_POD
+    from allranks.core.sweeps import trial_job
+    from allranks.errors import CannotRun
+    from allranks.masking import MASK
+
+    made = trial_job.continued(sweep, trial, called)
+    checkpoint = made["spec"]["checkpoint"]
+    volume = checkpoint.get("volume") or {}
+    if gone := WITH_A_POD & volume.keys():
+        raise CannotRun(
+            f"the checkpoints of trial {trial.number} are gone: a volume of type {min(gone)} ends with its pod. Its "
+            "parameters are " + ", ".join(f"{key}={value}" for key, value in trial.parameters.items())
+        )
+    where = f"claim {checkpoint['claim']}" if checkpoint.get("claim") else f"the volume ({', '.join(volume)})"
+    print_problem(
+        "note",
+        f"the job {trial.job} is deleted, so this one continues in its folder {checkpoint['subPath']} of {where}: if "
+        "that is gone, the training begins again",
+    )
+    if MASK in json.dumps(made):
+        print_problem("note", f"the archive has masked values of the manifest: replace each {MASK}")
+    return made

@@ -24,6 +24,7 @@ from allranks.local.run_directories import LATEST, RUN_FILE
 
 if TYPE_CHECKING:
     from allranks.cli.job_report.run_files import RunFiles
+    from allranks.cli.job_report.sweep_cost import TrialJobs
 
 SUFFIXES = {".txt": "text", ".html": "html", ".htm": "html", ".json": "json", ".diff": "diff"}
 FORMS = ("text", "html", "json", "diff")
@@ -117,7 +118,7 @@ def report(
     archive: Archive,
 ) -> None:
     """Print a one-page report on a job: attempts, progress, throughput, lost time, restarts and outcome; or on a sweep:
-    trials, the best one, the importance of parameters, and parallel coordinates.
+    trials, the best one, GPU time and cost, the importance of parameters, and parallel coordinates.
 
     The report is text, one self-contained HTML file, or JSON. For an unfinished job on a cluster it covers the time
     until now, for a job in a file or in an archive the time until its last timestamp.
@@ -146,10 +147,11 @@ async def _from_cluster(cluster: Cluster, name: str, output: Output, archive: Ar
     from allranks.cli.job_report.model import last_update
     from allranks.cli.job_report.run_files import read_differences
     from allranks.cli.job_report.sweep import is_sweep
+    from allranks.cli.sweep_jobs import of_cluster
 
     found, exists = await find_job_or_sweep(cluster, name, archive)
     if is_sweep([found]):
-        _write_sweep(found, output)
+        _write_sweep(found, output, await of_cluster(cluster, found, archive))
     else:
         write(found, output, None if exists else last_update(found), await read_differences(cluster, found))
     return OK
@@ -159,11 +161,12 @@ def _without_cluster(error: AllranksError, where: Where, name: str, output: Outp
     """Reports on an archived job or sweep, or on a local run, if the cluster has none. Returns the exit status."""
     from allranks.cli.job_report.model import last_update
     from allranks.cli.job_report.sweep import is_sweep
+    from allranks.cli.sweep_jobs import of_archive
 
     try:
         if found := without_cluster(error, where, name, archive, sweeps=True):
             if is_sweep([found]):
-                _write_sweep(found, output)
+                _write_sweep(found, output, of_archive(archive, found))
             else:
                 write(found, output, last_update(found))
             return OK
@@ -177,12 +180,12 @@ def _without_cluster(error: AllranksError, where: Where, name: str, output: Outp
 def _from_runs(error: AllranksError, name: str, output: Output) -> int:
     """Reports on the newest local run of the job if the cluster has none. Returns the exit status."""
     from allranks.local.run_directories import ROOT, RunsError, find_run
-    from allranks.local.sweep_files import find_sweep, read_sweep
+    from allranks.local.sweep_files import find_sweep
 
     try:
         if sweep := find_sweep(name):
             click.echo(f"The newest local run of {name} is shown ({sweep}).", err=True)
-            _write_sweep(read_sweep(sweep), output)
+            _write_sweep_of_run(sweep, "", output)
             return OK
         run = find_run(name)
         click.echo(f"The newest local run of {name} is shown ({run.directory}).", err=True)
@@ -200,10 +203,10 @@ def _from_runs(error: AllranksError, name: str, output: Output) -> int:
 
 def write_of_run(run_dir: Path, output: Output, name: str | None = None) -> None:
     """Reports on a run directory, or on the newest one in a job's directory `runs/JOB`. Raises NoReport."""
-    from allranks.local.sweep_files import SWEEP_FILE, read_sweep
+    from allranks.local.sweep_files import SWEEP_FILE
 
     if (run_dir / SWEEP_FILE).exists():
-        _write_sweep(read_sweep(run_dir, name or ""), output)
+        _write_sweep_of_run(run_dir, name or "", output)
         return
     newest = run_dir / LATEST
     directory = newest if not (run_dir / RUN_FILE).exists() and newest.exists() else run_dir
@@ -234,12 +237,19 @@ def write(job: Manifest, output: Output, now: datetime | None = None, run: RunFi
     _put(made, file)
 
 
-def _write_sweep(sweep: Mapping[str, Any], output: Output) -> None:
+def _write_sweep_of_run(run_dir: Path, name: str, output: Output) -> None:
+    from allranks.cli.sweep_jobs import of_run
+    from allranks.local.sweep_files import read_sweep
+
+    _write_sweep(read_sweep(run_dir, name), output, of_run(run_dir))
+
+
+def _write_sweep(sweep: Mapping[str, Any], output: Output, jobs: TrialJobs | None = None) -> None:
     from allranks.cli.job_report.sweep import rendered as rendered_sweep
 
     if output.form == "diff":
         raise NoReport("a sweep has no code of its own: name one of its trials to see what its code differs in")
-    _put(rendered_sweep(sweep, output.form), output.file)
+    _put(rendered_sweep(sweep, output.form, jobs), output.file)
 
 
 def _put(made: str, file: Path | None) -> None:

@@ -1,12 +1,16 @@
-"""GPU-hours of a job and their price, for `describe`, reports and the UI. Pure."""
+"""GPU-hours of jobs and their price, for `describe`, reports and the UI. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from typing import ClassVar
+
+from pydantic import ConfigDict
 
 from allranks.api.status import Status
+from allranks.cli.format.json_form import CONFIG
 from allranks.core import cost
 
 TITLES = {
@@ -19,7 +23,9 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """GPU-hours and money of a job, up to the time of the report."""
+    """GPU-hours and money of a job, or of all trials of a sweep, up to the time of the report."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CONFIG
 
     gpu_hours: dict[str, float]
     """By kind: productive, starting, waiting, lost."""
@@ -61,6 +67,38 @@ def of(status: Status, now: datetime) -> Cost | None:
         price=found.price,
         currency=found.currency,
     )
+
+
+def total(found: Iterable[Cost]) -> Cost | None:
+    """The sum for several jobs; None without any. Money of different currencies does not add up, so there is none."""
+    every = list(found)
+    if not every:
+        return None
+    currencies = {one.currency for one in every if one.spent is not None}
+    money = len(currencies) == 1
+    prices = {(one.price, one.currency) for one in every}
+    price, currency = prices.pop() if len(prices) == 1 else (None, None)
+    return Cost(
+        gpu_hours=_sum(one.gpu_hours for one in every),
+        lost_gpu_hours_by_reason=_largest_first(_sum(one.lost_gpu_hours_by_reason for one in every)),
+        spent=_sum(one.spent or {} for one in every) if money else None,
+        lost_by_reason=_largest_first(_sum(one.lost_by_reason or {} for one in every)) if money else None,
+        gpus=sum(one.gpus for one in every),
+        price=price,
+        currency=next(iter(currencies)) if money else currency,
+    )
+
+
+def _sum(amounts: Iterable[dict[str, float]]) -> dict[str, float]:
+    out: dict[str, float] = {}
+    for one in amounts:
+        for name, value in one.items():
+            out[name] = out.get(name, 0.0) + value
+    return out
+
+
+def _largest_first(amounts: dict[str, float]) -> dict[str, float]:
+    return dict(sorted(amounts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def amount(money: float | None, currency: str | None) -> str:

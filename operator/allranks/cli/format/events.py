@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from allranks.api.sweep import KIND as SWEEP
+
 MAX_GROUPS = 30
 """Older groups are dropped."""
 
@@ -20,7 +22,7 @@ class EventGroup:
     reason: str
     message: str
     objects: str
-    """`job`, the name of the pod, or the number of pods."""
+    """`job`, `sweep`, the name of the pod, or the number of pods."""
     count: int
     first: datetime
     last: datetime
@@ -48,10 +50,11 @@ def group_events(events: Iterable[dict[str, Any]]) -> list[EventGroup]:
 def _group(key: tuple[str, ...], events: list[dict[str, Any]]) -> EventGroup:
     newest = max(events, key=lambda event: (_last(event), _version(event)))
     names = sorted({event["involvedObject"].get("name", "") for event in events})
-    if newest["involvedObject"].get("kind") != "Pod":
-        objects = "job"
-    else:
+    about = newest["involvedObject"].get("kind")
+    if about == "Pod":
         objects = names[0] if len(names) == 1 else f"{len(names)} pods"
+    else:
+        objects = "sweep" if about == SWEEP else "job"
     return EventGroup(
         kind=key[0],
         reason=key[1],

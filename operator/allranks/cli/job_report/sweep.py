@@ -1,18 +1,24 @@
-"""The report on a sweep: trials, the best one, the importance of parameters, and parallel coordinates. Pure."""
+"""The report on a sweep: trials, the best one, GPU time and cost, the importance of parameters, and parallel
+coordinates. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from allranks.api import sweep_values
 from allranks.api.sweep import Parameter, Sweep
 from allranks.api.sweep_status import SweepStatus, Trial
+from allranks.cli.format import cost as costs
+from allranks.cli.format.cost import Cost
+from allranks.cli.format.json_form import as_json
 from allranks.cli.format.table import Grid
 from allranks.cli.format.yaml import dump
-from allranks.cli.job_report import html
+from allranks.cli.job_report import html, sweep_cost
+from allranks.cli.job_report.sweep_cost import TrialJobs
 from allranks.core.sweeps import importance, trial_job
 from allranks.kube import sweep_codec
 from allranks.version import __version__
@@ -50,6 +56,8 @@ class SweepReport:
     sweep: Sweep
     status: SweepStatus
     manifest: Mapping[str, Any]
+    jobs: TrialJobs | None = None
+    """None: they were not read, so there is no GPU time."""
 
     @property
     def name(self) -> str:
@@ -69,8 +77,37 @@ class SweepReport:
         running = self.status.condition("Running")
         return final[0] if final else running.message if running else "the sweep has not begun"
 
+    @cached_property
+    def trial_costs(self) -> dict[int, Cost]:
+        """Number of the trial -> its GPU time and price, for trials with GPUs."""
+        return sweep_cost.by_trial(self.sweep, self.status, self.jobs) if self.jobs else {}
+
+    @cached_property
+    def cost(self) -> Cost | None:
+        """GPU time and price of all trials; None without GPUs."""
+        return costs.total(self.trial_costs.values())
+
+    @property
+    def cost_note(self) -> str:
+        """Which jobs the GPU time does not contain; empty if those that were found have no GPUs."""
+        without_gpus = self.jobs is not None and self.jobs.found and self.cost is None
+        return "" if without_gpus else sweep_cost.note(self.sweep, self.status, self.jobs)
+
+    @property
+    def cost_table(self) -> Grid | None:
+        """None without GPU time."""
+        return Grid(*sweep_cost.rows(self.cost)) if self.cost and self.cost.total_hours else None
+
     @property
     def tiles(self) -> list[tuple[str, str, str]]:
+        """(title, value, note) of the page."""
+        if self.cost is None:
+            return self.facts
+        money, hours = costs.amount(self.cost.total_money, self.cost.currency), costs.hours(self.cost.total_hours)
+        return [*self.facts, ("Cost", money, hours) if money else ("GPU time", hours, "")]
+
+    @property
+    def facts(self) -> list[tuple[str, str, str]]:
         """(title, value, note)"""
         counts, best = self.status.counts, self.status.best
         named = counts.model_dump()
@@ -83,7 +120,8 @@ class SweepReport:
 
     @property
     def headers(self) -> list[str]:
-        return ["Trial", *sweep_values.names(self.sweep.spec), "Phase", "Step", self.metric, "Note"]
+        of_cost = sweep_cost.headers(self.cost) if self.cost else []
+        return ["Trial", *sweep_values.names(self.sweep.spec), "Phase", "Step", self.metric, *of_cost, "Note"]
 
     @property
     def rows(self) -> list[tuple[Trial, list[str]]]:
@@ -95,7 +133,8 @@ class SweepReport:
         note = "best" if best else trial.message or ""
         step = "" if trial.step is None else str(trial.step)
         values = [trial.parameters.get(name, "") for name in sweep_values.names(self.sweep.spec)]
-        return [str(trial.number), *values, trial.phase, step, _number(trial.value), note]
+        of_cost = sweep_cost.cells(self.trial_costs.get(trial.number), self.cost) if self.cost else ()
+        return [str(trial.number), *values, trial.phase, step, _number(trial.value), *of_cost, note]
 
     @property
     def importances(self) -> dict[str, float]:
@@ -155,12 +194,17 @@ class SweepReport:
 
     def as_json(self) -> dict[str, Any]:
         """For programs: the sweep with its status, and what is computed here."""
-        return {**self.manifest, "importances": self.importances}
+        return {
+            **self.manifest,
+            "importances": self.importances,
+            "cost": as_json(self.cost) if self.cost else None,
+            "trialCosts": {str(number): as_json(cost) for number, cost in self.trial_costs.items()},
+        }
 
 
-def build(manifest: Mapping[str, Any]) -> SweepReport:
+def build(manifest: Mapping[str, Any], jobs: TrialJobs | None = None) -> SweepReport:
     """Raises DecodeError."""
-    return SweepReport(sweep_codec.sweep(dict(manifest)), sweep_codec.status(dict(manifest)), manifest)
+    return SweepReport(sweep_codec.sweep(dict(manifest)), sweep_codec.status(dict(manifest)), manifest, jobs)
 
 
 def share(parameter: Parameter, value: str) -> float:
@@ -197,10 +241,19 @@ def page(report: SweepReport) -> str:
 def text(report: SweepReport) -> Iterator[str]:
     yield f"{report.name}: {report.phase}, {report.verdict}"
     yield ""
-    for title, value, note in report.tiles:
+    for title, value, note in report.facts:
         yield f"{title}: {value}{f' ({note})' if note else ''}"
-    if report.importances:
+    if report.cost:
+        yield f"GPU time: {costs.summary(report.cost)}"
+    if report.cost_note:
+        yield report.cost_note
+    if table := report.cost_table:
         yield ""
+        yield "GPU time"
+        yield from table.plain()
+    if table or report.importances:
+        yield ""
+    if report.importances:
         yield "Importance"
         width = max(map(len, report.importances))
         for name, part in report.importances.items():
@@ -210,11 +263,11 @@ def text(report: SweepReport) -> Iterator[str]:
     yield from Grid(report.headers, [cells for _, cells in report.rows]).plain()
 
 
-def rendered(manifest: Mapping[str, Any], form: str) -> str:
+def rendered(manifest: Mapping[str, Any], form: str, jobs: TrialJobs | None = None) -> str:
     """The report as text, html or json. Raises DecodeError."""
     import json
 
-    report = build(manifest)
+    report = build(manifest, jobs)
     if form == "html":
         return page(report)
     if form == "json":

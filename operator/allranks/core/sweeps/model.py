@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from allranks.api.notify import Notification
 from allranks.api.status import Status
 from allranks.api.sweep import Sweep
 from allranks.api.sweep_status import SweepStatus, Trial
@@ -60,6 +61,12 @@ class SweepObserved:
     """Parameters by number of the trial, for requests of the plan before."""
     rejected: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Name of a job -> (reason, message) with which the API server refused to create it."""
+    notifies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Occasion -> receivers that are notified about every job. Empty: the driver sends no notifications."""
+    pool_notify: Sequence[Notification] = ()
+    """Those of the pool of the trials."""
+    notified: Mapping[str, str] = field(default_factory=dict)
+    """Pending entry of `status.notifications` -> the result that its delivery had."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 from allranks.api import sweep_values
 from allranks.api.sweep_status import Best, SweepCondition, SweepStatus, Trial, TrialCounts
 from allranks.core.model import Event
-from allranks.core.sweeps import early_stopping, suggestions, trial_job
+from allranks.core.sweeps import early_stopping, outbox, suggestions, trial_job
 from allranks.core.sweeps import trials as of_trials
 from allranks.core.sweeps.model import Suggestion, SweepObserved, SweepPlan
 
@@ -24,6 +24,10 @@ SAME_FAILURES = 3
 
 def plan(observed: SweepObserved) -> SweepPlan:
     """The next step of the sweep."""
+    return outbox.with_outbox(observed, _plan(observed))
+
+
+def _plan(observed: SweepObserved) -> SweepPlan:
     before = observed.status
     if before.finished:
         return SweepPlan(stop=_to_stop(observed))

@@ -33,17 +33,24 @@ def manifest(of: Sweep, trial: Trial) -> Manifest:
 def best(of: Sweep, parameters: Mapping[str, str]) -> Manifest:
     """A job with the parameters of the best trial, ready to run. It starts without checkpoints, in its own folder."""
     called = f"{of.name}-best"
-    own = of.spec.template.metadata
-    metadata: Manifest = {"name": called} | ({"labels": dict(own.labels)} if own and own.labels else {})
-    return _document(metadata, _spec(of, parameters, called))
+    return _document(_named(of, called), _spec(of, parameters, called))
 
 
 def promoted(of: Sweep, trial: Trial, called: str) -> Manifest:
     """A job that continues a trial from its checkpoints, in a folder of its own."""
-    own = of.spec.template.metadata
-    metadata: Manifest = {"name": called} | ({"labels": dict(own.labels)} if own and own.labels else {})
     spec = _spec(of, trial.parameters, called)
-    return _document(metadata, {**spec, "resumeFrom": trial.job})
+    return _document(_named(of, called), {**spec, "resumeFrom": trial.job})
+
+
+def continued(of: Sweep, trial: Trial, called: str) -> Manifest:
+    """A job that continues a trial in the folder of the trial, for a trial whose job is deleted."""
+    return _document(_named(of, called), _spec(of, trial.parameters, name(of, trial.number, 0)))
+
+
+def _named(of: Sweep, called: str) -> Manifest:
+    """The metadata of a job that does not belong to the sweep."""
+    own = of.spec.template.metadata
+    return {"name": called} | ({"labels": dict(own.labels)} if own and own.labels else {})
 
 
 def _document(metadata: Manifest, spec: Manifest) -> Manifest:
