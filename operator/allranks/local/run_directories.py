@@ -12,17 +12,18 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from allranks.api.status import FINISHED
 from allranks.core.time_accounting import last_update
-from allranks.errors import AllranksError
+from allranks.errors import AllranksError, CannotRun
 from allranks.kube.job_codec import status_of
+from allranks.local.errors import explain
 
 ROOT = Path("runs")
 LATEST = "latest"
@@ -52,6 +53,7 @@ class StoredRun:
     """One run directory that contains a job file."""
 
     directory: Path
+    file: ClassVar[str] = RUN_FILE
 
     @property
     def job(self) -> str:
@@ -66,7 +68,7 @@ class StoredRun:
     def manifest(self) -> dict[str, Any]:
         """The job with its last stored status; empty if the file cannot be read."""
         with contextlib.suppress(OSError, ValueError):
-            read = json.loads((self.directory / RUN_FILE).read_text(encoding="utf-8"))
+            read = json.loads((self.directory / self.file).read_text(encoding="utf-8"))
             if isinstance(read, dict):
                 return read
         return {}
@@ -94,8 +96,11 @@ class StoredRun:
 
     @property
     def started(self) -> datetime | None:
-        with contextlib.suppress(ValueError, TypeError):
-            return datetime.fromisoformat(self.status["startTime"]) if "startTime" in self.status else None
+        """The start of the job; of a run that was killed before that, when its file was written."""
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            return datetime.fromisoformat(self.status["startTime"])
+        with contextlib.suppress(OSError):
+            return datetime.fromtimestamp((self.directory / self.file).stat().st_mtime, UTC)
         return None
 
     @property
@@ -173,6 +178,45 @@ def _names(job: str) -> Iterator[Path]:
     base = ROOT / job / f"{datetime.now():%Y%m%d-%H%M%S}"
     yield base
     yield from (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
+@contextlib.contextmanager
+def prepared(directory: Path, started: Callable[[], bool]) -> Iterator[None]:
+    """Creates a run directory and its `logs`. Removes what a run has put there that ends before it has `started`.
+
+    Raises CannotRun.
+    """
+    before = _entries(directory)
+    try:
+        (directory / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotRun(f"the run directory {directory} cannot be created: {explain(error)}") from error
+    try:
+        yield
+    finally:
+        if not started():
+            for path in _entries(directory) or ():
+                if before is None or path not in before:
+                    _remove(path)
+            if before is None:
+                with contextlib.suppress(OSError):
+                    directory.rmdir()
+
+
+def _entries(directory: Path) -> set[Path] | None:
+    """None: there is no such directory."""
+    try:
+        return set(directory.iterdir())
+    except OSError:
+        return None
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
 
 
 def stored_runs(root: Path = ROOT) -> list[StoredRun]:

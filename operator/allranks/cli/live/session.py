@@ -124,7 +124,10 @@ class Session:
 
         shown = resource(one.job.name, one.job.namespace, one.status)
         try:
-            (one.options.run_dir / "status.yaml").write_text(rendered(shown, "yaml").removeprefix("---\n"))
+        if how == "stopped" and not one.started:
+            how = "not started"
+            if one.started:
+                (one.options.run_dir / "status.yaml").write_text(rendered(shown, "yaml").removeprefix("---\n"))
         except OSError as error:
             click.echo(f"cannot write the status to {one.options.run_dir}: {error.strerror}", err=True)
         line = summary(one.job.name, one.status, one.job.metadata.creation_timestamp, self._renderer.seconds, how)
@@ -136,7 +139,7 @@ class Session:
             print_error(broken)
         if self._output:
             click.echo(rendered(shown, self._output), nl=False)
-        if how != "suspended" and not self._quiet:
+        if how not in ("suspended", "not started") and not self._quiet:
             self._print(f"Report: allranks report --run-dir {shlex.quote(str(one.options.run_dir))}")
             self._print(f"Logs:   {one.logs}")
         if how == "finished" and one.status.phase == "Failed":
