@@ -281,8 +281,7 @@ class LocalRun:
     def _apply(self, plan: Plan) -> None:
         if plan.status:
             self.status = plan.status
-            self._state_file.write_throttled(self.status)
-            self._progress_log.note(self.status)
+            self._state_file.write_throttled(self.status, at_once=self._progress_log.note(self.status))
         self._reports.request_stack_dump(plan.stack_dump_id, self.status.attempt)
         self._reports.request_checkpoint(plan.checkpoint_request)
         for event in plan.events:

@@ -37,7 +37,7 @@ class StateFile:
     def write_throttled(self, status: Status, at_once: bool = False) -> None:
         """Progress is written now and then, a new phase or attempt at once: nothing may follow it for hours."""
         changed = (status.phase, status.attempt) != self._written
-        if changed or time.monotonic() - self._wrote_at >= self._interval:
+        if at_once or changed or time.monotonic() - self._wrote_at >= self._interval:
             self.write(status)
 
     async def keep_current(self, status: Callable[[], Status]) -> None:
