@@ -81,6 +81,10 @@ class StoredRun:
 
     @cached_property
     def running(self) -> bool:
+        return self._locked
+
+    @property
+    def _locked(self) -> bool:
         try:
             with lock(self.directory):
                 return False
@@ -109,7 +113,7 @@ class StoredRun:
         with contextlib.suppress(ValueError, TypeError):
             if "completionTime" in self.status:
                 return datetime.fromisoformat(self.status["completionTime"])
-        return last_update(status_of(self.manifest)) if self.phase == INTERRUPTED else None
+        return None if self.running else last_update(status_of(self.manifest))
 
     @property
     def size(self) -> int:
@@ -174,10 +178,6 @@ def remove_empty(reserved: Iterable[Path]) -> None:
                 folder.rmdir()
 
 
-def _names(job: str) -> Iterator[Path]:
-    base = ROOT / job / f"{datetime.now():%Y%m%d-%H%M%S}"
-    yield base
-    yield from (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
 @contextlib.contextmanager
 def prepared(directory: Path, started: Callable[[], bool]) -> Iterator[None]:
     """Creates a run directory and its `logs`. Removes what a run has put there that ends before it has `started`.
@@ -217,6 +217,10 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
+def _names(job: str) -> Iterator[Path]:
+    base = ROOT / job / f"{datetime.now():%Y%m%d-%H%M%S}"
+    yield base
+    yield from (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
 
 
 def stored_runs(root: Path = ROOT) -> list[StoredRun]:
@@ -225,13 +229,14 @@ def stored_runs(root: Path = ROOT) -> list[StoredRun]:
     return [run for parent in parents for run in _runs_in(parent)]
 
 
-def find_run(name: str, root: Path = ROOT) -> StoredRun:
-    """The run `JOB/TIME`, or the newest run of `JOB`. Raises RunsError."""
+def find_run(name: str, root: Path = ROOT, among: Sequence[StoredRun] | None = None) -> StoredRun:
+    """The run `JOB/TIME`, or the newest run of `JOB`. `among`: those below `root`. Raises RunsError."""
+    stored = stored_runs(root) if among is None else among
     job, _, time = name.partition("/")
-    runs = list(_runs_in(root / job)) if job else []
+    runs = [run for run in stored if run.job == job]
     if not runs:
-        jobs = ", ".join(sorted({run.job for run in stored_runs(root)}))
-        hint = f"did you mean {near}?" if (near := similar_job(job, root)) else f"there are runs of {jobs}"
+        jobs = ", ".join(sorted({run.job for run in stored}))
+        hint = f"did you mean {near}?" if (near := similar_job(job, stored)) else f"there are runs of {jobs}"
         raise RunsError(f"{root / name}: there is no such run; {hint if jobs else 'there are none'}")
     if not time or time == LATEST:
         return runs[-1]
@@ -241,9 +246,9 @@ def find_run(name: str, root: Path = ROOT) -> StoredRun:
     raise RunsError(f"{root / name}: there is no such run; the newest run of {job} is {runs[-1].name}")
 
 
-def similar_job(name: str, root: Path = ROOT) -> str:
-    """The job with runs whose name is most like this one; empty if there is none."""
-    return next(iter(difflib.get_close_matches(name, {run.job for run in stored_runs(root)}, n=1)), "")
+def similar_job(name: str, among: Iterable[StoredRun]) -> str:
+    """The job of these runs whose name is most like this one; empty if there is none."""
+    return next(iter(difflib.get_close_matches(name, {run.job for run in among}, n=1)), "")
 
 
 def _runs_in(parent: Path) -> Iterator[StoredRun]:
