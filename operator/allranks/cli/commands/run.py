@@ -108,7 +108,7 @@ _SIMILAR = 0.75
 @click.option(
     "--run-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for logs, volumes and the final status. [default: runs/JOB/TIME]",
+    help="Directory for logs, volumes and the final status. [default: runs/JOB/TIME, with the link runs/JOB/latest]",
 )
 @click.option(
     "--grace-period",
