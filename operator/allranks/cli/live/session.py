@@ -106,6 +106,7 @@ class Session:
                 sent = f"the ranks are asked for a checkpoint; when it is stored, or after {wait} s, {sent}"
             again = f". {self._words.again}." if pods or wait else ""
             self._renderer.message(f"{name}: {sent}{again}")
+            self._renderer.stop()
             if not wait:
                 self._run.stop()
         # Some wrappers forward the Ctrl-C that the terminal has already sent to us.
@@ -123,9 +124,9 @@ class Session:
         from allranks.cli.format.outcome import failure_block, independent_note, rendered, resource, summary
 
         shown = resource(one.job.name, one.job.namespace, one.status)
-        try:
         if how == "stopped" and not one.started:
             how = "not started"
+        try:
             if one.started:
                 (one.options.run_dir / "status.yaml").write_text(rendered(shown, "yaml").removeprefix("---\n"))
         except OSError as error:
