@@ -90,9 +90,10 @@ def _contexts(context: click.Context) -> list[str]:
 
 
 def _runs(context: click.Context) -> list[str]:
-    from allranks.local.run_directories import ROOT, stored_runs
+    from allranks.local.run_directories import ROOT
+    from allranks.local.sweep_files import list_stored
 
-    runs = stored_runs(Path(context.params.get("root") or ROOT))
+    runs = list_stored(Path(context.params.get("root") or ROOT))
     return [name for run in runs for name in (run.job, run.name)]
 
 

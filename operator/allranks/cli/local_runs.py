@@ -12,8 +12,8 @@ from allranks.cli.rank_pods import check_rank
 from allranks.control_sequences import clean
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.job_codec import ranks_of
-from allranks.local.run_directories import RUN_FILE, RunsError, StoredRun, find_run, similar_job
-from allranks.local.sweep_files import find_sweep
+from allranks.local.run_directories import RUN_FILE, RunsError, StoredRun, similar_job
+from allranks.local.sweep_files import find_stored, list_stored, require_job
 
 _INSTEAD = {
     "logs": "`allranks runs logs {run}` prints its logs",
@@ -31,16 +31,13 @@ def is_elsewhere(error: AllranksError) -> bool:
 
 def note_run(error: AllranksError, command: str, name: str | None) -> None:
     """Prints, after the error, which command is for the newest run of this job on this machine, or of a job of a
-    similar name, if there is one; or for the sweep of that name."""
+    similar name, if there is one."""
     if not name or not is_elsewhere(error):
         return
     if run := newest_run(name):
         instead = _INSTEAD[command].format(run=name)
         print_problem("note", f"{name} ran on this machine ({run.directory}, {run.phase}): {instead}")
-    elif sweep := find_sweep(name):
-        instead = f"`allranks report {name}` prints its report"
-        print_problem("note", f"{name} is a sweep that ran on this machine ({sweep}): {instead}")
-    elif near := similar_job(name):
+    elif near := similar_job(name, list_stored()):
         print_problem("note", f"{near} ran on this machine, did you mean it? {_INSTEAD[command].format(run=near)}")
 
 
@@ -55,7 +52,7 @@ def run_instead(error: AllranksError, name: str) -> StoredRun | None:
 
 def newest_run(name: str) -> StoredRun | None:
     try:
-        return find_run(name)
+        return find_stored(name)
     except (RunsError, OSError):
         return None
 
@@ -63,6 +60,7 @@ def newest_run(name: str) -> StoredRun | None:
 def print_logs(run: StoredRun, replica: str | None = None, ranks: Sequence[int] = (), tail: int | None = None) -> None:
     """Pod by pod, each line with the pod in front. `tail`: the last lines of each pod. Raises RunsError if there is no
     log, and UsageError if the job has no such rank."""
+    require_job(run)
     replicas = [replica] if replica else []
     if ranks:
         rank_of = ranks_of(run.manifest)

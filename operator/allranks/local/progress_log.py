@@ -9,6 +9,7 @@ import contextlib
 import json
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from allranks.api.status import FINISHED, Status
 
@@ -22,47 +23,58 @@ class ProgressLog:
     """Errors are ignored: a full disk must not end the training because of this file."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._mode = path, "w"  # an earlier run may have used the directory
+        self._path, self._begun = path, False
         self._first: datetime | None = None
         self._last: datetime | None = None
         self._step: tuple[int, int | None] | None = None
         self._latest = Status()
 
-    def note(self, status: Status) -> None:
-        """Records the progress if it is new, and not too early after the last point."""
+    def note(self, status: Status) -> bool:
+        """Records the progress if it is new, and not too early after the last point. Returns whether it did: then the
+        job file must have it as well, or a run that is killed has two last values."""
         if status is self._latest:
-            return
+            return False
+        if not self._begun:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)  # that of an earlier run in the same directory
+            self._begun = True
         if status.attempt != self._latest.attempt:
             self._write(self._latest)  # the end of the attempt before
         self._latest = status
         progress = status.progress
         if progress is None or progress.last_report is None:
-            return
+            return False
         if self._first is None or self._last is None:
             self._first = self._last = progress.last_report
-            self._write(status)
-            return
+            return self._write(status)
         spacing = max(SHORTEST_SECONDS, (progress.last_report - self._first).total_seconds() / POINTS)
         if status.phase in FINISHED or (progress.last_report - self._last).total_seconds() >= spacing:
-            self._write(status)
+            return self._write(status)
+        return False
 
-    def _write(self, status: Status) -> None:
-        progress = status.progress
-        # A new attempt begins with the progress of the one before, without the time of a first step.
-        if progress is None or progress.last_report is None or progress.step is None or not progress.first_step_time:
-            return
-        step = status.attempt, progress.step
-        if step == self._step:
-            return
-        self._step, self._last = step, progress.last_report
-        point = {
-            "time": progress.last_report.isoformat().replace("+00:00", "Z"),
-            "attempt": status.attempt,
-            "step": progress.step,
-            "epoch": progress.epoch,
-            "samplesPerSecond": progress.samples_per_second,
-            "metrics": progress.metrics,
-        }
-        mode, self._mode = self._mode, "a"
-        with contextlib.suppress(OSError), self._path.open(mode, encoding="utf-8") as file:
-            file.write(json.dumps({key: value for key, value in point.items() if value is not None}) + "\n")
+    def _write(self, status: Status) -> bool:
+        point = point_of(status)
+        if point is None or (step := (point["attempt"], point["step"])) == self._step:
+            return False
+        assert status.progress
+        self._step, self._last = step, status.progress.last_report
+        with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(point) + "\n")
+        return True
+
+
+def point_of(status: Status) -> dict[str, Any] | None:
+    """The newest progress as a line of the file; None before the first step of an attempt."""
+    progress = status.progress
+    # A new attempt begins with the progress of the one before, without the time of a first step.
+    if progress is None or progress.last_report is None or progress.step is None or not progress.first_step_time:
+        return None
+    point = {
+        "time": progress.last_report.isoformat().replace("+00:00", "Z"),
+        "attempt": status.attempt,
+        "step": progress.step,
+        "epoch": progress.epoch,
+        "samplesPerSecond": progress.samples_per_second,
+        "metrics": progress.metrics,
+    }
+    return {key: value for key, value in point.items() if value is not None}

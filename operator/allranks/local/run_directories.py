@@ -12,17 +12,18 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from allranks.api.status import FINISHED
 from allranks.core.time_accounting import last_update
-from allranks.errors import AllranksError
+from allranks.errors import AllranksError, CannotRun
 from allranks.kube.job_codec import status_of
+from allranks.local.errors import explain
 
 ROOT = Path("runs")
 LATEST = "latest"
@@ -52,6 +53,7 @@ class StoredRun:
     """One run directory that contains a job file."""
 
     directory: Path
+    file: ClassVar[str] = RUN_FILE
 
     @property
     def job(self) -> str:
@@ -66,7 +68,7 @@ class StoredRun:
     def manifest(self) -> dict[str, Any]:
         """The job with its last stored status; empty if the file cannot be read."""
         with contextlib.suppress(OSError, ValueError):
-            read = json.loads((self.directory / RUN_FILE).read_text(encoding="utf-8"))
+            read = json.loads((self.directory / self.file).read_text(encoding="utf-8"))
             if isinstance(read, dict):
                 return read
         return {}
@@ -79,6 +81,10 @@ class StoredRun:
 
     @cached_property
     def running(self) -> bool:
+        return self._locked
+
+    @property
+    def _locked(self) -> bool:
         try:
             with lock(self.directory):
                 return False
@@ -94,8 +100,11 @@ class StoredRun:
 
     @property
     def started(self) -> datetime | None:
-        with contextlib.suppress(ValueError, TypeError):
-            return datetime.fromisoformat(self.status["startTime"]) if "startTime" in self.status else None
+        """The start of the job; of a run that was killed before that, when its file was written."""
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            return datetime.fromisoformat(self.status["startTime"])
+        with contextlib.suppress(OSError):
+            return datetime.fromtimestamp((self.directory / self.file).stat().st_mtime, UTC)
         return None
 
     @property
@@ -104,7 +113,7 @@ class StoredRun:
         with contextlib.suppress(ValueError, TypeError):
             if "completionTime" in self.status:
                 return datetime.fromisoformat(self.status["completionTime"])
-        return last_update(status_of(self.manifest)) if self.phase == INTERRUPTED else None
+        return None if self.running else last_update(status_of(self.manifest))
 
     @property
     def size(self) -> int:
@@ -169,6 +178,45 @@ def remove_empty(reserved: Iterable[Path]) -> None:
                 folder.rmdir()
 
 
+@contextlib.contextmanager
+def prepared(directory: Path, started: Callable[[], bool]) -> Iterator[None]:
+    """Creates a run directory and its `logs`. Removes what a run has put there that ends before it has `started`.
+
+    Raises CannotRun.
+    """
+    before = _entries(directory)
+    try:
+        (directory / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotRun(f"the run directory {directory} cannot be created: {explain(error)}") from error
+    try:
+        yield
+    finally:
+        if not started():
+            for path in _entries(directory) or ():
+                if before is None or path not in before:
+                    _remove(path)
+            if before is None:
+                with contextlib.suppress(OSError):
+                    directory.rmdir()
+
+
+def _entries(directory: Path) -> set[Path] | None:
+    """None: there is no such directory."""
+    try:
+        return set(directory.iterdir())
+    except OSError:
+        return None
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
 def _names(job: str) -> Iterator[Path]:
     base = ROOT / job / f"{datetime.now():%Y%m%d-%H%M%S}"
     yield base
@@ -181,13 +229,14 @@ def stored_runs(root: Path = ROOT) -> list[StoredRun]:
     return [run for parent in parents for run in _runs_in(parent)]
 
 
-def find_run(name: str, root: Path = ROOT) -> StoredRun:
-    """The run `JOB/TIME`, or the newest run of `JOB`. Raises RunsError."""
+def find_run(name: str, root: Path = ROOT, among: Sequence[StoredRun] | None = None) -> StoredRun:
+    """The run `JOB/TIME`, or the newest run of `JOB`. `among`: those below `root`. Raises RunsError."""
+    stored = stored_runs(root) if among is None else among
     job, _, time = name.partition("/")
-    runs = list(_runs_in(root / job)) if job else []
+    runs = [run for run in stored if run.job == job]
     if not runs:
-        jobs = ", ".join(sorted({run.job for run in stored_runs(root)}))
-        hint = f"did you mean {near}?" if (near := similar_job(job, root)) else f"there are runs of {jobs}"
+        jobs = ", ".join(sorted({run.job for run in stored}))
+        hint = f"did you mean {near}?" if (near := similar_job(job, stored)) else f"there are runs of {jobs}"
         raise RunsError(f"{root / name}: there is no such run; {hint if jobs else 'there are none'}")
     if not time or time == LATEST:
         return runs[-1]
@@ -197,9 +246,9 @@ def find_run(name: str, root: Path = ROOT) -> StoredRun:
     raise RunsError(f"{root / name}: there is no such run; the newest run of {job} is {runs[-1].name}")
 
 
-def similar_job(name: str, root: Path = ROOT) -> str:
-    """The job with runs whose name is most like this one; empty if there is none."""
-    return next(iter(difflib.get_close_matches(name, {run.job for run in stored_runs(root)}, n=1)), "")
+def similar_job(name: str, among: Iterable[StoredRun]) -> str:
+    """The job of these runs whose name is most like this one; empty if there is none."""
+    return next(iter(difflib.get_close_matches(name, {run.job for run in among}, n=1)), "")
 
 
 def _runs_in(parent: Path) -> Iterator[StoredRun]:

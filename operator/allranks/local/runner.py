@@ -30,7 +30,7 @@ from allranks.local import ports, run_directories
 from allranks.local.code import LocalCode
 from allranks.local.code_version import CodeVersion
 from allranks.local.environment import machine_environment
-from allranks.local.errors import LocalRunError, explain
+from allranks.local.errors import LocalRunError
 from allranks.local.gpus import Gpus, list_gpus
 from allranks.local.inputs import LocalInputs, with_given_directories
 from allranks.local.listener import Listener, NullListener
@@ -101,6 +101,8 @@ class LocalRun:
         self._endpoints: tuple[int, Mapping[tuple[str, int], tuple[str, int]]] | None = None
         self._error: Exception | None = None
         self._stopping = self._saving = False
+        self.started = False
+        """Whether everything was ready for the ranks. A run that ends before that leaves no files."""
         self._reaper = Reaper()
         key, uid = (self.job.namespace, self.job.name), self.job.metadata.uid
         self._reports = LocalReports(key, uid, self.node, run_dir, self._wake.set, framework_of(self.job))
@@ -153,21 +155,27 @@ class LocalRun:
         self._listener = listener
         if self._gpus is None:
             self.check()
-        self._make_run_dir()
-        await self._code.provide()
-        try:
-            return await self._run_with_inputs()
-        finally:
-            self._inputs.release()
+        run_dir = self.options.run_dir
+        with run_directories.prepared(run_dir, lambda: self.started), run_directories.in_use(run_dir):
+            # Commands also find a run that is killed while it fetches its inputs.
+            self._state_file.write_first(self.status)
+            await self._code.provide()
+            try:
+                return await self._run_with_inputs()
+            finally:
+                self._inputs.release()
 
     async def _run_with_inputs(self) -> Outcome:
         self.status = changed(self.status, inputs=await provide(self._inputs, self._outputs, self._listener.event))
         await self._checkpoints.provide(self._listener.event)
         if self._stopping:
             return "stopped"
+        self.started = not self.job.spec.suspend
+        if self.started and self.options.link_latest:
+            run_directories.link_latest(self.options.run_dir)
         # Its process must exist before the reaper, which kills later ones.
         code = CodeVersion(self.options.workdir) if self.options.code is None else None
-        with more_open_files(), self._reaper, run_directories.in_use(self.options.run_dir):
+        with more_open_files(), self._reaper:
             recording = asyncio.create_task(self._state_file.keep_current(lambda: self.status))
             try:
                 await self._reports.start()
@@ -273,8 +281,7 @@ class LocalRun:
     def _apply(self, plan: Plan) -> None:
         if plan.status:
             self.status = plan.status
-            self._state_file.write_throttled(self.status)
-            self._progress_log.note(self.status)
+            self._state_file.write_throttled(self.status, at_once=self._progress_log.note(self.status))
         self._reports.request_stack_dump(plan.stack_dump_id, self.status.attempt)
         self._reports.request_checkpoint(plan.checkpoint_request)
         for event in plan.events:
@@ -367,14 +374,6 @@ class LocalRun:
             if plan.create or plan.empty:
                 return list(plan.create)
             status = plan.status or status
-
-    def _make_run_dir(self) -> None:
-        try:
-            self.logs.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CannotRun(f"the run directory {self.options.run_dir} cannot be created: {explain(error)}") from error
-        if self.options.link_latest:
-            run_directories.link_latest(self.options.run_dir)
 
     # Implements `PodHost`, which pods call.
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from allranks.api.job import API_VERSION, KIND, Job
-from allranks.api.status import Status
+from allranks.api.status import Status, Times
 from allranks.core import time_accounting
 from allranks.core.status_update import changed
 
@@ -28,10 +28,16 @@ class StateFile:
         self._path, self._job, self._interval, self._wrote_at = path, job, interval, float("-inf")
         self._written: tuple[str, int] | None = None
 
-    def write_throttled(self, status: Status) -> None:
+    def write_first(self, status: Status) -> None:
+        """With a moment, at which a run has ended that is killed before the next one. Not over that of an earlier run in
+        the directory."""
+        if not self._path.exists():
+            self.write(changed(status, times=Times(category="Queued", since=datetime.now(UTC))))
+
+    def write_throttled(self, status: Status, at_once: bool = False) -> None:
         """Progress is written now and then, a new phase or attempt at once: nothing may follow it for hours."""
         changed = (status.phase, status.attempt) != self._written
-        if changed or time.monotonic() - self._wrote_at >= self._interval:
+        if at_once or changed or time.monotonic() - self._wrote_at >= self._interval:
             self.write(status)
 
     async def keep_current(self, status: Callable[[], Status]) -> None:

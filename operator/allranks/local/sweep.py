@@ -31,7 +31,7 @@ from allranks.errors import CannotRun
 from allranks.local import run_directories
 from allranks.local.errors import LocalRunError
 from allranks.local.gpus import list_gpus
-from allranks.local.sweep_files import SWEEP_FILE
+from allranks.local.sweep_files import SWEEP_FILE, TRIALS
 from allranks.local.sweep_trial import LocalTrial, environment
 from allranks.suggest.process import suggest
 
@@ -103,7 +103,7 @@ class LocalSweep:
 
     @property
     def _folder(self) -> Path:
-        return self.options.run_dir / "trials"
+        return self.options.run_dir / TRIALS
 
     async def run(self, listener: SweepListener) -> SweepStatus:
         """Runs the sweep to its end, or until `stop`. Then no process is left. Raises LocalRunError, CannotRun and

@@ -1,15 +1,139 @@
-"""The stored sweeps of this machine: `runs/SWEEP/TIME/sweep.json`."""
+"""The stored sweeps of this machine, `runs/SWEEP/TIME/sweep.json` with `trials/TRIAL/job.json`, beside its runs."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
 from pathlib import Path
+from typing import Any, ClassVar
 
+from allranks.api.sweep_status import ENDED
 from allranks.core.model import Manifest
-from allranks.local.run_directories import ROOT, RunsError
+from allranks.local import run_directories
+from allranks.local.run_directories import ROOT, RUN_FILE, RunsError, StoredRun, stored_runs
 
 SWEEP_FILE = "sweep.json"
 """The sweep with its status, in a run directory."""
+TRIALS = "trials"
+"""The directory with the run directories of the trials."""
+
+
+class StoredSweep(StoredRun):
+    """The run directory of a sweep. It is listed and removed as one, with its trials."""
+
+    file: ClassVar[str] = SWEEP_FILE
+
+    @cached_property
+    def running(self) -> bool:
+        # The ranks of a sweep that was killed end a little later.
+        return self._locked or any(trial.running for trial in self.trials)
+
+    @cached_property
+    def trials(self) -> tuple[StoredTrial, ...]:
+        """Those that were started, by number."""
+        status = {str(trial.get("job")): trial for trial in self._status_of_trials()}
+        numbers = {job: number for number, job in enumerate(status)}
+        found = [
+            path.parent for path in (self.directory / TRIALS).glob(f"*/{RUN_FILE}") if not path.parent.is_symlink()
+        ]
+        found.sort(key=lambda path: (numbers.get(path.name, len(numbers)), path.name))
+        return tuple(StoredTrial(path, self, str(status.get(path.name, {}).get("phase", ""))) for path in found)
+
+    @property
+    def summary(self) -> str:
+        """`7/20`: trials that have ended, and all trials."""
+        return str(self.status.get("summary") or "")
+
+    @property
+    def ended(self) -> datetime | None:
+        end = _moment(self.status.get("completionTime"))
+        if end or self.running:
+            return end
+        moments = [_moment(trial.get(key)) for trial in self._status_of_trials() for key in ("startTime", "endTime")]
+        moments += [trial.ended for trial in self.trials]
+        return max((moment for moment in moments if moment), default=None)
+
+    def _status_of_trials(self) -> list[dict[str, Any]]:
+        found = self.status.get("trials")
+        return [trial for trial in found if isinstance(trial, dict)] if isinstance(found, list) else []
+
+
+@dataclass(frozen=True)
+class StoredTrial(StoredRun):
+    """The run of a trial: `SWEEP/TIME/TRIAL`."""
+
+    sweep: StoredSweep
+    decided: str = ""
+    """The phase of the trial in the status of its sweep."""
+
+    @property
+    def job(self) -> str:
+        return self.directory.name
+
+    @property
+    def name(self) -> str:
+        return f"{self.sweep.name}/{self.job}"
+
+    @property
+    def phase(self) -> str:
+        """That of the sweep, if it has ended the trial: `Stopped`, because others are better."""
+        return self.decided if self.decided in ENDED else super().phase
+
+    def remove(self) -> None:
+        raise RunsError(f"{self.name} is a trial: remove its sweep, {self.sweep.name}")
+
+
+def _moment(text: Any) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except (ValueError, TypeError):
+        return None
+
+
+# --- runs and sweeps -------------------------------------------------------------------------------------------------
+
+
+def list_stored(root: Path = ROOT) -> list[StoredRun]:
+    """All runs and sweeps below `root`, by name, the oldest first."""
+    found = [*stored_runs(root), *map(StoredSweep, stored_sweeps(root))]
+    return sorted(found, key=lambda run: (run.job, run.directory.name))
+
+
+def find_stored(name: str, root: Path = ROOT) -> StoredRun:
+    """The run or sweep `JOB/TIME`, the newest of JOB, or a trial: `SWEEP/TIME/TRIAL`, or the newest TRIAL. Raises
+    RunsError."""
+    found = list_stored(root)
+    whole, _, trial = name.rpartition("/")
+    if "/" in whole:
+        sweep = run_directories.find_run(whole, root, found)
+        if found_trial := next(_trials([sweep], trial), None):
+            return found_trial
+        raise RunsError(f"{sweep.name} has no trial {trial} that was started: allranks runs --trials lists them")
+    try:
+        return run_directories.find_run(name, root, found)
+    except RunsError:
+        if trials := list(_trials(found, name)):
+            return max(trials, key=lambda trial: trial.directory.parts[-3])
+        raise
+
+
+def _trials(found: list[StoredRun], name: str) -> Iterator[StoredTrial]:
+    sweeps = [run for run in found if isinstance(run, StoredSweep)]
+    return (trial for sweep in sweeps for trial in sweep.trials if trial.job == name)
+
+
+def require_job(run: StoredRun) -> StoredRun:
+    """The run itself. Raises RunsError for a sweep, which has no ranks and no logs of its own."""
+    if isinstance(run, StoredSweep):
+        example = f", for example {run.trials[0].name}" if run.trials else ""
+        raise RunsError(f"{run.name} is a sweep: name one of its trials{example} (allranks runs --trials lists them)")
+    return run
+
+
+# --- sweeps ----------------------------------------------------------------------------------------------------------
 
 
 def find_sweep(name: str, root: Path = ROOT) -> Path | None:

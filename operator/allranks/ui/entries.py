@@ -80,6 +80,14 @@ class Entry:
         phase = str((status if isinstance(status, dict) else {}).get("phase") or "Pending")
         return phase_of(phase, active=self.active)
 
+    @property
+    def printed(self) -> Manifest:
+        """The JSON of the REST interface. The phase of a run is that of the pages and of `allranks runs`."""
+        status = self.manifest.get("status")
+        if self.source != "runs" or not isinstance(status, dict) or status.get("phase") == self.phase:
+            return self.manifest
+        return {**self.manifest, "status": {**status, "phase": self.phase}}
+
     def until(self, status: Status, now: datetime) -> datetime:
         """The time up to which its times count. `status` is its own."""
         return now if self.active else last_update(status) or now

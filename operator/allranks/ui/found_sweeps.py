@@ -20,13 +20,12 @@ from allranks.cli.job_report.sweep_cost import FoundJob, TrialJobs
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube import paths
 from allranks.kube.job_codec import DecodeError
-from allranks.local.sweep_files import SWEEP_FILE, read_sweep, stored_sweeps
+from allranks.local.run_directories import phase_of
+from allranks.local.sweep_files import SWEEP_FILE, StoredSweep, read_sweep, stored_sweeps
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.entries import Entry, Manifest, Source, owner_sweep
 from allranks.ui.problems import Problem
 from allranks.ui.state import State
-
-FINISHED = ("Succeeded", "Failed")
 
 
 class Found(NamedTuple):
@@ -36,6 +35,8 @@ class Found(NamedTuple):
     group: str
     name: str
     manifest: Manifest
+    active: bool = True
+    """Whether something runs it, if it has not finished."""
 
     @property
     def path(self) -> str:
@@ -43,9 +44,8 @@ class Found(NamedTuple):
 
     @property
     def phase(self) -> str:
-        """`Interrupted` for a sweep that was deleted before its end."""
-        phase = str((self.manifest.get("status") or {}).get("phase") or "Pending")
-        return "Interrupted" if self.source == "archive" and phase not in FINISHED else phase
+        """`Interrupted` for a sweep that was deleted, or whose process ended, before its end."""
+        return phase_of(str((self.manifest.get("status") or {}).get("phase") or "Pending"), active=self.active)
 
 
 def row(found: Found, now: datetime) -> tuple[str, tuple[str, ...]]:
@@ -97,7 +97,7 @@ async def of_machine(state: State) -> list[Found]:
 
 def _archived(manifest: Manifest) -> Found:
     namespace, _, folder = folder_of(manifest).partition("/")
-    return Found("archive", namespace, folder, manifest)
+    return Found("archive", namespace, folder, manifest, active=False)
 
 
 def _directories(state: State) -> list[Path]:
@@ -108,8 +108,14 @@ def _runs(state: State) -> list[Found]:
     out = []
     for directory in sorted(_directories(state), key=lambda path: (path / SWEEP_FILE).stat().st_mtime_ns, reverse=True):
         with contextlib.suppress(AllranksError):
-            out.append(Found("runs", directory.parent.name, directory.name, read_sweep(directory)))
+            out.append(_run(directory))
     return out
+
+
+def _run(directory: Path) -> Found:
+    """Raises RunsError."""
+    active = StoredSweep(directory).running
+    return Found("runs", directory.parent.name, directory.name, read_sweep(directory), active)
 
 
 # --- one sweep -------------------------------------------------------------------------------------------------------
@@ -124,7 +130,7 @@ async def find(state: State, source: Source, group: str, name: str) -> Found:
         if (group, name) not in stored:
             raise Problem(404, f"there is no sweep {group}/{name} in {state.runs.root}")
         try:
-            return Found("runs", group, name, await asyncio.to_thread(read_sweep, stored[group, name]))
+            return await asyncio.to_thread(_run, stored[group, name])
         except DecodeError as error:
             raise Problem(409, f"the sweep {name} cannot be read: {error}") from error
     jobs = state.cluster()

@@ -15,6 +15,7 @@ from allranks.api import sweep, sweep_status
 from allranks.api.job import KIND, Spec
 from allranks.api.status import Status
 from allranks.cli.format.json_form import MODEL_MARK, described_as
+from allranks.local.run_directories import INTERRUPTED
 from allranks.ui.problems import MEDIA_TYPE
 
 Schema = dict[str, Any]
@@ -90,6 +91,8 @@ def _made(app: FastAPI) -> Schema:
     schemas = found["components"]["schemas"]
     models: list[type[BaseModel]] = [DistributedTraining, TrainingSweep]
     _, own = models_json_schema([(model, "validation") for model in models], ref_template=_REFS)
+    for status in ("Status", "SweepStatus"):
+        own["$defs"][status]["properties"]["phase"]["enum"].append(INTERRUPTED)  # only of a run of this machine
     if both := sorted(own["$defs"].keys() & schemas.keys()):
         raise ValueError(f"types of answers and of the CRDs have the same names: {', '.join(both)}")
     schemas.update(own["$defs"])

@@ -109,7 +109,7 @@ async def archive(state: StateOf, namespace: Namespace = None, phase: Phase = No
 
 async def _list(state: State, source: Source, namespace: str | None, phase: str | None, label: str | None) -> Response:
     selects = selection(namespace, phase, label)
-    return listed([entry.manifest for entry in in_order(await state.entries(source)) if selects(entry)])
+    return listed([entry.printed for entry in in_order(await state.entries(source)) if selects(entry)])
 
 
 @router.get(
@@ -160,7 +160,7 @@ async def stream(
 def _changed(entry: Entry, objects: bool) -> Object:
     about: Object = {"source": entry.source, "group": entry.group, "name": entry.name, "phase": entry.phase}
     about |= {"attempt": entry.status.attempt}
-    return {**about, "object": entry.manifest} if objects else about
+    return {**about, "object": entry.printed} if objects else about
 
 
 @router.get("/queues", response_model=list[Queue], summary="Queues of a namespace, with who waits")
@@ -172,7 +172,7 @@ async def queues(state: StateOf, namespace: Namespace = None) -> Response:
 
 @router.get(Item, response_model=Job, summary="A job or a run, with its status")
 async def one(entry: EntryOf) -> Response:
-    return as_printed(entry.manifest)
+    return as_printed(entry.printed)
 
 
 @router.get(Item + "/attempts", response_model=list[Attempt], summary="The attempts of a job")

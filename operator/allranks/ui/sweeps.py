@@ -45,7 +45,10 @@ async def archive(state: StateOf, namespace: Namespace = None) -> Response:
 @rest.get(ITEM, response_model=answers.Sweep, summary="A sweep with its status")
 async def one(state: StateOf, found: FoundOf) -> Response:
     """The same as `allranks report -o json`: the sweep, with the importance of its parameters and its GPU time."""
-    return answers.as_printed((await found_sweeps.report(state, found)).as_json())
+    shown = (await found_sweeps.report(state, found)).as_json()
+    if found.source == "runs":
+        shown["status"] = {**shown["status"], "phase": found.phase}
+    return answers.as_printed(shown)
 
 
 @rest.get(ITEM + "/events", response_model=answers.EventList, summary="The Events of a sweep")

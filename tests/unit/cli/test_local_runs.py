@@ -100,13 +100,16 @@ def test_if_the_cluster_does_not_have_the_job_the_command_for_the_run_is_named(c
 
 
 @pytest.mark.parametrize("command", ["get", "describe", "top"])
-def test_for_a_sweep_of_this_machine_its_report_is_named(folder: Path, command: str):
+def test_for_a_sweep_of_this_machine_the_command_is_named_as_for_a_run(folder: Path, command: str):
     directory = folder / "runs" / "search" / "20260304-100000"
     directory.mkdir(parents=True)
-    (directory / "sweep.json").write_text("{}")
+    (directory / "sweep.json").write_text('{"status": {"phase": "Succeeded"}}')
     result = allranks(command, "search")
-    text = "search is a sweep that ran on this machine (runs/search/20260304-100000): `allranks report search` prints"
-    assert (result.exit_code, notes(result)) == (1, [f"note: {text} its report"])
+    text = NOTES[command].replace("penguins", "search")
+    assert (result.exit_code, notes(result)) == (
+        1,
+        [f"note: search ran on this machine (runs/search/20260304-100000, Succeeded): {text}"],
+    )
 
 
 @pytest.mark.parametrize("command", ["logs", "get", "describe", "top", "report"])

@@ -328,6 +328,20 @@ def test_the_noise_of_a_rank_that_is_terminated_after_a_success_is_folded() -> N
     assert sorted(ending.shown()) == sorted(["trained", "bye", *FOLDED])
 
 
+def test_the_noise_of_launchers_that_the_user_has_ended_is_folded() -> None:
+    ending = Ending()
+    ending.output.renderer.stop()
+    ending.status("Running", exit_code=143)
+    assert ending.shown() == ["trained", "bye", *FOLDED]
+
+
+def test_a_job_that_fails_while_the_user_ends_the_run_prints_everything() -> None:
+    ending = Ending()
+    ending.output.renderer.stop()
+    ending.status("Failed", exit_code=1)
+    assert sorted(ending.shown()) == sorted(WHOLE)
+
+
 @table(
     ("the rank itself failed", [("Running", 1, 0)]),
     ("another rank failed later", [("Running", 0, 0), ("Failed", None, 0)]),

@@ -389,6 +389,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     job = reported.finished()
     job["spec"] |= {"args": ["--lr", "3 e"], "env": [{"name": "TOKEN", "value": "s3cret"}]}
     job["spec"]["roles"]["worker"]["env"] = [{"name": "A", "value": "s3cret"}]
+    job["status"]["progress"]["lastReport"] = reported.stamp(30 + 199)
     (directory / "job.json").write_text(json.dumps(job))
     points = [
         {

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from allranks.local.run_directories import StoredRun
 from support.builders import manifest
 from support.data_servers import Behaviour, http_server, s3_environment, s3_server
 
@@ -155,7 +156,7 @@ def test_an_input_that_cannot_be_fetched_starts_nothing(project, web, url) -> No
     done = run(project)
     assert done.returncode == 2, done.stdout + done.stderr
     assert f"error: an input cannot be fetched: {url}/train.csv: the SHA-256 of the file is " in done.stderr
-    assert not (project / "run" / "logs").is_dir() or not list((project / "run" / "logs").iterdir())
+    assert not (project / "run").exists()
 
 
 def test_ctrl_c_ends_a_fetch(project, web, url) -> None:
@@ -167,9 +168,13 @@ def test_ctrl_c_ends_a_fetch(project, web, url) -> None:
         for line in process.stdout:
             if "input data is fetched" in line:
                 break
+        assert StoredRun(project / "run").phase == "Pending"
         os.kill(process.pid, signal.SIGINT)
-        process.communicate(timeout=SECONDS)
+        rest, _ = process.communicate(timeout=SECONDS)
         assert process.returncode == 130
+        assert ", before its ranks started\n" in rest
+        assert "Report:" not in rest
+        assert not (project / "run").exists()
     finally:
         process.kill()
 
@@ -195,6 +200,10 @@ def test_a_fetch_ends_with_a_run_that_is_killed(project, web, url) -> None:
         ready, _, _ = select.select([end], [], [], SECONDS)
         os.close(end)
         assert ready
+    killed = StoredRun(project / "run")
+    assert killed.phase == "Interrupted"
+    assert killed.started  # so `allranks runs prune` removes it
+    assert killed.ended
 
 
 def test_ctrl_c_during_an_upload_says_where_the_files_are(project) -> None:
@@ -253,6 +262,7 @@ def test_a_destination_that_cannot_be_written_starts_nothing(project, web, url) 
     assert done.returncode == 2, done.stdout + done.stderr
     assert "error: an output cannot be uploaded: s3://nowhere/m: there is no bucket nowhere" in done.stderr
     assert "worker-0" not in done.stdout
+    assert not (project / "run").exists()
 
 
 def test_a_destination_that_does_not_answer_is_a_warning(project) -> None:

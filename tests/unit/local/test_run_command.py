@@ -560,6 +560,7 @@ def test_a_suspended_job_ends_with_a_message(cli: Cli) -> None:
     done = cli.run()
     assert done.returncode == 2
     assert "job is suspended (spec.suspend: true): add --set suspend=false to run it" in done.stdout
+    assert not (cli.directory / "runs").exists()
 
 
 def test_an_unwritable_run_directory_is_one_line_of_error(cli: Cli) -> None:
@@ -586,6 +587,11 @@ def test_runs_that_start_in_the_same_second_have_different_directories(tmp_path,
 def test_a_run_that_does_not_start_leaves_no_directory(cli: Cli) -> None:
     cli.job("true")
     done = cli.run("job.yaml", "--volume", "nosuch=.")
+    assert (done.returncode, (cli.directory / "runs").exists()) == (2, False)
+    refused = {"name": "model", "to": "claim://models/penguins", "path": "/model"}
+    cli.job("true", name="refused", file="refused.yaml", outputs=[refused])
+    done = cli.run("refused.yaml", "--volume", "models=/dev/null")
+    assert "error: an output cannot be uploaded" in done.stderr
     assert (done.returncode, (cli.directory / "runs").exists()) == (2, False)
 
 

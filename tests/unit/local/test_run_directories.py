@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from allranks.cli.main import cli
+from allranks.errors import CannotRun
 from allranks.local import run_directories
 from allranks.local.run_directories import RunsError, find_run, stored_runs
 
@@ -132,6 +133,27 @@ def test_prune_removes_old_runs_only(here):
     assert runs("prune", "--older-than", "7d", "--dry-run").stdout == "would remove a/20260304-101500\n"
     assert runs("prune", "--older-than", "7d").stdout == "removed a/20260304-101500\n"
     assert [run.job for run in stored_runs(here)] == ["b"]
+
+
+def test_a_run_that_ends_before_it_has_started_leaves_what_was_there(tmp_path):
+    def refused(directory: Path) -> None:
+        with run_directories.prepared(directory, lambda: False):
+            (directory / "logs" / "a.log").touch()
+            (directory / "code").mkdir()
+            (directory / "link").symlink_to(tmp_path)
+
+    refused(tmp_path / "new" / "run")
+    assert list((tmp_path / "new").iterdir()) == []
+    earlier = stored(tmp_path, "a/20260304-101500")
+    before = sorted(earlier.iterdir())
+    refused(earlier)
+    (tmp_path / "file").touch()
+    with pytest.raises(CannotRun, match="file/run cannot be created: not a directory"):
+        refused(tmp_path / "file" / "run")
+    assert sorted(earlier.iterdir()) == before
+    with run_directories.prepared(tmp_path / "started", lambda: True):
+        pass
+    assert (tmp_path / "started" / "logs").is_dir()
 
 
 def test_report_of_a_job_finds_its_newest_local_run_without_a_cluster(here):

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from allranks.api.status import ProgressStatus, Status, Times
-from allranks.local import progress_log, state_file
+from allranks.cli.job_report.run_files import read_run_files
+from allranks.core.model import Plan
+from allranks.local import LocalRun, Options, progress_log, state_file
 from allranks.local.code_version import CodeVersion
 from allranks.local.progress_log import ProgressLog
 from allranks.local.state_file import StateFile
@@ -76,6 +78,27 @@ def test_an_earlier_run_in_the_same_directory_is_replaced(tmp_path: Path) -> Non
     for step in (1, 2):
         ProgressLog(tmp_path / "p").note(status(step, 1))
     assert recorded(tmp_path / "p") == [(0, 2)]
+    ProgressLog(tmp_path / "p").note(Status())  # also before a first step
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("distance", [0.7, 60.0])
+def test_a_run_that_is_killed_at_any_time_has_one_last_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distance: float
+) -> None:
+    """The last point of the report is the progress in the job file. `distance`: seconds between two points."""
+    monkeypatch.setattr(progress_log, "SHORTEST_SECONDS", distance)
+
+    run = LocalRun(job(roles={"worker": {}}, command=["train"]), Options(run_dir=tmp_path))
+    for step in range(1, 40):
+        run._state_file._interval = 0.0 if step % 3 == 0 else 3600.0
+        run._apply(Plan(status=status(step, step * 0.5, loss=1 / step)))
+        document = json.loads((tmp_path / "job.json").read_text())
+        points = read_run_files(tmp_path).samples
+        assert (points[-1].step, points[-1].metrics) == (
+            document["status"]["progress"]["step"],
+            document["status"]["progress"]["metrics"],
+        )
 
 
 def test_a_file_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from allranks.local import run_directories
 from support.live import eventually
 from support.some_api import SomeApi
 from support.ui_samples import a_job, a_run, failure, pods_of, write_run
@@ -209,7 +210,7 @@ def test_the_page_says_when_the_jobs_are_not_current(tmp_path):
 def test_changes_of_runs_are_sent(api, tmp_path):
     folder = a_run(tmp_path / "runs", "digits", "20260304-101500", "Running")
     with UiServer(api.kubeconfig, tmp_path / "runs") as server:
-        assert [item["status"]["phase"] for item in server.get("/api/v1/runs").json["items"]] == ["Running"]
+        assert [item["status"]["phase"] for item in server.get("/api/v1/runs").json["items"]] == ["Interrupted"]
         with server.events("/api/v1/stream?source=runs") as events:
             assert next(events)[0] == "status"
             job = json.loads((folder / "job.json").read_text())
@@ -223,6 +224,14 @@ def test_a_run_whose_process_has_ended_is_interrupted(tmp_path):
     with UiServer(tmp_path / "none", tmp_path) as server:
         assert "Interrupted" in server.get("/").text
         assert names(server.get("/api/v1/runs?phase=Interrupted")) == ["digits"]
+        listed = server.get("/api/v1/runs").json["items"]
+        assert [item["status"]["phase"] for item in listed] == ["Interrupted"]
+        assert server.get("/api/v1/runs/digits/20260304-101500").json == listed[0]
+        with (
+            run_directories.in_use(tmp_path / "digits" / "20260304-101500"),
+            UiServer(tmp_path / "none", tmp_path) as new,
+        ):
+            assert new.get("/api/v1/runs/digits/20260304-101500").json["status"]["phase"] == "Running"
         report = server.get("/api/v1/runs/digits/20260304-101500/report").json
         page = server.get("/runs/digits/20260304-101500").text
     verdict = "digits was interrupted after 1:40: all its processes have ended"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from allranks.local.run_directories import in_use
 from allranks.ui import cluster_jobs
 from support.archives import WrittenArchive
 from support.job_api import JobApi
@@ -43,6 +44,23 @@ def test_the_rest_interface_has_the_importances(server: UiServer, tmp_path: Path
     found = json.loads(server.get("/api/v1/sweeps/runs/search/20260304-100000").text)
     assert found["status"]["phase"] == "Succeeded"
     assert set(found["importances"]) == set(found["spec"]["parameters"])
+
+
+def test_a_sweep_of_this_machine_whose_process_has_ended_is_interrupted(server: UiServer, tmp_path: Path):
+    store(tmp_path)
+    file = tmp_path / "runs" / "search" / "20260304-100000" / "sweep.json"
+    stored = json.loads(file.read_text())
+    file.write_text(json.dumps({**stored, "status": {**stored["status"], "phase": "Running"}}))
+    address = "sweeps/runs/search/20260304-100000"
+
+    def phase() -> str:
+        return str(server.get(f"/api/v1/{address}").json["status"]["phase"])
+
+    assert "Interrupted" in server.get("/sweeps").text
+    assert "Interrupted" in server.get(f"/{address}").text
+    assert phase() == "Interrupted"
+    with in_use(file.parent):
+        assert phase() == "Running"
 
 
 def test_a_cluster_without_sweeps_says_so(server: UiServer):

@@ -179,15 +179,11 @@ def _without_cluster(error: AllranksError, where: Where, name: str, output: Outp
 
 def _from_runs(error: AllranksError, name: str, output: Output) -> int:
     """Reports on the newest local run of the job if the cluster has none. Returns the exit status."""
-    from allranks.local.run_directories import ROOT, RunsError, find_run
-    from allranks.local.sweep_files import find_sweep
+    from allranks.local.run_directories import ROOT, RunsError
+    from allranks.local.sweep_files import find_stored
 
     try:
-        if sweep := find_sweep(name):
-            click.echo(f"The newest local run of {name} is shown ({sweep}).", err=True)
-            _write_sweep_of_run(sweep, "", output)
-            return OK
-        run = find_run(name)
+        run = find_stored(name)
         click.echo(f"The newest local run of {name} is shown ({run.directory}).", err=True)
         write_of_run(run.directory, output)
     except RunsError as none:

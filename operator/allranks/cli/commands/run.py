@@ -108,7 +108,7 @@ _SIMILAR = 0.75
 @click.option(
     "--run-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for logs, volumes and the final status. [default: runs/JOB/TIME]",
+    help="Directory for logs, volumes and the final status. [default: runs/JOB/TIME, with the link runs/JOB/latest]",
 )
 @click.option(
     "--grace-period",
@@ -183,6 +183,7 @@ def run(
     human = sys.stderr if output else sys.stdout
     colour = use_colour(human) and not no_color
     reserved: list[Path] = []
+    ctx.call_on_close(lambda: run_directories.remove_empty(reserved))  # those of runs that did not start
     try:
         mapped = mapped_volumes(volumes)
         additions = ctx.meta[_ARGUMENTS], _pairs(env)
@@ -217,7 +218,6 @@ def run(
             return
         notes = _check(runs, mapped)
     except AllranksError as error:
-        run_directories.remove_empty(reserved)
         print_error(error)
         sys.exit(NOT_STARTED)
     named = {job.spec.pool for job in loaded.jobs}  # the notes of the jobs mention these
@@ -229,13 +229,12 @@ def run(
         _note(human, text, quiet, colour, severity)
     words = WORDS["command" if human.isatty() else caller]  # a terminal sends Ctrl-C to this command itself
     session = Session(human, output, colour=colour, logs=not no_logs, quiet=quiet, words=words)
-    for number, (one, its_notes) in enumerate(zip(runs, notes, strict=True)):
+    for number, (one, its_notes) in enumerate(zip(runs, notes, strict=True), 1):
         for text in its_notes:
             _note(human, text, quiet, colour)
         status = session.run(one)
         if status != OK:
-            run_directories.remove_empty(reserved[number + 1 :])
-            left = ", ".join(later.job.name for later in runs[number + 1 :])
+            left = ", ".join(later.job.name for later in runs[number:])
             if left:
                 click.echo(f"not run: {left}", file=human)
             sys.exit(status)

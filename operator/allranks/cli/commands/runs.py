@@ -1,11 +1,11 @@
-"""`allranks runs`: lists, prints and removes the stored runs of `allranks run`."""
+"""`allranks runs`: lists, prints and removes the stored runs of `allranks run` and `allranks sweep`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,21 +40,22 @@ Examples:
   allranks runs rm penguins/20260304-101500
   allranks runs prune --older-than 7d
 \b
-RUN is JOB for the newest run of the job, or JOB/TIME.
+RUN is JOB for the newest run of the job, or JOB/TIME; TRIAL or SWEEP/TIME/TRIAL is a trial of a sweep.
 """,
 )
 @click.option(
     "--root", type=click.Path(file_okay=False, path_type=Path), help="The directory of the runs. [default: runs]"
 )
 @click.option("-o", "--output", type=click.Choice(["json"]), help="Print the list as JSON.")
+@click.option("--trials", is_flag=True, help="Also list the trials of sweeps. JSON always has them.")
 @click.pass_context
-def runs(ctx: click.Context, root: Path | None, output: str | None) -> None:
-    """List, print and remove the stored runs of allranks run, in ./runs."""
+def runs(ctx: click.Context, root: Path | None, output: str | None, trials: bool) -> None:
+    """List, print and remove the stored runs of allranks run and allranks sweep, in ./runs."""
     command = ctx.invoked_subcommand
     if command is None:
-        ctx.invoke(list_, root=root or Path("runs"), output=output)
-    elif root or output:
-        option = "--root" if root else "--output"
+        ctx.invoke(list_, root=root or Path("runs"), output=output, trials=trials)
+    elif root or output or trials:
+        option = "--root" if root else "--output" if output else "--trials"
         raise click.UsageError(f"put {option} after {command}: allranks runs {command} --help lists its options.")
 
 
@@ -71,20 +72,24 @@ def root_option(command: Callable[..., None]) -> Callable[..., None]:
 @runs.command(name="list")
 @root_option
 @click.option("-o", "--output", type=click.Choice(["json"]), help="Print JSON.")
-def list_(root: Path, output: str | None) -> None:
-    """List the stored runs, the oldest first."""
+@click.option("--trials", is_flag=True, help="Also list the trials of sweeps. JSON always has them.")
+def list_(root: Path, output: str | None, trials: bool) -> None:
+    """List the stored runs and sweeps, by name, the oldest first. TRIALS: those of a sweep that have ended, of all."""
     from allranks.cli.format.table import Table
-    from allranks.local.run_directories import stored_runs
+    from allranks.local.sweep_files import StoredSweep, list_stored
 
-    found = stored_runs(root)
+    found = list_stored(root)
     if output:
         click.echo(json.dumps([_as_json(run) for run in found], indent=2))
         return
     if not found:
         click.echo(f"There are no runs in {root}.", err=True)
         return
-    rows = [(run.name, run.phase, age(run.started), _duration(run), size(run.size)) for run in found]
-    for line in Table(["run", "phase", "age", "duration", "size"]).lines(rows):
+    sweeps = any(isinstance(run, StoredSweep) for run in found)
+    shown = [one for run in found for one in (run, *(_trials_of(run) if trials else ()))]
+    headers = ["run", "phase", "age", "duration", "size", *(["trials"] if sweeps else [])]
+    rows = [_row(run)[: len(headers)] for run in shown]
+    for line in Table(headers).lines(rows):
         click.echo(line)
 
 
@@ -97,10 +102,10 @@ def list_(root: Path, output: str | None) -> None:
 def logs(root: Path, run: str, replica: str | None, ranks: tuple[int, ...], tail: int | None) -> None:
     """Print the logs of a run, pod by pod: each line begins with the pod."""
     from allranks.cli.local_runs import print_logs
-    from allranks.local.run_directories import find_run
+    from allranks.local.sweep_files import find_stored
 
     with _errors():
-        print_logs(find_run(run, root), replica, ranks, tail)
+        print_logs(find_stored(run, root), replica, ranks, tail)
 
 
 @runs.command()
@@ -110,10 +115,10 @@ def logs(root: Path, run: str, replica: str | None, ranks: tuple[int, ...], tail
 def stacks(root: Path, run: str, **options: Any) -> None:
     """Print the stacks of all threads of the ranks of a run, the main thread first. The run continues."""
     from allranks.cli.commands.stacks import stacks_of_run
-    from allranks.local.run_directories import find_run
+    from allranks.local.sweep_files import find_stored, require_job
 
     with _errors():
-        sys.exit(asyncio.run(stacks_of_run(find_run(run, root), **options)))
+        sys.exit(asyncio.run(stacks_of_run(require_job(find_stored(run, root)), **options)))
 
 
 @runs.command()
@@ -123,10 +128,10 @@ def stacks(root: Path, run: str, **options: Any) -> None:
 def report(root: Path, run: str, output: Output) -> None:
     """Print the report on a run, as allranks report does."""
     from allranks.cli.commands.report import write_of_run
-    from allranks.local.run_directories import find_run
+    from allranks.local.sweep_files import find_stored
 
     with _errors():
-        write_of_run(find_run(run, root).directory, output)
+        write_of_run(find_stored(run, root).directory, output)
 
 
 @runs.command()
@@ -134,14 +139,14 @@ def report(root: Path, run: str, output: Output) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_runs)
 @click.option("--all", "every", is_flag=True, help="With JOB, remove all runs of the job and not only the newest.")
 def rm(root: Path, names: tuple[str, ...], every: bool) -> None:
-    """Remove runs: their logs, volumes and status."""
-    from allranks.local.run_directories import find_run, stored_runs
+    """Remove runs: their logs, volumes and status. A sweep is removed with its trials."""
+    from allranks.local.sweep_files import find_stored, list_stored
 
     with _errors():
         for name in names:
-            newest = find_run(name, root)
-            chosen = [run for run in stored_runs(root) if run.job == newest.job] if every else [newest]
-            for run in chosen:
+            newest = find_stored(name, root)
+            chosen = [run for run in list_stored(root) if run.job == newest.job] if every else []
+            for run in chosen or [newest]:
                 run.remove()
                 click.echo(f"removed {run.name}")
 
@@ -151,13 +156,13 @@ def rm(root: Path, names: tuple[str, ...], every: bool) -> None:
 @click.option("--older-than", type=Duration(), required=True, metavar="AGE", help="For example 7d or 12h.")
 @click.option("--dry-run", is_flag=True, help="Print what would be removed.")
 def prune(root: Path, older_than: float, dry_run: bool) -> None:
-    """Remove runs that started longer ago than AGE and no longer run."""
-    from allranks.local.run_directories import stored_runs
+    """Remove runs that started longer ago than AGE and no longer run. A sweep is removed with its trials."""
+    from allranks.local.sweep_files import list_stored
 
     now = datetime.now(UTC)
     count = freed = 0
     with _errors():
-        for run in stored_runs(root):
+        for run in list_stored(root):
             if run.running or run.started is None or (now - run.started).total_seconds() <= older_than:
                 continue
             count, freed = count + 1, freed + run.size
@@ -176,13 +181,28 @@ def _errors() -> Iterator[None]:
         sys.exit(FAILED)
 
 
+def _trials_of(run: StoredRun) -> Sequence[StoredRun]:
+    from allranks.local.sweep_files import StoredSweep
+
+    return run.trials if isinstance(run, StoredSweep) else ()
+
+
+def _row(run: StoredRun) -> tuple[str, ...]:
+    from allranks.local.sweep_files import StoredSweep
+
+    summary = run.summary if isinstance(run, StoredSweep) else ""
+    return run.name, run.phase, age(run.started), _duration(run), size(run.size), summary
+
+
 def _duration(run: StoredRun) -> str:
     end = run.ended or (datetime.now(UTC) if run.running else None)
     return elapsed((end - run.started).total_seconds()) if end and run.started else "<unknown>"
 
 
 def _as_json(run: StoredRun) -> dict[str, Any]:
-    return {
+    from allranks.local.sweep_files import StoredSweep
+
+    shown: dict[str, Any] = {
         "run": run.name,
         "directory": str(run.directory),
         "phase": run.phase,
@@ -190,3 +210,6 @@ def _as_json(run: StoredRun) -> dict[str, Any]:
         "completionTime": run.ended.isoformat() if run.ended else None,
         "bytes": run.size,
     }
+    if isinstance(run, StoredSweep):
+        shown |= {"trials": [_as_json(trial) for trial in run.trials]}
+    return shown

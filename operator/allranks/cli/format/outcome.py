@@ -42,6 +42,8 @@ def summary(name: str, status: Status, created: datetime | None, seconds: float,
     took = elapsed(seconds)
     if how == "stopped":
         return f"{name} was interrupted after {took}: all its processes have ended"
+    if how == "not started":
+        return f"{name} was interrupted after {took}, before its ranks started"
     if how == "suspended":
         return f"{name} is suspended (spec.suspend: true): add --set suspend=false to run it"
     if how == "settled":

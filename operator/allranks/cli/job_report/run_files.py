@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +16,8 @@ from allranks.code.differences import MAX_CHARACTERS
 from allranks.code.ship import config_map_of, stored_differences
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.job_codec import status_of
+from allranks.local.progress_log import point_of
 from allranks.local.run_directories import CODE_FILE, DIFFERENCES_FILE, PROGRESS_FILE, StoredRun
 
 MOST_POINTS = 1000
@@ -58,13 +60,14 @@ def read_run_files(directory: Path) -> RunFiles:
     with contextlib.suppress(OSError, ValueError):
         code = json.loads((directory / CODE_FILE).read_text(encoding="utf-8"))
     code = code if isinstance(code, dict) else {}
+    run = StoredRun(directory)
     return RunFiles(
-        tuple(_thinned(list(_samples(directory / PROGRESS_FILE)))),
+        tuple(_thinned(_all_samples(run))),
         str(code.get("commit") or ""),
         code.get("dirty") is True,
         tuple(sorted((directory / "logs").glob("*.log"))),
         _text(directory / DIFFERENCES_FILE),
-        active=StoredRun(directory).running,
+        active=run.running,
     )
 
 
@@ -91,28 +94,40 @@ async def read_differences(cluster: Cluster, job: Manifest) -> RunFiles:
     return RunFiles(differences=found, missing="" if found else none)
 
 
+def _all_samples(run: StoredRun) -> list[Sample]:
+    """The points over time, and the newest progress in the job file: a run that was interrupted has one last value."""
+    samples = list(_samples(run.directory / PROGRESS_FILE))
+    if samples and (newest := _sample(point_of(status_of(run.manifest)))):
+        last = samples[-1]
+        if newest.time > last.time and (newest.attempt, newest.step) != (last.attempt, last.step):
+            samples.append(newest)
+    return samples
+
+
 def _samples(path: Path) -> Iterator[Sample]:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return
     for line in lines:
-        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-            found = json.loads(line)
-            time = datetime.fromisoformat(found["time"])
-            metrics = {str(name): float(value) for name, value in found.get("metrics", {}).items()}
-            rate = found.get("samplesPerSecond")
-            if time.tzinfo is not None:
-                yield Sample(
-                    time,
-                    int(found["attempt"]),
-                    int(found["step"]),
-                    float(rate) if rate is not None and math.isfinite(rate) else None,
-                    metrics,
-                )
+        with contextlib.suppress(ValueError):
+            if sample := _sample(json.loads(line)):
+                yield sample
 
 
-def _thinned(samples: list[Sample]) -> Iterator[Sample]:
+def _sample(found: Any) -> Sample | None:
+    """None if it is damaged."""
+    try:
+        time = datetime.fromisoformat(found["time"])
+        metrics = {str(name): float(value) for name, value in found.get("metrics", {}).items()}
+        rate = found.get("samplesPerSecond")
+        rate = float(rate) if rate is not None and math.isfinite(rate) else None
+        return Sample(time, int(found["attempt"]), int(found["step"]), rate, metrics) if time.tzinfo else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _thinned(samples: Sequence[Sample]) -> Iterator[Sample]:
     """Every n-th point, and the last one of each attempt."""
     every = math.ceil(len(samples) / MOST_POINTS)
     for place, sample in enumerate(samples):

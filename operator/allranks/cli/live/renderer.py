@@ -87,7 +87,7 @@ class Renderer:
         self._progress_at = 0.0
         self._bars: dict[str, float] = {}
         self._latest_event = ""
-        self._ended = False
+        self._ended = self._stopped = False
         self._closed = False
         self._title = ""
         self._thread: threading.Thread | None = None
@@ -95,7 +95,7 @@ class Renderer:
     def begin(self, title: str, framework: Framework | None = None, log_dir: Path | None = None) -> None:
         """Starts the clock of a job. `framework` recognizes the noise of its shutdown. `log_dir` has a log of each pod,
         for messages."""
-        self._title, self._started, self._ended = title, time.monotonic(), False
+        self._title, self._started, self._ended, self._stopped = title, time.monotonic(), False, False
         self._framework, self._log_dir, self._noise = framework, log_dir, {}
         self._sources, self._bars, self._status_line, self._pods, self._status = {}, {}, (), (), Status()
         self._progress = ()
@@ -103,6 +103,11 @@ class Renderer:
         self._places = {}
         self._thread = threading.Thread(target=self._draw, name="renderer", daemon=True)
         self._thread.start()
+
+    def stop(self) -> None:
+        """The user ends the run: what launchers print about that is only in the logs."""
+        with self._lock:
+            self._stopped = True
 
     def end(self) -> None:
         """Prints everything that is buffered. Blocks until it is printed."""
@@ -175,7 +180,8 @@ class Renderer:
             source, phase = self._sources[name], self._status.phase
             pod = pods.get(source.pod)
             current = pod is None or pod.attempt == self._status.attempt
-            source.add(noise.end(phase) if end else noise.decide(phase, pod, current, time.monotonic()))
+            now, stopped = time.monotonic(), self._stopped
+            source.add(noise.end(phase, stopped) if end else noise.decide(phase, pod, current, now, stopped))
             if noise.folded:
                 self._folded.append(_Item(next(self._order), name, self._fold_line(source, noise.folded)))
                 noise.folded = 0

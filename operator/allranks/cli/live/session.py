@@ -106,6 +106,7 @@ class Session:
                 sent = f"the ranks are asked for a checkpoint; when it is stored, or after {wait} s, {sent}"
             again = f". {self._words.again}." if pods or wait else ""
             self._renderer.message(f"{name}: {sent}{again}")
+            self._renderer.stop()
             if not wait:
                 self._run.stop()
         # Some wrappers forward the Ctrl-C that the terminal has already sent to us.
@@ -123,8 +124,11 @@ class Session:
         from allranks.cli.format.outcome import failure_block, independent_note, rendered, resource, summary
 
         shown = resource(one.job.name, one.job.namespace, one.status)
+        if how == "stopped" and not one.started:
+            how = "not started"
         try:
-            (one.options.run_dir / "status.yaml").write_text(rendered(shown, "yaml").removeprefix("---\n"))
+            if one.started:
+                (one.options.run_dir / "status.yaml").write_text(rendered(shown, "yaml").removeprefix("---\n"))
         except OSError as error:
             click.echo(f"cannot write the status to {one.options.run_dir}: {error.strerror}", err=True)
         line = summary(one.job.name, one.status, one.job.metadata.creation_timestamp, self._renderer.seconds, how)
@@ -136,7 +140,7 @@ class Session:
             print_error(broken)
         if self._output:
             click.echo(rendered(shown, self._output), nl=False)
-        if how != "suspended" and not self._quiet:
+        if how not in ("suspended", "not started") and not self._quiet:
             self._print(f"Report: allranks report --run-dir {shlex.quote(str(one.options.run_dir))}")
             self._print(f"Logs:   {one.logs}")
         if how == "finished" and one.status.phase == "Failed":

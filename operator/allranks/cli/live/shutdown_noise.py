@@ -1,6 +1,7 @@
 """Holds back output that looks like the noise of a shutdown until it is decided whether the job succeeded.
 
-After a success these lines are replaced by their number; otherwise they are printed, because they may show the cause.
+After a success these lines are replaced by their number, and also if the user has ended the run: launchers print the
+signal that they got from allranks with their own stacks. Otherwise they are printed, because they may show the cause.
 The framework recognizes the lines.
 """
 
@@ -50,19 +51,20 @@ class ShutdownNoise:
             sorted(self._release() + other, key=lambda line: line.place) if len(self._held) > HELD_LINES else other
         )
 
-    def decide(self, phase: str, pod: Pod | None, current: bool, now: float) -> list[Line]:
-        """The held lines to print now. `pod`: None if it is gone. `current`: it belongs to the current attempt."""
+    def decide(self, phase: str, pod: Pod | None, current: bool, now: float, stopped: bool = False) -> list[Line]:
+        """The held lines to print now. `pod`: None if it is gone. `current`: it belongs to the current attempt.
+        `stopped`: the user has ended the run."""
         late = now - self._since > HOLD_SECONDS
-        if phase == "Succeeded":
+        if _means_nothing(phase, stopped):
             return self._fold() if late else []  # until then the rest of a traceback may follow
         if phase in FINISHED or not current or (pod and pod.exit and pod.exit.code != 0):
             return self._release()
         # A rank that ended well waits for the others, because the job may yet fail.
         return self._release() if late and pod and not pod.exit else []
 
-    def end(self, phase: str) -> list[Line]:
+    def end(self, phase: str, stopped: bool = False) -> list[Line]:
         """The held lines to print at the end of the run."""
-        return self._fold() if phase == "Succeeded" else self._release()
+        return self._fold() if _means_nothing(phase, stopped) else self._release()
 
     def _begins(self, line: Line) -> bool:
         return self._framework.begins_shutdown_noise(_text(line))
@@ -74,6 +76,10 @@ class ShutdownNoise:
     def _fold(self) -> list[Line]:
         self.folded += len(self._release())
         return []
+
+
+def _means_nothing(phase: str, stopped: bool) -> bool:
+    return phase == "Succeeded" or (stopped and phase not in FINISHED)
 
 
 def _text(line: Line) -> str:

@@ -43,7 +43,8 @@ def run_sweep(
     from allranks.local.sweep import LocalSweep, SweepOptions
 
     sweep = loaded.sweep
-    folder = run_dir or run_directories.reserve_directory(sweep.name, [])
+    reserved: list[Path] = []
+    folder = run_dir or run_directories.reserve_directory(sweep.name, reserved)
     human = sys.stdout if sys.stdout.isatty() and not output else sys.stderr
     try:
         options = SweepOptions(folder, workdir.absolute(), volumes, grace, loaded.code)
@@ -63,6 +64,8 @@ def run_sweep(
     except AllranksError as error:
         print_error(error)
         return NOT_STARTED
+    finally:
+        run_directories.remove_empty(reserved)  # nothing was started
     return _print_result(local, folder, output, human is sys.stdout, received)
 
 
