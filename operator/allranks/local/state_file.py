@@ -29,8 +29,8 @@ class StateFile:
         self._written: tuple[str, int] | None = None
 
     def write_first(self, status: Status) -> None:
-        """With a moment, at which a run has ended that is killed before the next one. Not over that of an earlier run in
-        the directory."""
+        """Writes the status with the current time, so that a run that is killed before the next write has an end. The
+        file of an earlier run in the directory stays."""
         if not self._path.exists():
             self.write(changed(status, times=Times(category="Queued", since=datetime.now(UTC))))
 
