@@ -20,7 +20,7 @@ DOWN = "s3://birds/penguins: the connection failed: refused"
 
 
 class World:
-    """A clock that moves with each pause, and what the user was reported."""
+    """A clock that moves with each pause, and the sentences for the user."""
 
     def __init__(self) -> None:
         self.now, self.reported = 0.0, list[str]()
