@@ -27,10 +27,12 @@ are in `__init__.pyi`."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'allranks' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "report":  # a program that imports only allranks
+        return import_module("allranks.report")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'allranks' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)
 
 

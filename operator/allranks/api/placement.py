@@ -101,6 +101,8 @@ def _job_part(name: str, place: str, fields: frozenset[str]) -> str | None:
         return f"belongs under spec.scheduling.{name}"
     if name == "logPattern":
         return "belongs under spec.progress.logPattern"
+    if name in ("name", "generateName", "namespace") and place == "spec":
+        return f"belongs under metadata.{name}"
     if name == "nodePool":
         return "belongs under spec.pool"
     if name in _OTHER_OPERATORS:

@@ -149,6 +149,14 @@ def _mapping_hint(given: Any, location: list[int | str]) -> str:
         return ": write the roles below it, indented, for example worker: {replicas: 2}"
     if isinstance(given, int) and not isinstance(given, bool) and location[:2] == ["spec", "roles"]:
         return f": write {{replicas: {given}}}"
+    if isinstance(given, str) and location == ["spec", "objective"]:
+        return f": write {{metric: {given}, goal: Minimize}}"
+    if isinstance(given, list) and location[:-1] == ["spec", "parameters"]:
+        return (
+            f": write {{values: {json.dumps(given, default=str)}}}"
+            if len(str(given)) < 80
+            else ": write {values: [...]}"
+        )
     return ""
 
 
@@ -218,6 +226,9 @@ def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
         place = ".".join(str(part) for part in parents)
         if where := placement.in_spec(name, place, roles, frozenset(spec)):
             return f": {where}"
+    of_job = _schema_at(["spec", "template", "spec"], root).get("properties", {})
+    if parents == ["spec"] and name in of_job:
+        return f": belongs under spec.template.spec.{name}"
     names = roles if parents == ["spec", "roles"] else _schema_at(parents, root).get("properties", {})
     close = difflib.get_close_matches(name, names, n=1)
     return f", did you mean {close[0]}?" if close else ""

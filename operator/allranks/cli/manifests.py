@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from allranks.api import pool, sweep, sweep_validation
 from allranks.api.job import KIND, Job
 from allranks.api.pool import Pool
 from allranks.api.validation import parse, parse_pool
 from allranks.api.validation_messages import json_type
-from allranks.cli import manifest_files
+from allranks.cli import manifest_files, overrides
 from allranks.cli.additions import Additions
 from allranks.cli.checks import kinds
 from allranks.cli.checks import manifest as checks
 from allranks.cli.checks.problem import Problem, Severity
+from allranks.cli.overrides import Override
 from allranks.cli.shipping import Shipping
-from allranks.cli.sweep_manifests import LoadedSweep, load_sweep
+from allranks.cli.sweep_manifests import LoadedSweep, finish_sweep, load_sweep
 from allranks.code.bundle import Bundle
 from allranks.core.manifests import pods, pool_template
 from allranks.errors import InvalidManifest
@@ -155,9 +153,12 @@ def load_documents(
     here: bool = False,
 ) -> Loaded:
     """As `load`, for (source, document) pairs. `findings` is also filled while `documents` is read."""
-    overrides = [_parse_set(item) for item in sets]
+    try:
+        given = [overrides.parsed(item) for item in sets]
+    except InvalidManifest as error:
+        raise InvalidManifests([Finding(path, Problem("", message)) for path, message in error.problems]) from error
     shipping = Shipping(code, here)
-    loading = _Loading([] if findings is None else findings, overrides, additions, random_names, shipping)
+    loading = _Loading([] if findings is None else findings, given, additions, random_names, shipping)
     for source, document in documents:
         loading.add(source, document)
     return loading.result()
@@ -178,7 +179,7 @@ class _Loading:
     """The state of loading one document after the other."""
 
     findings: list[Finding]
-    overrides: list[tuple[list[str], Any]]
+    overrides: list[Override]
     additions: Additions | None
     random_names: bool
     shipping: Shipping
@@ -186,7 +187,7 @@ class _Loading:
     """Each job with a finding that has its place."""
     others: list[Other] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
-    sweeps: list[LoadedSweep] = field(default_factory=list)
+    sweeps: list[tuple[LoadedSweep, Finding]] = field(default_factory=list)
     written: list[dict[str, Any]] = field(default_factory=list)
     _generated: int = 0
     _numbers: dict[str, int] = field(default_factory=dict)
@@ -218,8 +219,11 @@ class _Loading:
         """Raises InvalidManifests."""
         by_name = {pool.name: pool.spec for pool in self.pools}
         claims = {_name(one): _claim_spec(one) for one in self.written if one.get("kind") == "ResourceClaimTemplate"}
+        beside = checks.Beside(by_name, claims)
         for job, place in self.jobs:
-            self._report(place, checks.finished(job, by_name.get(job.spec.pool or ""), claims))
+            self._report(place, checks.finished(job, beside))
+        for loaded, place in self.sweeps:
+            self._report(place, finish_sweep(loaded, beside))
         if any(one.problem.severity == "error" for one in self.findings):
             raise InvalidManifests(self.findings)
         jobs = tuple(job for job, _ in self.jobs)
@@ -228,7 +232,7 @@ class _Loading:
             jobs,
             tuple(self.others),
             tuple(self.pools),
-            tuple(self.sweeps),
+            tuple(loaded for loaded, _ in self.sweeps),
             tuple(self.written),
             tuple(self.findings),
             titles,
@@ -250,20 +254,18 @@ class _Loading:
 
     def _add_sweep(self, document: dict[str, Any], place: Finding) -> list[Problem]:
         try:
-            for path, value in self.overrides:
-                _set(document, path, value)
+            overrides.apply(document, self.overrides)
         except InvalidManifest as error:
             return _problems(error)
         if self.additions and (inner := sweep_validation.job_document(document)):
             self.additions.apply(inner)  # it shares its spec with the sweep
         loaded, problems = load_sweep(document, self.shipping, place.file)
-        self.sweeps += [loaded] if loaded else []
+        self.sweeps += [(loaded, place)] if loaded else []
         return problems
 
     def _add_job(self, document: dict[str, Any], place: Finding) -> list[Problem]:
         try:
-            for path, value in self.overrides:
-                _set(document, path, value)
+            overrides.apply(document, self.overrides)
             if self.additions:
                 self.additions.apply(document)
         except InvalidManifest as error:
@@ -353,48 +355,3 @@ def _name(document: Any) -> str:
         return "(no name)"
     name, prefix = metadata.get("name"), metadata.get("generateName")
     return str(name) if name else f"{prefix}*" if prefix else "(no name)"
-
-
-_STEP = re.compile(r"\[([^\]]+)\]|([^.\[\]]+)")
-
-
-def _parse_set(item: str) -> tuple[list[str], Any]:
-    path, equals, text = item.partition("=")
-    steps = [bracketed or plain for bracketed, plain in _STEP.findall(path)]
-    if not equals or not steps:
-        problem = Problem("", "must be path=value, for example roles.worker.replicas=2")
-        raise InvalidManifests([Finding(f"--set {item}", problem)])
-    if steps[0] in ("metadata", "spec"):
-        prefix, steps = steps[:1], steps[1:]
-    else:
-        prefix = ["spec"]
-    try:
-        return prefix + steps, yaml.safe_load(text) if text else ""
-    except yaml.YAMLError as error:
-        raise InvalidManifests([Finding(f"--set {item}", Problem("", "the value is not YAML"))]) from error
-
-
-def _set(document: dict[str, Any], path: list[str], value: Any) -> None:
-    """Sets `value` at `path`, and creates missing maps.
-
-    Raises InvalidManifest if the path leads through a value that is not a map, or to a missing list item.
-    """
-    here: Any = document
-    for depth, step in enumerate(path):
-        last = depth == len(path) - 1
-        if isinstance(here, list):
-            if not step.isdigit() or int(step) >= len(here):
-                raise InvalidManifest([(".".join(path), f"--set: the list has no item {step}")])
-            if last:
-                here[int(step)] = value
-            else:
-                here = here[int(step)]
-        elif isinstance(here, dict):
-            if last:
-                here[step] = value
-            else:
-                if here.get(step) is None:
-                    here[step] = {}
-                here = here[step]
-        else:
-            raise InvalidManifest([(".".join(path), f"--set: {'.'.join(path[:depth])} is not a map")])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from allranks.api.sweep_validation import in_template, parse_sweep
 from allranks.api.validation import parse
 from allranks.cli.checks import manifest as checks
 from allranks.cli.checks.problem import Problem
+from allranks.cli.checks.schema import similar
 from allranks.cli.shipping import Shipping
 from allranks.core.manifests import pods
 from allranks.errors import InvalidManifest
@@ -53,8 +56,23 @@ def load_sweep(document: dict[str, Any], shipping: Shipping, file: str) -> tuple
     problems += [_placed(problem) for problem in of_job]
     if any(problem.severity == "error" for problem in problems):
         return None, problems
-    problems += [_placed(problem) for problem in checks.finished(job, None)]
     return LoadedSweep(sweep, job, code), problems
+
+
+def finish_sweep(loaded: LoadedSweep, beside: checks.Beside) -> list[Problem]:
+    """Problems of the pods of a trial, and notes, of a sweep that has no other errors."""
+    parameters = tuple(loaded.sweep.spec.parameters)
+    found = [_placed(problem) for problem in checks.finished(loaded.job, replace(beside, parameters=parameters))]
+    return [*found, *_about_metric(loaded)]
+
+
+def _about_metric(loaded: LoadedSweep) -> Iterator[Problem]:
+    """A program may report metrics by itself, so only a name that resembles one of the log is a mistake."""
+    metric, progress = loaded.sweep.spec.objective.metric, loaded.job.spec.progress
+    groups = re.compile(progress.log_pattern).groupindex if progress and progress.log_pattern else {}
+    if metric not in groups and (near := similar(metric, list(groups))):
+        what = f"no group of logPattern is named {metric}, did you mean {near}?"
+        yield Problem("spec.objective.metric", what, "warning")
 
 
 def _placed(problem: Problem) -> Problem:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -20,19 +19,13 @@ from typing import Any
 from allranks.data.cache import sync_directory
 from allranks.data.errors import TemporaryError, explain
 from allranks.data.source import Listing, RemoteFile, Source
+from allranks.data.tries import Tries
 from allranks.errors import DataError
 
 AT_ONCE = 8
-TRIES = 6
-"""Tries in a row without a new byte."""
 SYNC_BYTES = 64 << 20
 """A killed download loses at most this much of each file."""
 JOURNAL = "journal.jsonl"
-
-
-def pause_before(number: int) -> float:
-    """Seconds before try `number`, from 1."""
-    return float(min(2 ** (number - 1), 30))
 
 
 class Download:
@@ -44,11 +37,11 @@ class Download:
         listing: Listing,
         directory: Path,
         add: Callable[[int], None] = lambda _: None,
-        sleep: Callable[[float], None] = time.sleep,
+        tries: Tries | None = None,
     ) -> None:
         """`directory` has `files/` and the journal."""
         self._source, self._listing, self._directory = source, listing, directory
-        self._add, self._sleep = add, sleep
+        self._add, self._tries = add, tries or Tries()
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
@@ -104,7 +97,7 @@ class Download:
         """Appends from `position` to the end, with a new try after each lost connection."""
         synced, failures = position, 0
         while file.size is None or position < file.size:
-            before = position
+            before, moved = position, self._tries.clock()
             try:
                 for data in self._source.read(self._listing, file, position):
                     if self._stop.is_set():
@@ -115,6 +108,7 @@ class Download:
                     while left:
                         written = output.write(left)
                         left, position = left[written:], position + written
+                    moved = self._tries.clock()
                     if position - synced >= SYNC_BYTES:
                         synced = self._sync(file, output, position)
                 if file.size is None or position >= file.size:
@@ -123,11 +117,12 @@ class Download:
             except Exception as error:
                 reason = explain(error, self._source.uri)
                 failures = 0 if position > before else failures + 1
-                if not isinstance(reason, TemporaryError) or failures >= TRIES:
+                try:
+                    self._tries.pause(reason, failures, self._tries.clock() - moved)
+                except DataError:
                     with contextlib.suppress(OSError):  # the disk is full
                         self._sync(file, output, position)
-                    raise reason from error
-                self._sleep(pause_before(failures or 1))
+                    raise
         if file.size is not None and position > file.size:
             raise DataError(f"{self._source.uri}: {file.name} has more than {file.size} bytes")
 

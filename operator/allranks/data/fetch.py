@@ -5,25 +5,24 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from allranks.data.cache import Cache, Entry, Staging, tree_sum
-from allranks.data.download import TRIES, Download, pause_before
-from allranks.data.errors import ChangedError, TemporaryError, explain
+from allranks.data.download import Download
+from allranks.data.errors import ChangedError, explain
 from allranks.data.git_source import GitSource
 from allranks.data.http_source import HttpSource
 from allranks.data.hub_source import HubSource
 from allranks.data.object_source import ObjectSource
 from allranks.data.source import UNKNOWN, Listing, Source, TreeSource
+from allranks.data.tries import Tries
 from allranks.errors import DataError
 from allranks.text import size as text_size
 
 Any_Source = Source | TreeSource
-T = TypeVar("T")
 LONGEST_REVISION = 128
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Characters: the length that the status of a job has for it."""
@@ -79,18 +78,18 @@ def fetch(
     report: Report | None = None,
     *,
     connect: Callable[[str], Any_Source] = connect,
-    sleep: Callable[[float], None] = time.sleep,
+    tries: Tries | None = None,
 ) -> Result:
     """Returns when the data is in the cache. Raises DataError.
 
     A revision or sum that the cache has needs no network.
     """
-    uri, report = wanted.uri, report or NoReport()
+    uri, report, tries = wanted.uri, report or NoReport(), tries or Tries()
     pin = f"sha256:{wanted.sha256}" if wanted.sha256 else wanted.revision
     if pin and (found := _found(cache, uri, pin)):
         return Result(found, cached=True)
-    source = _with_tries(lambda: connect(uri), uri, sleep)
-    listing = _resolve(source, wanted, sleep)
+    source = tries.until_done(lambda: connect(uri), uri)
+    listing = _resolve(source, wanted, tries)
     pin = f"sha256:{wanted.sha256}" if wanted.sha256 else listing.revision
     if found := _found(cache, uri, pin):
         return Result(found, cached=True)
@@ -100,23 +99,24 @@ def fetch(
             return Result(found, cached=True)
         cache.make_room(uri, listing.size, min(staging.bytes, listing.size))
         staging.make()
-        sums = _fill(source, listing, staging, report, sleep)
+        sums = _fill(source, listing, staging, report, tries)
         entry = _checked(wanted, pin, listing, staging, sums)
-        _check_unchanged(source, wanted, listing, staging, sleep)
+        _check_unchanged(source, wanted, listing, staging, tries)
         staging.publish(entry)
     return Result(entry, cached=False)
 
 
-def look_up(uri: str, revision: str | None, *, sleep: Callable[[float], None] = time.sleep) -> Listing:
+def look_up(uri: str, revision: str | None, tries: Tries | None = None) -> Listing:
     """The files of an input that the program reads itself, at the wanted or the current revision. Raises DataError."""
-    source = _with_tries(lambda: connect(uri), uri, sleep)
-    return _resolve(source, Wanted(uri, revision), sleep)
+    tries = tries or Tries()
+    source = tries.until_done(lambda: connect(uri), uri)
+    return _resolve(source, Wanted(uri, revision), tries)
 
 
-def pin(uri: str, revision: str | None, sha256: str | None, *, sleep: Callable[[float], None] = time.sleep) -> Listing:
+def pin(uri: str, revision: str | None, sha256: str | None, tries: Tries | None = None) -> Listing:
     """The files of an input that several pods fetch later, each for itself. Raises DataError, also if nothing shows
     whether they fetch the same data."""
-    listing = look_up(uri, None if sha256 else revision, sleep=sleep)
+    listing = look_up(uri, None if sha256 else revision, tries)
     if listing.revision.startswith(UNKNOWN) and not sha256:
         raise DataError(
             f"{uri}: its server sends neither an ETag nor a time, so pods that fetch it may get different data: set "
@@ -138,8 +138,8 @@ def _found_locked(cache: Cache, staging: Staging) -> Entry | None:
     return cache.read(staging.target.name)
 
 
-def _resolve(source: Any_Source, wanted: Wanted, sleep: Callable[[float], None]) -> Listing:
-    listing = _shortened(_with_tries(lambda: source.resolve(wanted.revision), wanted.uri, sleep))
+def _resolve(source: Any_Source, wanted: Wanted, tries: Tries) -> Listing:
+    listing = _shortened(tries.until_done(lambda: source.resolve(wanted.revision), wanted.uri))
     if wanted.revision and not source.branches and not wanted.sha256 and listing.revision != wanted.revision:
         raise DataError(
             f"{wanted.uri}: the data was changed: its revision is {listing.revision}, and the job wants "
@@ -155,17 +155,15 @@ def _shortened(listing: Listing) -> Listing:
     return replace(listing, revision=f"long:{hashlib.sha256(listing.revision.encode()).hexdigest()}")
 
 
-def _fill(
-    source: Any_Source, listing: Listing, staging: Staging, report: Report, sleep: Callable[[float], None]
-) -> dict[str, str]:
+def _fill(source: Any_Source, listing: Listing, staging: Staging, report: Report, tries: Tries) -> dict[str, str]:
     """Name -> SHA-256 of all files."""
     if isinstance(source, GitSource):
         staging.discard()  # git cannot resume
         staging.make()
-        _with_tries(lambda: source.fetch_all(listing, staging.files), source.uri, sleep)
+        tries.until_done(lambda: source.fetch_all(listing, staging.files), source.uri)
         return dict(_sums(staging.files, report))
     assert not hasattr(source, "fetch_all")
-    return Download(source, listing, staging.directory, report.added, sleep).run()
+    return Download(source, listing, staging.directory, report.added, tries).run()
 
 
 def _checked(wanted: Wanted, pin: str, listing: Listing, staging: Staging, sums: dict[str, str]) -> Entry:
@@ -189,13 +187,11 @@ def _remove_others(directory: Path, names: set[str]) -> None:
                 path.unlink()
 
 
-def _check_unchanged(
-    source: Any_Source, wanted: Wanted, listing: Listing, staging: Staging, sleep: Callable[[float], None]
-) -> None:
+def _check_unchanged(source: Any_Source, wanted: Wanted, listing: Listing, staging: Staging, tries: Tries) -> None:
     """A store without commits can change between two files: then they do not belong together."""
     if source.branches or listing.revision.startswith(UNKNOWN) or wanted.sha256:
         return
-    after = _shortened(_with_tries(lambda: source.resolve(None), wanted.uri, sleep))
+    after = _shortened(tries.until_done(lambda: source.resolve(None), wanted.uri))
     if after.revision != listing.revision:
         raise ChangedError(f"{wanted.uri}: the data was changed while it was fetched: run again")
 
@@ -209,18 +205,6 @@ def _sums(directory: Path, report: Report) -> Iterator[tuple[str, str]]:
                 os.fsync(opened.fileno())
             report.added(path.stat().st_size)
             yield path.relative_to(directory).as_posix(), digest.hexdigest()
-
-
-def _with_tries(act: Callable[[], T], uri: str, sleep: Callable[[float], None]) -> T:
-    for number in range(1, TRIES + 1):
-        try:
-            return act()
-        except Exception as error:
-            reason = explain(error, uri)
-            if not isinstance(reason, TemporaryError) or number == TRIES:
-                raise reason from error
-        sleep(pause_before(number))
-    raise AssertionError("the last try returns or raises")
 
 
 class _disk_errors:

@@ -25,6 +25,7 @@ from allranks.data.checkpoint import clear, copy_checkpoint, write_json
 from allranks.data.destination import check
 from allranks.data.errors import ChangedError, DiskFullError, TemporaryError
 from allranks.data.fetch import Result, Wanted, fetch, look_up, pin
+from allranks.data.tries import Tries
 from allranks.data.upload import upload
 from allranks.errors import DataError
 from allranks.text import size as text_size
@@ -71,9 +72,9 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _resolve(request: Mapping[str, Any]) -> dict[str, Any]:
     if request.get("pin"):
-        listing = pin(request["uri"], request.get("revision"), request.get("sha256"))
+        listing = pin(request["uri"], request.get("revision"), request.get("sha256"), _tries(request))
     else:
-        listing = look_up(request["uri"], request.get("revision"))
+        listing = look_up(request["uri"], request.get("revision"), _tries(request))
     return {"fetched": {"revision": listing.revision, "bytes": listing.size}}
 
 
@@ -92,8 +93,12 @@ def _fetch(request: Mapping[str, Any]) -> dict[str, Any]:
     where = f" in {request['where']}" if "where" in request else ""
     cache = Cache(Path(request["cache"]), request["limit"], may_evict, f"make room{where}")
     wanted = Wanted(request["uri"], request.get("revision"), request.get("sha256"))
-    for_ranks = request["act"] == FOR_RANKS
-    result = patiently(lambda: fetch(wanted, cache, Log())) if for_ranks else fetch(wanted, cache, Log())
+    tries = _tries(request)
+
+    def act() -> Result:
+        return fetch(wanted, cache, Log(), tries=tries)
+
+    result = patiently(act) if request["act"] == FOR_RANKS else act()
     entry = asdict(result.entry)
     return {"fetched": {name: entry[name] for name in ("revision", "sha256", "bytes")} | {"cached": result.cached}}
 
@@ -127,7 +132,7 @@ def _upload(request: Mapping[str, Any]) -> dict[str, Any]:
             return {"uploaded": before["uploaded"]}
     if "step" in request:
         copy_checkpoint(Path(request["source"]), request["step"], request["mark"], directory)
-    done = upload(directory, request["to"], journal, request["provenance"])
+    done = upload(directory, request["to"], journal, request["provenance"], tries=_tries(request))
     uploaded = {"bytes": done.bytes, "files": done.files}
     try:
         write_json(note, {"to": request["to"], "mark": request.get("mark"), "uploaded": uploaded})
@@ -139,16 +144,23 @@ def _upload(request: Mapping[str, Any]) -> dict[str, Any]:
     return {"uploaded": uploaded}
 
 
+def _tries(request: Mapping[str, Any]) -> Tries:
+    """The log says once what is tried again: the user sees no other sign of it for minutes."""
+    return Tries(lambda text: print(_shown(text, request), flush=True))
+
+
+def _shown(text: str, request: Mapping[str, Any]) -> str:
+    """The text with the address that the user wrote: a claim is a directory of this pod."""
+    return text.replace(str(request.get("to")), str(request["shown"])) if "shown" in request else text
+
+
 def main(environ: Mapping[str, str]) -> int:
     request = json.loads(environ[REQUEST])
     status = 0
     try:
         result = run(request)
     except DataError as error:
-        # A claim is a directory of this pod.
-        text = (
-            str(error).replace(str(request.get("to")), str(request.get("shown"))) if "shown" in request else str(error)
-        )
+        text = _shown(str(error), request)
         passes = isinstance(error, PASSING)
         result, status = {"error": text[:_LONGEST_MESSAGE]}, int(passes)
         if request["act"] == FOR_RANKS:

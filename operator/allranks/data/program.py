@@ -1,7 +1,7 @@
 """`python -m allranks.data.program fetch|resolve|check|upload`: one transfer as a process, which can be ended.
 
-Standard input has the request as JSON. Standard output has one JSON object per line: progress, and the result or an
-error at the end. The exit status is 0, or 1 after an error.
+Standard input has the request as JSON. Standard output has one JSON object per line: progress, what is tried again, and
+the result or an error at the end. The exit status is 0, or 1 after an error.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from allranks.data.cache import Cache
 from allranks.data.checkpoint import clear, copy_checkpoint
 from allranks.data.destination import check
 from allranks.data.fetch import Wanted, fetch, look_up
+from allranks.data.tries import Tries
 from allranks.data.upload import Progress, upload
 from allranks.errors import DataError
 
@@ -66,14 +67,15 @@ def write(line: dict[str, Any]) -> None:
 def main(argv: list[str]) -> int:
     _end_with_parent()
     request = json.load(sys.stdin)
-    lines = Lines()
+    lines, tries = Lines(), Tries(lambda text: write({"retrying": text}))
     try:
         if argv == ["fetch"]:
             cache = Cache(Path(request["cache"]), request["limit"])
-            result = fetch(Wanted(request["uri"], request.get("revision"), request.get("sha256")), cache, lines)
+            wanted = Wanted(request["uri"], request.get("revision"), request.get("sha256"))
+            result = fetch(wanted, cache, lines, tries=tries)
             write({"entry": asdict(result.entry), "cached": result.cached})
         elif argv == ["resolve"]:
-            listing = look_up(request["uri"], request.get("revision"))
+            listing = look_up(request["uri"], request.get("revision"), tries)
             write({"resolved": {"revision": listing.revision, "bytes": listing.size}})
         elif argv == ["check"]:
             write({"checked": check(request["to"])})
@@ -81,7 +83,8 @@ def main(argv: list[str]) -> int:
             directory = Path(request["directory"])
             if "step" in request:
                 copy_checkpoint(Path(request["source"]), request["step"], request["mark"], directory)
-            done = upload(directory, request["to"], Path(request["journal"]), request["provenance"], lines.uploaded)
+            journal, about = Path(request["journal"]), request["provenance"]
+            done = upload(directory, request["to"], journal, about, lines.uploaded, tries=tries)
             if "step" in request:
                 clear(directory)  # a copy
             write({"uploaded": asdict(done)})

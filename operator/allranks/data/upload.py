@@ -10,16 +10,15 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from allranks.data.download import TRIES, pause_before
-from allranks.data.errors import TemporaryError, explain
+from allranks.data.errors import explain
 from allranks.data.object_source import PACKAGES, filesystem
+from allranks.data.tries import Tries
 from allranks.errors import DataError
 
 MANIFEST = "allranks-manifest.json"
@@ -137,7 +136,7 @@ def upload(
     progress: Callable[[Progress], None] = lambda _: None,
     *,
     connect: Callable[[str], Target] = target_of,
-    sleep: Callable[[float], None] = time.sleep,
+    tries: Tries | None = None,
 ) -> Uploaded:
     """Raises DataError. `journal`: a file that remembers what was uploaded before."""
     try:
@@ -149,16 +148,10 @@ def upload(
     if taken := next((file.name for file in files if file.name in (MANIFEST, PROVENANCE)), None):
         raise DataError(f"{to}: allranks writes {taken} itself: the program must use another name")
 
+    patient = tries or Tries()
+
     def retry(act: Callable[[], Any]) -> Any:
-        for number in range(1, TRIES + 1):
-            try:
-                return act()
-            except Exception as error:
-                reason = explain(error, to)
-                if not isinstance(reason, TemporaryError) or number == TRIES:
-                    raise reason from error
-            sleep(pause_before(number))
-        raise AssertionError("the last try returns or raises")
+        return patient.until_done(act, to)
 
     target: Target = retry(lambda: connect(to))
     # Another job may have replaced what an earlier one uploaded.

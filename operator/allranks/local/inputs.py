@@ -11,7 +11,7 @@ from typing import Any
 from allranks.api.data import Input, InputStatus
 from allranks.api.job import Job
 from allranks.core.manifests import data
-from allranks.core.model import Event
+from allranks.core.model import FETCH_RETRYING, Event
 from allranks.core.quantity import quantity
 from allranks.data.cache import DEFAULT_LIMIT, Cache, Entry, Lease
 from allranks.errors import CannotRun, DataError
@@ -104,14 +104,14 @@ class LocalInputs:
 
     async def provide(self, tell: Callable[[Event], None]) -> list[InputStatus]:
         """Fetches the inputs, and returns `status.inputs`. Raises CannotRun; then a later run continues the fetch."""
-        tasks = {each.name: asyncio.create_task(self._fetch(each, tell)) for each in self._fetched}
+        tasks = {each.name: asyncio.create_task(self._provide(each, tell)) for each in self._fetched}
         try:
             await asyncio.gather(*tasks.values())
         except DataError as error:
             if self._stopped:
                 return []
             self.stop()
-            raise CannotRun(f"an input cannot be fetched: {error}") from error
+            raise CannotRun(str(error)) from error
         except OSError as error:
             raise CannotRun(f"the inputs cannot be linked into {self._directory}: {explain(error)}") from error
         finally:
@@ -121,17 +121,33 @@ class LocalInputs:
             for each in self._inputs
         ]
 
-    async def _resolve(self, each: Input, tell: Callable[[Event], None]) -> InputStatus:
+    async def _provide(self, each: Input, tell: Callable[[Event], None]) -> InputStatus:
+        """Raises DataError with the path of the field."""
+        field = self._field(each)
+
+        def on_retry(text: str) -> None:
+            tell(Event(FETCH_RETRYING, f"{field}: {text}", warning=True))
+
+        try:
+            how = self._resolve if each.streamed else self._fetch
+            return await how(each, tell, on_retry)
+        except DataError as error:
+            raise DataError(f"{field}: the input cannot be fetched: {error}") from error
+
+    def _field(self, each: Input) -> str:
+        return f"spec.inputs[{self._inputs.index(each)}] ({each.name})"
+
+    async def _resolve(
+        self, each: Input, tell: Callable[[Event], None], on_retry: Callable[[str], None]
+    ) -> InputStatus:
         """Looks up the revision of an input that the program streams."""
         transfer = Transfer("resolve", {"uri": each.source, "revision": each.revision}, self._environ)
         self._transfers.append(transfer)
-        found = (await transfer.run(lambda _: None))["resolved"]
+        found = (await transfer.run(lambda _: None, on_retry))["resolved"]
         tell(Event("Fetched", f"input {each.name} is {text_size(found['bytes'])}, revision {found['revision']}"))
         return InputStatus(name=each.name, state="Ready", **found)
 
-    async def _fetch(self, each: Input, tell: Callable[[Event], None]) -> InputStatus:
-        if each.streamed:
-            return await self._resolve(each, tell)
+    async def _fetch(self, each: Input, tell: Callable[[Event], None], on_retry: Callable[[str], None]) -> InputStatus:
         began = reported_at = time.monotonic()
         request = {
             "uri": each.source,
@@ -154,7 +170,7 @@ class LocalInputs:
         while True:
             transfer = Transfer("fetch", request, self._environ)
             self._transfers.append(transfer)
-            line = await transfer.run(on_progress)
+            line = await transfer.run(on_progress, on_retry)
             entry = Entry(**line["entry"])
             # Between the fetch and the lease another run may have evicted it.
             if lease := await asyncio.to_thread(Cache(self._root).lease, entry.uri, entry.pin):

@@ -85,15 +85,25 @@ class LocalOutputs:
 
     async def check(self, tell: Callable[[Event], None]) -> None:
         """Asks the destinations whether files can be written there. Raises CannotRun."""
-        checks = [asyncio.create_task(self._check(each, tell)) for each in self._outputs.values()]
+        checks = [asyncio.create_task(self._checked(each, tell)) for each in self._outputs.values()]
         try:
             await asyncio.gather(*checks)
         except DataError as error:
             if not self._stopped:
-                raise CannotRun(f"an output cannot be uploaded: {error}") from error
+                raise CannotRun(str(error)) from error
         finally:
             self.stop_checks()
             await asyncio.gather(*checks, return_exceptions=True)
+
+    async def _checked(self, each: Output, tell: Callable[[Event], None]) -> None:
+        """Raises DataError with the path of the field."""
+        try:
+            await self._check(each, tell)
+        except DataError as error:
+            raise DataError(f"{self._field(each)}: the output cannot be uploaded: {error}") from error
+
+    def _field(self, each: Output) -> str:
+        return f"spec.outputs[{list(self._outputs).index(each.name)}] ({each.name})"
 
     async def _check(self, each: Output, tell: Callable[[Event], None]) -> None:
         if (to := self._to(each)).startswith("/"):
@@ -103,7 +113,7 @@ class LocalOutputs:
             self._checks.append(transfer)
             note = (await transfer.run(lambda _: None))["checked"]
         if note:
-            text = f"it is not certain that output {each.name} can be uploaded: {note}"
+            text = f"{self._field(each)}: it is not certain that the output can be uploaded: {note}"
             tell(Event("OutputUnchecked", text, warning=True))
 
     def stop_checks(self) -> None:
@@ -111,7 +121,7 @@ class LocalOutputs:
         for transfer in self._checks:
             transfer.stop()
 
-    def start(self, status: Status, ranks_run: bool) -> None:
+    def start(self, status: Status, ranks_run: bool, tell: Callable[[Event], None]) -> None:
         """Starts the uploads that the status has decided, and ends those that are overdue. While ranks run, only
         checkpoints are uploaded, one after the other."""
         wanted = rule.to_upload(self._job, status)
@@ -136,13 +146,15 @@ class LocalOutputs:
             if ready:
                 self._begun[name] = checkpoint
                 self.uploads[name] = Upload("Uploading", where=self._where(name), checkpoint=checkpoint)
-                self._tasks[name] = asyncio.create_task(self._upload(self._outputs[name], status, checkpoint))
+                self._tasks[name] = asyncio.create_task(self._upload(self._outputs[name], status, checkpoint, tell))
 
     def _where(self, name: str) -> str:
         """A checkpoint stays where the program has stored it."""
         return "" if self._outputs[name].when == "Checkpoint" else str(self._directory(name))
 
-    async def _upload(self, each: Output, status: Status, checkpoint: tuple[int, int] | None) -> None:
+    async def _upload(
+        self, each: Output, status: Status, checkpoint: tuple[int, int] | None, tell: Callable[[Event], None]
+    ) -> None:
         directory = self._directory(each.name)
         request = {
             "directory": str(directory),
@@ -162,8 +174,11 @@ class LocalOutputs:
             self.uploads[each.name] = replace(self.uploads[each.name], sent=sent, files=files, bytes=total)
             self._on_change()
 
+        def on_retry(text: str) -> None:
+            tell(Event(rule.UPLOAD_RETRYING, f"{self._field(each)}: {text}", warning=True))
+
         try:
-            line = await transfer.run(on_progress)
+            line = await transfer.run(on_progress, on_retry)
             done = line["uploaded"]
             found = Upload("Uploaded", bytes=done["bytes"], files=done["files"], checkpoint=checkpoint)
         except DataError as error:

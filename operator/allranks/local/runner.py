@@ -318,7 +318,7 @@ class LocalRun:
     def _outcome(self, plan: Plan) -> Outcome | None:
         """The outcome, or None if the run has something to wait for."""
         alive = [pod for pod in self._pods.values() if pod.alive]
-        self._outputs.start(self.status, bool(alive))
+        self._outputs.start(self.status, bool(alive), self._listener.event)
         if self._outputs.busy:
             return None
         if plan.delete_job:

@@ -29,8 +29,11 @@ class Transfer:
     def pids(self) -> tuple[int, ...]:
         return (self._process.pid,) if self._process and self._process.returncode is None else ()
 
-    async def run(self, on_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-        """The last line of the program. Raises DataError."""
+    async def run(
+        self, on_progress: Callable[[dict[str, Any]], None], on_retry: Callable[[str], None] = lambda _: None
+    ) -> dict[str, Any]:
+        """The last line of the program. `on_retry` is called at most once, with what is tried again, why, and for how
+        long. Raises DataError."""
         if self.stopped:
             raise DataError("stopped")
         self._process = process = await asyncio.create_subprocess_exec(
@@ -54,6 +57,8 @@ class Transfer:
                 last = json.loads(line)
                 if "total" in last:
                     on_progress(last)
+                if "retrying" in last:
+                    on_retry(last["retrying"])
             await process.wait()
         except BaseException:
             self.stop()

@@ -8,7 +8,9 @@ a job (without ALLRANKS_REPORT_URL and ALLRANKS_REPORT_TOKEN_FILE) every call do
 from __future__ import annotations
 
 import os
+import sys
 import time
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -191,6 +193,24 @@ def _warn_of_error(error: Exception) -> None:
     from allranks.report.warn import warn_once
 
     warn_once("error", f"report() failed: {type(error).__name__}: {error}")
+
+
+class _Package(ModuleType):
+    """This package, which `from allranks import report` gives. Users mean the function of the same name."""
+
+    def __call__(self, *given: Any, **more: Any) -> None:
+        raise TypeError(
+            "allranks.report is a module: import the function with `from allranks.report import report`, and call "
+            "report(step=...)"
+        )
+
+    def __reduce__(self) -> Any:  # cloudpickle and dill know modules by their exact type
+        from importlib import import_module
+
+        return import_module, (self.__name__,)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 class _Nothing:

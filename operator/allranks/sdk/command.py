@@ -7,8 +7,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
+
+from allranks.text import last_lines
+
+_LAST_LINES = 5
+_LONGEST_LAST = 2000
+"""Characters."""
 
 
 class Done(NamedTuple):
@@ -17,6 +24,8 @@ class Done(NamedTuple):
     status: int
     errors: str
     """What it printed on its standard error."""
+    last: str = ""
+    """The last lines that it printed; of its standard output only if that is not the terminal."""
 
 
 class Stop:
@@ -48,6 +57,7 @@ class Command:
         """`given` is the command's standard input. `stop` is what stops it if `wait` runs in another thread than the
         main one, in which Ctrl-C does not arrive."""
         self._words, self._given, self._environ, self._stop = words, given, environ, stop
+        self._printed = deque[str](maxlen=_LAST_LINES)
 
     def wait(self, show: bool, confirm: Callable[[], bool] = lambda: True) -> Done:
         """Waits for the end of the command.
@@ -82,11 +92,12 @@ class Command:
             text = errors.read().strip()
         if interrupted or (self._stop and self._stop.asked):
             raise KeyboardInterrupt
+        last = last_lines(text or "".join(self._printed), _LAST_LINES, _LONGEST_LAST)
         if process.returncode < 0:
-            return Done(128 - process.returncode, text)
+            return Done(128 - process.returncode, text, last)
         if text and process.returncode != 2:
             print(text, file=sys.stderr)
-        return Done(process.returncode, text)
+        return Done(process.returncode, text, last)
 
     def _follow(self, process: subprocess.Popen[str], show: bool, confirm: Callable[[], bool] | None) -> bool:
         """Prints the output until the process has ended. Whether it was interrupted. `confirm`: None if the process
@@ -95,7 +106,7 @@ class Command:
         while True:
             try:
                 if process.stdout is not None:
-                    _copy(process.stdout, show)
+                    self._copy(process.stdout, show)
                 process.wait()
             except KeyboardInterrupt:
                 if confirm is None or interrupted or confirm():
@@ -109,12 +120,12 @@ class Command:
                 raise
             return interrupted
 
+    def _copy(self, output: IO[str], show: bool) -> None:
+        for line in output:
+            self._printed.append(line)
+            if show:
+                print(line, end="", flush=True)
+
 
 def _accept_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _copy(output: IO[str], show: bool) -> None:
-    for line in output:
-        if show:
-            print(line, end="", flush=True)

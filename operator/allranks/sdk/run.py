@@ -235,15 +235,18 @@ def _run_command(document: dict[str, Any], directory: Path, *, logs: bool, link:
             run_directories.link_latest(directory)
     if done.status == 0:
         return
-    if done.status == 1:
-        job = _stored(directory)
+    job = _stored(directory) if (directory / run_directories.RUN_FILE).exists() else {}
+    if done.status == 1 and (job.get("status") or {}).get("phase") == "Failed":
         attempt, rank, _ = outcome.first_failure(job)
         raise outcome.failure_of(job, None if rank is None else outcome.read_files(directory / RESULTS, attempt, rank))
     if done.status == 2:
         if not (directory / run_directories.RUN_FILE).exists():
             shutil.rmtree(directory, ignore_errors=True)  # nothing was started
         raise CannotRun(in_python(done.errors.removeprefix("error: ")) or "nothing was started")
-    raise AllranksError(f"the run was ended by signal {done.status - 128}" if done.status > 128 else done.errors)
+    if done.status > 128:
+        raise AllranksError(f"the run was ended by signal {done.status - 128}")
+    said = f"; it printed last:\n\n{in_python(done.last)}" if done.last else " and printed nothing"
+    raise AllranksError(f"allranks could not run the job: its process ended with exit code {done.status}{said}")
 
 
 def _stored(directory: Path) -> dict[str, Any]:

@@ -439,7 +439,19 @@ BAD_SETS = [
     ),
     ("an unknown field", "imag=1", "stdin: job: spec.imag: unknown field, did you mean image?"),
     ("a path through a string", "image.x=1", "stdin: job: spec.image.x: --set: spec.image is not a map"),
-    ("a missing item", "command[7]=x", "stdin: job: spec.command.7: --set: the list has no item 7"),
+    ("a missing item", "command[7]=x", "stdin: job: spec.command[7]: --set: the list has no item 7"),
+    (
+        "a misspelt spec",
+        "spc.roles.worker.replicas=2",
+        "--set spc.roles.worker.replicas=2: there is no field spc, did you mean spec.roles.worker.replicas?",
+    ),
+    (
+        "an item of a list that is missing",
+        "template.spec.containers[0].image=x",
+        "stdin: job: spec.template.spec.containers[0].image: --set: there is no list spec.template.spec.containers: "
+        "set the whole list",
+    ),
+    ("a name", "name=x", "stdin: job: spec.name: unknown field: belongs under metadata.name"),
     (
         "a wrong type",
         "roles.worker.replicas=two",

@@ -81,6 +81,12 @@ def test_a_metric_that_no_trial_reports_is_the_same_failure_and_names_those_that
     assert len(done.trials) == 3
 
 
+def test_a_misspelt_metric_is_answered_with_the_one_that_is_reported():
+    condition = world(trials=5, objective={"metric": "lss", "goal": "Minimize"}).run().condition("Failed")
+    assert condition is not None
+    assert "there is no value of lss (did you mean loss?): the program reported loss" in condition.message
+
+
 def test_a_trial_whose_job_is_lost_to_a_disruption_is_run_again_with_its_parameters_and_checkpoints():
     one = world(trials=2, template={"spec": {**sweep()["spec"]["template"]["spec"], "checkpoint": {"claim": "c"}}})
     one.fate = lambda job, parameters: "Disrupted" if job == "search-0" else "Succeeded"

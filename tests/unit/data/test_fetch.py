@@ -19,6 +19,7 @@ from allranks.data.download import JOURNAL
 from allranks.data.errors import TemporaryError
 from allranks.data.fetch import Result, Wanted, fetch
 from allranks.data.source import Listing, RemoteFile
+from allranks.data.tries import Tries
 from allranks.errors import DataError
 
 CONTENT = random.Random(7).randbytes(3_000_000)
@@ -28,7 +29,7 @@ PARTS = 700_000
 
 
 def get(cache: Cache, uri: str, **wanted: str) -> Result:
-    return fetch(Wanted(uri, **wanted), cache, sleep=lambda _: None)
+    return fetch(Wanted(uri, **wanted), cache, tries=Tries(sleep=lambda _: None))
 
 
 def files_of(cache: Cache, uri: str, result: Result) -> dict[str, bytes]:
@@ -108,14 +109,14 @@ def test_a_file_that_changes_between_two_parts_is_not_mixed(cache, web, url) -> 
         web.files["/x"] = other
 
     with pytest.raises(DataError, match="was changed while it was fetched: run again"):
-        fetch(Wanted(f"{url}/x"), cache, sleep=sleep)
+        fetch(Wanted(f"{url}/x"), cache, tries=Tries(sleep=sleep))
     assert files_of(cache, f"{url}/x", get(cache, f"{url}/x")) == {"x": other}
 
 
 def test_a_server_that_is_overloaded_is_asked_again(cache, web, url) -> None:
     web.files["/x"], web.failures = b"1", [503, 429, 500]
     waits: list[float] = []
-    assert fetch(Wanted(f"{url}/x"), cache, sleep=waits.append).entry.bytes == 1
+    assert fetch(Wanted(f"{url}/x"), cache, tries=Tries(sleep=waits.append)).entry.bytes == 1
     assert waits == [1.0, 2.0, 4.0]
 
 

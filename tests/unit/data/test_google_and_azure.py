@@ -19,6 +19,7 @@ import pytest
 from allranks.data.errors import TemporaryError
 from allranks.data.fetch import Wanted, fetch
 from allranks.data.object_source import ObjectSource
+from allranks.data.tries import Tries
 from allranks.data.upload import MANIFEST, PROVENANCE, ObjectTarget, upload
 from allranks.errors import DataError
 from support.data_servers import Behaviour, http_server
@@ -104,7 +105,7 @@ def test_a_fetch_that_failed_continues_where_it_was(store: Store, cache, small_r
 
     store.way.received = 0
     with pytest.raises(TemporaryError, match=rf"^{uri}: the connection failed: "):
-        fetch(Wanted(uri), cache, connect=Breaks, sleep=lambda _: None)
+        fetch(Wanted(uri), cache, connect=Breaks, tries=Tries(sleep=lambda _: None))
     store.way.cuts = store.way.received = 0
     assert files_of(cache, uri, get(cache, uri)) == {"train": CONTENT}
     assert store.way.received < len(CONTENT) - 600_000
@@ -137,7 +138,7 @@ def test_an_upload_that_failed_continues(store: Store, tmp_path) -> None:
     target = Fails(to)
     target.failures = 100
     with pytest.raises(DataError, match=rf"^{to}: the connection failed: connection reset"):
-        upload(directory, to, journal, {}, connect=lambda _: target, sleep=lambda _: None)
+        upload(directory, to, journal, {}, connect=lambda _: target, tries=Tries(sleep=lambda _: None))
     assert set(store.keys()) == {"m/config.json"}  # a reader finds no manifest
     assert upload(directory, to, journal, {}).sent == 1
     assert set(store.keys()) == {f"m/{name}" for name in ("config.json", "weights/0.bin", MANIFEST, PROVENANCE)}
@@ -154,7 +155,7 @@ def test_a_large_file_is_uploaded_through_connections_that_break(store: Store, t
     directory.mkdir()
     (directory / "weights").write_bytes(CONTENT * 70)
     store.way.cut_after, store.way.cuts = 100, 3
-    upload(directory, f"{store.uri}/m", tmp_path / "journal", {}, sleep=lambda _: None)
+    upload(directory, f"{store.uri}/m", tmp_path / "journal", {}, tries=Tries(sleep=lambda _: None))
     assert store.way.cuts == 0
     assert hashlib.sha256(store.keys()["m/weights"]).digest() == hashlib.sha256(CONTENT * 70).digest()
 

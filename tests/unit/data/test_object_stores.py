@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from allranks.data.fetch import Wanted, fetch
+from allranks.data.tries import Tries
 from allranks.data.upload import MANIFEST, PROVENANCE, ObjectTarget, upload
 from allranks.errors import DataError
 from support.data_servers import Behaviour, http_server
@@ -120,11 +121,11 @@ def test_an_upload_is_tried_again_and_continues(s3, tmp_path) -> None:
     target = Fails("s3://data/m")
     target.failures = 100
     with pytest.raises(DataError, match=r"s3://data/m: the connection failed: connection reset"):
-        upload(directory, "s3://data/m", journal, {}, connect=lambda _: target, sleep=lambda _: None)
+        upload(directory, "s3://data/m", journal, {}, connect=lambda _: target, tries=Tries(sleep=lambda _: None))
     assert set(keys(s3)) == {"m/config.json"}  # a reader finds no manifest
     target.failures = 1
     waits: list[float] = []
-    done = upload(directory, "s3://data/m", journal, {}, connect=lambda _: target, sleep=waits.append)
+    done = upload(directory, "s3://data/m", journal, {}, connect=lambda _: target, tries=Tries(sleep=waits.append))
     assert (done.sent, waits) == (1, [1.0])
 
 

@@ -120,6 +120,19 @@ def test_a_pod_looks_up_the_revision_of_an_input_that_is_streamed(claim: Claim, 
     assert "s3://data/birds: the data was changed: its revision is " in json.loads(message)["error"]
 
 
+def test_the_log_of_a_pod_says_what_is_tried_again(claim: Claim) -> None:
+    made = fetching(**{"from": "http://127.0.0.1:1/big"})
+    command = [sys.executable, *made["spec"]["containers"][0]["command"][1:]]
+    with subprocess.Popen(command, env=claim.environ(made), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            line = process.stdout.readline()
+        finally:
+            process.kill()
+    assert line.startswith("http://127.0.0.1:1/big: the server cannot be reached: ")
+    assert "; up to 5 more tries follow, for about 3" in line
+
+
 def test_two_pods_fetch_the_same_data_once(claim: Claim, web: Behaviour, url: str) -> None:
     web.files["/big"] = b"x" * 1000
     web.gate = threading.Event()
@@ -164,7 +177,7 @@ def test_another_sum_is_an_error_that_no_other_try_changes(claim: Claim, web: Be
 def test_only_an_error_that_may_pass_makes_the_kubelet_start_the_container_again(
     claim: Claim, monkeypatch: pytest.MonkeyPatch, error: DataError, code: int
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(pod, "fetch", fail)

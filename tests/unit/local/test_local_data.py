@@ -155,8 +155,37 @@ def test_an_input_that_cannot_be_fetched_starts_nothing(project, web, url) -> No
     write(project, inputs=[data(url, sha256="0" * 64)])
     done = run(project)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert f"error: an input cannot be fetched: {url}/train.csv: the SHA-256 of the file is " in done.stderr
+    assert (
+        f"error: spec.inputs[0] (data): the input cannot be fetched: {url}/train.csv: the SHA-256 of the file is "
+        in done.stderr
+    )
     assert not (project / "run").exists()
+
+
+def until(process: subprocess.Popen[str], text: str) -> str:
+    """The first line with this text; the run is stopped then."""
+    try:
+        assert process.stdout
+        found = next((line for line in process.stdout if text in line), "")
+        os.kill(process.pid, signal.SIGINT)
+        process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    return found
+
+
+def test_the_screen_says_that_a_fetch_is_tried_again(project) -> None:
+    write(project, inputs=[{"name": "data", "from": "http://127.0.0.1:1/train.csv", "path": "/data"}])
+    line = until(start(project), "more tries follow")
+    assert "spec.inputs[0] (data): http://127.0.0.1:1/train.csv: the server cannot be reached: " in line
+    assert "; up to 5 more tries follow, for about 3" in line
+
+
+def test_the_screen_says_that_an_upload_is_tried_again(project) -> None:
+    write(project, command=["sh", "-c", "touch $ALLRANKS_OUTPUT_MODEL/x"], outputs=[{**MODEL, "to": "s3://models/m"}])
+    environ = {**s3_environment("http://127.0.0.1:1"), "AWS_MAX_ATTEMPTS": "1"}
+    line = until(start(project, **environ), "more tries follow")
+    assert "spec.outputs[0] (model): s3://models/m: the connection failed: " in line
 
 
 def test_ctrl_c_ends_a_fetch(project, web, url) -> None:
@@ -260,7 +289,7 @@ def test_a_destination_that_cannot_be_written_starts_nothing(project, web, url) 
     with s3_server() as store:
         done = run(project, **s3_environment(store))
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "error: an output cannot be uploaded: s3://nowhere/m: there is no bucket nowhere" in done.stderr
+    assert "error: spec.outputs[0] (model): the output cannot be uploaded: s3://nowhere/m: " in done.stderr
     assert "worker-0" not in done.stdout
     assert not (project / "run").exists()
 
@@ -268,7 +297,10 @@ def test_a_destination_that_cannot_be_written_starts_nothing(project, web, url) 
 def test_a_destination_that_does_not_answer_is_a_warning(project) -> None:
     write(project, command=["true"], outputs=[{**MODEL, "to": "s3://models/m"}], restart={"maxRestarts": 0})
     done = run(project, **s3_environment("http://127.0.0.1:1"), AWS_MAX_ATTEMPTS="1")
-    assert "it is not certain that output model can be uploaded: s3://models/m: the connection failed" in done.stdout
+    warning = (
+        "spec.outputs[0] (model): it is not certain that the output can be uploaded: s3://models/m: the connection"
+    )
+    assert warning in done.stdout
     assert done.returncode == 1
     assert "output model is not uploaded: s3://models/m: there is nothing to upload" in done.stdout
 

@@ -551,7 +551,7 @@ def test_a_missing_volume_is_reported_before_anything_starts(cli: Cli) -> None:
     )
     wrong = cli.run("job.yaml", "--volume", "date=.")
     assert wrong.returncode == 2
-    assert "--volume date: no volume or claim has this name; the jobs have data" in wrong.stderr
+    assert "--volume date: no volume, claim, input or output has this name, did you mean data?" in wrong.stderr
     assert not (cli.directory / "runs").exists()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -367,3 +369,23 @@ def test_a_rank_that_asks_again_without_a_checkpoint_of_its_own_is_done_with_the
     assert hub.messages[-1]["handledRequest"] == 0, "the program may be storing it"
     assert one.checkpoint_requested(), "it stays requested until it is stored"
     hub.wait(lambda messages: messages[-1]["handledRequest"] == 7)
+
+
+# --- the package -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("statement", ["from allranks import report", "import allranks; report = allranks.report"])
+def test_the_package_that_is_called_says_what_to_call(statement):
+    """The program has imported nothing of allranks before."""
+    program = f"""
+{statement}
+import cloudpickle, pickle
+assert cloudpickle.loads(cloudpickle.dumps(report)) is report is pickle.loads(pickle.dumps(report))
+assert cloudpickle.loads(cloudpickle.dumps(lambda: report.report(step=1)))() is None
+report(step=1)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1] == (
+        "TypeError: allranks.report is a module: import the function with `from allranks.report import report`, and "
+        "call report(step=...)"
+    )

@@ -123,6 +123,28 @@ def test_a_run_directory_that_cannot_be_written_is_refused_with_the_parameter_of
         allranks.run(scaled, [1], ranks=-1, run_dir="mine", **HERE)
 
 
+@pytest.mark.parametrize(
+    ("prints", "said"),
+    [
+        (
+            "echo begun; echo 'ImportError: no yaml, use --run-dir' >&2",
+            "printed last:\n\nImportError: no yaml, use run_dir=",
+        ),
+        ("seq 20", "printed last:\n\n16\n17\n18\n19\n20"),
+        ("", " and printed nothing"),
+    ],
+)
+def test_a_command_that_ends_without_a_status_is_an_error_with_its_last_lines(monkeypatch, tmp_path, prints, said):
+    broken = tmp_path / "python"
+    broken.write_text(f"#!/bin/sh\n{prints}\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    with pytest.raises(allranks.AllranksError) as caught:
+        allranks.run(scaled, [1], ranks=-1, **HERE)
+    assert str(caught.value).startswith("allranks could not run the job: its process ended with exit code 1")
+    assert str(caught.value).endswith(said)
+
+
 def test_a_rank_that_is_killed_is_reported_with_its_signal():
     def dies():
         os.kill(os.getpid(), signal.SIGKILL)

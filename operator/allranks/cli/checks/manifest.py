@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.api import validation
@@ -61,15 +62,30 @@ def written_pool(document: Mapping[str, Any]) -> list[Problem]:
     return out
 
 
-def finished(
-    job: Job, pool: PoolSpec | None, claim_templates: Mapping[str, Mapping[str, Any]] | None = None
-) -> list[Problem]:
-    """Problems of the pods, and notes, of a job that has no other errors.
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What the files have beside a job."""
 
-    `pool`: the pool that it names, None if that is not in the files. `claim_templates`: those in the files, by name.
-    """
-    notes = (Problem(note.path, note.message, note.severity) for note in notes_of(job, claim_templates))
-    return [*pods.problems(job, pool), *notes]
+    pools: Mapping[str, PoolSpec] = field(default_factory=dict)
+    claim_templates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By name."""
+    parameters: Sequence[str] = ()
+    """Names of the parameters of the sweep whose trials are this job."""
+
+
+def finished(job: Job, beside: Beside) -> list[Problem]:
+    """Problems of the pods, and notes, of a job that has no other errors."""
+    notes = (Problem(note.path, note.message, note.severity) for note in notes_of(job, beside.claim_templates))
+    pool = beside.pools.get(job.spec.pool or "")
+    return [*_misspelt_pool(job, beside.pools), *pods.problems(job, pool, beside.parameters), *notes]
+
+
+def _misspelt_pool(job: Job, pools: Mapping[str, PoolSpec]) -> Iterator[Problem]:
+    """The pool of a job may be on the cluster only; a similar name in the files is probably the right one."""
+    wanted = job.spec.pool
+    if wanted and wanted not in pools and (near := schema.similar(wanted, list(pools))):
+        what = f"no TrainingPool in these files is named {wanted}, did you mean {near}?"
+        yield Problem("spec.pool", what, "warning")
 
 
 def beside_errors(document: Mapping[str, Any], wrong: Sequence[Problem]) -> list[Problem]:
@@ -82,7 +98,8 @@ def beside_errors(document: Mapping[str, Any], wrong: Sequence[Problem]) -> list
     if job := validation.without_errors(document):
         with contextlib.suppress(Exception):  # the checks expect a job that violates no rule
             found += [Problem(*problem) for problem in job_pods.problems(job)]
-            found += [] if job.spec.pool else pods.problems(job, None)  # its pool may have what is missing here
+            # Its pool may have what is missing here, and so may fields with errors, for what is only a warning.
+            found += [] if job.spec.pool else [one for one in pods.problems(job, None) if one.severity == "error"]
     return [problem for problem in found if _field(problem.path) not in reported]
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
-from allranks.cli.checks import quantities
+from allranks.cli.checks import quantities, references
 from allranks.cli.checks.layers import Layers
 from allranks.cli.checks.problem import Problem
 from allranks.cli.checks.template import CONTAINER_LISTS
@@ -18,22 +18,26 @@ from allranks.core.model import Manifest, Platform
 from allranks.core.naming import ROLE_LABEL
 
 
-def problems(job: Job, pool: PoolSpec | None) -> Iterator[Problem]:
+def problems(job: Job, pool: PoolSpec | None, parameters: Sequence[str] = ()) -> Iterator[Problem]:
     """Problems of the first pod of each role of a job that has no other errors.
 
     A job may name a pool that is not in the files (`pool` is None). The pool may have what is missing here, so such
-    problems are warnings.
+    problems are warnings. `parameters`: names of the parameters of the sweep whose trials are this job.
     """
     platform = Platform(helper_image="helper", report_url="http://localhost", pool=pool)
     first = {(role, 0) for role, _ in job.spec.roles.items()}
-    for pod in objects(job, Status(), platform, first).pods:
-        layers = Layers.of(job, pod["metadata"]["labels"][ROLE_LABEL])
-        for problem in _of_pod(pod["spec"], layers):
-            if job.spec.pool is None or pool is not None:
-                yield problem
-            else:
-                unless = f"unless pool {job.spec.pool} has it, which is not in these files"
-                yield problem._replace(message=f"{problem.message} ({unless})", severity="warning")
+    pods = objects(job, Status(), platform, first).pods
+    for problem in (*_of_pods(job, pods), *references.problems(job, pods, parameters)):
+        if job.spec.pool is None or pool is not None:
+            yield problem
+        else:
+            unless = f"unless pool {job.spec.pool} has it, which is not in these files"
+            yield problem._replace(message=f"{problem.message} ({unless})", severity="warning")
+
+
+def _of_pods(job: Job, pods: Sequence[Manifest]) -> Iterator[Problem]:
+    for pod in pods:
+        yield from _of_pod(pod["spec"], Layers.of(job, pod["metadata"]["labels"][ROLE_LABEL]))
 
 
 def _of_pod(spec: Manifest, layers: Layers) -> Iterator[Problem]:

@@ -336,6 +336,7 @@ def mapped_volumes(volumes: Sequence[str]) -> dict[str, Path]:
 
 def _check(runs: Sequence[LocalRun], mapped: Iterable[str]) -> list[list[str]]:
     """The notes on each job. Raises InvalidManifest with every reason why a job cannot run here."""
+    from allranks.cli.suggestions import suggestions
     from allranks.errors import CannotRun, InvalidManifest
 
     notes: list[list[str]] = []
@@ -348,8 +349,10 @@ def _check(runs: Sequence[LocalRun], mapped: Iterable[str]) -> list[list[str]]:
     names = {name for one in runs for name in one.volume_names}
     for name in mapped:
         if name not in names:  # a typing error would lose the output of a training
-            existing = f"the jobs have {', '.join(sorted(names))}" if names else "the jobs have no volumes"
-            problems.append((f"--volume {name}", f"no volume or claim has this name; {existing}"))
+            existing = f"; the jobs have {', '.join(sorted(names))}" if names else "; the jobs have no volumes"
+            near = suggestions(name, sorted(names), {})
+            meant = f", did you mean {near[0]}?" if near else existing
+            problems.append((f"--volume {name}", f"no volume, claim, input or output has this name{meant}"))
     if problems:
         raise InvalidManifest(problems)
     return notes

@@ -11,13 +11,13 @@ def notes(job: Job) -> list[tuple[str, str]]:
     framework = topology.framework_of(job)
     found: dict[tuple[str, str], None] = {}
     for role, spec in job.spec.roles.items():
-        written = _arguments(job, role, spec)
+        written = arguments(job, role, spec)
         for index, sentence in framework.notes([text for _, text in written], role, spec.command is not None):
             found[written[index][0], sentence] = None
     return list(found)
 
 
-def _arguments(job: Job, role: str, spec: RoleSpec) -> list[tuple[str, str]]:
+def arguments(job: Job, role: str, spec: RoleSpec) -> list[tuple[str, str]]:
     """(field path, argument) of the command line of a role's program. Empty without a command."""
     own, common = f"spec.roles.{role}", "spec"
     place, command = (own, spec.command) if spec.command is not None else (common, job.spec.command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -91,7 +92,9 @@ def _succeeded(observed: SweepObserved, trial: Trial, job: TrialJob) -> Trial:
         return changed(trial, phase="Succeeded", end_time=observed.now)
     reported = sorted(job.status.progress.metrics) if job.status.progress else []
     found = f"the program reported {', '.join(reported)}" if reported else "the program reported no metrics"
-    message = f"there is no value of {metric}: {found}"
+    near = difflib.get_close_matches(metric, reported, n=1)
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    message = f"there is no value of {metric}{meant}: {found}"
     return ended(observed, trial, "Failed", "MetricMissing", message)
 
 
