@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from allranks.kube.client import Client
 from allranks.operator import job_watch
 from allranks.operator import session as sessions
 from allranks.operator.app import Operator
-from support import live
+from support import controlplane, live
 from support.api import ApiError
 from support.api import path as path_of
 from support.controlplane import ControlPlane
@@ -158,29 +159,34 @@ def test_the_operator_waits_for_the_crds(
     control_plane: ControlPlane, namespace: str, listed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An API server may still list CRDs for a moment after they were deleted."""
-    wait_for_crds = sessions.wait_for_crds
+    wait_for_crds, waits = sessions.wait_for_crds, threading.Event()
+
+    async def observed(*arguments: Any) -> None:
+        waits.set()
+        await wait_for_crds(*arguments)
 
     async def return_once(*_: Any) -> None:
-        monkeypatch.setattr(sessions, "wait_for_crds", wait_for_crds)
+        monkeypatch.setattr(sessions, "wait_for_crds", observed)
 
-    if listed == "still listed":
-        monkeypatch.setattr(sessions, "wait_for_crds", return_once)
+    monkeypatch.setattr(sessions, "wait_for_crds", observed if listed == "absent" else return_once)
     connection = live.connection(control_plane)
     names = [yaml.safe_load(path.read_text())["metadata"]["name"] for path in DEFINITIONS]
     live.wait_until_served(control_plane.api)
-    for name in names:
-        control_plane.api.delete("CustomResourceDefinition", None, name)
-    definitions = [("CustomResourceDefinition", None, name) for name in names]
-    eventually(lambda: not any(control_plane.api.find(*each) for each in definitions))
-    with live.operator(connection, namespace, pools=False) as operator:
-        eventually(lambda: operator.session)
-        time.sleep(0.5)
-        assert not operator.idle
-        for path in DEFINITIONS:
-            control_plane.kubectl("apply", "-f", str(path))
-        with live.kubelet(connection, BRIEF, namespace=namespace):
-            eventually(lambda: not _refused(lambda: control_plane.api.create(job(), namespace)))
-            eventually(lambda: phase(control_plane, namespace) == "Succeeded", 40)
+    try:
+        for name in names:
+            control_plane.api.delete("CustomResourceDefinition", None, name)
+        definitions = [("CustomResourceDefinition", None, name) for name in names]
+        eventually(lambda: not any(control_plane.api.find(*each) for each in definitions))
+        with live.operator(connection, namespace, pools=False) as operator:
+            eventually(waits.is_set)
+            assert not operator.idle
+            for path in DEFINITIONS:
+                control_plane.kubectl("apply", "-f", str(path))
+            with live.kubelet(connection, BRIEF, namespace=namespace):
+                eventually(lambda: not _refused(lambda: control_plane.api.create(job(), namespace)))
+                eventually(lambda: phase(control_plane, namespace) == "Succeeded", 40)
+    finally:
+        controlplane.install(control_plane.api, DEFINITIONS)  # the tests after this one need them
 
 
 def test_the_operator_continues_after_a_thousand_errors_in_a_row(
