@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import shlex
@@ -11,7 +10,7 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from allranks.api import old_form, placement
+from allranks.api import meant, old_form, placement
 from allranks.api.cost import AMOUNT, CURRENCY
 from allranks.api.crd import Schema
 from allranks.api.data import DATA_NAME
@@ -35,6 +34,7 @@ PATTERNS = {
     CURRENCY: "must be a currency of three capital letters, for example EUR",
 }
 """Pattern of a field of text -> what it means."""
+_LONGEST_FORM = 120
 _SHELL = re.compile(r"[|&;<>$`*?~\n]")
 """Characters that only a shell understands."""
 
@@ -42,6 +42,8 @@ _SHELL = re.compile(r"[|&;<>$`*?~\n]")
 def problem(detail: ErrorDetails, root: Schema) -> tuple[str, str]:
     """(field path, message). `root`: the schema of the whole document; empty for a part without a schema."""
     location = steps_of(detail)
+    if detail["type"] == "invalid_key":
+        location.pop()
     return "".join(map(path_step, location)).removeprefix("."), _message(detail, location, root)
 
 
@@ -114,6 +116,8 @@ def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> s
             return "is required, or generateName" if location == ["metadata", "name"] else "is required"
         case "extra_forbidden":
             return "unknown field" + _suggestion(str(location[-1]), location[:-1], root)
+        case "invalid_key":
+            return f"has the key {json_type(given)}, which must be text{_key_hint(given)}"
         case "string_type":
             return f"must be a string, not {json_type(given)}{quotes_hint(given, 'string')}"
         case "int_type" | "int_from_float":
@@ -123,7 +127,7 @@ def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> s
         case "dict_type" | "model_type" | "model_attributes_type":
             return f"must be a mapping, not {json_type(given)}{_mapping_hint(given, location)}"
         case "list_type":
-            return f"must be a list, not {json_type(given)}{_list_hint(given, location)}"
+            return f"must be a list, not {json_type(given)}{_list_hint(given, location, schema)}"
         case "literal_error":
             return f"should be {context['expected']}{_value_hint(given, str(context['expected']), location)}"
         case "string_pattern_mismatch" if sentence := PATTERNS.get(str(context.get("pattern"))):
@@ -140,6 +144,11 @@ def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> s
             return detail["msg"].removeprefix("Input ").removeprefix("Value error, ")
 
 
+def _key_hint(given: Any) -> str:
+    words = {True: "on and yes", False: "off and no"} if isinstance(given, bool) else {}
+    return f": YAML reads {words[given]} as {json_type(given)}" if words else ": put it in quotes"
+
+
 def _is_union_tag(part: int | str) -> bool:
     return isinstance(part, str) and (part in {"int", "str", "constrained-str", "constrained-int"} or "[" in part)
 
@@ -149,18 +158,32 @@ def _mapping_hint(given: Any, location: list[int | str]) -> str:
         return ": write the roles below it, indented, for example worker: {replicas: 2}"
     if isinstance(given, int) and not isinstance(given, bool) and location[:2] == ["spec", "roles"]:
         return f": write {{replicas: {given}}}"
-    if isinstance(given, str) and location == ["spec", "objective"]:
-        return f": write {{metric: {given}, goal: Minimize}}"
-    if isinstance(given, list) and location[:-1] == ["spec", "parameters"]:
-        return (
-            f": write {{values: {json.dumps(given, default=str)}}}"
-            if len(str(given)) < 80
-            else ": write {values: [...]}"
-        )
+    form = _long_form(given, location)
+    return f": write {form}" if form and len(form) < _LONGEST_FORM else ""
+
+
+def _long_form(given: Any, location: list[int | str]) -> str:
+    """The mapping that is meant by a shorter form."""
+    text = json.dumps(given, default=str)
+    match location, given:
+        case (["spec", "objective"], str()):
+            return f"{{metric: {given}, goal: Minimize}}"
+        case (["spec", "stop"], str()):
+            return f"{{rule: {given}}}"
+        case (["spec", "parameters", _], list()):
+            return f"{{values: {text}}}"
+        case (["spec", "parameters", _], str() | int() | float()):
+            return f"{{values: [{text}]}}"
+        case (["spec", "parameters", _, _], [low, high]):
+            return f"{{min: {json.dumps(low, default=str)}, max: {json.dumps(high, default=str)}}}"
+        case (["spec", "notify", _], str()):
+            return f"{{receiver: {given}}}"
+        case (["spec", "notify", _, "webhook"], str()):
+            return f"{{url: {text}}}"
     return ""
 
 
-def _list_hint(given: Any, location: list[int | str]) -> str:
+def _list_hint(given: Any, location: list[int | str], schema: Schema) -> str:
     field = location[-1] if location else ""
     if isinstance(given, str) and field in ("command", "args"):
         return f": write {_argument_list(given, str(field))}"
@@ -169,8 +192,13 @@ def _list_hint(given: Any, location: list[int | str]) -> str:
             name: value if isinstance(value, str) else json.dumps(value, default=str) for name, value in given.items()
         }
         written = ", ".join(f"{{name: {name}, value: {json.dumps(text)}}}" for name, text in texts.items())
-        return f": write [{written}]" if len(written) < 120 else ": write {name: NAME, value: VALUE} for each"
-    return ""
+        return f": write [{written}]" if len(written) < _LONGEST_FORM else ": write {name: NAME, value: VALUE} for each"
+    items = schema.get("items", {}).get("type")
+    if isinstance(given, dict) and items == "object":
+        return ": begin each of its items with '- '"
+    if isinstance(given, str) and location == ["spec", "notify"]:
+        return f": write [{{receiver: {given}}}]"
+    return f": write [{_plain_or_quoted(given)}]" if isinstance(given, str) and items == "string" else ""
 
 
 def _argument_list(text: str, field: str) -> str:
@@ -196,14 +224,8 @@ def _value_hint(given: Any, expected: str, location: list[int | str]) -> str:
     if not isinstance(given, str):
         return f", not {json_type(given)}"
     allowed = re.findall(r"'([^']*)'", expected)
-    lower = {value.lower(): value for value in allowed}
-    near = lower.get(given.lower())
-    if near is None and location == ["spec", "framework"]:
-        near = _MEANT.get(given.lower())
-    if near is None:
-        close = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.75)
-        near = lower[close[0]] if close else None
-    if near:
+    other = _MEANT.get(given.lower()) if location == ["spec", "framework"] else None
+    if near := other or meant.value(given, allowed):
         return f", did you mean {near}?"
     return f": there is no support for {given}" if location == ["spec", "framework"] else f", not {given!r}"
 
@@ -227,8 +249,10 @@ def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
         if where := placement.in_spec(name, place, roles, frozenset(spec)):
             return f": {where}"
     of_job = _schema_at(["spec", "template", "spec"], root).get("properties", {})
-    if parents == ["spec"] and name in of_job:
+    if parents in (["spec"], ["spec", "template"]) and name in of_job:
         return f": belongs under spec.template.spec.{name}"
+    if parents[:-1] == ["spec", "parameters"] and name in ("min", "max"):
+        return ": belongs under uniform, logUniform or int, for example uniform: {min: 0, max: 1}"
     names = roles if parents == ["spec", "roles"] else _schema_at(parents, root).get("properties", {})
-    close = difflib.get_close_matches(name, names, n=1)
-    return f", did you mean {close[0]}?" if close else ""
+    near = meant.field(name, names)
+    return f", did you mean {near}?" if near else ""

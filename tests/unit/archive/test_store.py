@@ -106,3 +106,11 @@ def test_a_missing_bucket_is_a_sentence(bucket: str):
 def test_other_addresses_are_refused():
     with pytest.raises(ArchiveError, match=r"ftp://host/x: an archive is a directory, or an address"):
         open_store("ftp://host/x")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("gcs://b/x", "gs://b/x"), ("s3:/b/x", "s3://b/x"), ("S3://b/x", "s3://b/x")]
+)
+def test_a_misspelt_address_is_answered_with_the_right_one(wrong: str, right: str):
+    with pytest.raises(ArchiveError, match=f"did you mean {right}"):
+        open_store(wrong)

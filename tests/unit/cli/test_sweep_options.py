@@ -32,6 +32,19 @@ def test_param(case):
     assert parameter(text)[1] == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--param", "lr=1,2", "--param", "lr=3..4"], "error: --param lr: is given twice: remove one of them\n"),
+        (["--param", "lr=1,2", "--algorithm", "Grid", "--stop", "ASHA"], ""),
+    ],
+)
+def test_options_of_a_sweep(tmp_path: Path, options: list[str], said: str):
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest()))
+    made = CliRunner().invoke(cli, ["sweep", str(tmp_path / "job.yaml"), "--metric", "loss", "--dry-run", *options])
+    assert (made.exit_code, made.stderr) == (2 if said else 0, said)
+
+
 @pytest.mark.parametrize("text", ["lr", "lr=", "=1", "lr=log:1", "lr=1..", "n=int:1..2.5"])
 def test_a_wrong_param_is_named_with_an_example(text):
     with pytest.raises(InvalidManifest, match=r"for example|write lr=log:1e-4\.\.1e-1"):

@@ -35,14 +35,24 @@ Exit status:
     "values for a grid. Repeatable.",
 )
 @click.option("--metric", metavar="NAME", help="Metric that the trials are compared by, for example loss.")
-@click.option("--goal", type=click.Choice(["min", "max"]), help="Whether smaller values are better. [default: min]")
+@click.option(
+    "--goal",
+    type=click.Choice(["min", "max"], case_sensitive=False),
+    help="Whether smaller values are better. [default: min]",
+)
 @click.option("--trials", type=Count(min=1), metavar="N", help="Number of trials. [default for a grid: all]")
 @click.option("--parallel", type=Count(min=1), metavar="N", help="Trials at the same time. [default: 1]")
 @click.option(
-    "--algorithm", type=click.Choice(["random", "grid", "tpe"]), help="How values are chosen. [default: random]"
+    "--algorithm",
+    type=click.Choice(["random", "grid", "tpe"], case_sensitive=False),
+    help="How values are chosen. [default: random]",
 )
 @click.option("--seed", type=Count(min=0), metavar="N", help="Seed of random values. [default: 0]")
-@click.option("--stop", type=click.Choice(["asha", "median"]), help="Stop trials that are worse than others early.")
+@click.option(
+    "--stop",
+    type=click.Choice(["asha", "median"], case_sensitive=False),
+    help="Stop trials that are worse than others early.",
+)
 @click.option("--min-steps", type=Count(min=1), metavar="N", help="Steps before the first comparison.")
 @click.option(
     "--factor", type=Count(min=2), metavar="N", help="With --stop: steps between comparisons grow by it. [default: 3]"
@@ -137,9 +147,13 @@ def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str
             raise InvalidManifest(
                 [(file, "has no TrainingSweep: describe the sweep of its job with --param and --metric")]
             )
+        parameters = [parameter(text) for text in options["params"]]
+        names = [name for name, _ in parameters]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise InvalidManifest([(f"--param {twice}", "is given twice: remove one of them")])
         made = sweep_document(
             jobs[0],
-            [parameter(text) for text in options["params"]],
+            parameters,
             objective={"metric": options["metric"], "goal": _GOALS[options["goal"] or "min"]},
             algorithm=_NAMES.get(options["algorithm"] or "random"),
             seed=options["seed"],
