@@ -7,6 +7,8 @@ ROLE_LABEL = "allranks.dev/role"
 INDEX_LABEL = "allranks.dev/index"
 ATTEMPT_LABEL = "allranks.dev/attempt"
 RESTART_LABEL = "allranks.dev/restart"
+SWEEP_LABEL = "allranks.dev/sweep"
+"""The sweep whose trial the job is."""
 MANAGER_LABEL = "app.kubernetes.io/managed-by"
 
 PLACEHOLDER = "placeholder"

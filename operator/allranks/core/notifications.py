@@ -16,8 +16,8 @@ from allranks.api.notify import Notification, Target
 from allranks.api.status import FINISHED, Status
 from allranks.core import hang_detection, stragglers
 from allranks.core.model import Event, Observed, Plan, Platform
+from allranks.core.naming import SWEEP_LABEL
 from allranks.core.status_update import changed
-from allranks.core.sweeps.trial_job import SWEEP_LABEL
 
 T = TypeVar("T", bound=Target)
 MOST_ENTRIES = 12

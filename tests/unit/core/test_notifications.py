@@ -10,8 +10,8 @@ from allranks.api.pool import PoolSpec
 from allranks.api.status import Condition, PastAttempt, ProgressStatus, Status, Straggler
 from allranks.core import notifications
 from allranks.core.model import Observed, Plan
+from allranks.core.naming import SWEEP_LABEL
 from allranks.core.reconcile import reconcile
-from allranks.core.sweeps.trial_job import SWEEP_LABEL
 from support.builders import CLUSTER, NOW, at, failed, job, pod, table
 
 NOTIFYING = replace(CLUSTER, notifies={"Failed": ("oncall",)})

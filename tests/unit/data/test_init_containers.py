@@ -185,7 +185,7 @@ def test_a_file_whose_server_sends_no_revision_needs_a_sum(machines: Machines, w
 def test_the_container_ends_with_1_after_every_error_and_says_whether_it_may_pass(
     machines: Machines, monkeypatch: pytest.MonkeyPatch, error: DataError, final: bool
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(pod, "fetch", fail)

@@ -591,7 +591,7 @@ def test_a_run_that_does_not_start_leaves_no_directory(cli: Cli) -> None:
     refused = {"name": "model", "to": "claim://models/penguins", "path": "/model"}
     cli.job("true", name="refused", file="refused.yaml", outputs=[refused])
     done = cli.run("refused.yaml", "--volume", "models=/dev/null")
-    assert "error: an output cannot be uploaded" in done.stderr
+    assert "error: spec.outputs[0] (model): the output cannot be uploaded" in done.stderr
     assert (done.returncode, (cli.directory / "runs").exists()) == (2, False)
 
 

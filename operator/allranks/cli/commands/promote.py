@@ -13,7 +13,7 @@ import click
 from allranks.cli.archived import Archive, archive_options
 from allranks.cli.completers import complete_jobs_and_runs
 from allranks.cli.options import FAILED, OK, Count, cluster_options, print_error, print_problem, run_on_cluster
-from allranks.core.sweeps.trial_job import SWEEP_LABEL
+from allranks.core.naming import SWEEP_LABEL
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube import paths
 from allranks.kube.cluster import Cluster, Where

@@ -12,8 +12,8 @@ from allranks.api.job import API_VERSION
 from allranks.api.sweep import Sweep
 from allranks.api.sweep_status import Trial
 from allranks.core.model import Manifest
+from allranks.core.naming import SWEEP_LABEL
 
-SWEEP_LABEL = "allranks.dev/sweep"
 TRIAL_LABEL = "allranks.dev/trial"
 _REFERENCE = re.compile(r"\$\$|\$\(([^()$]+)\)")
 """Kubernetes' own syntax: $(NAME), and $$ for a dollar sign."""
