@@ -147,7 +147,7 @@ NIGHT = (
         45,
         "every training program and example, faults of every kind in each framework, building Horovod",
         [pytest("frameworks-all", "-m", "slow", *TWO_AT_A_TIME)],
-        prepares=("system-packages.sh horovod", FRAMEWORKS, *HELM),
+        prepares=("system-packages.sh horovod", FRAMEWORKS, "controlplane.sh", *HELM),
     ),
     Part(
         "apiserver-all",
