@@ -18,6 +18,7 @@ from allranks.kube import paths, sweep_codec
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import DecodeError, status_of
 from allranks.local.run_directories import RUN_FILE
+from allranks.local.sweep_files import TRIALS
 
 
 async def of_cluster(cluster: Cluster, sweep: Mapping[str, Any], archive: Archive) -> TrialJobs:
@@ -48,7 +49,7 @@ def of_archive(archive: Archive, sweep: Mapping[str, Any], there: Collection[str
 def of_run(run_dir: Path) -> TrialJobs:
     """The jobs of a sweep of this machine. Those that cannot be read are left out. Blocks."""
     found = []
-    for path in run_dir.glob(f"trials/*/{RUN_FILE}"):
+    for path in (run_dir / TRIALS).glob(f"*/{RUN_FILE}"):
         try:
             job = json.loads(path.read_text(encoding="utf-8"))
             found.append(ended(job | {"metadata": {"name": path.parent.name}}))

@@ -24,8 +24,8 @@ from allranks.text import size as text_size
 
 Any_Source = Source | TreeSource
 LONGEST_REVISION = 128
-_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Characters: the length that the status of a job has for it."""
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Wanted(NamedTuple):

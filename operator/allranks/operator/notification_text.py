@@ -63,7 +63,7 @@ def note(observed: Observed, entry: str, link: str) -> Note:
         time=_stamp(observed.now),
         title=title,
         details=mask_log(_details(occasion, int(attempt or 0), status), secrets),
-        link=link.replace("{namespace}", job.namespace).replace("{name}", job.name),
+        link=_filled(link, job.namespace, job.name),
         cost=status.cost.summary if status.cost else "",
     )
 
@@ -90,9 +90,13 @@ def sweep_note(observed: SweepObserved, entry: str, link: str) -> Note:
         time=_stamp(observed.now),
         title=f"sweep {namespace}/{name} {_WORDS[occasion]}",
         details=mask_log("\n".join(line for line in lines if line), secrets),
-        link=link.replace("{namespace}", namespace).replace("{name}", name),
+        link=_filled(link, namespace, name),
         kind="sweep",
     )
+
+
+def _filled(link: str, namespace: str, name: str) -> str:
+    return link.replace("{namespace}", namespace).replace("{name}", name)
 
 
 def _stamp(now: datetime) -> str:

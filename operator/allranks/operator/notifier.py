@@ -51,7 +51,7 @@ class _About:
 
     uid: str
     entries: Sequence[str]
-    """Those that are pending."""
+    """The outbox in its status."""
     targets: Callable[[], Mapping[str, Target]]
     """Name of a receiver -> the entry that names it."""
     note: Callable[[str, Receivers], texts.Note]
@@ -92,7 +92,7 @@ class Notifier:
             key,
             _About(
                 observed.job.metadata.uid,
-                notifications.pending(observed.status.notifications),
+                observed.status.notifications,
                 lambda: dict(notifications.named_notifications(observed.job, observed.platform)),
                 lambda entry, receivers: texts.note(observed, entry, receivers.link),
             ),
@@ -104,14 +104,14 @@ class Notifier:
             key,
             _About(
                 observed.sweep.metadata.uid,
-                notifications.pending(observed.status.notifications),
+                observed.status.notifications,
                 lambda: outbox.targets(observed),
                 lambda entry, receivers: texts.sweep_note(observed, entry, receivers.sweep_link),
             ),
         )
 
     def _exchange(self, key: JobKey, about: _About) -> Mapping[str, str]:
-        uid, entries = about.uid, about.entries
+        uid, entries = about.uid, notifications.pending(about.entries)
         if not entries and not self._results:
             return {}
         for one in [one for one in self._results if one[0] == uid and one[1] not in entries]:

@@ -295,7 +295,7 @@ class Session:
 
     def _platform(self, job: Job) -> Platform:
         settings, policy = self._settings, self.namespaces.policy(job.namespace)
-        named = job.spec.pool or policy.default_pool
+        pool = self._pool_name(job.namespace, job.spec.pool)
         return Platform(
             helper_image=settings.helper_image,
             helper_pull_secrets=settings.helper_pull_secrets,
@@ -304,23 +304,26 @@ class Session:
             report_url=settings.report_url,
             network_policies=settings.network_policies,
             disruption_budgets=settings.disruption_budgets,
-            pool=self._pool(job.namespace, job.spec.pool),
-            pool_refused=self.pools.refused if named else "",
+            pool=self.pools.get(pool) if pool else None,
+            pool_refused=self.pools.refused if pool else "",
             notifies=self.notifier.for_all(job.namespace),
             policy=policy,
             coscheduling_scheduler=settings.coscheduling_scheduler,
             namespace_labels=self.namespaces.labels(job.namespace),
         )
 
+    def _pool_name(self, namespace: str, named: str | None) -> str | None:
+        """The pool that the job names, or the default of its namespace."""
+        return named or self.namespaces.policy(namespace).default_pool
+
     def _pool(self, namespace: str, named: str | None) -> PoolSpec | None:
-        """The pool of a job that names it, or of one that names none."""
-        pool = named or self.namespaces.policy(namespace).default_pool
+        pool = self._pool_name(namespace, named)
         return self.pools.get(pool) if pool else None
 
     def enqueue_users(self, pool: str | None) -> None:
         """Enqueues the jobs that use this pool; None means any pool."""
         for key in self.jobs:
-            used = compact_jobs.spec_of(self.jobs.get(key) or {}).pool or self.namespaces.policy(key[0]).default_pool
+            used = self._pool_name(key[0], compact_jobs.spec_of(self.jobs.get(key) or {}).pool)
             if used and pool in (None, used):
                 self.queue.enqueue(key)
 

@@ -29,12 +29,6 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> WrittenArchive:
-    (tmp_path / "archive").mkdir()
-    return WrittenArchive(tmp_path / "archive")
-
-
-@pytest.fixture
 def running() -> dict[str, Any]:
     return reported.job("whales", reported.finished()["status"] | {"phase": "Running"})
 
@@ -43,15 +37,6 @@ def running() -> dict[str, Any]:
 def api(tmp_path: Path, running: dict[str, Any]) -> Iterator[SomeApi]:
     with SomeApi(tmp_path, copy.deepcopy(running)) as api:
         yield api
-
-
-@pytest.fixture
-def allranks(api: SomeApi, archive: WrittenArchive) -> Run:
-    def run(*words: str, url: str | None = archive.url) -> Result:
-        where = ["--kubeconfig", str(api.kubeconfig)]
-        return CliRunner().invoke(cli, [*words, *where], env={"ALLRANKS_ARCHIVE": url})
-
-    return run
 
 
 def saved(archive: WrittenArchive, uid: str = "uid-penguins", hour: int = 10) -> dict[str, Any]:

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from allranks.cli.main import cli
 from support.archives import WrittenArchive
 from support.job_api import JobApi
 from support.sweep_samples import a_sweep, trial_of, with_gpu_time
@@ -21,26 +20,15 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> WrittenArchive:
-    (tmp_path / "archive").mkdir()
-    return WrittenArchive(tmp_path / "archive")
-
-
-@pytest.fixture
 def api(tmp_path: Path) -> Iterator[JobApi]:
     with JobApi(tmp_path) as api:
         api.sweeps = []
         yield api
 
 
-@pytest.fixture
-def allranks(api: JobApi, archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+@pytest.fixture(autouse=True)
+def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-    def run(*words: str, url: str | None = archive.url, kubeconfig: str = str(api.kubeconfig)) -> Result:
-        return CliRunner().invoke(cli, [*words, "--kubeconfig", kubeconfig], env={"ALLRANKS_ARCHIVE": url})
-
-    return run
 
 
 def searched(**checkpoint: Any) -> dict[str, Any]:
@@ -87,7 +75,7 @@ def test_describe_shows_a_deleted_sweep_from_the_archive(allranks: Run, archive:
     assert "trial 1 stopped" in result.stdout
     assert "10.0 GPUh" in result.stdout
     assert "2 jobs are missing, and their GPU time is not counted: search-1, search-2" in result.stdout
-    missing = str(tmp_path / "missing")
+    missing = tmp_path / "missing"
     assert allranks("describe", "search", "-n", "team", kubeconfig=missing).stdout == result.stdout
     assert allranks("describe", "search", url=None).exit_code == 1
 
@@ -137,7 +125,7 @@ def test_a_trial_whose_job_is_deleted_continues_in_its_own_folder(
     assert {"name": "ALLRANKS_PARAM_BATCH", "value": sweep["status"]["trials"][1]["parameters"]["batch"]} in job[
         "spec"
     ]["env"]
-    missing = str(tmp_path / "missing")
+    missing = tmp_path / "missing"
     assert allranks("promote", "search", "1", "-n", "team", kubeconfig=missing).stdout == result.stdout
     api.put(trial_of(sweep, "search-1", "orphan"))
     spec = yaml.safe_load(allranks("promote", "search", "1").stdout)["spec"]

@@ -99,21 +99,15 @@ def test_the_report_names_the_jobs_whose_gpu_time_is_missing():
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> WrittenArchive:
-    (tmp_path / "archive").mkdir()
-    return WrittenArchive(tmp_path / "archive")
-
-
-@pytest.fixture
 def api(tmp_path: Path) -> Iterator[SomeApi]:
     with SomeApi(tmp_path) as api:
         yield api
 
 
 @pytest.fixture
-def allranks(api: SomeApi, archive: WrittenArchive) -> Callable[..., Result]:
-    def run(*words: str, url: str | None = archive.url) -> Result:
-        done = CliRunner().invoke(cli, [*words, "--kubeconfig", str(api.kubeconfig)], env={"ALLRANKS_ARCHIVE": url})
+def allranks(allranks: Callable[..., Result]) -> Callable[..., Result]:
+    def run(*words: str, **options: Any) -> Result:
+        done = allranks(*words, **options)
         assert done.exit_code == 0, done.stderr
         return done
 

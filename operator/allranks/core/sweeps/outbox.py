@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from allranks.api.notify import Target
+from allranks.api.notify import Notification, SweepNotification, Target
 from allranks.api.sweep_status import SweepStatus
 from allranks.core import notifications
 from allranks.core.sweeps.model import SweepObserved, SweepPlan
@@ -32,19 +32,16 @@ def with_outbox(observed: SweepObserved, plan: SweepPlan) -> SweepPlan:
 
 def targets(observed: SweepObserved) -> dict[str, Target]:
     """Name of the receiver -> entry of the sweep or the pool of its trials."""
-    found = notifications.named("", observed.sweep.spec.notify or ())
-    return {**dict(found), **dict(notifications.named("p", observed.pool_notify))}
+    return dict(_named_notifications(observed))
 
 
 def _subscribers(observed: SweepObserved, phase: str) -> list[str]:
     """The receivers of the sweep, of its pool, and those that are notified about every job, each once."""
-    return list(dict.fromkeys([*_named(observed, phase), *observed.notifies.get(phase, ())]))
+    found = [name for name, one in _named_notifications(observed) if phase in one.occasions]
+    return list(dict.fromkeys([*found, *observed.notifies.get(phase, ())]))
 
 
-def _named(observed: SweepObserved, phase: str) -> Iterator[str]:
-    for name, own in notifications.named("", observed.sweep.spec.notify or ()):
-        if phase in own.occasions:
-            yield name
-    for name, one in notifications.named("p", observed.pool_notify):
-        if phase in one.occasions:
-            yield name
+def _named_notifications(observed: SweepObserved) -> Iterator[tuple[str, SweepNotification | Notification]]:
+    """(name of the receiver, entry of the sweep or its pool)"""
+    yield from notifications.named("", observed.sweep.spec.notify or ())
+    yield from notifications.named("p", observed.pool_notify)
