@@ -31,6 +31,8 @@ from allranks.errors import CannotRun
 from allranks.local import run_directories
 from allranks.local.errors import LocalRunError
 from allranks.local.gpus import list_gpus
+from allranks.local.options import Options
+from allranks.local.runner import LocalRun
 from allranks.local.sweep_files import SWEEP_FILE, TRIALS
 from allranks.local.sweep_trial import LocalTrial, environment
 from allranks.suggest.process import suggest
@@ -67,6 +69,7 @@ class LocalSweep:
 
     def __init__(self, sweep: Sweep, job: Job, options: SweepOptions) -> None:
         self.options = options
+        self._job = job
         self._gpus_of_trial = _gpus(job)
         self._gpus = list_gpus(options.environ) if self._gpus_of_trial else []
         self.sweep = self._fitting(sweep)
@@ -82,6 +85,17 @@ class LocalSweep:
     def continues(self) -> bool:
         """Whether the run directory has the trials of an earlier run."""
         return bool(self.status.trials)
+
+    def check(self) -> set[str]:
+        """The names that `options.volumes` may have. Raises CannotRun if trials cannot run on this machine."""
+        options = self.options
+        own = Options(
+            run_dir=options.run_dir, workdir=options.workdir, volumes=options.volumes, environ=options.environ
+        )
+        # Each trial collects the code by itself.
+        run = LocalRun(self._job.model_copy(update={"spec": self._job.spec.model_copy(update={"code": None})}), own)
+        run.check()
+        return run.volume_names
 
     def load(self) -> None:
         """Reads what an earlier run left. Raises CannotRun if the directory has another sweep."""

@@ -181,6 +181,27 @@ def test_trials_that_are_worse_are_stopped_early(world: World) -> None:
     assert world.processes() == []
 
 
+def test_a_directory_that_no_trial_can_use_is_an_error_before_the_first_trial(world: World) -> None:
+    code, out, err = world.sweep(0, [0.5, 0.1], "--volume", "checkpoint=.", "--volume", "nothing=.")
+    assert (code, out) == (2, "")
+    # "checkpoint" is the volume that the pods have for the claim "checkpoints".
+    assert err == (
+        "error: --volume nothing: no volume, claim, input or output has this name; "
+        "the jobs have checkpoint, checkpoints\n"
+    )
+    wrong = [{"name": "birds", "from": "claim://birds/2024", "path": "/birds"}]
+    document = world.document(0, [0.5])
+    document["spec"]["template"]["spec"]["inputs"] = wrong
+    (world.folder / "sweep.yaml").write_text(yaml.safe_dump(document))
+    command = [*ALLRANKS, "sweep", "sweep.yaml"]
+    done = subprocess.run(command, cwd=world.folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "spec.inputs[0].from: claim birds is not on this machine" in done.stderr
+    assert not (world.folder / "run").exists()
+    assert not (world.folder / "runs").exists()
+    assert not world.starts.exists()
+
+
 def test_gpus_are_divided_among_the_trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from allranks.api.sweep_validation import parse_sweep
     from allranks.api.validation import parse

@@ -167,6 +167,7 @@ def run(
     store checkpoints on request are asked for one before SIGTERM.
     """
     from allranks.cli.script_loading import load_script
+    from allranks.cli.volume_option import mapped_volumes
     from allranks.errors import AllranksError
     from allranks.local import LocalRun, Options, run_directories
 
@@ -321,22 +322,9 @@ def _pairs(items: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def mapped_volumes(volumes: Sequence[str]) -> dict[str, Path]:
-    """Volume name -> directory. Raises CannotRun for an item that is not NAME=DIR."""
-    from allranks.errors import CannotRun
-
-    mapped: dict[str, Path] = {}
-    for item in volumes:
-        name, equals, directory = item.partition("=")
-        if not (name and equals and directory):
-            raise CannotRun(f"--volume {item}: must be NAME=DIR, for example data=./data")
-        mapped[name] = Path(directory).expanduser().absolute()
-    return mapped
-
-
 def _check(runs: Sequence[LocalRun], mapped: Iterable[str]) -> list[list[str]]:
     """The notes on each job. Raises InvalidManifest with every reason why a job cannot run here."""
-    from allranks.cli.suggestions import suggestions
+    from allranks.cli.volume_option import unknown_volumes
     from allranks.errors import CannotRun, InvalidManifest
 
     notes: list[list[str]] = []
@@ -346,13 +334,7 @@ def _check(runs: Sequence[LocalRun], mapped: Iterable[str]) -> list[list[str]]:
             notes.append(one.check())
         except CannotRun as error:
             problems += [(one.job.name, line) for line in str(error).splitlines()]
-    names = {name for one in runs for name in one.volume_names}
-    for name in mapped:
-        if name not in names:  # a typing error would lose the output of a training
-            existing = f"; the jobs have {', '.join(sorted(names))}" if names else "; the jobs have no volumes"
-            near = suggestions(name, sorted(names), {})
-            meant = f", did you mean {near[0]}?" if near else existing
-            problems.append((f"--volume {name}", f"no volume, claim, input or output has this name{meant}"))
+    problems += unknown_volumes(mapped, {name for one in runs for name in one.volume_names})
     if problems:
         raise InvalidManifest(problems)
     return notes

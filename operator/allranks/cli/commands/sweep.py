@@ -90,9 +90,9 @@ def sweep(file: str, dry_run: bool, sets: tuple[str, ...], code: Path | None, **
 
     The manifest of the best trial is printed to stdout, ready to run. On a cluster, kubectl apply runs a TrainingSweep.
     """
-    from allranks.cli.commands.run import mapped_volumes
     from allranks.cli.format.yaml import dump
     from allranks.cli.live.sweep_session import run_sweep
+    from allranks.cli.volume_option import mapped_volumes
     from allranks.errors import AllranksError
 
     try:

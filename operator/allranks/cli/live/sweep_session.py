@@ -38,7 +38,8 @@ def run_sweep(
     no_color: bool,
 ) -> int:
     """Returns the exit status. stdout gets the manifest of the best trial, or with `output` the sweep."""
-    from allranks.errors import AllranksError
+    from allranks.cli.volume_option import unknown_volumes
+    from allranks.errors import AllranksError, InvalidManifest
     from allranks.local import run_directories
     from allranks.local.sweep import LocalSweep, SweepOptions
 
@@ -50,6 +51,8 @@ def run_sweep(
         options = SweepOptions(folder, workdir.absolute(), volumes, grace, loaded.code)
         local = LocalSweep(sweep, loaded.job, options)
         _check(sweep)
+        if problems := list(unknown_volumes(volumes, local.check())):
+            raise InvalidManifest(problems)
         local.load()
         if local.continues:
             click.echo(f"{sweep.name} continues: {local.status.summary} trials have ended", file=human)
