@@ -552,8 +552,8 @@ def test_a_missing_volume_is_reported_before_anything_starts(cli: Cli) -> None:
     wrong = cli.run("job.yaml", "--volume", "date=.")
     assert wrong.returncode == 2
     assert "--volume date: no volume, claim, input or output has this name, did you mean data?" in wrong.stderr
-    cli.job("true")  # volumes that allranks adds to each pod are not suggested
-    wrong = cli.run("job.yaml", "--volume", "date=.")
+    cli.job("true", file="none.yaml")  # only volumes that allranks adds to each pod
+    wrong = cli.run("none.yaml", "--volume", "date=.")
     assert "--volume date: no volume, claim, input or output has this name; the jobs have no volumes" in wrong.stderr
     assert not (cli.directory / "runs").exists()
 
