@@ -47,6 +47,12 @@ FOUND = (
         "faults",
         1087200667,
     ),
+    (
+        "`rules`: list of {exitCodes | signals | reasons, action: Restart | RestartUncounted | Fail | Ignore}, first "
+        "match wins ignore continues without the pod, even if it is deleted later",
+        "faults",
+        1588424762,
+    ),
 )
 """(scenario and case, kind, seed) of runs that failed before. They always run."""
 

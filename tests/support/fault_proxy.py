@@ -80,7 +80,7 @@ class Record:
     deletes: Counter[ObjectKey] = field(default_factory=Counter)
     """Deletes that started a deletion. A delete of a terminating object changes nothing."""
     to_come: dict[ObjectKey, float] = field(default_factory=dict)
-    """Creates that got a 409 although the object did not exist, and when: the operator retries them."""
+    """Creates that got a 409 for a conflict of a quota, and when: the operator retries them."""
 
     @property
     def successes(self) -> int:
@@ -238,8 +238,10 @@ class Proxy:
             self._away_until = time.monotonic() + OUTAGE_SECONDS
             return _failure(503)
         await _before(fault)
-        if fault and fault.kind == "409" and request.method == "POST" and key not in self.record.creates:
-            self.record.to_come[key] = time.monotonic()
+        if fault and fault.kind == "409" and request.method == "POST":
+            # The operator cannot read a Secret to learn that it exists, so it creates it again, and its pods wait.
+            if key not in self.record.creates or key[0] == "secrets":
+                self.record.to_come[key] = time.monotonic()
         if answer := _instead(fault):
             return answer
         await self._free.wait()
