@@ -51,8 +51,8 @@ def trained(tour: Tour) -> None:
         tour.run(command)
     tour.tell(
         "## A job that reports",
-        f"`{EXAMPLE}`, whose rank 1 takes three times as long for its own work, and sleeps in step 150 of the second "
-        "attempt. `hang` and `progress` are in the manifest; the program calls `report()`.",
+        f"The job is `{EXAMPLE}`. Its rank 1 takes three times as long for its own work, and sleeps in step 150 of the "
+        "second attempt. `hang` and `progress` are in the manifest; the program calls `report()`.",
     )
     tour.show(f"allranks submit {EXAMPLE} --set 'args=[{ARGS}]' --set hang.timeoutSeconds=15")
     team.reports(JOB, '"stragglers":[{"node":')

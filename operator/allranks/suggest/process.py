@@ -52,8 +52,8 @@ async def suggest(spec: SweepSpec, request: Suggestion, seconds: float = SECONDS
             await process.wait()
     if process.returncode == _NOT_INSTALLED:
         raise CannotSuggest(
-            "algorithm TPE needs the Python package optuna, which is not installed: pip install 'allranks[sweeps]', or "
-            "an operator's image with this extra (docs/guides/sweeps.md); algorithms Random and Grid need nothing"
+            "algorithm TPE needs the Python package optuna, which the operator's image does not have: build an image "
+            "with it (docs/guides/sweeps.md); algorithms Random and Grid need nothing"
         )
     if process.returncode:
         raise CannotSuggest(f"algorithm TPE failed: {last_lines(errors.decode(errors='replace'), 1, 500)}")

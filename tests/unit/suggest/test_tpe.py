@@ -73,7 +73,7 @@ def test_the_process_answers_like_the_function():
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("exit 3", "pip install 'allranks\\[sweeps\\]'"),
+        ("exit 3", "needs the Python package optuna.*build an image with it"),
         ("echo ValueError: no >&2; exit 1", "algorithm TPE failed: ValueError: no"),
         ("exec sleep 60", "no parameters within 0 s"),
     ],
