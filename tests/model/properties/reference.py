@@ -388,8 +388,9 @@ class Reference:
             if not self.probes_for_room:
                 return None
             return (self.now if len(self.room) >= self.waiting else self.room[0] + SETTLE) if self.room else None
-        roomless = [place for place in self.places.values() if not place.placed and place.waits_for]
-        decided = all(place.placed or place.waits_for for place in self.places.values())
+        unplaced = self._unplaced()
+        roomless = [place for place in unplaced if place.waits_for]
+        decided = len(roomless) == len(unplaced)
         fewest = self.spec["elastic"]["minReplicas"]
         if not roomless or not decided or self._workers() - len(roomless) < fewest or self.created_at is None:
             return None
@@ -402,8 +403,12 @@ class Reference:
         if why == "Grown":
             self.waiting -= len(self.room)
         else:
-            self.waiting += sum(not place.placed for place in self.places.values())
+            self.waiting += len(self._unplaced())
         self._begin(self.attempt + 1, "Restarting", why=why)
+
+    def _unplaced(self) -> list[Place]:
+        """Replicas without a node. An ignored one needs none, so its room counts as free."""
+        return [there for place, there in self.places.items() if not there.placed and place not in self.ignored]
 
     @property
     def probes_for_room(self) -> bool:

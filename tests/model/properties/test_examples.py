@@ -110,3 +110,11 @@ def test_an_eviction_that_the_watch_shows_late_may_first_count_as_the_exit_that_
     for seed in range(40):
         roughly(_spec("jax", {"worker": 1}), history, Lag(seconds=30.0, repeated=0.3), seed, 0.0, None)
         roughly(_spec("jax", {"worker": 2}), history, Lag(seconds=30.0), seed, 0.0, None)
+
+
+def test_an_elastic_job_shrinks_to_the_room_that_an_ignored_worker_leaves() -> None:
+    rules = [{"reasons": ["Deleted", "Evicted"], "action": "Ignore"}]
+    restart = {"maxRestarts": 3, "backoffSeconds": 10, "rules": rules}
+    elastic = {"minReplicas": 1, "maxReplicas": 3, "waitSeconds": 10}
+    spec = _spec("pytorch", {"worker": 2}, restart=restart, elastic=elastic)
+    step_by_step(spec, [("unschedulable", 0, 0), ("delete", 1, 0), ("jump", 0, 2)], Lag(), 0)
