@@ -37,6 +37,15 @@ MPI = Scenario(
 )
 
 
+HOROVOD = Scenario(
+    "a job has a Secret",
+    "",
+    {"framework": "horovod", "roles": ROLES},
+    [],
+    [Step([{"run": "all"}], {"status": {"phase": "Running"}, "objects": {"Secret/~demo-rendezvous-[0-9a-f]{8}": {}}})],
+)
+
+
 QUEUED = Scenario(
     "a job of a queue is admitted while the watch of flavors is interrupted",
     "",
@@ -93,7 +102,7 @@ def test_the_world_of_a_scenario_waits_for_pods_that_wait_for_a_secret_that_exis
 ) -> None:
     """An outage interrupts the creation of the pods. At the retry, a quota rejects the Secret that was created before,
     and the pods are created after one more."""
-    meets(MPI, Aimed({"POST pods": [Fault("outage")], "POST secrets": [None, Fault("409")]}))
+    meets(HOROVOD, Aimed({"POST pods": [Fault("outage")], "POST secrets": [None, Fault("409")]}))
 
 
 @pytest.mark.nightly
