@@ -77,7 +77,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         number = re.search(r"test_faults\.py.*?\[(\d+) ", report.nodeid)
         command = f"{_again(config)} -k '[{number[1]} '" if number else f"pytest '{report.nodeid}'"
         terminalreporter.write_line(f"faults: repeat with: {command}", red=True)
-        for line in [line for line in report.longreprtext.splitlines() if line.startswith("E ")][:_REPEATED_LINES]:
+        lines = report.longreprtext.splitlines()
+        for line in ([line for line in lines if line.startswith("E ")] or lines)[:_REPEATED_LINES]:
             terminalreporter.write_line(line)
 
 

@@ -53,6 +53,12 @@ FOUND = (
         "faults",
         1588424762,
     ),
+    (
+        "Silence of all ranks is no hang. After two minutes condition ReportsLost is True. an outage of the report "
+        "path restarts nothing, and afterwards a hang takes the whole timeout again",
+        "kill",
+        3692711560,
+    ),
 )
 """(scenario and case, kind, seed) of runs that failed before. They always run."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -56,12 +56,12 @@ QUEUED = Scenario(
 
 
 class Aimed:
-    """A policy that applies these faults, in order, to requests for a resource: `POST pods` -> faults, None for none."""
+    """A policy that applies faults, in order, to requests for a resource: `POST pods` -> its faults. None: no fault."""
 
     seed, met = 0, []
 
-    def __init__(self, faults: dict[str, list[Fault | None]]) -> None:
-        self._faults = faults
+    def __init__(self, faults: Mapping[str, Sequence[Fault | None]]) -> None:
+        self._faults = {request: list(of_it) for request, of_it in faults.items()}
 
     def draw(self, request: str, kinds: tuple[str, ...]) -> Fault | None:
         verb, path, *_ = request.split()

@@ -6,6 +6,7 @@ of each object, equal those of a run without faults.
 
 from __future__ import annotations
 
+import traceback
 from concurrent.futures import Future
 
 import pytest
@@ -15,5 +16,10 @@ from .runs import Run, Verdict
 
 @pytest.mark.timeout(3600)
 def test_faults_and_kills_do_not_change_the_outcome(run: Run, verdicts: dict[Run, Future[Verdict]]) -> None:
+    # pytest would parse the source for a traceback, and `ast` of Python 3.11 fails while another thread parses as well.
+    if error := verdicts[run].exception():
+        frames = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+        pytest.fail("\n".join([*traceback.format_exception_only(error), *frames]), pytrace=False)
     verdict = verdicts[run].result()
-    assert not verdict.differences, "\n".join([*verdict.differences, "faults:", *verdict.met])
+    if verdict.differences:
+        pytest.fail("\n".join([*verdict.differences, "faults:", *verdict.met]), pytrace=False)

@@ -132,7 +132,7 @@ def test_the_uis_image_serves_without_a_cluster_and_holds_no_operator(image: Ima
     program = "import allranks.ui.app as app; from allranks.kube.auth import Connection; app.in_cluster(Connection('http://x'))"
     succeeded(built.run("python3", "-c", program, user=any_user()))
     packages = next((built.root / "opt" / "allranks" / "lib").glob("python3*/site-packages"))
-    assert not {path.name for path in packages.iterdir()} & {"kopf", "kubernetes", "torch", "pip", "cryptography"}
+    assert not {path.name for path in packages.iterdir()} & {"kopf", "kubernetes", "torch", "pip"}
 
 
 # Transfers.

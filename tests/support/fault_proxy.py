@@ -238,10 +238,10 @@ class Proxy:
             self._away_until = time.monotonic() + OUTAGE_SECONDS
             return _failure(503)
         await _before(fault)
-        if fault and fault.kind == "409" and request.method == "POST":
-            # The operator cannot read a Secret to learn that it exists, so it creates it again, and its pods wait.
-            if key not in self.record.creates or key[0] == "secrets":
-                self.record.to_come[key] = time.monotonic()
+        # The operator cannot read a Secret to learn that it exists, so it creates it again, and its pods wait.
+        again = key not in self.record.creates or key[0] == "secrets"
+        if fault and fault.kind == "409" and request.method == "POST" and again:
+            self.record.to_come[key] = time.monotonic()
         if answer := _instead(fault):
             return answer
         await self._free.wait()

@@ -42,7 +42,8 @@ class StallWindow:
     moved_at: datetime
     """Time of the last step, or of the start if there was none."""
     since: datetime
-    """Start of the stall as far as it was observed: not before the report server started to listen."""
+    """Start of the stall as far as it was observed: not before the report server started to listen, nor before reports
+    that were lost arrived again."""
     stuck_at: datetime
     """From this time on ranks are asked for stack dumps."""
     due_at: datetime
@@ -83,8 +84,10 @@ def detect_stall(job: Job, status: Status, reports: Reports | None) -> StallWind
         return None
     since = max(moved_at, reports.since)
     stack_dump_id = f"{status.attempt}-{max(rank.step or 0 for rank in reports.ranks)}"
-    stuck_at = since + limit
     heard_at = _heard_at(reports, since)
+    since = max(since, report_loss.resumed_at(status, heard_at) or since)
+    heard_at = max(heard_at, since)
+    stuck_at = since + limit
     silent_due_at = heard_at + max(_SILENCE_FACTOR * limit, _SILENCE_LEAST)
     return StallWindow(moved_at, since, stuck_at, stuck_at + STACK_DUMP_WAIT, stack_dump_id, heard_at, silent_due_at)
 

@@ -46,6 +46,18 @@ def silent_since(status: Status, reports: Reports | None) -> datetime | None:
     return heard_at(ranks, max(status.running_time, reports.since) if not ranks else status.running_time)
 
 
+def resumed_at(status: Status, heard_at: datetime) -> datetime | None:
+    """Since when reports arrive again after they were lost; None if they never were. `heard_at`: the last time at which
+    half of the ranks had been heard.
+
+    The status says it, so a new operator knows it too.
+    """
+    condition = status.condition(CONDITION)
+    if condition is None:
+        return None
+    return heard_at if condition.status == "True" else condition.last_transition_time
+
+
 def due_at(status: Status, reports: Reports | None, now: datetime) -> datetime | None:
     """When the condition becomes True if no report arrives; None if it is True or no reports are expected."""
     since = silent_since(status, reports)

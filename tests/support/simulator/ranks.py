@@ -22,7 +22,8 @@ class Ranks:
     """By UID of the pod."""
     arrived: tuple[datetime, dict[str, RankReport]] | None = None
     """During an outage between the ranks and the operator: its begin, and the reports that had arrived by then."""
-    resumed_at: datetime | None = None
+    outage_over: tuple[datetime, datetime] | None = None
+    """Begin and end of the last outage that was longer than `SILENCE`."""
     stack_requests: list[str] = field(default_factory=list)
     """Ids of requested stack dumps, each once."""
     checkpoint_request: int = 0
@@ -81,7 +82,9 @@ class Ranks:
         if heard_at < since:
             present = []  # a new operator
         repeated = (rank if rank.done else replace(rank, received_at=heard_at) for rank in present)
-        return Reports(max(since, self.resumed_at or since), tuple(repeated), heard_at)
+        if self.outage_over and since <= self.outage_over[0]:  # a new operator did not observe the silence
+            since = max(since, self.outage_over[1])
+        return Reports(since, tuple(repeated), heard_at)
 
     def outage(self, begins: bool) -> None:
         """No message arrives from now on, or all do again."""
@@ -89,7 +92,7 @@ class Ranks:
             self.arrived = self.now(), dict(self.latest)
         elif self.arrived:
             if self.now() - self.arrived[0] > SILENCE:
-                self.resumed_at = self.now()
+                self.outage_over = self.arrived[0], self.now()
             self.arrived = None
 
     def request_stacks(self, dump_id: str) -> None:
