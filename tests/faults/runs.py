@@ -59,6 +59,12 @@ FOUND = (
         "kill",
         3692711560,
     ),
+    (
+        "Pods of an admitted job get the node labels and tolerations of its flavors and what admission checks add, and "
+        "keep them when ranks restart.",
+        "faults",
+        702189325,
+    ),
 )
 """(scenario and case, kind, seed) of runs that failed before. They always run."""
 

@@ -44,6 +44,8 @@ class Rejections:
     tries: int = 0
     changes: dict[_ObjectKey, RejectedCreate] = field(default_factory=dict)
     """Patches and deletions of objects of optional kinds, until they succeed or are no longer planned."""
+    conflicts: bool = False
+    """In this reconcile, one of these objects had changed."""
     deletions: dict[str, RejectedDelete] = field(default_factory=dict)
     """By UID of the pod."""
     deletion_tries: int = 0
@@ -115,7 +117,8 @@ class Executor:
         self, removals: Sequence[Manifest], patches: Sequence[ObjectPatch], rejections: Rejections
     ) -> None:
         """Deletes, then patches objects of optional kinds. Raises Unavailable, Fenced."""
-        rejections.changes = await optional_changes.apply(self._client, removals, patches, self._remember, self._forget)
+        outcome = await optional_changes.apply(self._client, removals, patches, self._remember, self._forget)
+        rejections.changes, rejections.conflicts = outcome
 
     async def _create_pods(self, job: Manifest, pods: Sequence[Manifest], rejections: Rejections) -> None:
         """Stops creating pods of a role when one is rejected: the others have the same template, so a quota or a policy

@@ -196,7 +196,7 @@ class Controller:
             await self._executor.delete_job(raw)
         if plan.suspend_job:
             await self._suspend(key, raw, observed)
-        return not state.rejections.changes
+        return not (state.rejections.changes or state.rejections.conflicts)
 
     async def _suspend(self, key: JobKey, raw: Manifest, observed: Observed) -> None:
         """Sets `spec.suspend`. The watch brings the changed job."""

@@ -50,6 +50,7 @@ class JobState:
         if self.rejections.deletions_retry_at is not None and self.rejections.deletions_retry_at <= now:
             self.rejections.deletions_retry_at = None
         self.writes.due = None
+        self.rejections.conflicts = False
         if changed or due:
             self.create_blocked = ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,26 +16,36 @@ from allranks.kube.errors import Conflict, NotFound, Refused
 logger = logging.getLogger("allranks.jobs")
 
 
+class Outcome(NamedTuple):
+    rejected: dict[tuple[str, str], RejectedCreate]
+    """What the API server rejected, by kind and name."""
+    conflicts: bool
+    """An object changed meanwhile. The watch usually shows it; a retry does not depend on that."""
+
+
 async def apply(
     client: Client,
     removals: Sequence[Manifest],
     patches: Sequence[ObjectPatch],
     remember: Callable[[Manifest], None],
     forget: Callable[[Manifest], None],
-) -> dict[tuple[str, str], RejectedCreate]:
-    """Deletes, then patches, one after the other. Returns what the API server rejected, by kind and name.
+) -> Outcome:
+    """Deletes, then patches, one after the other.
 
-    An object that changed meanwhile, or is gone, is left alone: the watch shows it, and the core decides again. Raises
-    Unavailable, Fenced.
+    An object that changed meanwhile, or is gone, is left alone: the core decides again. Raises Unavailable, Fenced.
     """
     rejected: dict[tuple[str, str], RejectedCreate] = {}
+    conflicts = False
 
     async def change(manifest: Manifest, request: Awaitable[bytes]) -> None:
+        nonlocal conflicts
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         try:
             answer: Manifest = msgspec.json.decode(await request)
-        except (NotFound, Conflict):
+        except NotFound:
             return
+        except Conflict:
+            conflicts = True
         except Refused as error:
             rejected[kind, name] = RejectedCreate(kind, name, error.reason or "Refused", str(error))
             logger.warning("the change of %s %s was rejected: %s", kind, name, error)
@@ -47,8 +58,10 @@ async def apply(
         try:
             # With the version, the observed state is the last one: a later event cannot bring the object back.
             await client.delete(paths.item_of(manifest), metadata["uid"], metadata["resourceVersion"])
-        except (NotFound, Conflict):
+        except NotFound:
             continue
+        except Conflict:
+            conflicts = True
         except Refused as error:
             key = manifest["kind"], metadata["name"]
             rejected[key] = RejectedCreate(*key, error.reason or "Refused", str(error))
@@ -61,4 +74,4 @@ async def apply(
         metadata = {**each.change.get("metadata", {}), **guard}
         path = paths.item_of(each.object, each.subresource)
         await change(each.object, client.patch(path, {**each.change, "metadata": metadata}))
-    return rejected
+    return Outcome(rejected, conflicts)

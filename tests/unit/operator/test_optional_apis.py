@@ -172,6 +172,23 @@ def test_a_patch_names_the_observed_version_and_a_rejected_one_is_kept_until_it_
     asyncio.run(scenario())
 
 
+def test_a_conflict_asks_for_a_retry_and_is_not_a_rejection() -> None:
+    found = {**workload(5), "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload"}
+    patch = ObjectPatch(found, {"status": {"conditions": []}}, "status")
+
+    async def scenario() -> None:
+        for removals, patches in (([], [patch]), ([found], [])):
+            async with client_of(status(409, "Conflict", "the object has been modified"), says(found)) as (client, _):
+                rejections = Rejections()
+                await executor(client, []).change(removals, patches, rejections)
+                assert rejections.conflicts
+                assert rejections.changes == {}
+                await executor(client, []).change(removals, patches, rejections)
+                assert not rejections.conflicts
+
+    asyncio.run(scenario())
+
+
 def test_an_object_of_an_optional_kind_is_created_in_its_api_group_and_cached() -> None:
     made = {**workload(5), "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload"}
     job = {"metadata": {"name": "demo", "namespace": "team", "uid": UID}}
