@@ -14,15 +14,17 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 ROOT = Path(__file__).parents[1]
 BIN = ROOT / ".venv" / "bin"
@@ -60,6 +62,7 @@ class Result(NamedTuple):
     part: Part
     seconds: float | None
     note: str
+    failed: bool = False
 
 
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
@@ -205,48 +208,71 @@ def main() -> None:
 
 
 def run(parts: Sequence[Part], keep_going: bool) -> int:
-    """The exit status: 0 if every part passed. Parts that need root are skipped for other users."""
+    """The exit status: 0 if every part passed. Parts that need root are skipped for other users.
+
+    With `keep_going`, the parts with containers run beside the others: they wait for nodes, backoffs and deadlines, and
+    need half of a core. Their output is kept in a file, and printed at the end.
+    """
     RESULTS.mkdir(parents=True, exist_ok=True)
     for old in RESULTS.glob("*.xml"):
         old.unlink()
-    taken: list[Result] = []
+    started = time.monotonic()
     builder = build_ahead(parts) if len(parts) > 1 else None
-    any_failed = False
+    containers = [part for part in parts if part.root] if keep_going else []
     try:
-        for part in parts:
-            if part.root and os.geteuid() != 0:
-                taken.append(Result(part, None, f"skipped: {ROOT_ONLY}"))
-                continue
-            start = time.monotonic()
-            failed = run_part(part)
-            taken.append(Result(part, time.monotonic() - start, f"FAILED: {failed}" if failed else part.protects))
-            any_failed |= bool(failed)
-            if failed and not keep_going:
-                break
+        with ThreadPoolExecutor(1) as beside, open(RESULTS / "containers.log", "w+") as log:
+            if containers:
+                say(f"{', '.join(part.name for part in containers)}: beside the others, with output in {log.name}")
+            others = [part for part in parts if part not in containers]
+            later = beside.submit(run_parts, containers, keep_going, log)
+            try:
+                taken = run_parts(others, keep_going, sys.stdout) + later.result()
+            except KeyboardInterrupt:
+                containers.clear()  # which also interrupted the current one of them
+                raise
+            log.seek(0)
+            shutil.copyfileobj(log, sys.stdout)
     finally:
         if builder:
             stop(builder)
-    summary(taken)
-    return 1 if any_failed else 0
+    summary(taken, time.monotonic() - started)
+    return 1 if any(result.failed for result in taken) else 0
 
 
-def run_part(part: Part) -> str:
+def run_parts(parts: Sequence[Part], keep_going: bool, output: TextIO) -> list[Result]:
+    """Runs one part after the other, until one fails unless `keep_going`."""
+    taken: list[Result] = []
+    for part in parts:
+        if part.root and os.geteuid() != 0:
+            taken.append(Result(part, None, f"skipped: {ROOT_ONLY}"))
+            continue
+        start = time.monotonic()
+        failed = run_part(part, output)
+        note = f"FAILED: {failed}" if failed else part.protects
+        taken.append(Result(part, time.monotonic() - start, note, bool(failed)))
+        if failed and not keep_going:
+            break
+    return taken
+
+
+def run_part(part: Part, output: TextIO) -> str:
     """Prepares and runs one part. Empty, or the command that failed."""
     environment = os.environ | BYTECODE | part.environment
+    errors = sys.stderr if output is sys.stdout else output
     for script in part.prepares:
-        say(f"{part.name}: tools/{script}")
-        if subprocess.run(script_command(script), cwd=ROOT, stdout=subprocess.DEVNULL).returncode:
+        say(f"{part.name}: tools/{script}", output)
+        if subprocess.run(script_command(script), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors).returncode:
             return f"tools/{script}"
     for command in part.commands:
         shown = " ".join(str(word).removeprefix(f"{ROOT}/") for word in command)
-        say(f"{part.name}: {shown}")
-        if subprocess.run(command, cwd=ROOT, env=environment).returncode:
+        say(f"{part.name}: {shown}", output)
+        if subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=errors).returncode:
             return shown
     return ""
 
 
-def say(text: str) -> None:
-    print(f"\n==> {text}", flush=True)
+def say(text: str, output: TextIO = sys.stdout) -> None:
+    print(f"\n==> {text}", file=output, flush=True)
 
 
 def script_command(script: str) -> Command:
@@ -278,19 +304,18 @@ def stop(builder: subprocess.Popen[bytes]) -> None:
     builder.wait()
 
 
-def summary(taken: Sequence[Result]) -> None:
-    """Prints the time of each part beside its budget, and the ten slowest tests."""
+def summary(taken: Sequence[Result], seconds: float) -> None:
+    """Prints the time of each part beside its budget, the time of the whole run, and the ten slowest tests."""
     slowest = sorted((test for result in taken for test in durations(result.part.name)), reverse=True)[:10]
     if slowest:
         print("\nslowest tests:")
-        for seconds, name in slowest:
-            print(f"{seconds:7.1f} s  {name[:150]}")
+        for duration, name in slowest:
+            print(f"{duration:7.1f} s  {name[:150]}")
     print(f"\n{'part':<15} {'took':>7} {'budget':>7}  what it protects")
-    for part, seconds, note in taken:
-        took = "-" if seconds is None else f"{seconds:.0f} s"
-        print(f"{part.name:<15} {took:>7} {60 * part.minutes:>5.0f} s  {note}")
-    total = sum(seconds or 0 for _, seconds, _ in taken)
-    print(f"{'total':<15} {total:>5.0f} s {60 * sum(part.minutes for part, _, _ in taken):>5.0f} s")
+    for result in taken:
+        took = "-" if result.seconds is None else f"{result.seconds:.0f} s"
+        print(f"{result.part.name:<15} {took:>7} {60 * result.part.minutes:>5.0f} s  {result.note}")
+    print(f"{'total':<15} {seconds:>5.0f} s {60 * sum(result.part.minutes for result in taken):>5.0f} s")
     sys.stdout.flush()
 
 
