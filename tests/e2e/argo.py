@@ -32,7 +32,7 @@ def installed(cluster: Cluster, folder: Path) -> Iterator[None]:
     finally:
         log = cluster.ask("logs", CONTROLLER, "-n", NAMESPACE, "--tail=-1")
         (folder / "workflow-controller.log").write_text(log.stdout + log.stderr)
-        cluster.kubectl("delete", "--kustomize", str(folder), "--ignore-not-found", timeout=120)
+        cluster.kubectl("delete", "--kustomize", str(folder), "--ignore-not-found", timeout=300)
 
 
 def write_kustomization(programs: Path, folder: Path) -> None:

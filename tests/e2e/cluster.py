@@ -20,7 +20,7 @@ KEPT_FREE = "tests.allranks.dev/kept-free"
 """The taint of node-2 and node-3, with the name of the node as its value (from tools/e2e.sh). Only tests that stop the
 node, or change its kubelet, schedule pods on it."""
 
-PATIENCE = 420
+PATIENCE = 1200
 """Timeout in seconds of all waits: on a loaded machine some operations take minutes."""
 
 
@@ -61,11 +61,11 @@ class Cluster:
         return done.stdout
 
     def down(self) -> str:
-        done = self.script("down", timeout=120)
+        done = self.script("down", timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stderr
 
-    def ask(self, *arguments: str, input: str | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def ask(self, *arguments: str, input: str | None = None, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Runs kubectl, with any exit status."""
         command = ["kubectl", *arguments]
         return subprocess.run(
@@ -83,7 +83,7 @@ class Cluster:
             env["PATH"] = f"{self._folder}/bin:{env['PATH']}"
         return env
 
-    def kubectl(self, *arguments: str, input: str | None = None, timeout: float = 120) -> str:
+    def kubectl(self, *arguments: str, input: str | None = None, timeout: float = 300) -> str:
         done = self.ask(*arguments, input=input, timeout=timeout)
         assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
         return done.stdout

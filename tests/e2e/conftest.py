@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from .cluster import REPOSITORY, Cluster
+from .cluster import PATIENCE, REPOSITORY, Cluster
 from .jobs import Team, namespace
 from .release import NAMESPACE, install, uninstall
 
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.e2e)
-            item.add_marker(pytest.mark.timeout(900))
+            item.add_marker(pytest.mark.timeout(2 * PATIENCE))
 
 
 class Scheduler(LoadScopeScheduling):

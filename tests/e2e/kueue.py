@@ -44,8 +44,8 @@ def installed(cluster: Cluster, folder: Path) -> Iterator[None]:
         log = cluster.ask("logs", DEPLOYMENT, "-n", NAMESPACE, "--tail=-1")
         (folder / "kueue.log").write_text(log.stdout + log.stderr)
         # With its definitions first: their objects have finalizers, and are converted by its webhook.
-        cluster.ask("delete", *definitions, "--timeout=100s")
-        cluster.kubectl("delete", "-f", str(file), "--ignore-not-found", timeout=120)
+        cluster.ask("delete", *definitions, "--timeout=250s")
+        cluster.kubectl("delete", "-f", str(file), "--ignore-not-found", timeout=300)
 
 
 def adapted(manifests: list[Manifest], folder: Path) -> list[Manifest]:
@@ -118,5 +118,5 @@ def queue(team: Team, quota: Mapping[str, str]) -> Iterator[str]:
     try:
         yield name
     finally:
-        team.kubectl("delete", "dt", "--all", "--cascade=foreground", timeout=200)
-        team.kubectl("delete", f"clusterqueue/{name}", f"resourceflavor/{name}", "--timeout=100s")
+        team.kubectl("delete", "dt", "--all", "--cascade=foreground", timeout=400)
+        team.kubectl("delete", f"clusterqueue/{name}", f"resourceflavor/{name}", "--timeout=250s")

@@ -58,7 +58,7 @@ class Node:
 
     def run(self, *command: str) -> str:
         """The output of a command in the namespaces of the node."""
-        return subprocess.run([*self._enter, *command], capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run([*self._enter, *command], capture_output=True, text=True, timeout=300, check=True).stdout
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         """Starts a program that ends with the node."""

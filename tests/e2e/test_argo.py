@@ -68,7 +68,7 @@ def test_a_workflow_trains_and_passes_the_result_to_its_next_step(trains: Team) 
     assert (owner["kind"], owner["uid"], owner["controller"]) == ("Workflow", workflow["metadata"]["uid"], True)
     assert "test accuracy" in team.kubectl("logs", f"{name}-worker-0-0")
 
-    team.kubectl("delete", "workflow", name, "--cascade=foreground", timeout=120)
+    team.kubectl("delete", "workflow", name, "--cascade=foreground", timeout=300)
     assert team.kubectl("get", "dt,pods", "-o", "name") == ""
 
 

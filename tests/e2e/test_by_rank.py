@@ -78,7 +78,7 @@ def test_a_port_of_the_rank_is_forwarded_and_its_output_attached(team: Team, job
     with running(team, "port-forward", job, ":6006", "--rank", "1") as lines:
         found = re.search(r"127\.0\.0\.1:(\d+) -> 6006", next(lines))
         assert found
-        with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/rank", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/rank", timeout=300) as answer:
             assert answer.read() == b"1"
     with running(team, "attach", job, "--rank", "1") as lines:
         assert any(line == "rank 1 is alive\n" for line in lines)

@@ -252,7 +252,7 @@ def put_into_google(url: str, bucket: str, name: str, content: bytes) -> None:
         ("storage/v1/b?project=birds", json.dumps({"name": bucket}).encode()),
         (f"upload/storage/v1/b/{bucket}/o?uploadType=media&name={quote(name, safe='')}", content),
     ):
-        urlopen(Request(f"{url}/{path}", data, method="POST"), timeout=60).close()
+        urlopen(Request(f"{url}/{path}", data, method="POST"), timeout=300).close()
 
 
 def azure_client(environment: dict[str, str]) -> Any:

@@ -41,7 +41,7 @@ def test_an_example_trains_to_its_end(team: Team, name: str, cluster: Cluster) -
     assert status["attempt"] == 0
     first = RANK_0.get(name, "master" if "master" in document["spec"]["roles"] else "worker")
     assert_learned(team.kubectl("logs", f"{job}-{first}-0-0"), RESULT.get(name, "test accuracy"))
-    team.kubectl("delete", "dt", job, "--cascade=foreground", timeout=120)
+    team.kubectl("delete", "dt", job, "--cascade=foreground", timeout=300)
     assert team.left_of(job) == ""
 
 

@@ -38,7 +38,7 @@ def coscheduling(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
         yield
     finally:
         second.stop()
-        cluster.kubectl("delete", "-f", definitions, timeout=120)
+        cluster.kubectl("delete", "-f", definitions, timeout=300)
 
 
 def gang(team: Team, name: str) -> str:

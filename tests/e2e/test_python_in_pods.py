@@ -16,7 +16,7 @@ import pytest
 import allranks
 from support.data_servers import Behaviour, http_server
 
-from .cluster import Cluster
+from .cluster import PATIENCE, Cluster
 from .jobs import Team, image, training
 
 pytestmark = pytest.mark.nightly
@@ -43,7 +43,7 @@ def summed(values: list[float], factor: float = 1.0) -> tuple[float, str, int]:
 
 def test_the_value_of_a_function_comes_back_from_containers(team: Team, how: dict[str, Any]) -> None:
     job = allranks.submit(summed, [1.5, 2.5], ranks=2, factor=10, name="summed", framework="pytorch", **how)
-    value, version, user = job.result(timeout=420)
+    value, version, user = job.result(timeout=PATIENCE)
     assert value == 40.0
     assert version.rpartition(".")[0] == platform.python_version().rpartition(".")[0]
     assert user == 65532
@@ -83,7 +83,7 @@ FUNCTIONS = {"jax": summed_by_jax, "horovod": summed_by_horovod, "mpi": summed_b
 def test_a_function_of_another_framework_returns_its_value(framework: str, how: dict[str, Any]) -> None:
     settings = how | {"image": image(framework)}
     job = allranks.submit(FUNCTIONS[framework], ranks=2, framework=framework, name=framework, **settings)
-    assert job.result(timeout=420) == 3.0
+    assert job.result(timeout=PATIENCE) == 3.0
 
 
 def fails_on_rank_1(what: str) -> None:
@@ -98,7 +98,7 @@ def fails_on_rank_1(what: str) -> None:
 def test_the_exception_of_the_first_failed_rank_comes_back(team: Team, how: dict[str, Any]) -> None:
     job = allranks.submit(fails_on_rank_1, "data", ranks=2, restarts=0, name="fails", framework="pytorch", **how)
     with pytest.raises(allranks.RankFailed) as caught:
-        job.result(timeout=420)
+        job.result(timeout=PATIENCE)
     error = caught.value
     assert (error.rank, error.exit_code, error.pod) == (1, 1, "fails-worker-1-0")
     assert error.node == team.get("pod", "fails-worker-1-0")["spec"]["nodeName"]

@@ -60,7 +60,7 @@ def test_the_job_of_a_workflow_waits_in_its_queue_and_the_workflow_succeeds(
         assert outputs(train) == {"phase": "Succeeded", "restarts": "0"}
         assert "test accuracy" in team.kubectl("logs", f"{name}-worker-0-0")
         assert team.status(name)["times"]["queued"] > 0
-        team.kubectl("delete", "workflow", name, "--cascade=foreground", timeout=120)
+        team.kubectl("delete", "workflow", name, "--cascade=foreground", timeout=300)
 
 
 def test_an_elastic_job_runs_with_the_workers_that_its_queue_admits(team: Team) -> None:

@@ -29,7 +29,7 @@ def test_upgrade_and_uninstall_keep_jobs_and_CRDs_and_the_next_operator_continue
     assert team.get("pod", f"{job}-master-0-0")["metadata"]["uid"] == uid
 
     uninstall(team.cluster)
-    team.cluster.kubectl("wait", "--for=delete", "pods", "--all", "-n", NAMESPACE, "--timeout=60s", timeout=90)
+    team.cluster.kubectl("wait", "--for=delete", "pods", "--all", "-n", NAMESPACE, "--timeout=300s", timeout=330)
     assert team.status(job)["phase"] == "Running"
     assert team.get("pod", f"{job}-master-0-0")["metadata"]["uid"] == uid
     team.signal(f"{job}-master-0-0", "USR1")

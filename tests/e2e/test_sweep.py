@@ -45,5 +45,5 @@ def test_a_sweep_finds_parameters_that_learn_and_stops_bad_trials_early(team: Te
     job = team.start([promoted])
     team.completes(job)
     assert re.search(r"resumed from epoch [1-9]", team.kubectl("logs", f"{job}-worker-0-0"))
-    team.kubectl("delete", "tsw", "penguins-sweep", "--cascade=foreground", timeout=120)
+    team.kubectl("delete", "tsw", "penguins-sweep", "--cascade=foreground", timeout=300)
     assert team.kubectl("get", "dt", "-o", "name").split() == [f"distributedtraining.allranks.dev/{job}"]

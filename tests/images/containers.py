@@ -36,7 +36,7 @@ class Image:
     scratch: Path
     """The folder of the bundles."""
 
-    def run(self, *args: str, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *args: str, timeout: float = 300, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs `args` to the end or the timeout; stdout contains both outputs."""
         with self.start(*args, **options) as process:
             try:
@@ -71,12 +71,12 @@ class Image:
         try:
             yield process
         finally:
-            subprocess.run(["runc", "delete", "--force", name], capture_output=True, timeout=120, check=False)
+            subprocess.run(["runc", "delete", "--force", name], capture_output=True, timeout=300, check=False)
             try:
-                process.communicate(timeout=120)
+                process.communicate(timeout=300)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.communicate(timeout=120)
+                process.communicate(timeout=300)
 
     @property
     def command(self) -> list[str]:
@@ -146,7 +146,7 @@ def mounted(name: str, scratch: Path) -> Iterator[Image]:
 
 
 def _buildah(*args: str) -> str:
-    done = subprocess.run(["buildah", *args], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(["buildah", *args], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -31,7 +31,7 @@ def machine() -> dict[str, set[str]]:
     """State that a cluster could leave on this machine, besides files."""
 
     def lines(*command: str) -> set[str]:
-        return set(subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines())
+        return set(subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout.splitlines())
 
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     settings = [*Path("/proc/sys/vm").glob("overcommit_memory"), *Path("/proc/sys/kernel").glob("panic*")]
@@ -89,18 +89,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.copy(shutil.which("busybox", path="/bin:/usr/bin") or "", folder / "sh")
     (folder / "Dockerfile").write_text("FROM scratch\nENV PATH=/bin\nCOPY sh /bin/sh\n")
     build = ["buildah", "bud", "--isolation", "chroot", "--quiet", "--tag", STORED, str(folder)]
-    subprocess.run(build, stdout=subprocess.DEVNULL, timeout=60, check=True)
+    subprocess.run(build, stdout=subprocess.DEVNULL, timeout=300, check=True)
     try:
         yield Path(stored(folder))
     finally:
-        subprocess.run(["buildah", "rmi", STORED], stdout=subprocess.DEVNULL, timeout=60, check=True)
+        subprocess.run(["buildah", "rmi", STORED], stdout=subprocess.DEVNULL, timeout=300, check=True)
 
 
 def stored(cache: Path) -> str:
     """The output of tools/image-store.sh."""
     env = {**os.environ, "ALLRANKS_CACHE": str(cache)}
     command = [SCRIPT.parent / "image-store.sh", STORED]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=True)
     assert bool(done.stderr) != (cache / "imported").exists()  # imported once
     (cache / "imported").touch()
     return done.stdout.strip()
@@ -322,7 +322,7 @@ def test_an_interrupted_up_leaves_only_logs(before, tmp_path):
     try:
         with start_until(cluster, "machines connected") as process:
             process.terminate()
-            assert process.wait(timeout=60) == 130
+            assert process.wait(timeout=300) == 130
         assert processes_of(cluster.folder) == []
         assert not cluster.folder.exists()
         assert (tmp_path / "cluster.failed" / "etcd.log").exists()
@@ -365,7 +365,7 @@ def test_an_unrelated_folder_is_not_changed(tmp_path, command):
 
 def test_a_user_other_than_root_gets_an_error(tmp_path):
     command = ["unshare", "--user", "--map-user=65534", SCRIPT, "up", "--with", "node", "--dir", tmp_path / "cluster"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert "only root can create namespaces and run containers: sudo -E tools/cluster.sh up" in done.stderr
     assert not (tmp_path / "cluster").exists()

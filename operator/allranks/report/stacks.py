@@ -86,19 +86,24 @@ class Watchdog:
     def __init__(self, after: float) -> None:
         self._after = after
         self._over = threading.Event()
-        threading.Thread(target=self._run, name="allranks-watchdog", daemon=True).start()
+        # Not first in the thread: the program may hold the GIL before the thread runs.
+        if self._reset():
+            threading.Thread(target=self._run, name="allranks-watchdog", daemon=True).start()
 
     def stop(self) -> None:
         self._over.set()
         faulthandler.cancel_dump_traceback_later()
 
+    def _reset(self) -> bool:
+        try:
+            faulthandler.dump_traceback_later(self._after, exit=False, file=2)
+        except (OSError, RuntimeError, ValueError, OverflowError):
+            return False
+        return True
+
     def _run(self) -> None:
-        while not self._over.is_set():
-            try:
-                faulthandler.dump_traceback_later(self._after, exit=False, file=2)
-            except (OSError, RuntimeError, ValueError, OverflowError):
-                return
-            self._over.wait(self._after / 3)
+        while not self._over.wait(self._after / 3) and self._reset():
+            pass
         faulthandler.cancel_dump_traceback_later()
 
 
