@@ -25,7 +25,8 @@ examples:
   make dist ARGS='--images operator'            # with this image, or an error
   make dist ARGS='--images none'                # without images: needs no docker, podman or buildah
 """
-IMAGES = ("operator", "ui", "data", "archiver", "pytorch", "tensorflow", "horovod")
+IMAGES = ("operator", "ui", "data", "archiver", "pytorch", "tensorflow", "horovod", "jax", "ray", "mpi")
+"""Those that tools/images.sh builds by default."""
 
 
 def main() -> int:

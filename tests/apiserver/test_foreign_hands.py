@@ -182,7 +182,7 @@ def test_each_object_at_each_step(control_plane: ControlPlane, namespace: str, s
                     touched[name] = hand(api, namespace, name)
 
         for name in HANDS:
-            api.create(job(name, **MPI, restart={"backoff": {"initialSeconds": 0}}), namespace)
+            api.create(job(name, **MPI, restart={"backoffSeconds": 0}), namespace)
         for name in HANDS:
             eventually(
                 lambda name=name: len(pods(api, namespace, name)) == 3 and companion(api, namespace, "Secret", name)

@@ -34,7 +34,7 @@ from support.stalling_proxy import StallingProxy
 
 from .world import REQUEST_SECONDS
 
-JOB = live.job(restart={"backoff": {"initialSeconds": 0}})
+JOB = live.job(restart={"backoffSeconds": 0})
 RECONCILES = 5
 """How often the operator reconciles all jobs while it sees the older state."""
 

@@ -16,7 +16,7 @@ PREDICATE = "https://slsa.dev/provenance/v1"
 # Names, not pages: docs/dev/releasing.md describes both.
 BUILD_TYPE = "https://allranks.dev/build/make-dist/v1"
 BUILDER = "https://allranks.dev/build/unsigned-workstation"
-MATERIALS = ("images/*/*requirements*.txt", "images/horovod/source.txt", "tools/dist/requirements.txt", "tools/programs/go.sum")
+MATERIALS = ("images/*/*requirements*.txt", "images/horovod/source.txt", "tools/dist/requirements.txt", "tools/programs/go.mod")
 """Committed files that pin what a build downloads."""
 
 

@@ -130,8 +130,8 @@ class Restart(Model):
     scope: Literal["Group", "Pod"] | None = Field(
         None,
         description="What a failure restarts: Group, all ranks together, or Pod, the failed pod alone. Default: by "
-        "framework: Pod for parameter servers, evaluators, workers of a TensorFlow chief with parameter servers, and "
-        "elastic Horovod workers; Group for all others.",
+        "framework: Pod for parameter servers, evaluators, workers of a TensorFlow chief with parameter servers, "
+        "elastic Horovod workers, Ray workers, and SPMD roles without ranks; Group for all others.",
     )
     rules: Annotated[list[RestartRule], Field(max_length=32)] | None = Field(
         None, description="Rules that are evaluated in order before the default ones."

@@ -1,7 +1,7 @@
 """Everything that touches kopf. kopf watches jobs, logs in and handles signals.
 
 Only `on.event` is used: other handlers add finalizers, annotations and requests per job. The rest of this module works
-around behaviour of kopf, with the reason at each place. docs/dev/architecture.md has the measurements.
+around behaviour of kopf, with the reason at each place. docs/dev/architecture.md lists them.
 """
 
 from __future__ import annotations

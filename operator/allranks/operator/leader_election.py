@@ -39,6 +39,8 @@ class Lease:
         self._observed: tuple[str, float] = ("", 0.0)
         """(resourceVersion of another holder's Lease, when we first read it)"""
         self._held: Manifest | None = None
+        self._failing = False
+        """Whether the last try ended with an API error."""
 
     @property
     def held(self) -> bool:
@@ -96,8 +98,11 @@ class Lease:
             except Conflict:
                 continue
             except ApiError as error:
-                logger.debug("lease: %s", error)
+                level = logging.DEBUG if self._failing else logging.WARNING  # a warning for each series of errors
+                logger.log(level, "cannot read or write lease %s/%s: %s", self._namespace, self._name, error)
+                self._failing = True
                 return self.held
+            self._failing = False
             if written is None:
                 return False
             self._held = written

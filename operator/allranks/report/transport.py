@@ -66,7 +66,7 @@ class Transport:
             return as_object(content)
         if answer.status == 409:
             raise AttemptOver
-        if answer.status in (400, 413):
+        if answer.status in (400, 413, 415):
             raise Rejected(f"{answer.status} {content[:200].decode('utf-8', 'replace')}")
         if answer.status in (401, 403):
             self._token = ""  # read the file again

@@ -84,6 +84,11 @@ def test_the_script_for_images_builds_one_image_for_each_framework_and_the_opera
     assert {path.parent.name for path in ROOT.glob("images/*/Dockerfile")} == set(names)
 
 
+def test_a_release_has_the_images_that_are_built_by_default():
+    [names] = re.findall(r"^IMAGES = \((.*)\)$", (ROOT / "tools" / "dist.py").read_text(), re.MULTILINE)
+    assert re.findall(r'"(.*?)"', names) == shell_list("images.sh")
+
+
 def test_properties_and_benchmarks_cover_every_framework():
     assert set(jobs._ROLES) == set(FRAMEWORKS)
     measured = [framework.name for framework in train_runs.FRAMEWORKS]

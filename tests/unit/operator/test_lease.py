@@ -116,6 +116,18 @@ def test_a_lease_is_released_after_a_renewal_whose_answer_was_lost() -> None:
     run(scenario)
 
 
+def test_errors_in_a_row_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(leases: Leases, lease: Lease) -> None:
+        for instead in (403, 403, 0, 403):
+            leases.lost, leases.instead = bool(instead), instead
+            leases.lease = None
+            await lease._try()
+
+    run(scenario)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [line.partition(":")[0] for line in warnings] == 2 * ["cannot read or write lease ns/operator"]
+
+
 def test_the_identity_is_the_same_in_all_sessions_of_a_process() -> None:
     """So a session that follows a failed one does not wait until its own Lease expires."""
 

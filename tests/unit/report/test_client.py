@@ -253,11 +253,12 @@ def test_pauses_grow_and_are_bounded(monkeypatch):
     assert one.pause(transport.SendFailed("busy", retry_after=1e9), 5.0) <= 700
 
 
-def test_a_rejected_message_is_dropped_with_one_warning(hub, client, warnings, quick):
-    hub.answers = [lambda message: (400, {}, {"error": "no step"})]
+@pytest.mark.parametrize("status", [400, 413, 415])
+def test_a_rejected_message_is_dropped_with_one_warning(hub, client, warnings, quick, status):
+    hub.answers = [lambda message: (status, {}, {"error": "no step"})]
     client()
     hub.wait(lambda messages: len(messages) > 2)
-    assert warnings == ['allranks: the operator rejected a report: 400 {"error": "no step"}\n']
+    assert warnings == [f'allranks: the operator rejected a report: {status} {{"error": "no step"}}\n']
 
 
 def test_reports_end_with_the_attempt(hub, client, warnings, quick):

@@ -1,5 +1,5 @@
-"""The objects that an attempt's pods need beside them: a headless Service, for TensorFlow and MPI a ConfigMap, and for
-Horovod a Secret.
+"""The objects that an attempt's pods need beside them: a headless Service, for some frameworks a ConfigMap (TensorFlow,
+MPI, SPMD), and for some a Secret (Horovod, Ray).
 
 Everything that grows with the number of replicas is in the ConfigMap. Each attempt has its own, because kubelets cache
 ConfigMaps: a new pod could start with the addresses of the previous attempt.

@@ -53,7 +53,7 @@ class Objects:
     """The manifests of an attempt."""
 
     companions: list[Manifest]
-    """What the pods need beside them: the headless Service; a ConfigMap for TensorFlow, MPI; a Secret for Horovod."""
+    """What the pods need beside them: the headless Service, a ConfigMap, a Secret."""
     pods: list[Manifest]
     """The requested pods, ordered by role and index."""
 
