@@ -119,7 +119,9 @@ def test_a_command_of_the_user_needs_no_change(launch):
 
 def test_on_success_the_log_is_only_that_of_the_program(launch):
     status, log = launch(sys.executable, "program.py", "be well")
-    assert (status, sorted(log.splitlines())) == (0, ["epoch 3", "rank 0 begins", "rank 1 begins"])
+    # Open MPI and the daemon that it starts both call setpgid. It warns if the daemon was first, which does no harm.
+    lines = [line for line in log.splitlines() if "plm:rsh: Warning: setpgid" not in line]
+    assert (status, sorted(lines)) == (0, ["epoch 3", "rank 0 begins", "rank 1 begins"])
 
 
 def as_kubelet(text: str) -> str:
