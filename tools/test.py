@@ -210,8 +210,8 @@ def main() -> None:
 def run(parts: Sequence[Part], keep_going: bool) -> int:
     """The exit status: 0 if every part passed. Parts that need root are skipped for other users.
 
-    With `keep_going`, the parts with containers run beside the others: they wait for nodes, backoffs and deadlines, and
-    need half of a core. Their output is kept in a file, and printed at the end.
+    With `keep_going`, the parts with containers run beside the others, because they mostly wait for nodes, backoffs and
+    deadlines. Their output is kept in a file, and printed at the end.
     """
     RESULTS.mkdir(parents=True, exist_ok=True)
     for old in RESULTS.glob("*.xml"):
