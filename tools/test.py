@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
@@ -219,16 +220,17 @@ def run(parts: Sequence[Part], keep_going: bool) -> int:
     started = time.monotonic()
     builder = build_ahead(parts) if len(parts) > 1 else None
     containers = [part for part in parts if part.root] if keep_going else []
+    interrupted = threading.Event()
     try:
         with ThreadPoolExecutor(1) as beside, open(RESULTS / "containers.log", "w+") as log:
             if containers:
                 say(f"{', '.join(part.name for part in containers)}: beside the others, with output in {log.name}")
             others = [part for part in parts if part not in containers]
-            later = beside.submit(run_parts, containers, keep_going, log)
+            later = beside.submit(run_parts, containers, keep_going, log, interrupted)
             try:
-                taken = run_parts(others, keep_going, sys.stdout) + later.result()
+                taken = run_parts(others, keep_going, sys.stdout, interrupted) + later.result()
             except KeyboardInterrupt:
-                containers.clear()  # which also interrupted the current one of them
+                interrupted.set()
                 raise
             log.seek(0)
             shutil.copyfileobj(log, sys.stdout)
@@ -239,8 +241,8 @@ def run(parts: Sequence[Part], keep_going: bool) -> int:
     return 1 if any(result.failed for result in taken) else 0
 
 
-def run_parts(parts: Sequence[Part], keep_going: bool, output: TextIO) -> list[Result]:
-    """Runs one part after the other, until one fails unless `keep_going`."""
+def run_parts(parts: Sequence[Part], keep_going: bool, output: TextIO, interrupted: threading.Event) -> list[Result]:
+    """Runs one part after the other, until one fails unless `keep_going`, or until an interruption."""
     taken: list[Result] = []
     for part in parts:
         if part.root and os.geteuid() != 0:
@@ -250,7 +252,8 @@ def run_parts(parts: Sequence[Part], keep_going: bool, output: TextIO) -> list[R
         failed = run_part(part, output)
         note = f"FAILED: {failed}" if failed else part.protects
         taken.append(Result(part, time.monotonic() - start, note, bool(failed)))
-        if failed and not keep_going:
+        # Ctrl-C also ends the part of the other thread, shortly before the main thread sets the event.
+        if failed and (not keep_going or interrupted.wait(1)):
             break
     return taken
 
