@@ -97,7 +97,7 @@ def test_without_a_gang_scheduler_half_placed_jobs_make_room_for_each_other(team
             "nodeTaintsPolicy": "Honor",
         }
         fields = {"topologySpreadConstraints": [spread]}
-        team.start(three_jobs.job(name, GPU, fields, gang="None", gangTimeoutSeconds=15))
+        team.start(three_jobs.job(name, GPU, fields, gang="None", gangTimeoutSeconds=30))
     until(lambda: [len(three_jobs.placed(team, name)) for name in three_jobs.NAMES] == [1, 1, 1], "half-placed jobs")
     team.cluster.has("node-2", {GPU: "4"})
 

@@ -6,6 +6,8 @@ import json
 
 from .jobs import PREFIX, Team, training
 
+DEADLINE = 90
+"""Seconds until a job fails. A busy kubelet took more than 20 to report that an image cannot be pulled."""
 GOES_WELL = ("sh", "-c", "exit 0")
 MEETS = """
 other=quota-worker-$((1 - ALLRANKS_INDEX))-0.quota
@@ -21,7 +23,7 @@ def test_too_few_gpus_are_reported_in_the_schedulers_words(team: Team) -> None:
 
 
 def test_an_image_that_does_not_exist_fails_the_job_after_its_deadline(team: Team) -> None:
-    job = team.start(training("image", *GOES_WELL, image=f"{PREFIX}/pytorch:nowhere", startupDeadlineSeconds=20))
+    job = team.start(training("image", *GOES_WELL, image=f"{PREFIX}/pytorch:nowhere", startupDeadlineSeconds=DEADLINE))
     team.reports(job, "ErrImagePull")
     team.wait(f"dt/{job}", "--for=condition=Failed")
     [failed] = [condition for condition in team.status(job)["conditions"] if condition["type"] == "Failed"]
@@ -32,7 +34,7 @@ def test_the_image_of_an_init_container_that_does_not_exist_fails_the_job_and_is
     restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}  # as the namespace requires
     fetch = {"name": "fetch", "image": f"{PREFIX}/pytorch:nowhere", "securityContext": restricted}
     template = {"spec": {"initContainers": [fetch]}}
-    job = team.start(training("init", *GOES_WELL, template=template, startupDeadlineSeconds=20))
+    job = team.start(training("init", *GOES_WELL, template=template, startupDeadlineSeconds=DEADLINE))
     team.reports(job, "init container fetch")
     team.wait(f"dt/{job}", "--for=condition=Failed")
     [failed] = [condition for condition in team.status(job)["conditions"] if condition["type"] == "Failed"]
@@ -42,7 +44,7 @@ def test_the_image_of_an_init_container_that_does_not_exist_fails_the_job_and_is
 def test_a_volume_that_cannot_be_mounted_fails_the_job_and_is_named(team: Team) -> None:
     mounts = {"name": "trainer", "volumeMounts": [{"name": "keys", "mountPath": "/keys"}]}
     template = {"spec": {"containers": [mounts], "volumes": [{"name": "keys", "secret": {"secretName": "nowhere"}}]}}
-    job = team.start(training("volume", *GOES_WELL, template=template, startupDeadlineSeconds=20))
+    job = team.start(training("volume", *GOES_WELL, template=template, startupDeadlineSeconds=DEADLINE))
     team.wait(f"dt/{job}", "--for=condition=Failed")
     [failed] = [condition for condition in team.status(job)["conditions"] if condition["type"] == "Failed"]
     assert failed["reason"] == "PodNotReadyToStart", failed

@@ -101,7 +101,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = clone(tmp_path_factory.mktemp("one") / "allranks", 0o022)
     done = dist(folder, "--images", "none")
     assert done.returncode == 0, done.stderr
-    images = "operator, ui, data, archiver, pytorch, tensorflow, horovod"
+    images = "operator, ui, data, archiver, pytorch, tensorflow, horovod, jax, ray, mpi"
     assert done.stderr == f"dist: WITHOUT THE IMAGES {images}: --images none\n"
     return folder / "dist"
 
