@@ -21,11 +21,15 @@ from allranks.report.warn import write
 
 
 def dump(who: str, why: str) -> None:
-    """Writes a line with the process and the reason, then the stacks of this process."""
-    write(f"allranks: {who} ({pod()}): stacks, asked for because {why}\n")
+    """Writes a line with the process and the reason, then the stacks of this process.
+
+    Both in one write: a reader of the log may look at any time.
+    """
+    head = f"allranks: {who} ({pod()}): stacks, asked for because {why}\n"
     try:
-        write("".join(threads_of_program()))
+        write(head + "".join(threads_of_program()))
     except Exception:
+        write(head)
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             faulthandler.dump_traceback(file=2, all_threads=True)
     with contextlib.suppress(Exception):

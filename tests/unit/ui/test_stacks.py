@@ -66,6 +66,27 @@ def test_dumps_of_another_request_or_of_a_hang_are_no_answers(server, api):
     assert server.get(f"{PATH}?request={request}").json["dumps"] == []
 
 
+def test_a_dump_that_is_being_written_is_no_answer_yet(server, api):
+    request = ask(server).json["request"]
+    head, *stacks = stamped(dump(request))
+    api.logs = {f"penguins-worker-{place}-0": stamped(dump(request)) for place in (0, 1)} | {
+        "penguins-worker-2-0": [head]
+    }
+    found = server.get(f"{PATH}?request={request}").json
+    assert ([one["replica"] for one in found["dumps"]], found["waiting"]) == (["worker-0", "worker-1"], ["worker-2"])
+    assert not found["over"]
+    api.logs["penguins-worker-2-0"] += stacks
+    found = server.get(f"{PATH}?request={request}").json
+    assert (len(found["dumps"]), found["waiting"], found["over"]) == (3, [], True)
+
+
+def test_a_pod_without_a_process_that_has_stacks_has_answered(server, api):
+    request = ask(server).json["request"]
+    line = f"allranks: no process of pod x can show its stacks, asked for because {why(stack_dump_id(request, 0))}\n"
+    api.logs = {f"penguins-worker-{place}-0": stamped(line) for place in range(3)}
+    assert len(server.get(f"{PATH}?request={request}").json["dumps"]) == 3
+
+
 def test_ranks_that_do_not_answer_are_named(server, api):
     api.logs = {f"penguins-worker-{place}-0": [] for place in range(3)}
     late = new_request(0, datetime.now(UTC) - timedelta(seconds=300), 1)

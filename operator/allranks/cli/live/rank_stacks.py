@@ -27,6 +27,8 @@ MOST_LINES = 2000
 """Lines of one dump that are shown."""
 SEARCH_LINES = 20_000
 """Lines at the end of the log of a local run in which the dump is looked for."""
+NO_PROCESS = "no process of"
+"""In the answer of a pod without a Python process (allranks.inpod.watch). It has one line."""
 NO_REPORTS = (
     "the ranks do not report, so they cannot be asked: call allranks.report in the program, or set progress.logPattern"
 )
@@ -88,13 +90,16 @@ def _new(attempt: int, now: datetime) -> str:
 def answers(
     request: str, logs: Iterable[tuple[str, Iterable[bytes]]], ranks: Mapping[str, int | None]
 ) -> tuple[list[Dump], list[str]]:
-    """(the dumps for the request, replicas without one). `logs`: replica -> lines. `ranks`: replica -> rank."""
+    """(the dumps for the request, replicas without one). `logs`: replica -> lines. `ranks`: replica -> rank.
+
+    A dump that has only its first line is being written, and is no answer yet.
+    """
     dumps, waiting = list[Dump](), list[str]()
     for replica, lines in logs:
         found = [
             Dump(replica=replica, rank=ranks.get(replica), title=title, lines=rest[:MOST_LINES])
             for title, *rest in stack_dumps.dumps(map(_text, lines))
-            if f"{request})" in title
+            if f"{request})" in title and (rest or NO_PROCESS in title)
         ]
         dumps += found
         waiting += [] if found else [replica]
