@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 kubernetes=${KUBERNETES_VERSION:-1.36} # as in cluster.sh
-./system-packages.sh node images shutdown
+./system-packages.sh horovod node images shutdown
 # In parallel: image builds wait for downloads, Go for the CPU.
 {
   ./controlplane.sh "$kubernetes" && ./helm.sh && ./go-tools.sh node "$kubernetes" &&
@@ -12,9 +12,12 @@ kubernetes=${KUBERNETES_VERSION:-1.36} # as in cluster.sh
 } &
 programs=$!
 # Always with buildah and a Debian base, so that all machines test the same. Each image is unpacked while the next one is
-# built: compiling Horovod takes minutes.
+# built. Compiling Horovod takes minutes: its image uses the wheel that the tests with frameworks need as well.
 failed=0
-./images.sh --engine buildah --test-base --tag e2e --build-arg TEST_ONLY_STUB_CUDA=1 |
+{
+  ./frameworks.sh horovod >/dev/null &&
+    ./images.sh --engine buildah --test-base --tag e2e --build-arg TEST_ONLY_STUB_CUDA=1
+} |
   while read -r image; do ./image-store.sh "$image" </dev/null >/dev/null || exit; done || failed=1
 wait "$programs" || failed=1
 exit "$failed"

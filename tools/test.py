@@ -218,8 +218,9 @@ def run(parts: Sequence[Part], keep_going: bool) -> int:
     for old in RESULTS.glob("*.xml"):
         old.unlink()
     started = time.monotonic()
-    builder = build_ahead(parts) if len(parts) > 1 else None
     containers = [part for part in parts if part.root] if keep_going else []
+    # Beside containers, the others soon wait for what is built, and must not wait for time that the containers leave.
+    builder = build_ahead(parts, idle=not containers) if len(parts) > 1 else None
     interrupted = threading.Event()
     try:
         with ThreadPoolExecutor(1) as beside, open(RESULTS / "containers.log", "w+") as log:
@@ -283,16 +284,17 @@ def script_command(script: str) -> Command:
     return [ROOT / "tools" / name, *arguments]
 
 
-def build_ahead(parts: Sequence[Part]) -> subprocess.Popen[bytes]:
-    """Builds in the background what later parts need, with the processor time that tests leave.
+def build_ahead(parts: Sequence[Part], idle: bool) -> subprocess.Popen[bytes]:
+    """Builds in the background what later parts need; if `idle`, only with the processor time that tests leave.
 
     A part that needs the result calls the same script, which waits for the other call.
     """
     scripts = dict.fromkeys(script for part in parts if not part.root or os.geteuid() == 0 for script in part.prepares)
     # Linux shares processor time by session first, where it has autogroups: niceness holds within one session only.
-    commands = ["echo 19 >/proc/self/autogroup", *(f"tools/{script}" for script in scripts)]
+    nice = 19 if idle else 0
+    commands = [f"echo {nice} >/proc/self/autogroup", *(f"tools/{script}" for script in scripts)]
     return subprocess.Popen(
-        ["nice", "-n", "19", "bash", "-c", "; ".join(commands)],
+        ["nice", "-n", str(nice), "bash", "-c", "; ".join(commands)],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
