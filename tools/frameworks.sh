@@ -89,7 +89,7 @@ fingerprint() {
 }
 
 install_missing() {
-  local framework started
+  local framework started intended
   # pip writes files in place, and a package left behind by a killed pip looks installed to the next one.
   if [[ -e $unfinished ]]; then
     say "an earlier installation of $(cat "$unfinished") was interrupted: starting with a new environment"
@@ -100,6 +100,7 @@ install_missing() {
     is_installed "$framework" && continue
     started=$SECONDS
     say "installing $framework into $venv"
+    intended=$(fingerprint "$framework") # MPI may be installed while Horovod is compiled without it
     "install_$framework"
     say "$framework took $((SECONDS - started)) s; the environment now has $(du -sh "$venv" | cut -f 1)"
   done
@@ -189,7 +190,7 @@ verify() {
       fail "$1 is installed in $venv, but $module does not import, see above"
     }
   done
-  fingerprint "$1" >"$stamps/$1"
+  echo "$intended" >"$stamps/$1"
 }
 
 # check_disk GB: checks the space for packages and downloads.

@@ -86,10 +86,15 @@ find_missing() {
 
 install() {
   local started=$SECONDS log
+  # Of two updates of the package lists at once, the second one fails.
+  exec 9</var/lib/apt
+  flock --wait 900 9 || fail "another call has been installing packages for 15 minutes"
+  find_missing # the other call may have installed them
+  [[ -n $missing ]] || return 0
   log=$(mktemp)
   say "installing$missing"
   # shellcheck disable=SC2086 # package names, to be split
-  if ! { apt_get update && apt_get install --no-install-recommends $missing; } >"$log" 2>&1; then
+  if ! { update && apt_get install --no-install-recommends $missing; } >"$log" 2>&1 9>&-; then
     tail -n 20 "$log" >&2
     rm "$log"
     fail "apt-get could not install$missing, see above"
@@ -98,8 +103,18 @@ install() {
   say "done in $((SECONDS - started)) s"
 }
 
-# Another apt-get may hold the lock, on a machine that has just started for example.
-apt_get() { DEBIAN_FRONTEND=noninteractive apt-get --quiet --yes --option DPkg::Lock::Timeout=300 "$@"; }
+# Another apt-get may be at work, on a machine that has just started for example. `DPkg::Lock::Timeout` waits for it to
+# install packages, but not to update its lists.
+update() {
+  local output until=$((SECONDS + 300))
+  until output=$(apt_get update 2>&1); do
+    echo "$output"
+    [[ $output == *"Could not get lock"* ]] && ((SECONDS < until)) || return 1
+    sleep 2
+  done
+}
+
+apt_get() { LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get --quiet --yes --option DPkg::Lock::Timeout=300 "$@"; }
 
 say() { echo "system-packages: $*" >&2; }
 

@@ -292,9 +292,9 @@ def build_ahead(parts: Sequence[Part], idle: bool) -> subprocess.Popen[bytes]:
     scripts = dict.fromkeys(script for part in parts if not part.root or os.geteuid() == 0 for script in part.prepares)
     # Linux shares processor time by session first, where it has autogroups: niceness holds within one session only.
     nice = 19 if idle else 0
-    commands = [f"echo {nice} >/proc/self/autogroup", *(f"tools/{script}" for script in scripts)]
+    commands = " && ".join(f"tools/{script}" for script in scripts)
     return subprocess.Popen(
-        ["nice", "-n", str(nice), "bash", "-c", "; ".join(commands)],
+        ["nice", "-n", str(nice), "bash", "-c", f"echo {nice} >/proc/self/autogroup; {commands}"],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
