@@ -86,15 +86,10 @@ find_missing() {
 
 install() {
   local started=$SECONDS log
-  # Of two updates of the package lists at once, the second one fails.
-  exec 9</var/lib/apt
-  flock --wait 900 9 || fail "another call has been installing packages for 15 minutes"
-  find_missing # the other call may have installed them
-  [[ -n $missing ]] || return 0
   log=$(mktemp)
   say "installing$missing"
   # shellcheck disable=SC2086 # package names, to be split
-  if ! { update && apt_get install --no-install-recommends $missing; } >"$log" 2>&1 9>&-; then
+  if ! { update && apt_get install --no-install-recommends $missing; } >"$log" 2>&1; then
     tail -n 20 "$log" >&2
     rm "$log"
     fail "apt-get could not install$missing, see above"
