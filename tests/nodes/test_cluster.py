@@ -243,8 +243,7 @@ def test_pods_are_scheduled_by_simulated_gpus(cluster):
 
 
 def test_an_image_from_a_file_runs_on_every_node(cluster, tmp_path):
-    with tarfile.open(cluster.folder / "busybox.tar") as archive:
-        archive.extractall(tmp_path, filter="data")
+    subprocess.run(["tar", "-xf", cluster.folder / "busybox.tar", "-C", tmp_path], check=True)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     manifest[0]["RepoTags"] = ["example.com/trainer:7"]
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
