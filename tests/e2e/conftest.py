@@ -7,6 +7,7 @@ ALLRANKS_TEST_CLUSTER=yes and KUBECONFIG take any other, which pulls ALLRANKS_E2
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from xdist.scheduler import LoadScopeScheduling
 from .cluster import PATIENCE, REPOSITORY, Cluster
 from .jobs import Team, namespace
 from .release import NAMESPACE, install, uninstall
+from .watching import PodWatch
 
 HERE = Path(__file__).parent
 KEPT = REPOSITORY / "build" / "e2e"
@@ -49,12 +51,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Saves the content of the namespaces of a failed test."""
+    """Saves the content of the namespaces of a failed test, and what it watched."""
     report = yield
     if call.when == "call" and call.excinfo and not call.excinfo.errisinstance(pytest.skip.Exception):
-        for value in getattr(item, "funcargs", {}).values():
+        values = getattr(item, "funcargs", {}).values()
+        events = [event for value in values if isinstance(value, PodWatch) for event in value.events]
+        for value in values:
             if isinstance(value, Team):
                 kept = keep(value.cluster, value.namespace, item.name)
+                if events:
+                    (kept / "watched.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
                 report.sections.append(("kept", str(kept.relative_to(REPOSITORY))))
     return report
 

@@ -275,7 +275,7 @@ class Observed:
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     """Name of an output -> its upload, if one was begun."""
     removed: Mapping[str, Pod] = field(default_factory=dict)
-    """Name -> last state of a pod that is gone, if its status said what removes it (condition DisruptionTarget)."""
+    """Name -> last state of a pod that is gone, if its status said what ended it (`root_cause.says_what_ended_it`)."""
 
     @property
     def pool_name(self) -> str | None:

@@ -4,7 +4,8 @@ When a node loses power, its peers fail within a second because their connection
 recorded as the root cause. Kubernetes detects the lost node a minute later. By then the next attempt runs, and the pod
 on the lost node still exists: it was deleted with its attempt, but no kubelet confirms the deletion. A node that shuts
 down, evicts a pod or reboots says so when the containers have ended, which may also be after the failure of a peer. So
-does a kubelet that evicts a pod for a limit of its own.
+does a kubelet that evicts a pod for a limit of its own. A kubelet may delete the pod as soon as it has said so, as
+after a reboot: then the last state of the pod is the evidence.
 
 A rank that is killed and a peer that fails because of it may also end within the same second, and the peer's launcher
 may report first. The other pod's exit shows while it is being deleted, and its launcher's report has the exact time.
@@ -31,7 +32,7 @@ NODE_LOSS_DETECTION = timedelta(minutes=3)
 def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform: Platform) -> Failure | None:
     """An earlier failure, or what happened to a node, that caused the end of a past attempt; None without new evidence.
 
-    `pods` are the remaining pods of past attempts.
+    `pods` are pods of past attempts: those that remain, and the last states of those that are gone.
     """
     left = {pod.name: pod for pod in pods if _is_evidence(pod)}
     if not left:

@@ -52,7 +52,6 @@ UNCOUNTED = frozenset({*DISRUPTIONS.values(), *REJECTIONS, "Deleted", "Disrupted
 MESSAGE_LINES = 20
 MESSAGE_CHARACTERS = 2048
 
-
 _ELSEWHERE = Platform(helper_image="")
 
 
@@ -113,8 +112,8 @@ def failures(
 ) -> Iterator[Failure]:
     """The failures of `pods` (all failed), earliest first, then those of `missing` (replicas whose pod was deleted).
 
-    `removed` (name -> last state) are pods that are gone and whose status says what removed them: a missing replica
-    with such a pod is one of `pods`.
+    `removed` (name -> last state) are pods that are gone and whose status says what ended them: a missing replica with
+    such a pod is one of `pods`.
 
     A failure is described when it is taken: often the first one decides.
     """
@@ -297,6 +296,11 @@ def ended_by_kubelet(pod: Pod) -> bool:
 def exceeded_limit(pod: Pod) -> bool:
     """The kubelet evicted the pod for a limit of its own. It may have lost the end of the container."""
     return pod.exit.reason == LIMIT_EXCEEDED if pod.exit else pod.waiting_reason == LIMIT_EXCEEDED
+
+
+def says_what_ended_it(pod: Pod) -> bool:
+    """A disruption, a reboot of its node, or a limit of its own ended the pod: its status says so."""
+    return bool(pod.disruption) or exceeded_limit(pod) or (pod.exit is not None and pod.exit.lost_by_runtime)
 
 
 def kubelet_failure(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from allranks.core.model import Manifest, Pod
+from allranks.core.root_cause import says_what_ended_it
 from allranks.kube import compact_jobs
 from allranks.kube.pod_codec import CachedPod
 from allranks.operator.timing import Clock
@@ -75,8 +76,8 @@ class PodCache:
         self._versions = _Versions(tombstone_ttl, clock or Clock())
         self._removed: defaultdict[str, dict[str, Pod]] = defaultdict(dict)
         """UID of the owner -> name -> pod that is gone, with the status in its deletion event. The pod garbage
-        collector writes the condition DisruptionTarget and deletes the pod within milliseconds, often before a
-        reconcile reads it."""
+        collector, and a kubelet that starts after a reboot, write what ended a pod and delete it within milliseconds,
+        often before a reconcile reads it."""
         self._removed_order: deque[tuple[str, str]] = deque()
 
     def __len__(self) -> int:
@@ -102,7 +103,8 @@ class PodCache:
         return tuple(out)
 
     def removed(self, uid: str) -> dict[str, Pod]:
-        """Name -> last state of each pod of the job that a disruption removed; of all jobs the newest 5000."""
+        """Name -> last state of each pod of the job that is gone and whose status says what ended it; of all jobs the
+        newest 5000."""
         return dict(self._removed.get(uid, {}))
 
     def get(self, namespace: str, name: str) -> CachedPod | None:
@@ -141,7 +143,7 @@ class PodCache:
 
     def _keep_removed(self, cached: CachedPod) -> None:
         """Until 5000 others are gone: its job may be reconciled later."""
-        if not cached.owner or not cached.pod.disruption:
+        if not cached.owner or not says_what_ended_it(cached.pod):
             return
         self._removed[cached.owner][cached.pod.name] = cached.pod
         self._removed_order.append((cached.owner, cached.pod.name))

@@ -301,7 +301,8 @@ def _check_reattribution(observed: Observed, found: RecordedFailure) -> None:
     """A corrected root cause: a lost node, or a pod of that attempt whose end began no later than the recorded one."""
     if found.reason == "NodeLost":
         return
-    ended = {pod.name for pod in observed.pods if pod.owned and pod.exit and pod.exit.code != 0}
+    pods = (*observed.pods, *observed.removed.values())
+    ended = {pod.name for pod in pods if pod.owned and pod.exit and pod.exit.code != 0}
     recorded = next((past.failure for past in observed.status.history if past.attempt == found.attempt), None)
     hold(found.pod in ended, f"{found} corrects a past attempt, but that pod did not fail")
     # The kubelet may also say late why it ended the recorded pod itself.

@@ -191,6 +191,23 @@ def test_a_pod_that_was_marked_and_deleted_at_once_is_lost_with_its_node():
     assert (plan.status.attempt, plan.status.restarts.counted, plan.status.restarts.disruptions) == (1, 0, 1)
 
 
+def test_a_pod_that_its_kubelet_deleted_at_once_after_a_reboot_corrects_the_failure_of_its_peer():
+    """A kubelet that starts finds the pod ended and being deleted, writes its status and deletes it in one go."""
+    life = started(job(roles={"master": 1, "worker": 2}))
+    life.put(failed("master", after=60))  # lost its peer
+    before = life.pods["job-worker-1-0"]
+    life.settle(61)
+    assert life.status.restarts.counted == 1
+    life.pods.pop(before.name, None)
+    gone = replace(before, phase="Failed", deleted_at=at(61), exit=Exit(255, at(70), "ContainerStatusUnknown"))
+    plan = reconcile(replace(life.look(71), removed={gone.name: gone}))
+    assert plan.status is not None
+    assert plan.status.last_failure is not None
+    assert (plan.status.last_failure.pod, plan.status.last_failure.reason) == (gone.name, "ContainerStatusUnknown")
+    assert (plan.status.attempt, plan.status.restarts.counted, plan.status.restarts.disruptions) == (1, 0, 1)
+    assert [event.reason for event in plan.events] == ["CauseFound"]
+
+
 def test_the_last_state_of_a_pod_of_an_earlier_attempt_explains_no_deletion():
     life = started(job(roles={"master": 1, "worker": 2}))
     gone = life.pods.pop("job-worker-1-0")

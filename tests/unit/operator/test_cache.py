@@ -112,6 +112,24 @@ def test_a_deletion_event_keeps_the_status_that_says_what_removed_the_pod() -> N
     assert cache.removed("u-2") == {}
 
 
+@pytest.mark.parametrize(
+    ("last", "kept"),
+    [
+        ({"exit": Exit(255, at(60), "ContainerStatusUnknown")}, True),  # its node rebooted
+        ({"exit": Exit(137, at(60), "ContainerStatusUnknown")}, False),  # its kubelet lost track of it
+        ({"exit": Exit(1, at(60))}, False),
+        ({"exit": Exit(137, at(60), "LimitExceeded")}, True),
+        ({"waiting_reason": "LimitExceeded"}, True),
+    ],
+)
+def test_a_deletion_event_keeps_what_the_kubelet_said_last(last: dict[str, Any], kept: bool) -> None:
+    cache = PodCache(Enqueued())
+    each = pod("a", 1)
+    cache.upsert(each)
+    cache.upsert(each._replace(version=2, pod=replace(each.pod, phase="Failed", **last)), deleted=True)
+    assert list(cache.removed("u-1")) == (["a"] if kept else [])
+
+
 def test_of_the_pods_that_are_gone_the_newest_are_kept() -> None:
     cache = PodCache(Enqueued())
     for version in range(1, 5_011):

@@ -17,9 +17,9 @@ from allranks.core.snapshot import Snapshot
 
 def reattribute(snapshot: Snapshot) -> Outcome:
     """Corrects the root cause of a past attempt when later evidence shows an earlier failure."""
-    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
-    cause = reattribution.cause(job, status, snapshot.outdated, now, snapshot.observed.platform)
-    counted = reattribution.counts(job, cause) if cause else None
+    o, status = snapshot.observed, snapshot.observed.status
+    cause = reattribution.cause(o.job, status, [*o.removed.values(), *snapshot.outdated], o.now, o.platform)
+    counted = reattribution.counts(o.job, cause) if cause else None
     if cause is None or counted is None:
         return None
     corrected = transitions.reattribute(status, cause, counted)
