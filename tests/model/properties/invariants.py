@@ -302,7 +302,8 @@ def _check_reattribution(observed: Observed, found: RecordedFailure) -> None:
     if found.reason == "NodeLost":
         return
     pods = (*observed.pods, *observed.removed.values())
-    ended = {pod.name for pod in pods if pod.owned and pod.exit and pod.exit.code != 0}
+    # A pod that its kubelet ended for its node has failed, whatever its exit code.
+    ended = {pod.name for pod in pods if pod.owned and pod.exit and (pod.exit.code != 0 or pod.disruption)}
     recorded = next((past.failure for past in observed.status.history if past.attempt == found.attempt), None)
     hold(found.pod in ended, f"{found} corrects a past attempt, but that pod did not fail")
     # The kubelet may also say late why it ended the recorded pod itself.

@@ -105,6 +105,11 @@ def test_an_eviction_within_the_grace_period_after_the_failure_of_another_rank_m
     roughly(_spec("horovod", {"worker": 3}), history, Lag(seconds=2.0), 0, 0.0, None)
 
 
+def test_an_evicted_rank_that_exited_with_0_in_that_second_may_be_the_cause_too() -> None:
+    history: list[Action] = [("avalanche", 0, 0), RUN_ALL, ("exit", 0, 5), ("evict", 0, 3)]
+    roughly(_spec("jax", {"worker": 2}), history, Lag(seconds=5.0, lost=0.3), 0, 0.0, None)
+
+
 def test_an_eviction_that_the_watch_shows_late_may_first_count_as_the_exit_that_it_causes() -> None:
     history: list[Action] = [("max_restarts", 0, 5), RUN_ALL, ("evict", 0, 5)]
     for seed in range(40):
