@@ -41,6 +41,7 @@ def extracted(commit: str, folder: Path) -> Path:
     archive = subprocess.run(command, capture_output=True, check=False)
     if archive.returncode:
         pytest.skip(f"the history has no commit {commit}: {archive.stderr.decode().strip()}")
+    folder.mkdir(exist_ok=True)
     subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
     return folder
 

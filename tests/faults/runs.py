@@ -65,6 +65,12 @@ FOUND = (
         "faults",
         702189325,
     ),
+    (
+        "Before pods are deleted for a suspension, ranks are asked for a checkpoint. a failure ends the wait, because "
+        "the other ranks cannot save without the failed one",
+        "kill",
+        321706927,
+    ),
 )
 """(scenario and case, kind, seed) of runs that failed before. They always run."""
 

@@ -92,7 +92,9 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
     metric = after.curve_metric or ("loss" if "loss" in after.metrics else next(iter(after.metrics), ""))
     after = changed(after, summary=_summary(after), curve_metric=metric, curve=_curve(status, after, metric))
     if status.phase in WITHOUT_PODS:
-        after = _without_pods(after)  # pods that are on their way out still report
+        # Pods that are on their way out still report, one less after the other.
+        listed = before.ranks if len(before.ranks) > len(after.ranks) else after.ranks
+        after = changed(_without_pods(after), ranks=listed)
     return status if after == before else changed(status, progress=after)
 
 

@@ -179,6 +179,17 @@ def test_pods_that_are_on_their_way_out_do_not_bring_back_what_only_applies_to_a
         assert (last.reporting, last.saves_on_request) == (0, None)
 
 
+def test_a_suspended_job_keeps_its_ranks_when_their_pods_go_one_after_the_other() -> None:
+    both = rank(0, 40), rank(1, 40)
+    status = progress.observe(job(), BEGUN, Reports(NOW, both))
+    assert status.progress
+    suspended = Status(phase="Suspended", start_time=NOW, attempt_time=NOW, progress=progress.finalize(status.progress))
+    assert progress.observe(job(), suspended, Reports(NOW, both[:1])) is suspended
+    further = progress.observe(job(), suspended, Reports(NOW, (rank(0, 41), both[1]))).progress
+    assert further
+    assert [each.step for each in further.ranks] == [41, 40]
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 600)), min_size=1, max_size=300))
 def test_the_curve_is_bounded_in_order_and_ends_at_the_newest(moves: list[tuple[int, int]]) -> None:
