@@ -92,9 +92,8 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
     metric = after.curve_metric or ("loss" if "loss" in after.metrics else next(iter(after.metrics), ""))
     after = changed(after, summary=_summary(after), curve_metric=metric, curve=_curve(status, after, metric))
     if status.phase in WITHOUT_PODS:
-        # Pods that are on their way out still report, one less after the other.
-        listed = before.ranks if len(before.ranks) > len(after.ranks) else after.ranks
-        after = changed(_without_pods(after), ranks=listed)
+        # Pods that are on their way out still report, and fewer each time.
+        after = changed(_without_pods(after), ranks=max(after.ranks, before.ranks, key=len))
     return status if after == before else changed(status, progress=after)
 
 
