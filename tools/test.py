@@ -12,6 +12,7 @@ repeats it. Options for pytest come from PYTEST_ADDOPTS.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -148,14 +150,14 @@ NIGHT = (
     ),
     Part(
         "frameworks-all",
-        45,
+        55,
         "every training program and example, faults of every kind in each framework, building Horovod",
         [pytest("frameworks-all", "-m", "slow", *TWO_AT_A_TIME)],
         prepares=("system-packages.sh horovod", FRAMEWORKS, "controlplane.sh", *HELM),
     ),
     Part(
         "apiserver-all",
-        30,
+        45,
         "the same with 600 runs with faults and kills from a random seed; the short benchmarks",
         [pytest("apiserver-all", "-m", "cluster", *BY_MODULE)],
         {"FAULTS": "600", "FAULTS_SEED": RANDOM},
@@ -211,25 +213,31 @@ def main() -> None:
 def run(parts: Sequence[Part], keep_going: bool) -> int:
     """The exit status: 0 if every part passed. Parts that need root are skipped for other users.
 
-    With `keep_going`, the parts with containers run beside the others, because they mostly wait for nodes, backoffs and
-    deadlines. Their output is kept in a file, and printed at the end.
+    With `keep_going`, a second thread runs parts beside the others: first those with containers, because they mostly
+    wait for nodes, backoffs and deadlines, and then whatever is left. Their output is kept in a file, and printed at
+    the end.
     """
     RESULTS.mkdir(parents=True, exist_ok=True)
     for old in RESULTS.glob("*.xml"):
         old.unlink()
     started = time.monotonic()
     containers = [part for part in parts if part.root] if keep_going else []
+    left = deque(part for part in parts if part not in containers)
     # Beside containers, the others soon wait for what is built, and must not wait for time that the containers leave.
     builder = build_ahead(parts, idle=not containers) if len(parts) > 1 else None
     interrupted = threading.Event()
     try:
-        with ThreadPoolExecutor(1) as beside, open(RESULTS / "containers.log", "w+") as log:
+        with ThreadPoolExecutor(1) as beside, open(RESULTS / "beside.log", "w+") as log:
             if containers:
-                say(f"{', '.join(part.name for part in containers)}: beside the others, with output in {log.name}")
-            others = [part for part in parts if part not in containers]
-            later = beside.submit(run_parts, containers, keep_going, log, interrupted)
+                names = ", ".join(part.name for part in containers)
+                say(f"{names}, and what is left then: beside the others, with output in {log.name}")
+            later = (
+                beside.submit(run_parts, deque(containers), left, keep_going, log, interrupted) if keep_going else None
+            )
             try:
-                taken = run_parts(others, keep_going, sys.stdout, interrupted) + later.result()
+                taken = run_parts(deque(), left, keep_going, sys.stdout, interrupted) + (
+                    later.result() if later else []
+                )
             except KeyboardInterrupt:
                 interrupted.set()
                 raise
@@ -242,10 +250,13 @@ def run(parts: Sequence[Part], keep_going: bool) -> int:
     return 1 if any(result.failed for result in taken) else 0
 
 
-def run_parts(parts: Sequence[Part], keep_going: bool, output: TextIO, interrupted: threading.Event) -> list[Result]:
-    """Runs one part after the other, until one fails unless `keep_going`, or until an interruption."""
+def run_parts(
+    own: deque[Part], left: deque[Part], keep_going: bool, output: TextIO, interrupted: threading.Event
+) -> list[Result]:
+    """Runs one part after the other, first its own, then from those that are `left` for all threads, until one fails
+    unless `keep_going`, or until an interruption."""
     taken: list[Result] = []
-    for part in parts:
+    while part := _next(own) or _next(left):
         if part.root and os.geteuid() != 0:
             taken.append(Result(part, None, f"skipped: {ROOT_ONLY}"))
             continue
@@ -257,6 +268,12 @@ def run_parts(parts: Sequence[Part], keep_going: bool, output: TextIO, interrupt
         if failed and (not keep_going or interrupted.wait(1)):
             break
     return taken
+
+
+def _next(parts: deque[Part]) -> Part | None:
+    with contextlib.suppress(IndexError):  # another thread may have taken the last one
+        return parts.popleft()
+    return None
 
 
 def run_part(part: Part, output: TextIO) -> str:

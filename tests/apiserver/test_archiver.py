@@ -30,12 +30,12 @@ pytestmark = pytest.mark.nightly
 class Archiver:
     """A running archiver, and what it has written."""
 
-    def __init__(self, commands: Commands, archive: Path | str, *options: str) -> None:
+    def __init__(self, commands: Commands, archive: Path | str, spool: Path, *options: str) -> None:
+        """Its folder in `spool` is left behind when it is killed."""
         self.archive = Path(archive)
         self._namespace = commands.namespace
-        self.process = commands.start(
-            "archiver", "--archive", str(archive), "--address", "127.0.0.1", "--port", "0", *options
-        )
+        where = ("--archive", str(archive), "--spool", str(spool), "--address", "127.0.0.1", "--port", "0")
+        self.process = commands.start("archiver", *where, *options)
         line = self.process.until("serving /metrics")
         found = re.search(r"on port (\d+)", line)
         assert found, line
@@ -111,11 +111,11 @@ def kubeconfig(control_plane, rendered) -> Path:
 
 
 @pytest.fixture
-def started(namespace, kubeconfig, archive) -> Iterator[Callable[..., Archiver]]:
+def started(namespace, kubeconfig, archive, tmp_path) -> Iterator[Callable[..., Archiver]]:
     running: list[Archiver] = []
 
     def start(*options: str) -> Archiver:
-        running.append(Archiver(Commands(kubeconfig, namespace), archive, *options))
+        running.append(Archiver(Commands(kubeconfig, namespace), archive, tmp_path, *options))
         return running[-1]
 
     yield start
@@ -382,7 +382,7 @@ def test_an_archive_in_s3_is_written_and_read(kubeconfig, allranks, job, kubelet
         place = ("--archive", "s3://history/team")
         result = allranks("logs", job.name, "--attempt", "0", *place)
         assert "the archive s3://history/team does not have their logs" in result.stderr
-        archiver = Archiver(Commands(kubeconfig, namespace), "s3://history/team")
+        archiver = Archiver(Commands(kubeconfig, namespace), "s3://history/team", tmp_path)
         with archiver.process:
             master, *_ = pods = begin(job, kubelet)
             for pod in pods:

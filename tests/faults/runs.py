@@ -71,6 +71,11 @@ FOUND = (
         "kill",
         321706927,
     ),
+    (
+        "While the program runs, the condition says which checkpoint is uploaded, and that others follow.",
+        "kill",
+        2530713744,
+    ),
 )
 """(scenario and case, kind, seed) of runs that failed before. They always run."""
 

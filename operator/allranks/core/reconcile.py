@@ -121,7 +121,7 @@ def _reconcile(observed: Observed) -> Plan:
 
 def _with_others(snapshot: Snapshot, plan: Plan) -> Plan:
     """The plan with what is to be done beside the pods of ranks."""
-    return transfers.with_transfer_pods(snapshot.observed, with_workload(snapshot, plan))
+    return transfers.with_transfer_pods(snapshot.observed, snapshot.persisted, with_workload(snapshot, plan))
 
 
 def _apply(rules: Iterable[Rule], snapshot: Snapshot) -> tuple[Plan | None, list[Outcome]]:

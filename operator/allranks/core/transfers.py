@@ -208,21 +208,37 @@ def _outdated(o: Observed, name: str) -> bool:
     return False
 
 
+def _unrecorded(o: Observed, persisted: Status) -> set[str]:
+    """Names of pods whose upload has ended, which the persisted status does not say yet."""
+    before = {output.name: output for output in persisted.outputs}
+    return {
+        manifests.upload_name(o.job, output.name)
+        for output in o.status.outputs
+        if (old := before.get(output.name))
+        and (
+            output.uploaded_step != old.uploaded_step
+            or (old.state == "Uploading" and output.state in ("Uploaded", "Failed"))
+        )
+    }
+
+
 def _count(value: object) -> int | None:
     return value if isinstance(value, int) and 0 <= value < 2**53 else None
 
 
-def with_transfer_pods(o: Observed, plan: Plan) -> Plan:
-    """The plan with the pods that transfers need, and without those that they do not need any more."""
+def with_transfer_pods(o: Observed, persisted: Status, plan: Plan) -> Plan:
+    """The plan with the pods that transfers need, and without those that they do not need any more. A pod whose result
+    the persisted status does not have yet stays: without pod and result, the next operator would upload again."""
     if plan.write_ahead or o.platform.local or not (o.job.spec.inputs or o.job.spec.outputs):
         return plan
     needed = {**dict(_fetches(o)), **dict(_checkers(o)), **dict(_uploaders(o))}
+    unrecorded = _unrecorded(o, persisted)
     delete, times = [], [plan.wake_at] if plan.wake_at else []
     for name, pod in sorted(o.transfers.items()):
         again = elasticity.ended_at(pod, o.now) + RETRY if pod.ended and _result(pod) is None else None
         if again and again > o.now and name in needed:
             times.append(again)
-        elif (again or name not in needed or _outdated(o, name)) and pod.deleted_at is None:
+        elif (again or name not in needed or _outdated(o, name)) and pod.deleted_at is None and name not in unrecorded:
             delete.append(PodRef(pod.name, pod.uid))
     create = [make() for name, make in needed.items() if make and name not in o.transfers]
     events = list(plan.events)

@@ -69,6 +69,8 @@ class Cluster:
         self.ranks = Ranks(lambda: self.now)
         """Reports of the programs in the pods."""
         self.operator: Controller | None = None
+        self._writes_left: int | None = None
+        """Number of writes after which the operator is killed that is started next; None: it is not."""
         self.late_requests = 0.0
         """Probability that a request in flight when the operator was killed still arrives, within a minute."""
         self.operator_starts = 0
@@ -124,10 +126,13 @@ class Cluster:
         """Starts a new operator process, which lists all objects."""
         self.operator_starts += 1
         self.operator = Controller(self.store, self, self.reconcile, PLATFORM, self.audit, self.lag, self.ranks)
+        self.operator.writes_left = self._writes_left
 
     def stop_operator(self) -> None:
         """kill -9."""
         if self.operator:
+            left = self.operator.writes_left
+            self._writes_left = left or None  # 0: it was killed for that
             self.operator.kill()
             for request in self.operator.unsent:
                 if self.late_requests and self.random() < self.late_requests:
@@ -139,7 +144,9 @@ class Cluster:
         self.start_operator()
 
     def kill_operator_after(self, writes: int) -> None:
-        """Kills the operator after this many further writes, and starts it again."""
+        """Kills the operator, or the one that is started in its place, after this many further writes, and starts it
+        again."""
+        self._writes_left = writes
         if self.operator:
             self.operator.writes_left = writes
 

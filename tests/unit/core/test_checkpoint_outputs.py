@@ -76,6 +76,25 @@ def test_a_checkpoint_is_uploaded_while_the_ranks_go_on() -> None:
     assert (state(life), POD in life.pods) == (("Uploading", 200, 100), True)
 
 
+@pytest.mark.parametrize("newer", [False, True])
+@pytest.mark.parametrize("said", [{"uploaded": {"bytes": 10, "files": 2}}, {"error": "access is denied"}])
+def test_the_pod_of_an_upload_stays_until_the_status_has_its_result(said: dict[str, Any], newer: bool) -> None:
+    """The status may be written later than pods are deleted. An operator that is killed between would upload again."""
+    life = training()
+    save(life, 100, 60)
+    first = life.pods[POD].uid
+    if newer:
+        save(life, 200, 65)
+    text = json.dumps({**said, "step": 100, "mark": int(at(60).timestamp())})
+    life.pods[POD] = replace(life.pods[POD], phase="Succeeded", exit=Exit(0, at(70), "Completed", text))
+    unwritten, plan = life.status, life.step(70)
+    if newer and "error" in said:
+        assert [each.uid for each in plan.delete] == [first]  # an earlier checkpoint: the status has nothing to say
+        return
+    assert (plan.delete, plan.status != unwritten) == ((), True)
+    assert [each.uid for each in life.step(70).delete] == [first]
+
+
 def test_the_pod_reads_the_checkpoints_and_can_change_none() -> None:
     life = training()
     save(life, 100, 60)
