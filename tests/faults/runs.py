@@ -76,6 +76,11 @@ FOUND = (
         "kill",
         2530713744,
     ),
+    (
+        "While the program runs, the condition says which checkpoint is uploaded, and that others follow.",
+        "both",
+        1367630814,
+    ),
 )
 """(scenario and case, kind, seed) of runs that failed before. They always run."""
 

@@ -12,13 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from allranks.core import time_accounting
 from allranks.core.hang_detection import STACK_DUMP_WAIT
-from allranks.core.status_update import changed
-from allranks.kube import job_codec
 from allranks.kube.auth import Connection
 from allranks.operator.settings import Settings
 from support import kubernetes_world
+from support.accounting import status_up_to
 from support.api import Api, ApiError
 from support.controlplane import ControlPlane
 from support.fault_policy import Policy
@@ -211,7 +209,7 @@ class FaultyWorld(KubernetesWorld):
             self._settle()
         record = self._proxy.record
         return Ending(
-            self._plain(self._status_up_to_now()),
+            self._plain(status_up_to(self.job(), self.clock.now())),
             sorted(self._described(found) for found in self.objects()),
             self._counted(record.creates),
             self._counted(record.deletes),
@@ -219,20 +217,6 @@ class FaultyWorld(KubernetesWorld):
             self.later,
             self.deaths > 0,
         )
-
-    def _status_up_to_now(self) -> Any:
-        """The status with the time up to now. The operator accounts for time at each status write, and a fault may
-        cause one more (a rejected create is reported in a condition)."""
-        job = self.job() or {}
-        if not (written := job.get("status")) or not written.get("times"):
-            return written
-        status = job_codec.status(job)
-        assert status.times
-        assert status.goodput == time_accounting.goodput(status.times), written
-        times = time_accounting.up_to(status, self.clock.now())
-        assert times
-        encoded = job_codec.encode(changed(status, times=times, goodput=time_accounting.goodput(times)))
-        return written | {name: encoded.get(name) for name in ("times", "goodput")}
 
     def quota(self, kind: str, limit: int | None) -> None:
         self._scarce = True

@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from allranks.api.data import MESSAGE_LENGTH, OBJECT_STORES, InputStatus, Output, OutputStatus
+from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
 from allranks.core import elasticity
 from allranks.core.manifests import input_cache
@@ -72,8 +73,9 @@ def blocked(o: Observed) -> tuple[str, str] | None:
 
 def upload_trouble(o: Observed) -> str:
     """Why uploads do not proceed; empty if they do."""
+    uploading = _uploading(o.job, o.status)
     for number, each in enumerate(o.job.spec.outputs or ()):
-        if each.name in _uploading(o) and (trouble := _trouble(o, manifests.upload_name(o.job, each.name))):
+        if each.name in uploading and (trouble := _trouble(o, manifests.upload_name(o.job, each.name))):
             return f"spec.outputs[{number}]: {trouble}"
     return ""
 
@@ -227,11 +229,14 @@ def _count(value: object) -> int | None:
 
 
 def with_transfer_pods(o: Observed, persisted: Status, plan: Plan) -> Plan:
-    """The plan with the pods that transfers need, and without those that they do not need any more. A pod whose result
-    the persisted status does not have yet stays: without pod and result, the next operator would upload again."""
+    """The plan with the pods that transfers need, and without those that they do not need any more.
+
+    An upload of a checkpoint is in the persisted status from before its pod is created until its pod may be deleted:
+    otherwise the next operator would delete a pod that it does not know, or upload again what it does not find.
+    """
     if plan.write_ahead or o.platform.local or not (o.job.spec.inputs or o.job.spec.outputs):
         return plan
-    needed = {**dict(_fetches(o)), **dict(_checkers(o)), **dict(_uploaders(o))}
+    needed = {**dict(_fetches(o)), **dict(_checkers(o)), **dict(_uploaders(o, persisted))}
     unrecorded = _unrecorded(o, persisted)
     delete, times = [], [plan.wake_at] if plan.wake_at else []
     for name, pod in sorted(o.transfers.items()):
@@ -323,14 +328,15 @@ def _checkers(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]
         yield manifests.check_name(o.job, each.name), partial(manifests.check_pod, o.job, each, o.platform, store)
 
 
-def _uploaders(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]:
-    """(name, manifest) of the pods that upload; without manifest as long as a rank may still write. Those of
-    checkpoints do not wait for ranks."""
+def _uploaders(o: Observed, persisted: Status) -> Iterator[tuple[str, Callable[[], Manifest] | None]]:
+    """(name, manifest) of the pods that upload; without manifest as long as a rank may still write, or the persisted
+    status does not say that there is something to upload. Those of checkpoints do not wait for ranks."""
     store, over = o.platform.data, all(pod.ended for pod in o.pods if pod.owned)
     for each in o.job.spec.outputs or ():
-        if store and each.name in _uploading(o):
+        if store and each.name in _uploading(o.job, o.status):
+            due = each.name in _uploading(o.job, persisted) and (over or each.when == "Checkpoint")
             make = partial(manifests.upload_pod, o.job, each, o.status, o.platform, store, o.pods)
-            yield manifests.upload_name(o.job, each.name), make if over or each.when == "Checkpoint" else None
+            yield manifests.upload_name(o.job, each.name), make if due else None
 
 
 def _wanted(o: Observed, name: str) -> bool:
@@ -338,10 +344,10 @@ def _wanted(o: Observed, name: str) -> bool:
     return any(each.name == name and each.state != "Ready" for each in o.status.inputs)
 
 
-def _uploading(o: Observed) -> set[str]:
+def _uploading(job: Job, status: Status) -> set[str]:
     """Names of outputs. A checkpoint is uploaded when there is one."""
-    unknown = {each.name for each in o.job.spec.outputs or () if each.when == "Checkpoint"}
-    found = (each for each in o.status.outputs if each.state == "Uploading")
+    unknown = {each.name for each in job.spec.outputs or () if each.when == "Checkpoint"}
+    found = (each for each in status.outputs if each.state == "Uploading")
     return {each.name for each in found if checkpoint_of(each) or each.name not in unknown}
 
 

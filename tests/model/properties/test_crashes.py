@@ -9,8 +9,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.accounting import status_up_to
+
 from .budget import note, share
-from .jobs import Spec, specs
+from .jobs import KEY, Spec, specs
 from .simulation import Simulation
 from .steps import PLAIN, Action, histories
 
@@ -47,7 +49,7 @@ def _ending(simulation: Simulation) -> dict[str, Any]:
     audit, names = simulation.cluster.audit, simulation.tally.names
     own = [o for o in simulation.cluster.store.all() if o["metadata"]["uid"] in names]
     return {
-        "status": simulation.status,
+        "status": status_up_to(simulation.cluster.job(KEY), simulation.cluster.now),
         "objects": sorted((o["kind"], o["metadata"]["name"], repr(o.get("status"))) for o in own),
         "creates": audit.creates,
         "deletes": Counter({names.get(uid, "the job"): times for uid, times in audit.deletes.items()}),

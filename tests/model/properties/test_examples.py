@@ -123,3 +123,10 @@ def test_an_elastic_job_shrinks_to_the_room_that_an_ignored_worker_leaves() -> N
     elastic = {"minReplicas": 1, "maxReplicas": 3, "waitSeconds": 10}
     spec = _spec("pytorch", {"worker": 2}, restart=restart, elastic=elastic)
     step_by_step(spec, [("unschedulable", 0, 0), ("delete", 1, 0), ("jump", 0, 2)], Lag(), 0)
+
+
+def test_time_is_accounted_the_same_whether_or_not_the_end_of_an_ignored_pod_is_observed() -> None:
+    rules = [{"reasons": ["Deleted", "Evicted"], "action": "Ignore"}]
+    spec = _spec("horovod", {"worker": 3}, restart={"maxRestarts": 3, "backoffSeconds": 10, "rules": rules})
+    for seed in range(4):
+        crash_everywhere(spec, [*6 * [RUN_ALL], ("disrupt", 0, 9)], seed)

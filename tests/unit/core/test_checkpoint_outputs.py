@@ -11,8 +11,10 @@ import pytest
 from allranks.api.status import ProgressStatus
 from allranks.core.manifests import pods, transfers
 from allranks.core.model import Exit, Platform
+from allranks.core.rank_reports import Reports
+from allranks.core.reconcile import reconcile
 from allranks.core.uploads import DataStore, Upload
-from support.builders import CLUSTER, UID, Life, at, failed, job, started, succeeded
+from support.builders import CLUSTER, UID, Life, at, failed, job, rank, started, succeeded
 
 STORE = DataStore("allranks-data", "allranks/data:1", 10**9)
 WITH_DATA = replace(CLUSTER, data=STORE)
@@ -74,6 +76,18 @@ def test_a_checkpoint_is_uploaded_while_the_ranks_go_on() -> None:
     assert [life.events.count(name) for name in ("CheckpointUploaded", "UploadingOutputs")] == [1, 0]
     save(life, 200, 80)
     assert (state(life), POD in life.pods) == (("Uploading", 200, 100), True)
+
+
+def test_the_status_says_that_a_checkpoint_is_uploaded_before_its_pod_exists() -> None:
+    """After a kill in between, the next operator would delete the pod, and create it again when ranks report."""
+    life = training()
+    reported = rank(0, 100, stepped=60, checkpoint_step=100, checkpoint_at=at(60))
+    looked = replace(life.look(60), reports=Reports(at(0), (reported,)))
+    first = reconcile(looked)
+    assert (first.create, first.status and first.status.outputs[0].state) == ((), "Uploading")
+    assert first.status
+    then = reconcile(replace(looked, status=first.status))
+    assert [made["metadata"]["name"] for made in then.create] == [POD]
 
 
 @pytest.mark.parametrize("newer", [False, True])
