@@ -18,19 +18,29 @@ from support.live import eventually
 from support.process_kubelet import process_kubelet
 
 PROGRAM = """
+import sys, time
+from allranks.report import report
+lr = float(sys.argv[1])
+for step in range(1, 13):
+    report(step=step, total_steps=12, loss=lr + 1 / step)
+    time.sleep(float(sys.argv[2]))
+"""
+COMPARED = """
 import pathlib, sys, time
 from allranks.report import report
-lr, folder = float(sys.argv[1]), pathlib.Path(sys.argv[0]).parent
+lr, checked = float(sys.argv[1]), pathlib.Path(sys.argv[0]).parent / "checked"
 for step in range(1, 13):
-    while lr >= 5 and step == 2 and len(list(folder.glob("*.good"))) < 2:
-        time.sleep(0.05)  # two good trials are past the first check: without others, a trial passes it
-    if lr < 5 and step == 4:
-        (folder / f"{lr}.good").touch()
+    while lr >= 5 and step == 2 and not checked.exists():
+        time.sleep(0.05)  # without others at its first check, a trial passes it
     report(step=step, total_steps=12, loss=lr + 1 / step)
+    while step == 2 and not checked.exists():
+        time.sleep(0.05)
     while lr >= 5 and step == 4:
         time.sleep(1)  # until it is stopped
     time.sleep(float(sys.argv[2]))
 """
+GOOD = [True, False, False, True]
+"""The good trials are at their first check, at step 2, before the others get there."""
 
 
 class World:
@@ -82,7 +92,7 @@ class World:
         return self.api.get("TrainingSweep", self.namespace, "search").get("status") or {}
 
     def ended(self, phase: str) -> Manifest:
-        eventually(lambda: self.status().get("phase") in ("Succeeded", "Failed"), 120, "the end of the sweep")
+        eventually(lambda: self.status().get("phase") in ("Succeeded", "Failed"), 240, "the end of the sweep")
         found = self.status()
         assert found["phase"] == phase, found["conditions"]
         return found
@@ -128,9 +138,12 @@ def test_an_operator_that_dies_continues_with_the_same_trials(world: World) -> N
 
 @pytest.mark.nightly
 def test_a_worse_trial_is_stopped_while_it_runs_and_keeps_its_job(world: World) -> None:
+    world.program.write_text(COMPARED)
     with world.operator(), world.kubelet():
         values = {"values": [0.1, 5, 6, 0.2]}
         world.create(seconds=1.0, parameters={"lr": values}, parallel=4, stop={"rule": "ASHA", "minSteps": 2})
+        eventually(lambda: [bool(trial.get("checks")) for trial in world.status().get("trials", ())] == GOOD)
+        (world.folder / "checked").touch()
         found = world.ended("Succeeded")
         eventually(lambda: world.jobs()["search-1"]["status"]["phase"] == "Suspended")
     phases = [trial["phase"] for trial in found["trials"]]

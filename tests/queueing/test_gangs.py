@@ -128,15 +128,16 @@ def test_each_attempt_has_a_pod_group_and_a_suspended_job_none(
         found = api.list(POD_GROUP, namespace)
         return [each["metadata"]["name"] for each in found if "deletionTimestamp" not in each["metadata"]]
 
+    def members() -> list[str]:
+        return [each["spec"]["schedulingGroup"]["podGroupName"] for each in pods_of(api, namespace, "demo")]
+
     api.create(job(namespace, "demo"), namespace)
     eventually(lambda: len(pods_of(api, namespace, "demo")) == PODS)
     assert groups() == ["demo-0"]
     api.patch(KIND, namespace, "demo", {"spec": {"roles": {"worker": {"replicas": 2}}}})
-    eventually(lambda: len(pods_of(api, namespace, "demo")) == 2)
+    eventually(lambda: members() == ["demo-1", "demo-1"])
     eventually(lambda: groups() == ["demo-1"])
     assert api.get(POD_GROUP, namespace, "demo-1")["spec"]["schedulingPolicy"] == {"gang": {"minCount": 2}}
-    members = {each["spec"]["schedulingGroup"]["podGroupName"] for each in pods_of(api, namespace, "demo")}
-    assert members == {"demo-1"}
     api.patch(KIND, namespace, "demo", {"spec": {"suspend": True}})
     eventually(lambda: groups() == [])
 
