@@ -231,13 +231,10 @@ def run(parts: Sequence[Part], keep_going: bool) -> int:
             if containers:
                 names = ", ".join(part.name for part in containers)
                 say(f"{names}, and what is left then: beside the others, with output in {log.name}")
-            later = (
-                beside.submit(run_parts, deque(containers), left, keep_going, log, interrupted) if keep_going else None
-            )
+            shared = left if keep_going else deque()
+            later = beside.submit(run_parts, deque(containers), shared, keep_going, log, interrupted)
             try:
-                taken = run_parts(deque(), left, keep_going, sys.stdout, interrupted) + (
-                    later.result() if later else []
-                )
+                taken = run_parts(deque(), left, keep_going, sys.stdout, interrupted) + later.result()
             except KeyboardInterrupt:
                 interrupted.set()
                 raise

@@ -39,7 +39,6 @@ for step in range(1, 13):
         time.sleep(1)  # until it is stopped
     time.sleep(float(sys.argv[2]))
 """
-GOOD = [True, False, False, True]
 """The good trials are at their first check, at step 2, before the others get there."""
 
 
@@ -142,7 +141,8 @@ def test_a_worse_trial_is_stopped_while_it_runs_and_keeps_its_job(world: World) 
     with world.operator(), world.kubelet():
         values = {"values": [0.1, 5, 6, 0.2]}
         world.create(seconds=1.0, parameters={"lr": values}, parallel=4, stop={"rule": "ASHA", "minSteps": 2})
-        eventually(lambda: [bool(trial.get("checks")) for trial in world.status().get("trials", ())] == GOOD)
+        good = [True, False, False, True]
+        eventually(lambda: [bool(trial.get("checks")) for trial in world.status().get("trials", ())] == good)
         (world.folder / "checked").touch()
         found = world.ended("Succeeded")
         eventually(lambda: world.jobs()["search-1"]["status"]["phase"] == "Suspended")

@@ -131,8 +131,7 @@ class Cluster:
     def stop_operator(self) -> None:
         """kill -9."""
         if self.operator:
-            left = self.operator.writes_left
-            self._writes_left = left or None  # 0: it was killed for that
+            self._writes_left = self.operator.writes_left or None  # 0: it was killed for that
             self.operator.kill()
             for request in self.operator.unsent:
                 if self.late_requests and self.random() < self.late_requests:
