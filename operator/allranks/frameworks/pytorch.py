@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from allranks.exit_warnings import without_exit_warnings
 from allranks.fields import Model, Port
 from allranks.frameworks.base import (
     AttemptContext,
@@ -298,7 +299,8 @@ def _own_lines(message: str) -> str:
                 first = 0  # truncated inside torchrun's traceback
             del lines[first:]
             break
-    return "\n".join(line for line in lines if not _LOG_LINE.search(line)).strip()
+    own = "\n".join(line for line in lines if not _LOG_LINE.search(line))
+    return without_exit_warnings(own).strip()
 
 
 def _end_of_traceback(lines: Sequence[str], begin: int) -> int:

@@ -109,9 +109,11 @@ def _receive(connection: socket.socket, deadline: float, end: bytes | None, begu
 def summarize(answer: Any, pid: int) -> dict[str, Any] | None:
     """The state in one small message: how many collectives all ranks have launched, and in the largest communicator
     whose ranks differ, who is behind. None if the process `pid` is not among them: with the network of the host,
-    another job may have answered."""
+    another job may have answered. None also for a single rank: NCCL counts no collectives of a group of one."""
     communicators = answer["communicators"]
     if not any(rank["pid"] == pid for one in communicators for rank in one["ranks"]):
+        return None
+    if all(one["size"] == 1 for one in communicators):
         return None
     launched = sum(sum(rank["collective_counts"].values()) for one in communicators for rank in one["ranks"])
     worst = max(communicators, key=lambda one: (_differs(one), one["size"]))

@@ -16,8 +16,11 @@ from frameworks.examples.test_recovery import workers_of
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 ARGS = "--checkpoint-every=4, --work=0.05, --slow-rank=1, --hang-rank=1, --hang-attempt=1, --hang-at-step=110"
-TOLERANCE = 2.5
-"""Seconds between a line in the log and the report of the rank."""
+HANG = 40
+"""Seconds of `hang.timeoutSeconds`. TensorFlow's processes can take 20 s from the last step to their end: rank 0 waits
+until a process that ended before it counts as lost."""
+LATENCY = 2.5
+"""Seconds from a report of a rank to its arrival, by which its checkpoint can count as younger."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +48,18 @@ class Watched:
 )
 def test_a_job_that_is_slow_killed_and_stuck_is_accounted_for(run_job, job: Watched) -> None:
     arguments = f"args=[--epochs={job.epochs}, {ARGS}{job.more}]"
-    watched = ("--set", arguments, "--set", "hang.timeoutSeconds=10", "--set", "restart.backoffSeconds=1")
+    watched = ("--set", arguments, "--set", f"hang.timeoutSeconds={HANG}", "--set", "restart.backoffSeconds=1")
     run = run_job(f"examples/{job.manifest}.yaml", *watched)
+    run.wait_for(rf"epoch 2/{job.epochs}")
+    earlier = time.monotonic()  # two epochs before the checkpoint
     run.wait_for(rf"epoch 4/{job.epochs}")
     saved = time.monotonic()
     run.wait_for(rf"epoch 7/{job.epochs}")  # about 70 % of the way to the next checkpoint
     [victim] = workers_of(run, "worker-0")
     os.kill(victim, signal.SIGKILL)
-    thrown_away = time.monotonic() - saved
+    killed_at = time.monotonic()
     run.wait_for(r"Restarting: attempt 1")
+    restarted = time.monotonic()
     run.wait_for(r"stacks, asked for because the job makes no progress")
     run.wait_for(r"rank 1 \(worker-1 on \S+\) did not complete step 110, and the other ranks wait for it")
     run.finish()
@@ -64,10 +70,10 @@ def test_a_job_that_is_slow_killed_and_stuck_is_accounted_for(run_job, job: Watc
     killed, stuck, completed = status["history"]
     assert [past["reason"] for past in status["history"]] == ["Error", "Hang", "Completed"]
     assert killed["failure"]["signal"] == 9
-    assert abs(killed["lostSeconds"] - thrown_away) < TOLERANCE, (killed, thrown_away)
+    assert killed_at - saved - LATENCY < killed["lostSeconds"] < restarted - earlier, killed
     assert (stuck["failure"]["rank"], stuck["failure"]["pod"]) == (1, f"{job.manifest}-worker-1-1")
     assert (stuck["counted"], stuck["lastStep"]) == (True, 109)
-    assert stuck["lostSeconds"] >= 10 + 10  # until the timeout, and until its stacks were dumped
+    assert stuck["lostSeconds"] >= HANG + 10  # until the timeout, and until its stacks were dumped
     assert f"in {job.ours}" in logs[f"{job.manifest}-worker-1-1"]
     assert f"in {job.theirs}" in logs[f"{job.manifest}-worker-0-1"]
     # After SIGTERM rank 0 waits 5 s for the others, and saves its last whole epoch if no new attempt has begun by then.

@@ -220,7 +220,7 @@ def test_a_killed_driver_or_head_restarts_all_from_the_checkpoint(command: str, 
 @pytest.mark.nightly
 def test_a_slow_rank_is_named_and_a_hang_is_detected_and_the_ranks_show_their_stacks(run_job, tmp_path: Path) -> None:
     arguments = "args=[--epochs=16, --work=0.05, --slow-rank=1, --hang-rank=1, --hang-at-step=110]"
-    hang = ("--set", arguments, "--set", "hang.timeoutSeconds=15")
+    hang = ("--set", arguments, "--set", "hang.timeoutSeconds=40")
     run = run_job("examples/penguins-ray.yaml", *hang, "--volume", f"penguins-ray={tmp_path / 'claim'}")
     run.wait_for(r"rank 1 \(worker-\d on \S+\) takes \d\.\d times as long as its peers", TIMEOUT)
     run.wait_for(r"stacks, asked for because the job makes no progress", TIMEOUT)

@@ -33,6 +33,7 @@ def as_kubelet(text: str, size: int = 2048) -> str:
 
 ERROR = "ValueError: learning rate must not be negative: -0.1"
 STEP = "rank 0 step 2 loss 0.333"
+OUT_OF_MEMORY = next(line for line in log("nccl-1").splitlines() if "CUDA out of memory" in line)
 
 # Log, exit code, signal, last line of the message: of the whole log, and of what kubelet keeps of it.
 REPORTS = [
@@ -44,6 +45,7 @@ REPORTS = [
     ("exit-2", 1, 3, None, STEP, STEP),
     ("kill-1", 0, 137, 9, STEP, STEP),
     ("kill-2", 1, 137, 9, STEP, STEP),
+    ("nccl-1", 0, 1, None, OUT_OF_MEMORY, "rank 0 exited with code 1"),
 ]
 
 

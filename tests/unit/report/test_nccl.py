@@ -1,11 +1,13 @@
 """What is asked of NCCL, and what becomes of its answer. NCCL is a fake here (`support/fake_nccl_ras.py`): it needs
-GPUs."""
+GPUs. One answer of NCCL itself is recorded in `fixtures/`."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +63,27 @@ def test_the_answer_becomes_one_small_message(case: Any) -> None:
 
 def test_the_answer_of_another_job_on_the_network_of_the_host_is_not_used() -> None:
     assert nccl.summarize(all_reduces(5, 4, pid=PID + 1), PID) is None
+
+
+def test_an_answer_of_nccl_itself_is_understood() -> None:
+    """Recorded on a GPU after 20 all-reduces of a group of one, which NCCL does not count. The fake has its fields."""
+    recorded = json.loads((Path(__file__).parent / "fixtures" / "nccl-2.28.9.json").read_text())
+    [group] = recorded["communicators"]
+    [member] = group["ranks"]
+    assert nccl.summarize(recorded, member["pid"]) is None
+    behind = member | {"rank": 1, "pid": 0, "collective_counts": {**member["collective_counts"], "AllReduce": 3}}
+    two = {
+        **group,
+        "size": 2,
+        "ranks": [{**member, "collective_counts": behind["collective_counts"] | {"AllReduce": 4}}, behind],
+    }
+    found = nccl.summarize({**recorded, "communicators": [two]}, member["pid"])
+    assert found is not None
+    assert (found["operation"], found["number"], found["behind"]) == ("AllReduce", 4, [1])
+    fake = all_reduces(1, 1)["communicators"][0]
+    assert fake.keys() <= group.keys()
+    assert fake["ranks"][0].keys() <= member.keys()
+    assert fake["ranks"][0]["collective_counts"].keys() <= member["collective_counts"].keys()
 
 
 def test_it_asks_in_json() -> None:
