@@ -183,7 +183,6 @@ def run_job(manifest: Manifest) -> Outcome:
         began = time.monotonic()
         code, text = call(
             [sys.executable, "-m", "allranks", "run", str(job), "--run-dir", f"{folder}/run", *volumes],
-            {"NCCL_DEBUG": "VERSION"},
         )
         seconds = time.monotonic() - began
     devices = sorted(set(re.findall(r"started on ([^,\n]+)", text)))
