@@ -85,7 +85,9 @@ def main() -> int:
     print(describe(before), flush=True)
     if "examples" in options.part:
         print("\n| example | result | ranks run on | seconds |\n| --- | --- | --- | --- |", flush=True)
-        for manifest in examples(options.only):
+        for manifest in examples():
+            if options.only and manifest["metadata"]["name"] not in options.only:
+                continue
             outcome = run_example(manifest, options.gpus)
             duration = f"{outcome.seconds:.1f}" if outcome.seconds else ""
             print(f"| {outcome.name} | {outcome.result} | {outcome.devices} | {duration} |", flush=True)
@@ -110,7 +112,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="default: both")
     parser.add_argument("--gpus", type=int, default=1, help="GPUs of each pod (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the comparison (default %(default)s)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    known = [manifest["metadata"]["name"] for manifest in examples()]
+    if unknown := [name for name in options.only if name not in known]:
+        parser.error(f"--only: there is no example {', '.join(unknown)}; the examples are {', '.join(known)}")
+    return options
 
 
 def gpu_settings() -> list[str]:
@@ -137,12 +143,11 @@ def describe(gpus: list[str]) -> str:
     return f"{about['date']}, commit {about['commit']}: {len(gpus)} GPU(s), {cores}; {software}."
 
 
-def examples(only: list[str]) -> Iterator[Manifest]:
-    """The DistributedTraining of each example in `examples/`."""
+def examples() -> Iterator[Manifest]:
+    """The DistributedTraining of each example in `examples/`, without those for a pool."""
     for path in sorted((ROOT / "examples").glob("*.yaml")):
         for document in yaml.safe_load_all(path.read_text()):
-            wanted = not only or path.stem in only
-            if wanted and document and document["kind"] == "DistributedTraining" and "pool" not in document["spec"]:
+            if document and document["kind"] == "DistributedTraining" and "pool" not in document["spec"]:
                 yield document
 
 
@@ -181,9 +186,7 @@ def run_job(manifest: Manifest) -> Outcome:
         volumes = ["--volume", f"{volume}={folder}/volume"] if volume else []
         Path(folder, "volume").mkdir()
         began = time.monotonic()
-        code, text = call(
-            [sys.executable, "-m", "allranks", "run", str(job), "--run-dir", f"{folder}/run", *volumes],
-        )
+        code, text = call([sys.executable, "-m", "allranks", "run", str(job), "--run-dir", f"{folder}/run", *volumes])
         seconds = time.monotonic() - began
     devices = sorted(set(re.findall(r"started on ([^,\n]+)", text)))
     return Outcome(name, "Succeeded" if code == 0 else f"exit {code}", ", ".join(devices), seconds, text)
