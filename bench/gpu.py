@@ -113,9 +113,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=1, help="GPUs of each pod (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the comparison (default %(default)s)")
     options = parser.parse_args()
-    known = [manifest["metadata"]["name"] for manifest in examples()]
-    if unknown := [name for name in options.only if name not in known]:
-        parser.error(f"--only: there is no example {', '.join(unknown)}; the examples are {', '.join(known)}")
+    names = [manifest["metadata"]["name"] for manifest in examples()]
+    if unknown := [name for name in options.only if name not in names]:
+        parser.error(f"--only: there is no example {', '.join(unknown)}; the examples are {', '.join(names)}")
     return options
 
 
