@@ -40,9 +40,11 @@ class Node:
                     found.append(int(file.parent.name))
         return found
 
-    def ranks(self, job: str, attempt: int = 0) -> list[int]:
-        """Process IDs on this machine of the programs of an attempt on the node."""
+    def ranks(self, job: str, attempt: int = 0, uid: str = "") -> list[int]:
+        """Process IDs on this machine of the programs of an attempt on the node. Jobs of several namespaces can have
+        the same name; the UID selects one of them."""
         wanted = {f"ALLRANKS_JOB={job}".encode(), f"ALLRANKS_ATTEMPT={attempt}".encode()}
+        wanted |= {f"ALLRANKS_JOB_UID={uid}".encode()} if uid else set()
         cgroup, found = f"allranks-{self.cluster.mark}/{self.name}/", []
         for file in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):

@@ -74,7 +74,8 @@ def unreachable(team: Team, cluster: Cluster, job: str) -> Iterator[None]:
     service, namespace = url.split("/")[2].split(".")[:2]
     address = cluster.kubectl("-n", namespace, "get", "service", service, "-o", "jsonpath={.spec.clusterIP}")
     nodes = {team.get("pod", pod)["spec"]["nodeName"] for pod in pods}
-    ranks = [rank for node in nodes for rank in Node(cluster, node).ranks(job)]
+    uid = team.get("dt", job)["metadata"]["uid"]  # other tests run jobs of the same name beside this one
+    ranks = [rank for node in nodes for rank in Node(cluster, node).ranks(job, uid=uid)]
     networks = {file.readlink(): rank for rank in ranks for file in [Path(f"/proc/{rank}/ns/net")]}
     assert len(networks) == len(pods)
     for rank in networks.values():

@@ -62,6 +62,8 @@ class Watchdog:
     def __init__(self, cluster: Cluster, tally: Tally, late_requests: bool) -> None:
         self._cluster, self._tally, self._late_requests = cluster, tally, late_requests
         self._before: Manifest | None = None
+        self._alone: list[Manifest] = []
+        """The failures of replicas that restarted individually."""
         # First of all watchers: the reactions of the others to a change must come after it.
         cluster.store.watchers.insert(0, self._changed)
 
@@ -127,6 +129,7 @@ class Watchdog:
         counts = [status["restarts"][kind] - before["restarts"][kind] for kind in ("counted", "disruptions")]
         hold(attempts in (0, 1), f"attempt went from {before['attempt']} to {status['attempt']}")
         alone = [] if attempts else _restarted_alone(before, status)
+        self._alone += [entry["failure"] for entry in alone if "failure" in entry]
         corrected = counts == [-1, 1] and not attempts and not alone  # a counted failure turned out to be a disruption
         # Individual restarts are written together, and with a group restart that follows them.
         most = 1 + len(self._of_attempt(before["attempt"])) if attempts else len(alone)
@@ -149,8 +152,9 @@ class Watchdog:
             resumed = before["phase"] == "Suspended" and status["phase"] == "Pending"
             reasons = {c["type"]: c["reason"] for c in status["conditions"]}
             resized = reasons.get("Restarting") in ("Resized", "Shrunk", "Grown")
+            # The cause may itself not be counted, if another replica failed in the same way in that minute.
             lost = status["history"][-1].get("failure") if status["history"] else None
-            followed = lost is not None and lost["pod"] in self._tally.root_causes
+            followed = lost is not None and any(_same(lost, failure) for failure in self._alone)
             hold(resumed or resized or followed, f"attempt {status['attempt']} has no reason")
 
     def _of_attempt(self, attempt: int) -> list[Manifest]:
@@ -382,6 +386,13 @@ def _restarted_alone(before: Manifest, status: Manifest) -> list[Manifest]:
         hold(more in (0, 1), f"{replica} was restarted {more} times in one write")
         out += [entry] * more
     return out
+
+
+def _same(failure: Manifest, other: Manifest) -> bool:
+    """Whether two failures are the same one, or failures of the program in the same way."""
+    if failure["reason"] != "Error":
+        return bool(failure["pod"] == other["pod"])
+    return all(failure.get(fact) == other.get(fact) for fact in ("reason", "exitCode", "signal", "message"))
 
 
 def _sorted(observed: Observed) -> Observed:
