@@ -47,7 +47,7 @@ def test_a_retried_workflow_step_creates_one_job_and_observes_its_end(
         def current() -> dict[str, Any]:
             return json.loads(kubectl("get", "dt", "train-x7k2p", "-o", "json"))
 
-        eventually(lambda: holds(STEP["resource"]["successCondition"], current()), 120)
+        eventually(lambda: holds(STEP["resource"]["successCondition"], current()))
         assert not holds(STEP["resource"]["failureCondition"], current())
         kubectl("apply", "-f", "-", text=json.dumps(manifest))  # retried after its end: nothing is restarted
         assert len(control_plane.api.list(KIND, namespace)) == 1

@@ -128,7 +128,7 @@ def _is_there(pid: int) -> bool:
         return False
 
 
-def _wait_until(there, seconds: float = 60) -> None:
+def _wait_until(there, seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not there():
         assert time.monotonic() < deadline

@@ -75,7 +75,7 @@ def test_the_automatic_kubelet_runs_ends_and_removes_pods(control_plane: Control
     asyncio.run(play())
 
 
-async def _until(there: Callable[[], bool], seconds: float = 60) -> None:
+async def _until(there: Callable[[], bool], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not await asyncio.to_thread(there):
         assert time.monotonic() < deadline

@@ -98,7 +98,7 @@ def test_a_paused_leader_does_nothing_when_it_resumes_after_a_takeover(
             hand.end(
                 "demo-worker-0-0", 137, "Error", "", "trainer", 0
             )  # the first one receives this event when it resumes
-            eventually(lambda: second.leads, 120)
+            eventually(lambda: second.leads)
             assert time.monotonic() - began < 15
             eventually(lambda: started("demo-worker-0-1"))
             eventually(lambda: api.get(KIND, namespace, "demo")["status"]["restarts"]["counted"] == 1)
@@ -116,7 +116,7 @@ def test_a_paused_leader_does_nothing_when_it_resumes_after_a_takeover(
             # A leader that is terminated releases the Lease immediately.
             second.process.terminate()
             began = time.monotonic()
-            eventually(lambda: first.leads, 120)
+            eventually(lambda: first.leads)
             assert second.process.wait(10) == 0
             api.patch(KIND, namespace, "demo", {"spec": {"suspend": False}})
             eventually(lambda: started("demo-worker-0-2"))

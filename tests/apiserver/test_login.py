@@ -23,7 +23,7 @@ def test_a_job_runs_under_an_operator_that_logs_in_with_a_program(
     logged_in = connect(str(kubeconfig))
     with live.operator(logged_in, namespace), live.kubelet(logged_in, Program(seconds=0.3), namespace=namespace):
         control_plane.api.create(job(), namespace)
-        eventually(lambda: phase(control_plane, namespace) == "Succeeded", 40)
+        eventually(lambda: phase(control_plane, namespace) == "Succeeded")
     result = Commands(kubeconfig, namespace)("get", "demo", "-o", "json")
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["status"]["phase"] == "Succeeded"

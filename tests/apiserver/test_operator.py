@@ -50,7 +50,7 @@ def test_the_operator_survives_the_api_servers_restart(control_plane: ControlPla
         control_plane.api.patch(KIND, namespace, "demo", {"spec": {"suspend": True}})
         eventually(lambda: phase(control_plane, namespace) == "Suspended")
         control_plane.api.patch(KIND, namespace, "demo", {"spec": {"suspend": False}})
-        eventually(lambda: phase(control_plane, namespace) == "Running", 60)
+        eventually(lambda: phase(control_plane, namespace) == "Running")
         assert operator.session is session, "the session continues"
         assert control_plane.api.get(KIND, namespace, "demo")["status"]["restarts"]["counted"] == 0
 
@@ -61,7 +61,7 @@ def test_a_restart_of_the_operator_does_not_change_settled_jobs(control_plane: C
         with live.operator(connection, namespace):
             for number in range(20):
                 control_plane.api.create(job(f"demo-{number}"), namespace)
-            eventually(lambda: all(phase(control_plane, namespace, f"demo-{n}") == "Running" for n in range(20)), 40)
+            eventually(lambda: all(phase(control_plane, namespace, f"demo-{n}") == "Running" for n in range(20)))
 
         def versions() -> dict[str, str]:
             found = [o for kind in (KIND, "Pod", "Service") for o in control_plane.api.list(kind, namespace)]
@@ -91,14 +91,14 @@ def test_after_a_kill_while_a_thousand_jobs_start_the_next_operator_completes_th
 
     asyncio.run(create())
     with live.operator(connection, namespace) as operator:
-        eventually(lambda: operator.session and len(operator.session.pods) > count / 3, 60)
+        eventually(lambda: operator.session and len(operator.session.pods) > count / 3)
     assert made("Pod") < count, "it was killed too late for this test"
     with live.operator(connection, namespace) as operator:
-        eventually(lambda: operator.session and len(operator.session.pods) == count, 90)
-        eventually(lambda: operator.idle, 60)
+        eventually(lambda: operator.session and len(operator.session.pods) == count)
+        eventually(lambda: operator.idle)
     assert (made("Pod"), made("Service")) == (count, count)
     with live.operator(connection, namespace) as operator:
-        eventually(lambda: operator.idle and len(cached_versions(operator.session)) == 2 * count, 60)
+        eventually(lambda: operator.idle and len(cached_versions(operator.session)) == 2 * count)
         assert operator.session
         assert operator.session.client.writes == 0
     found = control_plane.api.list(KIND, namespace)
@@ -133,7 +133,7 @@ def test_an_unreadable_namespace_does_not_block_others(
     ):
         control_plane.api.create(job(pool="gpu"), namespace)
         control_plane.api.create(job("other"), namespace)
-        eventually(lambda: phase(control_plane, namespace, "other") == "Succeeded", 40)
+        eventually(lambda: phase(control_plane, namespace, "other") == "Succeeded")
         [condition] = control_plane.api.get(KIND, namespace, "demo")["status"]["conditions"]
         assert condition["reason"] == "PoolsNotServed"
         eventually(lambda: operator.session and operator.session.synced)
@@ -184,7 +184,7 @@ def test_the_operator_waits_for_the_crds(
                 control_plane.kubectl("apply", "-f", str(path))
             with live.kubelet(connection, BRIEF, namespace=namespace):
                 eventually(lambda: not _refused(lambda: control_plane.api.create(job(), namespace)))
-                eventually(lambda: phase(control_plane, namespace) == "Succeeded", 40)
+                eventually(lambda: phase(control_plane, namespace) == "Succeeded")
     finally:
         controlplane.install(control_plane.api, DEFINITIONS)  # the tests after this one need them
 
@@ -214,10 +214,10 @@ def test_the_operator_continues_after_a_thousand_errors_in_a_row(
         eventually(lambda: phase(control_plane, namespace) == "Running")
         session = operator.session
         control_plane.stop_api_server()
-        eventually(lambda: asked > 1000, 60)
+        eventually(lambda: asked > 1000)
         control_plane.start_api_server()
         control_plane.api.patch(KIND, namespace, "demo", {"spec": {"suspend": True}})
-        eventually(lambda: phase(control_plane, namespace) == "Suspended", 40)
+        eventually(lambda: phase(control_plane, namespace) == "Suspended")
         assert operator.session is session
 
 
@@ -309,7 +309,7 @@ def test_a_job_that_is_deleted_while_it_starts_leaves_no_objects(control_plane: 
             control_plane.api.create(job(f"demo-{number}", roles={"worker": {"replicas": 10}}), namespace)
             time.sleep(0.01 * number)
             control_plane.api.delete(KIND, namespace, f"demo-{number}")
-        eventually(lambda: operator.idle and not things(), 180)
+        eventually(lambda: operator.idle and not things())
 
 
 # Real clients
@@ -383,7 +383,7 @@ def test_kubectl_scales_and_observed_generation_follows_for_kstatus(
             status = found["status"]
             return status["observedGeneration"] == found["metadata"]["generation"] == 2 and status["ready"] == "4/4"
 
-        eventually(settled, 120)
+        eventually(settled)
         scale = json.loads(
             control_plane.kubectl("get", "dt/demo", "--subresource=scale", "-o=json", "-n", namespace).stdout
         )

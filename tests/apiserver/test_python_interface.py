@@ -239,9 +239,9 @@ def test_a_value_that_is_too_large_comes_back_from_the_object_store_of_an_output
         kubelet.claims["data"] = tmp_path / "data"
         outputs = {"results": "s3://values/birds"}
         large = allranks.submit(many, 1_000_000, ranks=1, outputs=outputs, **PLAIN, **world.where)
-        assert large.result(timeout=240) == many(1_000_000)
+        assert large.result(timeout=300) == many(1_000_000)
         small = allranks.submit(many, 3, ranks=1, outputs=outputs, **PLAIN, **world.where)
-        assert small.result(timeout=240) == [0, 1, 2]
+        assert small.result(timeout=300) == [0, 1, 2]
         assert small.status.outputs[0].state == "Uploaded"
         names = [one["Key"] for one in store.list_objects_v2(Bucket="values")["Contents"]]
         [pickled] = [name for name in names if f"results/{large.name}-" in name]

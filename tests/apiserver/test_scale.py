@@ -45,17 +45,17 @@ def test_another_job_gets_its_pod_while_all_replicas_of_a_large_job_are_lost(
     large = job("large", roles={"worker": {"replicas": REPLICAS}}, restart={"scope": "Pod"})
     with live.operator(connection, namespace, other):
         api.create(large, namespace)
-        eventually(lambda: bool(api.get(KIND, namespace, "large").get("status", {}).get("launched")), 200)
-        eventually(lambda: bool(api.find("ServiceAccount", other, "default")), 60)
+        eventually(lambda: bool(api.get(KIND, namespace, "large").get("status", {}).get("launched")))
+        eventually(lambda: bool(api.find("ServiceAccount", other, "default")))
         began = time.monotonic()
         with ThreadPoolExecutor(LOST_AT_ONCE) as threads:
             lost = [threads.submit(_delete, control_plane, namespace, index) for index in range(LOST_AT_ONCE)]
             api.create(job("small"), other)
-            eventually(lambda: bool(api.list("Pod", other)), 200)
+            eventually(lambda: bool(api.list("Pod", other)))
             waited = time.monotonic() - began
         for each in lost:
             each.result()
-        eventually(lambda: len(api.list("Pod", namespace)) == REPLICAS, 300)
+        eventually(lambda: len(api.list("Pod", namespace)) == REPLICAS)
         replaced = time.monotonic() - began
     assert waited < replaced / 3
     status = api.get(KIND, namespace, "large")["status"]

@@ -31,7 +31,7 @@ from support.builders import job as parsed
 from support.commands import text
 from unit.code.test_bundle import committed
 
-SECONDS = 120.0
+SECONDS = 300.0
 
 
 def document(name: str = "penguins", **spec: Any) -> dict[str, Any]:

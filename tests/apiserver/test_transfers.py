@@ -95,7 +95,7 @@ def test_a_missing_file_fails_the_job_and_no_rank_runs(
         live.operator(live.connection(control_plane), namespace, data_claim="allranks-data", pools=False),
     ):
         create(control_plane, namespace, url, tmp_path)
-        eventually(lambda: job(control_plane, namespace).get("status", {}).get("phase") == "Failed", 240)
+        eventually(lambda: job(control_plane, namespace).get("status", {}).get("phase") == "Failed")
         conditions = {each["type"]: each for each in job(control_plane, namespace)["status"]["conditions"]}
         assert conditions["Failed"]["reason"] == "InputFailed"
         assert conditions["Failed"]["message"].startswith(f"spec.inputs[0]: {url}/train.csv: there is no such object")
@@ -152,10 +152,10 @@ def test_checkpoints_are_uploaded_while_ranks_run_and_crash(
             kubelet.claims[claim] = tmp_path / claim
         control_plane.api.create(made, namespace)
         with live.operator(live.connection(control_plane), namespace, data_claim="allranks-data", **settings):
-            eventually(lambda: status().get("attempt") == 1, 240)
+            eventually(lambda: status().get("attempt") == 1)
         with live.operator(live.connection(control_plane), namespace, data_claim="allranks-data", **settings):
-            eventually(lambda: status().get("phase") in ("Succeeded", "Failed"), 240)
-            eventually(lambda: "demo-upload-saved" not in names(control_plane, namespace), 60)
+            eventually(lambda: status().get("phase") in ("Succeeded", "Failed"))
+            eventually(lambda: "demo-upload-saved" not in names(control_plane, namespace))
         found = status()
         assert found["phase"] == "Succeeded", found["conditions"]
         [output] = found["outputs"]
@@ -209,7 +209,7 @@ def test_ranks_stream_from_an_s3_server_with_the_credentials_of_the_input_and_wi
             live.operator(live.connection(control_plane), namespace, data_image="allranks/data:1", pools=False),
         ):
             control_plane.api.create(made, namespace)
-            eventually(lambda: job(control_plane, namespace).get("status", {}).get("completionTime"), 240)
+            eventually(lambda: job(control_plane, namespace).get("status", {}).get("completionTime"))
             found = job(control_plane, namespace)["status"]
             assert found["phase"] == "Succeeded", found["conditions"]
             created = control_plane.api.list("Pod", namespace)

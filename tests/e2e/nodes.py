@@ -150,7 +150,7 @@ def logind(node: Node) -> Iterator[Path]:
     finally:
         for process in started:
             process.kill()  # nsenter; the program itself ends with the node
-            process.wait(timeout=60)
+            process.wait(timeout=300)
 
 
 def bus(node: Node, *command: str) -> str:

@@ -53,7 +53,7 @@ def running(team: Team, command: str, *arguments: str) -> Iterator[Iterator[str]
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
 
 
 def test_exec_and_cp_reach_the_container_of_the_rank(team: Team, job: str, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_pods_token_is_valid_only_for_its_own_reports(team: Team, cluster: Clu
     ask += "t = open(os.environ['ALLRANKS_REPORT_TOKEN_FILE']).read()\n"
     ask += "def ask(url, token, body=None):\n"
     ask += "    r = u.Request(url, body, {'Authorization': 'Bearer ' + token, 'Content-Type': 'application/json'})\n"
-    ask += "    try: return u.urlopen(r, context=ssl._create_unverified_context(), timeout=20).status\n"
+    ask += "    try: return u.urlopen(r, context=ssl._create_unverified_context(), timeout=300).status\n"
     ask += "    except e.HTTPError as error: return error.code\n"
     ask += "url = os.environ['ALLRANKS_REPORT_URL']\n"
     ask += "api = 'https://kubernetes.default.svc/api/v1/namespaces/default/pods'\n"

@@ -42,7 +42,7 @@ def test_with_a_disruption_budget_a_drain_waits_until_the_training_is_complete(t
         assert drain.returncode == 0
     finally:
         drain.kill()
-        drain.wait(timeout=60)
+        drain.wait(timeout=300)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def collector(cluster: Cluster) -> Iterator[None]:
         process = subprocess.Popen([*command, "--leader-elect=false", "--secure-port=0"], stdout=log, stderr=log)
     yield
     process.terminate()
-    process.wait(timeout=60)
+    process.wait(timeout=300)
 
 
 @pytest.mark.usefixtures("collector", "pods")

@@ -74,7 +74,7 @@ def watched(team: Team) -> Iterator[PodWatch]:
         yield watch
     finally:
         process.terminate()
-        process.wait(timeout=60)
-        reader.join(timeout=60)
+        process.wait(timeout=300)
+        reader.join(timeout=300)
         if process.stdout:
             process.stdout.close()

@@ -141,16 +141,16 @@ def test_an_outage_of_the_report_path_restarts_nothing(world: World) -> None:
             path.mode = name.removeprefix("path-")  # type: ignore[assignment]
         time.sleep(OUTAGE_SECONDS)
         for name in paths:
-            eventually(lambda name=name: lost(name) == "True", 10)
+            eventually(lambda name=name: lost(name) == "True")
         for path in paths.values():
             path.mode = "pass"
         for name in paths:
-            eventually(lambda name=name: lost(name) == "False", 10)
+            eventually(lambda name=name: lost(name) == "False")
             assert (status(name)["phase"], status(name)["attempt"]) == ("Running", 0)
             assert status(name).get("lastFailure") is None
         for name in paths:
             for rank in ranks[name]:
                 rank.hangs = True
         for name in paths:
-            eventually(lambda name=name: status(name)["attempt"] == 1, 20)
+            eventually(lambda name=name: status(name)["attempt"] == 1)
             assert status(name)["lastFailure"]["reason"] == "Hang"

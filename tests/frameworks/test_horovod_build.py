@@ -37,6 +37,12 @@ controller = "MPI" if hvd.mpi_enabled() else "gloo"
 print(f"<rank {hvd.rank()} of {hvd.size()}: sum {total.item():.0f}, {controller}>", flush=True)
 """
 
+WHAT_IS_BUILT = """
+import importlib, sys
+hvd = importlib.import_module(sys.argv[1])
+print(f"<built: {[name for name, built in (('Gloo', hvd.gloo_built()), ('MPI', hvd.mpi_built())) if built]}>")
+"""
+
 # Two hosts with one slot each, both on this machine, without ssh.
 RANKS_WITHOUT_LAUNCHER = """
 import os, subprocess, sys, threading
@@ -71,10 +77,13 @@ def rank_program(tmp_path: Path) -> str:
 
 class TestHorovod:
     @pytest.mark.nightly
-    def test_is_built_with_both_frameworks_and_with_all_controllers_of_this_machine(self, venv: Path) -> None:
-        finished = run(venv, ["horovodrun", "--check-build"])
-        there = set(re.findall(r"\[X\] (\w+)", finished.output))
-        assert there == {"PyTorch", "TensorFlow", "Gloo"} | ({"MPI"} if HAS_MPI else set())
+    @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+    def test_is_built_with_both_frameworks_and_with_all_controllers_of_this_machine(
+        self, framework: str, venv: Path
+    ) -> None:
+        """`horovodrun --check-build` asks the same, but imports each framework six times."""
+        finished = run(venv, ["python", "-c", WHAT_IS_BUILT, f"horovod.{framework}"])
+        assert f"<built: {['Gloo', 'MPI'] if HAS_MPI else ['Gloo']}>" in finished.output, finished.output
 
     @pytest.mark.nightly
     def test_two_ranks_meet_over_gloo(self, venv: Path, rank_program: str) -> None:
@@ -142,7 +151,7 @@ def assert_ranks_met(finished: Finished, controller: str) -> None:
     assert finished.status == 0, finished.output
 
 
-def run(venv: Path, command: list[str], timeout: float = 180) -> Finished:
+def run(venv: Path, command: list[str], timeout: float = 600) -> Finished:
     """Runs a command with the programs of the environment first on the path. Fails if it leaves a process behind."""
     mark = uuid.uuid4().hex
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("HOROVOD_", "OMPI_", "PMIX_"))}

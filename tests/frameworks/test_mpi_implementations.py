@@ -21,7 +21,7 @@ from support.builders import CLUSTER, environment, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
-SECONDS = 120
+SECONDS = 300
 """Bound of one run, which takes a few seconds. It is below the timeout of a test."""
 PROGRAM = """
 import os, signal, sys, time

@@ -83,7 +83,7 @@ def launch(request, tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         return done.returncode, done.stdout

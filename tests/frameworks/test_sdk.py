@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[2] / "operator"
 def python(frameworks, tmp_path_factory) -> Path:
     """The Python of an environment that has the frameworks and allranks, as a user installs them."""
     folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=300)
     [packages] = folder.glob("lib/python3*/site-packages")
     [of_frameworks] = frameworks.glob("lib/python3*/site-packages")
     (packages / "all.pth").write_text(f"{of_frameworks}\n{SOURCE}\n{sysconfig.get_path('purelib')}\n")

@@ -204,7 +204,7 @@ def test_tensorflow_trains_with_two_workers(image: Images):
         tensorflow.start(*tensorflow_worker(), user=any_user(), env=tf_config(addresses, 0)) as chief,
     ):
         said, _ = chief.communicate(timeout=300)
-        others, _ = other.communicate(timeout=60)
+        others, _ = other.communicate(timeout=300)
     assert (chief.returncode, other.returncode) == (0, 0), said + others
     assert_learned(said)
 

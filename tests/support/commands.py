@@ -47,7 +47,7 @@ class Commands:
     def __call__(self, *args: str, stdin: str = "", where: bool = True) -> Result:
         """Runs to its end in a separate process, because its imports are part of the test."""
         command = [sys.executable, "-m", "allranks", *args, *(self.cluster_options if where else [])]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300, check=False)
         return Result(done.returncode, done.stdout, done.stderr)
 
     def start(self, *args: str) -> Running:
@@ -79,7 +79,7 @@ class Running:
             self._process.kill()
         self._process.wait()
 
-    def until(self, text: str, seconds: float = 120) -> str:
+    def until(self, text: str, seconds: float = 300) -> str:
         """Waits for the next line that contains `text`."""
         deadline = time.monotonic() + seconds
         while True:
@@ -94,7 +94,7 @@ class Running:
     def interrupt(self) -> None:
         self._process.send_signal(signal.SIGINT)
 
-    def end(self, seconds: float = 120) -> int:
+    def end(self, seconds: float = 300) -> int:
         """Waits for its exit status."""
         status = self._process.wait(seconds)
         while self._queue.get(timeout=5) is not None:

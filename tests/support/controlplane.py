@@ -147,7 +147,7 @@ class ControlPlane:
         command = [str(self.programs / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]
         # The default discovery cache is in the home directory.
         env = {**os.environ, "HOME": str(self.folder)}
-        return subprocess.run(command, input=input, capture_output=True, text=True, timeout=60, check=False, env=env)
+        return subprocess.run(command, input=input, capture_output=True, text=True, timeout=300, check=False, env=env)
 
     def kubeconfig_of(self, user: str, token: str) -> Path:
         """A kubeconfig with this token."""

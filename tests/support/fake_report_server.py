@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).parents[2] / "operator"
-SOON = 120.0
+SOON = 300.0
 
 Answer = Callable[[dict[str, Any]], tuple[int, dict[str, str], dict[str, Any]]]
 
@@ -110,5 +110,5 @@ def program(hub: FakeReportServer | None, text: str, **environment: str) -> subp
         env=ours | {"PYTHONPATH": str(SOURCE)} | (hub.environment if hub else {}) | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )

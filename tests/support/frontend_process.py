@@ -38,7 +38,7 @@ def get(port: int, path: str, body: bytes | None = None, **headers: str) -> tupl
     """(HTTP code, body) of a GET, or with a body of a POST."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, headers)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:

@@ -98,7 +98,7 @@ class LogKubelet:
             self._logs[namespace, pod, container].cuts += 1
             self._changed.notify_all()
 
-    def wait_for_followers(self, count: int, seconds: float = 120) -> None:
+    def wait_for_followers(self, count: int, seconds: float = 300) -> None:
         """Blocks until `followers` reaches `count`. Raises AssertionError after `seconds`."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.followers >= count, seconds), self.followers

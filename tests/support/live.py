@@ -72,7 +72,7 @@ def job(name: str = "demo", **spec: Any) -> Manifest:
     }
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 120, what: str = "") -> Any:
+def eventually(condition: Callable[[], Any], seconds: float = 600, what: str = "") -> Any:
     """Returns the first true value. Fails after the timeout with the last value."""
     deadline = time.monotonic() + seconds
     while not (answer := condition()):

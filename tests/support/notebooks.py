@@ -23,7 +23,7 @@ NOTEBOOKS = REPOSITORY / "examples" / "notebooks"
 def kernel(frameworks: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The name of a kernel whose Python has the frameworks and allranks, as a user installs them."""
     folder = tmp_path_factory.mktemp("kernel")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True, timeout=240)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True, timeout=300)
     [packages] = folder.glob("env/lib/python3*/site-packages")
     [of_frameworks] = frameworks.glob("lib/python3*/site-packages")
     (packages / "all.pth").write_text(f"{of_frameworks}\n{REPOSITORY / 'operator'}\n{sysconfig.get_path('purelib')}\n")

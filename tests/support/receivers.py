@@ -121,7 +121,7 @@ async def mail_server(**how: Any) -> AsyncIterator[MailServer]:
         await asyncio.sleep(0)  # transports close in the next iteration of the loop
 
 
-async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 300) -> None:
     """Waits for a condition. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while not condition():

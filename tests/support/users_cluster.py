@@ -67,7 +67,7 @@ class UsersCluster:
     def kubectl(self, *arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
         """The user's own kubectl."""
         command = ["kubectl", f"--kubeconfig={self.kubeconfig}", *arguments]
-        return subprocess.run(command, input=input, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, input=input, capture_output=True, text=True, timeout=300, check=False)
 
     def _ask(self, *arguments: str, input: str | None = None) -> str:
         done = self.kubectl(*arguments, input=input)

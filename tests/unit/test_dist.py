@@ -32,13 +32,13 @@ def nightly(test: Any) -> Any:
 def git(folder: Path, *arguments: str, **variables: str) -> str:
     command = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com", *arguments]
     environment = os.environ | variables
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=300)
     return done.stdout.strip()
 
 
 def clone(folder: Path, umask: int) -> Path:
     """A clone of this repository with the state of its working tree as a commit."""
-    subprocess.run(["git", "clone", "--quiet", "--no-tags", ROOT, folder], check=True, timeout=60, umask=umask)
+    subprocess.run(["git", "clone", "--quiet", "--no-tags", ROOT, folder], check=True, timeout=300, umask=umask)
     listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")
     for name in git(folder, "ls-files").splitlines():
         (folder / name).unlink()
@@ -120,7 +120,7 @@ def test_two_builds_of_a_commit_are_the_same(made, tmp_path):
 @nightly
 def test_the_files_of_a_release(made):
     assert {path.name for path in made.iterdir()} == {WHEEL, SDIST, CHART, PROVENANCE, BILL, "SHA256SUMS"}
-    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=made, check=True, timeout=120)
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=made, check=True, timeout=300)
     listed = {line.split()[1] for line in (made / "SHA256SUMS").read_text().splitlines()}
     assert listed == {path.name for path in made.iterdir()} - {"SHA256SUMS"}
 

@@ -27,7 +27,7 @@ def clean() -> dict[str, str]:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "-w", str(out), "-q"]
-    subprocess.run([*command, "--disable-pip-version-check", "--no-input"], check=True, timeout=120, env=clean())
+    subprocess.run([*command, "--disable-pip-version-check", "--no-input"], check=True, timeout=300, env=clean())
     [built] = out.glob("allranks-*.whl")
     return built
 
@@ -42,7 +42,7 @@ def test_the_wheel_holds_the_files_of_the_package_and_no_others(wheel):
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=300,
     ).stdout.splitlines()
     assert package == {name for name in tracked if (source / name).exists()}
 
@@ -54,7 +54,7 @@ def test_the_wheel_holds_no_code_of_tests(wheel):
 
 def install(wheel: Path, venv: Path) -> Path:
     """The `bin` of a new virtual environment that holds the wheel and what it requires, without extras."""
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=120, env=clean())
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=300, env=clean())
     command = [venv / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input"]
     subprocess.run([*command, str(wheel)], check=True, timeout=300, env=clean())
     return venv / "bin"
@@ -90,7 +90,7 @@ def allranks(installed: Path, folder: Path, *arguments: str) -> subprocess.Compl
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder)}
     command = [str(installed / "allranks"), *arguments]
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
 
 

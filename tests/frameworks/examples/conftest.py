@@ -132,7 +132,7 @@ def run_job(frameworks: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
         if run.process.poll() is None:
             run.process.send_signal(signal.SIGTERM)
             try:
-                run.process.wait(timeout=40)
+                run.process.wait(timeout=300)
             except subprocess.TimeoutExpired:
                 run.process.kill()
                 run.process.wait()

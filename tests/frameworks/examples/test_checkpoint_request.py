@@ -44,7 +44,7 @@ def test_ctrl_c_waits_for_the_checkpoints_of_all_ranks(run_job, tmp_path: Path, 
     reached = wait_for_ranks(run)
     run.process.send_signal(signal.SIGINT)
     run.wait_for(r"Ctrl-C: the ranks are asked for a checkpoint; when it is stored, or after 30 s, SIGTERM to 2 pods")
-    run.finish(timeout=60)
+    run.finish(timeout=300)
 
     assert run.code == 130, run.output
     stored = [int(step) for step in re.findall(r"stored step (\d+)", run.output)]
@@ -81,7 +81,7 @@ def test_training_programs_save_on_request_and_resume(manifest, arguments, saved
     run.process.send_signal(signal.SIGINT)
     run.wait_for(r"Ctrl-C: the ranks are asked for a checkpoint")
     run.wait_for(saved)
-    run.finish(timeout=120)
+    run.finish(timeout=300)
     assert run.code == 130, run.output
     assert len(re.findall(saved, run.output)) == 1, run.output
 
@@ -100,7 +100,7 @@ def test_callbacks_save_on_request_with_all_ranks(manifest, longer, libraries, r
     wait_for_ranks(run)
     run.process.send_signal(signal.SIGINT)
     run.wait_for(r"Ctrl-C: the ranks are asked for a checkpoint")
-    run.finish(timeout=120)
+    run.finish(timeout=300)
     assert run.code == 130, run.output
     saved = {"lm-transformers": "run-*/checkpoint-*", "penguins-lightning": "run-*/*.ckpt"}[manifest]
     assert list(claim.glob(saved)), run.output

@@ -46,7 +46,7 @@ def status(path, token=None):
     if token is not None:
         request.add_header("Authorization", f"Bearer {token}")
     try:
-        return urllib.request.urlopen(request, timeout=120).status
+        return urllib.request.urlopen(request, timeout=300).status
     except urllib.error.HTTPError as error:
         return error.code
 

@@ -77,7 +77,7 @@ def test_ctrl_c_ends_every_rank_and_exits_130(run_job) -> None:
     run = run_job("examples/penguins-pytorch.yaml", *LONG)
     run.wait_for(r"epoch 2/12")
     run.process.send_signal(signal.SIGINT)
-    run.finish(timeout=60)
+    run.finish(timeout=300)
 
     assert run.code == 130, run.output
     assert processes_of(run.marker) == {}

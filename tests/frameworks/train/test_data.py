@@ -201,7 +201,7 @@ def test_the_tests_above_pass_with_the_numpy_of_the_frameworks(frameworks: Path)
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout
     assert "skipped" not in done.stdout

@@ -83,7 +83,7 @@ def test_rendering_in_another_process_with_another_hash_seed_is_byte_identical()
         [sys.executable, "-m", "allranks", "render", *OPTIONS, *map(str, MANIFESTS)],
         env=os.environ | {"PYTHONHASHSEED": "4711"},
         capture_output=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert again.stdout.decode() == render(*MANIFESTS)

@@ -72,7 +72,7 @@ def run(archive: Path, api_of: Callable[[FakeApi], None], test: Callable[[Archiv
             api.end()
             await runner.cleanup()
 
-    asyncio.run(asyncio.wait_for(whole(), 60))
+    asyncio.run(asyncio.wait_for(whole(), 300))
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -136,7 +136,7 @@ class World:
         return None if data is None else gzip.decompress(data).decode()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(300):
             while not condition():
                 await asyncio.sleep(0.001)
 

@@ -63,7 +63,7 @@ class World:
         return None if data is None else json.loads(data)
 
     async def written(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(300):
             while not self.jobs.idle:
                 await asyncio.sleep(0.001)
 

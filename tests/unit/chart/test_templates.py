@@ -96,7 +96,9 @@ def test_lint_finds_nothing(helm: Helm) -> None:
 
 def test_unit_tests_of_the_chart_pass(tmp_path: Path) -> None:
     command = [built("untt"), CHART]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={"HOME": str(tmp_path)})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env={"HOME": str(tmp_path)}
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -685,7 +687,7 @@ def run_test_pod(helm: Helm, url: str, seconds: float) -> subprocess.CompletedPr
         env=env | {"OPERATOR": url, "SECONDS": str(seconds)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

@@ -73,7 +73,7 @@ def test_version():
 
 def test_python_m_allranks_is_the_same_command():
     done = subprocess.run(
-        [sys.executable, "-m", "allranks", "--version"], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-m", "allranks", "--version"], capture_output=True, text=True, timeout=300, check=True
     )
     assert done.stdout == f"allranks, version {__version__}\n"
 
@@ -272,7 +272,7 @@ def test_ctrl_c_while_the_command_line_is_imported_prints_no_traceback(tmp_path)
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
@@ -497,7 +497,7 @@ def test_a_program_can_report_with_the_copied_library(here):
         env={"PYTHONPATH": str(here / "made" / "python")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert (done.stdout, done.stderr) == (f"{here}/made/python/allranks/__init__.py\n", "")
 

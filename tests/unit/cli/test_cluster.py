@@ -92,5 +92,5 @@ def test_as_a_kubectl_plugin_usage_names_kubectl():
     program = (
         "import sys\nsys.argv = ['/bin/kubectl-allranks', 'get', '--help']\nfrom allranks.__main__ import main\nmain()"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.startswith("Usage: kubectl allranks get ")

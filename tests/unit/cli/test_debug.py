@@ -124,7 +124,7 @@ def test_a_local_run_is_collected_with_the_logs_of_all_attempts(tmp_path: Path):
 
     def allranks(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "allranks", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
 
     assert allranks("run", "job.yaml").returncode != 0
     done = allranks("debug", "fails", "-o", "out.tar.gz", "--kubeconfig", "none")

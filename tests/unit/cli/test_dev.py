@@ -58,7 +58,7 @@ class Dev:
         )
         threading.Thread(target=self._read, daemon=True).start()
 
-    def until(self, pattern: str, seconds: float = 120) -> str:
+    def until(self, pattern: str, seconds: float = 300) -> str:
         deadline = time.monotonic() + seconds
         while True:
             try:

@@ -161,6 +161,6 @@ def test_the_manifest_runs(folder):
     (folder / "train.py").write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
     assert init("train.py", "--framework", "spmd").exit_code == 0
     command = [sys.executable, "-m", "allranks", "run", "job.yaml"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {"rank 0 of 2", "rank 1 of 2"} <= {line.partition(" | ")[2] for line in done.stdout.splitlines()}

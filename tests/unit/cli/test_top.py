@@ -220,7 +220,7 @@ class Terminal:
         self._master, self.process = master, process
         self.output = b""
 
-    def until(self, text: str, seconds: float = 120) -> None:
+    def until(self, text: str, seconds: float = 300) -> None:
         """Reads until the text appears in new output."""
         deadline, begin = time.monotonic() + seconds, len(self.output)
         while text.encode() not in self.output[max(0, begin - len(text)) :]:
@@ -231,7 +231,7 @@ class Terminal:
     def press(self, keys: bytes) -> None:
         os.write(self._master, keys)
 
-    def end(self, seconds: float = 120) -> int:
+    def end(self, seconds: float = 300) -> int:
         """Waits for the command. Returns its exit status."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None:

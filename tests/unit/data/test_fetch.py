@@ -186,7 +186,7 @@ class Dies:
             os.kill(os.getpid(), 9)
 fetch(Wanted("{url}/x"), Cache(Path({str(cache.root)!r})), Dies())
 """
-    done = subprocess.run([sys.executable, "-c", program], timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], timeout=300)
     assert done.returncode == -9
     [partial] = cache.root.glob("*.partial")
     assert (partial / JOURNAL).read_text().count("offset") == 2
@@ -313,7 +313,7 @@ try:
 except DataError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert f"{url}/x: the disk is full" in done.stdout, done.stderr
     web.requests.clear()
     assert files_of(cache, f"{url}/x", get(cache, f"{url}/x")) == {"x": CONTENT}

@@ -182,7 +182,7 @@ def test_ssh_waits_until_dns_resolves_the_name(tmp_path, tries):
     getent.chmod(0o755)
     command = ["ssh", "-F", str(tmp_path / "config"), "-p", "1", "localhost", "true"]
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SHELL": "/bin/sh"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert "Connection refused" in done.stderr
     assert (tmp_path / "queries").read_text() == tries * "localhost\n"
 

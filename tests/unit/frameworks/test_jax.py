@@ -89,7 +89,7 @@ def fake_jax(folder: Path, source: str) -> dict[str, str]:
 
 def run(environment: dict[str, str], *program: str) -> subprocess.CompletedProcess[str]:
     helper = [sys.executable, str(HELPERS / "jax_process.py"), *program]
-    return subprocess.run(helper, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(helper, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_jax_finds_the_process_ids_in_the_environment(tmp_path: Path):

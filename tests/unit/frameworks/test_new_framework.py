@@ -71,7 +71,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=TESTS, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", PROGRAM], cwd=TESTS, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

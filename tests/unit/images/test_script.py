@@ -43,7 +43,7 @@ class Builders:
             "CALLS": str(self.folder / "calls"),
             "ALLRANKS_CACHE": str(self.folder / "cache"),
         }
-        done = subprocess.run([SCRIPT, *args], env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([SCRIPT, *args], env=env, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == code, done.stderr
         return done
 

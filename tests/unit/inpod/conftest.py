@@ -45,7 +45,7 @@ def run(helpers: Path, hub: FakeReportServer, tmp_path: Path) -> Run:
             env=ours | hub.environment | {"PYTHONPATH": str(site), "RANK": "0"} | environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
 
     return one

@@ -112,7 +112,7 @@ def pod(operator: Operator, tmp_path: Path) -> Callable[..., subprocess.Complete
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
 
     return call
@@ -260,7 +260,7 @@ def launched(operator: Operator, tmp_path: Path) -> Callable[[str, bytes], subpr
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 

@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 HELPER = HELPERS / "horovod_gloo.py"
 TELL = 'env > "$OUT/rank-$HOROVOD_RANK.new"; mv "$OUT/rank-$HOROVOD_RANK.new" "$OUT/rank-$HOROVOD_RANK"; '
-SOON = 120.0
+SOON = 300.0
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -334,7 +334,7 @@ def test_real_Horovod_ranks_meet_and_add_up(start):
     python = str(Path(done.stdout.strip()) / "bin" / "python")
     real = {"PYTHONPATH": "", "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
     workers = [start(worker, 2, python, "-c", PROGRAM, helper=(python, str(HELPER)), **real) for worker in range(2)]
-    outputs = [worker.communicate(timeout=200)[0] for worker in workers]
+    outputs = [worker.communicate(timeout=300)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     said = sorted(line for output in outputs for line in output.splitlines() if line.startswith("rank "))
     assert said == [

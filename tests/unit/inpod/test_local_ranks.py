@@ -19,7 +19,7 @@ WAIT = "import os, sys, time; rank = os.environ['RANK']\n"
 def run(program: str, size: int = 3) -> subprocess.CompletedProcess[str]:
     command = [*HELPER, "--", sys.executable, "-c", WAIT + program]
     environment = {**ENVIRONMENT, "LOCAL_WORLD_SIZE": str(size)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_each_process_has_its_rank():
@@ -70,7 +70,7 @@ def test_sigterm_reaches_every_process_and_is_no_failure_of_a_rank(tmp_path: Pat
         assert helper.stdout
         ready = [helper.stdout.readline() for _ in range(3)]
         helper.send_signal(signal.SIGTERM)
-        _, stderr = helper.communicate(timeout=120)
+        _, stderr = helper.communicate(timeout=300)
     finally:
         helper.kill()
     assert ready == ["ready\n"] * 3
@@ -81,10 +81,10 @@ def test_sigterm_reaches_every_process_and_is_no_failure_of_a_rank(tmp_path: Pat
 
 def test_a_program_that_does_not_exist_is_an_error_of_a_shell():
     done = subprocess.run(
-        [*HELPER, "--", "no-such-program"], env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False
+        [*HELPER, "--", "no-such-program"], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stderr) == (
         127,
         "allranks: cannot start no-such-program: No such file or directory\n",
     )
-    assert subprocess.run(HELPER, env=ENVIRONMENT, capture_output=True, timeout=60, check=False).returncode == 2
+    assert subprocess.run(HELPER, env=ENVIRONMENT, capture_output=True, timeout=300, check=False).returncode == 2

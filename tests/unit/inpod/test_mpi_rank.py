@@ -25,7 +25,7 @@ from allranks.core.model import Platform
 from allranks.frameworks.mpirun import read_mpirun_report
 from support.builders import job, table
 
-SOON = 120.0
+SOON = 300.0
 MPIRUN = """
 import os, signal, subprocess, sys
 agent = os.environ.get("OMPI_MCA_orte_fork_agent", "").split()

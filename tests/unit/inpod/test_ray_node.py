@@ -23,7 +23,7 @@ from allranks.frameworks.base import RootCause
 from allranks.pod_bundle import HELPERS
 from support.builders import table
 
-SECONDS = 240
+SECONDS = 300
 FAKE_RAY = f"""#!{sys.executable}
 import json, os, pathlib, signal, socket, sys, time
 

@@ -59,7 +59,7 @@ def python(text: str) -> tuple[str, str, str]:
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 
@@ -92,7 +92,7 @@ def test_one_pipe_for_both_streams_keeps_their_order(helpers, hub):
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=120,
+        timeout=300,
     )
     assert done.stdout.split() == [b"%d" % number for number in range(2000)]
 

@@ -39,7 +39,7 @@ def test_transient_errors_are_retried(fault: Answer) -> None:
 
 def test_a_request_without_an_answer_is_retried() -> None:
     async def scenario() -> None:
-        async with client_of(hangs, says({})) as (client, api), asyncio.timeout(60):
+        async with client_of(hangs, says({})) as (client, api), asyncio.timeout(300):
             client._timeout = clients.aiohttp.ClientTimeout(total=0.2)
             await client.get("/x")
             assert len(api.asked) == 2

@@ -35,7 +35,7 @@ async def cluster_of(tmp_path: Any, *script: Answer) -> AsyncIterator[tuple[Clus
             "{current-context: c, contexts: [{name: c, context: {cluster: c, user: u, namespace: team}}], "
             f"clusters: [{{name: c, cluster: {{server: '{api.url}'}}}}], users: [{{name: u, user: {{token: t}}}}]}}"
         )
-        async with Cluster.connect(Where(kubeconfig=str(file))) as cluster, asyncio.timeout(60):
+        async with Cluster.connect(Where(kubeconfig=str(file))) as cluster, asyncio.timeout(300):
             yield cluster, api
 
 
@@ -197,7 +197,7 @@ def test_rows_of_a_table_are_watched(tmp_path):
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_without_its_packages_a_command_says_what_to_install():

@@ -40,7 +40,7 @@ class Ranks:
         added = self.observed.variables(pod, container)
         wiring = {"RANK": str(index), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "TF_CONFIG": "{}"}
         variables = {"PYTHONPATH": str(self._startup), **wiring, **env, **added}
-        subprocess.run(argv, env=variables, check=True, timeout=60)
+        subprocess.run(argv, env=variables, check=True, timeout=300)
 
     @property
     def copies(self) -> int:

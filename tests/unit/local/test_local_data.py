@@ -22,7 +22,7 @@ from allranks.local.run_directories import StoredRun
 from support.builders import manifest
 from support.data_servers import Behaviour, http_server, s3_environment, s3_server
 
-SECONDS = 120.0
+SECONDS = 300.0
 EXAMPLES = Path(__file__).parents[3] / "examples" / "data"
 TRAIN = """
 import os, pathlib

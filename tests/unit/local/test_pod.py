@@ -81,7 +81,7 @@ class World:
         self.one.start()
         return self.one
 
-    async def until(self, condition: Callable[[], Any], seconds: float = 60) -> None:
+    async def until(self, condition: Callable[[], Any], seconds: float = 300) -> None:
         """Waits for a condition on the pod."""
         async with asyncio.timeout(seconds):
             while not condition():
@@ -330,7 +330,7 @@ def test_deletion_is_sigterm_to_the_first_process_alone(world: World) -> None:
         await world.until(lambda: b"ready" in world.printed)
         pod.delete()
         assert pod.status.deleted_at is not None
-        await asyncio.wait_for(pod.gone.wait(), 30)
+        await asyncio.wait_for(pod.gone.wait(), 300)
         return pod.status
 
     status = asyncio.run(scenario())
@@ -347,7 +347,7 @@ def test_the_whole_process_tree_is_killed_after_the_grace_period(world: World) -
         await world.until(lambda: b"ready" in world.printed)
         began = time.monotonic()
         pod.delete()
-        await asyncio.wait_for(pod.gone.wait(), 30)
+        await asyncio.wait_for(pod.gone.wait(), 300)
         return pod.status, time.monotonic() - began
 
     status, took = asyncio.run(scenario())
@@ -363,7 +363,7 @@ def test_a_second_deletion_can_only_shorten_the_grace_period(world: World) -> No
         pod.delete()
         pod.delete(0)
         pod.delete(30)
-        await asyncio.wait_for(pod.gone.wait(), 30)
+        await asyncio.wait_for(pod.gone.wait(), 300)
 
     asyncio.run(scenario())
 
@@ -372,7 +372,7 @@ def test_a_pod_deleted_before_its_start_never_runs(world: World) -> None:
     async def scenario() -> None:
         pod = world.pod(world.manifest("sh", "-c", "echo ran"))
         pod.delete()
-        await asyncio.wait_for(pod.gone.wait(), 30)
+        await asyncio.wait_for(pod.gone.wait(), 300)
 
     asyncio.run(scenario())
     assert world.printed == b""
@@ -461,7 +461,7 @@ time.sleep(1000)
         pod = world.pod(world.manifest(sys.executable, "-c", program))
         await world.until(lambda: b"ready" in world.printed)
         pod.delete(grace)
-        await asyncio.wait_for(pod.gone.wait(), 30)
+        await asyncio.wait_for(pod.gone.wait(), 300)
 
     asyncio.run(scenario())
     eventually(lambda: not left(world.mark))
@@ -489,7 +489,7 @@ def test_deletion_ends_the_wait_for_a_restart(world: World) -> None:
         pod = world.pod(world.manifest("false", restartPolicy="Always"))
         await world.until(lambda: pod.status.waiting_reason == "CrashLoopBackOff")
         pod.delete()
-        await asyncio.wait_for(pod.gone.wait(), 30)
+        await asyncio.wait_for(pod.gone.wait(), 300)
 
     asyncio.run(scenario())
 

@@ -23,7 +23,7 @@ from allranks.core import stack_requests
 from allranks.local import run_directories
 
 MARK = "TEST_OF_RUN"
-SECONDS = 120.0
+SECONDS = 300.0
 
 MEET = "touch up-$ALLRANKS_ROLE-$ALLRANKS_INDEX; while [ ! -e go ]; do sleep 0.02; done; echo done $RANK"
 """Waits for a file that the test creates."""

@@ -128,7 +128,7 @@ def test_the_moment_in_the_file_is_kept_current_without_any_news(tmp_path: Path,
 
     async def until_written() -> None:
         current = asyncio.create_task(StateFile(path, job()).keep_current(lambda: quiet))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not path.exists():
                 await asyncio.sleep(0.01)
         current.cancel()

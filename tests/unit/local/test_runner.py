@@ -60,5 +60,5 @@ def test_a_pod_that_ends_right_after_a_reconcile_is_reconciled_again(
     monkeypatch.setattr(runner, "LocalPod", Brief)
     one = job(roles={"worker": {}}, command=["train"], restart={"maxRestarts": 0})
     run = LocalRun(one, Options(run_dir=tmp_path / "run"), reconcile=decide)
-    how = asyncio.run(asyncio.wait_for(run.run(NullListener()), 60))
+    how = asyncio.run(asyncio.wait_for(run.run(NullListener()), 300))
     assert (how, run.status.phase) == ("finished", "Failed")

@@ -94,7 +94,7 @@ async def running(controller: Controller, *jobs: Any) -> AsyncIterator[Controlle
     controller.start()
     run = asyncio.create_task(controller.run())
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             yield controller
     finally:
         controller.close()
@@ -117,7 +117,7 @@ def created(asked: Scripted) -> list[str]:
 def test_a_job_that_was_fenced_by_a_late_lease_renewal_is_retried() -> None:
     async def scenario() -> None:
         may = iter([False])
-        async with controlled(Api(), lambda: next(may, True)) as asked, asyncio.timeout(60):
+        async with controlled(Api(), lambda: next(may, True)) as asked, asyncio.timeout(300):
             while len(created(asked)) < 2:
                 await asyncio.sleep(0.01)
 
@@ -153,7 +153,7 @@ def messages() -> Callable[[], str]:
 def test_rejected_creates_are_retried_only_after_their_backoff(refusal: Callable[[], str]) -> None:
     async def scenario() -> None:
         began, api = time.monotonic(), Api(refusal)
-        async with controlled(api) as asked, asyncio.timeout(60):
+        async with controlled(api) as asked, asyncio.timeout(300):
             while "Forbidden" not in str(api.job.get("status")):
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.3)
@@ -169,7 +169,7 @@ def test_a_status_field_that_the_api_server_prunes_is_not_written_again_and_agai
     """An operator that is newer than its CRDs."""
 
     async def scenario() -> list[Any]:
-        async with controlled(Api(unknown="selector")) as asked, asyncio.timeout(60):
+        async with controlled(Api(unknown="selector")) as asked, asyncio.timeout(300):
             while "older than the operator" not in caplog.text:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.5)

@@ -38,7 +38,7 @@ def events(controller: Any) -> list[dict[str, Any]]:
 
 
 async def settled(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not done():
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.2)

@@ -74,7 +74,7 @@ def controlled(scenario: Callable[[SweepController, Api, Broken], Any], document
 
     async def main() -> None:
         api, decide = Api(document or sweep()), Broken()
-        async with asyncio.timeout(60), client_of(api) as (client, _):
+        async with asyncio.timeout(300), client_of(api) as (client, _):
             controller = controller_of(client, suggest, decide)
             controller.open(None)
             await scenario(controller, api, decide)

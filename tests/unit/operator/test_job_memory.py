@@ -54,7 +54,7 @@ def _bytes_per_job(count: int, spec: object, status: object) -> float:
         input=json.dumps([count, spec, status]),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

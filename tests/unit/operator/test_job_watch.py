@@ -48,7 +48,7 @@ async def watch_until(enough: Enough, api: Scripted, token_file: Path | None = N
     callbacks: list[Any] = [lambda *_: None, lambda *_: None, lambda: None]
     run = asyncio.create_task(job_watch.run(client, Settings(), *callbacks, asyncio.Event()))
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not run.done() and not enough(api):
                 await asyncio.sleep(0.01)
         if run.done():

@@ -134,7 +134,7 @@ def test_the_identity_is_the_same_in_all_sessions_of_a_process() -> None:
     async def scenario() -> None:
         settings = Settings(leader_election=True, lease_namespace="ns", address="127.0.0.1", port=0)
         leases = Leases()
-        async with client_of(leases) as (_, asked), asyncio.timeout(30):
+        async with client_of(leases) as (_, asked), asyncio.timeout(300):
             operator = Operator(settings, Connection(asked.url))
             stopping = asyncio.create_task(asyncio.Event().wait())
             identities = set()

@@ -69,7 +69,7 @@ async def operator(folder: Path, pace: Pace = FAST, **content: Any) -> AsyncIter
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 100))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 300))  # type: ignore[arg-type]
 
 
 def test_a_cloud_event_says_what_failed_first_with_a_link(tmp_path: Path) -> None:

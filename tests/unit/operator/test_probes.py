@@ -74,7 +74,7 @@ async def serving(*listeners: Listener) -> AsyncIterator[Connect]:
     for listener in listeners:
         await listener.start()
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             yield connect
     finally:
         for client in clients:

@@ -22,7 +22,7 @@ def lived(answer: Answer, enough: int, timing: Timing | None = None, **settings:
     """(API server, what was unhealthy, seconds until it stopped). Stops the operator after `enough` requests."""
 
     async def scenario() -> tuple[Scripted, str, float]:
-        async with server(answer) as api, asyncio.timeout(60):
+        async with server(answer) as api, asyncio.timeout(300):
             operator = Operator(Settings(address="127.0.0.1", port=0, **settings), Connection(api.url), timing=timing)
             stop, loop = asyncio.Event(), asyncio.get_running_loop()
             run = asyncio.create_task(operator.run(stop))

@@ -127,7 +127,7 @@ def test_a_sweep_takes_little_memory_whatever_its_template(items: int, most: int
         input=json.dumps({"template": {"spec": {"template": {"x": [{}] * items}}}}),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -74,7 +74,7 @@ async def operator(folder: Path, api: Api, **content: Any) -> AsyncIterator[Swee
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 100))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 300))  # type: ignore[arg-type]
 
 
 def notifications(api: Api) -> list[str]:

@@ -385,7 +385,7 @@ assert cloudpickle.loads(cloudpickle.dumps(report)) is report is pickle.loads(pi
 assert cloudpickle.loads(cloudpickle.dumps(lambda: report.report(step=1)))() is None
 report(step=1)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.stderr.splitlines()[-1] == (
         "TypeError: allranks.report is a module: import the function with `from allranks.report import report`, and "
         "call report(step=...)"

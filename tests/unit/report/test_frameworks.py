@@ -31,7 +31,7 @@ def run(frameworks, hub) -> Callable[..., subprocess.CompletedProcess[str]]:
             | environment,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=300,
         )
 
     return one

@@ -25,7 +25,7 @@ from support.builders import manifest
 from support.slow_api import CONFIG_MAPS, JOBS, SlowApi, Step
 
 IMAGE = "registry.example.org/train:1"
-SECONDS = 120.0
+SECONDS = 300.0
 
 
 def train() -> None:

@@ -279,7 +279,7 @@ except KeyboardInterrupt:
         wait_until(lambda: len(running(tmp_path)) == 2)
         pids = running(tmp_path)
         caller.send_signal(signal.SIGINT)
-        assert caller.communicate(timeout=100)[0] == "interrupted\n"
+        assert caller.communicate(timeout=300)[0] == "interrupted\n"
     finally:
         caller.kill()
         caller.wait()
@@ -348,7 +348,7 @@ def test_a_cancelled_run_has_ended_its_ranks(tmp_path, interrupts, capsys):
 
     async def cancelled():
         task = asyncio.create_task(allranks.run_async(waits, ranks=-2, **HERE | {"logs": True}))
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(300):
             while len(running(tmp_path)) < 2 and not task.done():
                 await asyncio.sleep(0.02)
         pids = running(tmp_path)

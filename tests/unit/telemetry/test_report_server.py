@@ -58,7 +58,7 @@ class Raw:
         return await self.answer()
 
     async def answer(self) -> Answer:
-        async with asyncio.timeout(60):  # the wait_for of Python 3.11 sometimes loses the cancellation of its task
+        async with asyncio.timeout(300):  # the wait_for of Python 3.11 sometimes loses the cancellation of its task
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             fields = dict(line.split(": ", 1) for line in head[1:] if line)
             body = await self.reader.readexactly(int(fields.get("Content-Length", 0)))
@@ -68,7 +68,7 @@ class Raw:
     async def closed(self) -> bool:
         """Whether the server closes the connection."""
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 return await self.reader.read(1) == b""
         except ConnectionError:
             return True
@@ -128,7 +128,7 @@ async def serving(
     world = World(served, store)
     world.counted = counted
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             yield world
     finally:
         for raw in world.raw:

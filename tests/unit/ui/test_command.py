@@ -55,7 +55,7 @@ def test_it_prints_an_address_that_opens_the_page_and_ends_with_ctrl_c_while_som
     response = viewer.getresponse()
     assert response.readline() == b"event: status\n"
     started.send_signal(signal.SIGINT)
-    _, errors = started.communicate(timeout=60)
+    _, errors = started.communicate(timeout=300)
     assert started.returncode in (130, -signal.SIGINT)
     assert errors == "Ctrl-C ends it.\n"
     assert response.read().endswith(b"\n")
@@ -68,14 +68,14 @@ def test_a_port_in_use_is_one_sentence(tmp_path):
         taken.listen()
         port = taken.getsockname()[1]
         command = [*ALLRANKS, "ui", "--no-browser", "--port", str(port)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: --port {port}: cannot listen on 127.0.0.1:{port}: address already in use\n"
 
 
 def test_a_namespace_and_all_namespaces_contradict_each_other():
     command = [*ALLRANKS, "ui", "-A", "-n", "team"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     assert "specify either -n or -A, not both" in done.stderr
 
@@ -104,5 +104,5 @@ def test_a_run_is_shown_while_it_runs_and_when_it_has_ended(tmp_path):
             assert "Succeeded" in server.get(f"/runs/hello/{folder}").text
     finally:
         run.terminate()
-        output, _ = run.communicate(timeout=60)
+        output, _ = run.communicate(timeout=300)
     assert json.loads((tmp_path / "runs" / "hello" / folder / "job.json").read_text())["status"]["phase"], output

@@ -43,7 +43,7 @@ def client_package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleT
         env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},  # its formatter is ruff
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

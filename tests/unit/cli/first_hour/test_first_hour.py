@@ -100,7 +100,7 @@ def play(entry: Entry, folder: Path) -> tuple[int, str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
     return done.returncode, normal(done.stdout, folder)
