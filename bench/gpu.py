@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import re
 import shutil
 import signal
@@ -21,6 +19,7 @@ from typing import Any
 
 import yaml
 from machine import ROOT, machine
+from train_runs import end
 
 EPILOG = """examples:
   python bench/gpu.py                          # every example whose framework is installed, then the speed
@@ -211,15 +210,6 @@ def call(command: list[str]) -> tuple[int, str]:
     finally:
         end(process)
     return process.returncode, output
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """SIGTERM, on which launchers end their ranks, and SIGKILL after 40 s."""
-    for number, seconds in ((signal.SIGTERM, 40), (signal.SIGKILL, 10)):
-        if process.poll() is None:
-            os.killpg(process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(seconds)
 
 
 def compare_speed(rounds: int, gpus: int) -> str:

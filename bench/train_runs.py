@@ -189,8 +189,13 @@ def started(command: Command, folder: Path, number: int) -> Iterator[subprocess.
     try:
         yield process
     finally:
-        for ending, seconds in ((signal.SIGTERM, 40), (signal.SIGKILL, 10)):
-            if process.poll() is None:
-                os.killpg(process.pid, ending)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(seconds)
+        end(process)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ends the leader of a process group: SIGTERM, on which launchers end their ranks, and SIGKILL after 40 s."""
+    for ending, seconds in ((signal.SIGTERM, 40), (signal.SIGKILL, 10)):
+        if process.poll() is None:
+            os.killpg(process.pid, ending)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)

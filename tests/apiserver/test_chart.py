@@ -13,9 +13,8 @@ import secrets
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import yaml
 from support.api import Api, ApiError
 from support.controlplane import ControlPlane, free_ports
 from support.helm import CHART, ROOT, Helm, HelmError, Manifest, built
-from support.live import wait_until_served
+from support.live import eventually, wait_until_served
 
 JOB: Manifest = {
     "apiVersion": "allranks.dev/v1alpha1",
@@ -88,13 +87,6 @@ def new_namespace(api: Api, prefix: str, labels: dict[str, str] | None = None) -
     name = f"{prefix}-{secrets.token_hex(4)}"
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}})
     return name
-
-
-def eventually(condition: Callable[[], Any], seconds: float = 300) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.05)
 
 
 def install(helm: Helm, namespace: str, values: Manifest | None = None, release: str = "allranks") -> str:
