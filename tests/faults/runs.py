@@ -81,6 +81,7 @@ FOUND = (
         "both",
         1367630814,
     ),
+    ("A job with low utilization is suspended once, and continues when it is resumed.", "both", 1003761587),
 )
 """(scenario and case, kind, seed) of runs that failed before. They always run."""
 

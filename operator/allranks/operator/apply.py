@@ -6,7 +6,6 @@ Every request is idempotent: names are computed, a deletion names the UID, a sta
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -229,19 +228,19 @@ class Executor:
         except NotFound:
             return None
 
-    async def delete_job(self, job: Manifest) -> None:
-        metadata = job["metadata"]
-        try:
-            await self._client.delete(paths.job(metadata["namespace"], metadata["name"]), metadata["uid"])
-        except (NotFound, Conflict):
-            return
+    async def delete_job(self, job: Manifest) -> bool:
+        """False: a conflict. The job is another one of the same name, or it is to be tried again.
 
-    async def suspend_job(self, job: Manifest) -> None:
-        """Sets `spec.suspend`, unless the job is another one of the same name. Raises Refused."""
+        Raises Unavailable, Fenced, Refused.
+        """
+        metadata = job["metadata"]
+        return await _sent(self._client.delete(paths.job(metadata["namespace"], metadata["name"]), metadata["uid"]))
+
+    async def suspend_job(self, job: Manifest) -> bool:
+        """Sets `spec.suspend`. False: as for `delete_job`. Raises Unavailable, Fenced, Refused."""
         metadata = job["metadata"]
         change = {"metadata": {"uid": metadata["uid"]}, "spec": {"suspend": True}}
-        with contextlib.suppress(NotFound, Conflict):
-            await self._client.patch(paths.job(metadata["namespace"], metadata["name"]), change)
+        return await _sent(self._client.patch(paths.job(metadata["namespace"], metadata["name"]), change))
 
     async def _create(self, job: Manifest, manifest: Manifest, rejections: Rejections) -> bool:
         """Whether the object is new."""
@@ -328,6 +327,17 @@ class Executor:
         except Refused as error:
             # Nothing waits for it, and it is deleted with the job.
             logger.error("cannot delete ConfigMap %s/%s: %s", job["metadata"]["namespace"], name, error)
+
+
+async def _sent(request: Awaitable[object]) -> bool:
+    """Whether the request had its effect, or its object is gone. False: a conflict."""
+    try:
+        await request
+    except NotFound:
+        pass
+    except Conflict:
+        return False
+    return True
 
 
 async def _gather(requests: Sequence[Callable[[], Awaitable[object]]]) -> None:

@@ -152,7 +152,8 @@ class Controller:
                 self._schedule(key, state)
 
     async def _reconcile_once(self, key: JobKey, state: JobState) -> bool:
-        """False: the core raised, or a change of an object was rejected, so the job is tried again with a backoff."""
+        """False: the core raised, or a change of the job or of another object met a conflict or was rejected, so the
+        job is tried again with a backoff."""
         raw = self.jobs.get(key)
         if raw is None:
             return True
@@ -192,19 +193,22 @@ class Controller:
             return True
         if plan.status is not None and not self._writer.postpone(state.writes, observed, plan):
             await self._write_status(key, raw, state, observed, plan)
-        if plan.delete_job and not plan.write_ahead:
-            await self._executor.delete_job(raw)
-        if plan.suspend_job:
-            await self._suspend(key, raw, observed)
+        if plan.delete_job and not plan.write_ahead and not await self._executor.delete_job(raw):
+            return False
+        if plan.suspend_job and not await self._suspend(key, raw, state, observed):
+            return False
         return not (state.rejections.changes or state.rejections.conflicts)
 
-    async def _suspend(self, key: JobKey, raw: Manifest, observed: Observed) -> None:
-        """Sets `spec.suspend`. The watch brings the changed job."""
+    async def _suspend(self, key: JobKey, raw: Manifest, state: JobState, observed: Observed) -> bool:
+        """Sets `spec.suspend`. The watch brings the changed job. False: a conflict or a rejection."""
         try:
-            await self._executor.suspend_job(raw)
+            return await self._executor.suspend_job(raw)
         except Refused as error:
-            event = Event("SuspendRefused", f"the job cannot be suspended: {error}", warning=True)
-            self._emit_events(key, raw, observed.status, [event])
+            if state.suspend_rejected != str(error):
+                state.suspend_rejected = str(error)
+                event = Event("SuspendRefused", f"the job cannot be suspended: {error}", warning=True)
+                self._emit_events(key, raw, observed.status, [event])
+            return False
 
     def _timed(self, key: JobKey, observed: Observed, began: float) -> Plan:
         """`began`: before the job was decoded."""

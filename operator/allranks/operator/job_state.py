@@ -35,6 +35,8 @@ class JobState:
     """Why the job cannot be decoded or evaluated, once it is reported."""
     status_rejected: str = ""
     """Why the status could not be written; already reported."""
+    suspend_rejected: str = ""
+    """Why the job could not be suspended; already reported."""
     decoded: Decoded = field(default_factory=Decoded)
 
     def begin(self, now: float, changed: bool) -> None:

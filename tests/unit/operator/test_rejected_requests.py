@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pytest
 from aiohttp import web
 
-from allranks.core.model import PodRef
+from allranks.core.model import Plan, PodRef
 from allranks.kube import pod_codec, raw_pod
 from allranks.operator.apply import JOB_CONCURRENCY, Rejections
 from allranks.operator.controller import Controller
@@ -260,5 +261,35 @@ def test_a_job_with_many_undeletable_pods_sends_few_requests_per_try_and_reaches
                 left = [pod for pod in left if pod.name not in gone]
                 rejections.keep_deletions(left)
                 assert tries < 10
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("code", "reason"), [(409, "Conflict"), (403, "Forbidden")])
+@pytest.mark.parametrize(("plan", "method"), [(Plan(suspend_job=True), "PATCH"), (Plan(delete_job=True), "DELETE")])
+def test_a_suspension_or_deletion_of_a_job_is_retried_until_it_succeeds(
+    plan: Plan, method: str, code: int, reason: str
+) -> None:
+    """Nothing else causes a reconcile: the job does not change."""
+
+    async def scenario() -> None:
+        cluster, sent = Cluster(1), 0
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            nonlocal sent
+            if request.path.endswith("/distributedtrainings/demo") and request.method == method:
+                sent += 1
+                return await (status(code, reason, "not now") if sent < 3 else says(cluster.job))(request)
+            return await cluster(request)
+
+        async with (
+            client_of(answer) as (client, _),
+            running(controller_of(client, decide=lambda observed: plan), cluster.job) as controller,
+        ):
+            await until(lambda: sent == 3 and controller.idle)
+            await controller._recorder.flush(300)
+            refusals = [event["reason"] for event in cluster.events]
+            assert refusals == (["SuspendRefused"] if plan.suspend_job and code == 403 else [])
+            assert controller.queue.failures(("ns", "demo")) == 0
 
     asyncio.run(scenario())
