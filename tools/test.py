@@ -118,7 +118,7 @@ EVERY_CHANGE = (
         "unit",
         7,
         "each rule and module in memory; golden manifests; scenarios with a poor watch and killed after each write; "
-        "2,400 generated histories; mutants of the core, each of which a test must catch",
+        "3,100 generated histories; mutants of the core, each of which a test must catch",
         [pytest("unit", "-m", "not slow and not cluster and not e2e and not nightly", *TWO_AT_A_TIME)],
     ),
     Part(

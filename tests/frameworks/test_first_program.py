@@ -33,7 +33,7 @@ def test_the_first_program_of_the_documentation_runs_as_two_ranks(frameworks, tm
         capture_output=True,
         text=True,
         check=False,
-        timeout=250,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):

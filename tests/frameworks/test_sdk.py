@@ -28,7 +28,7 @@ def python(frameworks, tmp_path_factory) -> Path:
 def result_of(program: str, python: Path, folder: Path) -> Any:
     """What the program prints last, as JSON."""
     (folder / "program.py").write_text(program)
-    done = subprocess.run([python, "program.py"], cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run([python, "program.py"], cwd=folder, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -26,7 +26,7 @@ def main(file: str, kernel: str, started: str | None = None) -> None:
     client = NotebookClient(
         notebook,
         km=manager,
-        timeout=280,
+        timeout=900,
         allow_errors=started is not None,
         resources={"metadata": {"path": str(path.parent)}},
     )

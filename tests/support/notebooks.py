@@ -52,7 +52,7 @@ def run(file: Path, kernel: str, *started: str) -> Any:
     """The notebook in `file` after its execution."""
     command = [sys.executable, "-m", "support.notebook_run", str(file), kernel, *started]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY / "tests")}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=290, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return nbformat.read(file, as_version=4)
 

@@ -16,6 +16,8 @@ import pytest
 from allranks.version import __version__
 from support import helm
 
+pytestmark = pytest.mark.timeout(1800)
+
 ROOT = Path(__file__).parents[2]
 WHEEL = f"allranks-{__version__}-py3-none-any.whl"
 CHART = f"allranks-{__version__}.tgz"
@@ -68,7 +70,7 @@ def dist(folder: Path, *arguments: str, umask: int = 0o022, **variables: str) ->
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=900,
     )
 
 
@@ -89,7 +91,7 @@ files.chart(folder / "allranks", folder, found)
         folder = tmp_path / name
         folder.mkdir()
         command = [sys.executable, "-c", program, str(folder)]
-        subprocess.run(command, cwd=ROOT, env=os.environ | {"TZ": zone}, umask=umask, check=True, timeout=280)
+        subprocess.run(command, cwd=ROOT, env=os.environ | {"TZ": zone}, umask=umask, check=True, timeout=900)
         made.append({path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})
     assert set(made[0]) == {WHEEL, SDIST, CHART}
     assert made[0] == made[1]

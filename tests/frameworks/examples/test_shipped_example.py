@@ -24,7 +24,7 @@ def test_the_example_with_code_trains_on_a_copy_of_its_directory(frameworks, tmp
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in (0, 1):

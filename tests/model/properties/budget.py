@@ -11,14 +11,14 @@ import pytest
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
-DEFAULT = 2400
+DEFAULT = 3100
 DEFAULT_SEED = 20261123
 histories = DEFAULT
 seed = 0
 
 
 def share(part: float, least: int = 1) -> Callable[[Test], Test]:
-    """A property with this share of all histories. It does not use the database of examples."""
+    """A property with this share of all histories: the shares add up to 1. It does not use the database of examples."""
 
     def decorate(test: Test) -> Test:
         settings = hypothesis.settings(

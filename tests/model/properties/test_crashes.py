@@ -21,7 +21,7 @@ REPLAYS = 12
 """Approximate number of replays in one example; they count as histories."""
 
 
-@share(0.15 / REPLAYS, least=10)
+@share(0.115 / REPLAYS, least=10)
 @given(spec=specs(), history=histories(QUIET, 12), seed=st.integers(0, 2**16))
 def test_a_crash_after_any_write_changes_nothing_in_the_end(spec: Spec, history: list[Action], seed: int) -> None:
     crash_everywhere(spec, history, seed)

@@ -31,7 +31,7 @@ SHARP = st.sampled_from([Lag(), Lag(own_writes=False), Lag(repeated=0.5)])
 DELETIONS = st.sampled_from([None] * 7 + ["Background", "Foreground"])
 
 
-@share(0.4)
+@share(0.31)
 @given(spec=specs(), history=histories(ROUGH, 25), lag=LAGS, seed=SEEDS, late=LATE, deletion=DELETIONS)
 def test_it_holds_in_any_order_with_lost_and_late_events_and_crashes(
     spec: Spec, history: list[Action], lag: Lag, seed: int, late: float, deletion: str | None
@@ -39,13 +39,13 @@ def test_it_holds_in_any_order_with_lost_and_late_events_and_crashes(
     roughly(spec, history, lag, seed, late, deletion)
 
 
-@share(0.25)
+@share(0.19)
 @given(spec=specs(), history=histories(KILLING, 25), lag=SHARP, seed=SEEDS)
 def test_the_job_equals_the_reference_after_every_step(spec: Spec, history: list[Action], lag: Lag, seed: int) -> None:
     step_by_step(spec, history, lag, seed)
 
 
-@share(0.2)
+@share(0.155)
 @given(spec=specs(elastic=True), history=histories(RESIZING, 25), lag=SHARP, seed=SEEDS)
 def test_an_elastic_job_has_the_size_that_the_reference_says(
     spec: Spec, history: list[Action], lag: Lag, seed: int
@@ -53,7 +53,7 @@ def test_an_elastic_job_has_the_size_that_the_reference_says(
     step_by_step(spec, history, lag, seed)
 
 
-@share(0.1)
+@share(0.08)
 @given(spec=specs(elastic=True), history=histories((*RESIZING, *ROUGH), 25), lag=LAGS, seed=SEEDS, late=LATE)
 def test_elastic_jobs_hold_in_any_order_too(
     spec: Spec, history: list[Action], lag: Lag, seed: int, late: float

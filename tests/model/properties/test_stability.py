@@ -220,7 +220,7 @@ def stable(job: Spec, waves: list[Wave], seed: int = 0, lag: Lag | None = None, 
     return world
 
 
-@share(0.1)
+@share(0.075)
 @given(
     job=jobs(),
     waves=WAVES,
@@ -258,7 +258,7 @@ def test_each_obstacle_of_a_later_attempt_is_named_and_waited_for(obstacle: Obst
 # A sidecar that outlives a failed trainer, completed pods that are deleted, and restarts without a backoff.
 
 
-@share(0.05)
+@share(0.04)
 @given(
     job=jobs(),
     waves=st.lists(

@@ -29,7 +29,7 @@ def _status(cluster: Cluster) -> dict[str, Any]:
     return status
 
 
-@share(0.03)
+@share(0.02)
 @given(
     fates=st.lists(FAILURE, max_size=5),
     peers=st.sampled_from(["hangs", "crashes"]),
