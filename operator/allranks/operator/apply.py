@@ -209,9 +209,7 @@ class Executor:
 
         Raises Unavailable, Fenced, Refused.
         """
-        metadata = job["metadata"]
-        change = diff(job.get("status") or {}, wanted)
-        return await self.patch_status(metadata, change)
+        return await self.patch_status(job["metadata"], diff(job.get("status") or {}, wanted))
 
     async def patch_status(self, metadata: Manifest, change: Manifest) -> Manifest | None:
         path = paths.job(metadata["namespace"], metadata["name"])
@@ -229,10 +227,7 @@ class Executor:
             return None
 
     async def delete_job(self, job: Manifest) -> bool:
-        """False: a conflict. The job is another one of the same name, or it is to be tried again.
-
-        Raises Unavailable, Fenced, Refused.
-        """
+        """False: a conflict, after which it is tried again. Raises Unavailable, Fenced, Refused."""
         metadata = job["metadata"]
         return await _sent(self._client.delete(paths.job(metadata["namespace"], metadata["name"]), metadata["uid"]))
 
