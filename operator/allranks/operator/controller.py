@@ -202,13 +202,15 @@ class Controller:
     async def _suspend(self, key: JobKey, raw: Manifest, state: JobState, observed: Observed) -> bool:
         """Sets `spec.suspend`. The watch brings the changed job. False: a conflict or a rejection."""
         try:
-            return await self._executor.suspend_job(raw)
+            suspended = await self._executor.suspend_job(raw)
         except Refused as error:
             if state.suspend_rejected != str(error):
                 state.suspend_rejected = str(error)
                 event = Event("SuspendRefused", f"the job cannot be suspended: {error}", warning=True)
                 self._emit_events(key, raw, observed.status, [event])
             return False
+        state.suspend_rejected = ""
+        return suspended
 
     def _timed(self, key: JobKey, observed: Observed, began: float) -> Plan:
         """`began`: before the job was decoded."""
