@@ -92,9 +92,10 @@ def _runs(session: pytest.Session) -> list[Run]:
     return [spec.params["run"] for spec in callspecs if spec and "run" in spec.params]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def impatient() -> Iterator[None]:
-    """Shorter backoffs and watch timeouts of the operator, longer timeouts of the tests."""
+    """Shorter backoffs and watch timeouts of the operator, longer timeouts of the tests, for one module: the tests
+    after it in this process have their own."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (client, watch):
             patch.setattr(module, "LAST_BACKOFF_SECONDS", 0.3)
@@ -110,7 +111,7 @@ def proxies() -> Iterator[Threads]:
     threads.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def verdicts(
     request: pytest.FixtureRequest,
     control_plane: ControlPlane,  # noqa: F811
