@@ -16,8 +16,8 @@ DATA_CLAIM = "allranks-data"
 def helm(cluster: Cluster, *arguments: str) -> str:
     found = subprocess.run([REPOSITORY / "tools" / "helm.sh"], stdout=subprocess.PIPE, text=True, check=True)
     env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
-    command = [f"{found.stdout.strip()}/helm", *arguments, f"--namespace={NAMESPACE}", "--timeout=300s"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400, check=False)
+    command = [f"{found.stdout.strip()}/helm", *arguments, f"--namespace={NAMESPACE}", "--timeout=1200s"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stderr + cluster.ask("get", "pods,events", "-A").stdout
     return done.stdout
 

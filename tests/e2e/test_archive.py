@@ -59,7 +59,7 @@ def test_the_archive_in_a_claim_has_a_deleted_job_also_after_another_archiver(te
     pods = ("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=archiver")
     before = cluster.kubectl("get", *pods, "-o", "name")
     cluster.kubectl("delete", *pods)
-    cluster.kubectl("rollout", "status", f"deployment/{ARCHIVER}", "-n", NAMESPACE, "--timeout=250s")
+    cluster.kubectl("rollout", "status", f"deployment/{ARCHIVER}", "-n", NAMESPACE, "--timeout=1200s")
     assert cluster.kubectl("get", *pods, "-o", "name") != before
     ends_and_is_deleted(team)
     is_read(team, read)

@@ -16,7 +16,7 @@ for file in glob.glob("/proc/[0-9]*/cmdline"):
         os.kill(int(file.split("/")[2]), 9)
 """
 
-EPOCHS = 40
+EPOCHS = 60
 """Steps for Horovod: time for a rank to join, to be killed and to return."""
 
 GPU = "nvidia.com/mig-1g.18gb"
@@ -38,7 +38,7 @@ def test_pytorch_continues_with_the_ranks_that_fit_and_grows_later(team: Team) -
     other = team.start(training("other", "sleep", "infinity", resources={"limits": {GPU: 1}}, template=brief))
     team.wait(f"dt/{other}", "--for=condition=Running")
     fields = {
-        "args": ["--epochs=20", "--pause=1"],
+        "args": ["--epochs=60", "--pause=1"],
         "roles": {"worker": {"replicas": 3}},
         "elastic": {"minReplicas": 2, "maxReplicas": 3, "waitSeconds": 5},
         "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {GPU: 1}},
@@ -46,7 +46,7 @@ def test_pytorch_continues_with_the_ranks_that_fit_and_grows_later(team: Team) -
     job = team.start(example("penguins-pytorch-elastic", **fields))
     team.reports(job, '"waiting":1')
     team.attempt(job, 1)
-    assert "rank 0 of 2" in team.says(f"{job}-worker-0-1", "epoch 2/20")
+    assert "rank 0 of 2" in team.says(f"{job}-worker-0-1", "epoch 2/60")
     assert team.get("pod", f"{job}-worker-2-1")["status"]["phase"] == "Pending"
 
     team.kubectl("delete", "dt", other)

@@ -17,7 +17,6 @@ import pytest
 
 from allranks.kube import client, watch
 from apiserver.conftest import control_plane, namespace, programs  # noqa: F401 (fixtures)
-from support import kubernetes_world as patience
 from support.controlplane import ControlPlane
 from support.fault_proxy import Threads
 
@@ -100,7 +99,6 @@ def impatient() -> Iterator[None]:
         for module in (client, watch):
             patch.setattr(module, "LAST_BACKOFF_SECONDS", 0.3)
         patch.setattr(watch, "SILENCE_SECONDS", 2.0)
-        patch.setattr(patience, "PATIENCE_SECONDS", 180.0)
         yield
 
 

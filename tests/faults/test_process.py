@@ -40,7 +40,7 @@ JOB = {
         "roles": {"master": {"replicas": 1}, "worker": {"replicas": 2}},
     },
 }
-WAITS_SECONDS = 120.0
+WAITS_SECONDS = 600.0
 
 
 def program(pod: dict[str, Any]) -> Program:
@@ -70,7 +70,7 @@ class Life:
     def check(self) -> None:
         """Restarts a killed process. Raises AssertionError when it ended by itself."""
         if self._proxy.dead.is_set():
-            assert self._process.wait(10) == -9
+            assert self._process.wait(300) == -9
             self.deaths += 1
             self._proxy.revive()
             self._process = self._begin()
@@ -81,7 +81,7 @@ class Life:
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(300)
 
     def _begin(self) -> subprocess.Popen[bytes]:
         kubeconfig = self._folder / "kubeconfig"
@@ -152,7 +152,7 @@ def _kubelet(control_plane: ControlPlane, namespace: str) -> Iterator[None]:
         yield
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
+        thread.join(600)
         loop.close()
 
 

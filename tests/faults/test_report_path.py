@@ -65,7 +65,7 @@ class Path:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(5)
+        self._thread.join(600)
 
 
 class Rank:
@@ -101,7 +101,7 @@ class Rank:
 
     def close(self) -> None:
         self._over.set()
-        self._thread.join(5)
+        self._thread.join(600)
 
 
 @pytest.fixture

@@ -37,7 +37,8 @@ _HANG_SECONDS = 2.0
 _AGO = timedelta(days=7)
 """Longer than any scenario, in scenario time."""
 _QUOTA_SECONDS = 4.0
-"""After an injected quota conflict, the operator has retried within these seconds, if it still needs the object."""
+"""After an injected quota conflict, all jobs are queued. Within these seconds, the operator has tried again to create the
+object, if it still needs it."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class FaultyWorld(KubernetesWorld):
         self.later = False
         """It was given additional time in which ranks report again."""
         self.began: datetime | None = None
-        self._nudged: set[float] = set()
+        self._nudged: dict[float, float] = {}
         """Times of rejected creates that the operator was asked to retry."""
         self._scarce = False
         """Whether there was a quota."""
@@ -197,11 +198,11 @@ class FaultyWorld(KubernetesWorld):
             self._begin()
         yield from super()._pending()
         for (kind, name), since in list(self._proxy.record.to_come.items()):
-            if self._operator and time.monotonic() - since < _QUOTA_SECONDS:
+            if self._operator and since not in self._nudged:
                 # Its backoff grows with each rejection.
-                if since not in self._nudged:
-                    self._nudged.add(since)
-                    self._operator.enqueue_all()
+                self._nudged[since] = time.monotonic()
+                self._operator.enqueue_all()
+            if self._operator and time.monotonic() - self._nudged[since] < _QUOTA_SECONDS:
                 yield f"{kind} {name} must still be created"
 
     def ending(self) -> Ending:

@@ -21,6 +21,7 @@ from allranks.operator.secret_data import key_pair
 from allranks.pod_bundle import HELPERS
 from allranks.version import __version__
 from support.builders import CLUSTER, job
+from support.controlplane import free_ports
 
 from . import building
 from .containers import HOSTNAME, Image, Mount, any_user
@@ -218,14 +219,6 @@ def tf_config(addresses: list[str], index: int) -> dict[str, str]:
     return {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task})}
 
 
-def free_ports(wanted: int, host: str = "127.0.0.1") -> list[int]:
-    sockets = [socket.create_server((host, 0)) for _ in range(wanted)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 def test_tensorflow_has_legacy_keras_too(image: Images):
     program = "import tensorflow as tf; print(tf.keras.Sequential.__module__)"
     tensorflow = image("tensorflow")
@@ -241,7 +234,8 @@ def test_tensorflow_has_legacy_keras_too(image: Images):
 @pytest.mark.parametrize("program", ["penguins_horovod.py", "penguins_horovod_keras.py"])
 def test_horovod_trains_by_gloo(image: Images, program: str):
     command = ["horovodrun", "-np", "2", "--gloo", "python3", f"train/{program}", "--epochs=8"]
-    said = succeeded(image("horovod").run(*command, user=any_user(), env={"HOROVOD_GLOO_IFACE": "lo"}, timeout=300))
+    env = {"HOROVOD_GLOO_IFACE": "lo", "HOROVOD_GLOO_TIMEOUT_SECONDS": "600"}
+    said = succeeded(image("horovod").run(*command, user=any_user(), env=env, timeout=900))
     assert_learned(said)
 
 
@@ -259,6 +253,7 @@ def test_horovod_trains_with_the_operators_helper(image: Images, tmp_path: Path)
     own |= {"HOROVOD_HOSTNAME": HOSTNAME, "ALLRANKS_HOROVOD_HOSTS": f"{HOSTNAME}:2"}
     env = environment(trainer) | own
     command = [*trainer["command"][:2], "python3", "train/penguins_horovod.py", "--epochs=8"]
+    env = {"HOROVOD_GLOO_IFACE": "lo", "HOROVOD_GLOO_TIMEOUT_SECONDS": "600"}
     said = succeeded(image("horovod").run(*command, user=any_user(), env=env, mounts=[helpers], timeout=300))
     assert_learned(said)
 
@@ -311,7 +306,7 @@ def decoded(data: dict[str, str]) -> dict[str, bytes]:
     return {name: base64.b64decode(content) for name, content in data.items()}
 
 
-def wait_for(host: str, port: int, serving: subprocess.Popen[str], seconds: float = 30) -> None:
+def wait_for(host: str, port: int, serving: subprocess.Popen[str], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

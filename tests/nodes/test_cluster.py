@@ -118,9 +118,10 @@ def fresh(request: pytest.FixtureRequest) -> Iterator[None]:
 def test_a_second_up_is_the_same_cluster(cluster):
     asked = ("get", "namespace", "kube-system", "--output=jsonpath={.metadata.uid}")
     uid = cluster.kubectl(*asked)
-    started = time.monotonic()
+    machines = {file: file.read_text() for file in cluster.folder.glob("*/pid")}
+    assert machines
     assert f"export KUBECONFIG={cluster.folder}/kubeconfig\n" in cluster.up("--nodes", "2")
-    assert time.monotonic() - started < 10
+    assert {file: file.read_text() for file in cluster.folder.glob("*/pid")} == machines
     assert cluster.kubectl(*asked) == uid
 
 
@@ -220,7 +221,7 @@ def test_a_volume_is_shared_by_nodes_survives_pods_and_is_deleted_with_its_claim
     assert len(list((cluster.folder / "volumes").iterdir())) == 1
     cluster.delete_pods("reader")
     cluster.kubectl("delete", "pvc", "data")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 900
     while list((cluster.folder / "volumes").iterdir()):
         assert time.monotonic() < deadline, cluster.kubectl("get", "pv,events", "--all-namespaces")
         time.sleep(0.2)

@@ -27,7 +27,7 @@ from . import processes
 from .api import Api, ApiError
 
 HOST = "127.0.0.1"
-START_SECONDS = 120.0
+START_SECONDS = 600.0
 SECOND = "kube-apiserver-2"
 MORE_CONTROLLERS = "kube-controller-manager-2"
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -269,7 +269,7 @@ class ControlPlane:
             if self.ca_file.exists():
                 with contextlib.suppress(TimeoutError, ssl.SSLError):  # the certificate may be written just now
                     # It listens long before it responds: a blocking request would not notice that etcd has ended.
-                    api = Api(url or self.url, self.ca_file, self.admin_token, timeout=1)
+                    api = Api(url or self.url, self.ca_file, self.admin_token, timeout=15)
                     with contextlib.closing(api):
                         api.wait_until_ready(0.5)
                     if self._api:
@@ -304,7 +304,7 @@ def install(api: Api, definitions: Iterable[Path]) -> None:
             time.sleep(0.05)
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count: int, host: str = HOST) -> list[int]:
     """Below the ephemeral range: no client connection can take a port while its server restarts."""
     ports: list[int] = []
     while len(ports) < count:
@@ -312,7 +312,7 @@ def free_ports(count: int) -> list[int]:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
-                probe.bind((HOST, port))
+                probe.bind((host, port))
                 ports += [] if port in ports else [port]
     return ports
 

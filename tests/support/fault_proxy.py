@@ -51,12 +51,12 @@ class Threads:
         self._thread.start()
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(600)
 
     def close(self) -> None:
         self.do(asyncio.sleep(0.25))  # connections end in the next iterations of the loop
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
+        self._thread.join(600)
         self.loop.close()
 
 

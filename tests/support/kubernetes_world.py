@@ -38,7 +38,7 @@ from .kueue_api import definitions
 from .operators import Clock, RunningOperator
 
 _INSTALLING = threading.Lock()
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0
 PAUSE_SECONDS = 0.02
 TIMING = Timing(status_min_interval=0.01, counts_min_interval=0.01, counts_debounce=0.01, progress_min_interval=0.5)
 """The world waits after each change until the status is written, in real time."""

@@ -52,11 +52,11 @@ def kubelet(connection: Connection, program: Program, **how: Any) -> Iterator[Ku
     finally:
         loop.call_soon_threadsafe(stop.set)
         with contextlib.suppress(Exception):
-            work.result(10)
+            work.result(600)
             # Connections need a moment to close.
-            asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), loop).result(5)
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), loop).result(600)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(600)
         loop.close()
 
 

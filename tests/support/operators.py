@@ -25,6 +25,8 @@ from allranks.telemetry.store import ReportSource, ReportStore
 from .mortal_transport import MortalTransport
 
 T = TypeVar("T")
+PATIENCE_SECONDS = 600.0
+"""For an answer of the operator's thread, on a machine that may be slow."""
 
 
 class Clock(timing.Clock):
@@ -155,9 +157,9 @@ class RunningOperator:
 
     def kill(self) -> None:
         """Like SIGKILL: nothing is sent any more. The cleanup after that is what the OS does for a dead process."""
-        asyncio.run_coroutine_threadsafe(self._die(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._die(), self._loop).result(PATIENCE_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(PATIENCE_SECONDS)
         # Not in a task that cancels the others: kopf cancels all tasks.
         for turn in range(500):
             tasks = asyncio.all_tasks(self._loop)
@@ -203,7 +205,7 @@ class RunningOperator:
 
 
 def _result(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
-    return asyncio.run_coroutine_threadsafe(work, loop).result(10)
+    return asyncio.run_coroutine_threadsafe(work, loop).result(PATIENCE_SECONDS)
 
 
 def _repeat(store: ReportStore) -> None:

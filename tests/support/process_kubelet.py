@@ -289,9 +289,9 @@ def process_kubelet(
     finally:
         loop.call_soon_threadsafe(stop.set)
         try:
-            work.result(60)
+            work.result(600)
         finally:
             kubelet.logs.stop()
             loop.call_soon_threadsafe(loop.stop)
-            thread.join(10)
+            thread.join(600)
             loop.close()

@@ -112,11 +112,11 @@ def threaded_server(*script: Answer) -> Iterator[Scripted]:
     thread.start()
     context = server(*script)
     try:
-        yield asyncio.run_coroutine_threadsafe(context.__aenter__(), loop).result(10)
+        yield asyncio.run_coroutine_threadsafe(context.__aenter__(), loop).result(600)
     finally:
-        asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), loop).result(10)
+        asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), loop).result(600)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(600)
         loop.close()
 
 
