@@ -37,8 +37,8 @@ _HANG_SECONDS = 2.0
 _AGO = timedelta(days=7)
 """Longer than any scenario, in scenario time."""
 _QUOTA_SECONDS = 4.0
-"""After an injected quota conflict, all jobs are queued. Within these seconds, the operator has tried again to create the
-object, if it still needs it."""
+"""After an injected quota conflict, all jobs are queued. The operator has tried again to create the object within these
+seconds, if it still needs it."""
 
 
 @dataclass(frozen=True)

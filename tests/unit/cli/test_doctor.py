@@ -45,7 +45,7 @@ def test_a_check_that_fails_or_hangs_does_not_hide_the_others():
 
     def hangs() -> Iterator[Finding]:
         daemons.append(threading.current_thread().daemon)
-        hanging.wait(30)
+        hanging.wait()
         yield ok("hangs", "late")
 
     def fails() -> Iterator[Finding]:
@@ -55,11 +55,11 @@ def test_a_check_that_fails_or_hangs_does_not_hide_the_others():
         raise PermissionError(13, "Permission denied")
 
     checks = {"hangs": hangs, "fails": fails, "denied": denied, "works": lambda: [ok("works", "fine")]}
-    found = statuses(run_checks(checks, 0.3))
+    found = statuses(run_checks(checks, 2))
     hanging.set()
     assert daemons == [True], "the end of the command would wait for it"
     assert found == {
-        "hangs": ("note", "not checked: there was no answer within 0.3 s", ""),
+        "hangs": ("note", "not checked: there was no answer within 2 s", ""),
         "fails": ("note", "not checked: ValueError: a b", ""),
         "denied": ("note", "not checked: permission denied", ""),
         "works": ("ok", "fine", ""),

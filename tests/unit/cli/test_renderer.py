@@ -93,13 +93,13 @@ def test_without_a_terminal_a_progress_bar_is_printed_periodically(monkeypatch: 
     monkeypatch.setattr(renderer, "BAR_SECONDS", 0.3)
     output = Output()
     began = time.monotonic()
-    while time.monotonic() < began + 1.5:
+    while output.stream.getvalue().count("40%") < 2:
         output.renderer.output(pod("worker", 0), "trainer", b"\r 40%|####      |")
         time.sleep(0.05)
     output.renderer.output(pod("worker", 0), "trainer", b"\r 100%|##########|\n")
     lines = output.lines()
     assert lines[-1] == "worker-0 |  100%|##########|"
-    assert 1 <= lines.count("worker-0 |  40%|####      |") <= 5
+    assert lines.count("worker-0 |  40%|####      |") <= (time.monotonic() - began) / 0.3 + 1
 
 
 def test_a_closed_stream_stops_the_output() -> None:
@@ -369,11 +369,10 @@ def test_lines_of_the_program_are_not_held_back() -> None:
     ending = Ending()
     for text in (b"epoch 2\n", b"\n", b"Traceback (most recent call last):\n", b"  File 'x'\n", b"ValueError: 3\n"):
         ending.feed(text)
-    time.sleep(3 * renderer.DRAW_SECONDS)
-    shown = ending.output.stream.getvalue()
+    while "ValueError: 3" not in (shown := ending.output.stream.getvalue()):
+        time.sleep(0.01)
     assert "bye" in shown
     assert "epoch 2" in shown
-    assert "ValueError: 3" in shown
     assert "frame #0" not in shown
     ending.status("Succeeded", exit_code=0)
     own = ["epoch 2", "", "Traceback (most recent call last):", "  File 'x'", "ValueError: 3"]

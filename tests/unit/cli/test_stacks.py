@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -48,13 +50,27 @@ def request_of(api: JobApi) -> str:
     return str((api.jobs["penguins"]["metadata"].get("annotations") or {}).get(ANNOTATION, ""))
 
 
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """For the command, time stands still until this event is set."""
+    event, seconds = threading.Event(), itertools.count(1)
+    monkeypatch.setattr(
+        stacks, "time", SimpleNamespace(monotonic=lambda: float(next(seconds)) if event.is_set() else 0.0)
+    )
+    return event
+
+
 @contextmanager
-def answering(asked: Callable[[], str], answer: Callable[[str], None]) -> Iterator[None]:
+def answering(
+    asked: Callable[[], str], answer: Callable[[str], None], answered: threading.Event | None = None
+) -> Iterator[None]:
     """Ranks that answer as soon as they are asked."""
 
     def wait() -> None:
         eventually(asked, what="a request")
         answer(asked())
+        if answered:
+            answered.set()
 
     thread = threading.Thread(target=wait)
     thread.start()
@@ -96,8 +112,8 @@ def test_one_rank_in_json_has_the_form_of_the_rest_interface(api: JobApi):
     )
 
 
-def test_ranks_that_do_not_answer_are_named_after_the_timeout(api: JobApi):
-    with answering(lambda: request_of(api), answer_of(api, 0)):
+def test_ranks_that_do_not_answer_are_named_after_the_timeout(api: JobApi, answered: threading.Event):
+    with answering(lambda: request_of(api), answer_of(api, 0), answered):
         done = call(api, "penguins", "--timeout", "1s")
     assert done.exit_code == 1
     assert "rank 0 (worker-0)" in done.stdout
@@ -118,12 +134,12 @@ def test_a_rank_that_has_ended_is_not_waited_for(api: JobApi):
     assert done.exit_code == 0, done.output
 
 
-def test_a_job_that_restarts_is_not_waited_for_in_vain(api: JobApi):
+def test_a_job_that_restarts_is_not_waited_for_in_vain(api: JobApi, answered: threading.Event):
     def restart(_request: str) -> None:
         job = api.jobs["penguins"]
         api.put({**job, "status": {**job["status"], "attempt": 1}})
 
-    with answering(lambda: request_of(api), restart):
+    with answering(lambda: request_of(api), restart, answered):
         done = call(api, "penguins", "--timeout", "1s")
     assert done.exit_code == 1
     assert "penguins has restarted: the ranks of attempt 0 are gone; ask again" in done.stderr
@@ -153,7 +169,7 @@ def test_a_missing_right_is_named(api: JobApi, plural: str):
     assert f"me may not list {plural} in namespace team" in done.stderr
 
 
-def test_a_run_of_this_machine_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_of_this_machine_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: threading.Event):
     monkeypatch.setattr(stacks, "POLL_SECONDS", 0.05)
     folder = a_run(tmp_path, "digits", "20260304-101500", "Running", {}, progress=progress(5, ranks=2))
     logs = folder / "logs"
@@ -163,7 +179,8 @@ def test_a_run_of_this_machine_is_asked(tmp_path: Path, monkeypatch: pytest.Monk
         (logs / "digits-worker-0-0.log").write_text("begin\n" + dump(request, 0))
 
     arguments = ["runs", "stacks", "digits", "--root", str(tmp_path), "--timeout", "1s"]
-    with run_directories.in_use(folder), answering(lambda: run_directories.stack_request(folder), answer):
+    asked = answering(lambda: run_directories.stack_request(folder), answer, answered)
+    with run_directories.in_use(folder), asked:
         done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 1
     assert "rank 0 (worker-0)" in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -14,21 +15,22 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import yaml
 
+from allranks.cli.live import session
 from allranks.core import stack_requests
 from allranks.local import run_directories
 
 MARK = "TEST_OF_RUN"
 SECONDS = 300.0
 
-MEET = "touch up-$ALLRANKS_ROLE-$ALLRANKS_INDEX; while [ ! -e go ]; do sleep 0.02; done; echo done $RANK"
+UNTIL_GO = "while [ ! -e go ]; do sleep 0.02; done"
 """Waits for a file that the test creates."""
-TOGETHER = "touch together-$RANK; while [ $(ls together-* | wc -l) -lt 3 ]; do sleep 0.02; done; sleep 0.5"
-"""Ends half a second after all three ranks have started."""
+MEET = f"touch up-$ALLRANKS_ROLE-$ALLRANKS_INDEX; {UNTIL_GO}; echo done $RANK"
 STUBBORN = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -87,6 +89,17 @@ class Cli:
     def wait_for_ranks(self, count: int = 3) -> None:
         self.wait_for(lambda: len(list(self.directory.glob("up-*"))) == count)
 
+    @staticmethod
+    def read_until(process: subprocess.Popen[str], words: str) -> list[str]:
+        """Its lines up to the first one with these words."""
+        assert process.stdout
+        lines = []
+        for line in process.stdout:
+            lines.append(line.removesuffix("\n"))
+            if words in line:
+                return lines
+        raise AssertionError(lines)
+
     def left(self) -> list[int]:
         """Processes of the jobs of this test."""
         found = []
@@ -138,16 +151,17 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 
 
 def test_all_ranks_find_each_other_and_the_job_succeeds(cli: Cli) -> None:
-    cli.job("sh", "-c", f"echo $RANK/$WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT; {TOGETHER}")
-    done = cli.run()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    lines = done.stdout.splitlines()
+    cli.job("sh", "-c", f"echo $RANK/$WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT; {UNTIL_GO}")
+    process = cli.start()
+    began = cli.read_until(process, "s Running, 3/3 pods running")
+    (cli.directory / "go").touch()
+    out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, err) == (0, ""), out
+    lines = [*began, *out.splitlines()]
     ranks = sorted(line for line in lines if " | " in line)
     port = ranks[0].rsplit(":")[-1]
     assert ranks == [f"{who} | {n}/3 at 127.0.0.1:{port}" for n, who in enumerate(("master-0", "worker-0", "worker-1"))]
     assert lines[0] == "note: image me/train:1 is not used here: programs come from this machine"
-    assert any(line.endswith("s Running, 3/3 pods running") for line in lines)
     assert any(line.startswith("job Succeeded in ") and line.endswith("(3 pods, no restarts)") for line in lines)
     assert cli.status()["phase"] == "Succeeded"
     assert cli.log("job-worker-0-0") == f"1/3 at 127.0.0.1:{port}\n"
@@ -399,25 +413,49 @@ def test_a_signal_ends_all_ranks_gracefully(cli: Cli, number: signal.Signals, st
 
 def test_a_second_ctrl_c_kills_at_once(cli: Cli) -> None:
     cli.job(sys.executable, "-c", STUBBORN)
-    process = cli.start()
+    process = cli.start("job.yaml", "--grace-period", "100000")
     cli.wait_for_ranks()
     process.send_signal(signal.SIGINT)
-    time.sleep(0.1)
-    process.send_signal(signal.SIGINT)  # forwarded by a wrapper, for example
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.7)
+    cli.read_until(process, "Ctrl-C: SIGTERM to 3 pods")
+    time.sleep(0.6)  # within half a second it would be the same key press
     process.send_signal(signal.SIGINT)
-    assert process.wait(5) == 130
+    assert process.wait(SECONDS) == 130
+
+
+def test_ctrl_c_that_is_received_twice_is_one_key_press(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some wrappers forward the Ctrl-C that the terminal has already sent."""
+
+    class Run:
+        running, grace = 3, 30.0
+        stops: ClassVar[list[bool]] = []
+
+        def save_and_stop(self) -> int:
+            return 0
+
+        def stop(self, at_once: bool = False) -> None:
+            self.stops.append(at_once)
+
+    now = [10.0]
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    words = session.WORDS["command"]
+    one = session.Session(io.StringIO(), None, colour=False, logs=True, quiet=False, words=words)
+    monkeypatch.setattr(one, "_run", Run())
+    for moment, stops in ((10.0, [False]), (10.4, [False]), (10.6, [False, True])):
+        now[0] = moment
+        one._stop(signal.SIGINT)
+        assert Run.stops == stops
 
 
 def test_ctrl_c_after_the_job_finished_does_not_change_its_result(cli: Cli) -> None:
-    cli.job("sh", "-c", f"{TOGETHER}; [ $RANK = 0 ] || sleep 1000")
+    cli.job("sh", "-c", f"{UNTIL_GO}; [ $RANK = 0 ] || sleep 1000")
     process = cli.start()
+    cli.read_until(process, "s Running, 3/3 pods running")
+    (cli.directory / "go").touch()
     assert process.stdout is not None
     while not (line := process.stdout.readline()).endswith("s Succeeded\n"):
         assert line
     process.send_signal(signal.SIGINT)
-    assert process.wait(5) == 0
+    assert process.wait(SECONDS) == 0
     assert cli.status()["phase"] == "Succeeded"
 
 
@@ -426,7 +464,8 @@ def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_period(cli: Cli) -
     process = cli.start("job.yaml", "--grace-period", "0.3")
     cli.wait_for_ranks()
     process.send_signal(signal.SIGINT)
-    assert process.wait(5) == 130
+    cli.read_until(process, "SIGTERM to 3 pods, SIGKILL after 0.3 s")
+    assert process.wait(SECONDS) == 130
 
 
 def test_kill_9_of_allranks_itself_leaves_no_process(cli: Cli) -> None:
@@ -434,7 +473,7 @@ def test_kill_9_of_allranks_itself_leaves_no_process(cli: Cli) -> None:
     process = cli.start()
     cli.wait_for_ranks()
     process.kill()
-    cli.wait_for(lambda: not cli.left(), 30)
+    cli.wait_for(lambda: not cli.left())
     run = run_directories.find_run("job", cli.directory / "runs")
     assert (run.phase, bool(run.ended)) == ("Interrupted", True)
 
@@ -638,7 +677,7 @@ def test_a_rank_that_prints_much_loses_nothing_in_its_log(cli: Cli) -> None:
 
 
 def test_on_a_terminal_the_summary_is_live_and_colors_can_be_turned_off(cli: Cli) -> None:
-    cli.job("sh", "-c", f"printf '\\033[31mred\\033[0m\\n'; {TOGETHER}")
+    cli.job("sh", "-c", f"printf '\\033[31mred\\033[0m\\n'; {UNTIL_GO}")
 
     def screen(*arguments: str) -> str:
         ours, theirs = pty.openpty()
@@ -648,6 +687,8 @@ def test_on_a_terminal_the_summary_is_live_and_colors_can_be_turned_off(cli: Cli
         with contextlib.suppress(OSError):  # EIO: the other side is closed
             while data := os.read(ours, 4096):
                 text += data
+                if b"3/3 pods running" in text:
+                    (cli.directory / "go").touch()
         os.close(ours)
         assert process.wait(SECONDS) == 0
         return text.decode()
@@ -655,8 +696,7 @@ def test_on_a_terminal_the_summary_is_live_and_colors_can_be_turned_off(cli: Cli
     colourful = screen()
     assert "\x1b[36mmaster-0 |\x1b[0m \x1b[31mred\x1b[0m" in colourful
     assert "3/3 pods running" in colourful
-    for file in cli.directory.glob("together-*"):
-        file.unlink()
+    (cli.directory / "go").unlink()
     plain = screen("--no-color")
     assert "master-0 | red\r\n" in plain
     assert "\x1b[36m" not in plain

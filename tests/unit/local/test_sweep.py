@@ -26,6 +26,8 @@ with open(os.environ["STARTS"], "a") as starts:
 for step in range(first + 1, 11):
     report(step=step, total_steps=10, loss=lr + 1 / step)
     done.write_text(str(step))
+    while step == 3 and not os.path.exists(os.environ["STARTS"] + ".go"):
+        time.sleep(0.05)
     time.sleep(float(os.environ["SECONDS_PER_STEP"]) * max(1, lr))  # worse trials leave time to stop them
 """
 
@@ -34,6 +36,8 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder, self.starts = folder, folder / "starts"
         (folder / "train.py").write_text(PROGRAM)
+        self.go = folder / "starts.go"
+        self.go.touch()
 
     def document(self, seconds: float, values: list[Any], **spec: Any) -> dict[str, Any]:
         variables = {"STARTS": str(self.starts), "SECONDS_PER_STEP": str(seconds)}
@@ -136,14 +140,17 @@ def test_a_program_that_cannot_start_fails_the_sweep_with_its_last_line(world: W
 
 @pytest.mark.slow
 def test_a_killed_sweep_leaves_no_process_and_continues_from_the_checkpoints(world: World) -> None:
+    world.go.unlink()  # the trials wait after step 3
     process = world.start(0.4, [0.3, 0.2, 0.1], parallel=2)
     world.until(lambda: world.starts.exists() and world.starts.read_text().count("\n") == 2)
     world.until(lambda: all(trial.get("observed") for trial in world.status()["trials"]))
     parameters = [trial["parameters"] for trial in world.status()["trials"]]
-    time.sleep(1)
+    volumes = world.folder / "run" / "volumes"
+    world.until(lambda: [file.read_text() for file in volumes.rglob("step")] == ["3", "3"])
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=300)
     world.until(lambda: world.processes() == [])
+    world.go.touch()
     code, _, err = world.sweep(0.01, [0.3, 0.2, 0.1], parallel=2)
     # The manifest differs in a variable, so this is another sweep.
     assert code == 2

@@ -84,9 +84,10 @@ async def stacks(cluster: Cluster, name: str, ranks: tuple[int, ...], timeout: f
     began, found = time.monotonic(), _none(request)
     missing = wanted
     while True:
-        ended = await _read(cluster, name, status.attempt, missing, time.monotonic() - began, found)
+        age = time.monotonic() - began
+        ended = await _read(cluster, name, status.attempt, missing, age, found)
         missing -= ended | {dump.replica for dump in found.dumps}
-        if not missing or time.monotonic() - began >= timeout:
+        if not missing or age >= timeout:
             break
         await asyncio.sleep(min(POLL_SECONDS, timeout))
     found.waiting = [replica for replica in places if replica in missing]
@@ -156,11 +157,12 @@ async def stacks_of_run(stored: Any, ranks: tuple[int, ...], timeout: float, out
     request = await rank_stacks.ask_run(stored.directory, status.attempt, datetime.now(UTC))
     began, found = time.monotonic(), _none(request)
     while True:
+        age = time.monotonic() - began
         read = await asyncio.to_thread(rank_stacks.logs_of_run, stored.directory, stored.job, status.attempt)
         logs, found.notes = [item for item in read[0] if item[0] in wanted], read[1]
         found.dumps, _ = rank_stacks.answers(request, logs, places)
         found.waiting = sorted(wanted - {dump.replica for dump in found.dumps})
-        if not found.waiting or time.monotonic() - began >= timeout:
+        if not found.waiting or age >= timeout:
             break
         await asyncio.sleep(min(POLL_SECONDS, timeout))
     if found.waiting:

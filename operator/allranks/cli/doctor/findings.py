@@ -46,8 +46,8 @@ Check = Callable[[], Iterable[Finding]]
 
 def run_checks(checks: Mapping[str, Check], seconds: float) -> Iterator[Finding]:
     """The findings in the order of the checks. A check that fails or takes too long is a note."""
-    deadline = time.monotonic() + seconds
     started = {name: _started(check) for name, check in checks.items()}
+    deadline = time.monotonic() + seconds
     for name, results in started.items():
         try:
             yield from results.get(timeout=max(0.0, deadline - time.monotonic()))(name)

@@ -70,6 +70,7 @@ class Renderer:
         # A terminal shows some thousand lines per second; files and pipes get larger buffers.
         self._bounds = (1000, 1 << 20) if self._screen else (100_000, 1 << 24)
         self._lock = threading.Condition()
+        self._news = False
         self._order = itertools.count()
         self._sources: dict[str, Source] = {}
         self._noise: dict[str, ShutdownNoise] = {}
@@ -113,7 +114,7 @@ class Renderer:
         """Prints everything that is buffered. Blocks until it is printed."""
         with self._lock:
             self._ended = True
-            self._lock.notify()
+            self._wake()
         if self._thread:
             self._thread.join()
 
@@ -127,7 +128,7 @@ class Renderer:
         with self._lock:
             safe = clean(text.encode(), colour=False)  # the message of an Event can end with a program's output
             self._messages.append((next(self._order), f"{elapsed(self.seconds):>6} {safe}"))
-            self._lock.notify()
+            self._wake()
 
     # The `Listener` of a local run.
 
@@ -140,7 +141,7 @@ class Renderer:
             if not self._screen:
                 self._add_progress_line(status)  # before the line of a finished job
             self._add_status_line(status)
-            self._lock.notify()
+            self._wake()
 
     def event(self, event: Event) -> None:
         if event.reason not in QUIET_EVENTS:
@@ -164,7 +165,12 @@ class Renderer:
             if not old and source.pod != pod.name:
                 source.pod, source.latest = pod.name, b""
             source.feed(data, next(self._order), faint=old)
-            self._lock.notify()
+            self._wake()
+
+    def _wake(self) -> None:
+        """With the lock: the drawing thread may be drawing, and then does not wait for a notification."""
+        self._news = True
+        self._lock.notify()
 
     def _source(self, name: str) -> Source:
         source = Source(name, *self._bounds)
@@ -228,13 +234,12 @@ class Renderer:
         ended = False
         while not ended:
             with self._lock:
-                if not self._ended:
-                    self._lock.wait(1.0)
+                self._lock.wait_for(lambda: self._news, 1.0)
                 ended = self._ended
             if not ended:
                 time.sleep(DRAW_SECONDS)  # what comes together is drawn together
             with self._lock:
-                ended = self._ended
+                ended, self._news = self._ended, False
                 self._decide_noise(end=ended)
                 waiting, width = self._take()
                 summary = self._summary() if self._screen else None
