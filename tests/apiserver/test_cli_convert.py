@@ -42,7 +42,7 @@ def other_operators(control_plane: Any, tmp_path_factory: pytest.TempPathFactory
     file.write_text(yaml.safe_dump_all([definition(name) for name in DEFINED]))
     assert control_plane.kubectl("create", "-f", str(file)).returncode == 0
     names = [f"crd/{name}" for name in DEFINED]
-    assert control_plane.kubectl("wait", "--for=condition=Established", "--timeout=50s", *names).returncode == 0
+    assert control_plane.kubectl("wait", "--for=condition=Established", "--timeout=280s", *names).returncode == 0
     yield
     control_plane.kubectl("delete", "--wait=false", *names)
 

@@ -15,6 +15,7 @@ import pytest
 
 from support.commands import JobOnCluster, failure
 from support.kubelet_logs import LogKubelet
+from support.live import eventually
 
 NOW = datetime.now(UTC)
 
@@ -253,9 +254,13 @@ def test_a_closed_pipe_ends_it_silently(allranks, job, kubelet, namespace, contr
     with subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as piped:
         assert piped.stdout
         assert piped.stdout.readline() == "master-0 | one\n"
-        time.sleep(1)
-        kubelet.write(namespace, pod, "three")
-        assert piped.wait(30) == 141
+
+        def ended() -> bool:
+            kubelet.write(namespace, pod, "three")
+            return piped.poll() is not None
+
+        eventually(ended)
+        assert piped.returncode == 141
         assert piped.stderr
         assert "Traceback" not in piped.stderr.read()
 

@@ -256,7 +256,7 @@ def test_a_job_without_workers_cannot_be_scaled(allranks, control_plane, namespa
 
 def test_delete_can_wait_for_the_job_and_its_pods(allranks, job, control_plane):
     pods = job.pods()
-    assert allranks("delete", "penguins", "--wait", "--timeout", "30s") == (0, "penguins deleted\n", "")
+    assert allranks("delete", "penguins", "--wait", "--timeout", "280s") == (0, "penguins deleted\n", "")
     assert control_plane.api.find("DistributedTraining", job.namespace, "penguins") is None
     assert [pod for pod in pods if control_plane.api.find("Pod", job.namespace, pod)] == []
 
@@ -283,5 +283,5 @@ def test_delete_timeout_prints_the_remaining_pods_with_status_124(allranks, job,
 
 def test_orphaned_pods_are_kept(allranks, job, control_plane, namespace):
     pod = job.pods()[0]
-    assert allranks("delete", "penguins", "--cascade", "orphan", "--wait", "--timeout", "20s").exit_code == 0
+    assert allranks("delete", "penguins", "--cascade", "orphan", "--wait", "--timeout", "280s").exit_code == 0
     assert control_plane.api.find("Pod", namespace, pod)

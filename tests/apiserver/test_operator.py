@@ -343,7 +343,7 @@ def test_kubectl_waits_for_conditions_and_for_the_phase_as_argo_reads_it(
     connection = live.connection(control_plane)
 
     def wait(name: str, what: str) -> int:
-        arguments = (f"--for={what}", f"dt/{name}", "-n", namespace, "--timeout=120s")
+        arguments = (f"--for={what}", f"dt/{name}", "-n", namespace, "--timeout=280s")
         return control_plane.kubectl("wait", *arguments).returncode
 
     with live.operator(connection, namespace), live.kubelet(connection, BRIEF, namespace=namespace):

@@ -212,7 +212,7 @@ def test_a_restarted_operator_accepts_reports_of_the_same_ranks(world: World) ->
 
 
 def test_a_standby_rejects_reports_and_the_leader_accepts_them(world: World) -> None:
-    lease = {"leader_election": True, "lease_namespace": world.namespace, "lease_seconds": 3}
+    lease = {"leader_election": True, "lease_namespace": world.namespace, "lease_seconds": 600}
     with world.operator(**lease) as first:
         ready(first)
         world.runs()
@@ -222,7 +222,9 @@ def test_a_standby_rejects_reports_and_the_leader_accepts_them(world: World) -> 
             code, headers, _ = answer(second, token, step=1)
             assert (code, headers["Retry-After"], headers["Connection"]) == (503, "1", "close")
             assert report(first, token, step=1) == 200
-    with world.operator(**lease) as third:
+    # Both are gone. Their Lease would expire in ten minutes.
+    world.api.patch("Lease", world.namespace, "allranks-operator", {"spec": {"leaseDurationSeconds": 1}})
+    with world.operator(**{**lease, "lease_seconds": 3}) as third:
         listens(third)
         eventually(lambda: report(third, token, step=2) == 200)
 

@@ -74,9 +74,7 @@ def test_a_job_reads_its_input_and_succeeds_with_its_output(
         create(control_plane, namespace, url, tmp_path, outputs=outputs)
         for step in steps:
             with live.operator(live.connection(control_plane), namespace, data_claim="allranks-data", pools=False):
-                eventually(
-                    lambda step=step: (found := job(control_plane, namespace).get("status")) and step(found), 240
-                )
+                eventually(lambda step=step: (found := job(control_plane, namespace).get("status")) and step(found))
     found = job(control_plane, namespace)
     [fetched], [uploaded] = found["status"]["inputs"], found["status"]["outputs"]
     assert (fetched["state"], fetched["bytes"], uploaded["state"], uploaded["files"]) == ("Ready", 8, "Uploaded", 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,12 @@ def test_a_job_is_shown_with_its_pods_and_changes_are_sent(server, job, namespac
     names = job.pods(node="node-1")
     job.run(*names)
     path = f"/api/v1/jobs/{namespace}/penguins"
-    found = eventually(lambda: server.get(path).json, what="the job")
+
+    def shown() -> Any:
+        answer = server.get(path)
+        return answer.status == 200 and answer.json.get("status", {}).get("ready") == "3/3" and answer.json
+
+    found = eventually(shown, what="the job with its status")
     assert found["metadata"]["uid"] == job.uid
     ranks = eventually(
         lambda: (

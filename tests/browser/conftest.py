@@ -15,9 +15,9 @@ from support.ui_server import UiServer
 from unit.cli.test_sweep_report import finished
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator:
-    """A browser for all tests. Each gets a context of its own."""
+    """A browser for all tests here. Each gets a context of its own. While it runs, `asyncio.run` does not work."""
     with chromium() as running:
         yield running
 

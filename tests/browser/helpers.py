@@ -11,12 +11,13 @@ from support.sweep_samples import a_sweep, trial_of, with_gpu_time
 from support.ui_samples import event, stamp
 
 JOB = "/jobs/team/penguins"
-WAIT_MS = 60_000
+WAIT_MS = 300_000
 
 
 def expect(locator):
     from playwright.sync_api import expect as of
 
+    of.set_options(timeout=WAIT_MS)
     return of(locator)
 
 

@@ -25,6 +25,12 @@ DEATHS: tuple[Death, ...] = get_args(Death)
 _KINDS = ("faults", "kill", "kill", "both")
 FOUND = (
     (
+        "Without hang, ranks that announced their steps have startupDeadlineSeconds for the first one. "
+        "the second time in a row fails the job",
+        "both",
+        2484931441,
+    ),
+    (
         "A rank whose own work takes stragglerPercent percent of that of its peers is named once, with its node.",
         "both",
         2321721244,

@@ -148,12 +148,12 @@ class FaultyWorld(KubernetesWorld):
         return super().eventually(with_more_time)
 
     def _until_detected(self) -> float:
-        """0 for a job without hang detection."""
+        """0 for a job without hang detection, unless its ranks announced steps: then the first step has a deadline."""
         job = self.job() or {}
         hang, progress = job.get("spec", {}).get("hang"), job.get("status", {}).get("progress") or {}
-        if not hang:
+        if not hang and ("firstStepTime" in progress or "totalSteps" not in progress):
             return 0.0
-        limit = hang["timeoutSeconds"] if progress.get("firstStepTime") else job["spec"]["startupDeadlineSeconds"]
+        limit = hang["timeoutSeconds"] if "firstStepTime" in progress else job["spec"]["startupDeadlineSeconds"]
         return float(limit) + STACK_DUMP_WAIT.total_seconds() + 1
 
     def remove_node(self, node: str) -> None:

@@ -67,7 +67,7 @@ class ApiError(Exception):
 class Api:
     """Thread-safe: requests are sent one after another."""
 
-    def __init__(self, url: str, ca_file: Path | str, token: str, timeout: float = 30) -> None:
+    def __init__(self, url: str, ca_file: Path | str, token: str, timeout: float = 300) -> None:
         self._address = urlsplit(url)
         self._tls = ssl.create_default_context(cafile=str(ca_file))
         self._token, self._timeout = token, timeout
@@ -165,6 +165,9 @@ class Api:
             self._connection.request(method, self._address.path + target, data, headers)
             with self._connection.getresponse() as answer:
                 return answer, answer.read()
+        except TimeoutError:  # the server may have done it, and would reject a repetition
+            self._drop()
+            raise
         except (OSError, http.client.HTTPException):
             self._drop()
             if fresh:

@@ -97,7 +97,7 @@ class Running:
     def end(self, seconds: float = 300) -> int:
         """Waits for its exit status."""
         status = self._process.wait(seconds)
-        while self._queue.get(timeout=5) is not None:
+        while self._queue.get(timeout=300) is not None:
             pass
         return status
 

@@ -35,7 +35,7 @@ class Helm:
     home: Path
     arguments: tuple[str, ...] = field(default=())
 
-    def __call__(self, *arguments: str, values: Manifest | None = None, timeout: float = 120) -> str:
+    def __call__(self, *arguments: str, values: Manifest | None = None, timeout: float = 600) -> str:
         """Runs Helm and returns its stdout. Raises HelmError."""
         if values is not None:
             file = self.home / "values.json"

@@ -19,7 +19,7 @@ from allranks.ui.app import application
 from allranks.ui.command import HOST, listen, server_config
 
 TOKEN = "token-of-the-tests"
-WAIT_SECONDS = 30
+WAIT_SECONDS = 300
 
 
 class Answer(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -80,7 +81,9 @@ def environment(requirements: Sequence[str]) -> Path:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.parent.mkdir(parents=True, exist_ok=True)
         install(unfinished, [ROOT / name for name in requirements])
-        unfinished.rename(folder)
+        with contextlib.suppress(OSError):  # another process was faster
+            unfinished.rename(folder)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return folder / "bin" / "python"
 
 

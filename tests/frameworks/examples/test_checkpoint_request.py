@@ -29,8 +29,8 @@ while True:
     report(step=step, total_steps=10**6)
     if checkpoint_requested():
         path.write_text(str(step))
-        report(checkpoint=True)
         print(f"stored step {step}", flush=True)
+        report(checkpoint=True)
 """
 
 
@@ -41,7 +41,7 @@ def test_ctrl_c_waits_for_the_checkpoints_of_all_ranks(run_job, tmp_path: Path, 
     manifest = job(tmp_path, "pytorch", ["python3", "count.py"], "worker: {replicas: 2}")
     run = run_job(manifest, "--set", "progress={}", cwd=tmp_path)
     run.wait_for(r"begins after step 0")
-    reached = wait_for_ranks(run)
+    reached = wait_for_ranks(run, 2)
     run.process.send_signal(signal.SIGINT)
     run.wait_for(r"Ctrl-C: the ranks are asked for a checkpoint; when it is stored, or after 30 s, SIGTERM to 2 pods")
     run.finish(timeout=300)
@@ -75,7 +75,7 @@ def test_ctrl_c_waits_for_the_checkpoints_of_all_ranks(run_job, tmp_path: Path, 
 )
 def test_training_programs_save_on_request_and_resume(manifest, arguments, saved, run_job, tmp_path: Path) -> None:
     """The epochs are long: the checkpoint at the end of one answers a request too."""
-    options = ("--set", f"args=[{arguments}, --work=0.05]", "--volume", f"{manifest}={tmp_path / 'claim'}")
+    options = ("--set", f"args=[{arguments}, --work=0.5]", "--volume", f"{manifest}={tmp_path / 'claim'}")
     run = run_job(f"examples/{manifest}.yaml", *options)
     wait_for_ranks(run)
     run.process.send_signal(signal.SIGINT)
@@ -106,7 +106,7 @@ def test_callbacks_save_on_request_with_all_ranks(manifest, longer, libraries, r
     assert list(claim.glob(saved)), run.output
 
 
-def wait_for_ranks(run: Run) -> int:
+def wait_for_ranks(run: Run, ranks: int = 1) -> int:
     """Waits until the run knows that ranks save on request. Returns the step that it knows then."""
 
     def reported() -> int:
@@ -114,6 +114,7 @@ def wait_for_ranks(run: Run) -> int:
             pytest.fail(f"the run has ended:\n{run.finish().output}")
         file = run.directory / "run" / "job.json"
         progress = json.loads(file.read_text())["status"].get("progress") if file.exists() else None
-        return progress["step"] if progress and progress.get("savesOnRequest") else 0
+        ready = progress and progress.get("savesOnRequest") and len(progress.get("ranks", ())) >= ranks
+        return progress["step"] if ready else 0
 
     return eventually(reported, TIMEOUT)

@@ -23,7 +23,7 @@ def test_a_command_that_begins_with_mpirun_runs_unchanged(run_job) -> None:
 
 def test_a_rank_that_hangs_restarts_all_ranks_from_the_checkpoint(run_job) -> None:
     options = ("--hang-rank=1", "--hang-at-step=20", "--pause=0.1")
-    run = run_job(EXAMPLE, "--set", "hang.timeoutSeconds=10", "--", *options).finish()
+    run = run_job(EXAMPLE, "--set", "hang.timeoutSeconds=60", "--", *options).finish()
     assert run.code == 0, run.output
     assert run.status["attempt"] == 1
     [attempt, _] = run.status["history"]

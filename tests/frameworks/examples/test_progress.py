@@ -54,7 +54,7 @@ def test_a_job_that_is_slow_killed_and_stuck_is_accounted_for(run_job, job: Watc
     earlier = time.monotonic()  # two epochs before the checkpoint
     run.wait_for(rf"epoch 4/{job.epochs}")
     saved = time.monotonic()
-    run.wait_for(rf"epoch 7/{job.epochs}")  # about 70 % of the way to the next checkpoint
+    run.wait_for(rf"epoch 5/{job.epochs}")  # three epochs before the next checkpoint
     [victim] = workers_of(run, "worker-0")
     os.kill(victim, signal.SIGKILL)
     killed_at = time.monotonic()

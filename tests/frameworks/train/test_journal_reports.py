@@ -109,10 +109,27 @@ def test_a_hung_program_that_gets_SIGTERM_sends_its_last_report(hub, train):
     assert [hub.messages[-1][key] for key in ("step", "done")] == [8, True]
 
 
+END_WHEN_STUCK = """
+import os, threading, time
+def end():
+    while not os.path.exists({file!r}):
+        time.sleep(0.05)
+    os._exit(0)
+threading.Thread(target=end, daemon=True).start()
+"""
+
+
 @pytest.mark.parametrize(("attempt", "hangs"), [("0", True), ("", True), ("1", False)])
-def test_a_rank_hangs_at_the_given_step(hub, train, attempt, hangs):
-    hub.answers = [lambda message: (200, {}, {"interval": 0.1})]
-    before = "import threading, os; threading.Timer(1.5, os._exit, [0]).start()" if hangs else ""
+def test_a_rank_hangs_at_the_given_step(hub, train, attempt, hangs, tmp_path):
+    stuck = tmp_path / "stuck"
+
+    def answer(_message):
+        if sum(message["step"] == 5 for message in hub.messages) >= 3:
+            stuck.touch()
+        return 200, {}, {"interval": 0.1}
+
+    hub.answers = [answer]
+    before = END_WHEN_STUCK.format(file=str(stuck)) if hangs else ""
     train("--hang-rank", "0", "--hang-at-step", "6", before=before, ALLRANKS_ATTEMPT=attempt)
     assert hub.messages[-1]["step"] == (5 if hangs else 12)
 

@@ -168,7 +168,7 @@ class Renderer:
             self._wake()
 
     def _wake(self) -> None:
-        """With the lock: the drawing thread may be drawing, and then does not wait for a notification."""
+        """The caller holds the lock. While the drawing thread draws, it does not wait for notifications."""
         self._news = True
         self._lock.notify()
 
