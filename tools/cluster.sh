@@ -204,7 +204,7 @@ start() {
     fi
     since=$(ready_of "$node")
     step "$node is on" "${with}_start" "$node"
-    step "$node is ready" wait_for 900 ready_since "$node" "${since#*@}"
+    step "$node is ready" wait_for 300 ready_since "$node" "${since#*@}"
     # The kubelet resets extended resources.
     gpus=$(kubectl get node "$node" --output='jsonpath={.metadata.labels.allranks\.dev/pretended-gpus}')
     [[ -z $gpus ]] || step "$gpus fake GPUs" fake_gpus "node/$node"
@@ -314,8 +314,8 @@ node_up() {
   node_settings
   [[ -z $store ]] || step "images from $store" give_store
   step "${#machines[@]} machines connected" connect_machines
-  step "API server" wait_for 900 kubectl get --raw /readyz
-  step "accounts and storage" wait_for 900 kubectl apply --filename="$dir/cluster.yaml"
+  step "API server" wait_for 300 kubectl get --raw /readyz
+  step "accounts and storage" wait_for 300 kubectl apply --filename="$dir/cluster.yaml"
   step "image of busybox" busybox_image
   step "containerd" containerd_ready
   step "busybox on every node" node_load "$dir/busybox.tar"
@@ -474,7 +474,7 @@ connect_machines() {
   local name node switch
   make_cgroups
   start_machine control-plane
-  wait_for 900 test -e "$dir/control-plane/switch"
+  wait_for 300 test -e "$dir/control-plane/switch"
   switch=$(init_of control-plane)
   ip link set "$cable-p" netns "$switch" name host
   ip address add "$network.0.2/24" dev "$cable" noprefixroute
@@ -491,7 +491,7 @@ node_start() {
   ! process_of "$name" >/dev/null || return 0
   switch=$(init_of control-plane)
   start_machine "$name"
-  wait_for 900 init_of "$name"
+  wait_for 300 init_of "$name"
   in_network "$switch" ip link add "$name" type veth peer name eth0 netns "$(init_of "$name")"
   in_network "$switch" ip link set "$name" master switch up
   rm -f "$dir/$name/stopped"
@@ -598,14 +598,14 @@ node_count() { node_names | wc -l; }
 
 containerd_ready() {
   local name
-  for name in "${machines[@]:1}"; do wait_for 900 in_machine "$name" ctr version; done
+  for name in "${machines[@]:1}"; do wait_for 300 in_machine "$name" ctr version; done
 }
 
-nodes_ready() { wait_for 900 kubectl wait --for=condition=Ready --timeout=1s node "${machines[@]:1}"; }
+nodes_ready() { wait_for 300 kubectl wait --for=condition=Ready --timeout=1s node "${machines[@]:1}"; }
 
 services_ready() {
-  wait_for 900 busybox nslookup kubernetes.default.svc.cluster.local "$network.0.1"
-  wait_for 900 kubectl get serviceaccount default
+  wait_for 300 busybox nslookup kubernetes.default.svc.cluster.local "$network.0.1"
+  wait_for 300 kubectl get serviceaccount default
 }
 
 node_runs() {

@@ -203,11 +203,11 @@ keep() {
   } >>"/var/log/$1.log" 2>&1 </dev/null &
 }
 
-# wait_for COMMAND...: repeats the command for up to 900 s until it succeeds.
+# wait_for COMMAND...: repeats the command for up to 300 s until it succeeds.
 wait_for() {
-  local deadline=$((SECONDS + 900))
+  local deadline=$((SECONDS + 300))
   until "$@" >/dev/null 2>&1; do
-    ((SECONDS < deadline)) || { echo "machine.sh: no success after 900 s: $*" >&2; exit 1; }
+    ((SECONDS < deadline)) || { echo "machine.sh: no success after 300 s: $*" >&2; exit 1; }
     sleep 0.05
   done
 }
