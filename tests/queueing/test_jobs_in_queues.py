@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 
@@ -11,6 +12,7 @@ from allranks.api.job import KIND
 from support import live
 from support.api import ApiError, Manifest
 from support.controlplane import ControlPlane
+from support.kubelet import Hand
 from support.kueue import CLUSTER_QUEUE, PRIORITY_CLASS, WORKLOAD, Kueue, add_queue, remove_queue
 from support.live import eventually
 from support.simulator.kubelets import Program
@@ -71,7 +73,8 @@ def test_a_job_waits_for_quota_without_pods_and_begins_when_another_one_has_fini
     control_plane: ControlPlane, queue: str
 ) -> None:
     api = control_plane.api
-    with running(control_plane, queue, Program(seconds=3)):
+    hand = Hand(api, queue, lambda: datetime.now(UTC), lambda _: datetime.now(UTC))
+    with running(control_plane, queue):
         api.create(job(queue, "first", cpus=3), queue)
         eventually(lambda: pods(control_plane, queue, "first"), what="the first one is admitted")
         api.create(job(queue, "second", cpus=2), queue)
@@ -79,6 +82,9 @@ def test_a_job_waits_for_quota_without_pods_and_begins_when_another_one_has_fini
         assert phase(control_plane, queue, "second") == "Queued"
         assert pods(control_plane, queue, "second") == []
         for name in ("first", "second"):
+            eventually(lambda n=name: phase(control_plane, queue, n) == "Running")  # type: ignore[misc]
+            for role in ("worker", "master"):  # the job ends with its master
+                hand.end(f"{name}-{role}-0-0", 0)
             eventually(lambda n=name: phase(control_plane, queue, n) == "Succeeded")  # type: ignore[misc]
         eventually(lambda: usage(control_plane, queue) == "0", what="all quota is free")
         conditions = api.list(WORKLOAD, queue)[0]["status"]["conditions"]
