@@ -253,7 +253,6 @@ def test_horovod_trains_with_the_operators_helper(image: Images, tmp_path: Path)
     own |= {"HOROVOD_HOSTNAME": HOSTNAME, "ALLRANKS_HOROVOD_HOSTS": f"{HOSTNAME}:2"}
     env = environment(trainer) | own
     command = [*trainer["command"][:2], "python3", "train/penguins_horovod.py", "--epochs=8"]
-    env = {"HOROVOD_GLOO_IFACE": "lo", "HOROVOD_GLOO_TIMEOUT_SECONDS": "600"}
     said = succeeded(image("horovod").run(*command, user=any_user(), env=env, mounts=[helpers], timeout=300))
     assert_learned(said)
 
