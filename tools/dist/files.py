@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -81,9 +80,12 @@ def environment(requirements: Sequence[str]) -> Path:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.parent.mkdir(parents=True, exist_ok=True)
         install(unfinished, [ROOT / name for name in requirements])
-        with contextlib.suppress(OSError):  # another process was faster
+        try:
             unfinished.rename(folder)
-        shutil.rmtree(unfinished, ignore_errors=True)
+        except OSError:
+            if not folder.exists():
+                raise
+            shutil.rmtree(unfinished, ignore_errors=True)  # another process was faster
     return folder / "bin" / "python"
 
 

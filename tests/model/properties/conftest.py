@@ -23,9 +23,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Hypothesis also draws constants of the modules that are loaded at that time. These depend on the tests that this
     # process ran before, and so would the histories of a seed.
     assert callable(providers._get_local_constants)
-    none = providers._local_constants
-    assert len(none) == 0
-    providers._get_local_constants = lambda: none
+    empty = providers._local_constants
+    assert len(empty) == 0
+    providers._get_local_constants = lambda: empty
     seed = config.getoption("--hypothesis-seed", None) or os.environ.get("HISTORIES_SEED") or budget.DEFAULT_SEED
     budget.seed = random.SystemRandom().getrandbits(32) if seed == "random" else int(seed)
     asked = config.getoption("--histories", None) or os.environ.get("HISTORIES")

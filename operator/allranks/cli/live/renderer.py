@@ -168,7 +168,7 @@ class Renderer:
             self._wake()
 
     def _wake(self) -> None:
-        """The caller holds the lock. While the drawing thread draws, it does not wait for notifications."""
+        """Wakes the drawing thread, or has it draw again if it draws already. The caller holds the lock."""
         self._news = True
         self._lock.notify()
 
