@@ -36,7 +36,7 @@ def test_a_workflows_job_waits_for_quota_and_its_step_ends_with_it(
     control_plane.kubectl("apply", "-n", queue, "-f", str(EXAMPLES / "rbac.yaml"))
     manifest = yaml.safe_load(STEP["resource"]["manifest"].replace("{{workflow.name}}", "train-x7k2p"))
     manifest["spec"] |= {"scheduling": {"queue": queue}, "resources": {"requests": {"cpu": "500m"}}}
-    with running(control_plane, queue, Program(seconds=15)):
+    with running(control_plane, queue, Program(seconds=60)):
         eventually(lambda: not control_plane.kubectl("auth", "can-i", "create", "dt", "-n", queue, account).returncode)
         control_plane.api.create(job(queue, "first", cpus=3), queue)
         eventually(lambda: pods(control_plane, queue, "first"), what="the first job is admitted")
@@ -47,5 +47,6 @@ def test_a_workflows_job_waits_for_quota_and_its_step_ends_with_it(
         assert not ended("successCondition")
         assert not ended("failureCondition")
         kubectl("apply", "-f", "-", text=json.dumps(manifest))  # the step is retried: the job keeps its place
+        control_plane.api.delete("DistributedTraining", queue, "first")
         eventually(lambda: ended("successCondition"), what="the job runs after the first one")
         assert control_plane.api.get("DistributedTraining", queue, "train-x7k2p")["status"]["queue"]["evictions"] == 0

@@ -144,19 +144,15 @@ def test_no_image_requests_gpus(image):
     assert "NVIDIA_VISIBLE_DEVICES" not in text_of(image)
 
 
-def test_horovod_shares_the_large_layers_of_pytorch():
+@pytest.mark.parametrize("image", ["horovod", "ray", "libraries"])
+def test_images_with_pytorch_share_its_large_layers(image):
     """Builders reuse a layer if all previous ones are the same."""
-    pytorch = [(word, rest.removesuffix(" AS frameworks")) for word, rest in instructions("pytorch")]
-    horovod = [(word, rest.removesuffix(" AS frameworks")) for word, rest in instructions("horovod")]
-    horovod.remove(("ARG", "WHEEL=built"))
+    pytorch = instructions("pytorch")
+    other = [(word, rest.removesuffix(" AS frameworks")) for word, rest in instructions(image)]
+    if image == "horovod":
+        other.remove(("ARG", "WHEEL=built"))
     shared = max(index for index, (word, rest) in enumerate(pytorch) if word == "RUN" and "pip install" in rest) + 1
-    assert horovod[:shared] == pytorch[:shared]
-
-
-def test_libraries_shares_the_large_layers_of_pytorch():
-    pytorch, libraries = instructions("pytorch"), instructions("libraries")
-    shared = max(index for index, (word, rest) in enumerate(pytorch) if word == "RUN" and "pip install" in rest) + 1
-    assert libraries[:shared] == pytorch[:shared]
+    assert other[:shared] == pytorch[:shared]
 
 
 @training_images

@@ -119,7 +119,7 @@ from allranks.report import report, waiting
 from allranks.report.keras import mark_gradients_ready
 v = tf.Variable(1.0)
 def others():
-    time.sleep(0.05)
+    time.sleep(0.1)
     return 0.0
 @tf.function
 def step():
@@ -147,7 +147,7 @@ def test_tensorflow_busy_time(hub, run):
     last = hub.messages[-1]
     assert last["metrics"]["loss"] > 0
     means = [message["busySeconds"] for message in hub.messages if message["busySeconds"]]
-    assert 0.02 <= min(means) < 0.045, means  # a busy machine makes some longer, but none shorter
+    assert 0.02 <= min(means) < 0.09, means  # a busy machine makes some longer, but none shorter
     assert last["stepSeconds"] > 0.1
 
 
@@ -163,7 +163,7 @@ from jax.experimental import io_callback
 from allranks.report import report, waiting
 from allranks.report.jax import mark_gradients_ready, mark_step_done
 def others(value):
-    time.sleep(0.05)
+    time.sleep(0.1)
     return value
 @jax.jit
 def step(v):
@@ -186,13 +186,13 @@ print(round(float(v["w"][0] / 0.8**30), 3))
 
 
 def test_jax_busy_time(hub, run):
-    """0.02 s of the program; the sum of all processes takes 0.05 s."""
+    """0.02 s of the program; the sum of all processes takes 0.1 s."""
     done = run(JAX)
     assert (done.returncode, done.stdout.split()) == (0, ["3", "1.0"]), done.stderr
     last = hub.messages[-1]
     assert (last["step"], last["waiting"] is not None) == (30, True)
     means = [message["busySeconds"] for message in hub.messages if message["busySeconds"]]
-    assert 0.02 <= min(means) < 0.045, means  # a busy machine makes some longer, but none shorter
+    assert 0.02 <= min(means) < 0.09, means  # a busy machine makes some longer, but none shorter
     assert last["stepSeconds"] > 0.09
 
 

@@ -117,7 +117,7 @@ def test_an_invalid_address_is_a_warning_and_not_an_error(hub, url):
 
 
 def test_a_hung_main_thread_dumps_its_stack(hub):
-    hub.answers = [ok(0.05), ok(0.05, "hang-1")]
+    hub.answers = [ok(0.5), ok(0.05, "hang-1")]
     done = program(hub, """
 import os, threading, time
 from allranks.report import report
