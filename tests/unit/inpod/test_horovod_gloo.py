@@ -42,8 +42,9 @@ def out(tmp_path) -> Path:
 
 
 def secret(folder: Path) -> dict[str, str]:
-    """The variables of a pod with the secret of its job, which is created."""
-    (folder / "secret").write_text("only the pods of the job have it")
+    """The variables of a pod with the secret of its job, which is created if it does not exist."""
+    if not (folder / "secret").exists():
+        (folder / "secret").write_text("only the pods of the job have it")
     return {"ALLRANKS_RENDEZVOUS_SECRET_FILE": str(folder / "secret"), "ALLRANKS_ATTEMPT": "0"}
 
 
