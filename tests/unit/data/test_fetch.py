@@ -156,7 +156,7 @@ def test_two_fetches_at_once_download_once(cache, web, url) -> None:
         thread.start()
     web.gate.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(300)
     assert sorted(result.cached for result in results) == [False, True, True]
     # Each asks for the revision, and one of them once more at the end; one reads the content.
     assert len(web.requests) == 5

@@ -159,7 +159,7 @@ def commit_of(repository: Path) -> str:
 
 def stored(directory: Path) -> Any:
     file = directory.parent / "code.json"
-    CodeVersion(directory).write(file, timeout=30)
+    CodeVersion(directory).write(file, timeout=300)
     return json.loads(file.read_text()) if file.exists() else None
 
 
@@ -179,9 +179,9 @@ def test_what_tracked_files_differed_in_at_the_start_is_stored_and_new_files_are
     (repository / "runs" / "a" / "job.json").write_text("{}")
     version = CodeVersion(repository)
     for process in [process for output in version._outputs for process in output._processes]:
-        process.wait(30)
+        process.wait(300)
     (repository / "train.py").write_text("3")
-    version.write(file, timeout=30)
+    version.write(file, timeout=300)
     text = (repository.parent / "code.diff").read_text()
     assert text.startswith(f"# differences from commit {commit_of(repository)}\ndiff --git a/train.py b/train.py\n")
     assert "\n+2\n" in text
@@ -189,7 +189,7 @@ def test_what_tracked_files_differed_in_at_the_start_is_stored_and_new_files_are
 
 
 def test_code_without_differences_has_no_file_of_them(repository: Path) -> None:
-    CodeVersion(repository).write(repository.parent / "code.json", timeout=30)
+    CodeVersion(repository).write(repository.parent / "code.json", timeout=300)
     assert not (repository.parent / "code.diff").exists()
 
 

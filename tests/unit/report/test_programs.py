@@ -116,25 +116,29 @@ def test_an_invalid_address_is_a_warning_and_not_an_error(hub, url):
     assert done.stderr.startswith("allranks: report() failed: ValueError: ")
 
 
-def test_a_hung_main_thread_dumps_its_stack(hub):
-    hub.answers = [ok(0.5), ok(0.05, "hang-1")]
-    done = program(hub, """
+def test_a_hung_main_thread_dumps_its_stack(hub, tmp_path):
+    errors, hangs = tmp_path / "stderr", tmp_path / "hangs"
+    errors.touch()
+    hub.answers = [lambda message: ok(0.05, "hang-1" if hangs.exists() else "")(message)]
+    done = program(hub, f"""
 import os, threading, time
 from allranks.report import report
+os.dup2(os.open({str(errors)!r}, os.O_WRONLY | os.O_APPEND), 2)
 def lost_collective():
     lock = threading.Lock()
     lock.acquire()
-    lock.acquire(timeout=2)
-threading.Thread(target=time.sleep, args=(2,), name="data", daemon=True).start()
+    os.close(os.open({str(hangs)!r}, os.O_CREAT))
+    while not os.stat(2).st_size: lock.acquire(timeout=0.2)
+threading.Thread(target=time.sleep, args=(300,), name="data", daemon=True).start()
 report(step=1)
 lost_collective()
 """, RANK="3", HOSTNAME="job-worker-1-0")  # fmt: skip
     assert done.returncode == 0
-    line, stack = done.stderr.split("\n", 1)
+    line, stack = errors.read_text().split("\n", 1)
     assert line == (
         "allranks: rank 3 (pod job-worker-1-0): stacks, asked for because the job makes no progress (hang-1)"
     )
-    assert re.search(r'File "<string>", line 7 in lost_collective\n  File "<string>", line 10 in <module>', stack)
+    assert re.search(r'File "<string>", line [89] in lost_collective\n  File "<string>", line 12 in <module>', stack)
     assert stack.startswith("Thread MainThread (most recent call first):\n")
     # The main thread first, then the program's other threads, and none of this library.
     assert re.findall(r"Thread (.*) \(most recent call first\)", stack) == ["MainThread", "data"]
@@ -168,8 +172,8 @@ native_code()
 
 
 def test_a_program_that_waits_does_not_trigger_the_timer(hub):
-    text = "import time\nfrom allranks.report import report\nreport(step=1)\ntime.sleep(3)"
-    done = program(hub, text, ALLRANKS_HANG_SECONDS="3")
+    text = "import time\nfrom allranks.report import report\nreport(step=1)\ntime.sleep(5)"
+    done = program(hub, text, ALLRANKS_HANG_SECONDS="5")
     assert (done.returncode, done.stderr) == (0, "")
 
 

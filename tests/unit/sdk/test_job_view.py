@@ -61,7 +61,7 @@ def test_a_block_displays_the_changes_of_the_job_and_its_end(monkeypatch: pytest
     display = Display(monkeypatch)
     states = [manifest("Running", 5)]
     with notebook.displayed(JobView("birds", lambda: states[-1]), 0.01):
-        assert display.changed.wait(30)
+        assert display.changed.wait(300)
         states.append(manifest("Succeeded", 10))
     assert "step 5/10" in display.pages[1]
     assert "Succeeded" in display.pages[-1]
@@ -77,7 +77,7 @@ def test_a_job_that_cannot_be_read_ends_no_display(monkeypatch: pytest.MonkeyPat
         raise ClusterError("away")
 
     with notebook.displayed(JobView("birds", fails), 0.01):
-        assert tried.wait(30)
+        assert tried.wait(300)
     assert "birds" in display.pages[-1]
 
 
