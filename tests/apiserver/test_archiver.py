@@ -43,7 +43,7 @@ class Archiver:
 
     def ask(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(self._url + path, timeout=10) as answer:
+            with urllib.request.urlopen(self._url + path, timeout=300) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

@@ -471,7 +471,7 @@ def test_metrics_with_authentication_need_an_account_that_may_get_them(
         if token:
             request.add_header("Authorization", f"Bearer {token}")
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             error.close()

@@ -75,7 +75,7 @@ def report(operator: Operator, token: str, **message: Any) -> int:
 
 def answer(operator: Operator, token: str, **message: Any) -> tuple[int, dict[str, str], Any]:
     assert operator.reports
-    connection = http.client.HTTPConnection("127.0.0.1", operator.reports.port, timeout=15)
+    connection = http.client.HTTPConnection("127.0.0.1", operator.reports.port, timeout=300)
     try:
         connection.request("POST", PATH, json.dumps(message), {"Authorization": f"Bearer {token}"})
         response = connection.getresponse()

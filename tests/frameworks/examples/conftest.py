@@ -60,7 +60,7 @@ class Run:
         deadline = time.monotonic() + timeout
         while self._next(deadline) is not None:
             pass
-        self.code = self.process.wait(timeout=10)
+        self.code = self.process.wait(timeout)
         return self
 
     def wait_for(self, pattern: str, timeout: float = TIMEOUT) -> re.Match[str]:

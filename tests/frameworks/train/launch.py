@@ -89,7 +89,7 @@ class Launcher:
 
     def end_all(self) -> None:
         """Kill all processes that are left, and wait for their end."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             for pid in self.alive():
                 send(pid, signal.SIGKILL)
@@ -97,7 +97,7 @@ class Launcher:
                 break
             time.sleep(0.05)
         for rank in self.ranks:
-            rank.process.wait(10)
+            rank.process.wait(300)
 
 
 def environment_of(pid: int) -> set[bytes]:

@@ -272,7 +272,7 @@ def test_a_rejected_message_is_dropped_with_one_warning(hub, client, warnings, q
 def test_reports_end_with_the_attempt(hub, client, warnings, quick):
     hub.answers = [lambda message: (409, {}, {})]
     one = client()
-    assert one._over.wait(10)
+    assert one._over.wait(300)
     note(one, step=3, checkpoint=True)
     one.finish()
     assert len(hub.messages) == 1
