@@ -30,7 +30,7 @@ SENDER = ReportSource(("team", "demo"), "uid-1", "demo-worker-0-0", "pod-1", "wo
 TOKENS = {f"token-{index}": replace(SENDER, index=index, pod_uid=f"pod-{index}") for index in range(300)}
 BURST = StoreLimits().burst
 QUICK = 8.0
-"""Seconds, on any machine. The time limits of a connection are longer."""
+"""Seconds that a busy machine may need. A report that waits for the timeout of another connection takes 10 or more."""
 FAST = Limits(hold_seconds=0.0, wait_seconds=0.0, lingering_seconds=0.1, sweep_seconds=0.02)
 TICK = 0.002
 """Seconds by which a timer of uvloop may be early: it counts whole milliseconds."""
@@ -120,13 +120,17 @@ async def of_tokens(token: str) -> ReportSource | None:
 
 @asynccontextmanager
 async def serving(
-    limits: Limits = FAST, identify: Callable[[str], Awaitable[ReportSource | None]] = of_tokens, **how: Any
+    limits: Limits = FAST,
+    identify: Callable[[str], Awaitable[ReportSource | None]] = of_tokens,
+    monotonic: Callable[[], float] = time.monotonic,
+    **how: Any,
 ) -> AsyncIterator[World]:
-    clock = how.get("monotonic", time.monotonic)
-    store = ReportStore(lambda: datetime.now(UTC), lambda job: None, monotonic=clock)
+    store = ReportStore(lambda: datetime.now(UTC), lambda job: None, monotonic=monotonic)
     counted: list[int] = []
     ingest = how.pop("ingest", store.ingest)
-    served = Server(identify, ingest, address="127.0.0.1", limits=limits, count=counted.append, **how)
+    served = Server(
+        identify, ingest, address="127.0.0.1", limits=limits, count=counted.append, monotonic=monotonic, **how
+    )
     await served.start()
     world = World(served, store)
     world.counted = counted
@@ -142,7 +146,7 @@ async def serving(
 
 
 def stopped() -> float:
-    """A clock: no token bucket is filled again."""
+    """A clock that does not advance: no token bucket is refilled."""
     return 0.0
 
 
