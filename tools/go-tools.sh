@@ -3,8 +3,6 @@
 # downloads. Most of them are listed as tools in tools/programs/go.mod.
 set -euo pipefail
 
-usual=1.37 # version of Kubernetes that tests run on
-
 usage() {
   cat <<USAGE
 usage: tools/go-tools.sh controlplane | scheduler | node [VERSION]
@@ -13,7 +11,7 @@ usage: tools/go-tools.sh controlplane | scheduler | node [VERSION]
 
 Builds the programs into a directory of \$ALLRANKS_CACHE, and prints that directory as the only line on stdout:
   controlplane  etcd, kube-apiserver, kube-controller-manager, kubectl. VERSION of Kubernetes: one of $(versions),
-                default $usual
+                default $(usual)
   scheduler     kube-scheduler
   node          kube-scheduler, kubelet, kube-proxy; not of 1.30
   addons        coredns, local-path-provisioner
@@ -26,8 +24,9 @@ Builds the programs into a directory of \$ALLRANKS_CACHE, and prints that direct
   bench         raw, which posts objects as fast as the API server accepts them
   peers         training-operator for comparison in benchmarks, and its CRDs
   gcs           fake-gcs-server, which answers like Google Cloud Storage
-Programs that were built before are reused. On two idle cores the control plane takes 4 minutes, helm, untt, node and addons
-2 minutes more (they share packages), argo and peers 3 to 4 minutes each. Go needs 4 GB of disk.
+Programs that were built before are reused. On two idle cores the control plane takes 4 to 8 minutes, and after it helm, untt
+and scheduler less than a minute together (they share packages), kueue, node, argo and peers 3 to 4 minutes each. Go needs
+4 GB of disk.
 
 environment:
   ALLRANKS_CACHE       folder of the programs, default ~/.cache/allranks
@@ -48,7 +47,7 @@ main() {
   assets=
   if [[ $name =~ ^(controlplane|scheduler|node)$ ]]; then
     [[ -n $kubernetes || $name == node ]] || assets=${KUBEBUILDER_ASSETS:-}
-    kubernetes=${kubernetes:-$usual}
+    kubernetes=${kubernetes:-$(usual)}
     [[ " $(versions) " == *" $kubernetes "* ]] || fail "there is no Kubernetes '$kubernetes': name one of $(versions)"
   elif [[ -n $kubernetes ]]; then
     usage >&2
@@ -60,7 +59,8 @@ main() {
 
   if [[ ! -d $target ]]; then
     mkdir -p "$cache"
-    exec 9>"$cache/$name.lock"
+    # One call at a time for each module: it compiles packages that the next one shares.
+    exec 9>"$cache/$(module | tr / -).lock"
     flock --nonblock 9 || { say "another call is building, waiting for it"; flock 9; }
     [[ -d $target ]] || build # the other call may have built it
   fi
@@ -71,11 +71,11 @@ main() {
 versions() {
   local files=("$repository"/tools/kubernetes/*/go.mod) names
   names=("${files[@]%/go.mod}")
-  printf '%s\n' "${names[@]##*/}" "$(of_programs)" | sort -V | xargs
+  printf '%s\n' "${names[@]##*/}" "$(usual)" | sort -V | xargs
 }
 
-# The version of tools/programs/go.mod.
-of_programs() { sed -n 's|^\tk8s.io/kubernetes v\(.*\)\.[0-9]*$|\1|p' "$repository/tools/programs/go.mod"; }
+# The version of Kubernetes that tests run on.
+usual() { sed -n 's|^\tk8s.io/kubernetes v\(.*\)\.[0-9]*$|\1|p' "$repository/tools/programs/go.mod"; }
 
 # Hash of everything that determines the programs.
 fingerprint() {
@@ -90,8 +90,9 @@ fingerprint() {
 # The folder below tools/ with the go.mod.
 module() {
   case $name in
-    controlplane | scheduler | node) [[ $kubernetes == "$(of_programs)" ]] && echo programs || echo "kubernetes/$kubernetes" ;;
-    helm | untt | addons) echo programs ;;
+    controlplane | scheduler | node) [[ $kubernetes == "$(usual)" ]] && echo programs || echo "kubernetes/$kubernetes" ;;
+    helm | helm3 | untt) echo programs ;;
+    addons) echo kubernetes/1.36 ;; # of which nodes are by default
     kueue | coscheduling) echo queueing ;;
     *) echo "$name" ;;
   esac
@@ -138,7 +139,6 @@ build_scheduler() {
 # variable, reads certificates from a folder of the working directory, and uses $KUBECONFIG.
 build_kueue() {
   local copy=$work/kueue server=pkg/visibility/server.go
-  (modules)
   cp -r --no-preserve=mode "$(source_of sigs.k8s.io/kueue)" "$copy"
   sed -i -e 's/^\t"net"$/&\n\t"os"\n\t"strconv"/' -e 's/^\to.SecureServing.BindPort = 8082$/\
 	o.SecureServing.BindPort, _ = strconv.Atoi(os.Getenv("VISIBILITY_PORT"))\
@@ -252,30 +252,30 @@ compile() {
   (
     modules
     # Debug information would take a tenth of the build time. Kubernetes 1.30 contains cloud providers, which no test needs.
+    # -v names each package that is compiled.
     "$go" build -v -tags providerless -gcflags=all=-dwarf=false -ldflags "-s -w $1" -o "$work/bin/" "${@:2}" 2> >(count) ||
       fail "Go could not compile them, see above; run the same command to retry"
   )
 }
 
-# Downloads the modules, with a copy of go.mod that Go may extend.
+# Enters a folder with a copy of go.mod that Go may extend, so that it downloads only what it compiles.
 modules() {
   mkdir -p "$work/module"
   cd "$work/module"
   # The repository has no go.sum: Go's checksum database verifies the proxy's downloads.
   export GOWORK=off GOFLAGS="${GOFLAGS:-} -mod=mod" CGO_ENABLED=0 GOTMPDIR=$work
-  [[ ! -e go.mod ]] || return 0
-  cp "$repository/tools/$(module)/go.mod" .
-  "$go" mod tidy 2>"$work/log" || { tail -n 30 "$work/log" >&2; fail "Go could not load the modules, see above"; }
+  [[ -e go.mod ]] || cp "$repository/tools/$(module)/go.mod" .
 }
 
-# The folder with the source of a module, after `modules`.
+# Downloads a module of go.mod, or MODULE@VERSION; prints the folder with its source.
 source_of() {
-  GOWORK=off GOFLAGS="${GOFLAGS:-} -mod=mod" "$go" list -C "$work/module" -m -f '{{.Dir}}' "$1"
+  (modules && "$go" mod download -json "$1") | awk -F '"' '$2 == "Dir" { print $4 }'
 }
 
-# Counts the packages that Go prints when compiled; passes all other lines on.
+# Counts the packages that Go prints when compiled, and drops its downloads; passes all other lines on.
 count() {
   awk -v name="$name${kubernetes:+ $kubernetes}" '
+    /^go: (downloading|finding|found|added) / { next }
     /^[^ ]+\/[^ ]+$|^[a-z0-9]+$/ { if (++n % 200 == 0) { print name ": " n " packages"; fflush() } next }
     { print }' >&2
 }

@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -299,16 +300,23 @@ def script_command(script: str) -> Command:
 
 
 def build_ahead(parts: Sequence[Part], idle: bool) -> subprocess.Popen[bytes]:
-    """Builds in the background what later parts need; if `idle`, only with the processor time that tests leave.
+    """Builds in the background what later parts need, two scripts at a time, because each of them also downloads; if
+    `idle`, only with the processor time that tests leave.
 
     A part that needs the result calls the same script, which waits for the other call.
     """
     scripts = dict.fromkeys(script for part in parts if not part.root or os.geteuid() == 0 for script in part.prepares)
+    packages = [script for script in scripts if script.startswith("system-packages.sh")]
+    others = shlex.join(script for script in scripts if script not in packages)  # they need the compilers
     # Linux shares processor time by session first, where it has autogroups: niceness holds within one session only.
     nice = 19 if idle else 0
-    commands = " && ".join(f"tools/{script}" for script in scripts)
+    commands = [
+        f"echo {nice} >/proc/self/autogroup",
+        *(f"tools/{script}" for script in packages),
+        f"printf '%s\\n' {others} | xargs -P 2 -I SCRIPT bash -c tools/SCRIPT",
+    ]
     return subprocess.Popen(
-        ["nice", "-n", str(nice), "bash", "-c", f"echo {nice} >/proc/self/autogroup; {commands}"],
+        ["nice", "-n", str(nice), "bash", "-c", "; ".join(commands)],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

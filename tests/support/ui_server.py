@@ -46,7 +46,11 @@ class UiServer:
     ) -> None:
         self._where, self._archive = Where(namespace, None, str(kubeconfig)), archive
         self._runs, self._all = runs, all_namespaces
-        self.port = 0
+        # Bound but never listening, so that no other program takes the port between stop and start.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind((HOST, 0))
+        self.port: int = self._reserved.getsockname()[1]
 
     @property
     def url(self) -> str:
@@ -58,13 +62,13 @@ class UiServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self._reserved.close()
 
     def application(self) -> FastAPI:
         return application(self._where, all_namespaces=self._all, runs=self._runs, token=TOKEN, archive=self._archive)
 
     def start(self) -> None:
         self._socket = listen(self.port)
-        self.port = self._socket.getsockname()[1]
         config = server_config(self.application(), log_level="critical", timeout_graceful_shutdown=0)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)

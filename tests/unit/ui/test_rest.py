@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 
 import pytest
 
@@ -190,21 +191,16 @@ def test_after_a_lost_connection_to_the_api_server_the_jobs_are_current_again(se
 
 
 def test_the_page_says_when_the_jobs_are_not_current(tmp_path):
-    with SomeApi(tmp_path, a_job("penguins", "Running")) as api:
-        server = UiServer(api.kubeconfig, tmp_path)
-        server.start()
-        assert names(server.get("/api/v1/jobs")) == ["penguins"]
-        stream = server.events("/api/v1/stream")
-        events = stream.__enter__()
-        assert next(events)[1]["current"] is True
-    try:
+    with ExitStack() as outlives_the_api:
+        with SomeApi(tmp_path, a_job("penguins", "Running")) as api:
+            server = outlives_the_api.enter_context(UiServer(api.kubeconfig, tmp_path))
+            assert names(server.get("/api/v1/jobs")) == ["penguins"]
+            events = outlives_the_api.enter_context(server.events("/api/v1/stream"))
+            assert next(events)[1]["current"] is True
         kind, data = next(events)
         assert (kind, data["current"]) == ("status", False)
         assert "penguins" in server.get("/").text
         assert "Not current: " in server.get("/").text
-    finally:
-        stream.__exit__(None, None, None)
-        server.stop()
 
 
 def test_changes_of_runs_are_sent(api, tmp_path):
