@@ -18,7 +18,6 @@ class ClusterUi(UiServer):
 
     def __init__(self, api: Connection, *namespaces: str, archive: str | None = None) -> None:
         self._api, self._namespaces, self._archive = api, namespaces, archive
-        self.port = 0
 
     def application(self) -> FastAPI:
         return in_cluster(self._api, self._namespaces, self._archive)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import uvicorn
 from fastapi import FastAPI
@@ -35,6 +35,8 @@ class Answer(NamedTuple):
 class UiServer:
     """A context manager. `stop` and `start` play a server that ends and returns on the same port."""
 
+    port: int
+
     def __init__(
         self,
         kubeconfig: Path | str,
@@ -46,17 +48,17 @@ class UiServer:
     ) -> None:
         self._where, self._archive = Where(namespace, None, str(kubeconfig)), archive
         self._runs, self._all = runs, all_namespaces
-        # Bound but never listening, so that no other program takes the port between stop and start.
-        self._reserved = socket.socket()
-        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._reserved.bind((HOST, 0))
-        self.port: int = self._reserved.getsockname()[1]
 
     @property
     def url(self) -> str:
         return f"http://{HOST}:{self.port}"
 
-    def __enter__(self) -> UiServer:
+    def __enter__(self) -> Self:
+        # Bound but never listening, so that no other program takes the port between stop and start.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind((HOST, 0))
+        self.port = self._reserved.getsockname()[1]
         self.start()
         return self
 
