@@ -252,7 +252,6 @@ compile() {
   (
     modules
     # Debug information would take a tenth of the build time. Kubernetes 1.30 contains cloud providers, which no test needs.
-    # -v names each package that is compiled.
     "$go" build -v -tags providerless -gcflags=all=-dwarf=false -ldflags "-s -w $1" -o "$work/bin/" "${@:2}" 2> >(count) ||
       fail "Go could not compile them, see above; run the same command to retry"
   )
@@ -267,9 +266,9 @@ modules() {
   [[ -e go.mod ]] || cp "$repository/tools/$(module)/go.mod" .
 }
 
-# Downloads a module of go.mod, or MODULE@VERSION; prints the folder with its source.
+# Downloads a module of go.mod, and prints the folder with its source.
 source_of() {
-  (modules && "$go" mod download -json "$1") | awk -F '"' '$2 == "Dir" { print $4 }'
+  (modules && "$go" mod download "$1" && "$go" list -m -f '{{.Dir}}' "$1")
 }
 
 # Counts the packages that Go prints when compiled, and drops its downloads; passes all other lines on.

@@ -67,9 +67,9 @@ def helper(tmp_path) -> Path:
     of = job(framework="horovod", horovod={"controller": "MPI"}, roles={"worker": 2, "launcher": 1})
     made = pods.objects(of, Status(), Platform(helper_image="", local=True))
     [files] = [thing["data"] for thing in made.companions if thing["kind"] == "ConfigMap"]
-    files["mpi_rank.py"] = with_limits(
-        files["mpi_rank.py"], ENDING_SECONDS=SOON / 3, REPORT_SECONDS=SOON / 3, CAUSE_SECONDS=SOON / 3
-    )  # the usual ones are too short for a busy machine
+    # The usual limits are too short for a busy machine.
+    longer = dict.fromkeys(("ENDING_SECONDS", "REPORT_SECONDS", "CAUSE_SECONDS"), SOON / 3)
+    files["mpi_rank.py"] = with_limits(files["mpi_rank.py"], **longer)
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "mpirun").write_text(MPIRUN)
