@@ -8,10 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from allranks.kube.cluster import Cluster, Manifest
+
+
+@contextlib.contextmanager
+def signals_wake_the_loop() -> Iterator[None]:
+    """For the running loop of the main thread. Without it, a Ctrl-C that arrives right before the loop starts to wait
+    has no effect until something else wakes the loop: `asyncio.run` sets a handler, but no wakeup fd."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are handled in another thread
+        return
+    loop, (woken, wake) = asyncio.get_running_loop(), os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    loop.add_reader(woken, os.read, woken, 4096)
+    before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        loop.remove_reader(woken)
+        os.close(woken)
+        os.close(wake)
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,9 @@ import asyncio
 import io
 import signal
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,6 +37,14 @@ class Server:
         self.requests.append((method, path))
 
 
+@pytest.fixture(autouse=True)
+def default_handler() -> Iterator[None]:
+    """As when a command starts: other tests run commands that set a handler of their own."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(
     ("terminal", "detach", "answer", "deleted", "message"),
     [
@@ -57,8 +68,6 @@ def test_an_interrupt_deletes_the_job_only_if_the_user_says_so(
     monkeypatch.setattr(Cluster, "connect", lambda _where: server)
     monkeypatch.setattr(interrupt, "can_ask", lambda: terminal)
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
-    # As when a command starts: other tests run commands that set a handler of their own.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     async def waits(cluster: Cluster) -> int:
         cluster.interrupted = "birds continues"
@@ -67,14 +76,29 @@ def test_an_interrupt_deletes_the_job_only_if_the_user_says_so(
             await asyncio.sleep(60)
         return 0
 
-    try:
-        assert run_on_cluster(waits, Where(), {}) == 130
-    finally:
-        signal.signal(signal.SIGINT, before)
+    assert run_on_cluster(waits, Where(), {}) == 130
     assert [method for method, _ in server.requests] == (["DELETE"] if deleted else [])
     printed = capsys.readouterr().err
     assert printed.endswith(f"{message}\n")
     assert ("Stop waiting for birds?" in printed) == (terminal and not detach)
+
+
+def test_an_interrupt_that_does_not_interrupt_the_system_call_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread gets the signal, which is as if it came right before the main thread starts to wait."""
+    monkeypatch.setattr(Cluster, "connect", lambda _where: Server())
+
+    def interrupt_this_thread() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    async def waits(_cluster: Cluster) -> int:
+        threading.Timer(0.2, interrupt_this_thread).start()  # when the loop waits
+        await asyncio.sleep(300)
+        return 0
+
+    started = time.monotonic()
+    assert run_on_cluster(waits, Where(), {}) == 130
+    assert time.monotonic() - started < 300
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_a_second_interrupt_instead_of_an_answer_leaves_the_job_alone(monkeypatch: pytest.MonkeyPatch) -> None:
