@@ -473,6 +473,7 @@ def test_kill_9_of_allranks_itself_leaves_no_process(cli: Cli) -> None:
     process = cli.start()
     cli.wait_for_ranks()
     process.kill()
+    process.wait(SECONDS)  # a process that ends releases the lock of its run last
     cli.wait_for(lambda: not cli.left())
     run = run_directories.find_run("job", cli.directory / "runs")
     assert (run.phase, bool(run.ended)) == ("Interrupted", True)
