@@ -158,7 +158,7 @@ install_horovod() {
   command -v mpirun >/dev/null || say "MPI is not installed: Horovod will support only gloo (tools/system-packages.sh installs MPI)"
   pip_install_requirements horovod
   wheel=$(PYTHON=$venv/bin/python ALLRANKS_CACHE=$cache "$repository/images/horovod/build-wheel.sh")
-  pip_install horovod --no-deps --force-reinstall "$wheel"
+  pip_install horovod --no-deps --reinstall "$wheel"
   verify horovod horovod.torch horovod.tensorflow
 }
 
@@ -176,8 +176,8 @@ pip_install() {
   echo "$1" >"$unfinished"
   # Downloads go to the disk that was checked for space; /tmp may be a small tmpfs.
   mkdir -p "$stamps/tmp"
-  TMPDIR=$stamps/tmp "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off --quiet "${@:2}" >&2 ||
-    fail "pip could not install $1 into $venv, see above; run the same command to retry"
+  TMPDIR=$stamps/tmp "$repository/tools/uv.sh" "$venv" --no-cache "${@:2}" >&2 ||
+    fail "uv could not install $1 into $venv, see above; run the same command to retry"
   rm -r "$unfinished" "$stamps/tmp"
 }
 

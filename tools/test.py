@@ -72,8 +72,8 @@ class Result(NamedTuple):
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 BY_MODULE = ("-n", "2", "--dist", "loadscope")
 FRAMEWORKS = "frameworks.sh"
-HELM = ("helm.sh", "helm.sh 3", "go-tools.sh untt")
-QUEUES = ("go-tools.sh kueue", "go-tools.sh scheduler")
+HELM = ("helm.sh", "go-tools.sh untt")
+GANGS = "go-tools.sh scheduler"
 BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 """Images often set it. With bytecode a command starts in four fifths of the time, and tests are collected in half."""
 RANDOM = str(int.from_bytes(os.urandom(4), "big"))
@@ -118,8 +118,8 @@ EVERY_CHANGE = (
     Part(
         "unit",
         7,
-        "each rule and module in memory; golden manifests; scenarios with a poor watch and killed after each write; "
-        "3,100 generated histories; mutants of the core, each of which a test must catch",
+        "each rule and module in memory; golden manifests; scenarios with a poor watch and killed after each fourth "
+        "write; 1,500 generated histories",
         [pytest("unit", "-m", "not slow and not cluster and not e2e and not nightly", *TWO_AT_A_TIME)],
     ),
     Part(
@@ -133,10 +133,10 @@ EVERY_CHANGE = (
     Part(
         "apiserver",
         9,
-        "each scenario, the operator, its Lease, reports, the chart and the commands on a real API server, with Kueue; "
+        "each scenario, the operator, its Lease, reports, gangs, the chart and the commands on a real API server; "
         "20 runs with faults",
         [pytest("apiserver", "-m", "cluster and not nightly", *BY_MODULE)],
-        prepares=("controlplane.sh", *HELM, *QUEUES),
+        prepares=("controlplane.sh", *HELM, GANGS),
     ),
 )
 
@@ -145,7 +145,8 @@ NIGHT = (
     Part(
         "unit-all",
         18,
-        "the same with 20,000 histories from a random seed",
+        "the same with kills after every write and 20,000 histories from a random seed; mutants of the core, each of "
+        "which a test must catch",
         [pytest("unit-all", "-m", "not slow and not cluster and not e2e", *TWO_AT_A_TIME)],
         {"HISTORIES": "20000", "HISTORIES_SEED": RANDOM},
     ),
@@ -159,10 +160,10 @@ NIGHT = (
     Part(
         "apiserver-all",
         45,
-        "the same with 600 runs with faults and kills from a random seed; the short benchmarks",
+        "the same with 600 runs with faults and kills from a random seed; Kueue; Helm 3; the short benchmarks",
         [pytest("apiserver-all", "-m", "cluster", *BY_MODULE)],
         {"FAULTS": "600", "FAULTS_SEED": RANDOM},
-        prepares=("controlplane.sh", "helm.sh", *QUEUES, "go-tools.sh coscheduling"),
+        prepares=("controlplane.sh", *HELM, "helm.sh 3", GANGS, "go-tools.sh kueue", "go-tools.sh coscheduling"),
     ),
     on_kubernetes("1.30", "the oldest supported Kubernetes"),
     on_kubernetes("1.36", "the previous Kubernetes, that of the nodes"),

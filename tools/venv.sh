@@ -16,6 +16,6 @@ start=$SECONDS
 pins=$(mktemp)
 trap 'rm -f "$pins"' EXIT
 sed -n 's/^\([^ #]*==[^\\]*\).*/\1/p' images/operator/requirements.txt >"$pins"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$pins" --editable ".[$extra]"
+tools/uv.sh "$venv" --constraint "$pins" --editable ".[$extra]"
 touch "$venv/.installed"
 echo "setting up $venv: done in $((SECONDS - start)) s" >&2

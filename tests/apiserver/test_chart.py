@@ -126,6 +126,7 @@ def test_pools_are_created_by_the_first_install_and_managed_by_the_release_from_
     assert uids(api) == first
 
 
+@pytest.mark.nightly
 def test_a_rollback_to_the_first_release_keeps_the_pools(helm: Helm, api: Api, sys_: str) -> None:
     install(helm, sys_, {"pools": POOLS})
     upgrade(helm, sys_, {"pools": POOLS})
@@ -136,6 +137,7 @@ def test_a_rollback_to_the_first_release_keeps_the_pools(helm: Helm, api: Api, s
     assert uids(api) == before
 
 
+@pytest.mark.nightly
 def test_an_invalid_pool_is_rejected_with_the_reason_of_the_api_server(helm: Helm, sys_: str) -> None:
     install(helm, sys_)
     with pytest.raises(HelmError, match=r"gpu\.count"):
@@ -158,6 +160,7 @@ def test_objects_of_users_survive_an_uninstall_and_serve_the_next_release(
     assert api.get("DistributedTraining", team, "penguins")["metadata"]["uid"] == before
 
 
+@pytest.mark.nightly
 def test_crds_without_keep_are_deleted_with_the_release(helm: Helm, api: Api, sys_: str) -> None:
     install(helm, sys_)
     upgrade(helm, sys_, {"crds": {"keep": False}})
@@ -187,6 +190,7 @@ def test_an_upgrade_updates_the_crds_and_does_not_change_jobs(
     assert api.get("DistributedTraining", team, "penguins")["metadata"]["generation"] == 1
 
 
+@pytest.mark.nightly
 def test_replicas_can_be_increased_and_decreased(helm: Helm, bare: ControlPlane, sys_: str) -> None:
     """A Deployment with strategy Recreate must not have rolling update parameters."""
     install(helm, sys_)
@@ -269,6 +273,7 @@ WITHOUT_SWEEPS = {"sweeps": {"enabled": False}, "utilization": {"suspend": False
 """For sweeps the operator creates and patches jobs, and it patches those with low utilization."""
 
 
+@pytest.mark.nightly
 def test_with_sweeps_the_operator_may_create_and_patch_jobs(
     helm: Helm, bare: ControlPlane, sys_: str, team: str
 ) -> None:
@@ -306,6 +311,7 @@ def test_a_release_for_namespaces_has_permissions_only_there(
     assert not may(bare, operator, "create", "tokenreviews.authentication.k8s.io")
 
 
+@pytest.mark.nightly
 def test_two_releases_for_different_namespaces_share_the_crds(
     helm: Helm, bare: ControlPlane, api: Api, sys_: str, team: str
 ) -> None:
@@ -321,6 +327,7 @@ def test_two_releases_for_different_namespaces_share_the_crds(
         assert not may(bare, operator, "list", JOBS, other)
 
 
+@pytest.mark.nightly
 def test_the_lease_has_the_name_of_the_release(helm: Helm, bare: ControlPlane, sys_: str, team: str) -> None:
     install(helm, sys_, {"replicas": 2})
     operator = f"system:serviceaccount:{sys_}:allranks"
@@ -354,6 +361,7 @@ def test_the_cluster_roles_for_users_include_jobs(helm: Helm, bare: ControlPlane
         assert not may(bare, role, "create", POOL)
 
 
+@pytest.mark.nightly
 def test_pools_can_be_made_readable_for_everyone(helm: Helm, bare: ControlPlane, sys_: str) -> None:
     install(helm, sys_, {"pools": {"readers": ["system:authenticated"]}})
     eventually(lambda: may(bare, "anna", "list", POOL))
@@ -379,6 +387,7 @@ exec {program} --kubeconfig={kubeconfig} "$@"
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("section", [name for name, blocks in INSTALL.items() if "zsh" in dict(blocks)])
 def test_commands_of_the_documentation_work(
     section: str, helm: Helm, bare: ControlPlane, api: Api, tmp_path: Path
@@ -425,6 +434,7 @@ def test_commands_of_the_documentation_work(
         assert "Years" not in json.dumps(columns)
 
 
+@pytest.mark.nightly
 def test_without_helm_the_second_apply_creates_the_pools(
     helm: Helm, bare: ControlPlane, api: Api, sys_: str, tmp_path: Path
 ) -> None:
@@ -455,11 +465,14 @@ JOBS_TO_RUN = (
 @pytest.mark.parametrize(
     "values",
     [
-        {"pools": POOLS},
-        {"replicas": 2, "pools": POOLS, "leaderElection": {"leaseSeconds": 60}},
-        {"namespaces": ["TEAM"], "pools": {"enabled": True, **POOLS}},
+        pytest.param({"pools": POOLS}, id="cluster-wide"),
+        pytest.param(
+            {"replicas": 2, "pools": POOLS, "leaderElection": {"leaseSeconds": 60}},
+            id="two replicas",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param({"namespaces": ["TEAM"], "pools": {"enabled": True, **POOLS}}, id="confined"),
     ],
-    ids=["cluster-wide", "two replicas", "confined"],
 )
 def test_the_operator_does_all_its_work_with_these_rights_and_settings(
     values: Manifest, helm: Helm, bare: ControlPlane, sys_: str, team: str, tmp_path: Path

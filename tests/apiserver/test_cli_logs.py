@@ -210,6 +210,7 @@ def test_an_interrupted_log_resumes_without_lost_or_repeated_lines(allranks, job
     assert lines == [f"line {number}" for number in range(53)]
 
 
+@pytest.mark.nightly
 def test_sixty_four_ranks_are_followed_in_one_thread(control_plane, allranks, kubelet, namespace):
     job = JobOnCluster(control_plane.api, namespace, "many", roles={"worker": 64})
     pods = job.pods(kubelet.node)

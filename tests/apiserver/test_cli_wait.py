@@ -84,6 +84,7 @@ def test_ctrl_c_stops_waiting_but_not_the_job(allranks, job, control_plane):
     assert control_plane.api.find("DistributedTraining", job.namespace, "penguins")
 
 
+@pytest.mark.nightly
 def test_wait_survives_a_restart_of_the_api_server(allranks, job, control_plane):
     job.status(ready="3/3")
     with allranks.start("wait", "penguins") as waiting:

@@ -57,6 +57,7 @@ def test_dependents_of_a_deleted_owner_are_garbage_collected(control_plane: Cont
     _wait_until(lambda: api.find("ConfigMap", namespace, "owned") is None)
 
 
+@pytest.mark.nightly
 def test_the_api_server_keeps_its_data_over_a_restart(own_parts: ControlPlane, namespace: str) -> None:
     own_parts.api.create(_config("kept"), namespace)
     for how in (signal.SIGTERM, signal.SIGKILL):
@@ -67,6 +68,7 @@ def test_the_api_server_keeps_its_data_over_a_restart(own_parts: ControlPlane, n
         assert own_parts.api.get("ConfigMap", namespace, "kept")["data"] == {"a": "b"}
 
 
+@pytest.mark.nightly
 def test_a_test_run_that_is_killed_leaves_no_process(programs: Path, tmp_path: Path) -> None:
     run = subprocess.Popen(
         [sys.executable, "-c", _STARTS_ONE, str(programs), str(tmp_path)], cwd=TESTS, stdout=subprocess.PIPE, text=True
@@ -90,6 +92,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.nightly
 def test_it_tries_other_ports_when_one_is_in_use(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ LONG = Program(seconds=None)
 # Failures
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_the_operator_survives_the_api_servers_restart(control_plane: ControlPlane, namespace: str, how) -> None:
     connection = live.connection(control_plane)
     with live.operator(connection, namespace) as operator, live.kubelet(connection, LONG, namespace=namespace):
@@ -75,6 +75,7 @@ def test_a_restart_of_the_operator_does_not_change_settled_jobs(control_plane: C
         assert versions() == before
 
 
+@pytest.mark.nightly
 def test_after_a_kill_while_a_thousand_jobs_start_the_next_operator_completes_them(
     control_plane: ControlPlane, namespace: str
 ) -> None:
@@ -154,7 +155,7 @@ def test_a_user_without_a_name_can_run_the_operator_as_in_a_container(
         eventually(lambda: operator.session and operator.session.synced)
 
 
-@pytest.mark.parametrize("listed", ["absent", "still listed"])
+@pytest.mark.parametrize("listed", [pytest.param("absent", marks=pytest.mark.nightly), "still listed"])
 def test_the_operator_waits_for_the_crds(
     control_plane: ControlPlane, namespace: str, listed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +190,7 @@ def test_the_operator_waits_for_the_crds(
         controlplane.install(control_plane.api, DEFINITIONS)  # the tests after this one need them
 
 
+@pytest.mark.nightly
 def test_the_operator_continues_after_a_thousand_errors_in_a_row(
     control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,6 +396,7 @@ def test_kubectl_scales_and_observed_generation_follows_for_kstatus(
         assert len([line for line in selected.splitlines() if line.endswith("-1")]) == 3
 
 
+@pytest.mark.nightly
 def test_kubectl_explains_every_field(control_plane: ControlPlane) -> None:
     """One page per object of the schema: each field has a description."""
     schemas = {yaml.safe_load(p.read_text())["spec"]["names"]["plural"]: p for p in DEFINITIONS}

@@ -44,6 +44,7 @@ def test_a_namespaces_annotations_refuse_and_complete_its_jobs(control_plane: Co
         eventually(lambda: not api.list("DistributedTraining", namespace), what="the default TTL")
 
 
+@pytest.mark.nightly
 def test_a_new_job_waits_while_an_annotation_is_invalid(control_plane: ControlPlane, namespace: str) -> None:
     annotate(control_plane, namespace, annotations={f"{PREFIX}max-pods": "many"})
     api, connection = control_plane.api, live.connection(control_plane)

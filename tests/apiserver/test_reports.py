@@ -184,6 +184,7 @@ def test_a_report_of_a_former_attempt_gets_409(world: World) -> None:
         assert report(operator, world.token("demo-master-0-1"), step=60) == 200
 
 
+@pytest.mark.nightly
 def test_while_the_api_server_is_unavailable_cached_tokens_are_accepted_and_new_ones_get_503(world: World) -> None:
     with world.operator() as operator:
         world.runs()
@@ -229,6 +230,7 @@ def test_a_standby_rejects_reports_and_the_leader_accepts_them(world: World) -> 
         eventually(lambda: report(third, token, step=2) == 200)
 
 
+@pytest.mark.nightly
 def test_a_status_for_kubeflow_trainer_is_a_report_of_the_pod_whose_token_it_has(world: World) -> None:
     metrics = [{"name": "loss", "value": "0.5"}, {"name": "current_step", "value": "4"},
                {"name": "total_steps", "value": "10"}]  # fmt: skip

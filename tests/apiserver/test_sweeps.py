@@ -120,6 +120,7 @@ def test_a_sweep_runs_all_trials_and_finds_the_best(world: World) -> None:
     assert (owner["kind"], owner["name"]) == ("TrainingSweep", "search")
 
 
+@pytest.mark.nightly
 def test_an_operator_that_dies_continues_with_the_same_trials(world: World) -> None:
     with world.kubelet():
         world.create(seconds=0.3)

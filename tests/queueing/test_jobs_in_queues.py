@@ -17,6 +17,8 @@ from support.kueue import CLUSTER_QUEUE, PRIORITY_CLASS, WORKLOAD, Kueue, add_qu
 from support.live import eventually
 from support.simulator.kubelets import Program
 
+pytestmark = pytest.mark.nightly
+
 PREEMPTION = {"withinClusterQueue": "LowerPriority"}
 LONG = Program()
 
@@ -91,7 +93,6 @@ def test_a_job_waits_for_quota_without_pods_and_begins_when_another_one_has_fini
         assert {"Finished", "PodsReady"} <= {one["type"] for one in conditions if one["status"] == "True"}
 
 
-@pytest.mark.nightly
 def test_a_job_is_preempted_by_one_of_higher_priority_and_continues_after_it(
     control_plane: ControlPlane, queue: str
 ) -> None:
@@ -121,7 +122,6 @@ def test_a_job_is_preempted_by_one_of_higher_priority_and_continues_after_it(
         api.delete(PRIORITY_CLASS, None, urgent)
 
 
-@pytest.mark.nightly
 def test_while_kueue_is_away_the_job_says_so_and_continues_when_it_is_back(
     control_plane: ControlPlane, kueue: Kueue, queue: str
 ) -> None:
@@ -136,7 +136,6 @@ def test_while_kueue_is_away_the_job_says_so_and_continues_when_it_is_back(
         eventually(lambda: phase(control_plane, queue, "demo") == "Running")
 
 
-@pytest.mark.nightly
 def test_a_stopped_clusterqueue_evicts_its_jobs_and_they_continue_when_it_admits_again(
     control_plane: ControlPlane, queue: str
 ) -> None:

@@ -12,6 +12,8 @@ from support.controlplane import ControlPlane
 from support.kueue import WORKLOAD, Kueue, add_queue, remove_queue
 from support.live import eventually
 
+pytestmark = pytest.mark.nightly
+
 V1BETA2 = "kueue.x-k8s.io/v1beta2"
 VISIBILITY = "/apis/visibility.kueue.x-k8s.io/v1beta2"
 
@@ -40,7 +42,6 @@ def test_a_workload_within_the_quota_is_admitted_and_one_beyond_it_waits(
     eventually(lambda: condition(api, queue, "second", "Admitted") == "True", what="its quota is free again")
 
 
-@pytest.mark.nightly
 def test_who_waits_and_at_which_position(control_plane: ControlPlane, queue: str) -> None:
     api = control_plane.api
     for name, count in (("running", 4), ("next-1", 1), ("next-2", 1)):
@@ -58,7 +59,6 @@ def test_who_waits_and_at_which_position(control_plane: ControlPlane, queue: str
     assert (set(positions()), set(positions().values())) == ({0, 1}, {"next-1", "next-2"})
 
 
-@pytest.mark.nightly
 def test_it_serves_both_versions(control_plane: ControlPlane, queue: str) -> None:
     api = control_plane.api
     api.create(workload("demo", queue, count=1), queue)
@@ -66,7 +66,6 @@ def test_it_serves_both_versions(control_plane: ControlPlane, queue: str) -> Non
     assert (older["apiVersion"], older["spec"]["podSets"][0]["count"]) == ("kueue.x-k8s.io/v1beta1", 1)
 
 
-@pytest.mark.nightly
 def test_while_it_is_away_workloads_cannot_be_created(control_plane: ControlPlane, kueue: Kueue, queue: str) -> None:
     api = control_plane.api
     kueue.stop()

@@ -11,7 +11,7 @@ import pytest
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
-DEFAULT = 3100
+DEFAULT = 1500
 DEFAULT_SEED = 20261123
 histories = DEFAULT
 seed = 0

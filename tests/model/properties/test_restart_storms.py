@@ -167,6 +167,7 @@ def test_a_day_of_restarts_without_progress_fails_the_job() -> None:
     assert (cluster.now - begun).total_seconds() > 24 * HOUR
 
 
+@pytest.mark.nightly
 def test_a_job_on_spot_instances_that_steps_between_disruptions_is_restarted_at_once_and_for_ever() -> None:
     cluster = Cluster(nodes=())
     cluster.create_job(_job("group", maxRestarts=0))

@@ -287,6 +287,7 @@ def test_two_failures_at_once() -> None:
     _two_failures_at_once()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mutation", "catcher"),
     [
