@@ -20,7 +20,7 @@ examples:
 environment:
   ALLRANKS_CACHE  folder of environments and wheels, default ~/.cache/allranks
   PYTHON          the interpreter for the environment, 3.11 or newer, default python3
-  PIP_*           pip's own settings apply, PIP_EXTRA_INDEX_URL for example
+  PIP_*, UV_*     the settings of pip and uv apply, PIP_EXTRA_INDEX_URL for example
 USAGE
 }
 
@@ -90,7 +90,7 @@ fingerprint() {
 
 install_missing() {
   local framework started intended
-  # pip writes files in place, and a package left behind by a killed pip looks installed to the next one.
+  # uv writes files in place, and a package left behind by a killed uv looks installed to the next one.
   if [[ -e $unfinished ]]; then
     say "an earlier installation of $(cat "$unfinished") was interrupted: starting with a new environment"
     rm -rf "$venv"
@@ -166,7 +166,7 @@ pip_install_requirements() {
   local framework=$1 folder=$repository/images/$1 other
   for other in "${all[@]}"; do # a framework must not change the versions of another one
     cat "$repository/images/$other/requirements.txt"
-  done | sed 's/^\([a-zA-Z0-9_-]*\)\[[^]]*\]/\1/' >"$stamps/constraints" # pip refuses extras in constraints
+  done | sed 's/^\([a-zA-Z0-9_-]*\)\[[^]]*\]/\1/' >"$stamps/constraints" # constraints must not have extras
   pip_install "$framework" --requirement "$folder/requirements.txt" --constraint "$stamps/constraints"
   [[ ! -e $folder/requirements-no-deps.txt ]] ||
     pip_install "$framework" --no-deps --requirement "$folder/requirements-no-deps.txt"
@@ -181,11 +181,12 @@ pip_install() {
   rm -r "$unfinished" "$stamps/tmp"
 }
 
-# verify FRAMEWORK MODULE...: checks that the modules can be imported, and writes the stamp.
+# verify FRAMEWORK MODULE...: checks that the modules can be imported, which also compiles them to bytecode, and writes the
+# stamp.
 verify() {
   local module output
   for module in "${@:2}"; do
-    output=$("$venv/bin/python" -c "import $module" 2>&1) || {
+    output=$(env --unset=PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c "import $module" 2>&1) || {
       echo "$output" >&2
       fail "$1 is installed in $venv, but $module does not import, see above"
     }

@@ -11,7 +11,7 @@ flock 9
 if [[ ! -e $venv/.installed ]]; then
   rm -rf "$venv"
   "${PYTHON:-python3}" -m venv "$venv" >&2
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "openapi-python-client==$version" >&2
+  "$(dirname "$0")/uv.sh" "$venv" "openapi-python-client==$version" >&2
   touch "$venv/.installed"
 fi
 echo "$venv/bin"

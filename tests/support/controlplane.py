@@ -280,7 +280,10 @@ class ControlPlane:
 
     def _run(self, name: str, *arguments: str) -> None:
         program = self.programs / name.removesuffix("-2")
-        self._processes[name] = processes.start(program, *arguments, log=self.folder / f"{name}.log")
+        # With little data, Go's garbage collector would run all the time: a sixth of the processor time of scenarios.
+        environment = {"GOGC": os.environ.get("GOGC", "400")}
+        log = self.folder / f"{name}.log"
+        self._processes[name] = processes.start(program, *arguments, log=log, environment=environment)
 
     def _end(self, name: str, how: signal.Signals) -> None:
         process = self._processes.pop(name, None)

@@ -384,6 +384,8 @@ class KubernetesWorld(World):
         self.events()
 
     def _pending(self) -> Iterator[str]:
+        if self._operator and not self._operator.state()[0]:
+            yield "the operator is not idle"  # before requests, which take time that it needs
         jobs, pods = self._api.list(KIND, self.namespace), self._api.list("Pod", self.namespace)
         for pod in pods:
             self.clock.observe(pod["metadata"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from allranks.cli.job_report.html import page
@@ -9,9 +11,16 @@ from allranks.cli.job_report.model import build_report
 from allranks.cli.job_report.text import lines
 from model.scenarios.test_memory import SCENARIOS, MemoryWorld
 from support import scenario_runner
+from support.scenario_runner import Scenario
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: f"{scenario.name} {scenario.case}")
+def _case(number: int, scenario: Scenario) -> Any:
+    """Each fourth scenario runs in `make test`."""
+    marks = [pytest.mark.nightly] if number % 4 else []
+    return pytest.param(scenario, id=f"{scenario.name} {scenario.case}", marks=marks)
+
+
+@pytest.mark.parametrize("scenario", [_case(number, scenario) for number, scenario in enumerate(SCENARIOS)])
 def test_the_report_on_a_scenario_adds_up(scenario):
     world, refusals = MemoryWorld(), []
     for change in [*scenario.before, {"create": scenario.manifest(world)}]:

@@ -35,6 +35,7 @@ def next_attempt(of: Cluster) -> None:
         of.advance(120)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("document", "kills"), [(MPI, False), (TENSORFLOW, True)], ids=["mpi", "tensorflow, killed"])
 def test_after_200_restarts_two_config_maps_are_left(document: dict[str, Any], kills: bool):
     world, dice = cluster(), random.Random(18)

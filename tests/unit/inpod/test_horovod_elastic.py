@@ -112,6 +112,7 @@ def test_the_ranks_of_all_workers_are_started_with_their_numbers(start, out):
     }
 
 
+@pytest.mark.nightly
 def test_it_starts_with_the_minimum_when_the_others_do_not_join_in_time(start, out):
     first = start(0, 3, *loop(), ALLRANKS_HOROVOD_WAIT_SECONDS="1")
     ready(out, "0-0")
@@ -138,6 +139,7 @@ def test_a_stranger_can_neither_end_the_training_nor_use_the_rendezvous(start, o
     assert [worker.wait(SOON) for worker in workers] == [0, 0]
 
 
+@pytest.mark.nightly
 def test_workers_of_both_times_are_peers_when_the_secret_was_created_again(start, out):
     first, second = (start(index, 3, *loop(), ALLRANKS_HOROVOD_WAIT_SECONDS="1") for index in (0, 1))
     ready(out, "0-0", "1-0")
@@ -152,14 +154,14 @@ def test_workers_of_both_times_are_peers_when_the_secret_was_created_again(start
 # Action of local rank 1 of worker 1, exit status of the worker, what it says last.
 BY_SIGNAL = "allranks: the program was ended by signal "
 ENDS = [
-    ("exit 7", 7, ""),
-    ("exit 138", 138, ""),
-    ("kill -KILL $$", 137, BY_SIGNAL + "9 (SIGKILL)\n"),
-    ("kill -SEGV $$", 139, BY_SIGNAL + "11 (SIGSEGV)\n"),
+    pytest.param("exit 7", 7, "", id="exit 7"),
+    pytest.param("exit 138", 138, "", id="exit 138", marks=pytest.mark.nightly),
+    pytest.param("kill -KILL $$", 137, BY_SIGNAL + "9 (SIGKILL)\n", id="SIGKILL"),
+    pytest.param("kill -SEGV $$", 139, BY_SIGNAL + "11 (SIGSEGV)\n", id="SIGSEGV", marks=pytest.mark.nightly),
 ]
 
 
-@pytest.mark.parametrize(("end", "status", "said"), ENDS, ids=[row[0] for row in ENDS])
+@pytest.mark.parametrize(("end", "status", "said"), ENDS)
 def test_a_worker_with_a_failed_rank_ends_with_its_status_and_the_others_continue(start, out, end, status, said):
     failing = f"if [ $me = 1-1 ]; then {UNTIL % 'ready-1-0'} {end}; fi; trap 'exit 0' TERM; touch \"$OUT/ready-$me\"; "
     workers = [start(index, 2, *shell(failing + UNTIL % "end"), slots=2) for index in range(2)]
@@ -184,6 +186,7 @@ def test_a_rank_of_the_first_worker_that_fails_ends_all_and_the_first_worker_is_
     assert workers[1].log.read_text() == "allranks: worker 0 has ended the training with status 7\n"
 
 
+@pytest.mark.nightly
 def test_the_first_worker_outlives_its_last_answer_however_slowly_that_is_sent(start, out):
     slow = "import time, horovod_elastic_driver as driver; hear = driver.Hosts.on_call; "
     slow += "driver.Hosts.on_call = lambda *request: (hear(*request), time.sleep(0.5))[0]"
@@ -241,6 +244,7 @@ def test_a_lost_driver_is_reported_and_ends_the_ranks(start, out):
     assert re.fullmatch(r"allranks: no answer from the driver at localhost:\d+ for 1 s\n", workers[1].log.read_text())
 
 
+@pytest.mark.nightly
 def test_a_pod_without_its_driver_stays_until_it_is_deleted(start, out):
     workers = [start(index, 2, *loop("exit 0"), patch="helper.LOST_SECONDS = 1") for index in range(2)]
     ready(out, "0-0", "1-0")
@@ -262,6 +266,7 @@ def test_a_rank_that_fails_because_of_a_lost_driver_is_not_the_root_cause(start,
     assert workers[1].wait(SOON) == 138
 
 
+@pytest.mark.nightly
 def test_a_worker_that_was_silent_too_long_is_removed_and_ends(start, out):
     quick = "import horovod_elastic_driver; horovod_elastic_driver.SILENT_SECONDS = 2"
     workers = [start(0, 2, *loop(), patch=quick), start(1, 2, *loop())]
@@ -283,6 +288,7 @@ def test_a_rank_that_ignores_SIGTERM_is_killed(start, out):
     assert worker.wait(SOON) == 5
 
 
+@pytest.mark.nightly
 def test_too_few_workers_for_too_long_are_reported(start):
     worker = start(
         0, 2, "true", ALLRANKS_HOROVOD_MIN="2", ALLRANKS_HOROVOD_WAIT_SECONDS="0", HOROVOD_ELASTIC_TIMEOUT="1"

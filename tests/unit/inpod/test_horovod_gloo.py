@@ -249,6 +249,7 @@ def test_SIGTERM_while_it_waits_for_the_others_ends_it_at_once(start, out):
     assert ranks(out) == {}
 
 
+@pytest.mark.nightly
 def test_a_rank_that_does_not_end_when_its_peer_has_failed_is_killed(start, out):
     impatient = "import sys, horovod_gloo as helper; helper.GRACE_SECONDS = 0.3; sys.exit(helper.main(sys.argv[1:]))"
     path = f"{HELPERS}:{HERE / 'fake_horovod'}"

@@ -204,6 +204,7 @@ def test_one_process_in_a_pod_has_its_rank(start, hub):
     assert hub.messages[-1]["rank"] == 3
 
 
+@pytest.mark.nightly
 def test_a_catastrophically_slow_pattern_delays_nothing(start, hub, tmp_path):
     program = rf"""
 import pathlib, time

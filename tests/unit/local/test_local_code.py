@@ -108,6 +108,7 @@ def test_code_of_a_claim_runs_from_the_directory_of_the_claim(project) -> None:
     assert f"worker-0 | runs in {project} with" in done.stdout
 
 
+@pytest.mark.nightly
 def test_packages_are_installed_once_for_all_ranks_and_runs(project, tmp_path) -> None:
     wheel(tmp_path / "wheels", "penguins", "1.0")
     (project / "train.py").write_text("import penguins\nprint('penguins', penguins.version)\n")
@@ -121,6 +122,7 @@ def test_packages_are_installed_once_for_all_ranks_and_runs(project, tmp_path) -
     assert len(list((project / "cache" / "allranks-packages").iterdir())) == 1
 
 
+@pytest.mark.nightly
 def test_packages_that_cannot_be_installed_start_nothing(project) -> None:
     done = run(project, written(project, packages=["penguins==1.0"]), PIP_NO_INDEX="1")
     assert done.returncode == 2

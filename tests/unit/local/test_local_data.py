@@ -181,6 +181,7 @@ def test_the_screen_says_that_a_fetch_is_tried_again(project) -> None:
     assert re.search(r"; up to 5 more tries follow, for about \d+ (s|min)$", line.rstrip())
 
 
+@pytest.mark.nightly
 def test_the_screen_says_that_an_upload_is_tried_again(project) -> None:
     write(project, command=["sh", "-c", "touch $ALLRANKS_OUTPUT_MODEL/x"], outputs=[{**MODEL, "to": "s3://models/m"}])
     environ = {**s3_environment("http://127.0.0.1:1"), "AWS_MAX_ATTEMPTS": "1"}
@@ -305,6 +306,7 @@ def test_a_destination_that_does_not_answer_is_a_warning(project) -> None:
     assert "output model is not uploaded: s3://models/m: there is nothing to upload" in done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("when", ["Success", "Always"])
 def test_an_upload_that_takes_longer_than_its_deadline_is_ended(project, when) -> None:
     fields = {"to": "s3://models/out", "deadlineSeconds": 1, "when": when}
@@ -332,6 +334,7 @@ def bucket(url: str, name: str) -> Any:
     return client
 
 
+@pytest.mark.nightly
 def test_code_in_a_bucket_runs_as_the_guide_says(project) -> None:
     """The manifest of docs/guides/code.md, with the Python of this test."""
     page = (Path(__file__).parents[3] / "docs" / "guides" / "code.md").read_text()
@@ -404,6 +407,7 @@ def test_an_s3_server_has_a_checkpoint_while_the_program_runs_and_the_last_one_w
     assert list((project / "run" / "outputs" / "saved").iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_the_example_with_checkpoints_leaves_those_that_are_uploaded_complete(project) -> None:
     """It runs as its first lines say, with the Python of this test."""
     shutil.copy(EXAMPLES / "checkpoints.py", project / "checkpoints.py")
@@ -424,6 +428,7 @@ def test_the_example_with_checkpoints_leaves_those_that_are_uploaded_complete(pr
     assert (found["state"], found["uploadedStep"]) == ("Uploaded", 100)
 
 
+@pytest.mark.nightly
 def test_an_s3_server_has_the_output_when_the_job_succeeds_and_gives_it_to_the_next_job(project) -> None:
     with s3_server() as url:
         env = s3_environment(url)
@@ -440,6 +445,7 @@ def test_an_s3_server_has_the_output_when_the_job_succeeds_and_gives_it_to_the_n
     assert [found["Key"] for found in listed] == [f"out/{name}" for name in names]
 
 
+@pytest.mark.nightly
 def test_the_example_streams_from_an_s3_server_without_a_copy(project) -> None:
     job = yaml.safe_load((EXAMPLES / "stream.yaml").read_text())
     del job["spec"]["packages"]  # s3fs is there

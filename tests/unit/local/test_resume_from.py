@@ -76,6 +76,7 @@ def test_a_job_starts_from_the_newest_run_of_another_one_and_leaves_its_checkpoi
     assert "starts at 2" in done.stdout + done.stderr
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_resumed_from_is_refused_before_anything_starts(folder: Path):
     unknown = run(folder, "second", 5, resumeFrom="first")
     assert (unknown.returncode, "spec.resumeFrom: there is no run of first in runs" in unknown.stderr) == (2, True)
@@ -87,6 +88,7 @@ def test_what_cannot_be_resumed_from_is_refused_before_anything_starts(folder: P
     assert "first has no checkpoint whose name contains step 9: it has step-1, step-2, step-3" in step.stderr
 
 
+@pytest.mark.nightly
 def test_a_trial_of_a_sweep_is_promoted(folder: Path):
     job = spec(folder, 3)
     job["command"][-1] = "$(lr)"

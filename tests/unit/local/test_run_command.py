@@ -279,6 +279,7 @@ def test_a_program_that_does_not_exist_fails_the_job_naming_it(cli: Cli) -> None
     assert cli.status()["restarts"]["counted"] == 0
 
 
+@pytest.mark.nightly
 def test_a_command_that_a_shell_does_not_find_fails_the_job_at_once(cli: Cli) -> None:
     cli.job("sh", "-c", "torchrn train.py", roles={"worker": {}}, restart={"maxRestarts": 3})
     done = cli.run()
@@ -288,6 +289,7 @@ def test_a_command_that_a_shell_does_not_find_fails_the_job_at_once(cli: Cli) ->
     assert cli.status()["restarts"]["counted"] == 0
 
 
+@pytest.mark.nightly
 def test_a_failure_before_the_first_step_is_restarted_on_request_only(cli: Cli) -> None:
     program = 'echo "attempt $ALLRANKS_ATTEMPT"; [ $ALLRANKS_ATTEMPT = 1 ]'
     cli.job("sh", "-c", program, roles={"worker": {}})
@@ -334,6 +336,7 @@ def test_a_signal_is_what_the_kernel_reports_and_no_exit_code(
     assert {name: last[name] for name in ("exitCode", "signal") if name in last} == failure
 
 
+@pytest.mark.nightly
 def test_that_hang_has_no_effect_without_reports_is_said_once(cli: Cli) -> None:
     cli.job("sh", "-c", MEET, hang={"timeoutSeconds": 1})
     process = cli.start()
@@ -348,6 +351,7 @@ def test_that_hang_has_no_effect_without_reports_is_said_once(cli: Cli) -> None:
     assert said not in out
 
 
+@pytest.mark.nightly
 def test_an_option_that_contradicts_allranks_is_noted(cli: Cli) -> None:
     cli.job("torchrun", "--standalone", "train.py", roles={"worker": {"replicas": 2}})
     where = "job.yaml: job: spec.command[1]"
@@ -368,6 +372,7 @@ def test_the_same_signal_twice_of_the_same_rank_fails_the_job_as_a_bug(cli: Cli)
     assert cli.status()["restarts"]["counted"] == 1
 
 
+@pytest.mark.nightly
 def test_claims_outlive_attempts_and_empty_dirs_do_not(cli: Cli) -> None:
     program = "echo $ALLRANKS_ATTEMPT >> /checkpoints/saved; ls /scratch; touch /scratch/x; [ $ALLRANKS_ATTEMPT = 1 ]"
     trainer = {"name": "trainer", "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
@@ -382,6 +387,7 @@ def test_claims_outlive_attempts_and_empty_dirs_do_not(cli: Cli) -> None:
     assert sorted(path.name for path in run.iterdir()) == ["checkpoint", "job.json", "logs", "status.yaml", "volumes"]
 
 
+@pytest.mark.nightly
 def test_a_volume_from_the_command_line_is_kept(cli: Cli) -> None:
     cli.job("sh", "-c", "echo x > /checkpoints/saved", roles={"worker": {}}, checkpoint={"claim": "weights"})
     assert cli.run("job.yaml", "--volume", "weights=mine").returncode == 0
@@ -391,7 +397,14 @@ def test_a_volume_from_the_command_line_is_kept(cli: Cli) -> None:
 # Signals.
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_signal_ends_all_ranks_gracefully(cli: Cli, number: signal.Signals, status: int) -> None:
     program = "trap 'echo saved; exit 0' TERM; touch up-$ALLRANKS_ROLE-$ALLRANKS_INDEX; while :; do sleep 0.02; done"
     cli.job("sh", "-c", program)
@@ -446,6 +459,7 @@ def test_ctrl_c_that_is_received_twice_is_one_key_press(monkeypatch: pytest.Monk
         assert Run.stops == stops
 
 
+@pytest.mark.nightly
 def test_ctrl_c_after_the_job_finished_does_not_change_its_result(cli: Cli) -> None:
     cli.job("sh", "-c", f"{UNTIL_GO}; [ $RANK = 0 ] || sleep 1000")
     process = cli.start()
@@ -479,6 +493,7 @@ def test_kill_9_of_allranks_itself_leaves_no_process(cli: Cli) -> None:
     assert (run.phase, bool(run.ended)) == ("Interrupted", True)
 
 
+@pytest.mark.nightly
 def test_kill_9_of_a_shim_leaves_no_process(cli: Cli) -> None:
     cli.job(sys.executable, "-c", STUBBORN, restart={"maxRestarts": 0})
     process = cli.start("job.yaml", "--grace-period", "0.1")
@@ -488,6 +503,7 @@ def test_kill_9_of_a_shim_leaves_no_process(cli: Cli) -> None:
     assert cli.status()["lastFailure"]["signal"] == 9
 
 
+@pytest.mark.nightly
 def test_an_internal_exception_leaves_no_process(cli: Cli) -> None:
     cli.job(sys.executable, "-c", STUBBORN)
     program = """
@@ -513,6 +529,7 @@ main()
     assert "RuntimeError: an internal error" in done.stderr
 
 
+@pytest.mark.nightly
 def test_under_nohup_a_hangup_is_ignored(cli: Cli) -> None:
     cli.job("sh", "-c", MEET)
     process = cli.start(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
@@ -579,6 +596,7 @@ def test_a_bad_manifest_is_rejected_with_every_error_and_its_path(cli: Cli) -> N
     assert "spec.roles.boss" in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_missing_volume_is_reported_before_anything_starts(cli: Cli) -> None:
     trainer = {"name": "trainer", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
     volumes = [{"name": "data", "nfs": {"server": "s", "path": "/"}}]
@@ -598,6 +616,7 @@ def test_a_missing_volume_is_reported_before_anything_starts(cli: Cli) -> None:
     assert not (cli.directory / "runs").exists()
 
 
+@pytest.mark.nightly
 def test_a_suspended_job_ends_with_a_message(cli: Cli) -> None:
     cli.job("true", suspend=True)
     done = cli.run()
@@ -627,6 +646,7 @@ def test_runs_that_start_in_the_same_second_have_different_directories(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_a_run_that_does_not_start_leaves_no_directory(cli: Cli) -> None:
     cli.job("true")
     done = cli.run("job.yaml", "--volume", "nosuch=.")
@@ -666,6 +686,7 @@ def test_a_manifest_comes_from_standard_input_too(cli: Cli) -> None:
     assert "(2 pods, no restarts)" in done.stdout
 
 
+@pytest.mark.nightly
 def test_a_rank_that_prints_much_loses_nothing_in_its_log(cli: Cli) -> None:
     program = "import os, sys\nfor n in range(100_000): print('line', n)\nopen('up-' + os.environ['RANK'], 'w').close()"
     cli.job(sys.executable, "-c", program, roles={"worker": {"replicas": 2}})

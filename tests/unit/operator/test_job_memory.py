@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[2]
 
 _PROGRAM = """
@@ -76,6 +78,7 @@ SUSPENDED = {
 FINISHED = {**SUSPENDED, "completionTime": STAMP, "roles": {"worker": {"desired": 2, "succeeded": 2}}}
 
 
+@pytest.mark.nightly
 def test_jobs_of_the_largest_size_that_the_api_server_stores_take_a_few_kilobytes() -> None:
     """As Python objects, such a template takes about sixty times its size. It is larger than a template may be, so the
     job has failed, and nothing of its spec is needed."""
@@ -86,6 +89,7 @@ def test_jobs_of_the_largest_size_that_the_api_server_stores_take_a_few_kilobyte
     assert _bytes_per_job(100, spec, {**FINISHED, "phase": "Failed"}) < 150_000
 
 
+@pytest.mark.nightly
 def test_suspended_jobs_with_the_largest_template_that_is_accepted() -> None:
     template = {"metadata": {"annotations": {"x": "y"}}, "spec": {"x": [{}] * 64_000}}
     spec = {**SPEC, "suspend": True, "template": template}

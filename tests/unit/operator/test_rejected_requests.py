@@ -265,6 +265,7 @@ def test_a_job_with_many_undeletable_pods_sends_few_requests_per_try_and_reaches
     asyncio.run(scenario())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("code", "reason"), [(409, "Conflict"), (403, "Forbidden")])
 @pytest.mark.parametrize(("plan", "method"), [(Plan(suspend_job=True), "PATCH"), (Plan(delete_job=True), "DELETE")])
 def test_a_suspension_or_deletion_of_a_job_is_retried_until_it_succeeds(

@@ -170,6 +170,7 @@ native_code()
     assert 'File "<string>", line 8 in native_code' in text
 
 
+@pytest.mark.nightly
 def test_a_program_that_waits_does_not_trigger_the_timer(hub):
     text = "import time\nfrom allranks.report import report\nreport(step=1)\ntime.sleep(5)"
     done = program(hub, text, ALLRANKS_HANG_SECONDS="5")
