@@ -125,8 +125,8 @@ EVERY_CHANGE = (
     Part(
         "frameworks",
         4,
-        "PyTorch, TensorFlow, Horovod, JAX, Ray, MPI and SPMD programs with real ranks: one example each, one killed "
-        "rank, resume, reports",
+        "PyTorch, TensorFlow, Horovod, JAX, Ray, MPI and SPMD programs with real ranks: one each, one killed rank, "
+        "reports",
         [pytest("frameworks", "-m", "slow and not nightly", *TWO_AT_A_TIME)],
         prepares=("system-packages.sh horovod", FRAMEWORKS, "helm.sh"),
     ),

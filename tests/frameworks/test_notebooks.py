@@ -17,6 +17,7 @@ def test_notebooks_are_stored_without_outputs():
         assert not [cell for cell in notebook.cells if cell.get("outputs") or cell.get("execution_count")]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_first_job_shows_its_progress_and_names_the_rank_that_failed(kernel, tmp_path):
     notebook = execute("first-job.ipynb", kernel, tmp_path)

@@ -55,6 +55,7 @@ except allranks.RankFailed as error:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_ranks_of_PyTorch_meet_and_the_first_failure_is_raised(python, tmp_path):
     found = result_of(PYTORCH, python, tmp_path)

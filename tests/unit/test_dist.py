@@ -74,6 +74,7 @@ def dist(folder: Path, *arguments: str, umask: int = 0o022, **variables: str) ->
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_package_and_the_chart_depend_only_on_the_commit(tmp_path):
     """The quick part of the next test."""

@@ -80,6 +80,7 @@ OF_PYTHON = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_installation_adds_only_the_programs_that_the_page_lists(installed):
     assert {path.name for path in installed.iterdir()} - OF_PYTHON == OWN | documented()[""]

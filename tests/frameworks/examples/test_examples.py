@@ -13,10 +13,11 @@ from frameworks.examples.conftest import ROOT
 pytestmark = pytest.mark.slow
 
 PER_COMMIT = (
-    *("penguins-pytorch", "penguins-tensorflow", "penguins-tensorflow-ps", "penguins-horovod", "digits-jax"),
+    *("penguins-pytorch", "penguins-tensorflow", "penguins-horovod"),
     *("penguins-mpi", "penguins-spmd"),
 )
-"""One example for each framework and kind of job. The others run every night."""
+"""One example for each framework but JAX and Ray, whose ranks meet in test_jax.py and test_ray_cluster.py. The others run
+every night."""
 SWEEPS = ("penguins-sweep",)
 """test_sweep.py runs them."""
 LOSS_ONLY = ("lm-transformers", "lora-trl")
@@ -50,6 +51,7 @@ def test_an_example_trains_to_the_promised_accuracy_on_all_ranks(name, run_job, 
     assert accuracies[0] >= ACCURACY.get(name, 0.97)
 
 
+@pytest.mark.nightly
 def test_the_language_model_trains_with_fsdp2_and_saves_a_share_of_each_rank(run_job, tmp_path: Path) -> None:
     small = "args=[--epochs=1, --steps-per-epoch=2, --width=32, --layers=1, --context=32, --sample=10]"
     run = run_job("examples/lm-pytorch.yaml", "--set", small, "--volume", f"lm-pytorch={tmp_path / 'claim'}").finish()

@@ -177,6 +177,7 @@ def test_ctrl_c_stops_all_trials_and_says_how_to_continue(world: World) -> None:
     assert world.processes() == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_trials_that_are_worse_are_stopped_early(world: World) -> None:
     # One after the other: of trials that run side by side, one that is ahead has no other to be compared with.

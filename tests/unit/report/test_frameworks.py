@@ -80,6 +80,7 @@ def test_pytorch_busy_time(hub, run):
     assert last["stepSeconds"] > 0.15
 
 
+@pytest.mark.nightly
 def test_pytorch_outside_a_job_sets_no_hooks(run):
     done = run(
         "import torch\nfrom allranks.report.pytorch import instrument\nnet = torch.nn.Linear(2, 2)\ninstrument(net)\n"
@@ -101,7 +102,13 @@ print(tf.keras.callbacks.Callback.__module__)
 """
 
 
-@pytest.mark.parametrize(("legacy", "whose"), [("0", "keras."), ("1", "tf_keras.")], ids=["Keras 3", "legacy Keras"])
+@pytest.mark.parametrize(
+    ("legacy", "whose"),
+    [
+        pytest.param("0", "keras.", id="Keras 3"),
+        pytest.param("1", "tf_keras.", id="legacy Keras", marks=pytest.mark.nightly),
+    ],
+)
 def test_keras_reports_of_two_calls_of_fit(hub, run, legacy, whose):
     done = run(KERAS, TF_USE_LEGACY_KERAS=legacy)
     assert done.returncode == 0, done.stderr
@@ -151,6 +158,7 @@ def test_tensorflow_busy_time(hub, run):
     assert last["stepSeconds"] > 0.1
 
 
+@pytest.mark.nightly
 def test_tensorflow_outside_a_job_adds_nothing_to_the_graph(run):
     done = run(CUSTOM_LOOP, inside=False)
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
@@ -196,6 +204,7 @@ def test_jax_busy_time(hub, run):
     assert last["stepSeconds"] > 0.09
 
 
+@pytest.mark.nightly
 def test_jax_outside_a_job_adds_nothing_to_the_program(run):
     done = run(JAX, inside=False)
     assert (done.returncode, done.stdout.split()) == (0, ["1", "1.0"]), done.stderr
