@@ -16,8 +16,8 @@ PER_COMMIT = (
     *("penguins-pytorch", "penguins-tensorflow", "penguins-horovod"),
     *("penguins-mpi", "penguins-spmd"),
 )
-"""One example for each framework but JAX and Ray, whose ranks meet in test_jax.py and test_ray_cluster.py. The others run
-every night."""
+"""One example for each framework; ranks of JAX and Ray meet in test_jax.py and test_ray_cluster.py. The others run at
+night."""
 SWEEPS = ("penguins-sweep",)
 """test_sweep.py runs them."""
 LOSS_ONLY = ("lm-transformers", "lora-trl")
