@@ -124,7 +124,7 @@ EVERY_CHANGE = (
     ),
     Part(
         "frameworks",
-        4,
+        2.5,
         "PyTorch, TensorFlow, Horovod, JAX, Ray, MPI and SPMD programs with real ranks: one each, one killed rank, "
         "reports",
         [pytest("frameworks", "-m", "slow and not nightly", *TWO_AT_A_TIME)],
@@ -132,7 +132,7 @@ EVERY_CHANGE = (
     ),
     Part(
         "apiserver",
-        9,
+        9.5,
         "each scenario, the operator, its Lease, reports, gangs, the chart and the commands on a real API server; "
         "20 runs with faults",
         [pytest("apiserver", "-m", "cluster and not nightly", *BY_MODULE)],
