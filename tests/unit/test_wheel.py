@@ -170,6 +170,7 @@ def test_the_wheel_puts_only_allranks_and_the_plugin_of_kubectl_on_path(wheel):
     assert sorted(scripts) == ["allranks", "kubectl-allranks"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_command_that_a_message_names_installs_the_extra_without_the_official_client(wheel, tmp_path):
     folder = install(wheel, tmp_path / "venv")

@@ -113,7 +113,13 @@ def normal(output: str, folder: Path) -> str:
     return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
 
 
-@pytest.mark.parametrize("entry", MISTAKES + USES, ids=lambda entry: entry.name)
+ENTRIES = [
+    *(pytest.param(entry, id=entry.name) for entry in MISTAKES),
+    *(pytest.param(entry, id=entry.name, marks=pytest.mark.nightly) for entry in USES),
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
 def test_first_hour(entry: Entry, tmp_path: Path) -> None:
     exit_code, output = play(entry, tmp_path)
     if entry.part:
