@@ -8,8 +8,8 @@ from typing import Any
 
 from allranks.api import crd
 from allranks.api.status import Failure, ReplicaRestarts, Status
-from allranks.core import correlation
-from allranks.core.model import Manifest
+from allranks.core.diagnosis import correlation
+from allranks.core.facts.model import Manifest
 from allranks.kube import job_codec
 from support.builders import NOW, at
 

@@ -12,22 +12,23 @@ from dataclasses import replace
 
 from allranks.api.job import MANAGED_BY
 from allranks.api.status import FINISHED, WITHOUT_PODS
-from allranks.core import cost, gang_choice, limits, notifications, progress, report_loss, time_accounting, transfers
-from allranks.core.model import Observed, Plan
-from allranks.core.queueing import queue as queues
+from allranks.core import checkpoints as checkpoint
+from allranks.core.accounting import cost, notifications, progress, time_accounting
+from allranks.core.diagnosis import report_loss
+from allranks.core.facts import limits
+from allranks.core.facts import queue as queues
+from allranks.core.facts.model import Observed, Plan
+from allranks.core.facts.status_update import changed
+from allranks.core.objects.gangs import choice as gang_choice
+from allranks.core.objects.queueing.sync import plan_of_manager, with_workload
+from allranks.core.outcomes import Act, Outcome, Rule, WaitUntil
 from allranks.core.rules import (
-    Act,
-    Outcome,
-    Rule,
-    WaitUntil,
-    checkpoint,
     cleanup,
     failure,
     gang,
     hang,
     inputs,
     lifecycle,
-    output_condition,
     outputs,
     queue,
     resize,
@@ -35,9 +36,9 @@ from allranks.core.rules import (
     utilization,
 )
 from allranks.core.snapshot import Snapshot
-from allranks.core.status_update import changed
-from allranks.core.sync import delete_pods, sync_objects, wait_in_queue
-from allranks.core.workload_sync import plan_of_manager, with_workload
+from allranks.core.sync.active import delete_pods, sync_objects, wait_in_queue
+from allranks.core.transfers import output_condition
+from allranks.core.transfers import pods as transfers
 
 ACTIVE_RULES: tuple[Rule, ...] = (
     lifecycle.begin,

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from allranks.api.job import Job
 from allranks.code.bundle import Bundle
-from allranks.core.manifests import code as in_pods
-from allranks.core.manifests import pod_template
+from allranks.core.facts import pod_template
+from allranks.core.objects import code as in_pods
 from allranks.errors import CannotRun
 from allranks.inpod import unpack
 from allranks.inpod.install_packages import LAYERS

@@ -12,14 +12,14 @@ from typing import Any
 from allranks.api.data import MESSAGE_LENGTH, InputStatus, Output
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.manifests import data
-from allranks.core.manifests.provenance import provenance
-from allranks.core.model import Event
+from allranks.core.facts.model import Event
+from allranks.core.facts.status_summary import with_condition
+from allranks.core.facts.status_update import changed
+from allranks.core.facts.uploads import Upload, checkpoint_of, of_checkpoint
 from allranks.core.rules import outputs as rule
-from allranks.core.rules.output_condition import CONDITION, FAILED
-from allranks.core.status_summary import with_condition
-from allranks.core.status_update import changed
-from allranks.core.uploads import Upload, checkpoint_of, of_checkpoint
+from allranks.core.transfers import data
+from allranks.core.transfers.output_condition import CONDITION, FAILED
+from allranks.core.transfers.provenance import provenance
 from allranks.data.destination import check
 from allranks.errors import CannotRun, DataError
 from allranks.local.inputs import LocalInputs

@@ -1,4 +1,4 @@
-"""Which jobs hold nodes for a part of their pods while others find no room, for `core/contention.py`.
+"""Which jobs hold nodes for a part of their pods while others find no room, for `core/diagnosis/contention.py`.
 
 Every look at a job updates it. It is complete once each job was looked at, which is soon after the start.
 """
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from allranks.core import contention
-from allranks.core.contenders import Contender, Contention
-from allranks.core.model import Observed
+from allranks.core.diagnosis import contention
+from allranks.core.facts.contenders import Contender, Contention
+from allranks.core.facts.model import Observed
 from allranks.core.snapshot import Snapshot
 from allranks.operator.cache import JobKey
 

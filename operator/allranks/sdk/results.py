@@ -6,8 +6,7 @@ import asyncio
 import base64
 from typing import Any
 
-from allranks.core import naming, outcome_names, topology
-from allranks.core.manifests import pod_template
+from allranks.core.facts import naming, outcome_names, pod_template, topology
 from allranks.errors import AllranksError, ClusterError, ResultError
 from allranks.kube import job_codec
 from allranks.kube.cluster import Cluster, Manifest

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 from allranks.api.status import PastAttempt, RoleStatus, Status
-from allranks.core import elasticity
-from allranks.core.manifests import pods
-from allranks.core.model import Disruption
+from allranks.core.diagnosis import elasticity
+from allranks.core.facts.model import Disruption
+from allranks.core.objects import pods
 from support.builders import CLUSTER, at, job, pod, table
 
 JOB = job(roles={"worker": 3}, elastic={"minReplicas": 1, "maxReplicas": 3, "waitSeconds": 60})

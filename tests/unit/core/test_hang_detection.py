@@ -6,10 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 from allranks.api.status import PastAttempt, ProgressStatus, Status
-from allranks.core import hang_detection
-from allranks.core.model import Observed, Platform
-from allranks.core.rank_reports import Reports
-from allranks.core.rules import Act, WaitUntil, hang
+from allranks.core.diagnosis import hang_detection
+from allranks.core.facts.model import Observed, Platform
+from allranks.core.facts.rank_reports import Reports
+from allranks.core.outcomes import Act, WaitUntil
+from allranks.core.rules import hang
 from allranks.core.snapshot import Snapshot
 from support.builders import NOW, at, failure, job, rank, table
 

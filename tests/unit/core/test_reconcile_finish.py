@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Hold
-from allranks.core.model import Plan
+from allranks.core.facts.model import Plan
 from allranks.core.rules.cleanup import CLEANUP_GRACE
 from support.builders import (
     Life,

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.manifests import pod_template, pods, sizes
-from allranks.core.manifests.pods import Objects
+from allranks.core.facts import pod_template
+from allranks.core.facts.topology import framework_of
+from allranks.core.objects import pods, sizes
+from allranks.core.objects.pods import Objects
 from allranks.core.reconcile import reconcile
-from allranks.core.topology import framework_of
 from allranks.frameworks import FRAMEWORKS
 from support import largest
 from support.builders import CLUSTER, NOW, Life, environment, job, observed

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from allranks.api.status import ReplicaRestarts, Status
-from allranks.core import correlation
+from allranks.core.diagnosis import correlation
 from allranks.kube import job_codec
 from support.builders import at, failed, job, preempted, started
 from support.largest_status import ESCAPED, REPLICAS, all_restarted, failure_of, largest_status, stored_size

@@ -13,10 +13,10 @@ from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
 from allranks.cli.checks import pods, quantities, schema, template
 from allranks.cli.checks.problem import Problem, below
-from allranks.core.manifests import pod_template
-from allranks.core.manifests import pods as job_pods
-from allranks.core.model import Manifest
-from allranks.core.notes import notes_of
+from allranks.core.facts import pod_template
+from allranks.core.facts.model import Manifest
+from allranks.core.objects import pods as job_pods
+from allranks.core.objects.notes import notes_of
 
 
 def written(document: Mapping[str, Any], job: Job | None = None) -> list[Problem]:

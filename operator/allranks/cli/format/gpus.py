@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from allranks.api.status import Status
-from allranks.core import gpu_count, topology
-from allranks.core.manifests import pod_template
-from allranks.core.naming import TRAINER
+from allranks.core.facts import gpu_count, pod_template, topology
+from allranks.core.facts.naming import TRAINER
 from allranks.kube.job_codec import job_of, pods_of
 
 

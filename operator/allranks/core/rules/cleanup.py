@@ -9,14 +9,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.status import Hold, Status
-from allranks.core import topology
-from allranks.core.gangs import objects as gang_objects
-from allranks.core.manifests import pod_template, pool_template
-from allranks.core.model import Event, Plan, Pod
-from allranks.core.rules import Act, Outcome, WaitUntil, write
+from allranks.core.facts import pod_template, pool_template, topology
+from allranks.core.facts.model import Event, Plan, Pod
+from allranks.core.facts.status_update import changed
+from allranks.core.objects.gangs import objects as gang_objects
+from allranks.core.outcomes import Act, Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
-from allranks.core.status_update import changed
-from allranks.core.sync import plan_objects
+from allranks.core.sync.active import plan_objects
 
 CLEANUP_GRACE = timedelta(seconds=10)
 """Time for peers to end by themselves after success: rank 0 often finishes a moment before the others."""

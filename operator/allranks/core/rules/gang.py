@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from allranks.core import contention, gang_choice, transitions
-from allranks.core.model import Event
-from allranks.core.rules import Outcome, WaitUntil, write
+from allranks.core import transitions
+from allranks.core.diagnosis import contention
+from allranks.core.facts.model import Event
+from allranks.core.facts.status_update import changed
+from allranks.core.objects.gangs import choice as gang_choice
+from allranks.core.outcomes import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
-from allranks.core.status_update import changed
 
 
 def choose_backend(snapshot: Snapshot) -> Outcome:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from allranks.core import hang_detection, report_loss, transitions
-from allranks.core.model import Event
-from allranks.core.rules import Outcome, WaitUntil, write
+from allranks.core import transitions
+from allranks.core.diagnosis import hang_detection, report_loss
+from allranks.core.facts.model import Event
+from allranks.core.facts.status_update import changed
+from allranks.core.outcomes import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
-from allranks.core.status_update import changed
 
 
 def handle_hang(snapshot: Snapshot) -> Outcome:

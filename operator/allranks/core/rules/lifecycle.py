@@ -8,15 +8,20 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core import gang_choice, limits, naming, places, resume_source, topology, transfers, transitions
-from allranks.core.gangs import registry
-from allranks.core.manifests import data
-from allranks.core.manifests import pods as pod_manifests
-from allranks.core.model import Event, Observed, Platform, Pod
-from allranks.core.queueing.queue import queue_of
-from allranks.core.rules import Outcome, WaitUntil, checkpoint, outputs, write
+from allranks.core import checkpoints as checkpoint
+from allranks.core import transitions
+from allranks.core.facts import limits, naming, places, resume_source, topology
+from allranks.core.facts.model import Event, Observed, Platform, Pod
+from allranks.core.facts.queue import queue_of
+from allranks.core.facts.status_update import changed
+from allranks.core.objects import pods as pod_manifests
+from allranks.core.objects.gangs import choice as gang_choice
+from allranks.core.objects.gangs import registry
+from allranks.core.outcomes import Outcome, WaitUntil, write
+from allranks.core.rules import outputs
 from allranks.core.snapshot import Snapshot
-from allranks.core.status_update import changed
+from allranks.core.transfers import data
+from allranks.core.transfers import pods as transfers
 
 SMALL_JOB_PODS = 256
 """A job of at most this many pods begins with their creation: the API server needs about a second for them, and the

@@ -15,15 +15,17 @@ from datetime import datetime, timedelta
 from allranks.api.data import MESSAGE_LENGTH, OutputStatus
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
-from allranks.core import topology, transfers, transitions
-from allranks.core.model import Event, Observed, Plan, Pod
-from allranks.core.rules import Act, Outcome, WaitUntil, write
+from allranks.core import transitions
+from allranks.core.facts import topology
+from allranks.core.facts.model import Event, Observed, Plan, Pod
+from allranks.core.facts.status_summary import with_phase
+from allranks.core.facts.status_update import changed
+from allranks.core.facts.uploads import Upload, checkpoint_of, uploading_since
+from allranks.core.outcomes import Act, Outcome, WaitUntil, write
 from allranks.core.rules.cleanup import CLEANUP_GRACE
 from allranks.core.snapshot import Snapshot
-from allranks.core.status_summary import with_phase
-from allranks.core.status_update import changed
-from allranks.core.sync import plan_objects
-from allranks.core.uploads import Upload, checkpoint_of, uploading_since
+from allranks.core.sync.active import plan_objects
+from allranks.core.transfers import pods as transfers
 
 FAILED = "OutputFailed"
 """Reason of the condition Failed."""

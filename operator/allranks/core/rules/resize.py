@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from allranks.core import elasticity, topology, transitions
-from allranks.core.model import Event
-from allranks.core.rules import Outcome, WaitUntil, checkpoint, lifecycle, write
+from allranks.core import checkpoints as checkpoint
+from allranks.core import transitions
+from allranks.core.diagnosis import elasticity
+from allranks.core.facts import topology
+from allranks.core.facts.model import Event
+from allranks.core.outcomes import Outcome, WaitUntil, write
+from allranks.core.rules import lifecycle
 from allranks.core.snapshot import Snapshot
 
 
