@@ -1,4 +1,4 @@
-"""The rules: each looks at a snapshot and says what to do, until when to wait, or nothing.
+"""What a rule says about a snapshot: what to do, until when to wait, or nothing (None).
 
 A rule with a deadline returns `WaitUntil` before the deadline and `Act` after it, so that the wake-up cannot be
 forgotten. `reconcile` has the order of the rules.
@@ -6,13 +6,11 @@ forgotten. `reconcile` has the order of the rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
 from allranks.api.status import Status
 from allranks.core.facts.model import Event, Plan
-from allranks.core.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,6 @@ class WaitForCheckpoint(WaitUntil):
 
 
 Outcome = Act | WaitUntil | None
-Rule = Callable[[Snapshot], Outcome]
 
 
 def write(status: Status, *events: Event) -> Act:

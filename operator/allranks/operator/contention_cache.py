@@ -26,7 +26,11 @@ class Contenders:
 
     def observe(self, key: JobKey, observed: Observed) -> Contention:
         """Notes the state of this job, and returns that of the others."""
-        own = contention.contender(Snapshot(observed, observed.status)) if contention.may_contend(observed) else None
+        own = (
+            contention.contender(observed, Snapshot(observed, observed.status).pods)
+            if contention.may_contend(observed)
+            else None
+        )
         self._note(key, own, contention.given_up_at(observed.status))
         if own is None:
             return Contention()

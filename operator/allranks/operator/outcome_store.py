@@ -18,7 +18,7 @@ import msgspec
 
 from allranks.core.facts import naming, outcome_names
 from allranks.core.facts.model import Manifest
-from allranks.core.objects.companions import owned_metadata
+from allranks.core.facts.ownership import owned_metadata
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Conflict, Fenced, NotFound, Refused, Unavailable

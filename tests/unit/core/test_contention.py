@@ -38,7 +38,7 @@ def plan_of(life: Life, now: float, others: Iterable[Contender] = (), given_up: 
 
 def contender_of(life: Life, **changes: Any) -> Contender | None:
     look = replace(life.look(30), **changes)
-    return contention.contender(Snapshot(look, look.status))
+    return contention.contender(look, Snapshot(look, look.status).pods)
 
 
 OWN = rival("own", created=0, placed=10)

@@ -15,8 +15,8 @@ from allranks.core import reconcile as core
 from allranks.core.facts.contenders import Contender, Contention
 from allranks.core.facts.model import Exit, Observed, Pod
 from allranks.core.facts.rank_reports import Reports
-from allranks.core.outcomes import Act, Rule, WaitUntil
-from allranks.core.reconcile import ACTIVE_RULES, FINISHED_RULES, SUSPENDED_RULES, reconcile
+from allranks.core.outcomes import Act, WaitUntil
+from allranks.core.reconcile import ACTIVE_RULES, FINISHED_RULES, SUSPENDED_RULES, Rule, reconcile
 from allranks.core.rules import cleanup, gang, hang, lifecycle, resize, startup, utilization
 from allranks.core.rules.failure import handle_failures
 from allranks.core.snapshot import Snapshot

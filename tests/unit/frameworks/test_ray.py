@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.diagnosis.root_cause import Ranks
 from allranks.core.facts import topology
+from allranks.core.facts.attempt import Ranks
 from allranks.core.facts.model import Platform
 from allranks.core.objects import companions, pods
 from allranks.frameworks import FRAMEWORKS

@@ -6,16 +6,14 @@ backoff. A job with more pods than there is room for, and without a rival, keeps
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.core.facts import topology
-from allranks.core.facts.contenders import Contender, Contention
+from allranks.core.facts.contenders import Contender, Contention, timeout_seconds
 from allranks.core.facts.model import Observed, Pod
-from allranks.core.objects.gangs import members
-from allranks.core.snapshot import Snapshot
 
 REASON = "GangTimeout"
 """Reason of an attempt that gave its pods up."""
@@ -34,19 +32,19 @@ def may_contend(observed: Observed) -> bool:
     return not (status.gang and status.gang.backend in _PLACED_BY_OTHERS)
 
 
-def contender(snapshot: Snapshot) -> Contender | None:
-    """The job as a rival of others: it waits for room while it has nodes for some of its pods; else None."""
-    o = snapshot.observed
+def contender(o: Observed, pods: Mapping[tuple[str, int], Pod]) -> Contender | None:
+    """The job as a rival of others: it waits for room while it has nodes for some of its pods; else None.
+    `pods`: (role, index) -> the pod in this place."""
     job, status = o.job, o.status
     if not may_contend(o) or (status.progress and status.progress.first_step_time):
         return None
     rejected = {rejection.name for rejection in o.refused if rejection.kind == "Pod"}
     placed: list[Pod] = []
     without_room: list[str] = []
-    for replica in snapshot.replicas:
+    for replica in topology.replicas(job, status):
         if not _is_needed(job, replica.role, replica.index):
             continue
-        pod = snapshot.pods.get((replica.role, replica.index))
+        pod = pods.get((replica.role, replica.index))
         if pod and pod.node and pod.deleted_at is None and not pod.ended:
             placed.append(pod)
         elif (pod is None and replica.hostname in rejected) or (pod and pod.waiting_reason == "Unschedulable"):
@@ -55,10 +53,10 @@ def contender(snapshot: Snapshot) -> Contender | None:
         return None
     return Contender(
         job=(job.namespace, job.name),
-        priority=min(pod.priority for pod in snapshot.pods.values()),
+        priority=min(pod.priority for pod in pods.values()),
         created_at=job.metadata.creation_timestamp or status.start_time or o.now,
         placed_at=max(pod.placed_at or pod.created_at or o.now for pod in placed),
-        timeout_seconds=members.timeout_seconds(job),
+        timeout_seconds=timeout_seconds(job),
         pool=o.pool_name,
     )
 

@@ -4,20 +4,14 @@ failures that are recorded for that.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, ReplicaRestarts, Status
 from allranks.core.diagnosis.exit_codes import SIGKILL, possible_signal
-from allranks.core.diagnosis.restart_policy import MAX_IDLE_RESTARTS
 from allranks.core.diagnosis.root_cause import Way, same_way, way
 from allranks.core.facts import naming, topology
-from allranks.core.facts.status_update import changed
-
-CORRELATION_SECONDS = 60
-"""Failures within this time of an upstream failure (a lost parameter server, say) are taken for its consequences."""
-MAX_DETAILED = 24
-"""Replicas whose failure is recorded. The status of ten thousand failures would not fit into etcd (1.5 MB)."""
+from allranks.core.facts.restarts import CORRELATION_SECONDS, MAX_IDLE_RESTARTS
 
 
 class EarlierFailures:
@@ -70,41 +64,3 @@ class EarlierFailures:
             key != own and began < of.time and abs(failure.time - of.time) <= timedelta(seconds=CORRELATION_SECONDS)
             for key, of in self._counted.get(way(failure), {}).items()
         )
-
-
-def drop_details(status: Status, now: datetime) -> Status:
-    """Drops most failures of a large number of individually restarted replicas, and the ends of their past backoffs.
-
-    Kept are the counted ones, because failures of the same way do not count again; the first ones within
-    `CORRELATION_SECONDS`, because they caused the others; and the latest ones. A replica whose failure is dropped is
-    treated like one that fails for the first time: its next failure of the program counts.
-    """
-    restarts = status.replica_restarts
-    if len(restarts) <= MAX_DETAILED:
-        return status
-    failures = {key: entry.failure for key, entry in restarts.items() if entry.failure}
-    keys = sorted(failures, key=lambda key: (failures[key].time, failures[key].role, failures[key].index))
-    latest = keys[::-1]
-    window = timedelta(seconds=CORRELATION_SECONDS)
-    first = [key for key in keys if failures[latest[0]].time - failures[key].time <= window]
-    counted = [key for key in latest if restarts[key].counted]
-    ordered = dict.fromkeys([*counted[: MAX_DETAILED // 2], *first[: MAX_DETAILED // 4], *latest])
-    kept = set(list(ordered)[:MAX_DETAILED])
-    return changed(
-        status,
-        replica_restarts={
-            key: entry if key in kept else _without_details(entry, now) for key, entry in restarts.items()
-        },
-    )
-
-
-def _without_details(entry: ReplicaRestarts, now: datetime) -> ReplicaRestarts:
-    past = entry.restart_time is None or entry.restart_time <= now
-    if entry.restart_time is None and entry.failure is None:
-        return entry
-    return ReplicaRestarts(
-        count=entry.count,
-        launched=entry.launched,
-        restart_time=None if past else entry.restart_time,
-        without_progress=entry.without_progress,
-    )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from allranks.api.job import Job
 from allranks.api.status import Failure
 from allranks.core.facts import pod_template
+from allranks.core.facts.model import ANY_PLATFORM
 
 CANNOT_START = frozenset({"StartError", "ContainerCannotRun"})
 """Reasons of container runtimes: the container was created, and its program was not executed. Its exit code, mostly
@@ -53,7 +54,7 @@ def explain(job: Job, failure: Failure, local: bool) -> ExecFailure | None:
 
 
 def _image(job: Job, role: str) -> str:
-    templates = pod_template.role_templates(job, pod_template.ANY_PLATFORM)
+    templates = pod_template.role_templates(job, ANY_PLATFORM)
     return str(pod_template.trainer(templates[role]).get("image", "")) if role in templates else "of the job"
 
 

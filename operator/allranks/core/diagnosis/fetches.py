@@ -11,12 +11,14 @@ import re
 from dataclasses import replace
 
 from allranks.api.job import Job
-from allranks.core.diagnosis.restart_policy import MAX_IDLE_RESTARTS
 from allranks.core.facts.model import FETCH_FAILED, FETCH_RETRYING, FETCHING, INIT_FAILED, INPUT_FAILED, Pod
-from allranks.core.transfers.rank_fetches import PREFIX
+from allranks.core.facts.naming import FETCH_CONTAINER
+from allranks.core.facts.restarts import MAX_IDLE_RESTARTS
 
-_SAID = re.compile(rf"init container {PREFIX}(?P<name>\S+) ended with exit code [0-9]+: (?P<said>.*)", re.DOTALL)
-_RUNS = f"init container {PREFIX}"
+_SAID = re.compile(
+    rf"init container {FETCH_CONTAINER}(?P<name>\S+) ended with exit code [0-9]+: (?P<said>.*)", re.DOTALL
+)
+_RUNS = f"init container {FETCH_CONTAINER}"
 
 
 def judged(job: Job, pod: Pod) -> Pod:

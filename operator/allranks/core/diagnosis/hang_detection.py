@@ -15,10 +15,8 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
-from allranks.core.diagnosis import collectives, report_loss, restart_policy
+from allranks.core.diagnosis import collectives, report_loss
 from allranks.core.facts import naming
-from allranks.core.facts.model import Platform
-from allranks.core.facts.pod_template import ANY_PLATFORM
 from allranks.core.facts.rank_reports import RankReport, Reports
 from allranks.core.facts.status_update import changed
 
@@ -168,30 +166,6 @@ def failure(job: Job, status: Status, reports: Reports, stall: StallWindow, now:
         time=stall.moved_at,
         ran_seconds=max(0.0, (now - began).total_seconds()),
     )
-
-
-def decide_restart(
-    job: Job, status: Status, failure: Failure, platform: Platform = ANY_PLATFORM
-) -> restart_policy.RestartDecision:
-    """Applies the user's rules for reason Hang or NoFirstStep, then `hang.action`, then the default without `hang`."""
-    if by_user := restart_policy.by_rules(job.spec.restart.rules or [], failure):
-        return restart_policy.within_budget(job, status, failure, *by_user)
-    action, why = _default_action(job, status, failure)
-    if platform.local and action == "Restart" and job.spec.hang is None and not restart_policy.restarts_requested(job):
-        return restart_policy.not_restarted(job, failure, platform)
-    return restart_policy.within_budget(job, status, failure, action, why)
-
-
-def _default_action(job: Job, status: Status, failure: Failure) -> tuple[restart_policy.Action, str]:
-    why = f"no first step for {job.spec.startup_deadline_seconds} s (startupDeadlineSeconds)"
-    if job.spec.hang:
-        if failure.reason == REASON:
-            why = f"no progress for {job.spec.hang.timeout_seconds} s (hang.timeoutSeconds)"
-        return job.spec.hang.action, why
-    before = status.attempt_failure
-    if before and before.reason == NO_FIRST_STEP:
-        return "Fail", f"{why}, twice in a row"
-    return "Restart", why
 
 
 def silence_failure(failure: Failure, stall: StallWindow) -> Failure:

@@ -21,6 +21,7 @@ from allranks.api.job import Job
 from allranks.api.status import Failure, PastAttempt, Status
 from allranks.core.diagnosis import restart_policy, root_cause
 from allranks.core.facts import topology
+from allranks.core.facts.attempt import Ranks
 from allranks.core.facts.model import LIMIT_EXCEEDED, Platform, Pod
 from allranks.core.facts.pod_template import longest_grace_period
 from allranks.core.facts.status_update import changed
@@ -52,7 +53,7 @@ def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform
             failed_at = root_cause.node_failed_at(pod)
             if root_cause.exceeded_limit(pod) or (failed_at and failed_at <= _latest(job, past, pod, platform)):
                 return root_cause.kubelet_failure(job, status, pod, now, platform)
-        earliest, ranks = past.failure, root_cause.Ranks(job, then, platform)
+        earliest, ranks = past.failure, Ranks(job, then, platform)
         for pod in of_then:
             if earliest:
                 earliest = root_cause.earlier_failure(job, status, earliest, pod, now, ranks) or earliest

@@ -9,21 +9,18 @@ from typing import Literal
 
 from allranks.api.job import Job, RestartRule
 from allranks.api.status import Failure, Status
-from allranks.core.diagnosis import exec_failure
+from allranks.core.diagnosis import exec_failure, hang_detection
 from allranks.core.diagnosis.exit_codes import FAULTS, possible_signal, signal_name
 from allranks.core.diagnosis.root_cause import is_uncounted, same_way
 from allranks.core.facts import naming, topology
-from allranks.core.facts.model import FETCH_FAILED, LIMIT_EXCEEDED, Platform
-from allranks.core.facts.pod_template import ANY_PLATFORM
+from allranks.core.facts.model import ANY_PLATFORM, FETCH_FAILED, LIMIT_EXCEEDED, Platform
+from allranks.core.facts.restarts import MAX_IDLE_RESTARTS
 
 Action = Literal["Restart", "RestartUncounted", "Fail", "Ignore"]
 
 MAX_BACKOFF_SECONDS = 300
 NO_PROGRESS_SECONDS = 120
 """Without progress reports, an attempt that ran for less than this counts as one without progress."""
-MAX_IDLE_RESTARTS = 300
-"""Bound of restarts in a row without progress, after which an uncounted one fails the job. With the backoff they take a
-day, which outlives outages of nodes and plugins, and shortages of spot instances: any step in between resets them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +196,25 @@ def _by_default(before: Failure | None, failure: Failure, stepped: bool) -> tupl
 
 def _no_progress(failure: Failure) -> bool:
     return (failure.ran_seconds or 0.0) < NO_PROGRESS_SECONDS
+
+
+def decide_after_hang(job: Job, status: Status, failure: Failure, platform: Platform = ANY_PLATFORM) -> RestartDecision:
+    """Applies the user's rules for reason Hang or NoFirstStep, then `hang.action`, then the default without `hang`."""
+    if by_user := by_rules(job.spec.restart.rules or [], failure):
+        return within_budget(job, status, failure, *by_user)
+    action, why = _default_after_hang(job, status, failure)
+    if platform.local and action == "Restart" and job.spec.hang is None and not restarts_requested(job):
+        return not_restarted(job, failure, platform)
+    return within_budget(job, status, failure, action, why)
+
+
+def _default_after_hang(job: Job, status: Status, failure: Failure) -> tuple[Action, str]:
+    why = f"no first step for {job.spec.startup_deadline_seconds} s (startupDeadlineSeconds)"
+    if job.spec.hang:
+        if failure.reason == hang_detection.REASON:
+            why = f"no progress for {job.spec.hang.timeout_seconds} s (hang.timeoutSeconds)"
+        return job.spec.hang.action, why
+    before = status.attempt_failure
+    if before and before.reason == hang_detection.NO_FIRST_STEP:
+        return "Fail", f"{why}, twice in a row"
+    return "Restart", why

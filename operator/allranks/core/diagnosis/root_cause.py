@@ -16,8 +16,10 @@ from allranks.api.status import Failure, Status
 from allranks.core.diagnosis import exit_codes
 from allranks.core.diagnosis.exec_failure import CANNOT_START
 from allranks.core.diagnosis.exit_codes import SIGTERM, possible_signal
-from allranks.core.facts import naming, pod_template, pool_template, topology
+from allranks.core.facts import naming, topology
+from allranks.core.facts.attempt import Ranks
 from allranks.core.facts.model import (
+    ANY_PLATFORM,
     BY_KUBELET,
     CRASH_LOOP,
     FETCH_FAILED,
@@ -52,8 +54,6 @@ UNCOUNTED = frozenset({*DISRUPTIONS.values(), *REJECTIONS, "Deleted", "Disrupted
 
 MESSAGE_LINES = 20
 MESSAGE_CHARACTERS = 2048
-
-_ELSEWHERE = Platform(helper_image="")
 
 
 def is_rejection(reason: str) -> bool:
@@ -108,7 +108,7 @@ def failures(
     pods: Iterable[Pod],
     missing: Iterable[Replica],
     now: datetime,
-    platform: Platform = _ELSEWHERE,
+    platform: Platform = ANY_PLATFORM,
     removed: Mapping[str, Pod] | None = None,
 ) -> Iterator[Failure]:
     """The failures of `pods` (all failed), earliest first, then those of `missing` (replicas whose pod was deleted).
@@ -304,7 +304,7 @@ def says_what_ended_it(pod: Pod) -> bool:
     return bool(pod.disruption) or exceeded_limit(pod) or (pod.exit is not None and pod.exit.lost_by_runtime)
 
 
-def kubelet_failure(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:
+def kubelet_failure(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = ANY_PLATFORM) -> Failure:
     """What the kubelet or the node controller says about the end of a pod, as a failure of the pod's attempt."""
     then = changed(status, attempt=pod.attempt)
     ending = _Ending(replace(pod, deleted_at=None), None, now)  # the deletion was our own
@@ -337,7 +337,7 @@ def _precedence_of(failure: Failure) -> int:
     return _precedence(failure.reason, failure.exit_code, signal)
 
 
-def start_error(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:
+def start_error(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = ANY_PLATFORM) -> Failure:
     """The failure of a pod that cannot start because of its image or configuration. It never ran."""
     ending = _Ending(replace(pod, deleted_at=None, disruption=None), None, now)
     return _describe(status, ending, Ranks(job, status, platform))
@@ -374,27 +374,3 @@ def describe_failure(failure: Failure) -> str:
     if failure.exit_code is None:
         return f"{who} failed ({failure.reason})"
     return f"{who} failed with {exit_codes.describe(failure.exit_code)} ({failure.reason})"
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """The global ranks of the replicas, computed once for all failures of a look."""
-
-    job: Job
-    status: Status
-    platform: Platform
-
-    def of(self, role: str, index: int) -> int | None:
-        """The global rank if each pod runs one process: then it equals the node rank."""
-        return self._by_replica.get((role, index))
-
-    @cached_property
-    def _by_replica(self) -> Mapping[tuple[str, int], int | None]:
-        if pool_template.unavailable(self.job, self.platform):
-            return {}  # without its pool, the number of GPUs and so of processes per pod is undefined
-        context = pod_template.attempt_context(self.job, self.status, self.platform)
-        framework = topology.framework_of(self.job)
-        roles = {replica.role for replica in context.replicas if replica.node_rank is not None}
-        if any(framework.processes(context, role) != 1 for role in roles):
-            return {}
-        return {(replica.role, replica.index): replica.node_rank for replica in context.replicas}

@@ -11,7 +11,7 @@ from typing import Any
 
 from allranks.api.job import Job
 from allranks.core.facts import naming, pod_template, pool_template, topology
-from allranks.core.facts.model import Manifest, Platform
+from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.policy import Policy
 
 REASON = "PolicyViolation"
@@ -73,7 +73,7 @@ def _images(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
         return
     allowed = f"{policy.source('image_prefixes')} allows: {', '.join(prefixes) or 'none'}"
     reported = set()
-    templates = pod_template.role_templates(job, pod_template.ANY_PLATFORM)
+    templates = pod_template.role_templates(job, ANY_PLATFORM)
     for role, template in templates.items():
         for where, image in (*_image_references(template["spec"], role), *_checkpoint_image(job)):
             if (where, image) not in reported and not any(is_below(image, prefix) for prefix in prefixes):

@@ -352,3 +352,7 @@ class Plan:
     def empty(self) -> bool:
         changes = self.status or self.create or self.restore or self.delete or self.delete_job or self.suspend_job
         return not (changes or self.patch or self.remove)
+
+
+ANY_PLATFORM = Platform(helper_image="")
+"""For results that do not depend on the platform."""

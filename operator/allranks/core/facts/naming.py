@@ -40,3 +40,7 @@ def pod_name(job: str, role: str, index: int, attempt: int, restart: int = 0) ->
 def replica_key(role: str, index: int) -> str:
     """Name of a replica in status and before its log lines."""
     return f"{role}-{index}"
+
+
+FETCH_CONTAINER = "allranks-fetch-"
+"""Prefix of init containers that fetch inputs in the pods of ranks; the name of the input follows."""

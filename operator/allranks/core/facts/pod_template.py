@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from allranks.api.job import Job, RoleSpec
 from allranks.api.pool import PoolSpec
-from allranks.api.status import Status
 from allranks.core.facts import gpu_count, naming, pod_metadata, pool_template, topology
-from allranks.core.facts.model import Manifest, Platform
-from allranks.core.facts.quantity import amount
+from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.strategic_merge import merge, without_nulls
-from allranks.core.objects import code, report_env, scheduling
-from allranks.frameworks.base import AttemptContext, ElasticBounds
 
 DEFAULT_GRACE_PERIOD_SECONDS = 30
 """Kubernetes' default of terminationGracePeriodSeconds."""
 
-ANY_PLATFORM = Platform(helper_image="")
-"""For results that do not depend on the platform."""
 
 _DEFAULTS: Manifest = {
     "restartPolicy": "Never",
@@ -40,35 +33,9 @@ def role_templates(job: Job, platform: Platform) -> dict[str, Manifest]:
     return {role: _role_template(job, spec, pool, kinds[role].ranked, defaults) for role, spec in roles}
 
 
-def attempt_context(
-    job: Job, status: Status, platform: Platform, templates: Mapping[str, Manifest] | None = None
-) -> AttemptContext:
-    """The current attempt, as the framework needs it for the wiring. `templates`: the result of `role_templates`."""
-    if templates is None:
-        templates = role_templates(job, platform)
-    elastic = job.spec.elastic
-    return AttemptContext(
-        job=job.name,
-        namespace=job.namespace,
-        attempt=status.attempt,
-        replicas=topology.replicas(job, status),
-        options=job.spec.options,
-        gpus={role: gpus(job, template, platform) for role, template in templates.items()},
-        cpus=_amounts(templates, "cpu"),
-        memory=_amounts(templates, "memory"),
-        own_command=frozenset(role for role, spec in job.spec.roles.items() if spec.command is not None),
-        commands={role: _command(template) for role, template in templates.items()},
-        variables={role: _variable_names(job, template, platform) for role, template in templates.items()},
-        grace_seconds=min(_grace_period(template) for template in templates.values()),
-        elastic=ElasticBounds(elastic.min_replicas, elastic.max_replicas, elastic.wait_seconds) if elastic else None,
-        local=platform.local,
-        endpoints=platform.endpoints,
-    )
-
-
 def longest_grace_period(job: Job) -> int:
     """The longest time, in seconds, that pods of the job may take to terminate."""
-    return max(_grace_period(template) for template in role_templates(job, ANY_PLATFORM).values())
+    return max(grace_period(template) for template in role_templates(job, ANY_PLATFORM).values())
 
 
 def trainer(template: Manifest) -> Manifest:
@@ -83,32 +50,9 @@ def gpus(job: Job, template: Manifest, platform: Platform) -> int:
     return gpu_count.gpus(trainer(template).get("resources"), pool.gpu.resource if pool and pool.gpu else "")
 
 
-def _command(template: Manifest) -> tuple[str, ...]:
-    found = trainer(template)
-    return (*found["command"], *found.get("args", ())) if found.get("command") else ()
-
-
-def _amounts(templates: Mapping[str, Manifest], resource: str) -> dict[str, int]:
-    """Role -> what its training container may use of a resource: its limit, else its request."""
-    amounts = {role: amount(trainer(template).get("resources"), resource) for role, template in templates.items()}
-    return {role: amount for role, amount in amounts.items() if amount}
-
-
-def _grace_period(template: Manifest) -> int:
+def grace_period(template: Manifest) -> int:
     seconds = template["spec"].get("terminationGracePeriodSeconds")
     return DEFAULT_GRACE_PERIOD_SECONDS if seconds is None else int(seconds)
-
-
-def _variable_names(job: Job, template: Manifest, platform: Platform) -> tuple[str, ...]:
-    own = [
-        "ALLRANKS_JOB",
-        "ALLRANKS_JOB_UID",
-        "ALLRANKS_ATTEMPT",
-        *(["ALLRANKS_CHECKPOINT_DIR"] if job.spec.checkpoint else []),
-        *([report_env.URL, report_env.TOKEN_FILE] if platform.report_url else []),
-    ]
-    user = [variable["name"] for variable in trainer(template).get("env", [])]
-    return (*own, "PYTHONUNBUFFERED", *(name for name in user if name != "PYTHONUNBUFFERED"))
 
 
 def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool, defaults: Manifest) -> Manifest:
@@ -117,9 +61,9 @@ def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool
     user = without_nulls(merge(job.spec.template or {}, role.template or {}))
     user["spec"] = merge(user.get("spec") or {}, {"containers": [_trainer_from_fields(job, role)]})
     below = pool_template.template_of(pool, user, ranked) if pool else {"spec": {}}
-    template = merge(merge(below, {"spec": scheduling.requested(job, user["spec"])}), user)
+    template = merge(merge(below, {"spec": _requested(job, user["spec"])}), user)
     template["spec"]["containers"] = [
-        code.with_environment(job, container) if container["name"] == naming.TRAINER else container
+        _with_code(job, container) if container["name"] == naming.TRAINER else container
         for container in template["spec"]["containers"]
     ]
     if tolerations := below["spec"].get("tolerations"):
@@ -144,3 +88,47 @@ def _trainer_from_fields(job: Job, role: RoleSpec) -> Manifest:
             container.pop("args", None)  # the job's arguments belong to the job's command
         container = merge(container, own)
     return container
+
+
+def _requested(job: Job, pod_spec: Manifest) -> Manifest:
+    """Fields of the pod spec that follow from the job's `scheduling`; `pod_spec` is the one in the job's template."""
+    out: Manifest = {}
+    if job.spec.scheduling.priority_class_name:
+        out["priorityClassName"] = job.spec.scheduling.priority_class_name
+    if job.spec.scheduling.topology_key and "affinity" not in pod_spec:
+        term = {
+            "topologyKey": job.spec.scheduling.topology_key,
+            "labelSelector": {"matchLabels": {naming.JOB_LABEL: job.name}},
+        }
+        out["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    return out
+
+
+PACKAGES_DIR = "/allranks-packages"
+
+
+SITE = "site"
+"""Folder of the packages inside that volume. It may be a link into a cache."""
+
+
+_PYTHONPATH = "PYTHONPATH"
+
+
+def _with_code(job: Job, trainer: Manifest) -> Manifest:
+    """The training container with the working directory and PYTHONPATH. The user's own PYTHONPATH comes last; one with
+    `valueFrom` replaces ours."""
+    paths = [
+        *([job.spec.code.path] if job.spec.code else []),
+        *([f"{PACKAGES_DIR}/{SITE}"] if job.spec.packages else []),
+    ]
+    if not paths:
+        return trainer
+    out = dict(trainer)
+    if job.spec.code:
+        out.setdefault("workingDir", job.spec.code.path)
+    users = {variable["name"]: variable for variable in trainer.get("env", [])}
+    own = users.get(_PYTHONPATH)
+    if own is None or "valueFrom" not in own:
+        value = ":".join([*paths, *([str(own["value"])] if own and own.get("value") else [])])
+        out["env"] = [*({**users, _PYTHONPATH: {"name": _PYTHONPATH, "value": value}}).values()]
+    return out

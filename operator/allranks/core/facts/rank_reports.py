@@ -79,3 +79,6 @@ class Reports:
     """Time of the last report of any job: evidence that reports can arrive."""
     collectives: Collectives | None = None
     """From NCCL, if rank 0 could ask it while it reported no step."""
+
+
+URL, TOKEN_FILE = "ALLRANKS_REPORT_URL", "ALLRANKS_REPORT_TOKEN_FILE"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
+from typing import Any
 
 from allranks.api.job import Checkpoint, Job
 from allranks.api.status import FINISHED, WITHOUT_PODS
@@ -89,3 +90,12 @@ def _overlap(one: str, other: str) -> bool:
     first, second = one.split("/") if one else [], other.split("/") if other else []
     shorter = min(len(first), len(second))
     return first[:shorter] == second[:shorter]
+
+
+CHECKPOINT_VOLUME = "checkpoint"
+
+
+def volume_source(checkpoint: Checkpoint) -> dict[str, Any]:
+    if checkpoint.volume is None:
+        return {"persistentVolumeClaim": {"claimName": checkpoint.claim}}
+    return checkpoint.volume.model_dump(by_alias=True, exclude_none=True, mode="json")

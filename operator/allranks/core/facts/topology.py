@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import lru_cache
 
 from allranks.api.job import Job
@@ -9,6 +10,9 @@ from allranks.api.status import Status
 from allranks.core.facts.naming import hostname, replica_key
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.base import Elasticity, Framework, Replica, Scope
+
+CLEANUP_GRACE = timedelta(seconds=10)
+"""Time for peers to end by themselves after success: rank 0 often finishes a moment before the others."""
 
 
 def framework_of(job: Job) -> Framework:

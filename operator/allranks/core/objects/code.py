@@ -12,6 +12,7 @@ from typing import Any
 
 from allranks.api.job import Job
 from allranks.core.facts.model import Manifest, Platform
+from allranks.core.facts.pod_template import PACKAGES_DIR
 from allranks.frameworks.base import HELPER_DIR
 
 VOLUME = "allranks-code"
@@ -21,31 +22,10 @@ ARCHIVE = "code.tar.gz"
 """Key of the ConfigMap."""
 PACKAGES = "allranks-packages"
 """Name of the volume, and of the init container."""
-PACKAGES_DIR = "/allranks-packages"
-SITE = "site"
-"""Folder of the packages inside that volume. It may be a link into a cache."""
-_PYTHONPATH = "PYTHONPATH"
 
 
 def needs_helper(job: Job, platform: Platform) -> bool:
     return not platform.local and (_archived(job) or bool(job.spec.packages))
-
-
-def with_environment(job: Job, trainer: Manifest) -> Manifest:
-    """The training container with the working directory and PYTHONPATH. The user's own PYTHONPATH comes last; one with
-    `valueFrom` replaces ours."""
-    paths = [*([job.spec.code.path] if job.spec.code else []), *([_site()] if job.spec.packages else [])]
-    if not paths:
-        return trainer
-    out = dict(trainer)
-    if job.spec.code:
-        out.setdefault("workingDir", job.spec.code.path)
-    users = {variable["name"]: variable for variable in trainer.get("env", [])}
-    own = users.get(_PYTHONPATH)
-    if own is None or "valueFrom" not in own:
-        value = ":".join([*paths, *([str(own["value"])] if own and own.get("value") else [])])
-        out["env"] = [*({**users, _PYTHONPATH: {"name": _PYTHONPATH, "value": value}}).values()]
-    return out
 
 
 def volumes(job: Job) -> Iterator[tuple[str, str, Manifest, dict[str, Any]]]:
@@ -132,7 +112,3 @@ def problems(job: Job, trainer: Manifest) -> Iterator[str]:
 
 def _archived(job: Job) -> bool:
     return job.spec.code is not None and job.spec.code.config_map is not None
-
-
-def _site() -> str:
-    return f"{PACKAGES_DIR}/{SITE}"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from allranks.api.job import API_VERSION, KIND, Job
+from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.facts import naming
+from allranks.core.facts import naming, ownership
 from allranks.core.facts.model import Manifest
 from allranks.frameworks.base import Shared
 
@@ -49,25 +49,6 @@ def variable(job: Job, status: Status, name: str) -> Manifest:
     return {"name": name, "valueFrom": {"configMapKeyRef": {"name": config_map_name(job, status), "key": name}}}
 
 
-def metadata(job: Job, name: str, labels: Mapping[str, str]) -> Manifest:
-    """Metadata of an object that the job owns."""
-    return owned_metadata((job.namespace, job.name), job.metadata.uid, name, labels)
-
-
-def owned_metadata(job: tuple[str, str], uid: str, name: str, labels: Mapping[str, str]) -> Manifest:
-    """The same for a job that is given by (namespace, name) and UID."""
-    namespace, owner_name = job
-    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": owner_name, "uid": uid, "controller": True}
-    # A foreground deletion of the job waits for its pods.
-    owner["blockOwnerDeletion"] = True
-    return {
-        "name": name,
-        "namespace": namespace,
-        "labels": {**labels, naming.JOB_LABEL: owner_name, naming.MANAGER_LABEL: "allranks"},
-        "ownerReferences": [owner],
-    }
-
-
 def config_map_name(job: Job, status: Status) -> str:
     return _config_map_name(job, status.attempt)
 
@@ -94,7 +75,7 @@ def network_policy(job: Job, open_ports: Collection[tuple[str, int]]) -> Manifes
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata(job, job.name, {}),
+        "metadata": ownership.metadata(job, job.name, {}),
         "spec": {"podSelector": own, "policyTypes": ["Ingress"], "ingress": ingress},
     }
 
@@ -111,7 +92,7 @@ def disruption_budget(job: Job) -> Manifest:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(job, job.name, {}),
+        "metadata": ownership.metadata(job, job.name, {}),
         "spec": {
             "minAvailable": _MORE_THAN_ANY_JOB,
             "selector": {"matchLabels": own, "matchExpressions": others},
@@ -127,7 +108,7 @@ def _service(job: Job, publish_before_ready: bool) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(job, job.name, {}),
+        "metadata": ownership.metadata(job, job.name, {}),
         "spec": {"clusterIP": "None", **publish, "selector": {naming.JOB_LABEL: job.name}},
     }
 
@@ -137,7 +118,7 @@ def _config_map(job: Job, status: Status, data: Mapping[str, str]) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(job, config_map_name(job, status), labels),
+        "metadata": ownership.metadata(job, config_map_name(job, status), labels),
         "immutable": True,  # kubelets need not watch it
         "data": dict(data),
     }
@@ -145,4 +126,4 @@ def _config_map(job: Job, status: Status, data: Mapping[str, str]) -> Manifest:
 
 def _secret(job: Job, name: str, kind: str) -> Manifest:
     # Without data: the executor adds random data when it creates the Secret, because this function is pure.
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata(job, name, {}), "type": kind}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": ownership.metadata(job, name, {}), "type": kind}

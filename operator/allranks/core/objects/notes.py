@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from allranks.api.job import Job
 from allranks.core.facts import gpu_count, pod_template
+from allranks.core.facts.model import ANY_PLATFORM
 from allranks.core.facts.naming import TRAINER
 from allranks.core.objects import command_notes
 from allranks.frameworks import FRAMEWORKS
@@ -74,7 +75,7 @@ def _about_claims(job: Job, templates: Mapping[str, Mapping[str, Any]]) -> Itera
     if option is None:
         return
     field = f"spec.{job.spec.framework}.{type(job.spec.options).model_fields[option].alias}"
-    for role, template in pod_template.role_templates(job, pod_template.ANY_PLATFORM).items():
+    for role, template in pod_template.role_templates(job, ANY_PLATFORM).items():
         resources = pod_template.trainer(template).get("resources") or {}
         entries = gpu_count.claims(resources)
         if not entries or not FRAMEWORKS[job.spec.framework].roles[role].ranked:

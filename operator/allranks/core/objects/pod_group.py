@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from allranks.api.job import Job
 from allranks.api.status import Status
+from allranks.core.facts import ownership
 from allranks.core.facts.model import Manifest, Platform
-from allranks.core.objects import companions
 from allranks.core.objects.gangs import members, objects
 
 
@@ -20,5 +20,5 @@ def pod_group(job: Job, status: Status, templates: Mapping[str, Manifest], platf
     spec = backend.pod_group_spec(gang, status.gang.api_version.rpartition("/")[2])
     if spec is None:
         return None
-    metadata = companions.metadata(job, gang.name, {})
+    metadata = ownership.metadata(job, gang.name, {})
     return {"apiVersion": status.gang.api_version, "kind": backend.kind.kind, "metadata": metadata, "spec": spec}

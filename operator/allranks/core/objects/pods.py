@@ -15,8 +15,9 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.sweep_values import VARIABLE_PREFIX
 from allranks.api.validation import template_problems
-from allranks.core.facts import naming, pod_template, pool_template, queue, resume_source, topology
-from allranks.core.facts.model import Manifest, Platform
+from allranks.core.facts import naming, ownership, pod_template, pool_template, queue, resume_source, topology
+from allranks.core.facts.attempt import attempt_context
+from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.strategic_merge import merge
 from allranks.core.objects import code, companions, pod_group, report_env, resume, scheduling, sizes
 from allranks.core.objects.gangs import mistakes
@@ -51,7 +52,7 @@ def objects(
 ) -> Objects:
     """The objects of the current attempt. `replicas`: (role, index) of the pods to build; None builds all of them."""
     templates = admission.applied(job, status, pod_template.role_templates(job, platform))
-    context = pod_template.attempt_context(job, status, platform, templates)
+    context = attempt_context(job, status, platform, templates)
     framework = topology.framework_of(job)
     wire = framework.wire(context)
     wired = (
@@ -103,7 +104,7 @@ def _declared_ports(templates: Iterable[Manifest], internal: Container[int]) -> 
 
 def listening_ports(job: Job, status: Status) -> list[tuple[str, int]]:
     """(pod hostname, port) on which pods of the current attempt listen. A local run maps each to a free port."""
-    context = pod_template.attempt_context(job, status, pod_template.ANY_PLATFORM)
+    context = attempt_context(job, status, ANY_PLATFORM)
     wire = topology.framework_of(job).wire(context)
     return [(replica.hostname, port) for replica in context.replicas for port in wire(replica).ports.values()]
 
@@ -117,7 +118,7 @@ def problems(job: Job) -> list[tuple[str, str]]:
     if wrong := _shape_problems(job):
         return wrong  # what follows reads the templates
     framework = topology.framework_of(job)
-    templates = pod_template.role_templates(job, pod_template.ANY_PLATFORM)
+    templates = pod_template.role_templates(job, ANY_PLATFORM)
     context = sizes.longest_context(job, templates)
     out = [
         *queue.problems(job),
@@ -222,7 +223,7 @@ def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, template: M
         **({naming.RESTART_LABEL: str(restart)} if restart else {}),
     }
     name = naming.pod_name(job.name, replica.role, replica.index, status.attempt, restart)
-    metadata = companions.metadata(job, name, labels)
+    metadata = ownership.metadata(job, name, labels)
     if annotations := {**template["metadata"].get("annotations", {}), **shared.gang.annotations}:
         metadata["annotations"] = annotations
     env = _environment(job, status, replica, wiring, shared)
@@ -274,7 +275,7 @@ def _shared_part(
 
 
 def _has_our_image(container: str) -> bool:
-    return container == HELPER or container.startswith(rank_fetches.PREFIX)
+    return container == HELPER or container.startswith(naming.FETCH_CONTAINER)
 
 
 def _report_helper(job: Job, wiring: Wiring, user: Manifest, platform: Platform) -> tuple[str, ...]:
@@ -330,9 +331,9 @@ def _attachments(
         limit = {"sizeLimit": pool.shared_memory} if pool and pool.shared_memory is not None else {}
         attach("dshm", "/dev/shm", {"emptyDir": {"medium": "Memory", **limit}})
     if job.spec.checkpoint:
-        source = resume.volume_source(job.spec.checkpoint)
+        source = resume_source.volume_source(job.spec.checkpoint)
         folder = {"subPath": job.spec.checkpoint.sub_path} if job.spec.checkpoint.sub_path else {}
-        attach(resume.CHECKPOINT_VOLUME, job.spec.checkpoint.path, source, **folder)
+        attach(resume_source.CHECKPOINT_VOLUME, job.spec.checkpoint.path, source, **folder)
     for name, path, source, mount in (*code.volumes(job), *data.volumes(job, status, platform)):
         attach(name, path, source, **mount)
     if wiring.files:

@@ -12,6 +12,7 @@ from typing import Any
 
 from allranks.api.job import Job
 from allranks.core.facts.model import Manifest, Platform
+from allranks.core.facts.rank_reports import TOKEN_FILE, URL
 from allranks.frameworks.base import HELPER_DIR, Wiring
 
 AUDIENCE = "allranks.dev/report"
@@ -19,7 +20,6 @@ AUDIENCE = "allranks.dev/report"
 TOKEN_DIR = "/var/run/secrets/allranks.dev"
 TOKEN_SECONDS = 3600
 """The kubelet replaces the token before it expires."""
-URL, TOKEN_FILE = "ALLRANKS_REPORT_URL", "ALLRANKS_REPORT_TOKEN_FILE"
 DISABLE = "DISABLE_ALLRANKS_INTEGRATION"
 """`TRUE`: nothing reports that the program itself does not call. Named like DISABLE_MLFLOW_INTEGRATION of Hugging
 Face."""

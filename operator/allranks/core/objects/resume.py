@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from allranks.api.job import Checkpoint, Job
+from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.facts import naming, resume_source
 from allranks.core.facts.model import Manifest, Platform
+from allranks.core.facts.resume_source import CHECKPOINT_VOLUME
 from allranks.core.objects import code
 from allranks.frameworks.base import HELPER_DIR
 
 CONTAINER = "allranks-resume"
 SOURCE_DIR = "/allranks-resume-from"
-CHECKPOINT_VOLUME = "checkpoint"
 _VOLUME = "allranks-resume"
-
-
-def volume_source(checkpoint: Checkpoint) -> Manifest:
-    if checkpoint.volume is None:
-        return {"persistentVolumeClaim": {"claimName": checkpoint.claim}}
-    return checkpoint.volume.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
 def needed(job: Job, status: Status, platform: Platform) -> bool:

@@ -1,4 +1,4 @@
-"""Scheduling fields of pods: those that the job requests, and the tolerations and affinity that allranks adds."""
+"""The tolerations and the affinity that allranks adds to pods."""
 
 from __future__ import annotations
 
@@ -15,20 +15,6 @@ NODE_LOST_SECONDS = 30
 _GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 _NODE_LOST_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 """Taints of a node that does not respond. The API server adds tolerations of 300 s for them to pods that have none."""
-
-
-def requested(job: Job, pod_spec: Manifest) -> Manifest:
-    """Fields of the pod spec that follow from the job's `scheduling`; `pod_spec` is the one in the job's template."""
-    out: Manifest = {}
-    if job.spec.scheduling.priority_class_name:
-        out["priorityClassName"] = job.spec.scheduling.priority_class_name
-    if job.spec.scheduling.topology_key and "affinity" not in pod_spec:
-        term = {
-            "topologyKey": job.spec.scheduling.topology_key,
-            "labelSelector": {"matchLabels": {naming.JOB_LABEL: job.name}},
-        }
-        out["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    return out
 
 
 def added(job: Job, pod_spec: Manifest, status: Status, gpus: bool, platform: Platform) -> Manifest:

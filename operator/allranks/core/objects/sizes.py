@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.facts import pod_template
-from allranks.core.facts.model import Manifest
+from allranks.core.facts.attempt import attempt_context
+from allranks.core.facts.model import ANY_PLATFORM, Manifest
 from allranks.frameworks.base import AttemptContext, Framework, Replica
 
 MAX_VARIABLE_BYTES = 32 * 4096 - 1
@@ -23,7 +23,7 @@ attempt fits in all."""
 
 def longest_context(job: Job, templates: Mapping[str, Manifest]) -> AttemptContext:
     """The attempt whose names are the longest. `templates`: the result of `pod_template.role_templates`."""
-    return pod_template.attempt_context(job, LAST_ATTEMPT, pod_template.ANY_PLATFORM, templates)
+    return attempt_context(job, LAST_ATTEMPT, ANY_PLATFORM, templates)
 
 
 def outermost(context: AttemptContext) -> list[Replica]:

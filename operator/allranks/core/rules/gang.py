@@ -27,7 +27,7 @@ def choose_backend(snapshot: Snapshot) -> Outcome:
 def give_up_pods(snapshot: Snapshot) -> Outcome:
     """Ends an attempt that holds nodes for a part of its pods, so that a rival that does the same can run."""
     o = snapshot.observed
-    if not o.contention.others or (own := contention.contender(snapshot)) is None:
+    if not o.contention.others or (own := contention.contender(o, snapshot.pods)) is None:
         return None
     due = contention.gives_up_at(own, o.contention)
     if due is None:

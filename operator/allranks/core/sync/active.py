@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
-from allranks.api.status import RoleStatus, Status
+from allranks.api.status import Status
 from allranks.core.diagnosis import elasticity, hang_detection, report_loss
 from allranks.core.diagnosis.stragglers import newly_slow
 from allranks.core.facts import naming, pod_template, pool_template, stack_requests, status_summary, topology
-from allranks.core.facts.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan, Pod, PodRef
-from allranks.core.facts.status_update import changed
-from allranks.core.objects import companions, pod_group
+from allranks.core.facts.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan
+from allranks.core.objects import companions, placeholders, pod_group
 from allranks.core.objects import pods as pod_manifests
 from allranks.core.objects.gangs import choice as gang_choice
 from allranks.core.objects.gangs import objects as gang_objects
 from allranks.core.objects.gangs import read_back
-from allranks.core.objects.queueing import reasons as queue_reasons
-from allranks.core.objects.queueing.sync import active_pods
 from allranks.core.snapshot import Snapshot
+from allranks.core.sync.plans import DELETION_REFUSED, plan_objects
 from allranks.core.transfers import pods as transfers
 from allranks.frameworks.base import Replica
-
-DELETION_REFUSED = "DeletionRefused"
-"""Reason of a condition: pods that should be gone still run."""
 
 PODS_PER_PLAN = 1000
 """Pods that a plan creates at most; the next plan creates more. It bounds the memory of a plan."""
@@ -67,64 +61,6 @@ def sync_objects(snapshot: Snapshot) -> Plan:
         return replace(plan, stack_dump_id=stall.stack_dump_id)
     request = o.job.metadata.annotations.get(stack_requests.ANNOTATION, "")
     return replace(plan, stack_dump_id=stack_requests.stack_dump_id(request, status.attempt)) if request else plan
-
-
-def delete_pods(snapshot: Snapshot) -> Plan:
-    """Deletes all pods of a suspended job, and reports pods that the API server does not allow to be deleted."""
-    summary, now = snapshot.final_summary, snapshot.observed.now
-    condition = summary.condition("Suspended")
-    if snapshot.undeletable:
-        pod, rejection = snapshot.undeletable[0]
-        message = f"pod {pod.name} still runs, because its deletion was rejected: {rejection.message}"
-        summary = status_summary.with_phase(summary, "Suspended", now, DELETION_REFUSED, message)
-    elif condition and condition.reason == DELETION_REFUSED:
-        summary = status_summary.with_phase(summary, "Suspended", now, "Suspended", "spec.suspend is true")
-    plan = plan_objects(snapshot, summary, delete=[*snapshot.pods.values(), *snapshot.outdated])
-    return replace(
-        plan, remove=gang_objects.superseded(snapshot.observed.job, summary, snapshot.observed.optional, over=True)
-    )
-
-
-def wait_in_queue(snapshot: Snapshot) -> Plan:
-    """Deletes all pods of a job that waits in a queue, and says what it waits for."""
-    o = snapshot.observed
-    active, _ = active_pods(snapshot)
-    missing = transfers.blocked(o) if snapshot.workload is None and not active else None
-    reason, message = missing or queue_reasons.reason(o, snapshot.workload, active)
-    if snapshot.undeletable:
-        pod, rejection = snapshot.undeletable[0]
-        reason, message = DELETION_REFUSED, f"pod {pod.name} still runs: its deletion was rejected: {rejection.message}"
-    summary = status_summary.with_phase(_with_wanted_sizes(snapshot), "Queued", o.now, reason, message)
-    plan = plan_objects(snapshot, summary, delete=[*snapshot.pods.values(), *snapshot.outdated])
-    return replace(plan, remove=gang_objects.superseded(o.job, summary, o.optional, over=True))
-
-
-def _with_wanted_sizes(snapshot: Snapshot) -> Status:
-    """The status of a job without pods, with the sizes that it will have."""
-    summary, wanted = snapshot.final_summary, topology.wanted_sizes(snapshot.observed.job)
-    if {role: of.desired for role, of in summary.roles.items()} == wanted:
-        return summary
-    active = {role: of.active for role, of in summary.roles.items()}
-    roles = {role: RoleStatus(desired=size, active=active.get(role, 0)) for role, size in wanted.items()}
-    return changed(summary, roles=roles, ready=f"0/{sum(wanted.values())}")
-
-
-def plan_objects(
-    snapshot: Snapshot,
-    status: Status,
-    create: Iterable[Manifest] = (),
-    delete: Iterable[Pod] = (),
-    events: Iterable[Event] = (),
-    wake_at: datetime | None = None,
-) -> Plan:
-    """A plan that need not be written ahead. Pods that are already being deleted are not deleted again."""
-    return Plan(
-        status=status if status != snapshot.observed.status else None,
-        create=tuple(create),
-        delete=tuple(PodRef(pod.name, pod.uid) for pod in delete if pod.deleted_at is None),
-        events=tuple(events),
-        wake_at=wake_at,
-    )
 
 
 def _refused_deletion(snapshot: Snapshot) -> tuple[str, str] | None:
@@ -230,7 +166,7 @@ def _placeholders(snapshot: Snapshot) -> tuple[list[Manifest], datetime | None]:
     if not missing or not snapshot.probes_for_room or pool_template.unavailable(job, platform):
         return [], wake_at
     worker = pod_manifests.objects(job, status, platform, {(topology.ELASTIC_ROLE, 0)}).pods
-    wanted = elasticity.placeholders(job, status, worker)
+    wanted = placeholders.placeholders(job, status, worker)
     return [pod for pod in wanted if pod["metadata"]["name"] in missing], wake_at
 
 

@@ -21,10 +21,9 @@ from allranks.api.data import Input, Output
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.cache_key import cache_key
-from allranks.core.facts import naming, pod_template
+from allranks.core.facts import naming, ownership, pod_template, resume_source
 from allranks.core.facts.model import Manifest, Platform, Pod
 from allranks.core.facts.uploads import UNSEEN, CacheUse, DataStore, checkpoint_of, of_checkpoint
-from allranks.core.objects import companions, resume
 from allranks.core.transfers import input_cache
 from allranks.core.transfers.provenance import provenance
 
@@ -147,9 +146,9 @@ def upload_pod(
     if output.when == "Checkpoint" and state and (checkpoint := checkpoint_of(state)):
         saved = job.spec.checkpoint
         assert saved is not None
-        volumes.append({"name": resume.CHECKPOINT_VOLUME, **resume.volume_source(saved)})
+        volumes.append({"name": resume_source.CHECKPOINT_VOLUME, **resume_source.volume_source(saved)})
         folder = {"subPath": saved.sub_path} if saved.sub_path else {}
-        mounts.append({"name": resume.CHECKPOINT_VOLUME, "mountPath": _CHECKPOINTS, "readOnly": True, **folder})
+        mounts.append({"name": resume_source.CHECKPOINT_VOLUME, "mountPath": _CHECKPOINTS, "readOnly": True, **folder})
         request = of_checkpoint(request, _CHECKPOINTS, checkpoint)
     template = _first_template(job, platform)
     own = pod_template.trainer(template).get("securityContext") or {}
@@ -221,7 +220,7 @@ def _pod(
         "volumes": list(volumes),
         **({"imagePullSecrets": secrets} if secrets else {}),
     }
-    metadata = companions.metadata(job, name, {naming.ROLE_LABEL: role})
+    metadata = ownership.metadata(job, name, {naming.ROLE_LABEL: role})
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 

@@ -15,7 +15,7 @@ from allranks.api.data import OutputStatus
 from allranks.api.status import FINISHED, Status
 from allranks.core.facts import status_summary
 from allranks.core.facts.model import Observed, Plan
-from allranks.core.rules import outputs
+from allranks.core.transfers import outputs
 from allranks.text import size
 
 CONDITION: Literal["OutputsUploaded"] = "OutputsUploaded"

@@ -8,7 +8,7 @@ from typing import Any
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.facts import pod_template
-from allranks.core.facts.model import Pod
+from allranks.core.facts.model import ANY_PLATFORM, Pod
 from allranks.version import __version__
 
 _PARAMETERS = "ALLRANKS_PARAM_"
@@ -25,7 +25,7 @@ def provenance(job: Job, status: Status, ranks: Iterable[Pod] | None = None) -> 
             images[pod.role].add(pod.image_id)
     inputs = {each.name: each for each in status.inputs}
     programs = {}
-    for role, template in pod_template.role_templates(job, pod_template.ANY_PLATFORM).items():
+    for role, template in pod_template.role_templates(job, ANY_PLATFORM).items():
         trainer = pod_template.trainer(template)
         variables = trainer.get("env", [])
         programs[role] = {

@@ -11,13 +11,12 @@ import json
 from allranks.api.data import Input
 from allranks.api.job import Job
 from allranks.api.status import Status
+from allranks.core.facts import naming
 from allranks.core.facts.model import Manifest, Platform
 from allranks.core.transfers import input_cache
 from allranks.core.transfers import manifests as transfers
 from allranks.core.transfers.input_cache import Place
 
-PREFIX = "allranks-fetch-"
-"""Of the names of the init containers; the name of the input follows."""
 _AS_ROOT: Manifest = {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False}
 """Without capabilities. The kubelet makes the directory of a namespace, and only root can write there."""
 
@@ -51,7 +50,7 @@ def _container(each: Input, revision: str | None, place: Place, platform: Platfo
         "where": where,
     }
     return {
-        "name": PREFIX + each.name,
+        "name": naming.FETCH_CONTAINER + each.name,
         "image": store.image,
         "command": transfers.COMMAND,
         "env": [

@@ -9,12 +9,11 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from allranks.api.scheduling import Topology
+from allranks.core.facts.contenders import DEFAULT_TIMEOUT_SECONDS
 from allranks.core.facts.model import Manifest
 from allranks.core.facts.optional_kinds import Object, OptionalKind
 from allranks.fields import GangBackend
 
-DEFAULT_TIMEOUT_SECONDS = 300
-"""Default of `scheduling.gangTimeoutSeconds`."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 

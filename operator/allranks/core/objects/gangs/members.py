@@ -8,8 +8,9 @@ from typing import Any
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.facts import topology
+from allranks.core.facts.contenders import timeout_seconds
 from allranks.core.facts.model import Manifest, Platform
-from allranks.core.objects.gangs.base import DEFAULT_TIMEOUT_SECONDS, Gang
+from allranks.core.objects.gangs.base import Gang
 
 
 def group_name(job: Job, attempt: int) -> str:
@@ -45,11 +46,6 @@ def gang_of(job: Job, status: Status, templates: Mapping[str, Manifest], platfor
         timeout_seconds=timeout_seconds(job),
         scheduler_name=platform.coscheduling_scheduler,
     )
-
-
-def timeout_seconds(job: Job) -> int:
-    timeout = job.spec.scheduling.gang_timeout_seconds
-    return DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
 
 
 def own_gang(template: Mapping[str, Any]) -> str:

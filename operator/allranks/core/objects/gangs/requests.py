@@ -8,14 +8,13 @@ from typing import Any
 
 from allranks.core.facts.model import Manifest
 from allranks.core.facts.quantity import quantity
-from allranks.core.objects.gangs.base import Gang
 
 
-def of_gang(gang: Gang) -> Manifest:
-    """The requests of all pods that the gang needs, as quantities."""
+def of_gang(min_by_role: Mapping[str, int], templates: Mapping[str, Manifest]) -> Manifest:
+    """Return the requests of all pods that a gang needs, as quantities."""
     total: dict[str, float] = {}
-    for role, count in gang.min_by_role.items():
-        for name, value in of_pod(gang.templates[role]["spec"]).items():
+    for role, count in min_by_role.items():
+        for name, value in of_pod(templates[role]["spec"]).items():
             total[name] = total.get(name, 0) + count * value
     return {name: _text(name, value) for name, value in sorted(total.items()) if value}
 

@@ -32,7 +32,7 @@ class Volcano(Backend):
         spec: Manifest = {
             "minMember": gang.min_count,
             "minTaskMember": dict(gang.min_by_role),
-            "minResources": requests.of_gang(gang),
+            "minResources": requests.of_gang(gang.min_by_role, gang.templates),
         }
         if queue := _queue(gang):
             spec["queue"] = queue

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from allranks.api.job import Job
-from allranks.core.facts import pod_template, queue, topology
+from allranks.core.facts import ownership, pod_template, queue, topology
 from allranks.core.facts.model import Manifest, Observed
 from allranks.core.facts.optional_kinds import PRIORITY_CLASS, WORKLOAD, WORKLOAD_PRIORITY_CLASS
-from allranks.core.objects import companions
 from allranks.core.objects.gangs import kueue
 
 _LEFT_OUT = ("env", "envFrom", "command", "args", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe")
@@ -22,7 +21,7 @@ def workload(observed: Observed) -> Manifest:
     return {
         "apiVersion": observed.optional.api_version(WORKLOAD),
         "kind": WORKLOAD.kind,
-        "metadata": companions.metadata(job, queue.workload_name(job), labels),
+        "metadata": ownership.metadata(job, queue.workload_name(job), labels),
         "spec": {"queueName": queue.queue_of(job), "podSets": pod_sets(observed), **priority(observed)},
     }
 

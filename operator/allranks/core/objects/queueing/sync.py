@@ -12,11 +12,10 @@ from datetime import datetime, timedelta
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.core.diagnosis import root_cause
 from allranks.core.diagnosis.elasticity import TERMINATION_TIMEOUT
-from allranks.core.facts import places, queue, topology
+from allranks.core.facts import ownership, places, queue, topology
 from allranks.core.facts import workload as workloads
 from allranks.core.facts.model import Manifest, ObjectPatch, Observed, Plan, Pod
 from allranks.core.facts.optional_kinds import WORKLOAD
-from allranks.core.objects import companions
 from allranks.core.objects.queueing import manifest
 from allranks.core.objects.queueing import reasons as queue_reasons
 from allranks.core.objects.queueing.priority_boost import ANNOTATION as BOOST
@@ -202,7 +201,7 @@ def _is_owned(o: Observed, workload: Manifest) -> bool:
 
 def _adopt(o: Observed, workload: Manifest) -> _Changes:
     """Takes over the Workload that MultiKueue created for this job."""
-    owners = companions.metadata(o.job, workload["metadata"]["name"], {})["ownerReferences"]
+    owners = ownership.metadata(o.job, workload["metadata"]["name"], {})["ownerReferences"]
     others = workload["metadata"].get("ownerReferences") or []
     return _Changes(patch=(ObjectPatch(workload, {"metadata": {"ownerReferences": [*others, *owners]}}),))
 
