@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 from allranks.api.status import Status
 from allranks.api.validation import parse
-from allranks.core import naming
-from allranks.core.model import Exit, Observed, Platform, Pod
+from allranks.core.facts import naming
+from allranks.core.facts.model import Exit, Observed, Platform, Pod
 from allranks.core.reconcile import reconcile
 from allranks.frameworks import FRAMEWORKS
 

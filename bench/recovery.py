@@ -29,8 +29,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from allranks.api import validation  # noqa: E402
 from allranks.api.status import Status  # noqa: E402
-from allranks.core.manifests import pods  # noqa: E402
-from allranks.core.model import Manifest, Platform  # noqa: E402
+from allranks.core.facts.model import Manifest, Platform  # noqa: E402
+from allranks.core.objects import pods  # noqa: E402
 from allranks.kube import paths, pod_codec, raw_pod  # noqa: E402
 from allranks.kube.auth import Connection  # noqa: E402
 from allranks.kube.client import Client  # noqa: E402

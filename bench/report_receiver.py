@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "operator"))
 
 from allranks.api.status import Status
 from allranks.api.validation import parse
-from allranks.core import naming
-from allranks.core.manifests.report_env import AUDIENCE
-from allranks.core.model import Observed, Platform, Pod
+from allranks.core.facts import naming
+from allranks.core.facts.model import Observed, Platform, Pod
+from allranks.core.objects.report_env import AUDIENCE
 from allranks.core.reconcile import reconcile
 from allranks.kube.pod_codec import Meta, Owner, Raw, RawSpec, RawStatus, to_cached_pod
 from allranks.operator.cache import PodCache

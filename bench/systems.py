@@ -16,8 +16,8 @@ from typing import IO, ClassVar
 
 from allranks.api import validation
 from allranks.api.status import Status
-from allranks.core.manifests import pods
-from allranks.core.model import Platform
+from allranks.core.facts.model import Platform
+from allranks.core.objects import pods
 from allranks.kube import paths
 from allranks.kube.client import Client
 from bench.common import Manifest, go_tools, job, process, quiet, until

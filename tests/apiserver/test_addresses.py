@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from allranks.core.model import Manifest
+from allranks.core.facts.model import Manifest
 from support import live
 from support.api import Api
 from support.controlplane import ControlPlane

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from allranks.api.job import KIND
-from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, ROLE_LABEL
+from allranks.core.facts.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, ROLE_LABEL
 from support import live
 from support.api import Api, ApiError, Manifest
 from support.controlplane import ControlPlane

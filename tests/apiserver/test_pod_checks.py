@@ -13,7 +13,7 @@ import yaml
 from allranks.cli.checks.schema import kubernetes
 from allranks.cli.commands.render import rendered
 from allranks.cli.manifests import Loaded, load, load_documents
-from allranks.core.manifests.strategic_merge import merge
+from allranks.core.facts.strategic_merge import merge
 from allranks.errors import InvalidManifest
 from support.api import ApiError, path
 from support.builders import manifest, table

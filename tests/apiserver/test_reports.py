@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from allranks.api.job import KIND
-from allranks.core import stack_requests
-from allranks.core.manifests.report_env import AUDIENCE
+from allranks.core.facts import stack_requests
+from allranks.core.objects.report_env import AUDIENCE
 from allranks.operator.app import Operator
 from allranks.operator.timing import Clock
 from allranks.telemetry.server import PATH

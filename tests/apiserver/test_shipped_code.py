@@ -21,7 +21,7 @@ from allranks.api.status import Status
 from allranks.cli.commands.submit import Session
 from allranks.code import ship
 from allranks.code.bundle import Bundle, collect
-from allranks.core.manifests import pods
+from allranks.core.objects import pods
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Where
 from allranks.sdk.cluster_jobs import job as find

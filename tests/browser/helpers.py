@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from allranks.core.stack_requests import ANNOTATION, new_request, stack_dump_id
+from allranks.core.facts.stack_requests import ANNOTATION, new_request, stack_dump_id
 from allranks.report.client import why
 from support.job_api import JobApi
 from support.sweep_samples import a_sweep, trial_of, with_gpu_time

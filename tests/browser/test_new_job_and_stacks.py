@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from allranks.core.stack_requests import ANNOTATION
+from allranks.core.facts.stack_requests import ANNOTATION
 from browser.helpers import JOB, WAIT_MS, answer_with_stacks, expect, see
 from support.live import eventually
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from allranks.core.naming import ATTEMPT_LABEL
+from allranks.core.facts.naming import ATTEMPT_LABEL
 from allranks.kube.auth import Connection
 from support.api import ApiError
 from support.controlplane import ControlPlane

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pytest
 
 from allranks.api.job import KIND
-from allranks.core import hang_detection, report_loss
+from allranks.core.diagnosis import hang_detection, report_loss
 from allranks.telemetry import store
 from allranks.telemetry.server import PATH
 from apiserver.test_reports import World

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from allranks.core.hang_detection import STACK_DUMP_WAIT
+from allranks.core.diagnosis.hang_detection import STACK_DUMP_WAIT
 from allranks.kube.auth import Connection
 from allranks.operator.settings import Settings
 from support import kubernetes_world

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.manifests import pods
+from allranks.core.objects import pods
 from allranks.frameworks.mpirun import read_mpirun_report
 from allranks.local.shim import descendants
 from support.builders import CLUSTER, environment, job

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.manifests import pods
+from allranks.core.objects import pods
 from allranks.frameworks import IMAGES as FRAMEWORKS
 from allranks.operator.secret_data import key_pair
 from allranks.pod_bundle import HELPERS

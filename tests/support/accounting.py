@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from allranks.core import time_accounting
-from allranks.core.status_update import changed
+from allranks.core.accounting import time_accounting
+from allranks.core.facts.status_update import changed
 from allranks.kube import job_codec
 
 

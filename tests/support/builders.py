@@ -14,13 +14,13 @@ import pytest
 from allranks.api.job import Job, Metadata
 from allranks.api.status import Failure, Status
 from allranks.api.validation import parse
-from allranks.core import naming
-from allranks.core.manifests.pods import Objects
-from allranks.core.model import Disruption, Exit, Observed, Plan, Platform, Pod, RejectedCreate
-from allranks.core.optional_kinds import GANGS, OptionalKind, OptionalObjects
-from allranks.core.rank_reports import RankReport
+from allranks.core.facts import naming
+from allranks.core.facts.model import Disruption, Exit, Observed, Plan, Platform, Pod, RejectedCreate
+from allranks.core.facts.optional_kinds import GANGS, OptionalKind, OptionalObjects
+from allranks.core.facts.rank_reports import RankReport
+from allranks.core.facts.uploads import Upload
+from allranks.core.objects.pods import Objects
 from allranks.core.reconcile import reconcile
-from allranks.core.uploads import Upload
 from allranks.local.environment import Variables
 
 NOW = datetime(2026, 3, 4, 10, 0, 0, tzinfo=UTC)

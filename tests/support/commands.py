@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from allranks.api.status import Status
-from allranks.core.manifests import pods
-from allranks.core.model import Platform
-from allranks.core.naming import ATTEMPT_LABEL
+from allranks.core.facts.model import Platform
+from allranks.core.facts.naming import ATTEMPT_LABEL
+from allranks.core.objects import pods
 from support.builders import job as parsed_job
 from support.builders import manifest
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from allranks.core.naming import TRAINER
+from allranks.core.facts.naming import TRAINER
 from allranks.kube.auth import Connection, connect
 from support.simulator import pod_status
 from support.simulator.kubelets import Program

@@ -20,8 +20,8 @@ from allranks.api.job import API_VERSION, KIND
 from allranks.api.pool import KIND as POOL
 from allranks.api.pool import PoolSpec
 from allranks.api.validation import parse_pool
-from allranks.core.naming import JOB_LABEL
-from allranks.core.optional_kinds import RESOURCE_FLAVOR
+from allranks.core.facts.naming import JOB_LABEL
+from allranks.core.facts.optional_kinds import RESOURCE_FLAVOR
 from allranks.kube.auth import Connection
 from allranks.operator.session import Session
 from allranks.operator.settings import Settings

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.validation import parse
-from allranks.core.model import Observed, Pod
+from allranks.core.facts.model import Observed, Pod
 from allranks.core.reconcile import reconcile
 from allranks.errors import InvalidManifest
 from allranks.frameworks import FRAMEWORKS

@@ -8,8 +8,8 @@ from typing import Any
 
 from allranks.api import crd
 from allranks.api.status import Failure, ReplicaRestarts, Status
-from allranks.core import correlation
-from allranks.core.model import Manifest
+from allranks.core.facts import restarts
+from allranks.core.facts.model import Manifest
 from allranks.kube import job_codec
 from support.builders import NOW, at
 
@@ -56,7 +56,7 @@ def all_restarted(dice: random.Random) -> Status:
         for index in range(REPLICAS)
     }
     ignored = [f"worker-{index}" for index in range(REPLICAS)]
-    return correlation.drop_details(Status(replica_restarts=entries, ignored=ignored), NOW)
+    return restarts.drop_details(Status(replica_restarts=entries, ignored=ignored), NOW)
 
 
 def _largest(schema: Manifest, name: str = "") -> Any:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from allranks.api.job import KIND
 from allranks.api.pool import PoolSpec
-from allranks.core.optional_kinds import LOCAL_QUEUE, WORKLOAD, OptionalKind
+from allranks.core.facts.optional_kinds import LOCAL_QUEUE, WORKLOAD, OptionalKind
 from allranks.kube import pod_codec, raw_pod
 from allranks.kube.auth import Connection
 from allranks.operator import timing

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from allranks.core.model import Pod
-from allranks.core.naming import FETCH, JOB_LABEL, ROLE_LABEL, UPLOAD
+from allranks.core.facts.model import Pod
+from allranks.core.facts.naming import FETCH, JOB_LABEL, ROLE_LABEL, UPLOAD
 from allranks.data.pod import RESULT
 from allranks.kube.auth import Connection
 from allranks.local.environment import machine_environment

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from allranks.api.status import Status
-from allranks.core.manifests import pods
-from allranks.core.model import Platform
+from allranks.core.facts.model import Platform
+from allranks.core.objects import pods
 from support.builders import job as parsed_job
 from support.builders import manifest
 from support.job_api import JobApi

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,26 @@ def test_no_modules_import_each_other_in_a_circle():
 @pytest.mark.parametrize("package", sorted(name for name, path in FILES.items() if path.name == "__init__.py"))
 def test_no_sub_packages_import_each_other_in_a_circle(package):
     assert_no_circle(circles(children_of(package, GRAPH)), GRAPH)
+
+
+MOST_CORE_STEPS = 11
+"""Modules of the longest chain of imports from `reconcile` down, both ends included."""
+
+
+def test_a_reader_of_the_core_follows_a_short_chain_of_imports():
+    core = {name: {t for t in targets if t.startswith("allranks.core.")} for name, targets in GRAPH.items()}
+    chain = longest_chain("allranks.core.reconcile", core)
+    assert len(chain) <= MOST_CORE_STEPS, " -> ".join(chain)
+
+
+def longest_chain(start: str, graph: Graph) -> tuple[str, ...]:
+    """Return the longest chain of imports from a module, in a graph without circles."""
+
+    @cache
+    def longest(module: str) -> tuple[str, ...]:
+        return (module, *max((longest(target) for target in sorted(graph[module])), key=len, default=()))
+
+    return longest(start)
 
 
 def test_every_allowed_circle_has_a_reason():

@@ -25,7 +25,7 @@ from allranks.archive.pod_secrets import SecretValues
 from allranks.archive.saved_objects import SavedObjects
 from allranks.archive.store import ArchiveError, open_store
 from allranks.archive.writer import Writer
-from allranks.core.model import Event
+from allranks.core.facts.model import Event
 from allranks.kube.auth import Connection
 from allranks.kube.client import Client
 from allranks.kube.cluster import Cluster, Manifest

@@ -25,7 +25,15 @@ from allranks.archive.pod_secrets import Reference, SecretValues, references
 from allranks.archive.store import ArchiveError
 from allranks.archive.tail import Tail
 from allranks.archive.writer import Writer
-from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOLDER, RESTART_LABEL, ROLE_LABEL, TRAINER
+from allranks.core.facts.naming import (
+    ATTEMPT_LABEL,
+    INDEX_LABEL,
+    JOB_LABEL,
+    PLACEHOLDER,
+    RESTART_LABEL,
+    ROLE_LABEL,
+    TRAINER,
+)
 from allranks.errors import ClusterError
 from allranks.kube.bounded_logs import followed
 from allranks.kube.cluster import Cluster

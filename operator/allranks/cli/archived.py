@@ -16,8 +16,8 @@ import click
 from allranks.cli.format.duration import age
 from allranks.cli.options import get_job
 from allranks.cli.sweep_objects import sweep_instead
-from allranks.core.model import Pod
-from allranks.core.naming import TRAINER, pod_name
+from allranks.core.facts.model import Pod
+from allranks.core.facts.naming import TRAINER, pod_name
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster, Manifest, Where
 

@@ -16,7 +16,7 @@ import click
 
 from allranks.cli.options import FAILED, print_error, run_on_cluster
 from allranks.cli.rank_pods import Choice, running_pod
-from allranks.core.model import Pod
+from allranks.core.facts.model import Pod
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Where
 

@@ -22,7 +22,8 @@ from allranks.cli.overrides import Override
 from allranks.cli.shipping import Shipping
 from allranks.cli.sweep_manifests import LoadedSweep, finish_sweep, load_sweep
 from allranks.code.bundle import Bundle
-from allranks.core.manifests import pods, pool_template
+from allranks.core.facts import pool_template
+from allranks.core.objects import pods
 from allranks.errors import InvalidManifest
 
 _SUFFIX_CHARACTERS = "bcdfghjklmnpqrstvwxz2456789"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, WithJsonSchema
 
 from allranks.cli.format.json_form import CONFIG, Moment
-from allranks.core.quantity import quantity
+from allranks.core.facts.quantity import quantity
 from allranks.kube.job_codec import status_of
 
 Manifest = Mapping[str, Any]

@@ -12,9 +12,9 @@ import click
 from allranks.api.status import FINISHED, Status
 from allranks.cli.format.progress import pod_state
 from allranks.cli.options import Count, get_job, joined
-from allranks.core import places
-from allranks.core.model import Pod
-from allranks.core.naming import JOB_LABEL, TRAINER, replica_key
+from allranks.core.facts import places
+from allranks.core.facts.model import Pod
+from allranks.core.facts.naming import JOB_LABEL, TRAINER, replica_key
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import pods_of, ranks_of, status_of

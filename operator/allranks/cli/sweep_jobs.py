@@ -11,8 +11,8 @@ from typing import Any
 
 from allranks.cli.archived import Archive
 from allranks.cli.job_report.sweep_cost import FoundJob, TrialJobs, observed_names
-from allranks.core.naming import SWEEP_LABEL
-from allranks.core.time_accounting import last_update
+from allranks.core.accounting.time_accounting import last_update
+from allranks.core.facts.naming import SWEEP_LABEL
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube import paths, sweep_codec
 from allranks.kube.cluster import Cluster, Manifest

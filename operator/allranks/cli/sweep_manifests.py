@@ -18,7 +18,7 @@ from allranks.cli.checks import manifest as checks
 from allranks.cli.checks.problem import Problem
 from allranks.cli.checks.schema import similar
 from allranks.cli.shipping import Shipping
-from allranks.core.manifests import pods
+from allranks.core.objects import pods
 from allranks.errors import InvalidManifest
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from allranks.api.job import API_VERSION, KIND, PLURAL
 from allranks.code.bundle import MAX_SHIPPED_BYTES, Bundle
 from allranks.code.differences import compressed, decompressed
-from allranks.core.manifests.code import ARCHIVE
+from allranks.core.objects.code import ARCHIVE
 from allranks.errors import ClusterError
 from allranks.kube.cluster import STRATEGIC_MERGE_PATCH, Cluster, Manifest
 

@@ -7,27 +7,28 @@ the status and the pods.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from allranks.api.job import MANAGED_BY
 from allranks.api.status import FINISHED, WITHOUT_PODS
-from allranks.core import cost, gang_choice, limits, notifications, progress, report_loss, time_accounting, transfers
-from allranks.core.model import Observed, Plan
-from allranks.core.queueing import queue as queues
+from allranks.core import checkpoints as checkpoint
+from allranks.core.accounting import cost, notifications, progress, time_accounting
+from allranks.core.diagnosis import report_loss
+from allranks.core.facts import limits
+from allranks.core.facts import queue as queues
+from allranks.core.facts.model import Observed, Plan
+from allranks.core.facts.status_update import changed
+from allranks.core.objects.gangs import choice as gang_choice
+from allranks.core.objects.queueing.sync import plan_of_manager, with_workload
+from allranks.core.outcomes import Act, Outcome, WaitUntil
 from allranks.core.rules import (
-    Act,
-    Outcome,
-    Rule,
-    WaitUntil,
-    checkpoint,
     cleanup,
     failure,
     gang,
     hang,
     inputs,
     lifecycle,
-    output_condition,
     outputs,
     queue,
     resize,
@@ -35,9 +36,15 @@ from allranks.core.rules import (
     utilization,
 )
 from allranks.core.snapshot import Snapshot
-from allranks.core.status_update import changed
-from allranks.core.sync import delete_pods, sync_objects, wait_in_queue
-from allranks.core.workload_sync import plan_of_manager, with_workload
+from allranks.core.sync import finished, uploading
+from allranks.core.sync.active import sync_objects
+from allranks.core.sync.stopped import delete_pods, wait_in_queue
+from allranks.core.transfers import output_condition
+from allranks.core.transfers import outputs as uploads
+from allranks.core.transfers import pods as transfers
+
+Rule = Callable[[Snapshot], Outcome]
+
 
 ACTIVE_RULES: tuple[Rule, ...] = (
     lifecycle.begin,
@@ -88,7 +95,7 @@ def _reconcile(observed: Observed) -> Plan:
     if status.phase in FINISHED:
         snapshot = Snapshot(observed, status)
         decision, outcomes = _apply(FINISHED_RULES, snapshot)
-        plan = decision or _with_others(snapshot, _with_wake_up(cleanup.clean_up(snapshot), outcomes))
+        plan = decision or _with_others(snapshot, _with_wake_up(finished.clean_up(snapshot), outcomes))
         return output_condition.with_condition(observed, status, plan)
 
     if begun := lifecycle.begin_small(observed):
@@ -101,9 +108,9 @@ def _reconcile(observed: Observed) -> Plan:
         queued = status.phase == "Queued"
         decision, outcomes = _apply(QUEUED_RULES if queued else SUSPENDED_RULES, snapshot)
         sync = wait_in_queue if queued else delete_pods
-    elif outputs.uploading(status):
+    elif uploads.uploading(status):
         decision, outcomes = _apply(UPLOAD_RULES, snapshot)
-        sync = outputs.wait
+        sync = uploading.wait_for_uploads
     else:
         decision, outcomes = _apply(ACTIVE_RULES, snapshot)
         sync = sync_objects
@@ -111,7 +118,7 @@ def _reconcile(observed: Observed) -> Plan:
     if decision:
         decision = _with_gang(snapshot, decision)
     plan = decision or _with_others(snapshot, _with_wake_up(sync(snapshot), outcomes))
-    if events := outputs.checkpoint_events(snapshot.observed, status):
+    if events := uploads.checkpoint_events(snapshot.observed, status):
         plan = replace(plan, events=(*plan.events, *events))
     if utilization.suspends(status) and decision is None and not job.spec.suspend:
         plan = replace(plan, suspend_job=status.phase not in WITHOUT_PODS)
@@ -155,7 +162,7 @@ def _with_reports(observed: Observed) -> Snapshot:
     job, status = observed.job, observed.status
     reports = progress.with_ranks(job, status, progress.drop_stale(observed.reports, observed.pods))
     after = report_loss.observe(progress.observe(job, status, reports), reports, observed.now)
-    after = outputs.follow_checkpoints(replace(observed, status=after))
+    after = uploads.follow_checkpoints(replace(observed, status=after))
     return Snapshot(replace(observed, status=after, reports=reports), status)
 
 

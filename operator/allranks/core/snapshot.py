@@ -7,18 +7,11 @@ from datetime import datetime
 from functools import cached_property
 
 from allranks.api.status import FINISHED, Status
-from allranks.core import (
-    elasticity,
-    fetches_of_ranks,
-    hang_detection,
-    naming,
-    places,
-    root_cause,
-    status_summary,
-    topology,
-)
-from allranks.core.model import Manifest, Observed, Pod, RejectedDelete
-from allranks.core.queueing import workload as workloads
+from allranks.core.diagnosis import elasticity, hang_detection, root_cause
+from allranks.core.diagnosis import fetches as fetches_of_ranks
+from allranks.core.facts import naming, places, status_summary, topology
+from allranks.core.facts import workload as workloads
+from allranks.core.facts.model import Manifest, Observed, Pod, RejectedDelete
 from allranks.frameworks.base import Replica
 
 

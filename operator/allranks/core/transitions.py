@@ -10,14 +10,15 @@ from datetime import datetime, timedelta
 from allranks.api.job import Job
 from allranks.api.queue_status import Eviction, QueueStatus
 from allranks.api.status import CodeStatus, Failure, PastAttempt, ReplicaRestarts, RestartCounts, Status
-from allranks.core import elasticity, naming, restart_policy
-from allranks.core.manifests import data
-from allranks.core.model import FETCH_FAILED
-from allranks.core.progress import finalize, reset_for_attempt
-from allranks.core.queueing.queue import queue_of
-from allranks.core.root_cause import describe_failure, is_rejection
-from allranks.core.status_summary import with_phase
-from allranks.core.status_update import changed
+from allranks.core.accounting.progress import finalize, reset_for_attempt
+from allranks.core.diagnosis import elasticity, restart_policy
+from allranks.core.diagnosis.root_cause import describe_failure, is_rejection
+from allranks.core.facts import naming
+from allranks.core.facts.model import FETCH_FAILED
+from allranks.core.facts.queue import queue_of
+from allranks.core.facts.status_summary import with_phase
+from allranks.core.facts.status_update import changed
+from allranks.core.transfers import data
 
 _HISTORY = 10
 

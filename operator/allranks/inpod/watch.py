@@ -219,7 +219,7 @@ class Watch:
 
 
 def name_of(number: int) -> str:
-    """`SIGKILL`. The name is for readers of the log, the number for the operator (core/root_cause.py)."""
+    """`SIGKILL`. The name is for readers of the log, the number for the operator (core/diagnosis/root_cause.py)."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -13,8 +13,8 @@ import msgspec
 from allranks.api import sweep
 from allranks.api.job import API_VERSION, KIND
 from allranks.api.validation import MAX_TEMPLATE_BYTES, too_large
-from allranks.core import stack_requests
-from allranks.core.model import Manifest
+from allranks.core.facts import stack_requests
+from allranks.core.facts.model import Manifest
 from allranks.kube.job_codec import DecodeError
 from allranks.kube.json_decoder import decoder
 from allranks.kube.watch import ListMeta

@@ -18,9 +18,9 @@ from allranks.api import old_form, validation
 from allranks.api.job import Job, Metadata, Spec, SpecBase
 from allranks.api.repair import drop
 from allranks.api.status import FINISHED, RestartCounts, Status
-from allranks.core import topology
-from allranks.core.model import Manifest, Pod
-from allranks.core.naming import NO_RANKS, replica_key
+from allranks.core.facts import topology
+from allranks.core.facts.model import Manifest, Pod
+from allranks.core.facts.naming import NO_RANKS, replica_key
 from allranks.errors import InvalidManifest
 from allranks.kube import restarted_indexes
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from allranks.api.job import GROUP, PLURAL, VERSION
-from allranks.core.optional_kinds import BY_ID, OptionalKind, kind_of
+from allranks.core.facts.optional_kinds import BY_ID, OptionalKind, kind_of
 
 _COLLECTIONS = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets", "Event": "events"}
 _OTHER_GROUPS = {

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from allranks.api.job import KIND
-from allranks.core.model import (
+from allranks.core.facts.model import (
     CRASH_LOOP,
     INIT_FAILED,
     LIMIT_EXCEEDED,
@@ -21,7 +21,7 @@ from allranks.core.model import (
     Pod,
     PodPhase,
 )
-from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
+from allranks.core.facts.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
 from allranks.kube.raw_pod import (
     Condition,
     Container,

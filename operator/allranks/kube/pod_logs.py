@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from allranks.core.naming import TRAINER
+from allranks.core.facts.naming import TRAINER
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Query
 from allranks.kube.paths import core_path

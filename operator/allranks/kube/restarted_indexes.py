@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from allranks.api.status import ReplicaRestarts, RestartedIndexes, Status
-from allranks.core import naming, places
-from allranks.core.correlation import MAX_DETAILED
+from allranks.core.facts import naming, places
+from allranks.core.facts.restarts import MAX_DETAILED
 
 
 def fold(status: Status) -> Status:

@@ -17,7 +17,7 @@ from allranks.api.status import Status
 from allranks.api.sweep import Sweep
 from allranks.api.sweep_status import SweepCondition, SweepStatus
 from allranks.api.sweep_validation import MAX_SPEC_BYTES, parse_sweep, too_large
-from allranks.core.model import Manifest
+from allranks.core.facts.model import Manifest
 from allranks.core.sweeps.model import TrialJob
 from allranks.errors import InvalidManifest
 from allranks.kube import compact_jobs, job_codec

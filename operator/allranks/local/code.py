@@ -16,8 +16,9 @@ from pathlib import Path
 
 from allranks.api.job import Job
 from allranks.code.bundle import Bundle
-from allranks.core.manifests import code as in_pods
-from allranks.core.manifests import pod_template
+from allranks.core.facts import pod_template
+from allranks.core.facts.model import ANY_PLATFORM
+from allranks.core.objects import code as in_pods
 from allranks.errors import CannotRun
 from allranks.inpod import unpack
 from allranks.inpod.install_packages import LAYERS
@@ -115,7 +116,7 @@ class LocalCode:
 
     def _python(self) -> str:
         """That of the program. Raises CannotRun."""
-        templates = pod_template.role_templates(self._job, pod_template.ANY_PLATFORM).values()
+        templates = pod_template.role_templates(self._job, ANY_PLATFORM).values()
         wanted = next(iter(in_pods.python(pod_template.trainer(template)) for template in templates), "python3")
         found = shutil.which(wanted, path=self._environ.get("PATH", os.defpath))
         if found is None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from allranks.core.model import Manifest
-from allranks.core.quantity import quantity
+from allranks.core.facts.model import Manifest
+from allranks.core.facts.quantity import quantity
 from allranks.frameworks import FRAMEWORKS
 
 _OTHER_LAUNCHERS = (

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from allranks.core.model import Manifest, Pod
+from allranks.core.facts.model import Manifest, Pod
 from allranks.frameworks.base import HELPER_DIR, Framework
 
 SETTING = "ALLRANKS_PEER_VARIABLES"

@@ -10,9 +10,9 @@ from typing import Any
 
 from allranks.api.data import Input, InputStatus
 from allranks.api.job import Job
-from allranks.core.manifests import data
-from allranks.core.model import FETCH_RETRYING, Event
-from allranks.core.quantity import quantity
+from allranks.core.facts.model import FETCH_RETRYING, Event
+from allranks.core.facts.quantity import quantity
+from allranks.core.transfers import data
 from allranks.data.cache import DEFAULT_LIMIT, Cache, Entry, Lease
 from allranks.errors import CannotRun, DataError
 from allranks.local.code import CACHE

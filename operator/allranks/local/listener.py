@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from allranks.api.status import Status
-from allranks.core.model import Event, Pod
+from allranks.core.facts.model import Event, Pod
 
 
 class Listener(Protocol):

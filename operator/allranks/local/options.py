@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from allranks.code.bundle import Bundle
-from allranks.core.model import RESTART_OPTION, Platform
+from allranks.core.facts.model import RESTART_OPTION, Platform
 from allranks.local.pod import Backoff
 from allranks.local.state_file import WRITE_INTERVAL_SECONDS
 

@@ -12,14 +12,14 @@ from typing import Any
 from allranks.api.data import MESSAGE_LENGTH, InputStatus, Output
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.manifests import data
-from allranks.core.manifests.provenance import provenance
-from allranks.core.model import Event
-from allranks.core.rules import outputs as rule
-from allranks.core.rules.output_condition import CONDITION, FAILED
-from allranks.core.status_summary import with_condition
-from allranks.core.status_update import changed
-from allranks.core.uploads import Upload, checkpoint_of, of_checkpoint
+from allranks.core.facts.model import Event
+from allranks.core.facts.status_summary import with_condition
+from allranks.core.facts.status_update import changed
+from allranks.core.facts.uploads import Upload, checkpoint_of, of_checkpoint
+from allranks.core.transfers import data
+from allranks.core.transfers import outputs as uploads
+from allranks.core.transfers.output_condition import CONDITION, FAILED
+from allranks.core.transfers.provenance import provenance
 from allranks.data.destination import check
 from allranks.errors import CannotRun, DataError
 from allranks.local.inputs import LocalInputs
@@ -124,7 +124,7 @@ class LocalOutputs:
     def start(self, status: Status, ranks_run: bool, tell: Callable[[Event], None]) -> None:
         """Starts the uploads that the status has decided, and ends those that are overdue. While ranks run, only
         checkpoints are uploaded, one after the other."""
-        wanted = rule.to_upload(self._job, status)
+        wanted = uploads.to_upload(self._job, status)
         for name in self._transfers.keys() - set(wanted):
             self._transfers[name].stop()
         ended = {output.name for output in status.outputs if output.start_time}
@@ -175,7 +175,7 @@ class LocalOutputs:
             self._on_change()
 
         def on_retry(text: str) -> None:
-            tell(Event(rule.UPLOAD_RETRYING, f"{self._field(each)}: {text}", warning=True))
+            tell(Event(uploads.UPLOAD_RETRYING, f"{self._field(each)}: {text}", warning=True))
 
         try:
             line = await transfer.run(on_progress, on_retry)

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from allranks.core.model import CRASH_LOOP, Exit, Manifest, Pod, PodPhase
-from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
+from allranks.core.facts.model import CRASH_LOOP, Exit, Manifest, Pod, PodPhase
+from allranks.core.facts.naming import ATTEMPT_LABEL, INDEX_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
 from allranks.local.log_file import LogFile
 from allranks.local.prepare import ContainerPlan, PodPlan
 from allranks.local.process import Process

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allranks.core.gpu_count import gpus
-from allranks.core.model import Manifest
+from allranks.core.facts.gpu_count import gpus
+from allranks.core.facts.model import Manifest
 from allranks.local.environment import Variables, expand, loopback_defaults
 from allranks.local.gpus import VISIBLE
 from allranks.local.process import Command

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from allranks.core.model import Exit
+from allranks.core.facts.model import Exit
 from allranks.local import oom, shim
 from allranks.local.errors import LocalRunError
 from allranks.local.log_file import LogFile

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.core import stack_requests
-from allranks.core.manifests.report_env import TOKEN_FILE, disabled, trainer_variables
-from allranks.core.model import Manifest, Pod
-from allranks.core.naming import TRAINER
-from allranks.core.rank_reports import Reports
+from allranks.core.facts import stack_requests
+from allranks.core.facts.model import Manifest, Pod
+from allranks.core.facts.naming import TRAINER
+from allranks.core.facts.rank_reports import TOKEN_FILE, Reports
+from allranks.core.objects.report_env import disabled, trainer_variables
 from allranks.frameworks.base import Framework
 from allranks.local import run_directories
 from allranks.local.independent_ranks import IndependentRanks

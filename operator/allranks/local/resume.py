@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from allranks.api.job import Job
-from allranks.core import resume_source
-from allranks.core.model import Event
+from allranks.core.facts import resume_source
+from allranks.core.facts.model import Event
 from allranks.errors import CannotRun
 from allranks.inpod import copy_checkpoint
 from allranks.local import run_directories

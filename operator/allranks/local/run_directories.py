@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from allranks.api.status import FINISHED
-from allranks.core.time_accounting import last_update
+from allranks.core.accounting.time_accounting import last_update
 from allranks.errors import AllranksError, CannotRun
 from allranks.kube.job_codec import status_of
 from allranks.local.errors import explain
@@ -36,7 +36,7 @@ CODE_FILE = "code.json"
 DIFFERENCES_FILE = "code.diff"
 """What the code differs from its commit in."""
 STACKS_FILE = "dump-stacks"
-"""A request for stack dumps (core/stack_requests.py), by a process that is not the run itself."""
+"""A request for stack dumps (core/facts/stack_requests.py), by a process that is not the run itself."""
 
 
 class RunsError(AllranksError):

@@ -18,13 +18,13 @@ from datetime import UTC, datetime
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
-from allranks.core.manifests import pods
-from allranks.core.model import Manifest, Observed, Plan, Pod
+from allranks.core import checkpoints as checkpoint
+from allranks.core.facts.model import Manifest, Observed, Plan, Pod
+from allranks.core.facts.status_update import changed
+from allranks.core.facts.topology import CLEANUP_GRACE, framework_of
+from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
-from allranks.core.rules import checkpoint, outputs
-from allranks.core.rules.cleanup import CLEANUP_GRACE
-from allranks.core.status_update import changed
-from allranks.core.topology import framework_of
+from allranks.core.transfers import outputs
 from allranks.errors import CannotRun
 from allranks.local import ports, run_directories
 from allranks.local.code import LocalCode

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from allranks.api.job import API_VERSION, KIND, Job
 from allranks.api.status import Status, Times
-from allranks.core import time_accounting
-from allranks.core.status_update import changed
+from allranks.core.accounting import time_accounting
+from allranks.core.facts.status_update import changed
 
 WRITE_INTERVAL_SECONDS = 5.0
 ALIVE_INTERVAL_SECONDS = 30.0

@@ -22,8 +22,8 @@ from pydantic import ValidationError
 from allranks.api.job import API_VERSION, Job
 from allranks.api.sweep import KIND, Sweep, SweepSpec
 from allranks.api.sweep_status import SweepStatus
-from allranks.core import gpu_count
-from allranks.core.model import Event, Manifest
+from allranks.core.facts import gpu_count
+from allranks.core.facts.model import Event, Manifest
 from allranks.core.sweeps import trial_job
 from allranks.core.sweeps.model import Suggestion, SweepObserved
 from allranks.core.sweeps.plan import plan

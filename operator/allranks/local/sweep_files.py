@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from allranks.api.sweep_status import ENDED
-from allranks.core.model import Manifest
+from allranks.core.facts.model import Manifest
 from allranks.local import run_directories
 from allranks.local.run_directories import ROOT, RUN_FILE, RunsError, StoredRun, stored_runs
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from allranks.api.status import FINISHED, Condition, Status
-from allranks.core.model import Manifest
+from allranks.core.facts.model import Manifest
 from allranks.core.sweeps.model import TrialJob
 from allranks.local import run_directories
 from allranks.local.errors import LocalRunError

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from allranks.api.job import MANAGED_BY, Job
-from allranks.core.gpu_count import is_gpu
-from allranks.core.model import Manifest
+from allranks.core.facts.gpu_count import is_gpu
+from allranks.core.facts.model import Manifest
 from allranks.extras import install_command
 from allranks.local.prepare import PodPlan
 from allranks.local.volumes import Volumes

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from allranks.core.model import Manifest
+from allranks.core.facts.model import Manifest
 from allranks.local.environment import expand
 from allranks.local.errors import LocalRunError
 

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
-from allranks.core import report_loss
+from allranks.core.diagnosis import report_loss
 from allranks.kube import pod_codec, raw_pod
 from allranks.kube.auth import Connection, own_namespace
 from allranks.kube.client import Client

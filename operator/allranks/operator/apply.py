@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from allranks.core.model import Event, Manifest, ObjectPatch, PodRef, RejectedCreate, RejectedDelete
-from allranks.core.naming import JOB_LABEL, ROLE_LABEL
-from allranks.core.optional_kinds import BY_ID, kind_of
+from allranks.core.facts.model import Event, Manifest, ObjectPatch, PodRef, RejectedCreate, RejectedDelete
+from allranks.core.facts.naming import JOB_LABEL, ROLE_LABEL
+from allranks.core.facts.optional_kinds import BY_ID, kind_of
 from allranks.kube import compact_jobs, paths
 from allranks.kube.client import Client
 from allranks.kube.errors import Conflict, NotFound, Refused

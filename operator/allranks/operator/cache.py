@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-from allranks.core.model import Manifest, Pod
-from allranks.core.root_cause import says_what_ended_it
+from allranks.core.diagnosis.root_cause import says_what_ended_it
+from allranks.core.facts.model import Manifest, Pod
 from allranks.kube import compact_jobs
 from allranks.kube.pod_codec import CachedPod
 from allranks.operator.timing import Clock

@@ -9,8 +9,8 @@ import msgspec
 
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.cache_key import cache_key
-from allranks.core.model import Manifest
-from allranks.core.uploads import CacheUse
+from allranks.core.facts.model import Manifest
+from allranks.core.facts.uploads import CacheUse
 from allranks.kube import compact_jobs
 
 MOST_KEYS = 1000

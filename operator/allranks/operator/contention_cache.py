@@ -1,4 +1,4 @@
-"""Which jobs hold nodes for a part of their pods while others find no room, for `core/contention.py`.
+"""Which jobs hold nodes for a part of their pods while others find no room, for `core/diagnosis/contention.py`.
 
 Every look at a job updates it. It is complete once each job was looked at, which is soon after the start.
 """
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from allranks.core import contention
-from allranks.core.contenders import Contender, Contention
-from allranks.core.model import Observed
+from allranks.core.diagnosis import contention
+from allranks.core.facts.contenders import Contender, Contention
+from allranks.core.facts.model import Observed
 from allranks.core.snapshot import Snapshot
 from allranks.operator.cache import JobKey
 
@@ -26,7 +26,11 @@ class Contenders:
 
     def observe(self, key: JobKey, observed: Observed) -> Contention:
         """Notes the state of this job, and returns that of the others."""
-        own = contention.contender(Snapshot(observed, observed.status)) if contention.may_contend(observed) else None
+        own = (
+            contention.contender(observed, Snapshot(observed, observed.status).pods)
+            if contention.may_contend(observed)
+            else None
+        )
         self._note(key, own, contention.given_up_at(observed.status))
         if own is None:
             return Contention()

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
-from allranks.core.model import Event, Manifest, Observed, Plan, PodRef
+from allranks.core.facts.model import Event, Manifest, Observed, Plan, PodRef
 from allranks.core.reconcile import reconcile
-from allranks.core.sync import DELETION_REFUSED
+from allranks.core.sync.plans import DELETION_REFUSED
 from allranks.kube import job_codec
 from allranks.kube.errors import ApiError, Fenced, Refused, Unavailable
 from allranks.operator.apply import Executor

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from allranks.api.job import API_VERSION, KIND
-from allranks.core.model import Event, Manifest
+from allranks.core.facts.model import Event, Manifest
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Conflict, NotFound

@@ -15,9 +15,8 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily
 
 from allranks.api.status import FINISHED
-from allranks.core import limits
-from allranks.core.manifests import pod_template, pool_template
-from allranks.core.model import Manifest, Observed
+from allranks.core.facts import limits, pod_template, pool_template
+from allranks.core.facts.model import Manifest, Observed
 from allranks.kube import compact_jobs
 from allranks.operator.cache import JobKey
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Literal
 
 from allranks.api.status import FINISHED, WITHOUT_PODS
-from allranks.core.model import Observed, Plan
+from allranks.core.facts.model import Observed, Plan
 from allranks.operator.apply import Rejections
 from allranks.operator.observer import Decoded
 from allranks.operator.status_writer import WriteState

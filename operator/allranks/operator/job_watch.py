@@ -21,7 +21,7 @@ import msgspec
 import yarl
 
 from allranks.api.job import GROUP, KIND, PLURAL, VERSION
-from allranks.core.model import Manifest
+from allranks.core.facts.model import Manifest
 from allranks.kube import compact_jobs, paths, watch
 from allranks.kube.client import Client
 from allranks.kube.errors import NotFound

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.core.model import Manifest
+from allranks.core.facts.model import Manifest
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Conflict, NotFound

@@ -15,8 +15,9 @@ from prometheus_client.registry import Collector
 from allranks.api.cost import CostStatus, GpuTime
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status, Times
-from allranks.core import cost, hang_detection
-from allranks.core.stragglers import newly_slow
+from allranks.core.accounting import cost
+from allranks.core.diagnosis import hang_detection
+from allranks.core.diagnosis.stragglers import newly_slow
 from allranks.frameworks import FRAMEWORKS
 from allranks.operator.backend import Page
 from allranks.operator.job_metrics import MAX_NAMESPACES, BoundedLabel, Families, JobSample

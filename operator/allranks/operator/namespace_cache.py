@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from allranks.core.policy import InvalidPolicy, Policy, for_namespace
+from allranks.core.facts.policy import InvalidPolicy, Policy, for_namespace
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, NotFound, Refused

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from allranks.api.job import PLURAL as JOBS
 from allranks.api.status import Status
 from allranks.api.sweep import PLURAL as SWEEPS
-from allranks.core.model import Observed
-from allranks.core.root_cause import describe_failure
+from allranks.core.diagnosis.root_cause import describe_failure
+from allranks.core.facts.model import Observed
 from allranks.core.sweeps.model import SweepObserved
 from allranks.masking import mask_log, secrets_in
 from allranks.version import __version__

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import aiohttp
 
 from allranks.api.notify import Target
-from allranks.core import notifications
-from allranks.core.model import Observed
+from allranks.core.accounting import notifications
+from allranks.core.facts.model import Observed
 from allranks.core.sweeps import outbox
 from allranks.core.sweeps.model import SweepObserved
 from allranks.operator import notification_text as texts

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
-from allranks.core import limits
-from allranks.core.contenders import Contention
-from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete
-from allranks.core.optional_kinds import OptionalObjects
-from allranks.core.policy import Policy
-from allranks.core.rank_reports import Reports
-from allranks.core.resume_source import ResumeSource
-from allranks.core.uploads import CacheUse
+from allranks.core.facts import limits
+from allranks.core.facts.contenders import Contention
+from allranks.core.facts.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete
+from allranks.core.facts.optional_kinds import OptionalObjects
+from allranks.core.facts.policy import Policy
+from allranks.core.facts.rank_reports import Reports
+from allranks.core.facts.resume_source import ResumeSource
+from allranks.core.facts.uploads import CacheUse
 from allranks.kube import compact_jobs, job_codec
 from allranks.operator.cache import JobKey, PodCache
 from allranks.operator.cache_use import fetches

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from allranks.core.model import Manifest
-from allranks.core.optional_kinds import ObjectKey, OptionalKind, OptionalObjects, kind_of
+from allranks.core.facts.model import Manifest
+from allranks.core.facts.optional_kinds import ObjectKey, OptionalKind, OptionalObjects, kind_of
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, NotFound, Refused

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from allranks.core.model import Manifest, ObjectPatch, RejectedCreate
+from allranks.core.facts.model import Manifest, ObjectPatch, RejectedCreate
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import Conflict, NotFound, Refused

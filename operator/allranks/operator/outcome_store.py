@@ -1,7 +1,7 @@
 """Stores what the functions of ranks returned or raised, in ConfigMaps that the job owns. Nothing is unpickled here.
 
 A sender gets its answer after its outcome is stored, so that a restart of the operator loses nothing. The names of the
-ConfigMaps bound their number (core/outcome_names.py), and those of past attempts are deleted.
+ConfigMaps bound their number (core/facts/outcome_names.py), and those of past attempts are deleted.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from allranks.core import naming, outcome_names
-from allranks.core.manifests.companions import owned_metadata
-from allranks.core.model import Manifest
+from allranks.core.facts import naming, outcome_names
+from allranks.core.facts.model import Manifest
+from allranks.core.facts.ownership import owned_metadata
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Conflict, Fenced, NotFound, Refused, Unavailable

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from allranks.core.manifests.report_env import AUDIENCE
-from allranks.core.model import Manifest
-from allranks.core.naming import NO_RANKS
+from allranks.core.facts.model import Manifest
+from allranks.core.facts.naming import NO_RANKS
+from allranks.core.objects.report_env import AUDIENCE
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Fenced, Unavailable

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from allranks.core import resume_source
-from allranks.core.model import Manifest
-from allranks.core.resume_source import ResumeSource
+from allranks.core.facts import resume_source
+from allranks.core.facts.model import Manifest
+from allranks.core.facts.resume_source import ResumeSource
 from allranks.kube import compact_jobs, job_codec, paths
 from allranks.kube.client import Client
 from allranks.kube.errors import NotFound

@@ -8,8 +8,8 @@ import secrets
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from allranks.core.manifests.companions import SSH_AUTH
-from allranks.core.model import Manifest
+from allranks.core.facts.model import Manifest
+from allranks.core.objects.companions import SSH_AUTH
 
 
 def secret_data(manifest: Manifest) -> dict[str, str]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from allranks.api.job import GROUP, KIND, PLURAL, Job
 from allranks.api.pool import PoolSpec
-from allranks.core.model import Manifest, Platform, PodRef
-from allranks.core.naming import JOB_LABEL
-from allranks.core.optional_kinds import GANGS, QUEUES, OptionalKind
+from allranks.core.facts.model import Manifest, Platform, PodRef
+from allranks.core.facts.naming import JOB_LABEL
+from allranks.core.facts.optional_kinds import GANGS, QUEUES, OptionalKind
 from allranks.kube import compact_jobs, paths, pod_codec, raw_pod
 from allranks.kube.auth import Connection
 from allranks.kube.client import Client

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from allranks.core import policy
-from allranks.core.manifests.scheduling import NODE_LOST_SECONDS
-from allranks.core.quantity import quantity
-from allranks.core.uploads import DataStore
+from allranks.core.facts import policy
+from allranks.core.facts.quantity import quantity
+from allranks.core.facts.uploads import DataStore
+from allranks.core.objects.scheduling import NODE_LOST_SECONDS
 from allranks.version import OPERATOR_IMAGE
 
 ENV_PREFIX = "ALLRANKS_"

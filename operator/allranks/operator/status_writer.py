@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allranks.api.status import FINISHED, Status
-from allranks.core.model import Manifest, Observed, Plan
+from allranks.core.facts.model import Manifest, Observed, Plan
 from allranks.kube import job_codec
 from allranks.kube.errors import ApiError
 from allranks.kube.merge_patch import diff

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from allranks.api.sweep import Sweep
-from allranks.core.model import Manifest
+from allranks.core.facts.model import Manifest
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.sweep_codec import RawSweep

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from allranks.api.pool import PoolSpec
 from allranks.api.sweep import Sweep, SweepSpec
 from allranks.api.sweep_status import SweepStatus
-from allranks.core.model import Event, Manifest
+from allranks.core.facts.model import Event, Manifest
 from allranks.core.sweeps.model import Suggestion, SweepObserved, SweepPlan
 from allranks.core.sweeps.plan import plan
 from allranks.kube import compact_jobs, paths, sweep_codec

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from allranks.core.model import Event, PodRef
-from allranks.core.naming import JOB_LABEL
+from allranks.core.facts.model import Event, PodRef
+from allranks.core.facts.naming import JOB_LABEL
 from allranks.kube.errors import ApiError
 from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, JobKey

@@ -19,7 +19,7 @@ from allranks.cli.format.events import EventGroup, group_events
 from allranks.cli.job_report.run_files import read_differences
 from allranks.cli.live.follow import Deleted, Follower
 from allranks.cli.options import get_job
-from allranks.core.model import Pod
+from allranks.core.facts.model import Pod
 from allranks.errors import ClusterError, JobDeleted, WaitTimeout
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.job_codec import status_of

@@ -10,8 +10,8 @@ from datetime import datetime
 
 from allranks.api.status import FINISHED, Status
 from allranks.cli.live.follow import Follower, has_log
-from allranks.core.model import Pod
-from allranks.core.naming import replica_key
+from allranks.core.facts.model import Pod
+from allranks.core.facts.naming import replica_key
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import ranks_of, status_of

@@ -6,8 +6,9 @@ import asyncio
 import base64
 from typing import Any
 
-from allranks.core import naming, outcome_names, topology
-from allranks.core.manifests import pod_template
+from allranks.core.facts import naming, outcome_names, topology
+from allranks.core.facts.attempt import attempt_context
+from allranks.core.facts.model import ANY_PLATFORM
 from allranks.errors import AllranksError, ClusterError, ResultError
 from allranks.kube import job_codec
 from allranks.kube.cluster import Cluster, Manifest
@@ -109,7 +110,7 @@ def _number_of_ranks(job: Manifest, found: dict[int, Stored | None]) -> int:
 
 def ranks_of(job: Any, status: Any) -> int:
     """The number of ranks of an attempt."""
-    context = pod_template.attempt_context(job, status, pod_template.ANY_PLATFORM)
+    context = attempt_context(job, status, ANY_PLATFORM)
     framework = topology.framework_of(job)
     return sum(framework.processes(context, replica.role) for replica in context.ranked())
 

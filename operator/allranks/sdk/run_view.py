@@ -14,7 +14,7 @@ from allranks.cli.format.duration import human
 from allranks.cli.format.progress import number
 from allranks.cli.job_report.run_files import Sample, read_run_files
 from allranks.control_sequences import clean_text
-from allranks.core.root_cause import describe_failure
+from allranks.core.diagnosis.root_cause import describe_failure
 from allranks.errors import AllranksError
 from allranks.extras import install_command
 from allranks.kube.job_codec import status_of

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from allranks.core.rank_reports import Collectives, RankReport, Reports
-from allranks.core.report_loss import SILENCE
+from allranks.core.diagnosis.report_loss import SILENCE
+from allranks.core.facts.rank_reports import Collectives, RankReport, Reports
 from allranks.telemetry import schema, trainer_status
 from allranks.telemetry.answers import Answer, ReportSource
 from allranks.telemetry.rate_limit import CHECKPOINT_INTERVAL, JOB_INTERVAL, Bucket, Job, Notifier

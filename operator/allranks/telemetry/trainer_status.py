@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from allranks.core.rank_reports import RankReport
+from allranks.core.facts.rank_reports import RankReport
 from allranks.telemetry.schema import METRICS, Message, TrainerStatus
 
 KEY = -1

@@ -14,7 +14,7 @@ import msgspec
 from allranks.cli.commands.describe import events_of
 from allranks.cli.commands.queue import read_queues
 from allranks.cli.queues import Queue
-from allranks.core.naming import JOB_LABEL
+from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster
 from allranks.kube.errors import ApiError

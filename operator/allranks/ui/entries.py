@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from allranks.api.status import Status
 from allranks.api.sweep import KIND as SWEEP
-from allranks.core.time_accounting import last_update
+from allranks.core.accounting.time_accounting import last_update
 from allranks.kube.job_codec import ranks_of, status_of
 from allranks.kube.label_selectors import label_selection
 from allranks.local.run_directories import phase_of

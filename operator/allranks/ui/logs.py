@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from allranks.api.status import FINISHED
 from allranks.cli.live.follow import has_log
 from allranks.cli.live.recent_lines import MOST_PODS
-from allranks.core.model import Pod
-from allranks.core.naming import TRAINER, replica_key
+from allranks.core.facts.model import Pod
+from allranks.core.facts.naming import TRAINER, replica_key
 from allranks.errors import ClusterError
 from allranks.kube import bounded_logs
 from allranks.kube.job_codec import pods_of

@@ -12,8 +12,8 @@ from pydantic import ConfigDict
 
 from allranks.api.status import FINISHED, Failure
 from allranks.cli.format.json_form import CONFIG
-from allranks.core import gpu_count
-from allranks.core.naming import JOB_LABEL, TRAINER
+from allranks.core.facts import gpu_count
+from allranks.core.facts.naming import JOB_LABEL, TRAINER
 from allranks.ui.entries import Entry
 
 MOST_JOBS = 20

@@ -21,7 +21,7 @@ from allranks.cli.format.events import group_events
 from allranks.cli.format.outcome import describe, hint_for
 from allranks.cli.format.yaml import dump
 from allranks.cli.job_report import html
-from allranks.core.naming import SWEEP_LABEL, replica_key
+from allranks.core.facts.naming import SWEEP_LABEL, replica_key
 from allranks.errors import ClusterError
 from allranks.local.run_directories import INTERRUPTED
 from allranks.local.stored_logs import stored_logs

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from allranks.cli.live.follow import has_log
 from allranks.cli.live.recent_lines import MOST_BYTES, MOST_PODS
-from allranks.core.model import Pod
+from allranks.core.facts.model import Pod
 from allranks.errors import ClusterError
 from allranks.kube.bounded_logs import MOST_KEPT, LastLines, lines_of
 from allranks.kube.cluster import Cluster

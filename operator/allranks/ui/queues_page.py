@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, Response
 
 from allranks.cli.format.duration import age, human
-from allranks.core.quantity import quantity
+from allranks.core.facts.quantity import quantity
 from allranks.errors import ClusterError
 from allranks.ui.pages import render, stream_address
 from allranks.ui.rest import StateOf

@@ -19,7 +19,7 @@ from allranks.cli.job_report.model import Report
 from allranks.cli.job_report.timeline import Attempt
 from allranks.cli.options import Changed
 from allranks.cli.queues import Queue
-from allranks.core.naming import TRAINER
+from allranks.core.facts.naming import TRAINER
 from allranks.ui import answers, new_job
 from allranks.ui import logs as job_logs
 from allranks.ui.answers import as_printed, listed

@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from allranks.cli.format.duration import age
 from allranks.cli.live.rank_stacks import Stacks
-from allranks.core import stack_requests
+from allranks.core.facts import stack_requests
 from allranks.errors import ClusterError
 from allranks.ui import stacks
 from allranks.ui.pages import MOST_FORM_BYTES, about, read_form, render

@@ -10,8 +10,8 @@ from allranks.api.status import FINISHED
 from allranks.cli.live import rank_stacks
 from allranks.cli.live.rank_stacks import ANSWER_SECONDS, CLOCK_SECONDS, Stacks
 from allranks.cli.live.recent_lines import MOST_PODS, lines_since
-from allranks.core import stack_requests
-from allranks.core.naming import replica_key
+from allranks.core.facts import stack_requests
+from allranks.core.facts.naming import replica_key
 from allranks.kube.job_codec import pods_of
 from allranks.local import run_directories
 from allranks.ui.entries import Entry

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from allranks.api.status import FINISHED
-from allranks.core.model import Exit, Observed, Plan
+from allranks.core.facts.model import Exit, Observed, Plan
 from allranks.core.reconcile import reconcile
 from allranks.kube import job_codec
 from allranks.kube.merge_patch import diff

@@ -9,9 +9,9 @@ from typing import Any
 
 from allranks.api.status import Failure as RecordedFailure
 from allranks.api.status import Status
-from allranks.core.model import Observed, Plan, Pod
-from allranks.core.naming import ATTEMPT_LABEL, RESTART_LABEL
-from allranks.core.root_cause import SETTLING
+from allranks.core.diagnosis.root_cause import SETTLING
+from allranks.core.facts.model import Observed, Plan, Pod
+from allranks.core.facts.naming import ATTEMPT_LABEL, RESTART_LABEL
 from support.simulator import Audit, Cluster
 from support.simulator.store import GRACE_SECONDS, Change, Key, controller_of, ended
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.api.job import KIND
-from allranks.core.naming import ATTEMPT_LABEL
+from allranks.core.facts.naming import ATTEMPT_LABEL
 from support.simulator import Cluster, Lag, Node, Program, Workload
 from support.simulator.queue_manager import QueueManager, used_by
 from support.simulator.store import Change, controller_of, ended

@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.api.status import ReplicaRestarts
-from allranks.core import hang_detection, restart_policy, root_cause, time_accounting
-from allranks.core.model import Observed, Plan
-from allranks.core.rules import checkpoint, lifecycle
+from allranks.core import checkpoints as checkpoint
+from allranks.core.accounting import time_accounting
+from allranks.core.diagnosis import hang_detection, restart_policy, root_cause
+from allranks.core.facts.model import Observed, Plan
+from allranks.core.rules import lifecycle
 from model.scenarios.test_memory import SCENARIOS, MemoryWorld
 from support.scenario_runner import run
 from support.simulator import Lag
@@ -94,7 +96,7 @@ def _counts_disruptions(patch: Patch) -> None:
 
 
 def _names_without_attempt(patch: Patch) -> None:
-    for place in ("allranks.core.naming.hostname", "allranks.core.topology.hostname"):
+    for place in ("allranks.core.facts.naming.hostname", "allranks.core.facts.topology.hostname"):
         patch.setattr(place, lambda job, role, index, attempt: f"{job}-{role}-{index}")
 
 
@@ -118,7 +120,7 @@ def _forgets_the_previous_failure(patch: Patch) -> None:
 
 
 def _restarts_what_cannot_be_executed(patch: Patch) -> None:
-    patch.setattr("allranks.core.exec_failure.explain", lambda job, failure, local: None)
+    patch.setattr("allranks.core.diagnosis.exec_failure.explain", lambda job, failure, local: None)
 
 
 def _takes_no_signal_for_a_bug(patch: Patch) -> None:
@@ -170,26 +172,28 @@ def _ignores_steps(patch: Patch) -> None:
 
 def _never_shrinks(patch: Patch) -> None:
     """Every pod counts as scheduled."""
-    patch.setattr("allranks.core.elasticity.shrink_target", lambda *args: None)
+    patch.setattr("allranks.core.diagnosis.elasticity.shrink_target", lambda *args: None)
 
 
 def _grows_without_room(patch: Patch) -> None:
     """A pending placeholder counts as room."""
-    patch.setattr("allranks.core.elasticity.has_room", lambda placeholder: True)
+    patch.setattr("allranks.core.diagnosis.elasticity.has_room", lambda placeholder: True)
 
 
 def _shrinks_to_nothing(patch: Patch) -> None:
-    shrinks = importlib.import_module("allranks.core.elasticity").shrink_target
+    shrinks = importlib.import_module("allranks.core.diagnosis.elasticity").shrink_target
 
     def any_size(job: Any, *args: Any) -> Any:
         bounds = job.spec.elastic.model_copy(update={"min_replicas": 0})
         return shrinks(job.model_copy(update={"spec": job.spec.model_copy(update={"elastic": bounds})}), *args)
 
-    patch.setattr("allranks.core.elasticity.shrink_target", any_size)
+    patch.setattr("allranks.core.diagnosis.elasticity.shrink_target", any_size)
 
 
 def _reuses_a_name(patch: Patch) -> None:
-    patch.setattr("allranks.core.elasticity.ReplicaRestarts", lambda count, **of: ReplicaRestarts(count=1, **of))
+    patch.setattr(
+        "allranks.core.diagnosis.elasticity.ReplicaRestarts", lambda count, **of: ReplicaRestarts(count=1, **of)
+    )
 
 
 def _asks_for_no_checkpoint(patch: Patch) -> None:

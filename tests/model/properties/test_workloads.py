@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL
+from allranks.core.facts.naming import ATTEMPT_LABEL, INDEX_LABEL
 from support.simulator import Cluster, Node, Program, Workload
 
 from .budget import share

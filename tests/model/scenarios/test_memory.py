@@ -13,7 +13,7 @@ import pytest
 
 from allranks.api.crd import RESOURCES
 from allranks.api.job import KIND
-from allranks.core.optional_kinds import QUEUES
+from allranks.core.facts.optional_kinds import QUEUES
 from allranks.kube import merge_patch
 from support.scenario_runner import JOB, Manifest, Refused, Scenario, World, load, run
 from support.simulator import Cluster, Lag, Node

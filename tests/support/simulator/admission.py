@@ -8,7 +8,7 @@ from typing import Any
 
 from allranks.api import job, pool, validation
 from allranks.api.crd import Schema, root_schema
-from allranks.core.model import Manifest
+from allranks.core.facts.model import Manifest
 from allranks.errors import InvalidManifest
 
 from .store import Invalid

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from allranks.api.pool import PoolSpec
-from allranks.core.model import Manifest, Pod
+from allranks.core.facts.model import Manifest, Pod
 from allranks.kube import pod_codec, raw_pod
 
 from .store import controller_of

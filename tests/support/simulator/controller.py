@@ -18,8 +18,18 @@ from datetime import datetime
 from typing import Protocol
 
 from allranks.api.job import KIND, Job
-from allranks.core.model import Event, Manifest, ObjectPatch, Observed, Plan, Platform, Pod, PodRef, RejectedCreate
-from allranks.core.optional_kinds import BY_ID, OptionalObjects
+from allranks.core.facts.model import (
+    Event,
+    Manifest,
+    ObjectPatch,
+    Observed,
+    Plan,
+    Platform,
+    Pod,
+    PodRef,
+    RejectedCreate,
+)
+from allranks.core.facts.optional_kinds import BY_ID, OptionalObjects
 from allranks.kube import job_codec
 from allranks.operator.contention_cache import Contenders
 

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from allranks.api import pool
 from allranks.api.job import KIND
-from allranks.core.model import Manifest
-from allranks.core.naming import JOB_LABEL
-from allranks.core.optional_kinds import BY_ID, ObjectKey, kind_of
+from allranks.core.facts.model import Manifest
+from allranks.core.facts.naming import JOB_LABEL
+from allranks.core.facts.optional_kinds import BY_ID, ObjectKey, kind_of
 
 from .store import Change, Key, Store, controller_of, key_of
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, Protocol
 
-from allranks.core.model import Manifest
-from allranks.core.naming import ATTEMPT_LABEL, TRAINER
+from allranks.core.facts.model import Manifest
+from allranks.core.facts.naming import ATTEMPT_LABEL, TRAINER
 
 from . import pod_status
 from .store import GRACE_SECONDS, Change, Key, Store, controller_of, ended, key_of

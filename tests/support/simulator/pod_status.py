@@ -8,8 +8,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from allranks.core.model import Manifest
-from allranks.core.naming import TRAINER
+from allranks.core.facts.model import Manifest
+from allranks.core.facts.naming import TRAINER
 
 from .store import stamp
 

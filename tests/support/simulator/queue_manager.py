@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from allranks.core.model import Manifest
-from allranks.core.optional_kinds import QUEUES
+from allranks.core.facts.model import Manifest
+from allranks.core.facts.optional_kinds import QUEUES
 
 from .cluster import Cluster
 from .store import Change, NotFound, key_of, stamp

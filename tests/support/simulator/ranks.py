@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from allranks.core.model import Manifest, Pod
-from allranks.core.rank_reports import RankReport, Reports
-from allranks.core.report_loss import SILENCE
+from allranks.core.diagnosis.report_loss import SILENCE
+from allranks.core.facts.model import Manifest, Pod
+from allranks.core.facts.rank_reports import RankReport, Reports
 
 
 @dataclass

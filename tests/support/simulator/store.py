@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Literal
 
 from allranks.api import pool
-from allranks.core.model import Manifest
+from allranks.core.facts.model import Manifest
 from allranks.errors import AllranksError
 from allranks.kube import merge_patch
 

@@ -15,7 +15,7 @@ import yaml
 from prometheus_client import generate_latest
 
 from allranks.api.validation import parse
-from allranks.core.manifests import pods
+from allranks.core.objects import pods
 from allranks.operator.job_metrics import JobSample
 from allranks.operator.metrics import Metrics, Sampled
 from allranks.operator.settings import ENV_PREFIX, Settings

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from allranks.cli.commands.operator_frontend import operator_frontend
-from allranks.core.policy import Policy
+from allranks.core.facts.policy import Policy
 from allranks.operator import health_check
 from allranks.operator.settings import Settings
 from allranks.telemetry.server import PATH as REPORT_PATH

@@ -18,7 +18,7 @@ from allranks.cli.commands import logs
 from allranks.cli.commands.report import rendered
 from allranks.cli.job_report.model import last_update
 from allranks.cli.main import cli
-from allranks.core.model import Pod
+from allranks.core.facts.model import Pod
 from support import reported
 from support.archives import WrittenArchive
 from support.some_api import SomeApi

@@ -18,7 +18,7 @@ from allranks.cli.format.outcome import ended_how, failure_block
 from allranks.cli.live import renderer, shutdown_noise
 from allranks.cli.live.renderer import Renderer
 from allranks.cli.live.summary import Summary, progress_line
-from allranks.core.model import Event, Exit, Pod
+from allranks.core.facts.model import Event, Exit, Pod
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.base import Framework
 from support.builders import NOW, table

@@ -9,7 +9,7 @@ import pytest
 
 from allranks.api.validation import parse
 from allranks.cli.script_job import job_name, make_job, read_script
-from allranks.core.manifests import pods
+from allranks.core.objects import pods
 from allranks.errors import InvalidManifest
 from allranks.frameworks import FRAMEWORKS
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from allranks.cli.commands import stacks
 from allranks.cli.main import cli
-from allranks.core.stack_requests import ANNOTATION, stack_dump_id
+from allranks.core.facts.stack_requests import ANNOTATION, stack_dump_id
 from allranks.local import run_directories
 from allranks.report.client import why
 from support.job_api import JobApi

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.core.model import Plan
+from allranks.core.facts.model import Plan
 from support.builders import Life
 
 GROUP = {"roles": {"master": 1, "worker": 2}}

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from allranks.api.status import ProgressStatus
-from allranks.core.manifests import pods, transfers
-from allranks.core.model import Exit, Platform
-from allranks.core.rank_reports import Reports
+from allranks.core.facts.model import Exit, Platform
+from allranks.core.facts.rank_reports import Reports
+from allranks.core.facts.uploads import DataStore, Upload
+from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
-from allranks.core.uploads import DataStore, Upload
+from allranks.core.transfers import manifests as transfers
 from support.builders import CLUSTER, UID, Life, at, failed, job, rank, started, succeeded
 
 STORE = DataStore("allranks-data", "allranks/data:1", 10**9)

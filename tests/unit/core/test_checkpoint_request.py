@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from allranks.core.model import Observed
-from allranks.core.rank_reports import RankReport, Reports
+from allranks.core.facts.model import Observed
+from allranks.core.facts.rank_reports import RankReport, Reports
 from allranks.core.reconcile import reconcile
 from support.builders import Life, at, job, rank, started, succeeded
 

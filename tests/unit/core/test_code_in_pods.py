@@ -10,7 +10,7 @@ import pytest
 from allranks.api.status import CodeStatus, Status
 from allranks.api.validation import parse
 from allranks.core import transitions
-from allranks.core.manifests import pods
+from allranks.core.objects import pods
 from allranks.errors import InvalidManifest
 from support.builders import CLUSTER, NOW, job, manifest, table
 

@@ -7,13 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 from allranks.api.status import ProgressStatus, Status
-from allranks.core import collectives, hang_detection
-from allranks.core.model import Observed
-from allranks.core.rank_reports import Collectives, Reports
+from allranks.core.diagnosis import collectives, hang_detection
+from allranks.core.facts.model import Observed
+from allranks.core.facts.rank_reports import Collectives, Reports
+from allranks.core.facts.status_update import changed
+from allranks.core.outcomes import Act
 from allranks.core.reconcile import reconcile
-from allranks.core.rules import Act, hang
+from allranks.core.rules import hang
 from allranks.core.snapshot import Snapshot
-from allranks.core.status_update import changed
 from support.builders import CLUSTER, NOW, at, job, observed, rank, started, table
 
 JOB = job(hang={"timeoutSeconds": 60})

@@ -9,8 +9,8 @@ import pytest
 
 from allranks.api.job import KIND
 from allranks.api.status import Status
-from allranks.core.manifests import companions, pods
-from allranks.core.model import Platform
+from allranks.core.facts.model import Platform
+from allranks.core.objects import companions, pods
 from allranks.core.reconcile import reconcile
 from support.builders import CLUSTER, job, manifest, table
 from support.simulator import Cluster

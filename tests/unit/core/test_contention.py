@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from allranks.api.status import PastAttempt, ProgressStatus, Status
-from allranks.core import contention
-from allranks.core.contenders import Contender, Contention
-from allranks.core.contention import gives_up_at
-from allranks.core.model import Plan, Pod, RejectedCreate
+from allranks.core.diagnosis import contention
+from allranks.core.diagnosis.contention import gives_up_at
+from allranks.core.facts.contenders import Contender, Contention
+from allranks.core.facts.model import Plan, Pod, RejectedCreate
 from allranks.core.reconcile import reconcile
 from allranks.core.snapshot import Snapshot
 from support.builders import Life, at, job, pending, pod, table
@@ -38,7 +38,7 @@ def plan_of(life: Life, now: float, others: Iterable[Contender] = (), given_up: 
 
 def contender_of(life: Life, **changes: Any) -> Contender | None:
     look = replace(life.look(30), **changes)
-    return contention.contender(Snapshot(look, look.status))
+    return contention.contender(look, Snapshot(look, look.status).pods)
 
 
 OWN = rival("own", created=0, placed=10)

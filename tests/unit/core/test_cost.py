@@ -9,13 +9,14 @@ from allranks.api.cost import CostStatus, GpuTime, Price, Utilization, Utilizati
 from allranks.api.job import Job
 from allranks.api.pool import Gpu, PoolSpec
 from allranks.api.status import Condition, PastAttempt, RoleStatus, Status, Times
-from allranks.core import cost
-from allranks.core.model import Observed
-from allranks.core.rank_reports import Reports
+from allranks.core.accounting import cost
+from allranks.core.facts.model import Observed
+from allranks.core.facts.rank_reports import Reports
+from allranks.core.facts.status_summary import with_phase
+from allranks.core.outcomes import Act, WaitUntil
 from allranks.core.reconcile import reconcile
-from allranks.core.rules import Act, WaitUntil, utilization
+from allranks.core.rules import utilization
 from allranks.core.snapshot import Snapshot
-from allranks.core.status_summary import with_phase
 from support.builders import CLUSTER, NOW, at, job, pending, pod, rank, table
 
 POOL = PoolSpec(gpu=Gpu(count=8), price=Price(gpu_hour="2.40", currency="EUR"))

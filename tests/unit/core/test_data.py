@@ -8,9 +8,10 @@ import pytest
 
 from allranks.api.data import InputStatus, OutputStatus
 from allranks.api.status import Status
-from allranks.core.manifests import pods, provenance
-from allranks.core.model import Platform
-from allranks.core.uploads import Upload
+from allranks.core.facts.model import Platform
+from allranks.core.facts.uploads import Upload
+from allranks.core.objects import pods
+from allranks.core.transfers import provenance
 from support.builders import CLUSTER, at, failed, job, started, succeeded
 from unit.core.test_code_in_pods import mount, pod, trainer, variables, volume
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 from allranks.api.status import PastAttempt, RoleStatus, Status
-from allranks.core import elasticity
-from allranks.core.manifests import pods
-from allranks.core.model import Disruption
+from allranks.core.diagnosis import elasticity
+from allranks.core.facts.model import Disruption
+from allranks.core.objects import placeholders, pods
 from support.builders import CLUSTER, at, job, pod, table
 
 JOB = job(roles={"worker": 3}, elastic={"minReplicas": 1, "maxReplicas": 3, "waitSeconds": 60})
@@ -82,7 +82,7 @@ def test_a_placeholder_requests_the_resources_of_its_worker_and_idles():
     of = job(roles={"worker": 3}, elastic={"minReplicas": 1, "maxReplicas": 3}, template={"spec": spec})
     status = BEGUN.model_copy(update={"roles": {"worker": RoleStatus(desired=2, waiting=1)}})
     made = pods.objects(of, status, CLUSTER).pods
-    [found] = elasticity.placeholders(of, status, made)
+    [found] = placeholders.placeholders(of, status, made)
     assert found["metadata"]["name"] == "job-worker-2-0"
     assert found["metadata"]["labels"]["allranks.dev/role"] == "placeholder"
     assert made[0]["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from allranks.api.status import ProgressStatus, Status
-from allranks.core.exec_failure import explain
-from allranks.core.model import Platform
-from allranks.core.restart_policy import RestartDecision, decide_restart
+from allranks.core.diagnosis.exec_failure import explain
+from allranks.core.diagnosis.restart_policy import RestartDecision, decide_restart
+from allranks.core.facts.model import Platform
 from support.builders import at, failure, job, table
 
 RUNC = "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "

@@ -7,12 +7,8 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Condition, Status
-from allranks.core import gang_choice as choice
-from allranks.core.gangs import read_back
-from allranks.core.gangs.registry import BACKENDS
-from allranks.core.manifests import pods as pod_manifests
-from allranks.core.model import Platform
-from allranks.core.optional_kinds import (
+from allranks.core.facts.model import Platform
+from allranks.core.facts.optional_kinds import (
     COSCHEDULING_POD_GROUP,
     GANGS,
     NATIVE_POD_GROUP,
@@ -20,6 +16,9 @@ from allranks.core.optional_kinds import (
     OptionalKind,
     OptionalObjects,
 )
+from allranks.core.objects import pods as pod_manifests
+from allranks.core.objects.gangs import choice, read_back
+from allranks.core.objects.gangs.registry import BACKENDS
 from support.builders import CLUSTER, Life, at, job, serving, table
 
 ALL = GANGS

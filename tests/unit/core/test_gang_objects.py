@@ -9,12 +9,8 @@ from typing import Any
 from allranks.api.gang_status import GangStatus
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core import gang_choice as choice
-from allranks.core.gangs import kueue, members, requests
-from allranks.core.manifests import pods as pod_manifests
-from allranks.core.manifests import workload as queue_manifest
-from allranks.core.model import Manifest
-from allranks.core.optional_kinds import (
+from allranks.core.facts.model import Manifest
+from allranks.core.facts.optional_kinds import (
     COSCHEDULING_POD_GROUP,
     GANGS,
     NATIVE_POD_GROUP,
@@ -23,6 +19,9 @@ from allranks.core.optional_kinds import (
     OptionalKind,
     OptionalObjects,
 )
+from allranks.core.objects import pods as pod_manifests
+from allranks.core.objects.gangs import choice, kueue, members, requests
+from allranks.core.objects.queueing import manifest as queue_manifest
 from support.builders import CLUSTER, Life, failed, job, observed, pod, serving, table
 
 GPU = {"limits": {"nvidia.com/gpu": 4, "cpu": "1500m", "memory": "2Gi"}}

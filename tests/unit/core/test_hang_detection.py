@@ -6,10 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 from allranks.api.status import PastAttempt, ProgressStatus, Status
-from allranks.core import hang_detection
-from allranks.core.model import Observed, Platform
-from allranks.core.rank_reports import Reports
-from allranks.core.rules import Act, WaitUntil, hang
+from allranks.core.diagnosis import hang_detection, restart_policy
+from allranks.core.facts.model import Observed, Platform
+from allranks.core.facts.rank_reports import Reports
+from allranks.core.outcomes import Act, WaitUntil
+from allranks.core.rules import hang
 from allranks.core.snapshot import Snapshot
 from support.builders import NOW, at, failure, job, rank, table
 
@@ -160,7 +161,7 @@ AGAIN = [PastAttempt(attempt=0, end_time=NOW, reason="NoFirstStep", failure=LATE
 )
 def test_what_a_missing_first_step_leads_to(case: Any) -> None:
     fields, history, local, action, why = case
-    decision = hang_detection.decide_restart(job(**fields), Status(history=history), LATE, Platform("", local=local))
+    decision = restart_policy.decide_after_hang(job(**fields), Status(history=history), LATE, Platform("", local=local))
     assert (decision.action, decision.why) == (action, why)
 
 

@@ -13,11 +13,14 @@ import pytest
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, ReplicaRestarts, Status
-from allranks.core import naming, restart_policy, root_cause, topology, transitions
-from allranks.core.model import Observed, Plan
+from allranks.core import transitions
+from allranks.core.diagnosis import restart_policy, root_cause
+from allranks.core.diagnosis.root_cause import describe_failure, same_way
+from allranks.core.facts import naming, topology
+from allranks.core.facts.model import Observed, Plan
+from allranks.core.outcomes import Act
 from allranks.core.reconcile import reconcile
-from allranks.core.root_cause import describe_failure, same_way
-from allranks.core.rules import Act, failure
+from allranks.core.rules import failure
 from allranks.core.snapshot import Snapshot
 from support.builders import at, failed, job, preempted, started, succeeded
 

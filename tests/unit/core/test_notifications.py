@@ -8,9 +8,9 @@ from typing import Any
 from allranks.api.notify import Notification
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Condition, PastAttempt, ProgressStatus, Status, Straggler
-from allranks.core import notifications
-from allranks.core.model import Observed, Plan
-from allranks.core.naming import SWEEP_LABEL
+from allranks.core.accounting import notifications
+from allranks.core.facts.model import Observed, Plan
+from allranks.core.facts.naming import SWEEP_LABEL
 from allranks.core.reconcile import reconcile
 from support.builders import CLUSTER, NOW, at, failed, job, pod, table
 

@@ -10,8 +10,9 @@ import pytest
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
 from allranks.api.validation import parse
-from allranks.core.manifests import pods, pool_template
-from allranks.core.manifests.strategic_merge import merge
+from allranks.core.facts import pool_template
+from allranks.core.facts.strategic_merge import merge
+from allranks.core.objects import pods
 from allranks.errors import InvalidManifest
 from allranks.kube import job_codec
 from support.builders import CLUSTER, manifest, table

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from allranks.core.model import Exit, Manifest
+from allranks.core.facts.model import Exit, Manifest
+from allranks.core.facts.uploads import DataStore
 from allranks.core.reconcile import reconcile
-from allranks.core.uploads import DataStore
 from support.builders import CLUSTER, Life, at, job
 
 WITH_DATA = replace(CLUSTER, data=DataStore("allranks-data", "allranks/data:1", 10**9))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.core.model import Platform
+from allranks.core.facts.model import Platform
+from allranks.core.facts.uploads import Upload
 from allranks.core.reconcile import reconcile
-from allranks.core.uploads import Upload
 from support.builders import Life, failed, job, started, succeeded
 
 LOCAL = Platform("allranks", local=True)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.api.status import RoleStatus, Status
-from allranks.core import elasticity, places
+from allranks.core.diagnosis import elasticity
+from allranks.core.facts import places
 from support.builders import NOW, job
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from allranks.api.status import ReplicaRestarts, RoleStatus, Status
-from allranks.core.manifests import pods
-from allranks.core.manifests.pods import Objects
+from allranks.core.objects import pods
+from allranks.core.objects.pods import Objects
 from support.builders import CLUSTER, IMAGE, NOW, UID, job, table
 
 OWNER = {

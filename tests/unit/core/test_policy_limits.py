@@ -9,11 +9,11 @@ import pytest
 
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
-from allranks.core import limits
-from allranks.core.manifests import pods
-from allranks.core.manifests.pool_template import admits
-from allranks.core.model import Platform
-from allranks.core.policy import InvalidPolicy, Policy, for_namespace
+from allranks.core.facts import limits
+from allranks.core.facts.model import Platform
+from allranks.core.facts.policy import InvalidPolicy, Policy, for_namespace
+from allranks.core.facts.pool_template import admits
+from allranks.core.objects import pods
 from support.builders import CLUSTER, Life, failed, job, started, succeeded, table
 
 PREFIX = "policy.allranks.dev/"

@@ -9,9 +9,10 @@ import pytest
 
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
-from allranks.core import root_cause
-from allranks.core.manifests import pods, pool_template
-from allranks.core.model import Plan, Platform
+from allranks.core.diagnosis import root_cause
+from allranks.core.facts import pool_template
+from allranks.core.facts.model import Plan, Platform
+from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
 from allranks.frameworks import FRAMEWORKS
 from support.builders import CLUSTER, Life, at, failed, job, started, table

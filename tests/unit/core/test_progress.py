@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.api.status import ProgressStatus, Status
-from allranks.core import progress
-from allranks.core.model import Exit
-from allranks.core.rank_reports import RankReport, Reports
-from allranks.core.stragglers import newly_slow
+from allranks.core.accounting import progress
+from allranks.core.diagnosis.stragglers import newly_slow
+from allranks.core.facts.model import Exit
+from allranks.core.facts.rank_reports import RankReport, Reports
 from support.builders import NOW, at, job, pod, rank, table
 
 BEGUN = Status(start_time=NOW, attempt_time=NOW)

@@ -10,10 +10,10 @@ import pytest
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core import queue_reasons
-from allranks.core.manifests import workload as manifest
-from allranks.core.model import ObjectPatch, Observed, Plan, RejectedCreate
-from allranks.core.optional_kinds import (
+from allranks.core.facts import queue
+from allranks.core.facts import workload as workloads
+from allranks.core.facts.model import ObjectPatch, Observed, Plan, RejectedCreate
+from allranks.core.facts.optional_kinds import (
     LOCAL_QUEUE,
     PRIORITY_CLASS,
     QUEUES,
@@ -23,10 +23,10 @@ from allranks.core.optional_kinds import (
     OptionalKind,
     OptionalObjects,
 )
-from allranks.core.queueing import queue
-from allranks.core.queueing import workload as workloads
+from allranks.core.facts.status_summary import TAKEN_BY_KUEUE
+from allranks.core.objects.queueing import manifest
+from allranks.core.objects.queueing import reasons as queue_reasons
 from allranks.core.reconcile import reconcile
-from allranks.core.status_summary import TAKEN_BY_KUEUE
 from support.builders import NOW, UID, at, job, observed, pending, pod, table
 
 VERSIONS = {kind.id: f"{kind.group}/{kind.versions[0]}" for kind in QUEUES}

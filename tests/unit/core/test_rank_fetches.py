@@ -14,12 +14,14 @@ from allranks.api.data import InputStatus
 from allranks.api.pool import InputCache, PoolSpec
 from allranks.api.status import Status
 from allranks.cache_key import cache_key
-from allranks.core import uploads
-from allranks.core.manifests import input_cache, pods, transfers
-from allranks.core.manifests.input_cache import Place
-from allranks.core.model import Exit, Platform, Pod
+from allranks.core.facts import uploads
+from allranks.core.facts.model import Exit, Platform, Pod
+from allranks.core.facts.uploads import CacheUse, DataStore, Evictable, evictable
+from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
-from allranks.core.uploads import CacheUse, DataStore, Evictable, evictable
+from allranks.core.transfers import input_cache
+from allranks.core.transfers import manifests as transfers
+from allranks.core.transfers.input_cache import Place
 from support.builders import CLUSTER, Life, at, job, pending
 from unit.core.test_code_in_pods import mount, trainer, volume
 from unit.core.test_transfers import BIRDS, end, running

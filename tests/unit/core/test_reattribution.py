@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from allranks.api.status import PastAttempt, Status
-from allranks.core import reattribution
-from allranks.core.model import Disruption, Exit, Pod
+from allranks.core.diagnosis import reattribution
+from allranks.core.facts.model import Disruption, Exit, Pod
 from support.builders import CLUSTER, NOW, at, failure, job, pod, table
 
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.manifests import pods
-from allranks.core.model import Event, Observed, Plan, RejectedCreate
+from allranks.core.facts.model import Event, Observed, Plan, RejectedCreate
+from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
 from allranks.core.rules.lifecycle import SMALL_JOB_PODS
 from support.builders import (

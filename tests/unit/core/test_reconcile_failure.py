@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from allranks.api.status import Failure, RestartCounts
-from allranks.core.model import Disruption, Exit, PodRef
+from allranks.core.facts.model import Disruption, Exit, PodRef
 from allranks.core.reconcile import reconcile
 from support.builders import (
     at,

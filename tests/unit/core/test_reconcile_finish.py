@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Hold
-from allranks.core.model import Plan
-from allranks.core.rules.cleanup import CLEANUP_GRACE
+from allranks.core.facts.model import Plan
+from allranks.core.facts.topology import CLEANUP_GRACE
 from support.builders import (
     Life,
     at,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allranks.api.status import RestartCounts
-from allranks.core.model import Plan
+from allranks.core.facts.model import Plan
 from support.builders import (
     Life,
     at,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from allranks.core.model import Plan, Pod, RejectedDelete
+from allranks.core.facts.model import Plan, Pod, RejectedDelete
 from allranks.core.reconcile import reconcile
 from support.builders import Life, at, failed, job, pod
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from allranks.api.status import Status
-from allranks.core.manifests import pods
-from allranks.core.model import Manifest, Platform
+from allranks.core.facts.model import Manifest, Platform
+from allranks.core.objects import pods
 from support.builders import job, table
 
 URL = "http://allranks.allranks-system.svc:8081/v1/report"

@@ -8,9 +8,10 @@ from datetime import timedelta
 import pytest
 
 from allranks.api.status import Failure, PastAttempt, ProgressStatus, ReplicaRestarts, RestartCounts, Status
-from allranks.core import restart_policy, topology
-from allranks.core.correlation import EarlierFailures
-from allranks.core.restart_policy import RestartDecision
+from allranks.core.diagnosis import restart_policy
+from allranks.core.diagnosis.correlation import EarlierFailures
+from allranks.core.diagnosis.restart_policy import RestartDecision
+from allranks.core.facts import topology
 from support.builders import NOW, at, failure, job, table
 
 PROGRAM_FAILED = RestartDecision("Restart", "the program failed", "Error")

@@ -10,12 +10,12 @@ import pytest
 from allranks.api.job import Checkpoint
 from allranks.api.status import Status
 from allranks.api.validation import InvalidManifest, parse
-from allranks.core import resume_source
-from allranks.core.manifests import pods
-from allranks.core.model import Observed
+from allranks.core.facts import resume_source
+from allranks.core.facts.model import Observed
+from allranks.core.facts.resume_source import ResumeSource
+from allranks.core.facts.status_update import changed
+from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
-from allranks.core.resume_source import ResumeSource
-from allranks.core.status_update import changed
 from support.builders import CLUSTER, NOW, at, job, manifest, table
 
 OWN = {"claim": "checkpoints", "subPath": "second"}

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from allranks.api.status import Failure, ReplicaRestarts, Status
-from allranks.core import root_cause, topology
-from allranks.core.model import Disruption, Exit
+from allranks.core.diagnosis import root_cause
+from allranks.core.facts import topology
+from allranks.core.facts.model import Disruption, Exit
 from support.builders import NOW, at, failed, job, pod, preempted, succeeded, table
 
 LOGS = Path(__file__).parent / "fixtures"

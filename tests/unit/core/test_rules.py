@@ -12,11 +12,12 @@ import pytest
 
 from allranks.api.status import PastAttempt, ProgressStatus, ReplicaRestarts, RoleStatus
 from allranks.core import reconcile as core
-from allranks.core.contenders import Contender, Contention
-from allranks.core.model import Exit, Observed, Pod
-from allranks.core.rank_reports import Reports
-from allranks.core.reconcile import ACTIVE_RULES, FINISHED_RULES, SUSPENDED_RULES, reconcile
-from allranks.core.rules import Act, Rule, WaitUntil, cleanup, gang, hang, lifecycle, resize, startup, utilization
+from allranks.core.facts.contenders import Contender, Contention
+from allranks.core.facts.model import Exit, Observed, Pod
+from allranks.core.facts.rank_reports import Reports
+from allranks.core.outcomes import Act, WaitUntil
+from allranks.core.reconcile import ACTIVE_RULES, FINISHED_RULES, SUSPENDED_RULES, Rule, reconcile
+from allranks.core.rules import cleanup, gang, hang, lifecycle, resize, startup, utilization
 from allranks.core.rules.failure import handle_failures
 from allranks.core.snapshot import Snapshot
 from support.builders import Life, at, failure, job, observed, pending, pod, rank, started

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 import pytest
 
 from allranks.api.status import Status
-from allranks.core import stack_requests
-from allranks.core.model import Observed, Platform
-from allranks.core.rank_reports import Reports
+from allranks.core.facts import stack_requests
+from allranks.core.facts.model import Observed, Platform
+from allranks.core.facts.rank_reports import Reports
+from allranks.core.facts.stack_requests import ANNOTATION, new_request, requested_at, stack_dump_id
 from allranks.core.reconcile import reconcile
-from allranks.core.stack_requests import ANNOTATION, new_request, requested_at, stack_dump_id
 from allranks.kube import compact_jobs
 from support.builders import NOW, job, pod, rank
 

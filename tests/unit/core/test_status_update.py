@@ -10,8 +10,8 @@ import pytest
 
 import allranks.core
 from allranks.api.status import Failure, PastAttempt, ProgressStatus, ReplicaRestarts, RoleStatus, Status, Times
-from allranks.core import status_update
-from allranks.core.status_update import changed
+from allranks.core.facts import status_update
+from allranks.core.facts.status_update import changed
 from support.builders import NOW
 
 CORE = Path(allranks.core.__file__).parent

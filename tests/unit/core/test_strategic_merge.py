@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from allranks.core.manifests.strategic_merge import merge
+from allranks.core.facts.strategic_merge import merge
 from support.builders import table
 
 # Sentence, base, override, result.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allranks.api.status import PastAttempt, Status, Times
-from allranks.core import time_accounting
+from allranks.core.accounting import time_accounting
 from support.builders import NOW, at, job
 
 RESTARTED = [PastAttempt(attempt=0, end_time=NOW, reason="OOMKilled")]

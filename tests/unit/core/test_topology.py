@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allranks.api.status import RoleStatus, Status
-from allranks.core import naming, topology
+from allranks.core.facts import naming, topology
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.base import Replica
 from support.builders import job, table

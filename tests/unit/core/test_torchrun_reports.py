@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from allranks.api.status import Status
-from allranks.core import root_cause
-from allranks.core.model import Exit
+from allranks.core.diagnosis import root_cause
+from allranks.core.facts.model import Exit
 from allranks.frameworks.base import RootCause
 from allranks.frameworks.pytorch import read_torchrun_report
 from support.builders import at, failed, job

@@ -12,10 +12,11 @@ import pytest
 from allranks.api.data import InputStatus
 from allranks.api.status import Status
 from allranks.cache_key import cache_key
-from allranks.core.manifests import pods, transfers
-from allranks.core.model import Exit, Pod
+from allranks.core.facts.model import Exit, Pod
+from allranks.core.facts.uploads import CacheUse, DataStore
+from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
-from allranks.core.uploads import CacheUse, DataStore
+from allranks.core.transfers import manifests as transfers
 from support.builders import CLUSTER, UID, Life, at, failed, job, started, succeeded
 from unit.core.test_code_in_pods import trainer, variables
 

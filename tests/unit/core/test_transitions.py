@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Condition, Failure, PastAttempt, ReplicaRestarts, RestartCounts, RoleStatus, Status
-from allranks.core import root_cause, status_summary, transitions
-from allranks.core.model import Pod
+from allranks.core import transitions
+from allranks.core.diagnosis import root_cause
+from allranks.core.facts import status_summary
+from allranks.core.facts.model import Pod
 from support.builders import NOW, at, failed, failure, job, observed, pending, pod, started, succeeded, table
 
 GROUP = {"roles": {"master": 1, "worker": 2}}

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from allranks.api.data import Input
-from allranks.core.manifests.data import address
+from allranks.core.transfers.data import address
 from allranks.data.fetch import look_up
 from allranks.errors import DataError
 from unit.data.test_fetch import files_of, get

@@ -18,10 +18,12 @@ import pytest
 from allranks.api.data import InputStatus
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.manifests import input_cache, pods, transfers
-from allranks.core.model import Exit, Pod
-from allranks.core.transfers import received, with_transfers
-from allranks.core.uploads import DataStore, Evictable
+from allranks.core.facts.model import Exit, Pod
+from allranks.core.facts.uploads import DataStore, Evictable
+from allranks.core.objects import pods
+from allranks.core.transfers import input_cache
+from allranks.core.transfers import manifests as transfers
+from allranks.core.transfers.pods import received, with_transfers
 from allranks.data import pod
 from allranks.data.errors import DiskFullError, TemporaryError
 from allranks.data.fetch import Result

@@ -17,10 +17,10 @@ import pytest
 from allranks.api.data import InputStatus, OutputStatus
 from allranks.api.status import Status
 from allranks.cache_key import cache_key
-from allranks.core import transfers
-from allranks.core.manifests import transfers as manifests
-from allranks.core.model import Exit, Pod
-from allranks.core.uploads import CacheUse, DataStore
+from allranks.core.facts.model import Exit, Pod
+from allranks.core.facts.uploads import CacheUse, DataStore
+from allranks.core.transfers import manifests
+from allranks.core.transfers import pods as transfers
 from allranks.data import pod
 from allranks.data.errors import ChangedError, DiskFullError, TemporaryError
 from allranks.data.upload import MANIFEST

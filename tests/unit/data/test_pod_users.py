@@ -19,8 +19,9 @@ import pytest
 from allranks.api.data import InputStatus
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.manifests import pods, transfers
-from allranks.core.model import Pod
+from allranks.core.facts.model import Pod
+from allranks.core.objects import pods
+from allranks.core.transfers import manifests as transfers
 from allranks.data import pod
 from support.builders import UID, at, job
 from support.data_servers import Behaviour

@@ -15,7 +15,8 @@ import yaml
 from allranks.api.sweep_validation import parse_sweep
 from allranks.api.validation import parse, parse_pool
 from allranks.cli.main import COMMANDS, HIDDEN, LazyGroup
-from allranks.core.manifests import pods, pool_template
+from allranks.core.facts import pool_template
+from allranks.core.objects import pods
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("train/*.md")])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from allranks.core.policy import ANNOTATION_PREFIX, Policy
+from allranks.core.facts.policy import ANNOTATION_PREFIX, Policy
 
 from .test_docs import BLOCK, ROOT
 
@@ -79,8 +79,8 @@ def test_the_page_about_teams_lists_every_annotation_and_its_value_in_the_chart(
 
 
 def test_the_message_about_a_limit_is_the_one_that_is_documented() -> None:
-    from allranks.core import limits
-    from allranks.core.policy import for_namespace
+    from allranks.core.facts import limits
+    from allranks.core.facts.policy import for_namespace
     from support.builders import CLUSTER, job
 
     annotations = {f"{ANNOTATION_PREFIX}max-pods": "256"}

@@ -10,7 +10,7 @@ from bench.train_runs import FRAMEWORKS, PROGRAMS, bare, free_ports, job
 from bench.train_table import GOAL, Comparison, Spread, page, verdict
 
 from allranks.api.validation import parse
-from allranks.core.manifests import pods
+from allranks.core.objects import pods
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
 PAGE = ROOT / "docs" / "reference" / "training-speed.md"

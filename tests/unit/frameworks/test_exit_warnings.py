@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allranks.api.status import Status
-from allranks.core import root_cause
+from allranks.core.diagnosis import root_cause
 from allranks.exit_warnings import without_exit_warnings
 from support.builders import at, failed, job
 

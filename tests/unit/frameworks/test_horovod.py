@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.manifests import pods
-from allranks.core.manifests.pods import Objects
-from allranks.core.model import Platform
+from allranks.core.facts.model import Platform
+from allranks.core.objects import pods
+from allranks.core.objects.pods import Objects
 from allranks.frameworks.base import RootCause
 from allranks.frameworks.mpirun import read_mpirun_report
 from allranks.pod_bundle import HELPERS

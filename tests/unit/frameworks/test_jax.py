@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from allranks.api.status import Status
-from allranks.core.manifests import pods
-from allranks.core.model import Platform
+from allranks.core.facts.model import Platform
+from allranks.core.objects import pods
 from allranks.pod_bundle import HELPERS
 from support.builders import CLUSTER, job
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.core.manifests.command_notes import notes
+from allranks.core.objects.command_notes import notes
 from support.builders import job, table
 
 ALONE = "each pod would train alone; allranks connects the ranks: remove --standalone"

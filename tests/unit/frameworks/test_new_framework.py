@@ -48,7 +48,7 @@ FRAMEWORKS["choir"] = Choir()  # the one entry; everything below is imported lat
 
 from allranks.api.status import Status
 from allranks.errors import InvalidManifest
-from allranks.core.manifests import pods
+from allranks.core.objects import pods
 from support.builders import CLUSTER, environment, job, started
 
 found = {}

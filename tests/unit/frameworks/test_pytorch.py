@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.manifests import pods
-from allranks.core.model import Platform
+from allranks.core.facts.model import Platform
+from allranks.core.objects import pods
 from support.builders import CLUSTER, job, table
 
 GPUS = {"limits": {"nvidia.com/gpu": 8}}

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Status
-from allranks.core import topology
-from allranks.core.manifests import companions, pods
-from allranks.core.model import Platform
-from allranks.core.root_cause import Ranks
+from allranks.core.facts import topology
+from allranks.core.facts.attempt import Ranks
+from allranks.core.facts.model import Platform
+from allranks.core.objects import companions, pods
 from allranks.frameworks import FRAMEWORKS
 from support.builders import CLUSTER, job
 

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.manifests import pod_template, pods, sizes
-from allranks.core.manifests.pods import Objects
+from allranks.core.facts.attempt import attempt_context
+from allranks.core.facts.topology import framework_of
+from allranks.core.objects import pods, sizes
+from allranks.core.objects.pods import Objects
 from allranks.core.reconcile import reconcile
-from allranks.core.topology import framework_of
 from allranks.frameworks import FRAMEWORKS
 from support import largest
 from support.builders import CLUSTER, NOW, Life, environment, job, observed
@@ -69,7 +70,7 @@ def test_a_pod_has_a_bounded_size(shape):
 @every_shape
 def test_the_wiring_refers_only_to_what_is_shared(shape):
     of = shape.job(3)
-    context = pod_template.attempt_context(of, Status(), CLUSTER)
+    context = attempt_context(of, Status(), CLUSTER)
     framework = framework_of(of)
     shared, wire = framework.shared(context), framework.wire(context)
     wirings = [(replica.role, wire(replica)) for replica in context.replicas]

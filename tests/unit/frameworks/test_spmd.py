@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from allranks.api.status import Status
-from allranks.core import topology
-from allranks.core.manifests import command_notes, pods
-from allranks.core.manifests.pods import Objects
-from allranks.core.model import Platform
+from allranks.core.facts import topology
+from allranks.core.facts.model import Platform
+from allranks.core.objects import command_notes, pods
+from allranks.core.objects.pods import Objects
 from allranks.frameworks import FRAMEWORKS
 from support.builders import CLUSTER, environment, job, table
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.manifests import pods
+from allranks.core.objects import pods
 from support.builders import CLUSTER, environment, job, table
 
 CHIEF = "job-chief-0-0.job.team.svc:2222"

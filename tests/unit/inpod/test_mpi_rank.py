@@ -21,8 +21,8 @@ from typing import IO
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.manifests import pods
-from allranks.core.model import Platform
+from allranks.core.facts.model import Platform
+from allranks.core.objects import pods
 from allranks.frameworks.mpirun import read_mpirun_report
 from support.builders import job, table
 

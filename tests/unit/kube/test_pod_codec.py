@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from allranks.api.status import Status
-from allranks.core import root_cause
-from allranks.core.model import Exit, Pod
+from allranks.core.diagnosis import root_cause
+from allranks.core.facts.model import Exit, Pod
 from allranks.kube.pod_codec import to_cached_pod
 from allranks.kube.raw_pod import Raw
 from support.builders import job, table

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from allranks.api.status import ReplicaRestarts, Status
-from allranks.core import correlation
+from allranks.core.facts import restarts
 from allranks.kube import job_codec
 from support.builders import at, failed, job, preempted, started
 from support.largest_status import ESCAPED, REPLICAS, all_restarted, failure_of, largest_status, stored_size
@@ -32,7 +32,7 @@ def test_all_replicas_of_the_largest_job_that_fail_at_once_fit_into_one_status()
         assert stored_size(life.status) < 300_000
     life.settle(70)
     stored = {"status": job_codec.encode(life.status)}
-    assert len(stored["status"]["replicaRestarts"]) == correlation.MAX_DETAILED
+    assert len(stored["status"]["replicaRestarts"]) == restarts.MAX_DETAILED
     assert job_codec.status(stored) == life.status
     life.settle(400)
     assert sorted(life.pods) == sorted(f"job-worker-{index}-0-1" for index in range(number))
@@ -41,10 +41,10 @@ def test_all_replicas_of_the_largest_job_that_fail_at_once_fit_into_one_status()
 
 def test_few_restarted_replicas_have_entries_of_their_own():
     life = started(job(roles={"worker": 40}, restart={"scope": "Pod"}))
-    life.put(*(preempted("worker", index) for index in range(correlation.MAX_DETAILED)))
+    life.put(*(preempted("worker", index) for index in range(restarts.MAX_DETAILED)))
     life.settle(70)
     stored = job_codec.encode(life.status)
-    assert len(stored["replicaRestarts"]) == correlation.MAX_DETAILED
+    assert len(stored["replicaRestarts"]) == restarts.MAX_DETAILED
     assert "restartedIndexes" not in stored
     assert {entry["failure"]["reason"] for entry in stored["replicaRestarts"].values()} == {"Preempted"}
 
@@ -89,7 +89,7 @@ def test_a_status_of_the_earlier_version_with_the_failure_of_each_replica_is_rea
     life.put(failed("worker", 500, after=70))
     life.settle(71)
     assert stored_size(life.status) < before / 10
-    assert sum(entry.failure is not None for entry in life.status.replica_restarts.values()) == correlation.MAX_DETAILED
+    assert sum(entry.failure is not None for entry in life.status.replica_restarts.values()) == restarts.MAX_DETAILED
     assert {entry.count for entry in life.status.replica_restarts.values()} == {1}
 
 
@@ -108,5 +108,5 @@ def test_a_compact_form_has_bounded_indexes():
 def test_the_numbers_of_restarts_without_progress_are_kept_for_all_replicas():
     """Otherwise the replicas of a large job would restart without a backoff."""
     kept = all_restarted(random.Random(2)).replica_restarts
-    assert sum(entry.failure is not None for entry in kept.values()) == correlation.MAX_DETAILED
+    assert sum(entry.failure is not None for entry in kept.values()) == restarts.MAX_DETAILED
     assert all(entry.without_progress for entry in kept.values())

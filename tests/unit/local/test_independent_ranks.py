@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tqdm
 
-from allranks.core.model import Pod
+from allranks.core.facts.model import Pod
 from allranks.frameworks import FRAMEWORKS
 from allranks.local.independent_ranks import SETTING, IndependentRanks
 from allranks.pod_bundle import copy_startup

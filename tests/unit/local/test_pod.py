@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from allranks.core.model import Pod
+from allranks.core.facts.model import Pod
 from allranks.local import Backoff, LocalRunError, oom, shim
 from allranks.local.environment import machine_environment
 from allranks.local.pod import LocalPod

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from allranks.core.model import Manifest
+from allranks.core.facts.model import Manifest
 from allranks.local.environment import expand, loopback_defaults, machine_environment, quantity
 from allranks.local.prepare import Machine, PodPlan, prepare
 from allranks.local.volumes import Mounts, Volumes

@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from allranks.cli.live import session
-from allranks.core import stack_requests
+from allranks.core.facts import stack_requests
 from allranks.local import run_directories
 
 MARK = "TEST_OF_RUN"

@@ -13,7 +13,7 @@ import pytest
 
 from allranks.api.status import ProgressStatus, Status, Times
 from allranks.cli.job_report.run_files import read_run_files
-from allranks.core.model import Plan
+from allranks.core.facts.model import Plan
 from allranks.local import LocalRun, Options, progress_log, state_file
 from allranks.local.code_version import CodeVersion
 from allranks.local.progress_log import ProgressLog

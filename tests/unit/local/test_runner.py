@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from allranks.core.model import Event, Exit, Observed, Plan, Pod
+from allranks.core.facts.model import Event, Exit, Observed, Plan, Pod
 from allranks.core.reconcile import reconcile
 from allranks.local import LocalRun, Options, runner
 from allranks.local.pod import PodHost, initial_status

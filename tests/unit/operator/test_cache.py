@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from allranks.core.model import Disruption, Exit
-from allranks.core.naming import JOB_LABEL
+from allranks.core.facts.model import Disruption, Exit
+from allranks.core.facts.naming import JOB_LABEL
 from allranks.kube.pod_codec import CachedPod, to_cached_pod
 from allranks.kube.raw_pod import Meta, Owner, Raw
 from allranks.operator.cache import JobCache, PodCache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from allranks.core.contenders import Contention
+from allranks.core.facts.contenders import Contention
 from allranks.core.reconcile import reconcile
 from allranks.operator.contention_cache import Contenders
 from support.builders import Life, at, job, pending, pod

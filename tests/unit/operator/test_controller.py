@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from allranks.core.model import Observed, Plan, Platform
-from allranks.core.rank_reports import Reports
+from allranks.core.facts.model import Observed, Plan, Platform
+from allranks.core.facts.rank_reports import Reports
 from allranks.core.reconcile import reconcile
 from allranks.core.rules import failure
 from allranks.kube import job_codec, pod_codec

@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
-from allranks.core.model import Event
+from allranks.core.facts.model import Event
 from allranks.operator import event_recorder
 from allranks.operator.event_recorder import Recorder
 from support.scripted import client_of, says, status

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from allranks.api.pool import PoolSpec
-from allranks.core.model import Observed, Plan, Platform
+from allranks.core.facts.model import Observed, Plan, Platform
 from allranks.core.reconcile import reconcile
 from allranks.operator.observer import Observer
 from support.scripted import client_of

@@ -14,7 +14,7 @@ TESTS = Path(__file__).parents[2]
 _PROGRAM = """
 import asyncio, gc, json, sys
 sys.path.insert(0, {tests!r})
-from allranks.core.model import Plan
+from allranks.core.facts.model import Plan
 from allranks.kube import compact_jobs
 from support.scripted import client_of
 from unit.operator.test_controller import Api, controller_of, running

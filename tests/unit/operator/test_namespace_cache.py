@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from allranks.core.policy import Policy
+from allranks.core.facts.policy import Policy
 from allranks.operator.namespace_cache import NamespaceNotUsable, Namespaces
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Clock, Timing

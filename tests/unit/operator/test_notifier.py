@@ -14,7 +14,7 @@ import pytest
 
 from allranks.api.job import Metadata
 from allranks.api.status import Condition, Failure, Status
-from allranks.core.model import Observed
+from allranks.core.facts.model import Observed
 from allranks.operator import notification_text
 from allranks.operator.notifier import Notifier, Pace
 from allranks.operator.receivers import ReceiversFile

@@ -10,8 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
-from allranks.core.model import ObjectPatch
-from allranks.core.optional_kinds import LOCAL_QUEUE, WORKLOAD, OptionalKind
+from allranks.core.facts.model import ObjectPatch
+from allranks.core.facts.optional_kinds import LOCAL_QUEUE, WORKLOAD, OptionalKind
 from allranks.kube import pod_codec
 from allranks.kube.client import Client
 from allranks.operator.apply import Executor, Rejections

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from allranks.core.model import Plan, PodRef
+from allranks.core.facts.model import Plan, PodRef
 from allranks.kube import pod_codec, raw_pod
 from allranks.operator.apply import JOB_CONCURRENCY, Rejections
 from allranks.operator.controller import Controller

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from allranks.core.manifests.report_env import AUDIENCE
-from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOLDER, RESTART_LABEL, ROLE_LABEL
+from allranks.core.facts.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOLDER, RESTART_LABEL, ROLE_LABEL
+from allranks.core.objects.report_env import AUDIENCE
 from allranks.kube.pod_codec import CachedPod, to_cached_pod
 from allranks.kube.raw_pod import Meta, Owner, Raw, RawSpec
 from allranks.operator.cache import PodCache

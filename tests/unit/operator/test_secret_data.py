@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from allranks.core.manifests.companions import SSH_AUTH
+from allranks.core.objects.companions import SSH_AUTH
 from allranks.operator.secret_data import secret_data
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.model import Plan, Pod
+from allranks.core.facts.model import Plan, Pod
 from allranks.operator.status_writer import is_deferrable
 from support.builders import at, job, observed, pod, succeeded
 

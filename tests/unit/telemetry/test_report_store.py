@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from allranks.core.rank_reports import RankReport
+from allranks.core.facts.rank_reports import RankReport
 from allranks.telemetry import rate_limit, schema
 from allranks.telemetry.connections import Limits
 from allranks.telemetry.store import Answer, ReportSource, ReportStore, StoreLimits

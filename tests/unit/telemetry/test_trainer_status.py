@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from allranks.core.rank_reports import RankReport
+from allranks.core.facts.rank_reports import RankReport
 from allranks.telemetry import schema
 from allranks.telemetry.store import Answer, StoreLimits
 from support.builders import table

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from allranks.core.stack_requests import ANNOTATION, new_request, stack_dump_id
+from allranks.core.facts.stack_requests import ANNOTATION, new_request, stack_dump_id
 from allranks.local import run_directories
 from allranks.report.client import why
 from support.live import eventually

@@ -8,7 +8,7 @@ from typing import Any
 
 from allranks.api.job import Job
 from allranks.cli.checks.problem import below
-from allranks.core.naming import TRAINER
+from allranks.core.facts.naming import TRAINER
 
 _FROM_POOL = "spec.pool"
 """The path of what no layer of the job has."""

@@ -13,10 +13,10 @@ from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
 from allranks.cli.checks import pods, quantities, schema, template
 from allranks.cli.checks.problem import Problem, below
-from allranks.core.manifests import pod_template
-from allranks.core.manifests import pods as job_pods
-from allranks.core.model import Manifest
-from allranks.core.notes import notes_of
+from allranks.core.facts import pod_template
+from allranks.core.facts.model import ANY_PLATFORM, Manifest
+from allranks.core.objects import pods as job_pods
+from allranks.core.objects.notes import notes_of
 
 
 def written(document: Mapping[str, Any], job: Job | None = None) -> list[Problem]:
@@ -31,7 +31,7 @@ def written(document: Mapping[str, Any], job: Job | None = None) -> list[Problem
     roles: Any = spec.get("roles")
     named = roles.items() if isinstance(roles, dict) else ()
     parts = [("spec", spec), *((f"spec.roles.{role}", part) for role, part in named if isinstance(part, dict))]
-    merged = pod_template.role_templates(job, pod_template.ANY_PLATFORM) if job else None
+    merged = pod_template.role_templates(job, ANY_PLATFORM) if job else None
     layers = sum(isinstance(part.get("template"), dict) for _, part in parts)
     out: list[Problem] = []
     for path, part in parts:

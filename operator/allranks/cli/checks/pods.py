@@ -13,9 +13,9 @@ from allranks.cli.checks import quantities, references
 from allranks.cli.checks.layers import Layers
 from allranks.cli.checks.problem import Problem
 from allranks.cli.checks.template import CONTAINER_LISTS
-from allranks.core.manifests.pods import objects
-from allranks.core.model import Manifest, Platform
-from allranks.core.naming import ROLE_LABEL
+from allranks.core.facts.model import Manifest, Platform
+from allranks.core.facts.naming import ROLE_LABEL
+from allranks.core.objects.pods import objects
 
 
 def problems(job: Job, pool: PoolSpec | None, parameters: Sequence[str] = ()) -> Iterator[Problem]:

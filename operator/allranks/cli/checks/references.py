@@ -11,9 +11,9 @@ from allranks.api.sweep_values import VARIABLE_PREFIX
 from allranks.cli.checks.problem import Problem
 from allranks.cli.checks.schema import similar
 from allranks.cli.checks.template import CONTAINER_LISTS
-from allranks.core.manifests import command_notes
-from allranks.core.model import Manifest
-from allranks.core.naming import ROLE_LABEL, TRAINER
+from allranks.core.facts.model import Manifest
+from allranks.core.facts.naming import ROLE_LABEL, TRAINER
+from allranks.core.objects import command_notes
 from allranks.frameworks import FRAMEWORKS
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][-A-Za-z0-9_.]*)\)")

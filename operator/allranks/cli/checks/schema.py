@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from allranks.api.validation_messages import json_type, quotes_hint
 from allranks.cli.checks import placement, quantities, undocumented
 from allranks.cli.checks.problem import Problem, below, last_key
-from allranks.core.manifests.strategic_merge import MERGE_KEYS
+from allranks.core.facts.strategic_merge import MERGE_KEYS
 
 _TYPO = 0.8
 """Similarity from which an unknown word is taken for a misspelling."""

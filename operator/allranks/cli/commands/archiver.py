@@ -13,7 +13,7 @@ import click
 
 from allranks.cli.log_options import log_options
 from allranks.cli.options import cluster_options
-from allranks.core.quantity import quantity
+from allranks.core.facts.quantity import quantity
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Where
 

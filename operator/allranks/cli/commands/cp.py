@@ -10,7 +10,7 @@ from allranks.cli.completers import complete_files
 from allranks.cli.kubectl import dry_run_option, run_kubectl
 from allranks.cli.options import cluster_options, job_name
 from allranks.cli.rank_pods import Choice, rank_options
-from allranks.core.model import Pod
+from allranks.core.facts.model import Pod
 from allranks.kube.cluster import Where
 
 _REMOTE = re.compile(r"((?:[^/:]+/)?[^/:]{2,}):(.*)", re.DOTALL)

@@ -17,7 +17,7 @@ from allranks.cli.options import (
     object_output_option,
     on_cluster,
 )
-from allranks.core.naming import JOB_LABEL
+from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import pods_of

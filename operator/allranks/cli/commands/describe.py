@@ -28,9 +28,9 @@ from allranks.cli.local_runs import note_run
 from allranks.cli.options import FAILED, OK, cluster_options, name_callback, print_error, run_on_cluster
 from allranks.cli.safe_output import use_colour
 from allranks.control_sequences import clean
-from allranks.core.model import Pod
-from allranks.core.naming import JOB_LABEL, TRAINER, replica_key
-from allranks.core.root_cause import describe_failure
+from allranks.core.diagnosis.root_cause import describe_failure
+from allranks.core.facts.model import Pod
+from allranks.core.facts.naming import JOB_LABEL, TRAINER, replica_key
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.job_codec import pods_of, ranks_of, status_of

@@ -38,8 +38,8 @@ from allranks.cli.options import (
     run_on_cluster,
 )
 from allranks.cli.rank_pods import check_rank, check_role
-from allranks.core.model import Pod
-from allranks.core.naming import TRAINER, replica_key
+from allranks.core.facts.model import Pod
+from allranks.core.facts.naming import TRAINER, replica_key
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.job_codec import ranks_of, status_of

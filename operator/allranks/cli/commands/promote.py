@@ -13,7 +13,7 @@ import click
 from allranks.cli.archived import Archive, archive_options
 from allranks.cli.completers import complete_jobs_and_runs
 from allranks.cli.options import FAILED, OK, Count, cluster_options, print_error, print_problem, run_on_cluster
-from allranks.core.naming import SWEEP_LABEL
+from allranks.core.facts.naming import SWEEP_LABEL
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube import paths
 from allranks.kube.cluster import Cluster, Where
@@ -168,7 +168,7 @@ def _print(
 def _continued(sweep: Sweep, trial: Trial, called: str) -> dict[str, Any]:
     """The job for a trial whose own job is deleted: `resumeFrom` needs that one, so this one uses its folder, and a
     note on stderr says so. Raises CannotRun."""
-    from allranks.core.resume_source import WITH_A_POD
+    from allranks.core.facts.resume_source import WITH_A_POD
     from allranks.core.sweeps import trial_job
     from allranks.errors import CannotRun
     from allranks.masking import MASK

@@ -14,7 +14,7 @@ from allranks.cli.format.json_form import as_json
 from allranks.cli.format.table import Table
 from allranks.cli.options import OK, on_cluster
 from allranks.cli.queues import Queue, describe
-from allranks.core.optional_kinds import LOCAL_QUEUE, WORKLOAD, OptionalKind
+from allranks.core.facts.optional_kinds import LOCAL_QUEUE, WORKLOAD, OptionalKind
 from allranks.errors import ClusterError
 from allranks.kube import paths
 from allranks.kube.cluster import Cluster, Manifest

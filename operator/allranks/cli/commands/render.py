@@ -108,9 +108,9 @@ def rendered(
 ) -> list[dict[str, Any]]:
     """The objects of the first attempt of a job, with its pool applied."""
     from allranks.api.status import Status
-    from allranks.core.manifests import pods, scheduling
-    from allranks.core.model import Platform
-    from allranks.core.uploads import DEFAULT_CACHE_BYTES, DataStore
+    from allranks.core.facts.model import Platform
+    from allranks.core.facts.uploads import DEFAULT_CACHE_BYTES, DataStore
+    from allranks.core.objects import pods, scheduling
 
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": NO_UID})})
     platform = Platform(

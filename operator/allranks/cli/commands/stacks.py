@@ -13,7 +13,7 @@ import click
 from allranks.cli.completers import complete_jobs
 from allranks.cli.options import FAILED, OK, Count, Duration, get_job, name_callback, on_cluster
 from allranks.cli.rank_pods import check_rank
-from allranks.core.naming import JOB_LABEL, replica_key
+from allranks.core.facts.naming import JOB_LABEL, replica_key
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster
 from allranks.kube.job_codec import pods_of, ranks_of, status_of

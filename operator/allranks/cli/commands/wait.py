@@ -28,8 +28,8 @@ from allranks.cli.options import (
     print_jobs,
 )
 from allranks.cli.safe_output import use_colour
-from allranks.core.model import Pod
-from allranks.core.naming import TRAINER
+from allranks.core.facts.model import Pod
+from allranks.core.facts.naming import TRAINER
 from allranks.frameworks import FRAMEWORKS
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import status_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from allranks.cli.convert.draft import ADDED, Draft
 from allranks.cli.convert.source import NotConvertible, check
-from allranks.core.naming import TRAINER
+from allranks.core.facts.naming import TRAINER
 from allranks.frameworks import FRAMEWORKS
 
 _LIFTED = ("image", "command", "args", "env", "resources", "workingDir")

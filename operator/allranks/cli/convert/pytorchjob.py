@@ -9,7 +9,7 @@ from allranks.cli.convert import command_line, pod_parts, run_policy
 from allranks.cli.convert.draft import Draft
 from allranks.cli.convert.pod_parts import Part
 from allranks.cli.convert.source import Fields
-from allranks.core.gpu_count import gpus
+from allranks.core.facts.gpu_count import gpus
 
 _ROLES = {"Master": "master", "Worker": "worker"}
 _PORT = "pytorchjob-port"

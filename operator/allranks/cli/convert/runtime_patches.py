@@ -7,7 +7,7 @@ from typing import Any
 
 from allranks.cli.convert.draft import Draft
 from allranks.cli.convert.source import Fields
-from allranks.core.manifests.strategic_merge import merge
+from allranks.core.facts.strategic_merge import merge
 
 
 def apply(draft: Draft, spec: Fields, jobs: list[dict[str, Any]], names: tuple[str, ...]) -> None:

@@ -12,10 +12,10 @@ from allranks.cli.convert.draft import Draft, Row
 from allranks.cli.convert.pod_parts import Part
 from allranks.cli.convert.source import Fields, NotConvertible, check
 from allranks.cli.convert.training_runtimes import STEP_LABEL, VERSION, published
-from allranks.core.gpu_count import gpus
-from allranks.core.manifests.strategic_merge import merge
-from allranks.core.naming import TRAINER
-from allranks.core.quantity import quantity
+from allranks.core.facts.gpu_count import gpus
+from allranks.core.facts.naming import TRAINER
+from allranks.core.facts.quantity import quantity
+from allranks.core.facts.strategic_merge import merge
 
 FindRuntime = Callable[[str, str, str], dict[str, Any] | None]
 """(kind, namespace, name) -> the manifest of a runtime"""

@@ -13,8 +13,8 @@ from allranks.api.pool import KIND as POOL_KIND
 from allranks.api.schema_differences import differences
 from allranks.api.sweep import KIND as SWEEP_KIND
 from allranks.cli.doctor.findings import Finding, describe_error, not_checked, note, ok, problem
-from allranks.core import gpu_count
-from allranks.core.quantity import quantity
+from allranks.core.facts import gpu_count
+from allranks.core.facts.quantity import quantity
 from allranks.errors import ClusterError
 from allranks.kube import paths
 from allranks.kube.cluster import Cluster, Manifest

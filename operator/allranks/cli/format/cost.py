@@ -11,7 +11,7 @@ from pydantic import ConfigDict
 
 from allranks.api.status import Status
 from allranks.cli.format.json_form import CONFIG
-from allranks.core import cost
+from allranks.core.accounting import cost
 
 TITLES = {
     "productive": "productive",

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from allranks.api.status import Status
-from allranks.core import gpu_count, topology
-from allranks.core.manifests import pod_template
-from allranks.core.naming import TRAINER
+from allranks.core.facts import gpu_count, pod_template, topology
+from allranks.core.facts.model import ANY_PLATFORM
+from allranks.core.facts.naming import TRAINER
 from allranks.kube.job_codec import job_of, pods_of
 
 
@@ -18,10 +18,8 @@ def per_pod(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] = ()) -> d
     parsed = job_of(dict(job))
     if parsed is None:
         return {}
-    templates = pod_template.role_templates(parsed, pod_template.ANY_PLATFORM)
-    found = {
-        role: pod_template.gpus(parsed, template, pod_template.ANY_PLATFORM) for role, template in templates.items()
-    }
+    templates = pod_template.role_templates(parsed, ANY_PLATFORM)
+    found = {role: pod_template.gpus(parsed, template, ANY_PLATFORM) for role, template in templates.items()}
     manifests = {pod["metadata"]["uid"]: dict(pod) for pod in pods}
     for pod in pods_of(dict(job), manifests.values()) if manifests else ():
         containers = manifests[pod.uid]["spec"]["containers"]

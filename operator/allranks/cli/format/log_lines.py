@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from allranks.core.model import Pod
-from allranks.core.naming import TRAINER, replica_key
+from allranks.core.facts.model import Pod
+from allranks.core.facts.naming import TRAINER, replica_key
 
 LINE_BYTES = 2048
 """Longer lines are cut on the screen."""

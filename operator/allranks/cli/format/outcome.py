@@ -13,10 +13,10 @@ from allranks.api.status import Failure, Status
 from allranks.cli.format.duration import elapsed
 from allranks.cli.format.yaml import dump, without_empty
 from allranks.control_sequences import clean
-from allranks.core.exit_codes import describe as describe_exit_code
-from allranks.core.exit_codes import signal_name
-from allranks.core.naming import replica_key
-from allranks.core.topology import framework_of
+from allranks.core.diagnosis.exit_codes import describe as describe_exit_code
+from allranks.core.diagnosis.exit_codes import signal_name
+from allranks.core.facts.naming import replica_key
+from allranks.core.facts.topology import framework_of
 
 
 def resource(name: str, namespace: str, status: Status) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from statistics import median
 from allranks.api.status import ProgressStatus, Status
 from allranks.cli.format.duration import human
 from allranks.cli.format.table import cell
-from allranks.core import time_accounting
-from allranks.core.model import Pod
+from allranks.core.accounting import time_accounting
+from allranks.core.facts.model import Pod
 
 KINDS = ("queued", "starting", "productive", "lost", "uploading")
 NOT_MEASURED = "not measured"

@@ -24,7 +24,7 @@ from allranks.cli.job_report import data
 from allranks.cli.job_report.data import JobInput, JobOutput
 from allranks.cli.job_report.run_files import RunFiles, Sample
 from allranks.cli.job_report.timeline import Attempt, Cause, Segment, Timeline, cause_of
-from allranks.core import time_accounting
+from allranks.core.accounting import time_accounting
 from allranks.kube.job_codec import status_of
 from allranks.local.run_directories import INTERRUPTED, phase_of
 from allranks.masking import mask_text, secrets_in

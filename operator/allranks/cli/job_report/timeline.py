@@ -12,8 +12,8 @@ from pydantic import ConfigDict
 from allranks.api.status import FINISHED, WITHOUT_PODS, Failure, PastAttempt, Status
 from allranks.cli.format.json_form import CONFIG
 from allranks.cli.format.outcome import ended_how
-from allranks.core.naming import replica_key
-from allranks.core.time_accounting import restarted
+from allranks.core.accounting.time_accounting import restarted
+from allranks.core.facts.naming import replica_key
 from allranks.local.run_directories import INTERRUPTED
 
 FORGOTTEN = "forgotten"

@@ -20,7 +20,7 @@ from allranks.cli.format.table import Grid, Styled, cell
 from allranks.cli.job_report.model import Report, build_report
 from allranks.cli.live.summary import PHASES
 from allranks.cli.live.terminal import Line
-from allranks.core import time_accounting
+from allranks.core.accounting import time_accounting
 from allranks.kube.job_codec import status_of
 
 KINDS = {"queued": "bright_black", "starting": "yellow", "productive": "green", "lost": "red", "uploading": "cyan"}

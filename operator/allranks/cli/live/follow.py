@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from allranks.api.status import FINISHED, Status
-from allranks.core.model import Pod
-from allranks.core.naming import JOB_LABEL, TRAINER
+from allranks.core.facts.model import Pod
+from allranks.core.facts.naming import JOB_LABEL, TRAINER
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest, Watch
 from allranks.kube.job_codec import pods_of, status_of

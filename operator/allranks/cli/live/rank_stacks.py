@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.cli import stack_dumps
 from allranks.control_sequences import clean
-from allranks.core import stack_requests
+from allranks.core.facts import stack_requests
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Cluster
 from allranks.kube.paths import job_path

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from allranks.cli.live.follow import has_log
-from allranks.core.model import Pod
-from allranks.core.naming import TRAINER
+from allranks.core.facts.model import Pod
+from allranks.core.facts.naming import TRAINER
 from allranks.errors import ClusterError
 from allranks.kube.bounded_logs import lines_of
 from allranks.kube.cluster import Cluster

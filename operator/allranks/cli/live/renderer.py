@@ -22,8 +22,8 @@ from allranks.cli.format.log_lines import Source, label, prefixed
 from allranks.cli.live.shutdown_noise import ShutdownNoise
 from allranks.cli.live.summary import Summary, open_screen
 from allranks.control_sequences import clean
-from allranks.core.model import Event, Pod
-from allranks.core.naming import replica_key
+from allranks.core.facts.model import Event, Pod
+from allranks.core.facts.naming import replica_key
 from allranks.frameworks.base import Framework
 
 DRAW_SECONDS = 0.1

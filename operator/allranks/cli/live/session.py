@@ -62,7 +62,7 @@ class Session:
 
     def run(self, one: LocalRun) -> int:
         """Runs one job and prints its outcome. Returns the exit status."""
-        from allranks.core.topology import framework_of
+        from allranks.core.facts.topology import framework_of
         from allranks.errors import AllranksError, CannotRun
 
         self._renderer.begin(one.job.name, framework_of(one.job), one.logs)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from allranks.api.status import FINISHED
 from allranks.cli.format.log_lines import Line
-from allranks.core.model import Pod
+from allranks.core.facts.model import Pod
 from allranks.frameworks.base import Framework
 
 HOLD_SECONDS = 30.0

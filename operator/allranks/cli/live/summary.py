@@ -17,8 +17,8 @@ from allranks.cli.format.outcome import failure_line
 from allranks.cli.format.progress import pod_state
 from allranks.cli.live.terminal import set_keys, terminal
 from allranks.control_sequences import clean
-from allranks.core.model import Pod
-from allranks.core.naming import replica_key
+from allranks.core.facts.model import Pod
+from allranks.core.facts.naming import replica_key
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

@@ -10,7 +10,7 @@ from allranks.api import sweep_values
 from allranks.api.sweep import Sweep
 from allranks.api.sweep_status import ENDED, SweepStatus, Trial
 from allranks.cli.format.table import Grid, Styled
-from allranks.core.model import Event
+from allranks.core.facts.model import Event
 
 if TYPE_CHECKING:
     from rich.live import Live

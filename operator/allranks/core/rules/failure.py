@@ -7,11 +7,14 @@ from itertools import islice
 from typing import Literal
 
 from allranks.api.status import Failure, Status
-from allranks.core import naming, reattribution, restart_policy, root_cause, topology, transitions
-from allranks.core.correlation import CORRELATION_SECONDS, EarlierFailures, drop_details
-from allranks.core.model import Event
-from allranks.core.root_cause import describe_failure
-from allranks.core.rules import Outcome, WaitUntil, write
+from allranks.core import transitions
+from allranks.core.diagnosis import reattribution, restart_policy, root_cause
+from allranks.core.diagnosis.correlation import EarlierFailures
+from allranks.core.diagnosis.root_cause import describe_failure
+from allranks.core.facts import naming, topology
+from allranks.core.facts.model import Event
+from allranks.core.facts.restarts import CORRELATION_SECONDS, drop_details
+from allranks.core.outcomes import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
 
 

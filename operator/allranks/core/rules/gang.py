@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from allranks.core import contention, gang_choice, transitions
-from allranks.core.model import Event
-from allranks.core.rules import Outcome, WaitUntil, write
+from allranks.core import transitions
+from allranks.core.diagnosis import contention
+from allranks.core.facts.model import Event
+from allranks.core.facts.status_update import changed
+from allranks.core.objects.gangs import choice as gang_choice
+from allranks.core.outcomes import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
-from allranks.core.status_update import changed
 
 
 def choose_backend(snapshot: Snapshot) -> Outcome:
@@ -25,7 +27,7 @@ def choose_backend(snapshot: Snapshot) -> Outcome:
 def give_up_pods(snapshot: Snapshot) -> Outcome:
     """Ends an attempt that holds nodes for a part of its pods, so that a rival that does the same can run."""
     o = snapshot.observed
-    if not o.contention.others or (own := contention.contender(snapshot)) is None:
+    if not o.contention.others or (own := contention.contender(o, snapshot.pods)) is None:
         return None
     due = contention.gives_up_at(own, o.contention)
     if due is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from allranks.core import hang_detection, report_loss, transitions
-from allranks.core.model import Event
-from allranks.core.rules import Outcome, WaitUntil, write
+from allranks.core import transitions
+from allranks.core.diagnosis import hang_detection, report_loss, restart_policy
+from allranks.core.facts.model import Event
+from allranks.core.facts.status_update import changed
+from allranks.core.outcomes import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
-from allranks.core.status_update import changed
 
 
 def handle_hang(snapshot: Snapshot) -> Outcome:
@@ -27,7 +28,7 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
     failure = hang_detection.failure(o.job, o.status, o.reports, stall, o.now)
     if not stall.confirmed:
         failure = hang_detection.silence_failure(failure, stall)
-    decision = hang_detection.decide_restart(o.job, o.status, failure, o.platform)
+    decision = restart_policy.decide_after_hang(o.job, o.status, failure, o.platform)
     event = Event(failure.reason, f"{failure.message}: {decision.why}", warning=True)
     if decision.action == "Fail":
         failed = transitions.fail(o.job, snapshot.summary, decision.reason, failure.message, o.now, failure)

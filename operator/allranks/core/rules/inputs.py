@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from allranks.api.data import InputStatus
-from allranks.core import transfers, transitions
-from allranks.core.model import INPUT_FAILED, Event
-from allranks.core.rules import Outcome, write
+from allranks.core import transitions
+from allranks.core.facts.model import INPUT_FAILED, Event
+from allranks.core.facts.status_update import changed
+from allranks.core.outcomes import Outcome, write
 from allranks.core.snapshot import Snapshot
-from allranks.core.status_update import changed
+from allranks.core.transfers import pods as transfers
 
 
 def receive(snapshot: Snapshot) -> Outcome:

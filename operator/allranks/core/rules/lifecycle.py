@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core import gang_choice, limits, naming, places, resume_source, topology, transfers, transitions
-from allranks.core.gangs import registry
-from allranks.core.manifests import data
-from allranks.core.manifests import pods as pod_manifests
-from allranks.core.model import Event, Observed, Platform, Pod
-from allranks.core.queueing.queue import queue_of
-from allranks.core.rules import Outcome, WaitUntil, checkpoint, outputs, write
+from allranks.core import checkpoints as checkpoint
+from allranks.core import transitions
+from allranks.core.facts import naming, places, resume_source, topology
+from allranks.core.facts.model import Event, Observed, Pod
+from allranks.core.facts.queue import queue_of
+from allranks.core.facts.status_update import changed
+from allranks.core.objects.gangs import choice as gang_choice
+from allranks.core.objects.gangs import registry
+from allranks.core.outcomes import Outcome, WaitUntil, write
+from allranks.core.rejection import refuse, reject
 from allranks.core.snapshot import Snapshot
-from allranks.core.status_update import changed
+from allranks.core.transfers import outputs
+from allranks.core.transfers import pods as transfers
 
 SMALL_JOB_PODS = 256
 """A job of at most this many pods begins with their creation: the API server needs about a second for them, and the
@@ -33,26 +37,8 @@ def begin(snapshot: Snapshot) -> Outcome:
         return rejected
     if job.spec.resume_from and not snapshot.observed.platform.local:
         address, wrong = resume_source.locate(job, snapshot.observed.resume_source)
-        return _refuse(job, begun, now, "InvalidSpec", wrong) or write(changed(begun, resumed_from=address))
+        return refuse(job, begun, now, "InvalidSpec", wrong) or write(changed(begun, resumed_from=address))
     return write(begun)
-
-
-def reject(job: Job, status: Status, now: datetime, platform: Platform) -> Outcome:
-    """Fails a job with mistakes that the CRD's schema cannot find, or that exceeds a limit of the platform team. Its
-    size may change, so resizing checks it again."""
-    reason, problems = "InvalidSpec", pod_manifests.problems(job)
-    if not problems and not platform.local:
-        problems = data.problems_on_clusters(job, platform)
-    if not problems:
-        reason, problems = limits.REASON, limits.violations(job, platform)
-    return _refuse(job, status, now, reason, problems)
-
-
-def _refuse(job: Job, status: Status, now: datetime, reason: str, problems: Sequence[tuple[str, str]]) -> Outcome:
-    if not problems:
-        return None
-    message = "; ".join(f"{path}: {text}" for path, text in problems)
-    return write(transitions.fail(job, status, reason, message, now), Event(reason, message, warning=True))
 
 
 def begin_small(observed: Observed) -> Status | None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from allranks.api.queue_status import QueueStatus
-from allranks.core import topology, transitions, workload_sync
-from allranks.core.manifests import admission
-from allranks.core.model import Event
-from allranks.core.optional_kinds import WORKLOAD
-from allranks.core.queueing import queue
-from allranks.core.queueing import workload as workloads
-from allranks.core.rules import Outcome, checkpoint, write
+from allranks.core import checkpoints as checkpoint
+from allranks.core import transitions
+from allranks.core.facts import queue, topology
+from allranks.core.facts import workload as workloads
+from allranks.core.facts.model import Event
+from allranks.core.facts.optional_kinds import WORKLOAD
+from allranks.core.facts.status_update import changed
+from allranks.core.objects.queueing import admission
+from allranks.core.objects.queueing import sync as workload_sync
+from allranks.core.outcomes import Outcome, write
 from allranks.core.snapshot import Snapshot
-from allranks.core.status_update import changed
 
 
 def admit(snapshot: Snapshot) -> Outcome:

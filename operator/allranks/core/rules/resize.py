@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from allranks.core import elasticity, topology, transitions
-from allranks.core.model import Event
-from allranks.core.rules import Outcome, WaitUntil, checkpoint, lifecycle, write
+from allranks.core import checkpoints as checkpoint
+from allranks.core import transitions
+from allranks.core.diagnosis import elasticity
+from allranks.core.facts import topology
+from allranks.core.facts.model import Event
+from allranks.core.outcomes import Outcome, WaitUntil, write
+from allranks.core.rejection import reject
 from allranks.core.snapshot import Snapshot
 
 
@@ -15,7 +19,7 @@ def reject_resize(snapshot: Snapshot) -> Outcome:
     job, status = snapshot.observed.job, snapshot.observed.status
     if elasticity.can_resize_in_place(job, status) or topology.wanted_sizes(job) == topology.sizes(job, status):
         return None
-    return lifecycle.reject(job, snapshot.summary, snapshot.observed.now, snapshot.observed.platform)
+    return reject(job, snapshot.summary, snapshot.observed.now, snapshot.observed.platform)
 
 
 def resize_to_spec(snapshot: Snapshot) -> Outcome:

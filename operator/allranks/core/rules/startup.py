@@ -6,9 +6,11 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core import naming, root_cause, transitions
-from allranks.core.model import Event, Pod
-from allranks.core.rules import Outcome, WaitUntil, write
+from allranks.core import transitions
+from allranks.core.diagnosis import root_cause
+from allranks.core.facts import naming
+from allranks.core.facts.model import Event, Pod
+from allranks.core.outcomes import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
 
 

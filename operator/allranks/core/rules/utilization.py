@@ -12,13 +12,13 @@ from typing import Literal
 from allranks.api.cost import Utilization, UtilizationStatus
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core import cost, status_summary, time_accounting
-from allranks.core.manifests import pool_template
-from allranks.core.model import Event, Platform
-from allranks.core.rank_reports import Reports
-from allranks.core.rules import Outcome, WaitUntil, write
+from allranks.core.accounting import cost, time_accounting
+from allranks.core.facts import pool_template, status_summary
+from allranks.core.facts.model import Event, Platform
+from allranks.core.facts.rank_reports import Reports
+from allranks.core.facts.status_update import changed
+from allranks.core.outcomes import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
-from allranks.core.status_update import changed
 
 CONDITION: Literal["LowUtilization"] = "LowUtilization"
 _STALLED = timedelta(seconds=60)

@@ -1,4 +1,4 @@
-"""Notifications of the end of a sweep: an outbox in `status.notifications`, as that of a job (`core/notifications.py`).
+"""Notifications of the end of a sweep: an outbox in `status.notifications`, as that of a job (`core.accounting`).
 
 An entry is `Succeeded oncall`, and is added in the write with which the sweep ends.
 """
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from allranks.api.notify import Notification, SweepNotification, Target
 from allranks.api.sweep_status import SweepStatus
-from allranks.core import notifications
+from allranks.core.accounting import notifications
 from allranks.core.sweeps.model import SweepObserved, SweepPlan
 
 

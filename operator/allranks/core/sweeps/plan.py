@@ -13,7 +13,7 @@ from typing import Any
 
 from allranks.api import sweep_values
 from allranks.api.sweep_status import Best, SweepCondition, SweepStatus, Trial, TrialCounts
-from allranks.core.model import Event
+from allranks.core.facts.model import Event
 from allranks.core.sweeps import early_stopping, outbox, suggestions, trial_job
 from allranks.core.sweeps import trials as of_trials
 from allranks.core.sweeps.model import Suggestion, SweepObserved, SweepPlan

@@ -11,8 +11,8 @@ from allranks.api import job, sweep, sweep_values
 from allranks.api.job import API_VERSION
 from allranks.api.sweep import Sweep
 from allranks.api.sweep_status import Trial
-from allranks.core.model import Manifest
-from allranks.core.naming import SWEEP_LABEL
+from allranks.core.facts.model import Manifest
+from allranks.core.facts.naming import SWEEP_LABEL
 
 TRIAL_LABEL = "allranks.dev/trial"
 _REFERENCE = re.compile(r"\$\$|\$\(([^()$]+)\)")

@@ -13,7 +13,7 @@ from allranks.cli.commands.describe import described, events_of
 from allranks.cli.commands.report import rendered
 from allranks.cli.format.yaml import dump
 from allranks.cli.job_report.run_files import read_differences
-from allranks.core.naming import JOB_LABEL
+from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import pods_of

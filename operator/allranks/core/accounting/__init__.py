@@ -1,0 +1,1 @@
+"""What a job has reached and used: progress, times, cost, and whom to notify about it."""

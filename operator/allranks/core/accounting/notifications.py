@@ -1,0 +1,109 @@
+"""Notifications about a job: an outbox in `status.notifications`.
+
+An entry is added in the write of the status that it is about, so an operator that is killed finds it again. A driver
+delivers it, and its result replaces it in the status. An entry whose delivery succeeded in the moment in which the
+operator was killed is delivered again, with the same id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from allranks.api.job import Job
+from allranks.api.notify import Notification, Target
+from allranks.api.status import FINISHED, Status
+from allranks.core.diagnosis import hang_detection, stragglers
+from allranks.core.facts.model import Event, Observed, Plan, Platform
+from allranks.core.facts.naming import SWEEP_LABEL
+from allranks.core.facts.status_update import changed
+
+T = TypeVar("T", bound=Target)
+MOST_ENTRIES = 12
+SENT, FAILED = " sent", " failed"
+WEBHOOK = "webhook-"
+"""Receivers of a job or pool that are addresses are named by their place: webhook-0, of the pool webhook-p0."""
+
+
+def with_outbox(observed: Observed, plan: Plan) -> Plan:
+    """The plan with a status that has the entries for what it changes, and the results of deliveries."""
+    before = observed.status
+    after = plan.status or before
+    if plan.delete_job or not (observed.platform.notifies or before.notifications):
+        return plan
+    entries, events = with_results(before.notifications, observed.notified)
+    if plan.status is not None and observed.platform.notifies:
+        for occasion in _occasions(before, after):
+            kind = occasion.partition("/")[0]
+            for receiver in subscribers(observed.job, observed.platform, kind):
+                key = f"{occasion} {receiver}"
+                if not any(entry == key or entry.startswith(f"{key} ") for entry in entries):
+                    entries.append(key)
+    entries = bounded(entries)
+    if entries == after.notifications:
+        return plan
+    return replace(plan, status=changed(after, notifications=entries), events=(*plan.events, *events))
+
+
+def pending(entries: Iterable[str]) -> list[str]:
+    return [entry for entry in entries if not entry.endswith((SENT, FAILED))]
+
+
+def subscribers(job: Job, platform: Platform, kind: str) -> list[str]:
+    """Names of the receivers: those of the job, of its pool, and those that get notifications about all jobs. The last
+    two are notified of the end of a sweep, and not of that of each trial."""
+    if kind in FINISHED and SWEEP_LABEL in job.metadata.labels:
+        return [name for name, one in named("", job.spec.notify or ()) if kind in one.occasions]
+    found = [name for name, one in named_notifications(job, platform) if kind in one.occasions]
+    return list(dict.fromkeys([*found, *platform.notifies.get(kind, ())]))
+
+
+def named_notifications(job: Job, platform: Platform) -> Iterator[tuple[str, Notification]]:
+    """(name of the receiver, entry of the job or its pool)"""
+    yield from named("", job.spec.notify or ())
+    yield from named("p", (platform.pool.notify or ()) if job.spec.pool and platform.pool else ())
+
+
+def named(prefix: str, listed: Iterable[T]) -> Iterator[tuple[str, T]]:
+    for place, one in enumerate(listed):
+        yield one.receiver or f"{WEBHOOK}{prefix}{place}", one
+
+
+def _occasions(before: Status, after: Status) -> Iterator[str]:
+    if after.phase in FINISHED and before.phase not in FINISHED:
+        yield f"{after.phase}/{after.attempt}"
+    failure = after.last_failure
+    hung = {hang_detection.REASON, hang_detection.NO_FIRST_STEP}
+    if failure and failure != before.last_failure and failure.reason in hung:
+        yield f"Hung/{failure.attempt}"
+    recorded = {past.attempt for past in before.history}
+    for past in after.history:
+        if past.attempt not in recorded and (past.requeued or past.reason == "Preempted"):
+            yield f"Preempted/{past.attempt}"
+    if stragglers.newly_slow(before.progress, after.progress):
+        yield f"Straggling/{after.attempt}"
+    low, was = after.condition("LowUtilization"), before.condition("LowUtilization")
+    if low and low.status == "True" and not (was and was.status == "True"):
+        yield f"LowUtilization/{after.attempt}"
+
+
+def with_results(entries: Iterable[str], notified: Mapping[str, str]) -> tuple[list[str], list[Event]]:
+    """The entries with the results of their deliveries, and an Event for each that failed."""
+    out, events = [], []
+    for entry in entries:
+        result = notified.get(entry, "")
+        out.append(entry + result)
+        if result == FAILED:
+            occasion, _, receiver = entry.partition(" ")
+            message = f"{occasion.partition('/')[0]} was not delivered to {receiver}: see the operator's log"
+            events.append(Event("NotificationFailed", message, warning=True))
+    return out, events
+
+
+def bounded(entries: list[str]) -> list[str]:
+    """Removes entries beyond MOST_ENTRIES: delivered ones are dropped first, the oldest before newer ones."""
+    while len(entries) > MOST_ENTRIES:
+        over = next((entry for entry in entries if entry.endswith((SENT, FAILED))), entries[0])
+        entries.remove(over)
+    return entries

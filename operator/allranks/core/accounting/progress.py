@@ -1,0 +1,248 @@
+"""Derives `status.progress` from the newest report of each rank: steps, throughput, ETA, learning curve. Pure.
+
+Only the newest reports are kept in memory (by `allranks.telemetry`). Everything else is derived from them and from
+`status.progress`, so a restart of the operator loses nothing: ranks repeat their state.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from allranks.api.job import Job
+from allranks.api.status import WITHOUT_PODS, CurvePoint, ProgressStatus, RankProgress, Status
+from allranks.core.diagnosis.stragglers import stragglers
+from allranks.core.facts import topology
+from allranks.core.facts.model import Pod
+from allranks.core.facts.naming import replica_key
+from allranks.core.facts.rank_reports import RankReport, Reports
+from allranks.core.facts.status_update import ProgressChanges, changed
+
+RANKS = 16
+"""Limit of status.progress.ranks."""
+POINTS = 64
+"""Limit of status.progress.curve."""
+_JITTER = timedelta(seconds=1)
+"""Ranks report ages, so a repeated report gives a slightly different time."""
+
+
+def drop_stale(reports: Reports | None, pods: Iterable[Pod]) -> Reports | None:
+    """Drops reports of deleted pods and marks ranks of terminated pods as done."""
+    if reports is None:
+        return None
+    owned = {pod.name: pod for pod in pods if pod.owned}
+    ranks = tuple(
+        replace(rank, done=True) if not rank.done and owned[rank.pod].exit else rank
+        for rank in reports.ranks
+        if rank.done or rank.pod in owned
+    )
+    return replace(reports, ranks=ranks)
+
+
+def with_ranks(job: Job, status: Status, reports: Reports | None) -> Reports | None:
+    """Adds the global rank where a process has only an index within its role (TensorFlow)."""
+    framework = topology.framework_of(job)
+    if reports is None or not framework.ranks_are_pods or all(rank.rank is not None for rank in reports.ranks):
+        return reports
+    places = {(replica.role, replica.index): replica.node_rank for replica in topology.replicas(job, status)}
+    ranks = (replace(of, rank=places.get((of.role, of.index))) if of.rank is None else of for of in reports.ranks)
+    return replace(reports, ranks=tuple(ranks))
+
+
+def observe(job: Job, status: Status, reports: Reports | None) -> Status:
+    """Updates `status.progress` from the reports. Returns the same object if nothing changed."""
+    if reports is None or not reports.ranks or status.attempt_time is None:
+        return status
+    before = status.progress or ProgressStatus()
+    ranks = reports.ranks
+    stepped = [rank for rank in ranks if rank.step is not None]
+    step = max((rank.step for rank in stepped if rank.step is not None), default=before.step)
+    if status.phase in WITHOUT_PODS and (step or 0) < (before.step or 0):
+        return status  # late reports of some ranks do not take back what the ended attempt has reached
+    firsts = [(rank.first_step_at, rank.step or 0) for rank in ranks if rank.first_step_at]
+    last_report = max((rank.stepped_at or rank.received_at for rank in stepped), default=before.last_report)
+    if before.last_report and last_report and abs(last_report - before.last_report) <= _JITTER:
+        last_report = before.last_report
+    if _is_older(before, step, last_report):
+        step, last_report = before.step, before.last_report
+    changes: ProgressChanges = {
+        "step": step,
+        "total_steps": max((rank.total_steps for rank in ranks if rank.total_steps is not None), default=None),
+        "epoch": max((rank.epoch for rank in ranks if rank.epoch is not None), default=before.epoch),
+        "metrics": _metrics(ranks) or before.metrics,
+        "samples_per_second": _sum(rank.samples_per_second for rank in ranks if not rank.done),
+        "loading": _loading(ranks) or before.loading,
+        "last_report": last_report,
+        "stragglers": stragglers(job, before, ranks),
+        "ranks": _slowest(ranks),
+        "reporting": len(ranks),
+        "saves_on_request": _saves_on_request(before, ranks),
+    }
+    if before.first_step_time is None and firsts:
+        changes["first_step_time"], changes["first_step"] = min(firsts)
+    checkpoints = ((r.checkpoint_at, r.checkpoint_step) for r in ranks if r.checkpoint_at)
+    saved = max(checkpoints, default=None, key=_first)
+    jitter = _JITTER if saved and saved[1] == before.checkpoint_step else timedelta(0)
+    if saved and (before.checkpoint_time is None or saved[0] > before.checkpoint_time + jitter):
+        changes["checkpoint_time"], changes["checkpoint_step"] = saved
+    after = _with_forecast(changed(before, **changes), ranks)
+    metric = after.curve_metric or ("loss" if "loss" in after.metrics else next(iter(after.metrics), ""))
+    after = changed(after, summary=_summary(after), curve_metric=metric, curve=_curve(status, after, metric))
+    if status.phase in WITHOUT_PODS:
+        # Pods that are on their way out still report, and fewer each time.
+        after = changed(_without_pods(after), ranks=max(after.ranks, before.ranks, key=len))
+    return status if after == before else changed(status, progress=after)
+
+
+def reset_for_attempt(progress: ProgressStatus | None) -> ProgressStatus | None:
+    """Progress at the start of an attempt: keeps the totals and the curve, drops the state of single ranks."""
+    if progress is None:
+        return None
+    return ProgressStatus(
+        step=progress.step,
+        total_steps=progress.total_steps,
+        epoch=progress.epoch,
+        metrics=progress.metrics,
+        last_report=progress.last_report,
+        curve_metric=progress.curve_metric,
+        curve=progress.curve,
+        summary=progress.summary,
+    )
+
+
+def finalize(progress: ProgressStatus | None) -> ProgressStatus | None:
+    """Progress of a finished or suspended job: clears what only applies to a running one."""
+    return None if progress is None else _without_pods(progress)
+
+
+def _without_pods(progress: ProgressStatus) -> ProgressStatus:
+    return changed(
+        progress, eta_seconds=None, eta="", samples_per_second=None, stragglers=[], reporting=0, saves_on_request=None
+    )
+
+
+def _is_older(before: ProgressStatus, step: int | None, last_report: datetime | None) -> bool:
+    """Whether the reports say less than the status about this attempt, and nothing newer: a new operator receives the
+    furthest rank's report after those of other ranks."""
+    if before.first_step_time is None or before.step is None or before.last_report is None:
+        return False
+    return (step or 0) < before.step and (last_report is None or last_report <= before.last_report)
+
+
+def _saves_on_request(before: ProgressStatus, ranks: Iterable[RankReport]) -> bool | None:
+    """As in the status while no rank that stores checkpoints on request has reported to a new operator."""
+    able = [rank for rank in ranks if rank.saves_on_request]
+    return (any(not rank.done for rank in able) or None) if able else before.saves_on_request
+
+
+def _with_forecast(progress: ProgressStatus, ranks: Iterable[RankReport]) -> ProgressStatus:
+    """ETA: remaining steps times the median step time."""
+    step, total = progress.step, progress.total_steps
+    left = max(0, total - step) if step is not None and total else None
+    pace = _median([rank.step_seconds for rank in ranks if rank.step_seconds is not None and not rank.done])
+    eta = 0.0 if left == 0 else float(round(left * pace)) if left is not None and pace is not None else None
+    return changed(progress, eta_seconds=eta, eta="" if eta is None else _span(eta))
+
+
+def _metrics(ranks: Iterable[RankReport]) -> dict[str, float]:
+    """Metrics of the first rank that reports any: usually rank 0 has the mean over all ranks."""
+    reporting = [rank for rank in ranks if rank.metrics]
+    first = min(reporting, key=lambda r: (r.rank is None, r.rank or 0, r.role, r.index, r.local_rank), default=None)
+    return {key: _digits(value) for key, value in sorted(first.metrics.items())[:32]} if first else {}
+
+
+def _loading(ranks: Iterable[RankReport]) -> float | None:
+    """The mean of all ranks that measure it, in percent: a smaller change is not worth a write."""
+    measured = [(r.load_seconds, r.step_seconds) for r in ranks if r.load_seconds is not None and not r.done]
+    shares = [min(1.0, load / step) for load, step in measured if load is not None and step]
+    return round(statistics.fmean(shares), 2) if shares else None
+
+
+def _slowest(ranks: Iterable[RankReport]) -> list[RankProgress]:
+    """Up to RANKS ranks: all of a small job, else those with the largest lag, then those with the longest steps."""
+    everyone = list(ranks)
+    furthest = max((rank.step or 0 for rank in everyone), default=0)
+
+    def order(rank: RankReport) -> tuple[float, float, int, str, int, int]:
+        slow = -(rank.busy_seconds or rank.step_seconds or 0.0) if len(everyone) > RANKS else 0.0
+        lag = (rank.step or 0) - furthest if len(everyone) > RANKS else 0
+        return lag, slow, rank.rank or 0, rank.role, rank.index, rank.local_rank
+
+    return [
+        RankProgress(
+            rank=rank.rank,
+            replica=replica_key(rank.role, rank.index),
+            step=rank.step,
+            lag=furthest - (rank.step or 0),
+            step_seconds=None if rank.step_seconds is None else _digits(rank.step_seconds),
+            busy_seconds=None if rank.busy_seconds is None else _digits(rank.busy_seconds),
+        )
+        for rank in sorted(everyone, key=order)[:RANKS]
+    ]
+
+
+def _curve(status: Status, after: ProgressStatus, metric: str) -> list[CurvePoint]:
+    """The curve with the newest point appended, or its last point updated. A full curve is thinned to every second
+    point. Points older than the last one are dropped: a new operator may receive the furthest rank's report late."""
+    if after.step is None or after.last_report is None:
+        return after.curve
+    point = CurvePoint(
+        time=after.last_report,
+        attempt=status.attempt,
+        step=after.step,
+        value=after.metrics.get(metric),
+        samples_per_second=after.samples_per_second,
+    )
+    curve = list(after.curve)
+    if curve and point.time < curve[-1].time:
+        return after.curve
+    if curve and (curve[-1].attempt, curve[-1].step) == (point.attempt, point.step):
+        return [*curve[:-1], point]
+    spacing = (point.time - curve[0].time) / (POINTS * 3 // 4) if curve else timedelta(0)
+    same_attempt = len(curve) > 1 and curve[-1].attempt == curve[-2].attempt == point.attempt
+    if same_attempt and curve[-1].time - curve[-2].time < spacing:
+        return [*curve[:-1], point]
+    return [*(curve[::2] if len(curve) >= POINTS else curve), point]
+
+
+def _summary(progress: ProgressStatus) -> str:
+    if progress.step is not None and progress.total_steps:
+        return f"{progress.step}/{progress.total_steps} {100 * progress.step // progress.total_steps}%"
+    if progress.step is not None:
+        return f"step {progress.step}"
+    return f"epoch {progress.epoch}" if progress.epoch is not None else ""
+
+
+def _span(seconds: float) -> str:
+    """`45s`, `12m`, `2h10m`, `3d4h`"""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m"
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    if hours < 48:
+        return f"{hours}h{minutes}m" if minutes else f"{hours}h"
+    return f"{hours // 24}d{hours % 24}h" if hours % 24 else f"{hours // 24}d"
+
+
+def _digits(value: float) -> float:
+    """Rounds to four significant digits: status stays small, and noise causes fewer writes."""
+    rounded = float(f"{value:.4g}")
+    return rounded if math.isfinite(rounded) else value  # rounding up the largest floats gives infinity
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    given = [value for value in values if value is not None]
+    return _digits(sum(given)) if given else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _first(pair: tuple[datetime, int | None]) -> datetime:
+    return pair[0]

@@ -1,0 +1,215 @@
+"""Time accounting: every second of a job is queued, starting, productive, lost or uploading, after the program's end
+(docs/reference/semantics.md).
+
+`status.times` holds the totals up to `since`, and the state in which time accumulates from then on. It is updated when
+that state changes and whenever the status is written for another reason; in between, any reader can add the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from allranks.api.job import Job
+from allranks.api.status import FINISHED, WITHOUT_PODS, PastAttempt, Status, TimeKind, Times
+from allranks.core.facts.model import Pod
+from allranks.core.facts.status_update import changed
+from allranks.core.facts.uploads import uploading_since
+
+
+def account(
+    job: Job,
+    before: Status,
+    reported: Status,
+    after: Status,
+    pods: Iterable[Pod],
+    refused: Collection[Any],
+    listened: bool,
+    now: datetime,
+) -> Status:
+    """Returns `after` with updated times; the same object if nothing else changed and the state is the same.
+
+    `before` is the persisted status, `reported` the same with the ranks' newest progress, `pods` are those of the
+    current attempt, `listened` says whether there is a report server.
+    """
+    if after.start_time is None or (before.times and before.times.category == "Finished"):
+        return after
+    times = before.times or _opened(job, after, now)
+    if not times.measured and _reports(reported):
+        times = _measured(reported, times, now)
+    if before.attempt_time is not None and _ended(before, after):
+        times, past = _close_attempt(before, reported, after, times, now)
+        after = changed(after, history=[*after.history[:-1], past])
+    measures = listened and (job.spec.hang is not None or after.progress is not None)
+    present = list(pods) if after.attempt == before.attempt else []
+    category, moment = _category(after, present, refused, measures, now)
+    if category == times.category and times == before.times and after == before:
+        return after
+    moment = min(max(moment, times.since), now)
+    reason = _last_reason(after)
+    times = _advanced(changed(_advanced(times, moment, reason), category=category), now, reason)
+    if category not in ("Productive", "Uploading"):
+        times = changed(times, productive_since=None)
+    elif category == "Uploading":
+        pass  # the end of the attempt follows
+    elif times.productive_since is None:
+        times = changed(times, productive_since=moment)
+    return changed(after, times=times, goodput=goodput(times))
+
+
+def up_to(status: Status, now: datetime) -> Times | None:
+    """The times up to now."""
+    return _advanced(status.times, now, _last_reason(status)) if status.times else None
+
+
+def last_update(status: Status) -> datetime | None:
+    """The latest moment in a status; None before there is any."""
+    moments = [status.start_time, status.attempt_time, status.running_time, status.completion_time]
+    moments += [status.history[-1].end_time if status.history else None, status.times.since if status.times else None]
+    moments += [condition.last_transition_time for condition in status.conditions]
+    if status.progress:
+        moments += [status.progress.last_report, *(point.time for point in status.progress.curve)]
+    return max((moment for moment in moments if moment), default=None)
+
+
+def goodput(times: Times) -> float | None:
+    """productive / (all but queued and uploading); None before there is any."""
+    used = times.starting + times.productive + times.lost
+    return round(times.productive / used, 4) if used > 0 else None
+
+
+def _opened(job: Job, status: Status, now: datetime) -> Times:
+    """Starts at creationTimestamp: time before the operator saw the job counts as queued."""
+    return Times(category="Queued", since=min(job.metadata.creation_timestamp or now, status.start_time or now, now))
+
+
+def _category(
+    status: Status, pods: list[Pod], refused: Collection[Any], measures: bool, now: datetime
+) -> tuple[TimeKind, datetime]:
+    """The current state, and when it began."""
+    if status.phase in FINISHED:
+        return "Finished", status.completion_time or now
+    if status.phase in WITHOUT_PODS:
+        return "Queued", now
+    if since := uploading_since(status):
+        return "Uploading", since
+    first_step = status.progress.first_step_time if status.progress else None
+    if first_step:
+        return "Productive", first_step
+    if status.running_time and not measures:
+        return "Productive", status.running_time
+    placed = [pod.placed_at or now for pod in pods if pod.node]
+    if restarted(status.history):
+        unplaced = bool(pods or refused) and not placed
+        unplaceable = bool(refused) or any(pod.waiting_reason == "Unschedulable" for pod in pods)
+        return ("Queued", now) if unplaced and unplaceable else ("Lost", now)
+    return ("Starting", min(placed)) if placed else ("Queued", now)
+
+
+def restarted(before: Iterable[PastAttempt]) -> bool:
+    """Whether an attempt replaces one of those before it; it does not resume the job. One that gave its pods up did not
+    run."""
+    ran = [past.reason for past in before if past.reason != "GangTimeout"]
+    return bool(ran) and ran[-1] != "Suspended"
+
+
+def _last_reason(status: Status) -> str:
+    return status.history[-1].reason if status.history else ""
+
+
+def _ended(before: Status, after: Status) -> bool:
+    """Whether this decision ends the attempt."""
+    if after.phase in FINISHED | WITHOUT_PODS:
+        return before.phase not in FINISHED | WITHOUT_PODS
+    return after.attempt != before.attempt and before.phase not in WITHOUT_PODS
+
+
+def _reports(status: Status) -> bool:
+    return status.progress is not None and bool(status.progress.reporting or status.progress.first_step_time)
+
+
+def _close_attempt(
+    before: Status, reported: Status, after: Status, times: Times, now: datetime
+) -> tuple[Times, PastAttempt]:
+    """Ends an attempt: its work since the last checkpoint is lost, unless the job finished. Without progress reports
+    all of it counts as kept."""
+    past, progress = after.history[-1], reported.progress
+    times = _advanced(times, now, _last_reason(before))
+    if progress:
+        past = changed(past, first_step=progress.first_step, last_step=progress.step)
+    if (began := times.productive_since) is not None:
+        lost = 0.0
+        if times.measured and after.phase not in FINISHED:
+            saved = (progress.checkpoint_time if progress else None) or began
+            lost = min(_seconds(max(saved, began), now), times.productive)
+        times = _moved(times, "Productive", "Lost", lost, past.reason)
+        kept = _exact(max(0.0, _seconds(began, uploading_since(before) or now) - lost))
+        past = changed(past, productive_seconds=kept, lost_seconds=_exact(lost))
+    return changed(times, productive_since=None), past
+
+
+def _measured(status: Status, times: Times, now: datetime) -> Times:
+    """Handles the first report of a job that counted as one without reports: before its first step it was not
+    productive."""
+    times = changed(times, measured=True)
+    if times.category != "Productive" or times.productive_since is None:
+        return times
+    times = _advanced(times, now, _last_reason(status))
+    first = status.progress.first_step_time if status.progress else None
+    too_early = min(_seconds(times.productive_since or now, min(first or now, now)), times.productive)
+    kind: TimeKind = "Lost" if restarted(status.history) else "Starting"
+    moved = _moved(times, "Productive", kind, too_early, _last_reason(status))
+    return changed(moved, productive_since=first) if first else changed(moved, productive_since=None, category=kind)
+
+
+def _advanced(times: Times, until: datetime, reason: str) -> Times:
+    """Adds the time until then to the current state."""
+    seconds = _seconds(times.since, until)
+    if times.category == "Finished" or seconds <= 0:
+        return times
+    return _added(changed(times, since=until), times.category, seconds, reason)
+
+
+def _moved(times: Times, source: TimeKind, target: TimeKind, seconds: float, reason: str) -> Times:
+    left = _with_total(times, source, max(0.0, _total(times, source) - seconds))
+    return _added(left, target, seconds, reason)
+
+
+def _added(times: Times, kind: TimeKind, seconds: float, reason: str) -> Times:
+    if seconds <= 0:
+        return times
+    if kind == "Lost" and (reason in times.by_reason or len(times.by_reason) < 64):
+        of_reason = _exact(times.by_reason.get(reason, 0.0) + seconds)
+        times = changed(times, by_reason={**times.by_reason, reason: of_reason})
+    return _with_total(times, kind, _total(times, kind) + seconds)
+
+
+def _total(times: Times, kind: TimeKind) -> float:
+    totals = {"Queued": times.queued, "Starting": times.starting, "Productive": times.productive, "Lost": times.lost}
+    return totals.get(kind, times.uploading or 0.0)
+
+
+def _with_total(times: Times, kind: TimeKind, seconds: float) -> Times:
+    match kind:
+        case "Queued":
+            return changed(times, queued=_exact(seconds))
+        case "Starting":
+            return changed(times, starting=_exact(seconds))
+        case "Productive":
+            return changed(times, productive=_exact(seconds))
+        case "Lost":
+            return changed(times, lost=_exact(seconds))
+        case "Uploading":
+            return changed(times, uploading=_exact(seconds))
+        case "Finished":
+            raise ValueError("no time accumulates after the end of a job")
+
+
+def _seconds(begin: datetime, end: datetime) -> float:
+    return max(timedelta(0), end - begin).total_seconds()
+
+
+def _exact(seconds: float) -> float:
+    """Rounds to microseconds, the resolution of times: sums of floats would drift."""
+    return round(seconds, 6)

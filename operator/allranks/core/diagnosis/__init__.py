@@ -1,0 +1,1 @@
+"""What went wrong, and what follows from it: root causes, hangs, stragglers, restarts. Imports facts only."""

@@ -1,0 +1,220 @@
+"""Detects hangs: no rank completed a step for `hang.timeoutSeconds`, after the first step of the attempt, or no first
+step within `startupDeadlineSeconds`.
+
+Ranks are first asked for stack dumps and have a moment to print them; then the hang counts as a failure. Only messages
+are evidence: half of the ranks must say that there was no step. Silence (`report_loss`) counts as a hang only after a
+much longer time, and only while ranks of other jobs report. The silence of a trainer that sends its status only after
+steps is evidence as soon as another message shows that messages can arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from allranks.api.job import Job
+from allranks.api.status import Failure, Status
+from allranks.core.diagnosis import collectives, report_loss
+from allranks.core.facts import naming
+from allranks.core.facts.rank_reports import RankReport, Reports
+from allranks.core.facts.status_update import changed
+
+REASON = "Hang"
+NO_FIRST_STEP = "NoFirstStep"
+NO_REPORTS = "NoReports"
+"""Reason of an Event: `hang` is set, and no rank reports."""
+STACK_DUMP_WAIT = timedelta(seconds=10)
+"""Time for stack dumps: ranks receive the request with the answer to their next report, within 5 s."""
+_JITTER = timedelta(seconds=2)
+"""Ranks report ages, so the same step gives slightly different times."""
+_NAMED = 8
+_SILENCE_FACTOR, _SILENCE_LEAST = 10, timedelta(hours=1)
+"""Silence counts as a hang after ten timeouts, at least an hour: a program that holds the interpreter lock, or that is
+frozen, sends nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class StallWindow:
+    """The time since the last progress of any rank, and when it becomes a hang."""
+
+    moved_at: datetime
+    """Time of the last step, or of the start if there was none."""
+    since: datetime
+    """Start of the stall as far as it was observed: not before the report server started to listen, nor before reports
+    that were lost arrived again."""
+    stuck_at: datetime
+    """From this time on ranks are asked for stack dumps."""
+    due_at: datetime
+    """From this time on the stall is a failure."""
+    stack_dump_id: str
+    """Differs between stalls, and is the same after a restart of the operator."""
+    heard_at: datetime
+    """Until this time, messages of at least half of the ranks say that there was no step."""
+    silent_due_at: datetime
+    """From this time on silence is a failure, if ranks of other jobs report."""
+
+    @property
+    def confirmed(self) -> bool:
+        """Ranks themselves said that there was no step for the whole timeout."""
+        return self.heard_at >= self.stuck_at
+
+
+def detect_stall(job: Job, status: Status, reports: Reports | None) -> StallWindow | None:
+    """None if no progress is expected: all ranks are done, or `hang` is not set and the program stepped, or it does not
+    report its steps."""
+    if reports is None or status.attempt_time is None or not reports.ranks:
+        return None
+    if all(rank.done for rank in reports.ranks):
+        return None
+    first = status.progress.first_step_time if status.progress else None
+    if job.spec.hang is None and (first or not _announces_steps(reports.ranks)):
+        return None
+    if first:
+        assert job.spec.hang
+        moves = [rank.stepped_at for rank in reports.ranks if rank.stepped_at]
+        moved_at = max([first, *moves])
+        limit = timedelta(seconds=job.spec.hang.timeout_seconds)
+    elif status.running_time:
+        # Imports, data loading and rendezvous have no steps that would distinguish a slow start from a hang.
+        moved_at = status.running_time
+        limit = timedelta(seconds=job.spec.startup_deadline_seconds)
+    else:
+        return None
+    since = max(moved_at, reports.since)
+    stack_dump_id = f"{status.attempt}-{max(rank.step or 0 for rank in reports.ranks)}"
+    heard_at = _heard_at(reports, since)
+    since = max(since, report_loss.resumed_at(status, heard_at) or since)
+    heard_at = max(heard_at, since)
+    stuck_at = since + limit
+    silent_due_at = heard_at + max(_SILENCE_FACTOR * limit, _SILENCE_LEAST)
+    return StallWindow(moved_at, since, stuck_at, stuck_at + STACK_DUMP_WAIT, stack_dump_id, heard_at, silent_due_at)
+
+
+def _heard_at(reports: Reports, since: datetime) -> datetime:
+    ranks = report_loss.active(reports)
+    if not ranks and reports.any_job_at is not None:
+        return max(since, reports.any_job_at)
+    return report_loss.heard_at(ranks, since)
+
+
+def _announces_steps(ranks: Sequence[RankReport]) -> bool:
+    """Whether ranks of a program that reports its steps wait for the first one: it has reported their number, or that
+    it measures them, and nothing else yet. A `logPattern` that never matches, a program that reports epochs or metrics
+    only, and the status of a trainer do not count."""
+    announced = False
+    for rank in ranks:
+        if not rank.heartbeat:
+            return False
+        values = (rank.step, rank.epoch, rank.samples_per_second, rank.checkpoint_step)
+        if rank.metrics or any(value is not None for value in values):
+            return False
+        announced = announced or rank.total_steps is not None or rank.waiting is not None
+    return announced
+
+
+COLLECTIVES_STOPPED = "CollectivesStopped"
+"""Reason of an Event: `hang` is set, no rank reports, and NCCL says that no rank launches collectives."""
+NOT_REPORTED = "hang: no rank has reported yet"
+UNREPORTED = (
+    f"{NOT_REPORTED}; a hang cannot be detected without reports (call report(step=...) in the program, "
+    "or set progress.logPattern)"
+)
+
+
+def unreported_at(job: Job, status: Status, reports: Reports | None) -> datetime | None:
+    """When it is said that `hang` has no effect, because no rank reports; None if ranks report or need not."""
+    if job.spec.hang is None or reports is None or reports.ranks or status.running_time is None:
+        return None
+    if status.progress is not None and status.progress.reporting:
+        return None  # a restarted operator has not received their reports yet
+    return max(status.running_time, reports.since) + timedelta(seconds=job.spec.hang.timeout_seconds)
+
+
+def stopped_note(job: Job, reports: Reports | None, now: datetime) -> tuple[str, datetime | None]:
+    """What is said instead of `UNREPORTED` when collectives have stopped for `hang.timeoutSeconds`; before that, when
+    it is due. This is not evidence of a hang, so nothing restarts."""
+    found = reports.collectives if reports else None
+    if found is None or job.spec.hang is None or not collectives.is_recent(found, now):
+        return "", None
+    stopped_at = collectives.stopped_at(found, timedelta(seconds=job.spec.hang.timeout_seconds))
+    if now < stopped_at:
+        return "", stopped_at
+    since = f"no rank has launched a collective since {found.moved_at:%H:%M:%S} UTC"
+    return f"{NOT_REPORTED}; {since}; NCCL: {collectives.sentence(found)}", None
+
+
+def path_works(reports: Reports, now: datetime) -> bool:
+    """Whether ranks of any job report."""
+    return reports.any_job_at is not None and now - reports.any_job_at < report_loss.SILENCE
+
+
+def failure(job: Job, status: Status, reports: Reports, stall: StallWindow, now: datetime) -> Failure:
+    """The hang as a failure of the rank that lags most. The message names the others with their steps."""
+    lagging = _lagging(reports)
+    first = lagging[0]
+    began = status.running_time or status.attempt_time or now
+    return Failure(
+        attempt=status.attempt,
+        role=first.role,
+        index=first.index,
+        rank=first.rank,
+        pod=first.pod,
+        node=first.node,
+        reason=REASON if status.progress and status.progress.first_step_time else NO_FIRST_STEP,
+        message=_message(job, reports, lagging, stall) + collectives.explanation(reports, stall.moved_at, now),
+        time=stall.moved_at,
+        ran_seconds=max(0.0, (now - began).total_seconds()),
+    )
+
+
+def silence_failure(failure: Failure, stall: StallWindow) -> Failure:
+    """The failure when ranks are silent, instead of reporting that there was no step."""
+    message = (
+        f"no report since {stall.heard_at:%H:%M:%S} UTC, although other ranks report: "
+        "the processes are frozen, or hold the interpreter lock"
+    )
+    return changed(failure, message=message)
+
+
+def already_recorded(status: Status, stall: StallWindow) -> bool:
+    """Whether `status.lastFailure` is this stall. With action `Ignore` it is recorded only once."""
+    last = status.last_failure
+    return last is not None and last.reason in (REASON, NO_FIRST_STEP) and last.time >= stall.moved_at - _JITTER
+
+
+def _lagging(reports: Reports) -> list[RankReport]:
+    """The ranks with the fewest steps. If all have the same number: those that do not wait for others, if programs
+    report that; else all."""
+    active = [rank for rank in reports.ranks if not rank.done]
+    least = min(rank.step or 0 for rank in active)
+    behind = [rank for rank in active if (rank.step or 0) == least]
+    if len(behind) == len(active) and any(rank.waiting for rank in active):
+        behind = [rank for rank in active if not rank.waiting] or active
+    return sorted(behind, key=lambda r: (r.rank is None, r.rank or 0, r.role, r.index, r.local_rank))
+
+
+def _message(job: Job, reports: Reports, lagging: list[RankReport], stall: StallWindow) -> str:
+    named = ", ".join(_label(rank) for rank in lagging[:_NAMED])
+    if len(lagging) > _NAMED:
+        named += f" and {len(lagging) - _NAMED} more"
+    active = [rank for rank in reports.ranks if not rank.done]
+    furthest = max(rank.step or 0 for rank in reports.ranks)
+    if all(rank.step is None for rank in active):
+        limit = job.spec.startup_deadline_seconds
+        what = f"no rank completed a first step within {limit} s"
+        return f"{what} (startupDeadlineSeconds: raise it if the start takes longer); ranks that report: {named}"
+    stalled = f"no rank has completed a step since {stall.moved_at:%H:%M:%S} UTC"
+    if (lagging[0].step or 0) < furthest:
+        return f"{stalled}: {named} at step {lagging[0].step or 0}, the others at {furthest}"
+    if not any(rank.heartbeat for rank in active):
+        return f"{stalled}: the trainer of {named} has sent no status after step {furthest}"
+    if len(lagging) == len(active):
+        return f"{stalled}: all {len(active)} ranks are at step {furthest}; their stack dumps show where they wait"
+    return f"{stalled}: {named} did not complete step {furthest + 1}, and the other ranks wait for it"
+
+
+def _label(rank: RankReport) -> str:
+    """`rank 3 (worker-1 on node-7)`"""
+    where = naming.replica_key(rank.role, rank.index) + (f" on {rank.node}" if rank.node else "")
+    return where if rank.rank is None else f"rank {rank.rank} ({where})"

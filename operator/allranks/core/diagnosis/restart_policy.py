@@ -1,0 +1,220 @@
+"""Decides what a failure leads to: restart, counted or not, failure of the job, or nothing; and the backoff."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+from allranks.api.job import Job, RestartRule
+from allranks.api.status import Failure, Status
+from allranks.core.diagnosis import exec_failure, hang_detection
+from allranks.core.diagnosis.exit_codes import FAULTS, possible_signal, signal_name
+from allranks.core.diagnosis.root_cause import is_uncounted, same_way
+from allranks.core.facts import naming, topology
+from allranks.core.facts.model import ANY_PLATFORM, FETCH_FAILED, LIMIT_EXCEEDED, Platform
+from allranks.core.facts.restarts import MAX_IDLE_RESTARTS
+
+Action = Literal["Restart", "RestartUncounted", "Fail", "Ignore"]
+
+MAX_BACKOFF_SECONDS = 300
+NO_PROGRESS_SECONDS = 120
+"""Without progress reports, an attempt that ran for less than this counts as one without progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartDecision:
+    """What to do about a failure, and a sentence that says why."""
+
+    action: Action
+    why: str
+    reason: str = ""
+    """For `Fail`: the reason of condition Failed."""
+    names_cause: bool = False
+    """The sentence names the cause, so that the last line of the log adds nothing."""
+
+
+def decide_restart(job: Job, status: Status, failure: Failure, platform: Platform = ANY_PLATFORM) -> RestartDecision:
+    """Applies the user's rules, then the default rules (docs/reference/semantics.md). The first match wins.
+
+    On one machine (`platform.local`) the job's user waits for it.
+    """
+    rules = job.spec.restart.rules or []
+    if topology.is_last_of_target(job, status, failure.role, failure.index):
+        rules = [rule for rule in rules if rule.action != "Ignore"]  # no other replica can complete the job
+    if by_user := by_rules(rules, failure):
+        return within_budget(job, status, failure, *by_user)
+    trained = _has_trained(status, failure)
+    unexecuted = None if trained else exec_failure.explain(job, failure, platform.local)
+    if unexecuted:
+        return RestartDecision("Fail", unexecuted.why, failure.reason, unexecuted.named)
+    action, why = _by_default(_just_before(job, status, failure), failure, _made_steps(status))
+    if platform.local and action == "Restart" and not trained and not restarts_requested(job):
+        return not_restarted(job, failure, platform)
+    return within_budget(job, status, failure, action, why)
+
+
+def restarts_requested(job: Job) -> bool:
+    """Whether the manifest or the command line sets `restart.maxRestarts`, be it to its default."""
+    return "max_restarts" in job.spec.restart.model_fields_set
+
+
+def not_restarted(job: Job, failure: Failure, platform: Platform) -> RestartDecision:
+    """A failure before the first step in a local run: the user is there, and corrects the program."""
+    restarts = f"{platform.restart_option.format(job.spec.restart.max_restarts)} restarts it"
+    return RestartDecision("Fail", f"not restarted: it failed before its first step ({restarts})", failure.reason)
+
+
+def within_budget(job: Job, status: Status, failure: Failure, action: Action, why: str) -> RestartDecision:
+    """Turns a counted restart that exceeds maxRestarts into a failure of the job, and so an uncounted one after
+    MAX_IDLE_RESTARTS."""
+    counted = status.restarts.counted
+    if action == "Restart" and counted >= job.spec.restart.max_restarts:
+        allowed = job.spec.restart.max_restarts
+        budget = (
+            "restart.maxRestarts is 0" if not allowed else f"all {allowed} restarts of restart.maxRestarts are used"
+        )
+        return RestartDecision("Fail", budget, "MaxRestartsExceeded")
+    if action == "RestartUncounted" and _is_exhausted(job, status, failure):
+        return RestartDecision("Fail", f"{MAX_IDLE_RESTARTS} restarts in a row without progress", "NoProgress")
+    return RestartDecision(action, why, failure.reason)
+
+
+def idle_restarts(job: Job, status: Status, failure: Failure, alone: bool) -> int:
+    """Number of restarts in a row without progress, with the one that follows this failure; 0 after progress.
+
+    A replica that restarts `alone` has a number of its own, and its own run time is its progress: the others may train.
+    """
+    entry = status.replica_restarts.get(naming.replica_key(failure.role, failure.index)) if alone else None
+    ran = failure.ran_seconds
+    begun = entry.restart_time if entry else status.running_time
+    if begun and (ran is None or not alone):
+        ran = max(ran or 0.0, (failure.time - begun).total_seconds())
+    reports_steps = not alone and status.progress is not None and status.progress.step is not None
+    if (_made_steps(status) and not alone) or (not reports_steps and (ran or 0.0) >= NO_PROGRESS_SECONDS):
+        return 0
+    if alone:
+        return ((entry.without_progress or 0) if entry else 0) + 1
+    return (status.restarts.without_progress or 0) + 1
+
+
+def _is_exhausted(job: Job, status: Status, failure: Failure) -> bool:
+    """An elastic worker that restarts alone is never exhausted: the other workers continue without it."""
+    alone = topology.scope(job, failure.role, failure.index) == "Pod"
+    if alone and topology.elasticity(job) == "absorbs":
+        return False
+    return idle_restarts(job, status, failure, alone) > MAX_IDLE_RESTARTS
+
+
+def by_rules(rules: Iterable[RestartRule], failure: Failure) -> tuple[Action, str] | None:
+    """The action of the first of the user's rules that matches, and why; None if no rule matches."""
+    for number, rule in enumerate(rules):
+        matches = (
+            (rule.exit_codes is not None and failure.exit_code in rule.exit_codes)
+            or (rule.signals is not None and possible_signal(failure.exit_code, failure.signal) in rule.signals)
+            or (rule.reasons is not None and failure.reason in rule.reasons)
+        )
+        if matches:
+            return rule.action, f"restart.rules[{number}] says {rule.action}"
+    return None
+
+
+def delay(job: Job, counted: int | None, idle: int) -> timedelta:
+    """Delay of a restart: the backoff of counted restart number `counted` (None: it does not count), or that of the
+    restarts in a row without progress, whichever is longer.
+
+    `backoffSeconds: 0` disables the backoff of counted restarts only, which maxRestarts bounds.
+    """
+    if counted is None:
+        return backoff(job, idle, least=1)
+    return max(backoff(job, counted), backoff(job, idle))
+
+
+def backoff(job: Job, number: int, least: int = 0) -> timedelta:
+    """Delay of restart number `number` (from 1): none, then backoffSeconds (at least `least`) doubling to 300 s."""
+    if number <= 1:
+        return timedelta(0)
+    # The exponent is bounded too: 2**9999 would be a number of 3,000 digits.
+    seconds = max(least, job.spec.restart.backoff_seconds) * 2 ** min(number - 2, 30)
+    return timedelta(seconds=min(MAX_BACKOFF_SECONDS, seconds))
+
+
+def _just_before(job: Job, status: Status, failure: Failure) -> Failure | None:
+    """The replica's previous failure in this attempt if it restarts individually; else the previous attempt's."""
+    alone = status.replica_restarts.get(naming.replica_key(failure.role, failure.index))
+    if alone and alone.failure and topology.scope(job, failure.role, failure.index) == "Pod":
+        return alone.failure
+    return status.attempt_failure
+
+
+def _made_steps(status: Status) -> bool:
+    """Whether ranks reported a step in this attempt."""
+    return status.progress is not None and status.progress.first_step_time is not None
+
+
+def _has_trained(status: Status, failure: Failure) -> bool:
+    """Whether the job ever made progress, in any attempt: a reported step, or two minutes since all of its pods ran for
+    the first time. So its program exists and can be executed."""
+    if status.progress is not None and status.progress.step is not None:
+        return True
+    since = status.first_running_time
+    ran = max(failure.ran_seconds or 0.0, (failure.time - since).total_seconds() if since else 0.0)
+    return ran >= NO_PROGRESS_SECONDS
+
+
+def _by_default(before: Failure | None, failure: Failure, stepped: bool) -> tuple[Action, str]:
+    if failure.reason == FETCH_FAILED:
+        return "RestartUncounted", "its inputs are fetched again; its program did not run"
+    if is_uncounted(failure.reason):
+        return "RestartUncounted", "a disruption, not a failure of the program"
+    if failure.reason == LIMIT_EXCEEDED:
+        return "Restart", "the pod exceeded a limit of its own"
+    if failure.reason == "OOMKilled":
+        if before and before.reason == "OOMKilled":
+            return "Fail", "out of memory twice in a row"
+        return "Restart", "out of memory for the first time"
+    signal = possible_signal(failure.exit_code, failure.signal)
+    unstarted = failure.reason in exec_failure.CANNOT_START
+    failed = failure.exit_code is not None and 1 <= failure.exit_code <= 127 and signal is None
+    idle = not stepped and before is not None and _no_progress(before) and _no_progress(failure)
+    if before and idle and same_way(before, failure):
+        if failed or unstarted:
+            return "Fail", "failed the same way twice before any progress: a bug in the program, not a fault"
+        if signal in FAULTS and (before.role, before.index) == (failure.role, failure.index):
+            return "Fail", "ended by the same signal twice before any progress: a bug in the program, not a fault"
+    if unstarted:
+        return "Restart", "its container could not be started"
+    if failed:
+        return "Restart", "the program failed"
+    if failure.exit_code is None:
+        return "Restart", "the pod failed before its program ran"
+    if failure.signal is not None:
+        return "Restart", f"the program was ended by {signal_name(failure.signal)}"
+    return "Restart", "the program was ended by a signal, or asked to be run again"
+
+
+def _no_progress(failure: Failure) -> bool:
+    return (failure.ran_seconds or 0.0) < NO_PROGRESS_SECONDS
+
+
+def decide_after_hang(job: Job, status: Status, failure: Failure, platform: Platform = ANY_PLATFORM) -> RestartDecision:
+    """Applies the user's rules for reason Hang or NoFirstStep, then `hang.action`, then the default without `hang`."""
+    if by_user := by_rules(job.spec.restart.rules or [], failure):
+        return within_budget(job, status, failure, *by_user)
+    action, why = _default_after_hang(job, status, failure)
+    if platform.local and action == "Restart" and job.spec.hang is None and not restarts_requested(job):
+        return not_restarted(job, failure, platform)
+    return within_budget(job, status, failure, action, why)
+
+
+def _default_after_hang(job: Job, status: Status, failure: Failure) -> tuple[Action, str]:
+    why = f"no first step for {job.spec.startup_deadline_seconds} s (startupDeadlineSeconds)"
+    if job.spec.hang:
+        if failure.reason == hang_detection.REASON:
+            why = f"no progress for {job.spec.hang.timeout_seconds} s (hang.timeoutSeconds)"
+        return job.spec.hang.action, why
+    before = status.attempt_failure
+    if before and before.reason == hang_detection.NO_FIRST_STEP:
+        return "Fail", f"{why}, twice in a row"
+    return "Restart", why

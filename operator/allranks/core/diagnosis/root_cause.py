@@ -1,0 +1,376 @@
+"""Finds the root cause: the one failure of an attempt that caused the others.
+
+It is the *earliest* failure by the containers' `finishedAt`, not one of the consequences that follow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from allranks.api.job import Job
+from allranks.api.status import Failure, Status
+from allranks.core.diagnosis import exit_codes
+from allranks.core.diagnosis.exec_failure import CANNOT_START
+from allranks.core.diagnosis.exit_codes import SIGTERM, possible_signal
+from allranks.core.facts import naming, topology
+from allranks.core.facts.attempt import Ranks
+from allranks.core.facts.model import (
+    ANY_PLATFORM,
+    BY_KUBELET,
+    CRASH_LOOP,
+    FETCH_FAILED,
+    INIT_FAILED,
+    LIMIT_EXCEEDED,
+    UNKNOWN_END,
+    Platform,
+    Pod,
+)
+from allranks.core.facts.status_update import changed
+from allranks.exit_warnings import without_exit_warnings
+from allranks.frameworks.base import Replica, RootCause
+from allranks.text import last_lines
+
+DISRUPTIONS: dict[str, str] = {
+    "PreemptionByScheduler": "Preempted",
+    "DeletionByTaintManager": "NodeLost",
+    "EvictionByEvictionAPI": "Evicted",
+    "TerminationByKubelet": "Evicted",
+    "DeletionByPodGC": "NodeLost",
+}
+"""Reason of the pod condition `DisruptionTarget` -> reason of the failure."""
+
+REJECTIONS = frozenset(
+    {"NodeShutdown", "UnexpectedAdmissionError", "NodeAffinity", "NodeName", "NodePorts", "TaintToleration"}
+    | {"TopologyAffinityError", "SMTAlignmentError", "InvalidNodeInfo", "VolumeAttachmentLimitExceeded"}
+)
+"""`status.reason` of pods that the kubelet of their node rejects, besides OutOf... (OutOfcpu, OutOfnvidia.com/gpu)."""
+
+UNCOUNTED = frozenset({*DISRUPTIONS.values(), *REJECTIONS, "Deleted", "Disrupted", UNKNOWN_END, FETCH_FAILED})
+"""Reasons outside of the program: such restarts do not count against maxRestarts."""
+
+MESSAGE_LINES = 20
+MESSAGE_CHARACTERS = 2048
+
+
+def is_rejection(reason: str) -> bool:
+    """The kubelet rejected the pod at admission."""
+    return reason in REJECTIONS or reason.startswith("OutOf")
+
+
+def is_uncounted(reason: str) -> bool:
+    return reason in UNCOUNTED or is_rejection(reason)
+
+
+def failed(pod: Pod) -> bool:
+    """The program failed, whatever its sidecars do, or the pod is being removed before the program completed."""
+    return not pod.succeeded and (pod.ended or pod.deleted_at is not None or pod.disruption is not None)
+
+
+CRASH_LOOP_RESTARTS = 10
+
+
+def judge_crash_loop(job: Job, pod: Pod) -> Pod:
+    """The pod as failed if its kubelet restarted its container in place more often than `restart.maxRestarts`.
+
+    The limit is at most CRASH_LOOP_RESTARTS: the kubelet's backoff reaches its maximum of 300 s before that.
+    """
+    limit = min(job.spec.restart.max_restarts, CRASH_LOOP_RESTARTS)
+    if pod.last_exit is None or pod.exit or pod.container_restarts <= limit:
+        return pod
+    if pod.last_exit.reason == INIT_FAILED:
+        return replace(pod, phase="Failed", waiting_reason=INIT_FAILED, waiting_message=pod.last_exit.message)
+    reason = CRASH_LOOP if pod.last_exit.reason == "Error" else pod.last_exit.reason
+    return replace(pod, exit=replace(pod.last_exit, reason=reason))
+
+
+SETTLING = timedelta(seconds=15)
+"""The kubelet sets the phase of a pod when it has removed its network, usually within half a second of the end of its
+containers. If it does not, because of a broken network plugin for example, the end counts as it is."""
+
+
+def settles_at(pod: Pod, now: datetime) -> datetime | None:
+    """Time until which the end of a settling pod is not judged; None if it is judged now.
+
+    The end has the time of the node's clock. One that differs by more than SETTLING makes no pod wait.
+    """
+    if not pod.settling or pod.exit is None or abs(now - pod.exit.finished_at) >= SETTLING:
+        return None
+    return pod.exit.finished_at + SETTLING
+
+
+def failures(
+    job: Job,
+    status: Status,
+    pods: Iterable[Pod],
+    missing: Iterable[Replica],
+    now: datetime,
+    platform: Platform = ANY_PLATFORM,
+    removed: Mapping[str, Pod] | None = None,
+) -> Iterator[Failure]:
+    """The failures of `pods` (all failed), earliest first, then those of `missing` (replicas whose pod was deleted).
+
+    `removed` (name -> last state) are pods that are gone and whose status says what ended them: a missing replica with
+    such a pod is one of `pods`.
+
+    A failure is described when it is taken: often the first one decides.
+    """
+    framework, ranks = topology.framework_of(job), Ranks(job, status, platform)
+    gone = {_pod_name(job, status, replica): replica for replica in missing}
+    last = [pod for name in gone if (pod := (removed or {}).get(name)) and failed(pod)]
+    endings = [
+        _Ending(pod, framework.root_cause(pod.exit.message) if pod.exit else None, now) for pod in (*pods, *last)
+    ]
+    for ending in sorted(endings, key=lambda e: (*e.order, e.pod.role, e.pod.index)):
+        yield _describe(status, ending, ranks)
+    for pod in last:
+        del gone[pod.name]
+    for replica in sorted(gone.values(), key=lambda r: (r.node_rank is None, r.node_rank or 0, r.role, r.index)):
+        yield Failure(
+            attempt=status.attempt,
+            role=replica.role,
+            index=replica.index,
+            rank=ranks.of(replica.role, replica.index),
+            pod=_pod_name(job, status, replica),
+            reason="Deleted",
+            message=_DELETED,
+            time=now,
+        )
+
+
+def _pod_name(job: Job, status: Status, replica: Replica) -> str:
+    restart = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
+    return naming.pod_name(job.name, replica.role, replica.index, status.attempt, restart.count if restart else 0)
+
+
+_DELETED = "the pod was deleted by someone"
+
+
+Order = tuple[datetime, int, int]
+"""Sort key of failures: the time, then within one second typical causes before typical consequences, then the
+microsecond that a launcher logged."""
+
+_END_OF_SECOND = 1_000_000
+
+
+def _precedence(reason: str, code: int | None, signal: int | None) -> int:
+    if code is None or reason == "OOMKilled":
+        return 0
+    if signal in (6, SIGTERM):  # SIGABRT by a watchdog, SIGTERM by a launcher
+        return 3
+    return 1 if signal else 2
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """A failed pod with the report of its launcher."""
+
+    pod: Pod
+    cause: RootCause | None
+    now: datetime
+
+    @cached_property
+    def disrupted(self) -> bool:
+        """The pod was removed before the program ended by itself."""
+        return self.pod.terminating
+
+    @cached_property
+    def time(self) -> datetime:
+        """Time of the failure. A launcher stops its other workers before it exits, so its report is more exact."""
+        pod = self.pod
+        ended = pod.exit.finished_at if pod.exit else None
+        if ended and self.cause and self.cause.time and not self.disrupted:
+            # The report has no time zone. Zones differ by multiples of 15 minutes, and a launcher exits much faster.
+            return ended - (ended.replace(tzinfo=None) - self.cause.time) % timedelta(minutes=15)
+        return min((moment for moment in (ended, pod.termination_requested_at) if moment), default=self.now)
+
+    @property
+    def order(self) -> Order:
+        # An unknown microsecond comes last: torchrun often logs a failure at the end of a second in the next one.
+        microsecond = self.cause.microsecond if self.cause and not self.disrupted else None
+        precedence = _precedence(self.reason, self.code, possible_signal(self.code, self.signal))
+        return self.time, precedence, _END_OF_SECOND if microsecond is None else microsecond
+
+    @property
+    def sure(self) -> bool:
+        """The program certainly ended by itself, and not because of a deletion later in the same second."""
+        return self.reason == "OOMKilled" or (self.cause is not None and self.cause.time is not None)
+
+    @cached_property
+    def watched(self) -> re.Match[str] | None:
+        """The last line of the log if the helper in the pod (inpod/watch.py) reports the signal of its child."""
+        ended = self.pod.exit
+        found = _WATCHED.search(ended.message) if ended else None
+        return found if ended and found and ended.code == 128 + int(found["signal"]) else None
+
+    @property
+    def code(self) -> int | None:
+        if self.disrupted or self.pod.exit is None or self.pod.exit.reason == UNKNOWN_END:
+            return None
+        reported = self.cause.exit_code if self.cause else None
+        return self.pod.exit.code if reported is None else reported
+
+    @property
+    def signal(self) -> int | None:
+        if self.disrupted or self.pod.exit is None or self.pod.exit.reason == UNKNOWN_END:
+            return None
+        if self.cause and self.cause.exit_code is not None:
+            return self.cause.signal
+        return self.pod.exit.signal or (self.watched and int(self.watched["signal"])) or None
+
+    @property
+    def reason(self) -> str:
+        pod = self.pod
+        if not self.disrupted and pod.exit:
+            return pod.exit.reason or "Error"
+        if pod.disruption:
+            return DISRUPTIONS.get(pod.disruption.reason, "Disrupted")
+        if pod.deleted_at:
+            return "Deleted"
+        # An init container failed, or the kubelet rejected the pod.
+        return pod.start_error or pod.waiting_reason or "PodFailed"
+
+    @property
+    def message(self) -> str:
+        pod = self.pod
+        if not self.disrupted and pod.exit:
+            text = pod.exit.message[: self.watched.start()] if self.watched else pod.exit.message
+            return (self.cause.message if self.cause else None) or without_exit_warnings(text)
+        if pod.disruption:
+            return pod.disruption.message
+        return _DELETED if pod.deleted_at else pod.waiting_text if pod.start_error else pod.waiting_message
+
+
+_WATCHED = re.compile(r"^allranks: the program was ended by signal (?P<signal>[0-9]{1,2}) \(\w+\)\s*\Z", re.MULTILINE)
+
+
+def _describe(status: Status, ending: _Ending, ranks: Ranks) -> Failure:
+    """The failure of one pod as in `status.lastFailure`."""
+    pod = ending.pod
+    reported = ending.cause.rank if ending.cause else None
+    return Failure(
+        attempt=status.attempt,
+        role=pod.role,
+        index=pod.index,
+        rank=ranks.of(pod.role, pod.index) if reported is None else _within(reported, 0),
+        pod=pod.name,
+        node=pod.node,
+        exit_code=_within(ending.code, -(2**31)),
+        signal=_within(ending.signal, 1, 128),
+        reason=ending.reason[:128],
+        message=last_lines(ending.message, MESSAGE_LINES, MESSAGE_CHARACTERS),
+        time=ending.time,
+        ran_seconds=max(0.0, (ending.time - pod.started_at).total_seconds()) if pod.started_at else 0.0,
+    )
+
+
+def _within(number: int | None, least: int, most: int = 2**31 - 1) -> int | None:
+    """Drops values out of range: a launcher's report comes from a log, which can contain anything."""
+    return number if number is not None and least <= number <= most else None
+
+
+def node_lost_at(pod: Pod) -> datetime | None:
+    """Time at which the pod's node was declared lost; None if it was not, or if the pod's exit was reported."""
+    lost = pod.exit is None and pod.disruption and DISRUPTIONS.get(pod.disruption.reason) == "NodeLost"
+    return pod.disruption.at if lost and pod.disruption else None
+
+
+def node_failed_at(pod: Pod) -> datetime | None:
+    """Time at which Kubernetes showed that the pod's node was lost, shut down, rebooted, or ran out of a resource; None
+    if it did not."""
+    if pod.exit and pod.exit.lost_by_runtime:
+        return pod.exit.finished_at
+    if pod.disruption and ended_by_kubelet(pod):
+        return pod.disruption.at
+    return node_lost_at(pod)
+
+
+def ended_by_kubelet(pod: Pod) -> bool:
+    """The kubelet evicted the pod for a resource of its node, or its node shut down."""
+    lost = pod.exit is not None and pod.exit.lost_by_runtime
+    return not lost and pod.disruption is not None and pod.disruption.reason == BY_KUBELET
+
+
+def exceeded_limit(pod: Pod) -> bool:
+    """The kubelet evicted the pod for a limit of its own. It may have lost the end of the container."""
+    return pod.exit.reason == LIMIT_EXCEEDED if pod.exit else pod.waiting_reason == LIMIT_EXCEEDED
+
+
+def says_what_ended_it(pod: Pod) -> bool:
+    """A disruption, a reboot of its node, or a limit of its own ended the pod: its status says so."""
+    return bool(pod.disruption) or exceeded_limit(pod) or (pod.exit is not None and pod.exit.lost_by_runtime)
+
+
+def kubelet_failure(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = ANY_PLATFORM) -> Failure:
+    """What the kubelet or the node controller says about the end of a pod, as a failure of the pod's attempt."""
+    then = changed(status, attempt=pod.attempt)
+    ending = _Ending(replace(pod, deleted_at=None), None, now)  # the deletion was our own
+    return _describe(then, ending, Ranks(job, then, platform))
+
+
+def earlier_failure(
+    job: Job, status: Status, recorded: Failure, pod: Pod, now: datetime, ranks: Ranks
+) -> Failure | None:
+    """The failure of a pod that was deleted with its attempt, if it was earlier than the recorded root cause.
+
+    The deletion was our own and is no evidence, nor is an exit that the deletion may have caused. Clocks differ and
+    Kubernetes has whole seconds: within one second, only a launcher's report shows that a failure was earlier.
+    """
+    if pod.exit is None or pod.exit.code == 0 or pod.exit.reason == UNKNOWN_END:
+        return None
+    report = topology.framework_of(job).root_cause(pod.exit.message)
+    ending = _Ending(replace(pod, deleted_at=None), report, now)
+    found = _describe(changed(status, attempt=pod.attempt), ending, ranks)
+    after_deletion = pod.deleted_at is not None and pod.exit.finished_at >= pod.deleted_at.replace(microsecond=0)
+    if after_deletion and (not ending.sure or possible_signal(found.exit_code, found.signal) == SIGTERM):
+        return None
+    at, then = found.time.replace(microsecond=0), recorded.time.replace(microsecond=0)
+    earlier = (at, _precedence_of(found)) < (then, _precedence_of(recorded))
+    return found if earlier and (at < then or ending.sure) else None
+
+
+def _precedence_of(failure: Failure) -> int:
+    signal = possible_signal(failure.exit_code, failure.signal)
+    return _precedence(failure.reason, failure.exit_code, signal)
+
+
+def start_error(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = ANY_PLATFORM) -> Failure:
+    """The failure of a pod that cannot start because of its image or configuration. It never ran."""
+    ending = _Ending(replace(pod, deleted_at=None, disruption=None), None, now)
+    return _describe(status, ending, Ranks(job, status, platform))
+
+
+Way = tuple[object, ...]
+
+
+def same_way(one: Failure, other: Failure) -> bool:
+    """Both have the same code, signal, reason and last line, except for numbers (addresses, times, pids differ)."""
+    return way(one) == way(other)
+
+
+def way(failure: Failure) -> Way:
+    """What two failures of the same way have in common; hashable."""
+    lines = [line for line in failure.message.splitlines() if line.strip()]
+    last = re.sub(r"0x[0-9a-f]+|\d+", "#", lines[-1].strip())[-200:] if lines else ""
+    return failure.exit_code, failure.signal, failure.reason, last
+
+
+def describe_failure(failure: Failure) -> str:
+    """The failure in one line: `worker-1 failed with exit code 1 (Error)`."""
+    who = naming.replica_key(failure.role, failure.index) if failure.role else "a pod"
+    if is_rejection(failure.reason):
+        return f"{who} was rejected by its node ({failure.reason})"
+    if failure.reason == FETCH_FAILED:
+        return f"{who} could not fetch its inputs ({failure.reason})"
+    if failure.reason in UNCOUNTED:
+        return f"{who} was lost ({failure.reason})"
+    if failure.reason in CANNOT_START:
+        return f"{who} could not be started ({failure.reason})"
+    if failure.signal is not None:
+        return f"{who} was ended by signal {failure.signal} ({failure.reason})"
+    if failure.exit_code is None:
+        return f"{who} failed ({failure.reason})"
+    return f"{who} failed with {exit_codes.describe(failure.exit_code)} ({failure.reason})"

@@ -1,0 +1,79 @@
+"""Finds stragglers: ranks whose own work takes much longer than that of their peers."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+
+from allranks.api.job import Job, Progress
+from allranks.api.status import ProgressStatus, Straggler
+from allranks.core.facts.naming import replica_key
+from allranks.core.facts.rank_reports import RankReport
+
+STRAGGLERS = 64
+"""Limit of status.progress.stragglers."""
+_NOTICEABLE_SECONDS = 0.002
+"""Smaller differences are noise: for steps of 1 ms, half a millisecond means nothing."""
+_RELEASE = 0.85
+"""Hysteresis: a straggler stays one until it is clearly faster than the threshold."""
+
+
+def stragglers(job: Job, before: ProgressStatus, ranks: Iterable[RankReport]) -> list[Straggler]:
+    """Ranks whose step takes longer than `stragglerPercent` percent of the median of their peers.
+
+    Ranks that synchronize in each step all have the step time of the slowest one. If every program measures its own
+    work (`busy_seconds`), only that is compared.
+    """
+    factor = (job.spec.progress or Progress()).straggler_percent / 100
+    previous = {(straggler.replica, straggler.rank) for straggler in before.stragglers}
+    active = [rank for rank in ranks if not rank.done]
+    measured = bool(active) and all(rank.busy_seconds is not None for rank in active)
+    pairs = [(rank, rank.busy_seconds if measured else rank.step_seconds) for rank in active]
+    times = [(rank, seconds) for rank, seconds in pairs if seconds is not None]
+    if len(times) < 2:
+        return []
+    found = []
+    loads = sorted(rank.load_seconds for rank in active if rank.load_seconds is not None)
+    ordered = sorted(seconds for _, seconds in times)
+    for rank, seconds in times:
+        peers = _median_without(ordered, seconds)
+        if peers <= 0 or seconds - peers < _NOTICEABLE_SECONDS:
+            continue
+        replica = replica_key(rank.role, rank.index)
+        if seconds > peers * factor * (_RELEASE if (replica, rank.rank) in previous else 1.0):
+            loading = _waits_for_data(rank, loads, seconds - peers) or None
+            slowdown = round(seconds / peers, 1)
+            found.append(Straggler(rank=rank.rank, replica=replica, node=rank.node, slowdown=slowdown, loading=loading))
+    found.sort(key=lambda straggler: (-straggler.slowdown, straggler.replica, straggler.rank or 0))
+    return found[:STRAGGLERS]
+
+
+def _waits_for_data(rank: RankReport, loads: Sequence[float], excess: float) -> bool:
+    """Whether at least half of what it takes longer than its peers is a longer wait for data."""
+    if rank.load_seconds is None or len(loads) < 2:
+        return False
+    return rank.load_seconds - _median_without(loads, rank.load_seconds) >= excess / 2
+
+
+def newly_slow(before: ProgressStatus | None, after: ProgressStatus | None) -> list[str]:
+    """A sentence for each new straggler: `rank 3 (worker-1 on node-7) takes 2.9 times as long as its peers`."""
+    previous = {(one.replica, one.rank) for one in (before.stragglers if before else ())}
+    return [_sentence(one) for one in (after.stragglers if after else ()) if (one.replica, one.rank) not in previous]
+
+
+def _sentence(straggler: Straggler) -> str:
+    where = straggler.replica + (f" on {straggler.node}" if straggler.node else "")
+    who = where if straggler.rank is None else f"rank {straggler.rank} ({where})"
+    why = ", because it waits for data" if straggler.loading else ""
+    return f"{who} takes {straggler.slowdown} times as long as its peers{why}"
+
+
+def _median_without(ordered: Sequence[float], value: float) -> float:
+    """Median of `ordered` without one occurrence of `value`."""
+    at = bisect.bisect_left(ordered, value)
+
+    def without(index: int) -> float:
+        return ordered[index + (index >= at)]
+
+    count = len(ordered) - 1
+    return without(count // 2) if count % 2 else (without(count // 2 - 1) + without(count // 2)) / 2

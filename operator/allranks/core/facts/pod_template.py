@@ -1,0 +1,134 @@
+"""The pod template of each role: the layers of pool, job and role merged, before the framework's wiring is added."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allranks.api.job import Job, RoleSpec
+from allranks.api.pool import PoolSpec
+from allranks.core.facts import gpu_count, naming, pod_metadata, pool_template, topology
+from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
+from allranks.core.facts.strategic_merge import merge, without_nulls
+
+DEFAULT_GRACE_PERIOD_SECONDS = 30
+"""Kubernetes' default of terminationGracePeriodSeconds."""
+
+
+_DEFAULTS: Manifest = {
+    "restartPolicy": "Never",
+    "automountServiceAccountToken": False,
+    "enableServiceLinks": False,
+    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+}
+"""The lowest layer: the restricted Pod Security Standard, no service account token, no variables of Services."""
+
+
+def role_templates(job: Job, platform: Platform) -> dict[str, Manifest]:
+    """Role -> its pod template."""
+    pool = pool_template.pool_of(job, platform)
+    kinds = topology.framework_of(job).roles
+    user = platform.policy.default_run_as_user
+    defaults = merge(_DEFAULTS, {"securityContext": {"runAsUser": user}}) if user is not None else _DEFAULTS
+    roles = job.spec.roles.items()
+    return {role: _role_template(job, spec, pool, kinds[role].ranked, defaults) for role, spec in roles}
+
+
+def longest_grace_period(job: Job) -> int:
+    """The longest time, in seconds, that pods of the job may take to terminate."""
+    return max(grace_period(template) for template in role_templates(job, ANY_PLATFORM).values())
+
+
+def trainer(template: Manifest) -> Manifest:
+    """The training container."""
+    found: Manifest = next(c for c in template["spec"]["containers"] if c["name"] == naming.TRAINER)
+    return found
+
+
+def gpus(job: Job, template: Manifest, platform: Platform) -> int:
+    """GPUs that the training container requests."""
+    pool = pool_template.pool_of(job, platform)
+    return gpu_count.gpus(trainer(template).get("resources"), pool.gpu.resource if pool and pool.gpu else "")
+
+
+def grace_period(template: Manifest) -> int:
+    seconds = template["spec"].get("terminationGracePeriodSeconds")
+    return DEFAULT_GRACE_PERIOD_SECONDS if seconds is None else int(seconds)
+
+
+def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool, defaults: Manifest) -> Manifest:
+    """One role's pod template. The layers, lowest first: the defaults, the pool, the job's `scheduling`,
+    spec.template, the role's template, the fields of the job and of the role."""
+    user = without_nulls(merge(job.spec.template or {}, role.template or {}))
+    user["spec"] = merge(user.get("spec") or {}, {"containers": [_trainer_from_fields(job, role)]})
+    below = pool_template.template_of(pool, user, ranked) if pool else {"spec": {}}
+    template = merge(merge(below, {"spec": _requested(job, user["spec"])}), user)
+    template["spec"]["containers"] = [
+        _with_code(job, container) if container["name"] == naming.TRAINER else container
+        for container in template["spec"]["containers"]
+    ]
+    if tolerations := below["spec"].get("tolerations"):
+        template["spec"]["tolerations"] = pool_template.union(tolerations, user["spec"].get("tolerations"))
+    return {
+        "metadata": pod_metadata.with_defaults(template.get("metadata") or {}),
+        "spec": merge(defaults, template["spec"]),
+    }
+
+
+def _trainer_from_fields(job: Job, role: RoleSpec) -> Manifest:
+    """The training container as the fields of the job and of the role describe it."""
+    container: dict[str, Any] = {"name": naming.TRAINER}
+    for source in (job.spec, role):
+        own = source.model_dump(
+            by_alias=True,
+            exclude_none=True,
+            mode="json",
+            include={"image", "command", "args", "env", "resources", "working_dir"},
+        )
+        if own.get("command") is not None and "args" not in own:
+            container.pop("args", None)  # the job's arguments belong to the job's command
+        container = merge(container, own)
+    return container
+
+
+def _requested(job: Job, pod_spec: Manifest) -> Manifest:
+    """Fields of the pod spec that follow from the job's `scheduling`; `pod_spec` is the one in the job's template."""
+    out: Manifest = {}
+    if job.spec.scheduling.priority_class_name:
+        out["priorityClassName"] = job.spec.scheduling.priority_class_name
+    if job.spec.scheduling.topology_key and "affinity" not in pod_spec:
+        term = {
+            "topologyKey": job.spec.scheduling.topology_key,
+            "labelSelector": {"matchLabels": {naming.JOB_LABEL: job.name}},
+        }
+        out["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    return out
+
+
+PACKAGES_DIR = "/allranks-packages"
+
+
+SITE = "site"
+"""Folder of the packages inside that volume. It may be a link into a cache."""
+
+
+_PYTHONPATH = "PYTHONPATH"
+
+
+def _with_code(job: Job, trainer: Manifest) -> Manifest:
+    """The training container with the working directory and PYTHONPATH. The user's own PYTHONPATH comes last; one with
+    `valueFrom` replaces ours."""
+    paths = [
+        *([job.spec.code.path] if job.spec.code else []),
+        *([f"{PACKAGES_DIR}/{SITE}"] if job.spec.packages else []),
+    ]
+    if not paths:
+        return trainer
+    out = dict(trainer)
+    if job.spec.code:
+        out.setdefault("workingDir", job.spec.code.path)
+    users = {variable["name"]: variable for variable in trainer.get("env", [])}
+    own = users.get(_PYTHONPATH)
+    if own is None or "valueFrom" not in own:
+        value = ":".join([*paths, *([str(own["value"])] if own and own.get("value") else [])])
+        out["env"] = [*({**users, _PYTHONPATH: {"name": _PYTHONPATH, "value": value}}).values()]
+    return out

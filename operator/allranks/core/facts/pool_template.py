@@ -1,0 +1,172 @@
+"""The pod template of a TrainingPool, and the reasons why a job that names a pool must wait.
+
+A pool is read only when pods are created: a change does not affect running pods, and applies to those of the next
+attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+from allranks.api.job import Job
+from allranks.api.pool import LabelExpression, PoolSpec
+from allranks.api.validation import template_problems
+from allranks.core.facts import naming
+from allranks.core.facts.model import Manifest, Platform
+from allranks.core.facts.quantity import quantity
+from allranks.core.facts.strategic_merge import merge, without_nulls
+from allranks.frameworks import FRAMEWORKS
+
+RESERVED = frozenset(name for framework in FRAMEWORKS.values() for name in framework.reserved_env)
+"""Variables that no pool may set: its jobs may be of any framework."""
+
+
+def pool_of(job: Job, platform: Platform) -> PoolSpec | None:
+    """The pool whose template is the lowest layer of the job's pods; None without `spec.pool`."""
+    return platform.pool if job.spec.pool else None
+
+
+def unavailable(job: Job, platform: Platform) -> tuple[str, str] | None:
+    """(reason, message) if pods cannot be created because the pool does not exist or is invalid, else None.
+
+    The job waits for its pool, as it waits for a node, and does not fail. A local run has no pools to wait for.
+    """
+    name = job.spec.pool
+    if name is None or platform.local:
+        return None
+    if platform.pool is None:
+        if platform.pool_refused:
+            return "PoolsNotServed", platform.pool_refused
+        what = "create it (kubectl get trainingpools lists those that exist), or make a new job that names another"
+        return "PoolNotFound", f'TrainingPool "{name}" does not exist: {what}'
+    selector = platform.pool.namespace_selector
+    if platform.namespace_labels is None and selector and (selector.match_labels or selector.match_expressions):
+        why = "its namespaceSelector needs the operator's setting `namespace_policies`, which is off"
+        return "PoolNotAllowed", f'TrainingPool "{name}" cannot be used: {why}'
+    if refused := not_admitted(job, platform):
+        return "PoolNotAllowed", refused
+    if wrong := problems(platform.pool):
+        details = "; ".join(f"{path}: {text}" for path, text in wrong)
+        return "InvalidPool", f'TrainingPool "{name}" cannot be used until it is corrected: {details}'
+    return None
+
+
+def not_admitted(job: Job, platform: Platform) -> str:
+    """Why the pool's `namespaceSelector` excludes the job's namespace, whose labels are given; else empty.
+
+    The job fails if this is so when it begins. A pool or a label that changes later makes it wait.
+    """
+    pool, labels = platform.pool, platform.namespace_labels
+    if not job.spec.pool or pool is None or labels is None or admits(pool, labels):
+        return ""
+    text = f'TrainingPool "{job.spec.pool}" does not admit jobs of namespace {job.namespace} (its namespaceSelector)'
+    return f"{text}: use another pool, or ask the platform team for access"
+
+
+def admits(pool: PoolSpec, labels: Mapping[str, str]) -> bool:
+    """Whether a namespace with these labels may use the pool: without a selector every namespace may."""
+    selector = pool.namespace_selector
+    if selector is None:
+        return True
+    if any(labels.get(key) != value for key, value in (selector.match_labels or {}).items()):
+        return False
+    return all(_holds(expression, labels) for expression in selector.match_expressions or ())
+
+
+def _holds(expression: LabelExpression, labels: Mapping[str, str]) -> bool:
+    present, value, values = expression.key in labels, labels.get(expression.key), expression.values or ()
+    if expression.operator == "In":
+        return present and value in values
+    if expression.operator == "NotIn":
+        return bool(values) and value not in values
+    return present == (expression.operator == "Exists")
+
+
+def problems(pool: PoolSpec) -> list[tuple[str, str]]:
+    """(field path, message) of mistakes that the CRD's schema does not check: inside the template, and quantities."""
+    template: Any = pool.template or {}
+    if out := list(template_problems(template, "spec.template")):
+        return out
+    if pool.input_cache and pool.input_cache.size_limit is not None:
+        try:
+            quantity(str(pool.input_cache.size_limit))
+        except ValueError as error:
+            out.append(("spec.inputCache.sizeLimit", f"{error}: write it as 500Gi or 2T, for example"))
+    for variable in _trainer(template).get("env") or ():
+        if variable["name"] in RESERVED or variable["name"].startswith("ALLRANKS_"):
+            where = "spec.template.spec.containers[trainer].env"
+            out.append((where, f"{variable['name']} is set by allranks: remove it"))
+    return [*out, *restart_policy_problems(template, "spec.template")]
+
+
+def restart_policy_problems(template: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
+    """(field path, message) where a template restarts a rank that has finished. `where` is the template's path."""
+    text = "must be Never or OnFailure: with Always a finished rank would run again"
+    found = {
+        "spec.restartPolicy": template.get("spec") or {},
+        "spec.containers[trainer].restartPolicy": _trainer(template),
+    }
+    return [(f"{where}.{path}", text) for path, part in found.items() if part.get("restartPolicy") == "Always"]
+
+
+def template_of(pool: PoolSpec, user: Manifest, ranked: bool) -> Manifest:
+    """The pool's pod template: `spec.template` with the other fields of the pool merged over it.
+
+    Only pods that hold ranks get GPUs and RDMA devices: a launcher or a parameter server would leave them idle.
+    `user` is the job's pod template, which will be merged over this one. The pool's amounts of a resource that `user`
+    mentions are left out: the pool's limit could contradict the job's request.
+    """
+    base = without_nulls(pool.template or {})
+    fields: Manifest = pool.model_dump(
+        by_alias=True,
+        exclude_none=True,
+        mode="json",
+        include={"node_selector", "tolerations", "priority_class_name", "scheduler_name"},
+    )
+    trainer: Manifest = {"name": naming.TRAINER}
+    if pool.env:
+        trainer["env"] = [variable.model_dump(by_alias=True, exclude_none=True, mode="json") for variable in pool.env]
+    if devices := _devices(pool) if ranked else {}:
+        trainer["resources"] = {"limits": devices}
+    if "tolerations" in fields:
+        fields["tolerations"] = union((base.get("spec") or {}).get("tolerations"), fields["tolerations"])
+    merged = merge({**base, "spec": base.get("spec") or {}}, {"spec": {**fields, "containers": [trainer]}})
+    mentioned = _resource_names(_trainer(user).get("resources"))
+    containers = [
+        _without_resources(c, mentioned) if c["name"] == naming.TRAINER else c for c in merged["spec"]["containers"]
+    ]
+    return {**merged, "spec": {**merged["spec"], "containers": containers}}
+
+
+def union(first: list[Any] | None, second: list[Any] | None) -> list[Any]:
+    """The items of both lists without duplicates. Tolerations of the pool and of the job add up."""
+    out = list(first or ())
+    return out + [item for item in second or () if item not in out]
+
+
+def _devices(pool: PoolSpec) -> dict[str, int | str]:
+    return {**(pool.rdma or {}), **({pool.gpu.resource: pool.gpu.count} if pool.gpu else {})}
+
+
+def _trainer(template: Mapping[str, Any]) -> Manifest:
+    containers = (template.get("spec") or {}).get("containers") or ()
+    return next((container for container in containers if container["name"] == naming.TRAINER), {})
+
+
+def _resource_names(resources: Mapping[str, Any] | None) -> set[str]:
+    amounts = ((resources or {}).get(part) for part in ("limits", "requests"))
+    return {name for part in amounts if isinstance(part, Mapping) for name in part}
+
+
+def _without_resources(container: Manifest, resources: Container[str]) -> Manifest:
+    """The container without amounts of these resources."""
+    if "resources" not in container:
+        return container
+    kept = {
+        part: {name: amount for name, amount in amounts.items() if name not in resources}
+        if isinstance(amounts, Mapping)
+        else amounts
+        for part, amounts in (container["resources"] or {}).items()
+    }
+    return {**container, "resources": {part: amounts for part, amounts in kept.items() if amounts}}

@@ -1,0 +1,292 @@
+"""Summarizes pods in the status: counts, whether the attempt runs, and conditions with reason and message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Literal
+
+from allranks.api.job import GROUP, KIND, VERSION, Job
+from allranks.api.status import WITHOUT_PODS, Condition, Phase, ReplicaRestarts, RoleStatus, Status
+from allranks.core.facts import naming, places, topology
+from allranks.core.facts.model import FETCH_FAILED, FETCH_RETRYING, FETCHING, START_ERRORS, Pod, RejectedCreate
+from allranks.core.facts.status_update import changed
+
+ConditionType = Literal["Running", "Restarting", "Suspended", "Complete", "Failed"]
+_MESSAGE_LENGTH = 4096
+ALL_RUN = "AllRanksRunning"
+TAKEN_BY_KUEUE = "TakenByKueue"
+_TAKEN = (
+    "Kueue's pod integration admits each pod by itself, not the job as a whole: add "
+    f"{KIND}.{VERSION}.{GROUP} to integrations.externalFrameworks of Kueue's configuration, and name a queue in "
+    "spec.scheduling.queue"
+)
+SLOW_START = timedelta(seconds=60)
+"""A pod that does not run this long after its assignment to a node is named in the condition, with what it waits for.
+Until then a start is not worth a status write: most pods run within seconds."""
+
+
+def summarise(
+    job: Job,
+    status: Status,
+    pods: Mapping[tuple[str, int], Pod],
+    refused: Iterable[RejectedCreate],
+    now: datetime,
+    blocked: tuple[str, str] | None = None,
+    note: str = "",
+) -> Status:
+    """Updates the status of a running attempt: pod counts, `launched`, `running_time`, and why it is not running.
+
+    `blocked` is the (reason, message) that prevents the creation of the missing pods. `note` is appended to the message
+    of a job that runs.
+    """
+    count = topology.sizes(job, status)
+    done = _done(status, count, pods)
+    roles = {role: _role(status, role, size, pods, done) for role, size in count.items()}
+    ready, desired = sum(r.ready for r in roles.values()), sum(count.values())
+    running_time = status.running_time or (now if _all_run(job, count, pods, status.ignored, done) else None)
+    restarted = {
+        key: changed(entry, launched=True) if not entry.launched and _was_launched(key, entry, pods) else entry
+        for key, entry in status.replica_restarts.items()
+    }
+    summary = changed(
+        status,
+        observed_generation=job.metadata.generation,
+        roles=roles,
+        ready=f"{ready}/{desired}",
+        launched=status.launched or _all_launched(pods, done, desired),
+        done=done,
+        replica_restarts=restarted,
+        running_time=running_time,
+        first_running_time=status.first_running_time or running_time,
+        selector=f"{naming.JOB_LABEL}={job.name},{naming.ROLE_LABEL}=worker",
+    )
+    waits = blocked or _backoff(status, now) or _waits_for(pods, refused, now)
+    if waits and waits[0] == FETCHING and (error := _last_fetch_error(status)):
+        waits = FETCH_RETRYING, f"{waits[1]}; the last try failed: {error}"
+    if not running_time:
+        return with_phase(summary, summary.phase, now, *(waits or ("PodsPending", f"{ready} of {desired} pods run")))
+    if waits:
+        return with_phase(summary, "Running", now, waits[0], f"{ready} of {desired} pods run; {waits[1]}")
+    message = _running_message(ready, desired)
+    return with_phase(summary, "Running", now, ALL_RUN, f"{message}; {note}" if note else message)
+
+
+def summarise_ended(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> Status:
+    """Updates pod counts of a finished or suspended job; succeeded and failed counts never decrease.
+
+    A pod that ends because of the cleanup counts as neither succeeded nor failed.
+    """
+    roles = {}
+    for role, of in status.roles.items():
+        existing = [pod for index in range(of.desired) if (pod := pods.get((role, index)))]
+        by_itself = _count_pods([pod for pod in existing if not pod.terminating])
+        roles[role] = changed(
+            of,
+            active=_count_pods(existing).active,
+            succeeded=max(of.succeeded, by_itself.succeeded),
+            failed=max(of.failed, by_itself.failed),
+        )
+    ready = status.ready
+    if status.phase in WITHOUT_PODS:
+        roles = {role: RoleStatus(desired=of.desired, active=of.active) for role, of in roles.items()}
+        ready = f"0/{sum(of.desired for of in roles.values())}"
+    return changed(status, roles=roles, observed_generation=job.metadata.generation, ready=ready)
+
+
+_CONDITIONS: tuple[tuple[ConditionType, frozenset[str]], ...] = (
+    ("Running", frozenset({"Running"})),
+    ("Restarting", frozenset({"Restarting"})),
+    ("Suspended", frozenset({"Suspended"})),
+    ("Complete", frozenset({"Succeeded"})),
+    ("Failed", frozenset({"Failed"})),
+)
+
+
+def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message: str) -> Status:
+    """Sets the phase and the conditions that follow from it. The condition of the phase gets reason and message."""
+    primary = {"Queued": "Running", "Pending": "Running", "Succeeded": "Complete"}.get(phase, phase)
+    conditions = []
+    for kind, phases in _CONDITIONS:
+        state: Literal["True", "False"] = "True" if phase in phases else "False"
+        before = status.condition(kind)
+        if before is None and state == "False" and kind != primary:
+            continue
+        explains = kind == primary or (kind == "Running" and phase == "Restarting")
+        flipped = before is None or before.status != state
+        kept_reason, kept_message = (before.reason, before.message) if before and not flipped else (phase, "")
+        conditions.append(
+            Condition(
+                type=kind,
+                status=state,
+                # Condition Running has the reason of every phase: `kubectl get -o wide` shows it.
+                reason=(reason or phase)[:128] if explains or kind == "Running" else kept_reason,
+                message=message[:_MESSAGE_LENGTH] if explains else kept_message,
+                last_transition_time=now if before is None or flipped else before.last_transition_time,
+                observed_generation=status.observed_generation,
+            )
+        )
+    # Reports are expected while the job runs only, and no pod is placed after its end.
+    active = ("Pending", "Running", "Restarting")
+    kinds = {"ReportsLost": ("Running",), "GangScheduling": active, "LowUtilization": (*active, "Queued", "Suspended")}
+    kept = [each for each in status.conditions if each.type == "OutputsUploaded" or phase in kinds.get(each.type, ())]
+    return changed(status, phase=phase, conditions=[*conditions, *kept])
+
+
+def with_condition(
+    status: Status,
+    kind: Literal["LowUtilization", "OutputsUploaded"],
+    holds: bool,
+    reason: str,
+    message: str,
+    now: datetime,
+) -> Status:
+    """Sets a condition that does not follow from the phase."""
+    state: Literal["True", "False"] = "True" if holds else "False"
+    before = status.condition(kind)
+    condition = Condition(
+        type=kind,
+        status=state,
+        reason=reason,
+        message=message[:_MESSAGE_LENGTH],
+        last_transition_time=before.last_transition_time if before and before.status == state else now,
+        observed_generation=status.observed_generation,
+    )
+    return changed(status, conditions=[*(c for c in status.conditions if c.type != kind), condition])
+
+
+def _done(status: Status, sizes: Mapping[str, int], pods: Mapping[tuple[str, int], Pod]) -> dict[str, str]:
+    """Role -> the replicas that have completed in this attempt. A pod that is deleted later does not change this."""
+    completed: dict[str, set[int]] = {}
+    for (role, index), pod in pods.items():
+        if pod.ended and pod.succeeded and index not in places.decode(status.done.get(role, "")):
+            completed.setdefault(role, set()).add(index)
+    added = {role: places.encode(more | places.decode(status.done.get(role, ""))) for role, more in completed.items()}
+    return {role: text for role in sizes if (text := added.get(role) or status.done.get(role, ""))}
+
+
+def _backoff(status: Status, now: datetime) -> tuple[str, str] | None:
+    """(reason, message) while the pods of the attempt are not created yet."""
+    if status.restart_time is None or now >= status.restart_time:
+        return None
+    begin = f"the pods are created at {status.restart_time:%Y-%m-%dT%H:%M:%SZ}"
+    if status.last_failure and status.last_failure.reason == FETCH_FAILED:
+        return FETCH_RETRYING, f"{status.last_failure.message}; {begin}"
+    idle, reason = status.restarts.without_progress or 0, status.last_failure.reason if status.last_failure else ""
+    row = f"restart {idle} in a row without progress" if idle > 1 else "backoff"
+    return "Backoff", f"{row} ({reason}): {begin}"
+
+
+def _last_fetch_error(status: Status) -> str:
+    """Why the previous pods, or a pod of this attempt, did not fetch their inputs; empty if they did."""
+    last = status.last_failure
+    return last.message if last and last.reason == FETCH_FAILED and last.attempt >= status.attempt - 1 else ""
+
+
+def _role(
+    status: Status, role: str, size: int, pods: Mapping[tuple[str, int], Pod], done: Mapping[str, str]
+) -> RoleStatus:
+    over = places.decode(done.get(role, ""))
+    counts = _count_pods([pod for index in range(size) if index not in over and (pod := pods.get((role, index)))])
+    waiting = status.roles[role].waiting if role in status.roles else 0
+    completed = counts.succeeded + len(over)
+    return changed(counts, desired=size, waiting=waiting, succeeded=completed, ready=counts.ready + len(over))
+
+
+def _all_launched(pods: Mapping[tuple[str, int], Pod], done: Mapping[str, str], desired: int) -> bool:
+    collected = sum((role, index) not in pods for role, text in done.items() for index in places.decode(text))
+    return len(pods) + collected == desired
+
+
+def _count_pods(pods: list[Pod]) -> RoleStatus:
+    succeeded = sum(pod.succeeded for pod in pods)
+    return RoleStatus(
+        active=sum(not pod.ended and not pod.deleted_at for pod in pods),
+        ready=sum(_ready(pod) for pod in pods),
+        succeeded=succeeded,
+        failed=sum(pod.ended for pod in pods) - succeeded,
+    )
+
+
+def _all_run(
+    job: Job,
+    sizes: Mapping[str, int],
+    pods: Mapping[tuple[str, int], Pod],
+    ignored: list[str],
+    done: Mapping[str, str],
+) -> bool:
+    """Whether every required replica is ready. Ignored replicas are not required, and do not count as ready."""
+    needed = [(role, index) for role, size in sizes.items() for index in range(size)]
+    if without := frozenset(ignored):
+        needed = [place for place in needed if naming.replica_key(*place) not in without]
+    over = {role: places.decode(text) for role, text in done.items()}
+    run = [
+        place
+        for place in needed
+        if (over and place[1] in over.get(place[0], ())) or ((pod := pods.get(place)) is not None and _ready(pod))
+    ]
+    if topology.elasticity(job) == "absorbs" and job.spec.elastic:
+        framework = topology.framework_of(job)
+        places_of = ((role, index) for role, size in sizes.items() for index in range(size))
+        essential = {place for place in places_of if framework.scope(*place, sizes, elastic=True) == "Group"}
+        if essential <= set(run):
+            return sum(role == topology.ELASTIC_ROLE for role, _ in run) >= job.spec.elastic.min_replicas
+    return len(run) == len(needed)
+
+
+def _running_message(ready: int, desired: int) -> str:
+    return f"all {desired} pods run" if ready == desired else f"{ready} of {desired} pods run"
+
+
+def _ready(pod: Pod) -> bool:
+    return pod.succeeded or (pod.phase == "Running" and not pod.ended and not pod.deleted_at and not pod.settling)
+
+
+def _was_launched(key: str, entry: ReplicaRestarts, pods: Mapping[tuple[str, int], Pod]) -> bool:
+    role, index = key.rsplit("-", 1)
+    pod = pods.get((role, int(index)))
+    return pod is not None and pod.restart == entry.count
+
+
+def _waits_for(
+    pods: Mapping[tuple[str, int], Pod], refused: Iterable[RejectedCreate], now: datetime
+) -> tuple[str, str] | None:
+    """Reason and message with the most information: a rejection by the API server, then a start error, then others."""
+    for rejection in sorted(refused, key=lambda r: (not r.tried, r.kind, r.name)):
+        return rejection.reason, f"{rejection.kind} {rejection.name}: {rejection.message}"
+    pending = [pod for _, pod in sorted(pods.items()) if pod.phase == "Pending" and not pod.ended]
+    if taken := next((pod for pod in pending if pod.managed_by_kueue and pod.node is None), None):
+        return TAKEN_BY_KUEUE, f"{taken.name}: {_TAKEN}"
+    waiting = [pod for pod in pending if _named_at_once(pod) or _is_slow(pod, now)]
+    for pod in sorted(waiting, key=_information):
+        if pod.waiting_reason == FETCHING:
+            return FETCHING, pod.waiting_message  # of no single pod: the message changes less often
+        return pod.start_error or pod.waiting_reason or "PodsPending", f"{pod.name}: {pod.waiting_text}"
+    return None
+
+
+def _information(pod: Pod) -> tuple[bool, ...]:
+    reason = pod.waiting_reason
+    return (
+        reason == FETCHING,
+        reason not in START_ERRORS,
+        reason != "Unschedulable",
+        not pod.unprepared,
+        not pod.waiting_message,
+    )
+
+
+def slow_start_at(pod: Pod) -> datetime | None:
+    """When the condition begins to name this pod; None if it has no node, runs, or is named at once."""
+    if pod.placed_at is None or pod.phase != "Pending" or pod.ended or _named_at_once(pod):
+        return None
+    return pod.placed_at + SLOW_START
+
+
+def _named_at_once(pod: Pod) -> bool:
+    return bool(pod.waiting_message) or pod.waiting_reason in START_ERRORS
+
+
+def _is_slow(pod: Pod, now: datetime) -> bool:
+    begins = slow_start_at(pod)
+    return begins is not None and begins <= now

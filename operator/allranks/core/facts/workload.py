@@ -1,0 +1,137 @@
+"""Reads a Workload, Kueue's object that asks for quota: its conditions, and what Kueue assigned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from allranks.core.facts import queue
+from allranks.core.facts.model import Manifest, Observed
+from allranks.core.facts.optional_kinds import WORKLOAD
+
+QUOTA_RESERVED, ADMITTED, EVICTED, FINISHED = "QuotaReserved", "Admitted", "Evicted", "Finished"
+PODS_READY, REQUEUED = "PodsReady", "Requeued"
+_REQUEUED_AT_ONCE = frozenset({"Preempted", "NodeFailures"})
+"""Evictions after which Kueue considers the Workload again at once. After others it has its own reason to wait."""
+
+
+def of_job(observed: Observed) -> Manifest | None:
+    """The job's Workload; one that MultiKueue created need not have an owner yet."""
+    job = observed.job
+    name = queue.workload_name(job)
+    if queue.is_prebuilt(job):
+        return observed.optional.find(WORKLOAD, name, job.namespace)
+    owned = observed.optional.owned(WORKLOAD)
+    return next((found for found in owned if found["metadata"]["name"] == name), None)
+
+
+def condition(workload: Mapping[str, Any], kind: str) -> Manifest | None:
+    conditions: Iterable[Manifest] = _status(workload).get("conditions") or ()
+    return next((each for each in conditions if each.get("type") == kind), None)
+
+
+def holds(workload: Mapping[str, Any], kind: str) -> bool:
+    found = condition(workload, kind)
+    return found is not None and found.get("status") == "True"
+
+
+def has_quota(workload: Mapping[str, Any]) -> bool:
+    """Whether Kueue counts the Workload's quota as used."""
+    return holds(workload, QUOTA_RESERVED) or bool(_status(workload).get("admission"))
+
+
+def is_admitted(workload: Mapping[str, Any]) -> bool:
+    """Whether the job may have pods. While Kueue evicts a Workload, it is still admitted."""
+    return (
+        holds(workload, ADMITTED)
+        and not holds(workload, EVICTED)
+        and bool(_status(workload).get("admission"))
+        and not workload["metadata"].get("deletionTimestamp")
+    )
+
+
+def is_active(workload: Mapping[str, Any]) -> bool:
+    return (workload.get("spec") or {}).get("active") is not False
+
+
+def assignments(workload: Mapping[str, Any]) -> dict[str, Manifest]:
+    """Pod set -> what Kueue assigned to it."""
+    admission = _status(workload).get("admission") or {}
+    return {each["name"]: each for each in admission.get("podSetAssignments") or () if each.get("name")}
+
+
+def pod_sets(workload: Mapping[str, Any]) -> dict[str, Manifest]:
+    return {each["name"]: each for each in (workload.get("spec") or {}).get("podSets") or ()}
+
+
+def counts(workload: Mapping[str, Any]) -> dict[str, int]:
+    """Pod set -> number of pods that it asks for."""
+    return {name: int(each.get("count", 1)) for name, each in pod_sets(workload).items()}
+
+
+def admission_checks(workload: Mapping[str, Any]) -> list[Manifest]:
+    return list(_status(workload).get("admissionChecks") or ())
+
+
+def reclaimed(workload: Mapping[str, Any]) -> dict[str, int]:
+    """Pod set -> number of pods whose quota was given back."""
+    return {each["name"]: int(each.get("count", 0)) for each in _status(workload).get("reclaimablePods") or ()}
+
+
+def released(workload: Mapping[str, Any], now: datetime) -> Manifest:
+    """The change of the status that gives the quota of an evicted Workload back, as Kueue's own integrations do it."""
+    evicted = condition(workload, EVICTED) or {}
+    reason, message = evicted.get("reason") or "Evicted", evicted.get("message") or ""
+    requeued = "True" if reason in _REQUEUED_AT_ONCE else "False"
+    conditions = with_conditions(
+        workload,
+        now,
+        (REQUEUED, requeued, reason, message),
+        (QUOTA_RESERVED, "False", "Pending", message),
+        (ADMITTED, "False", "NoReservation", "The workload has no reservation"),
+        *([(PODS_READY, "False", "WaitForStart", NOT_READY)] if condition(workload, PODS_READY) else []),
+    )
+    return {"conditions": conditions, "admission": None}
+
+
+NOT_READY = "Not all pods are ready or succeeded"
+"""Kueue's own message of this condition, as the following ones."""
+RECOVERING = "At least one pod has failed, waiting for recovery"
+READY = "All pods reached readiness and the workload is running"
+
+
+def pods_ready(workload: Mapping[str, Any], ready: bool) -> tuple[str, str, str, str] | None:
+    """The condition PodsReady if it has to change. Kueue evicts jobs that do not become ready in time, if it is
+    configured so."""
+    before = condition(workload, PODS_READY)
+    was, reason = (before["status"], before.get("reason", "")) if before else ("", "")
+    if ready:
+        again = reason in ("WaitForRecovery", "Recovered")
+        wanted = (PODS_READY, "True", "Recovered" if again else "Started", READY)
+    elif was == "True" or reason == "WaitForRecovery":
+        wanted = (PODS_READY, "False", "WaitForRecovery", RECOVERING)
+    else:
+        wanted = (PODS_READY, "False", "WaitForStart", NOT_READY)
+    return wanted if (was, reason) != wanted[1:3] else None
+
+
+def with_conditions(workload: Mapping[str, Any], now: datetime, *changes: tuple[str, str, str, str]) -> list[Manifest]:
+    """All conditions, with these (type, status, reason, message) set. A merge patch replaces the whole list."""
+    conditions = {each["type"]: each for each in _status(workload).get("conditions") or ()}
+    for kind, status, reason, message in changes:
+        before = conditions.get(kind)
+        kept = before.get("lastTransitionTime") if before and before.get("status") == status else None
+        conditions[kind] = {
+            "type": kind,
+            "status": status,
+            "reason": reason,
+            "message": message[:32_768],
+            "lastTransitionTime": kept or f"{now:%Y-%m-%dT%H:%M:%SZ}",
+            "observedGeneration": workload["metadata"].get("generation", 1),
+        }
+    return list(conditions.values())
+
+
+def _status(workload: Mapping[str, Any]) -> Mapping[str, Any]:
+    return workload.get("status") or {}

@@ -1,1 +1,0 @@
-"""Kubernetes manifests of an attempt's objects."""

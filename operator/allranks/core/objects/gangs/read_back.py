@@ -1,0 +1,100 @@
+"""Condition `GangScheduling`: whether the API server and the scheduler do what the attempt's gang asks for.
+
+An API server drops fields of features that are off without a word, so pods and PodGroup are compared with what was
+sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Literal
+
+from allranks.api.job import Job
+from allranks.api.status import Condition, Status
+from allranks.core.facts.model import Event, Manifest, Pod
+from allranks.core.facts.optional_kinds import Object, OptionalObjects
+from allranks.core.facts.status_update import changed
+from allranks.core.objects.gangs import members, objects
+
+CONDITION: Literal["GangScheduling"] = "GangScheduling"
+DROPPED = "FieldDropped"
+UNSCHEDULABLE = "Unschedulable"
+_MESSAGE_LENGTH = 4096
+
+
+def observe(
+    job: Job,
+    status: Status,
+    pods: Iterable[Pod],
+    wanted: Manifest | None,
+    optional: OptionalObjects,
+    now: datetime,
+) -> Status:
+    """The status with the condition of the current attempt. `wanted`: its PodGroup as it is created; None if it is not
+    compared."""
+    others = [each for each in status.conditions if each.type != CONDITION]
+    before = status.condition(CONDITION)
+    backend = objects.backend_of(status)
+    if backend is None or status.gang is None:
+        return status if before is None else changed(status, conditions=others)
+    group = objects.observed(status, optional, members.group_name(job, status.attempt))
+    fulfilled, reason, message = _verdict(job, status, list(pods), wanted, group)
+    if before and (before.status, before.reason, before.message) == (fulfilled, reason, message):
+        return status if before in status.conditions else changed(status, conditions=[*others, before])
+    after = Condition(
+        type=CONDITION,
+        status=fulfilled,
+        reason=reason,
+        message=message[:_MESSAGE_LENGTH],
+        last_transition_time=before.last_transition_time if before and before.status == fulfilled else now,
+        observed_generation=status.observed_generation,
+    )
+    return changed(status, conditions=[*others, after])
+
+
+def event(before: Status, after: Status) -> Event | None:
+    """The Event when a dropped field is found."""
+    old, new = before.condition(CONDITION), after.condition(CONDITION)
+    if new is None or new.reason != DROPPED or (old is not None and old.reason == DROPPED):
+        return None
+    return Event("GangNotEnforced", new.message, warning=True)
+
+
+def _verdict(
+    job: Job, status: Status, pods: list[Pod], wanted: Manifest | None, group: Object | None
+) -> tuple[Literal["True", "False"], str, str]:
+    """(status, reason, message) of the condition."""
+    backend = objects.backend_of(status)
+    assert backend is not None
+    assert status.gang is not None
+    name = members.group_name(job, status.attempt)
+    if backend.reads_back_pods:
+        lost = [pod for pod in pods if members.belongs(job, pod.role) and pod.scheduling_group != name]
+        if lost:
+            first = min(pod.name for pod in lost)
+            which = f"pod {first}" if len(lost) == 1 else f"pod {first} and {len(lost) - 1} more"
+            text = f"the API server dropped spec.schedulingGroup of {which}, so the pods are placed one by one"
+            return "False", DROPPED, f"{text}: {backend.cure}"
+    missing = dropped_fields(wanted["spec"], group.get("spec") or {}, "spec") if group and wanted else []
+    if missing:
+        text = f"the API server dropped {', '.join(missing)} of PodGroup {name}"
+        return "False", DROPPED, f"{text}: enable the feature gate that the field needs, or make a new job without it"
+    if group is not None and (why := backend.trouble(group)):
+        return "False", UNSCHEDULABLE, f"PodGroup {name}: {why}"
+    least = f"{status.gang.min_count} pods" if status.gang.min_count != 1 else "1 pod"
+    if not status.gang.api_version:
+        return "True", backend.name, f"{backend.name} admits the job with room for at least {least}, or not at all"
+    return "True", backend.name, f"PodGroup {name} ({status.gang.api_version}): at least {least} are placed together"
+
+
+def dropped_fields(wanted: Mapping[str, Any], found: Mapping[str, Any], path: str) -> list[str]:
+    """Paths of the fields that were sent and are absent. A field with another value is no dropped one: an API server
+    may write a quantity differently."""
+    out = []
+    for name, value in wanted.items():
+        if name not in found:
+            out.append(f"{path}.{name}")
+        elif isinstance(value, Mapping) and isinstance(found[name], Mapping):
+            out += dropped_fields(value, found[name], f"{path}.{name}")
+    return out

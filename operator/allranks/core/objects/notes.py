@@ -1,0 +1,95 @@
+"""Advice on valid jobs: settings that probably do something else than their author expects. A note never stops a job.
+
+`allranks validate`, `run` and `submit` print them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from allranks.api.job import Job
+from allranks.core.facts import gpu_count, pod_template
+from allranks.core.facts.model import ANY_PLATFORM
+from allranks.core.facts.naming import TRAINER
+from allranks.core.objects import command_notes
+from allranks.frameworks import FRAMEWORKS
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One remark on a field."""
+
+    path: str
+    """For example `spec.progress.logPattern`."""
+    message: str
+    severity: Literal["warning", "note"] = "note"
+    """`warning`: probably a mistake. `note`: good to be aware of."""
+
+
+def notes_of(job: Job, claim_templates: Mapping[str, Mapping[str, Any]] | None = None) -> list[Note]:
+    """All notes on a job for which `pods.problems` is empty. `claim_templates`: ResourceClaimTemplate -> the
+    spec of its claims, of those in the files."""
+    about_commands = (Note(path, message, "warning") for path, message in command_notes.notes(job))
+    claims = _about_claims(job, claim_templates or {})
+    return [*_about_log_pattern(job), *_about_sidecars(job), *claims, *about_commands]
+
+
+def _about_log_pattern(job: Job) -> Iterator[Note]:
+    pattern = job.spec.progress.log_pattern if job.spec.progress else None
+    if pattern and "step" not in (groups := re.compile(pattern).groupindex):
+        near = difflib.get_close_matches("step", groups, n=1)
+        what = f"group {near[0]} becomes a metric, did you mean step?" if near else "no group is named step"
+        without = "without the step there is no progress bar, no ETA and no hang detection"
+        yield Note("spec.progress.logPattern", f"{what}: {without}", "warning" if near else "note")
+
+
+_USUAL_NAMES = frozenset({"main", "train", "training", "worker", "master", "chief", "job", "app", *FRAMEWORKS})
+"""Names that the training container has in pods of other operators."""
+
+
+def _about_sidecars(job: Job) -> Iterator[Note]:
+    """A container is merged into the training container only if it has its name; with any other it runs beside it."""
+    parts = [("spec", job.spec), *((f"spec.roles.{role}", part) for role, part in job.spec.roles.items())]
+    templates: list[tuple[str, Any]] = [(path, part.template or {}) for path, part in parts]
+    containers = [
+        (f"{path}.template.spec.containers[{number}].name", str(container["name"]))
+        for path, template in templates
+        for number, container in enumerate((template.get("spec") or {}).get("containers") or ())
+    ]
+    if any(name == TRAINER for _, name in containers):
+        return
+    for path, name in containers:
+        what = f"container {name} runs beside the training container, which is named {TRAINER}"
+        mistaken = name in _USUAL_NAMES or bool(difflib.get_close_matches(name, [TRAINER], cutoff=0.7))
+        cure = f"name it {TRAINER} if it is the training program"
+        yield Note(path, f"{what}: {cure}", "warning" if mistaken else "note")
+
+
+def _about_claims(job: Job, templates: Mapping[str, Mapping[str, Any]]) -> Iterator[Note]:
+    """The number of processes follows from the GPUs of a pod, which are not in the pod if it claims them."""
+    option = next((name for name in _PROCESSES if getattr(job.spec.options, name, None) == "Auto"), None)
+    if option is None:
+        return
+    field = f"spec.{job.spec.framework}.{type(job.spec.options).model_fields[option].alias}"
+    for role, template in pod_template.role_templates(job, ANY_PLATFORM).items():
+        resources = pod_template.trainer(template).get("resources") or {}
+        entries = gpu_count.claims(resources)
+        if not entries or not FRAMEWORKS[job.spec.framework].roles[role].ranked:
+            continue
+        found = gpu_count.of_claims(resources, template["spec"].get("resourceClaims") or (), templates)
+        if found is None:
+            what = f"Auto counts each of the {entries} entries of resources.claims as one GPU"
+            what = what.replace("each of the 1 entries", "the entry")
+            cure = "set the number of processes if a claim has several GPUs or another device"
+            yield Note(field, f"{what}, because a pod does not say what a claim contains: {cure}")
+        elif found != entries:
+            starts = f"Auto starts {entries}, one for each entry of resources.claims"
+            yield Note(field, f"the claims of a {role} have {found} GPUs, {starts}: set it to {found}", "warning")
+
+
+_PROCESSES = ("processes_per_node", "processes_per_pod", "slots_per_worker")
+"""Options of frameworks with the number of processes in each pod."""

@@ -1,0 +1,389 @@
+"""The objects of an attempt as Kubernetes manifests: a pure function of the job and its persisted status.
+
+What all pods of a role have in common is built once and shared; each pod adds its name, labels, host name and
+variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from allranks.api import job as api_job
+from allranks.api.job import Job
+from allranks.api.status import Status
+from allranks.api.sweep_values import VARIABLE_PREFIX
+from allranks.api.validation import template_problems
+from allranks.core.facts import naming, ownership, pod_template, pool_template, queue, resume_source, topology
+from allranks.core.facts.attempt import attempt_context
+from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
+from allranks.core.facts.strategic_merge import merge
+from allranks.core.objects import code, companions, pod_group, report_env, resume, scheduling, sizes
+from allranks.core.objects.gangs import mistakes
+from allranks.core.objects.gangs import objects as gang_objects
+from allranks.core.objects.gangs.base import PodPart
+from allranks.core.objects.queueing import admission
+from allranks.core.transfers import data, rank_fetches
+from allranks.core.transfers import manifests as transfers
+from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SECRET_DIR, SSH_DIR, AttemptContext, Replica, Wiring
+
+HELPER = "allranks-helper"
+"""Name of the init container that copies the helper files. A template may add to it, or replace its fields."""
+_COMPUTE = frozenset({"cpu", "memory", "ephemeral-storage"})
+_TRAINER_DEFAULTS: Manifest = {
+    "terminationMessagePolicy": "FallbackToLogsOnError",
+    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """The manifests of an attempt."""
+
+    companions: list[Manifest]
+    """What the pods need beside them: the headless Service, a ConfigMap, a Secret."""
+    pods: list[Manifest]
+    """The requested pods, ordered by role and index."""
+
+
+def objects(
+    job: Job, status: Status, platform: Platform, replicas: Container[tuple[str, int]] | None = None
+) -> Objects:
+    """The objects of the current attempt. `replicas`: (role, index) of the pods to build; None builds all of them."""
+    templates = admission.applied(job, status, pod_template.role_templates(job, platform))
+    context = attempt_context(job, status, platform, templates)
+    framework = topology.framework_of(job)
+    wire = framework.wire(context)
+    wired = (
+        (replica, wire(replica))
+        for replica in context.replicas
+        if replicas is None or (replica.role, replica.index) in replicas
+    )
+    made = companions.companions(job, status, framework.shared(context), _publish_before_ready(job, context, templates))
+    if platform.network_policies:
+        internal = {port for replica in sizes.outermost(context) for port in wire(replica).ports.values()}
+        made.append(companions.network_policy(job, _declared_ports(templates.values(), internal)))
+    if platform.disruption_budgets:
+        made.append(companions.disruption_budget(job))
+    if group := pod_group.pod_group(job, status, templates, platform):
+        made.append(group)
+    return Objects(made, _pods(job, status, wired, templates, platform))
+
+
+def _publish_before_ready(job: Job, context: AttemptContext, templates: Mapping[str, Manifest]) -> bool:
+    """Whether names of pods that are not ready resolve: ranks look for each other before their pods are ready.
+
+    Not if a replica can be replaced alone: it keeps its host name, which would have two addresses as long as the old
+    pod terminates, and on a lost node that takes until the node returns. Such a pod is not ready, and one whose program
+    runs is, unless its readiness depends on more than that.
+    """
+    replaced_alone = any(topology.scope(job, each.role, each.index) == "Pod" for each in sizes.outermost(context))
+    return not (replaced_alone and all(_ready_when_started(template["spec"]) for template in templates.values()))
+
+
+def _ready_when_started(spec: Manifest) -> bool:
+    """Whether a pod is ready as soon as its program runs: no probes, and no sidecar, which could fail or end."""
+    sidecars = [c for c in spec.get("initContainers", ()) if c.get("restartPolicy") == "Always"]
+    [trainer, *others] = spec["containers"]
+    probes = {"readinessProbe", "startupProbe"} & {name for name, value in trainer.items() if value}
+    return not (sidecars or others or probes or spec.get("readinessGates"))
+
+
+def _declared_ports(templates: Iterable[Manifest], internal: Container[int]) -> set[tuple[str, int]]:
+    """(protocol, port) that the user's containers declare, without those on which the framework connects ranks."""
+    specs = [template["spec"] for template in templates]
+    containers = [c for spec in specs for c in (*spec.get("initContainers", ()), *spec["containers"])]
+    return {
+        (str(port.get("protocol") or "TCP"), number)
+        for container in containers
+        for port in container.get("ports") or ()
+        if isinstance(number := port.get("containerPort"), int) and number not in internal
+    }
+
+
+def listening_ports(job: Job, status: Status) -> list[tuple[str, int]]:
+    """(pod hostname, port) on which pods of the current attempt listen. A local run maps each to a free port."""
+    context = attempt_context(job, status, ANY_PLATFORM)
+    wire = topology.framework_of(job).wire(context)
+    return [(replica.hostname, port) for replica in context.replicas for port in wire(replica).ports.values()]
+
+
+def problems(job: Job) -> list[tuple[str, str]]:
+    """(field path, message) of mistakes that the CRD's schema cannot find: inside the job's templates, in `logPattern`,
+    too many replicas for a variable or a ConfigMap.
+
+    A pool's template is checked by `pool_template.problems`.
+    """
+    if wrong := _shape_problems(job):
+        return wrong  # what follows reads the templates
+    framework = topology.framework_of(job)
+    templates = pod_template.role_templates(job, ANY_PLATFORM)
+    context = sizes.longest_context(job, templates)
+    out = [
+        *queue.problems(job),
+        *mistakes.problems(job),
+        *report_env.problems(job),
+        *sizes.problems(framework, context),
+        *resume_source.problems(job),
+    ]
+    wire = framework.wire(context)
+    for replica in sizes.outermost(context):
+        wiring = wire(replica)
+        helper_first = bool(wiring.prefix) or report_env.needs_command(job, wiring)
+        if helper_first and not pod_template.trainer(templates[replica.role]).get("command"):
+            what = "a command is needed: allranks starts it through a helper and cannot read the image's entrypoint"
+            out.append((f"spec.roles.{replica.role}.command", what))
+    for role, spec in job.spec.roles.items():
+        template = templates[role]
+        where = f"spec.roles.{role}.template" if spec.template else "spec.template"
+        trainer = pod_template.trainer(template)
+        if not trainer.get("image"):
+            out.append(
+                (
+                    f"spec.roles.{role}.image",
+                    "an image is needed, here, in spec.image or in the container trainer of the template",
+                )
+            )
+        out += [("spec.code.path", message) for message in code.problems(job, trainer)]
+        out += data.problems(job, trainer)
+        for variable in trainer.get("env", []):
+            name = variable.get("name", "")
+            if name in framework.reserved_env or _is_ours(name):
+                out.append((f"{where}.spec.containers[trainer].env", f"{name} is set by allranks: remove it"))
+        out += pool_template.restart_policy_problems(template, where)
+    return list(dict.fromkeys(out))
+
+
+def _shape_problems(job: Job) -> list[tuple[str, str]]:
+    containers: list[tuple[str, api_job.Container]] = [("spec", job.spec)]
+    containers += [(f"spec.roles.{role}", spec) for role, spec in job.spec.roles.items()]
+    return [
+        problem
+        for place, container in containers
+        if container.template
+        for problem in template_problems(container.template, f"{place}.template")
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all pods of a role with the same wiring have in common."""
+
+    spec: Manifest
+    """Pod spec with everything but the training container, `hostname` and `subdomain`."""
+    trainer: Manifest
+    """The training container without its environment."""
+    sidecars: list[Manifest]
+    report_env: dict[str, str]
+    """Variables that ranks need to send reports."""
+    defaults: dict[str, str]
+    """Variables that the user may set instead."""
+    gang: PodPart
+    """What makes the pod a member of the attempt's gang."""
+
+
+def _pods(
+    job: Job,
+    status: Status,
+    wired: Iterable[tuple[Replica, Wiring]],
+    templates: Mapping[str, Manifest],
+    platform: Platform,
+) -> list[Manifest]:
+    shared: dict[object, _Shared] = {}
+    out = []
+    for replica, wiring in wired:
+        template = templates[replica.role]
+        key = (
+            replica.role,
+            wiring.prefix,
+            wiring.command,
+            wiring.helper,
+            wiring.ssh_key,
+            wiring.secret,
+            wiring.files,
+            *wiring.ports.items(),
+        )
+        if key not in shared:
+            gang = gang_objects.pod_part(job, status, replica.role, templates, platform)
+            shared[key] = _shared_part(job, status, replica.role, wiring, template, platform, gang)
+        out.append(_pod(job, status, replica, wiring, template, shared[key]))
+    return out
+
+
+def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, template: Manifest, shared: _Shared) -> Manifest:
+    restarts = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
+    restart = restarts.count if restarts else 0
+    labels = {
+        **template["metadata"].get("labels", {}),
+        **shared.gang.labels,
+        naming.ROLE_LABEL: replica.role,
+        naming.INDEX_LABEL: str(replica.index),
+        naming.ATTEMPT_LABEL: str(status.attempt),
+        **({naming.RESTART_LABEL: str(restart)} if restart else {}),
+    }
+    name = naming.pod_name(job.name, replica.role, replica.index, status.attempt, restart)
+    metadata = ownership.metadata(job, name, labels)
+    if annotations := {**template["metadata"].get("annotations", {}), **shared.gang.annotations}:
+        metadata["annotations"] = annotations
+    env = _environment(job, status, replica, wiring, shared)
+    containers = [{**shared.trainer, "env": env}, *shared.sidecars]
+    spec = {**shared.spec, "hostname": replica.hostname, "subdomain": job.name, "containers": containers}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _shared_part(
+    job: Job, status: Status, role: str, wiring: Wiring, template: Manifest, platform: Platform, gang: PodPart
+) -> _Shared:
+    mounts, volumes, init = _attachments(job, status, wiring, template, platform, role)
+    user = pod_template.trainer(template)
+    trainer = {"name": naming.TRAINER, **merge(_TRAINER_DEFAULTS, user)}
+    if wiring.command is not None:
+        trainer["command"] = list(wiring.command)
+        trainer.pop("args", None)
+    elif prefix := (*_report_helper(job, wiring, user, platform), *wiring.prefix):
+        trainer["command"] = [*prefix, *user.get("command", [])]
+    if wiring.ports:
+        declared = {port.get("containerPort") for port in user.get("ports", [])}
+        trainer["ports"] = [
+            *user.get("ports", []),
+            *({"name": key, "containerPort": port} for key, port in wiring.ports.items() if port not in declared),
+        ]
+    if not platform.local and (secrets := data.secrets(job)):
+        # Those of the user replace them.
+        trainer["envFrom"] = [*secrets, *user.get("envFrom", [])]
+    if mounts:
+        trainer["volumeMounts"] = [*user.get("volumeMounts", []), *mounts]
+    spec = dict(template["spec"])
+    if volumes:
+        spec["volumes"] = [*spec.get("volumes", []), *volumes]
+    if any(volume["name"] == transfers.VOLUME for volume in volumes):
+        spec["securityContext"] = transfers.with_group(spec.get("securityContext") or {})
+    if users := spec.get("initContainers"):
+        init = merge({"initContainers": init}, {"initContainers": users})["initContainers"]
+    if init := [container for container in init if container["name"] != HELPER or container.get("image")]:
+        spec["initContainers"] = init
+    else:
+        spec.pop("initContainers", None)
+    if platform.helper_pull_secrets and any(_has_our_image(container["name"]) for container in init):
+        spec = merge(spec, {"imagePullSecrets": [{"name": name} for name in platform.helper_pull_secrets]})
+    spec |= scheduling.added(job, spec, status, bool(pod_template.gpus(job, template, platform)), platform)
+    spec |= gang.spec
+    sidecars = [container for container in spec["containers"] if container["name"] != naming.TRAINER]
+    defaults = report_env.defaults(job, platform, trainer.get("env", []))
+    return _Shared(spec, trainer, sidecars, report_env.environment(job, platform), defaults, gang)
+
+
+def _has_our_image(container: str) -> bool:
+    return container == HELPER or container.startswith(naming.FETCH_CONTAINER)
+
+
+def _report_helper(job: Job, wiring: Wiring, user: Manifest, platform: Platform) -> tuple[str, ...]:
+    return report_env.HELPER if report_env.needs_helper(job, wiring, user.get("command"), platform) else ()
+
+
+def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, shared: _Shared) -> list[dict[str, Any]]:
+    """allranks' variables come first, so that a user's value may refer to them as $(NAME)."""
+    own = {
+        "ALLRANKS_JOB": job.name,
+        "ALLRANKS_JOB_UID": job.metadata.uid,
+        "ALLRANKS_ROLE": replica.role,
+        "ALLRANKS_INDEX": str(replica.index),
+        "ALLRANKS_ATTEMPT": str(status.attempt),
+    }
+    if job.spec.checkpoint:
+        own["ALLRANKS_CHECKPOINT_DIR"] = job.spec.checkpoint.path
+    own |= data.environment(job, status) | shared.report_env
+    user: list[dict[str, Any]] = shared.trainer.get("env", [])
+    set_by_user = {variable["name"] for variable in user}
+    defaults = {"PYTHONUNBUFFERED": "1", **data.defaults(job), **shared.defaults, **wiring.defaults}
+    defaults = {key: value for key, value in defaults.items() if key not in set_by_user}
+    # The wiring follows the shared variables that it may refer to.
+    common = [companions.variable(job, status, name) for name in wiring.shared_env]
+    return [*_literal(own), *common, *_literal({**wiring.env, **defaults}), *user]
+
+
+def _is_ours(name: str) -> bool:
+    """Whether allranks sets the variable. Those with parameters are in the jobs of a sweep."""
+    return name.startswith("ALLRANKS_") and not name.startswith(VARIABLE_PREFIX)
+
+
+def _literal(variables: Mapping[str, str]) -> list[Manifest]:
+    return [{"name": name, "value": value} for name, value in variables.items()]
+
+
+def _attachments(
+    job: Job, status: Status, wiring: Wiring, template: Manifest, platform: Platform, role: str
+) -> tuple[list[Manifest], list[Manifest], list[Manifest]]:
+    """(volume mounts, volumes, init containers) that allranks adds to those of the user."""
+    mounts: list[Manifest] = []
+    volumes: list[Manifest] = []
+    init: list[Manifest] = []
+
+    def attach(name: str, path: str, source: Manifest, **mount: Any) -> None:
+        mounts.append({"name": name, "mountPath": path, **mount})
+        if name not in {volume["name"] for volume in volumes}:
+            volumes.append({"name": name, **source})
+
+    user = pod_template.trainer(template)
+    if "/dev/shm" not in {mount.get("mountPath") for mount in user.get("volumeMounts", [])}:
+        pool = pool_template.pool_of(job, platform)
+        limit = {"sizeLimit": pool.shared_memory} if pool and pool.shared_memory is not None else {}
+        attach("dshm", "/dev/shm", {"emptyDir": {"medium": "Memory", **limit}})
+    if job.spec.checkpoint:
+        source = resume_source.volume_source(job.spec.checkpoint)
+        folder = {"subPath": job.spec.checkpoint.sub_path} if job.spec.checkpoint.sub_path else {}
+        attach(resume_source.CHECKPOINT_VOLUME, job.spec.checkpoint.path, source, **folder)
+    for name, path, source, mount in (*code.volumes(job), *data.volumes(job, status, platform)):
+        attach(name, path, source, **mount)
+    if wiring.files:
+        config_map = {"name": companions.config_map_name(job, status)}
+        attach("allranks-files", FILES_DIR, {"configMap": config_map}, readOnly=True)
+    if wiring.ssh_key:
+        secret = {"secretName": companions.ssh_secret_name(job), "defaultMode": 0o444}
+        attach("allranks-ssh", SSH_DIR, {"secret": secret}, readOnly=True)
+    if wiring.secret:
+        # Optional: a pod can also join an attempt that an operator without this Secret started.
+        secret = {"secretName": companions.rendezvous_secret_name(job), "defaultMode": 0o444, "optional": True}
+        attach("allranks-rendezvous", SECRET_DIR, {"secret": secret}, readOnly=True)
+    if token := report_env.token_volume(platform):
+        attach("allranks-token", report_env.TOKEN_DIR, token, readOnly=True)
+    with_code, resumes = code.needs_helper(job, platform), resume.needed(job, status, platform)
+    if with_code or wiring.helper or resumes or report_env.needs_helper(job, wiring, user.get("command"), platform):
+        attach(HELPER, HELPER_DIR, {"emptyDir": {"sizeLimit": "4Mi"}})
+        init.append(_helper_init_container(job, user, platform, unpacks=with_code))
+    if with_code:
+        volumes += [{"name": name, **source} for name, source in code.helper_volumes(job)]
+    init += rank_fetches.containers(job, status, platform, _compute_resources(user))
+    security = {**_TRAINER_DEFAULTS["securityContext"], **(user.get("securityContext") or {})}
+    if resumes:
+        volumes += resume.volumes(status)
+        init.append(resume.container(job, status, role, user, security, _compute_resources(user)))
+    if with_code and job.spec.packages:
+        init.append(code.packages_container(job, user, security, _compute_resources(user)))
+    return mounts, volumes, init
+
+
+def _helper_init_container(job: Job, trainer: Manifest, platform: Platform, *, unpacks: bool) -> Manifest:
+    arguments, mounts = code.unpacking(job) if unpacks else ([], [])
+    resources = _compute_resources(trainer)
+    return {
+        "name": HELPER,
+        "image": platform.helper_image,
+        "command": ["allranks", "inject", HELPER_DIR, *arguments],
+        **({"terminationMessagePolicy": "FallbackToLogsOnError"} if arguments else {}),
+        "volumeMounts": [{"name": HELPER, "mountPath": HELPER_DIR}, *mounts],
+        **({"resources": resources} if resources else {}),
+        "securityContext": _TRAINER_DEFAULTS["securityContext"],
+    }
+
+
+def _compute_resources(trainer: Manifest) -> Manifest:
+    """Init containers of allranks have the trainer's CPU and memory: then they change neither the pod's QoS class nor
+    what the pod takes from a quota, since they run before the trainer and a pod needs the larger of both."""
+    resources = {}
+    for kind in ("limits", "requests"):
+        amounts = (trainer.get("resources") or {}).get(kind) or {}
+        if own := {name: amount for name, amount in amounts.items() if name in _COMPUTE}:
+            resources[kind] = own
+    return resources

@@ -1,0 +1,109 @@
+"""What an admission means for pods: node selectors and tolerations of flavors, and what admission checks add."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from allranks.api.job import Job
+from allranks.api.queue_status import PodPlacement, PodSetAdmission, Toleration
+from allranks.api.status import Status
+from allranks.core.facts import workload as workloads
+from allranks.core.facts.model import Manifest, Observed
+from allranks.core.facts.optional_kinds import RESOURCE_FLAVOR
+from allranks.core.facts.pool_template import union
+
+PODSET_LABEL = "kueue.x-k8s.io/podset"
+WORKLOAD_ANNOTATION = "kueue.x-k8s.io/workload"
+UNCONSTRAINED = "kueue.x-k8s.io/podset-unconstrained-topology"
+TOPOLOGY_GATE = "kueue.x-k8s.io/topology"
+"""Scheduling gate that Kueue removes from a pod when it has given it a node."""
+
+
+def missing_flavors(observed: Observed, workload: Manifest) -> list[str]:
+    """Assigned flavors that the operator has not read, or not yet."""
+    names = {flavor for each in workloads.assignments(workload).values() for flavor in _flavors(each)}
+    return sorted(name for name in names if observed.optional.find(RESOURCE_FLAVOR, name) is None)
+
+
+def read(observed: Observed, workload: Manifest) -> tuple[dict[str, PodSetAdmission], list[PodPlacement]]:
+    """(role -> its admission, what these refer to). All flavors have been read."""
+    requested = workloads.counts(workload)
+    admitted: dict[str, PodSetAdmission] = {}
+    placements: list[PodPlacement] = []
+    for role, assigned in workloads.assignments(workload).items():
+        placement = _placement(observed, workload, role, assigned)
+        if placement not in placements:
+            placements.append(placement)
+        count = assigned.get("count")
+        admitted[role] = PodSetAdmission(
+            count=requested.get(role, 0) if count is None else int(count),
+            requested=requested.get(role, 0),
+            placement=placements.index(placement),
+            topology=bool(assigned.get("topologyAssignment") or assigned.get("delayedTopologyRequest")),
+        )
+    return admitted, placements
+
+
+def _placement(observed: Observed, workload: Manifest, role: str, assigned: Manifest) -> PodPlacement:
+    selector: dict[str, str] = {}
+    tolerations: list[Manifest] = []
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    for name in _flavors(assigned):
+        spec = (observed.optional.find(RESOURCE_FLAVOR, name) or {}).get("spec") or {}
+        selector |= spec.get("nodeLabels") or {}
+        tolerations = union(tolerations, spec.get("tolerations"))
+    for check in workloads.admission_checks(workload):
+        for update in check.get("podSetUpdates") or ():
+            if update.get("name") == role:
+                selector |= update.get("nodeSelector") or {}
+                tolerations = union(tolerations, update.get("tolerations"))
+                labels |= update.get("labels") or {}
+                annotations |= update.get("annotations") or {}
+    return PodPlacement(
+        node_selector=selector,
+        tolerations=[_toleration(each) for each in tolerations],
+        labels=labels,
+        annotations=annotations,
+    )
+
+
+def _toleration(found: Manifest) -> Toleration:
+    wanted = ("key", "operator", "value", "effect")
+    return Toleration(**{key: found.get(key) for key in wanted}, toleration_seconds=found.get("tolerationSeconds"))
+
+
+def _flavors(assigned: Mapping[str, Any]) -> list[str]:
+    """The flavors of a pod set, one for each resource, without duplicates."""
+    return list(dict.fromkeys((assigned.get("flavors") or {}).values()))
+
+
+def applied(job: Job, status: Status, templates: dict[str, Manifest]) -> dict[str, Manifest]:
+    """The pod templates of an admitted job."""
+    queue = status.queue
+    if queue is None or not queue.pod_sets:
+        return templates
+    out = dict(templates)
+    for role, of in queue.pod_sets.items():
+        if role in out:
+            out[role] = _with_admission(out[role], role, of, queue.placements[of.placement], queue.workload or "")
+    return out
+
+
+def _with_admission(
+    template: Manifest, role: str, of: PodSetAdmission, placement: PodPlacement, workload: str
+) -> Manifest:
+    metadata, spec = dict(template["metadata"]), dict(template["spec"])
+    metadata["labels"] = {**(metadata.get("labels") or {}), **placement.labels, PODSET_LABEL: role}
+    annotations = {**(metadata.get("annotations") or {}), **placement.annotations, WORKLOAD_ANNOTATION: workload}
+    if of.topology:
+        annotations.setdefault(UNCONSTRAINED, "true")
+        spec["schedulingGates"] = union(spec.get("schedulingGates"), [{"name": TOPOLOGY_GATE}])
+    metadata["annotations"] = annotations
+    if placement.node_selector:
+        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **placement.node_selector}
+    if placement.tolerations:
+        found = [each.model_dump(by_alias=True, exclude_none=True, mode="json") for each in placement.tolerations]
+        spec["tolerations"] = union(spec.get("tolerations"), found)
+    return {**template, "metadata": metadata, "spec": spec}

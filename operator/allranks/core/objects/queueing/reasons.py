@@ -1,0 +1,84 @@
+"""What a job in a queue waits for, as the reason and the message of its condition."""
+
+from __future__ import annotations
+
+from allranks.core.facts import queue
+from allranks.core.facts import workload as workloads
+from allranks.core.facts.model import Manifest, Observed, Pod
+from allranks.core.facts.optional_kinds import LOCAL_QUEUE, RESOURCE_FLAVOR, WORKLOAD
+from allranks.core.objects.queueing import admission, manifest
+
+QUEUED = "Queued"
+
+
+def reason(observed: Observed, workload: Manifest | None, active: list[Pod]) -> tuple[str, str]:
+    """(reason, message). `active` are pods that still use quota."""
+    job = observed.job
+    name = queue.queue_of(job)
+    why = cannot_ask(observed) or _unfinished(active)
+    if why is None and workload is None:
+        why = _rejected(observed) or (QUEUED, "the job enters the queue")
+    elif why is None and workload is not None:
+        why = _of_workload(observed, workload)
+    assert why is not None
+    return why[0], f"queue {name}: {why[1]}"
+
+
+def cannot_ask(observed: Observed) -> tuple[str, str] | None:
+    """Why the job cannot have a Workload; None if it can."""
+    job, optional = observed.job, observed.optional
+    for kind in (WORKLOAD, LOCAL_QUEUE, RESOURCE_FLAVOR):
+        if not optional.api_version(kind):
+            problem = optional.problems.get(kind.id, "this operator does not serve queues (setting `queues`)")
+            cure = "the job waits until it does; to run it without a queue, remove the queue"
+            return "QueuesNotServed", f"{problem}: {cure}"
+    name = queue.queue_of(job)
+    if gates := job.metadata.annotations.get(queue.GATED_BY):
+        return "AdmissionGated", f"the annotation {queue.GATED_BY} names {gates}: the job waits until it is removed"
+    if optional.find(LOCAL_QUEUE, name, job.namespace) is None:
+        cure = "create it, or name another (allranks queue lists those that exist)"
+        return "QueueNotFound", f"namespace {job.namespace} has no LocalQueue of this name: {cure}"
+    kind_of_class, class_name, value = manifest.priority_class(observed)
+    if kind_of_class and value is None:
+        return "PriorityClassNotFound", f"{kind_of_class} {class_name} does not exist: create it, or name another"
+    return None
+
+
+def _unfinished(active: list[Pod]) -> tuple[str, str] | None:
+    if not active:
+        return None
+    others = f" and {len(active) - 1} more" if len(active) > 1 else ""
+    return "PodsTerminating", f"the quota is given back when {active[0].name}{others} has ended"
+
+
+def _rejected(observed: Observed) -> tuple[str, str] | None:
+    rejected = next((each for each in observed.refused if each.kind == WORKLOAD.kind), None)
+    return (rejected.reason, f"Workload {rejected.name}: {rejected.message}") if rejected else None
+
+
+def _of_workload(observed: Observed, workload: Manifest) -> tuple[str, str]:
+    if why := _rejected(observed):
+        return why
+    if not workloads.is_active(workload):
+        return "Deactivated", "its Workload was deactivated (spec.active is false); set it to true to continue"
+    evicted = workloads.condition(workload, workloads.EVICTED)
+    if workloads.has_quota(workload):
+        if evicted and workloads.holds(workload, workloads.EVICTED):
+            return evicted.get("reason") or "Evicted", evicted.get("message") or "the quota is given back"
+        if missing := admission.missing_flavors(observed, workload):
+            return "FlavorNotFound", f"ResourceFlavor {missing[0]} does not exist"
+        return "AdmissionChecks", _checks(workload)
+    reserved = workloads.condition(workload, workloads.QUOTA_RESERVED)
+    if reserved is None:
+        return QUEUED, "Kueue has not considered the job yet"
+    said = reserved.get("reason") or ""
+    return (said if said not in ("", "Pending") else QUEUED), reserved.get("message") or "waits for quota"
+
+
+def _checks(workload: Manifest) -> str:
+    pending = [each for each in workloads.admission_checks(workload) if each.get("state") != "Ready"]
+    if not pending:
+        return "quota is reserved; the admission follows"
+    names = ", ".join(each.get("name", "") for each in pending)
+    message = next((each["message"] for each in pending if each.get("message")), "")
+    return f"quota is reserved; waits for admission checks: {names}" + (f" ({message})" if message else "")

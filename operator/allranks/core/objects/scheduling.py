@@ -1,0 +1,75 @@
+"""The tolerations and the affinity that allranks adds to pods."""
+
+from __future__ import annotations
+
+from allranks.api.job import Job
+from allranks.api.scheduling import Topology
+from allranks.api.status import Status
+from allranks.core.facts import naming
+from allranks.core.facts.model import Manifest, Platform
+from allranks.core.objects.gangs import objects as gang_objects
+
+NODE_LOST_SECONDS = 30
+"""Default of the operator's setting `node_lost_seconds`: tolerationSeconds for nodes that do not respond."""
+
+_GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+_NODE_LOST_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+"""Taints of a node that does not respond. The API server adds tolerations of 300 s for them to pods that have none."""
+
+
+def added(job: Job, pod_spec: Manifest, status: Status, gpus: bool, platform: Platform) -> Manifest:
+    """Fields to replace in a complete pod spec: its tolerations and affinity, extended by those that allranks adds."""
+    out: Manifest = {}
+    if tolerations := _tolerations(pod_spec.get("tolerations", []), gpus, platform):
+        out["tolerations"] = [*pod_spec.get("tolerations", []), *tolerations]
+    affinity = own = pod_spec.get("affinity") or {}
+    if (topology := job.spec.scheduling.topology) and not _is_placed_close(status, topology):
+        affinity = _close(job, affinity, topology)
+    if status.avoided_nodes:
+        affinity = _avoid(affinity, status.avoided_nodes)
+    return out if affinity is own else {**out, "affinity": affinity}
+
+
+def _is_placed_close(status: Status, topology: Topology) -> bool:
+    """Whether the attempt's PodGroup holds the constraint, or Kueue selects the nodes."""
+    if status.queue and any(of.topology for of in status.queue.pod_sets.values()):
+        return True
+    backend = gang_objects.backend_of(status)
+    return backend is not None and backend.places_close(topology)
+
+
+def _close(job: Job, affinity: Manifest, topology: Topology) -> Manifest:
+    """Affinity to the job's other pods, beside the user's own. The first pod goes anywhere."""
+    key = topology.required or topology.preferred
+    term: Manifest = {"topologyKey": key, "labelSelector": {"matchLabels": {naming.JOB_LABEL: job.name}}}
+    kind = "requiredDuringSchedulingIgnoredDuringExecution"
+    if topology.preferred:
+        kind, term = "preferredDuringSchedulingIgnoredDuringExecution", {"weight": 100, "podAffinityTerm": term}
+    pods = affinity.get("podAffinity") or {}
+    return {**affinity, "podAffinity": {**pods, kind: [*pods.get(kind, []), term]}}
+
+
+def _tolerations(own: list[Manifest], gpus: bool, platform: Platform) -> list[Manifest]:
+    """Tolerations that allranks adds to the template's own."""
+    out: list[Manifest] = [_GPU_TOLERATION] if gpus and _GPU_TOLERATION not in own else []
+    if platform.node_lost_seconds is not None:
+        tolerated = {each.get("key") or None for each in own if (each.get("effect") or "NoExecute") == "NoExecute"}
+        toleration: Manifest = {
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": platform.node_lost_seconds,
+        }
+        out += [{"key": key, **toleration} for key in _NODE_LOST_TAINTS if not tolerated & {key, None}]
+    return out
+
+
+def _avoid(affinity: Manifest, nodes: list[str]) -> Manifest:
+    """Prefers other nodes, but does not require them: where there are no others, the pods run on these."""
+    kind = "preferredDuringSchedulingIgnoredDuringExecution"
+    # A matchFields entry takes exactly one value, so one entry per node; a term holds if all its entries do.
+    term = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]}
+    node_affinity = affinity.get("nodeAffinity") or {}
+    return {
+        **affinity,
+        "nodeAffinity": {**node_affinity, kind: [*node_affinity.get(kind, []), {"weight": 100, "preference": term}]},
+    }

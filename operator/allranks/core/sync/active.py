@@ -1,0 +1,180 @@
+"""Brings the objects in line with the persisted status when no decision is due, and updates the observed status."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from allranks.api.status import Status
+from allranks.core.diagnosis import elasticity, hang_detection, report_loss
+from allranks.core.diagnosis.stragglers import newly_slow
+from allranks.core.facts import naming, pod_template, pool_template, stack_requests, status_summary, topology
+from allranks.core.facts.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan
+from allranks.core.objects import companions, placeholders, pod_group
+from allranks.core.objects import pods as pod_manifests
+from allranks.core.objects.gangs import choice as gang_choice
+from allranks.core.objects.gangs import objects as gang_objects
+from allranks.core.objects.gangs import read_back
+from allranks.core.snapshot import Snapshot
+from allranks.core.sync.plans import DELETION_REFUSED, plan_objects
+from allranks.core.transfers import pods as transfers
+from allranks.frameworks.base import Replica
+
+PODS_PER_PLAN = 1000
+"""Pods that a plan creates at most; the next plan creates more. It bounds the memory of a plan."""
+
+
+def sync_objects(snapshot: Snapshot) -> Plan:
+    """Creates missing pods that are due, deletes outdated ones, and updates the status from the pods."""
+    o, status = snapshot.observed, snapshot.observed.status
+    due, delayed_until = _due(snapshot)
+    blocked = _blocked(snapshot) if due else None
+    unreported_at = hang_detection.unreported_at(o.job, status, o.reports)
+    stopped, stopped_at = hang_detection.stopped_note(o.job, o.reports, o.now) if unreported_at else ("", None)
+    note = stopped or _note(snapshot, unreported_at)
+    summary = status_summary.summarise(o.job, status, snapshot.pods, o.refused, o.now, blocked, note)
+    create, restore = _manifests(snapshot, [] if blocked else due)
+    summary = _read_back(snapshot, summary)
+    placeholders, probe_at = _placeholders(snapshot)
+    slow = newly_slow(snapshot.persisted.progress, status.progress)
+    events = [Event("Straggler", sentence, warning=True) for sentence in slow]
+    events += _start_errors(status, summary)
+    if dropped := read_back.event(status, summary):
+        events.append(dropped)
+    if lost := report_loss.event(snapshot.persisted, status):
+        events.append(lost)
+    if note and note in _running_message(summary) and note not in _running_message(status):
+        reason = hang_detection.COLLECTIVES_STOPPED if stopped else hang_detection.NO_REPORTS
+        events.append(Event(reason, note, warning=True))
+    if summary.launched and not status.launched:
+        events.append(Event("PodsCreated", f"{len(snapshot.pods)} pods of attempt {status.attempt}"))
+    lost_at = report_loss.due_at(status, o.reports, o.now)
+    times = (delayed_until, probe_at, lost_at, _next_slow_start(snapshot), stopped_at, None if note else unreported_at)
+    wake_at = min((time for time in times if time), default=None)
+    plan = plan_objects(snapshot, summary, [*create, *placeholders], snapshot.outdated, events, wake_at)
+    groups = gang_objects.superseded(o.job, status, o.optional, over=False)
+    plan = replace(plan, restore=tuple(restore), remove=groups)
+    stall = snapshot.stall_window
+    if any(manifest["kind"] == "ConfigMap" for manifest in create):
+        plan = replace(plan, superseded=companions.superseded_config_maps(o.job, status))
+    if stall and o.now >= stall.stuck_at:
+        return replace(plan, stack_dump_id=stall.stack_dump_id)
+    request = o.job.metadata.annotations.get(stack_requests.ANNOTATION, "")
+    return replace(plan, stack_dump_id=stack_requests.stack_dump_id(request, status.attempt)) if request else plan
+
+
+def _refused_deletion(snapshot: Snapshot) -> tuple[str, str] | None:
+    """(reason, message) while a pod of an earlier attempt still runs because its deletion was rejected. New pods wait
+    for it: two attempts at once would write the same checkpoints."""
+    attempt = snapshot.observed.status.attempt
+    for pod, rejection in snapshot.undeletable:
+        if pod.attempt != attempt:
+            why = f"pod {pod.name} of attempt {pod.attempt} still runs, because its deletion was rejected"
+            return DELETION_REFUSED, f"{why}: {rejection.message}; the pods of attempt {attempt} wait for it"
+    return None
+
+
+def _blocked(snapshot: Snapshot) -> tuple[str, str] | None:
+    """(reason, message) of what keeps the missing pods from being created."""
+    o = snapshot.observed
+    refused = transfers.blocked(o) or _refused_deletion(snapshot) or pool_template.unavailable(o.job, o.platform)
+    return refused or gang_choice.unavailable(o.job, o.status, o.platform, o.optional)
+
+
+def _read_back(snapshot: Snapshot, summary: Status) -> Status:
+    """The summary with the condition about the attempt's gang."""
+    o = snapshot.observed
+    wanted = None
+    if o.status.gang and o.job.spec.scheduling.topology and not pool_template.unavailable(o.job, o.platform):
+        templates = pod_template.role_templates(o.job, o.platform)
+        wanted = pod_group.pod_group(o.job, o.status, templates, o.platform)
+    return read_back.observe(o.job, summary, snapshot.pods.values(), wanted, o.optional, o.now)
+
+
+def _due(snapshot: Snapshot) -> tuple[list[Replica], datetime | None]:
+    """Missing replicas to create now, and the time at which the next one's backoff ends."""
+    now = snapshot.observed.now
+    due, delays = [], []
+    for replica in snapshot.missing:
+        not_before = _not_before(snapshot.observed.status, replica)
+        if not_before and not_before > now:
+            delays.append(not_before)
+        elif not snapshot.predecessor_running(replica):
+            due.append(replica)
+    return due, min(delays, default=None)
+
+
+def _not_before(status: Status, replica: Replica) -> datetime | None:
+    """End of the backoff of this replica."""
+    entry = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
+    return entry.restart_time if entry else status.restart_time
+
+
+def _start_errors(before: Status, after: Status) -> list[Event]:
+    """An Event when a job that ran before begins to wait for a pod that cannot start. A new job has a deadline."""
+    then, now = before.condition("Running"), after.condition("Running")
+    waits = now is not None and now.reason in _WAITS and (then is None or then.reason not in _WAITS)
+    return [Event(now.reason, now.message, warning=True)] if now and waits and after.ever_ran else []
+
+
+_WAITS = START_ERRORS | {NOT_READY_TO_START}
+
+
+def _note(snapshot: Snapshot, unreported_at: datetime | None) -> str:
+    """What the condition of a running job adds. An operator that starts later keeps it until ranks report."""
+    if unreported_at is None:
+        return ""
+    said = hang_detection.NOT_REPORTED in _running_message(snapshot.observed.status)
+    return hang_detection.UNREPORTED if said or snapshot.observed.now >= unreported_at else ""
+
+
+def _running_message(status: Status) -> str:
+    running = status.condition("Running")
+    return running.message if running else ""
+
+
+def _next_slow_start(snapshot: Snapshot) -> datetime | None:
+    """When the condition is to name the next pod that is slow to start."""
+    times = (status_summary.slow_start_at(pod) for pod in snapshot.pods.values())
+    return min((time for time in times if time and time > snapshot.observed.now), default=None)
+
+
+def _manifests(snapshot: Snapshot, due: list[Replica]) -> tuple[list[Manifest], list[Manifest]]:
+    """(objects to create, objects to restore). The pods that are due come after the objects that they need. These are
+    created with the first pods of an attempt, and restored with later ones and from time to time."""
+    job, status, platform = snapshot.observed.job, snapshot.observed.status, snapshot.observed.platform
+    if not due and not (status.launched and snapshot.observed.check_companions):
+        return [], []
+    now = due if platform.local else due[:PODS_PER_PLAN]
+    objects = pod_manifests.objects(job, status, platform, {(replica.role, replica.index) for replica in now})
+    if status.launched:
+        return objects.pods, objects.companions
+    return [*objects.companions, *objects.pods], []
+
+
+def _placeholders(snapshot: Snapshot) -> tuple[list[Manifest], datetime | None]:
+    """Missing placeholders to create now, and the time at which the next one may be created.
+
+    Only a running attempt has placeholders: before that they would take the room of its own pods.
+    """
+    job, status, platform = snapshot.observed.job, snapshot.observed.status, snapshot.observed.platform
+    waiting = topology.waiting(job, status)
+    if not waiting:
+        return [], None
+    wake_at = _next_probe(snapshot)
+    missing = {replica.hostname for replica in waiting} - {pod.name for pod in snapshot.observed.pods}
+    if not missing or not snapshot.probes_for_room or pool_template.unavailable(job, platform):
+        return [], wake_at
+    worker = pod_manifests.objects(job, status, platform, {(topology.ELASTIC_ROLE, 0)}).pods
+    wanted = placeholders.placeholders(job, status, worker)
+    return [pod for pod in wanted if pod["metadata"]["name"] in missing], wake_at
+
+
+def _next_probe(snapshot: Snapshot) -> datetime | None:
+    """When growth may be tried, or an ended placeholder is created again."""
+    now = snapshot.observed.now
+    ended = (pod for pod in snapshot.placeholders.values() if pod.ended)
+    times = [elasticity.ended_at(pod, now) + elasticity.PLACEHOLDER_RETRY for pod in ended]
+    if begin := elasticity.probe_not_before(snapshot.observed.status):
+        times.append(begin)
+    return min((time for time in times if time > now), default=None)

@@ -1,0 +1,63 @@
+"""Where a cluster fetches the inputs of a job.
+
+    Claim   a pod of its own fetches into a volume that all pods of the namespace share
+    Node    the pods of ranks fetch into a directory of their node, HOST_PATH/NAMESPACE, which they share there
+    Pod     each pod of a rank fetches into an emptyDir
+
+The platform team chooses: the job's pool, else the operator's settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from allranks.api.data import Input, InputStatus, Location
+from allranks.api.job import Job
+from allranks.core.facts import pool_template
+from allranks.core.facts.model import Manifest, Platform
+from allranks.core.facts.quantity import whole_number
+
+VOLUME = "allranks-inputs"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where inputs are fetched."""
+
+    location: Location
+    limit: int
+    """Bytes."""
+    host_path: str = ""
+
+    def volume_source(self, namespace: str) -> Manifest:
+        """The volume of Node and Pod. It has no directory of another namespace, for a mount of the job's author."""
+        if self.location == "Node":
+            path = f"{self.host_path.rstrip('/')}/{namespace}"
+            return {"hostPath": {"path": path, "type": "DirectoryOrCreate"}}
+        return {"emptyDir": {"sizeLimit": str(self.limit)}}
+
+
+def place(job: Job, platform: Platform) -> Place | None:
+    """For an input that is not fetched yet; None if this is no cluster, or one that fetches nothing."""
+    store, pool = platform.data, pool_template.pool_of(job, platform)
+    if platform.local or store is None:
+        return None
+    if pool and (own := pool.input_cache):
+        limit = store.cache_bytes if own.size_limit is None else whole_number(own.size_limit)
+        return Place("Node", limit, own.host_path) if own.host_path else Place("Pod", limit)
+    if store.host_path:
+        return Place("Node", store.cache_bytes, store.host_path)
+    return Place("Claim" if store.claim else "Pod", store.cache_bytes)
+
+
+def place_of(each: Input, state: InputStatus | None, job: Job, platform: Platform) -> Place | None:
+    """The place of an input that pods of ranks read. What was fetched into the claim stays there, and what was not is
+    fetched by the pods, whatever the platform team chose since."""
+    now = place(job, platform)
+    if each.mounted or each.streamed or now is None or platform.data is None:
+        return None
+    if state is None or state.state != "Ready":
+        return now
+    if state.location in (None, "Claim") and platform.data.claim:
+        return Place("Claim", platform.data.cache_bytes)
+    return now if now.location != "Claim" else Place("Pod", now.limit)

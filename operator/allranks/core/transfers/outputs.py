@@ -1,0 +1,189 @@
+"""What has become of the uploads of outputs: as the status says it, and as it is observed.
+
+Outputs with `when: Checkpoint` are uploaded at any time: which checkpoint is the newest, and what has become of it, is
+an observation like progress. Such an upload has no `start_time` before the program has ended, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from allranks.api.data import MESSAGE_LENGTH, OutputStatus
+from allranks.api.job import Job
+from allranks.api.status import FINISHED, Status
+from allranks.core.facts.model import Event, Observed
+from allranks.core.facts.status_summary import with_phase
+from allranks.core.facts.status_update import changed
+from allranks.core.facts.uploads import Upload, checkpoint_of, uploading_since
+from allranks.core.outcomes import Act, WaitUntil, write
+from allranks.core.snapshot import Snapshot
+
+FAILED = "OutputFailed"
+"""Reason of the condition Failed."""
+
+
+UPLOADING = "UploadingOutputs"
+
+
+UPLOAD_RETRYING = "UploadRetrying"
+"""Reasons of the condition Running."""
+
+
+NO_CHECKPOINT = "the program has reported no checkpoint: call report(step=..., checkpoint=True) after it is stored"
+
+
+CHECKPOINT_NOT_UPLOADED = "CheckpointNotUploaded"
+"""Reason of an Event."""
+
+
+_SAVED_AGAIN = timedelta(seconds=5)
+"""A checkpoint of the same step counts as another one if it is so much newer: times of reports vary a little."""
+
+
+def uploading(status: Status) -> bool:
+    """Whether the program has completed and the job waits for its outputs."""
+    return uploading_since(status) is not None
+
+
+def follow_checkpoints(o: Observed) -> Status:
+    """The status with the newest checkpoints of outputs that are uploaded while the job runs, and with what has become
+    of their uploads. An upload that fails decides nothing: the next checkpoint is another try."""
+    followed, progress = _followed(o.job), o.status.progress
+    if not followed or o.status.phase in FINISHED:
+        return o.status
+    outputs = []
+    for output in o.status.outputs:
+        new = _observed(o, output) if output.name in followed else output
+        if output.name in followed and progress and progress.checkpoint_step is not None and progress.checkpoint_time:
+            step, time = progress.checkpoint_step, progress.checkpoint_time
+            last = new.checkpoint_time
+            if last is None or time > last + (timedelta(0) if step != new.step else _SAVED_AGAIN):
+                new = changed(new, state="Uploading", step=step, checkpoint_time=time, message=None)
+        outputs.append(new)
+    return o.status if outputs == o.status.outputs else changed(o.status, outputs=outputs)
+
+
+def checkpoint_events(o: Observed, persisted: Status) -> list[Event]:
+    """What has happened to uploads of checkpoints since the persisted status."""
+    followed, events = _followed(o.job), []
+    before = {output.name: output for output in persisted.outputs}
+    for new in o.status.outputs if o.status.phase not in FINISHED else ():
+        old = before.get(new.name)
+        if old is None or new.name not in followed or new == old:
+            continue
+        if new.uploaded_step != old.uploaded_step or (new.state, old.state) == ("Uploaded", "Uploading"):
+            text = f"output {new.name}: the checkpoint of step {new.uploaded_step} is uploaded"
+            events.append(Event("CheckpointUploaded", text))
+        if new.message and (new.state != old.state or not old.message):
+            reason = UPLOAD_RETRYING if new.state == "Uploading" else CHECKPOINT_NOT_UPLOADED
+            what = "" if new.step is None else f"the checkpoint of step {new.step} is not uploaded yet: "
+            text = f"output {new.name}: {what}{new.message}"
+            events.append(Event(reason, text, warning=True))
+    return events
+
+
+def _followed(job: Job) -> set[str]:
+    return {each.name for each in job.spec.outputs or () if each.when == "Checkpoint"}
+
+
+def began(status: Status) -> bool:
+    """Whether the program of a failed job may have written something. That of an invalid job never ran."""
+    return bool(status.ever_ran or status.last_failure)
+
+
+def why(o: Observed, output: OutputStatus) -> str:
+    """Why an upload failed: the whole message; that of the status is its begin."""
+    found = upload_of(o, output)
+    return (_message(found) if found else "") or output.message or "unknown reason"
+
+
+def upload_of(o: Observed, output: OutputStatus) -> Upload | None:
+    """What is observed of the upload of an output that the status has, or is to have, as `output`."""
+    before = next((each for each in o.status.outputs if each.name == output.name), output)
+    found = _upload(o, before) if before.state == "Uploading" else o.uploads.get(output.name)
+    return found if found and found.state == output.state else None
+
+
+def _message(upload: Upload) -> str:
+    failed = upload.state == "Failed" and upload.where
+    return f"{upload.message}; the files are in {upload.where}" if failed else upload.message
+
+
+def observed(o: Observed) -> list[OutputStatus]:
+    """`status.outputs` with the results of uploads. An upload that is overdue has failed."""
+    return [_observed(o, output) for output in o.status.outputs]
+
+
+def _observed(o: Observed, output: OutputStatus) -> OutputStatus:
+    if output.state != "Uploading" or (found := _upload(o, output)) is None:
+        return output
+    step = found.checkpoint[0] if found.checkpoint and found.state == "Uploaded" else output.uploaded_step
+    if found.state != "Uploading" and found.checkpoint != checkpoint_of(output):
+        return changed(output, uploaded_step=step)  # an earlier checkpoint: the newest one follows
+    return changed(
+        output,
+        state=found.state,
+        uploaded_step=step,
+        bytes=output.bytes if found.bytes is None else found.bytes,
+        files=output.files if found.files is None else found.files,
+        message=_message(found)[:MESSAGE_LENGTH] or None,
+    )
+
+
+def _upload(o: Observed, output: OutputStatus) -> Upload | None:
+    """What is observed of an upload, which has failed if it is overdue."""
+    if output.start_time and output.step is None and output.name in _followed(o.job):
+        return Upload("Failed", message=NO_CHECKPOINT)
+    given, deadline = o.uploads.get(output.name), _deadline(o, output)
+    if given and given.state == "Failed" and not given.final and output.start_time and output.name in _followed(o.job):
+        given = replace(given, state="Uploading", message="")
+    found = given or Upload("Uploading")
+    if deadline is None or o.now < deadline or found.state != "Uploading":
+        return given
+    trouble = f": {found.message}" if found.message else ""
+    message = f"not within deadlineSeconds ({_seconds(o, output)}){trouble}"
+    return replace(found, state="Failed", message=message, checkpoint=checkpoint_of(output), overdue=True)
+
+
+def _seconds(o: Observed, output: OutputStatus) -> int | None:
+    return next((each.deadline_seconds for each in o.job.spec.outputs or () if each.name == output.name), None)
+
+
+def _deadline(o: Observed, output: OutputStatus) -> datetime | None:
+    seconds = _seconds(o, output)
+    return output.start_time + timedelta(seconds=seconds) if output.start_time and seconds else None
+
+
+def next_deadline(o: Observed) -> WaitUntil | None:
+    """When the next upload is overdue."""
+    deadlines = [_deadline(o, output) for output in o.status.outputs if output.state == "Uploading"]
+    first = min((each for each in deadlines if each and each > o.now), default=None)
+    return WaitUntil(first) if first else None
+
+
+def to_upload(job: Job, status: Status) -> list[str]:
+    """The names of the outputs whose upload was decided."""
+    names = {output.name for output in job.spec.outputs or ()}
+    return [output.name for output in status.outputs if output.state == "Uploading" and output.name in names]
+
+
+def upload_first(snapshot: Snapshot) -> Act | None:
+    """Begins the upload of a job whose program has completed; None if there is nothing to upload. It waits for the last
+    checkpoint, and tries again if that could not be uploaded."""
+    now, followed = snapshot.observed.now, _followed(snapshot.observed.job)
+    waiting = {
+        output.name
+        for output in snapshot.observed.status.outputs
+        if output.state in ("Pending", "Uploading") or (output.state == "Failed" and output.name in followed)
+    }
+    if not waiting:
+        return None
+    names = ", ".join(output.name for output in snapshot.observed.status.outputs if output.name in waiting)
+    begun = [
+        changed(output, state="Uploading", start_time=now, message=None) if output.name in waiting else output
+        for output in snapshot.observed.status.outputs
+    ]
+    message = f"the program has completed; its outputs are uploaded: {names}"
+    status = with_phase(changed(snapshot.summary, outputs=begun), "Running", now, UPLOADING, message)
+    return write(status, Event(UPLOADING, message))
