@@ -38,7 +38,7 @@ def plan_of(life: Life, now: float, others: Iterable[Contender] = (), given_up: 
 
 def contender_of(life: Life, **changes: Any) -> Contender | None:
     look = replace(life.look(30), **changes)
-    return contention.contender(look, Snapshot(look, look.status).pods)
+    return contention.contender(look, Snapshot(look).pods)
 
 
 OWN = rival("own", created=0, placed=10)
@@ -70,10 +70,10 @@ def test_the_pods_are_given_up_by_a_new_attempt_after_a_backoff() -> None:
     assert plan_of(life, 309, [rival()]).wake_at == at(310)
     plan = plan_of(life, 310, [rival()])
     assert plan.write_ahead
-    assert plan.status
-    assert (plan.status.phase, plan.status.attempt, plan.status.restart_time) == ("Restarting", 1, at(370))
-    assert [(past.reason, past.counted) for past in plan.status.history] == [("GangTimeout", False)]
-    assert (plan.status.restarts.counted, plan.status.restarts.disruptions) == (0, 0)
+    assert plan.next
+    assert (plan.next.phase, plan.next.attempt, plan.next.restart_time) == ("Restarting", 1, at(370))
+    assert [(past.reason, past.counted) for past in plan.next.history] == [("GangTimeout", False)]
+    assert (plan.next.restarts.counted, plan.next.restarts.disruptions) == (0, 0)
     [event] = plan.events
     assert "only 1 of 2 pods had nodes for 300 s, and job rival, which is older, waits" in event.message
 

@@ -44,7 +44,7 @@ def test_when_a_job_gave_its_pods_up_the_others_wait_for_the_room() -> None:
     older = replace(contenders.observe(ONE, life.look(30)).others[0], created_at=at(-100))
     life.step(30)
     given_up = replace(life.look(400), contention=Contention((older,)))
-    status = reconcile(given_up).status
+    status = reconcile(given_up).next
     assert status
     assert status.history[-1].reason == "GangTimeout"
     contenders.observe(OTHER, replace(life.look(401), status=status, pods=()))

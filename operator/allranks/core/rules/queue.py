@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from allranks.api.queue_status import QueueStatus
 from allranks.core import checkpoints as checkpoint
 from allranks.core import transitions
@@ -21,7 +19,7 @@ from allranks.core.snapshot import Snapshot
 def admit(snapshot: Snapshot) -> Outcome:
     """Begins an attempt when Kueue admitted the Workload, or when the job is in no queue any more."""
     o, workload = snapshot.observed, snapshot.workload
-    job, status, now = o.job, o.status, o.now
+    job, status, now = o.job, o.current, o.now
     if not queue.queue_of(job):
         left = transitions.admit(job, status, None, now)
         return write(left, Event("LeftQueue", "the job is in no queue any more"))
@@ -48,14 +46,14 @@ def admit(snapshot: Snapshot) -> Outcome:
     partial = {role: of for role, of in admitted.pod_sets.items() if of.count < of.requested}
     parts = [f"{role}: {of.count} of {of.requested}" for role, of in partial.items()]
     message = f"admitted by ClusterQueue {admitted.cluster_queue}" + (f" ({', '.join(parts)})" if parts else "")
-    sized = queue.with_admitted_size(replace(o, status=changed(status, queue=admitted))).job
+    sized = queue.with_admitted_size(o.with_current(changed(status, queue=admitted))).job
     return write(transitions.admit(sized, status, admitted, now), Event("Admitted", message))
 
 
 def withdraw(snapshot: Snapshot) -> Outcome:
     """Gives the pods up when the job's quota is gone, or no longer fits the job."""
     o, workload = snapshot.observed, snapshot.workload
-    job, status = o.job, o.status
+    job, status = o.job, o.current
     held = status.queue if status.queue and status.queue.pod_sets else None
     if not queue.queue_of(job):
         return write(changed(status, queue=None), Event("LeftQueue", "the job is in no queue")) if held else None
@@ -97,4 +95,4 @@ def _save_and_requeue(snapshot: Snapshot, reason: str, message: str, asked_for: 
 
 def _requeue(snapshot: Snapshot, reason: str, message: str) -> Outcome:
     o = snapshot.observed
-    return write(transitions.requeue(o.job, o.status, reason, message, o.now), Event(reason, message, warning=True))
+    return write(transitions.requeue(o.job, o.current, reason, message, o.now), Event(reason, message, warning=True))

@@ -26,7 +26,7 @@ PODS_PER_PLAN = 1000
 
 def sync_objects(snapshot: Snapshot) -> Plan:
     """Creates missing pods that are due, deletes outdated ones, and updates the status from the pods."""
-    o, status = snapshot.observed, snapshot.observed.status
+    o, status = snapshot.observed, snapshot.current
     due, delayed_until = _due(snapshot)
     blocked = _blocked(snapshot) if due else None
     unreported_at = hang_detection.unreported_at(o.job, status, o.reports)
@@ -66,7 +66,7 @@ def sync_objects(snapshot: Snapshot) -> Plan:
 def _refused_deletion(snapshot: Snapshot) -> tuple[str, str] | None:
     """(reason, message) while a pod of an earlier attempt still runs because its deletion was rejected. New pods wait
     for it: two attempts at once would write the same checkpoints."""
-    attempt = snapshot.observed.status.attempt
+    attempt = snapshot.current.attempt
     for pod, rejection in snapshot.undeletable:
         if pod.attempt != attempt:
             why = f"pod {pod.name} of attempt {pod.attempt} still runs, because its deletion was rejected"
@@ -78,16 +78,16 @@ def _blocked(snapshot: Snapshot) -> tuple[str, str] | None:
     """(reason, message) of what keeps the missing pods from being created."""
     o = snapshot.observed
     refused = transfers.blocked(o) or _refused_deletion(snapshot) or pool_template.unavailable(o.job, o.platform)
-    return refused or gang_choice.unavailable(o.job, o.status, o.platform, o.optional)
+    return refused or gang_choice.unavailable(o.job, o.current, o.platform, o.optional)
 
 
 def _read_back(snapshot: Snapshot, summary: Status) -> Status:
     """The summary with the condition about the attempt's gang."""
     o = snapshot.observed
     wanted = None
-    if o.status.gang and o.job.spec.scheduling.topology and not pool_template.unavailable(o.job, o.platform):
+    if o.current.gang and o.job.spec.scheduling.topology and not pool_template.unavailable(o.job, o.platform):
         templates = pod_template.role_templates(o.job, o.platform)
-        wanted = pod_group.pod_group(o.job, o.status, templates, o.platform)
+        wanted = pod_group.pod_group(o.job, o.current, templates, o.platform)
     return read_back.observe(o.job, summary, snapshot.pods.values(), wanted, o.optional, o.now)
 
 
@@ -96,7 +96,7 @@ def _due(snapshot: Snapshot) -> tuple[list[Replica], datetime | None]:
     now = snapshot.observed.now
     due, delays = [], []
     for replica in snapshot.missing:
-        not_before = _not_before(snapshot.observed.status, replica)
+        not_before = _not_before(snapshot.current, replica)
         if not_before and not_before > now:
             delays.append(not_before)
         elif not snapshot.predecessor_running(replica):
@@ -124,7 +124,7 @@ def _note(snapshot: Snapshot, unreported_at: datetime | None) -> str:
     """What the condition of a running job adds. An operator that starts later keeps it until ranks report."""
     if unreported_at is None:
         return ""
-    said = hang_detection.NOT_REPORTED in _running_message(snapshot.observed.status)
+    said = hang_detection.NOT_REPORTED in _running_message(snapshot.current)
     return hang_detection.UNREPORTED if said or snapshot.observed.now >= unreported_at else ""
 
 
@@ -142,7 +142,7 @@ def _next_slow_start(snapshot: Snapshot) -> datetime | None:
 def _manifests(snapshot: Snapshot, due: list[Replica]) -> tuple[list[Manifest], list[Manifest]]:
     """(objects to create, objects to restore). The pods that are due come after the objects that they need. These are
     created with the first pods of an attempt, and restored with later ones and from time to time."""
-    job, status, platform = snapshot.observed.job, snapshot.observed.status, snapshot.observed.platform
+    job, status, platform = snapshot.observed.job, snapshot.current, snapshot.observed.platform
     if not due and not (status.launched and snapshot.observed.check_companions):
         return [], []
     now = due if platform.local else due[:PODS_PER_PLAN]
@@ -157,7 +157,7 @@ def _placeholders(snapshot: Snapshot) -> tuple[list[Manifest], datetime | None]:
 
     Only a running attempt has placeholders: before that they would take the room of its own pods.
     """
-    job, status, platform = snapshot.observed.job, snapshot.observed.status, snapshot.observed.platform
+    job, status, platform = snapshot.observed.job, snapshot.current, snapshot.observed.platform
     waiting = topology.waiting(job, status)
     if not waiting:
         return [], None
@@ -175,6 +175,6 @@ def _next_probe(snapshot: Snapshot) -> datetime | None:
     now = snapshot.observed.now
     ended = (pod for pod in snapshot.placeholders.values() if pod.ended)
     times = [elasticity.ended_at(pod, now) + elasticity.PLACEHOLDER_RETRY for pod in ended]
-    if begin := elasticity.probe_not_before(snapshot.observed.status):
+    if begin := elasticity.probe_not_before(snapshot.current):
         times.append(begin)
     return min((time for time in times if time > now), default=None)
