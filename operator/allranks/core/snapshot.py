@@ -7,8 +7,7 @@ from datetime import datetime
 from functools import cached_property
 
 from allranks.api.status import FINISHED, Status
-from allranks.core.diagnosis import elasticity, hang_detection, root_cause
-from allranks.core.diagnosis import fetches as fetches_of_ranks
+from allranks.core.diagnosis import elasticity, fetches, hang_detection, root_cause
 from allranks.core.facts import naming, places, status_summary, topology
 from allranks.core.facts import workload as workloads
 from allranks.core.facts.model import Manifest, Observed, Pod, RejectedDelete
@@ -51,7 +50,7 @@ class Snapshot:
     def _judged(self, pod: Pod) -> Pod:
         """The pod as failed if it restarts in place too often; as not ended while its kubelet may still say why; with
         what the fetches of its inputs said."""
-        pod = fetches_of_ranks.judged(self.observed.job, pod)
+        pod = fetches.judged(self.observed.job, pod)
         if pod.last_exit:
             return root_cause.judge_crash_loop(self.observed.job, pod)
         if self.current.phase in FINISHED or not root_cause.settles_at(pod, self.observed.now):

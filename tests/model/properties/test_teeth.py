@@ -46,7 +46,7 @@ def _acts_before_it_writes(core: Callable[[Observed], Plan], observed: Observed)
     if not plan.write_ahead or plan.next is None:
         return plan
     after = core(replace(observed, persisted=plan.next))
-    return replace(after, next=after.status or plan.next)
+    return replace(after, next=after.next or plan.next)
 
 
 def _deletes_without_uid(core: Callable[[Observed], Plan], observed: Observed) -> Plan:

@@ -52,7 +52,8 @@ def said(reports: Reports, seconds: float, message: str = "") -> tuple[str, list
     life = started(JOB)
     status = life.status
     if message:
-        old = [changed(each, message=message) if each.type == "Running" else each for each in status.conditions]
+        said = {"message": message, "reason": hang_detection.COLLECTIVES_STOPPED}
+        old = [each.model_copy(update=said) if each.type == "Running" else each for each in status.conditions]
         status = changed(status, conditions=old)
     plan = reconcile(replace(observed(JOB, status, life.pods.values(), seconds), reports=reports))
     after = plan.next or status

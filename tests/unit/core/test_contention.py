@@ -96,7 +96,7 @@ def test_each_time_in_a_row_doubles_the_backoff_up_to_half_an_hour() -> None:
 
 def test_the_time_of_an_attempt_that_gave_up_is_not_lost() -> None:
     life = half_placed()
-    life.status = plan_of(life, 310, [rival()]).status or life.status
+    life.status = plan_of(life, 310, [rival()]).next or life.status
     life.settle(311)
     life.settle(400)
     assert life.status.times
@@ -127,8 +127,8 @@ def test_a_quota_that_admits_a_part_of_the_pods_is_contention_as_well() -> None:
 def test_a_job_that_ran_or_made_progress_is_no_contender() -> None:
     life = half_placed()
     trained = life.status.model_copy(update={"progress": ProgressStatus(first_step_time=at(15), reporting=1)})
-    assert contender_of(life, status=trained) is None
-    assert contender_of(life, status=life.status.model_copy(update={"running_time": at(15)})) is None
+    assert contender_of(life, persisted=trained) is None
+    assert contender_of(life, persisted=life.status.model_copy(update={"running_time": at(15)})) is None
 
 
 def test_workers_of_parameter_servers_may_come_later_but_not_the_servers() -> None:

@@ -250,7 +250,7 @@ def _ignored(number: int) -> Observed:
     life = started(job(roles={"worker": number}, restart={"scope": "Pod", "rules": rules}, success="All"))
     life.put(*(failed("worker", index) for index in range(number)))
     ignored = [f"worker-{index}" for index in range(number // 2)]
-    return replace(life.look(70), status=life.status.model_copy(update={"ignored": ignored}))
+    return replace(life.look(70), persisted=life.status.model_copy(update={"ignored": ignored}))
 
 
 def _group_ends(number: int) -> Observed:
@@ -266,7 +266,7 @@ def _replaced(number: int) -> Observed:
     """All replicas have been restarted alone, and their first pods still run."""
     life = started(job(roles={"worker": number}, restart={"scope": "Pod"}))
     entries = {f"worker-{index}": ReplicaRestarts(count=1, restart_time=at(1)) for index in range(number)}
-    return replace(life.look(70), status=life.status.model_copy(update={"replica_restarts": entries}))
+    return replace(life.look(70), persisted=life.status.model_copy(update={"replica_restarts": entries}))
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_the_condition_names_who_is_silent_since_when_and_what_to_check() -> Non
     life.status = plan.next
     later = reconcile(look(600, *BOTH, life=life))
     assert later.events == ()
-    assert later.status is None or later.status.conditions == life.status.conditions
+    assert later.next is None or later.next.conditions == life.status.conditions
 
 
 @table(

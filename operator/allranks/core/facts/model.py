@@ -85,6 +85,17 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
+class InitContainer:
+    """The init container that a pod waits for, or that has failed."""
+
+    name: str
+    exit_code: int | None = None
+    """None while it runs."""
+    message: str = ""
+    """Its termination message."""
+
+
+@dataclass(frozen=True, slots=True)
 class Disruption:
     """The pod condition `DisruptionTarget`: the cluster removes the pod, for a reason outside of the program."""
 
@@ -126,6 +137,8 @@ class Pod:
     """The message of the scheduler or the kubelet; it begins with the container unless that is the trainer."""
     waiting_for: str = ""
     """What a pod on a node waits for, if it does not run: `init container fetch`, `its volumes and its network`, ..."""
+    init: InitContainer | None = None
+    """What `waiting_for`, `waiting_message` or the message of `last_exit` is about, if that is an init container."""
     unprepared: bool = False
     """The kubelet has not prepared the pod's volumes and network: condition PodReadyToStartContainers is False."""
     exit: Exit | None = None

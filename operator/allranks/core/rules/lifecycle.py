@@ -7,8 +7,7 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core import checkpoints as checkpoint
-from allranks.core import transitions
+from allranks.core import checkpoints, transitions
 from allranks.core.facts import naming, places, resume_source, topology
 from allranks.core.facts.model import Event, Pod
 from allranks.core.facts.status_update import changed
@@ -67,9 +66,9 @@ def suspend(snapshot: Snapshot) -> Outcome:
     job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     if not job.spec.suspend:
         return None
-    if wait := checkpoint.ask_first(snapshot, "Suspended", "the job is suspended"):
+    if wait := checkpoints.ask_first(snapshot, "Suspended", "the job is suspended"):
         return wait
-    message = f"suspended{checkpoint.result(snapshot)}: the pods are deleted"
+    message = f"suspended{checkpoints.result(snapshot)}: the pods are deleted"
     return write(transitions.suspend(job, status, now), Event("Suspended", message))
 
 

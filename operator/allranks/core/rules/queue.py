@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from allranks.api.queue_status import QueueStatus
-from allranks.core import checkpoints as checkpoint
-from allranks.core import transitions
+from allranks.core import checkpoints, transitions
 from allranks.core.facts import queue, topology
 from allranks.core.facts import workload as workloads
 from allranks.core.facts.model import Event
 from allranks.core.facts.optional_kinds import WORKLOAD
 from allranks.core.facts.status_update import changed
-from allranks.core.objects.queueing import admission
-from allranks.core.objects.queueing import sync as workload_sync
+from allranks.core.objects.queueing import admission, sync
 from allranks.core.outcomes import Outcome, write
 from allranks.core.snapshot import Snapshot
 
@@ -77,7 +75,7 @@ def withdraw(snapshot: Snapshot) -> Outcome:
     if wanted not in sizes:
         why = "the size changed: the job needs another quota"
         return _save_and_requeue(snapshot, "Resized", why, asked_for="Resized")
-    if workload_sync.reclaimed_too_much(status, workload):
+    if sync.reclaimed_too_much(status, workload):
         return _requeue(snapshot, "QuotaReclaimed", "ranks run again whose quota was given back when they were done")
     return None
 
@@ -88,9 +86,9 @@ def _sizes(held: QueueStatus) -> dict[str, int]:
 
 def _save_and_requeue(snapshot: Snapshot, reason: str, message: str, asked_for: str) -> Outcome:
     """Requeues the job when its ranks stored a checkpoint; without a wait if they have nothing to save."""
-    if wait := checkpoint.ask_first(snapshot, asked_for, "the job returns to its queue"):
+    if wait := checkpoints.ask_first(snapshot, asked_for, "the job returns to its queue"):
         return wait
-    return _requeue(snapshot, reason, message + checkpoint.result(snapshot))
+    return _requeue(snapshot, reason, message + checkpoints.result(snapshot))
 
 
 def _requeue(snapshot: Snapshot, reason: str, message: str) -> Outcome:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from allranks.core import checkpoints as checkpoint
-from allranks.core import transitions
+from allranks.core import checkpoints, transitions
 from allranks.core.diagnosis import elasticity
 from allranks.core.facts import topology
 from allranks.core.facts.model import Event
@@ -33,10 +32,10 @@ def resize_to_spec(snapshot: Snapshot) -> Outcome:
     if wanted == present:
         return None
     why = "the size changed"
-    if wait := checkpoint.ask_first(snapshot, "Resized", "the job restarts at another size"):
+    if wait := checkpoints.ask_first(snapshot, "Resized", "the job restarts at another size"):
         return wait
     restarted = transitions.resize(job, status, "Resized", why, now)
-    return write(restarted, Event("Resized", f"{why}: a new attempt begins{checkpoint.result(snapshot)}"))
+    return write(restarted, Event("Resized", f"{why}: a new attempt begins{checkpoints.result(snapshot)}"))
 
 
 def shrink_to_capacity(snapshot: Snapshot) -> Outcome:
@@ -60,7 +59,7 @@ def grow_to_capacity(snapshot: Snapshot) -> Outcome:
         return WaitUntil(target)
     if target is None:
         return None
-    wait = checkpoint.ask_first(snapshot, "Grown", "the job restarts with more workers")
+    wait = checkpoints.ask_first(snapshot, "Grown", "the job restarts with more workers")
     return wait or _resize_to_capacity(snapshot, target, "Grown")
 
 
@@ -69,4 +68,4 @@ def _resize_to_capacity(snapshot: Snapshot, room: int, reason: str) -> Outcome:
     why = f"there is room for {room} of {topology.wanted_sizes(job)[topology.ELASTIC_ROLE]} workers"
     fitted = elasticity.fit_workers(job, status, room)
     restarted = transitions.resize(job, fitted, reason, why, now)
-    return write(restarted, Event(reason, f"{why}: a new attempt begins{checkpoint.result(snapshot)}"))
+    return write(restarted, Event(reason, f"{why}: a new attempt begins{checkpoints.result(snapshot)}"))

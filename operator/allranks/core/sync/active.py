@@ -1,4 +1,4 @@
-"""Brings the objects in line with the persisted status when no decision is due, and updates the observed status."""
+"""A job whose attempt runs, or is to run: creates missing pods, deletes outdated ones, and counts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     blocked = _blocked(snapshot) if due else None
     unreported_at = hang_detection.unreported_at(o.job, status, o.reports)
     stopped, stopped_at = hang_detection.stopped_note(o.job, o.reports, o.now) if unreported_at else ("", None)
-    note = stopped or _note(snapshot, unreported_at)
+    note = (hang_detection.COLLECTIVES_STOPPED, stopped) if stopped else _unreported(snapshot, unreported_at)
     summary = status_summary.summarise(o.job, status, snapshot.pods, o.refused, o.now, blocked, note)
     create, restore = _manifests(snapshot, [] if blocked else due)
     summary = _read_back(snapshot, summary)
@@ -43,9 +43,8 @@ def sync_objects(snapshot: Snapshot) -> Plan:
         events.append(dropped)
     if lost := report_loss.event(snapshot.persisted, status):
         events.append(lost)
-    if note and note in _running_message(summary) and note not in _running_message(status):
-        reason = hang_detection.COLLECTIVES_STOPPED if stopped else hang_detection.NO_REPORTS
-        events.append(Event(reason, note, warning=True))
+    if note and _begins_to_say(note, status, summary):
+        events.append(Event(*note, warning=True))
     if summary.launched and not status.launched:
         events.append(Event("PodsCreated", f"{len(snapshot.pods)} pods of attempt {status.attempt}"))
     lost_at = report_loss.due_at(status, o.reports, o.now)
@@ -120,17 +119,24 @@ def _start_errors(before: Status, after: Status) -> list[Event]:
 _WAITS = START_ERRORS | {NOT_READY_TO_START}
 
 
-def _note(snapshot: Snapshot, unreported_at: datetime | None) -> str:
-    """What the condition of a running job adds. An operator that starts later keeps it until ranks report."""
+def _unreported(snapshot: Snapshot, unreported_at: datetime | None) -> tuple[str, str] | None:
+    """(reason, sentence) of the condition of a job that runs without reports. An operator that starts later keeps it
+    until ranks report."""
     if unreported_at is None:
-        return ""
-    said = hang_detection.NOT_REPORTED in _running_message(snapshot.current)
-    return hang_detection.UNREPORTED if said or snapshot.observed.now >= unreported_at else ""
+        return None
+    running = snapshot.current.condition("Running")
+    kept = running is not None and running.reason in (hang_detection.NO_REPORTS, hang_detection.COLLECTIVES_STOPPED)
+    due = kept or snapshot.observed.now >= unreported_at
+    return (hang_detection.NO_REPORTS, hang_detection.UNREPORTED) if due else None
 
 
-def _running_message(status: Status) -> str:
-    running = status.condition("Running")
-    return running.message if running else ""
+def _begins_to_say(note: tuple[str, str], before: Status, after: Status) -> bool:
+    """Return whether the condition of a running job has this note now, and had it not, or with another sentence."""
+    reason, sentence = note
+    old, new = before.condition("Running"), after.condition("Running")
+    if new is None or new.reason != reason:
+        return False
+    return old is None or old.reason != reason or not old.message.endswith(sentence)
 
 
 def _next_slow_start(snapshot: Snapshot) -> datetime | None:
