@@ -35,18 +35,18 @@ def observed(framework: str, pods: int) -> Observed:
         },
     }
     start = Observed(parse(document), Status(), (), NOW, Platform("operator:1"))
-    return replace(start, status=reconcile(start).status)
+    return replace(start, persisted=reconcile(start).next)
 
 
 def running(start: Observed) -> Observed:
     """The same job with all its pods running, its status up to date."""
     pods = tuple(
         Pod(name, name, "worker", index, 0, phase="Running", started_at=NOW, node="n")
-        for index in range(start.status.roles["worker"].desired)
+        for index in range(start.persisted.roles["worker"].desired)
         for name in [naming.pod_name("bench", "worker", index, 0)]
     )
     current = replace(start, pods=pods)
-    return replace(current, status=reconcile(current).status)
+    return replace(current, persisted=reconcile(current).next)
 
 
 def measure(work: Callable[[], object]) -> tuple[float, float]:

@@ -98,7 +98,7 @@ class Core:
         now = datetime.now(UTC)
         start = Observed(parse(document), Status(), (), now, Platform("operator:1", report_url="http://x/v1/report"))
         for _ in range(3):
-            start = replace(start, status=reconcile(start).status or start.status)
+            start = replace(start, persisted=reconcile(start).next or start.persisted)
         pods = tuple(
             Pod(naming.pod_name("job", "worker", rank, 0), pod_uid(0, rank), "worker", rank, 0, phase="Running",
                 started_at=now, placed_at=now, created_at=now, node="n")
@@ -106,18 +106,18 @@ class Core:
         )  # fmt: skip
         running = replace(start, pods=pods)
         self.observed = {
-            ("bench", f"job-{job}"): replace(running, status=reconcile(running).status or running.status)
+            ("bench", f"job-{job}"): replace(running, persisted=reconcile(running).next or running.persisted)
             for job in range(jobs)
         }
         self.decisions = self.writes = 0
 
     def decide(self, job: tuple[str, str], hub: ReportStore) -> None:
         observed = replace(self.observed[job], now=datetime.now(UTC), reports=hub.snapshot(job, f"uid-{job[1]}", 0))
-        status = reconcile(observed).status
+        status = reconcile(observed).next
         self.decisions += 1
         if status is not None:
             self.writes += 1
-            self.observed[job] = replace(observed, status=status, reports=None)
+            self.observed[job] = replace(observed, persisted=status, reports=None)
 
 
 @dataclass

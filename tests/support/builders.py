@@ -200,8 +200,8 @@ class Life:
         assert plan == reconcile(replace(look, pods=look.pods[::-1])), "the order of the pods does not matter"
         assert not (plan.write_ahead and (plan.create or plan.delete or plan.delete_job)), "written ahead: only status"
         assert plan.wake_at is None or plan.wake_at > look.now, "a timer is in the future"
-        if plan.status:
-            self.status = plan.status
+        if plan.next:
+            self.status = plan.next
         for made in plan.create:
             if made["kind"] == "Pod":
                 self._create(made, now)

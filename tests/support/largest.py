@@ -97,7 +97,7 @@ def first_life(job: Job) -> tuple[Status, list[Pod], int]:
     while True:
         plan = reconcile(Observed(job, status, tuple(pods), NOW, CLUSTER))
         looks += 1
-        status = plan.status or status
+        status = plan.next or status
         created = [made["metadata"] for made in plan.create if made["kind"] == "Pod"]
         for meta in created:
             labels = meta["labels"]

@@ -6,7 +6,7 @@ size, or an eviction by a queue. The request is persisted, so a restarted operat
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
@@ -31,7 +31,7 @@ def ask_first(snapshot: Snapshot, reason: str, why: str) -> Outcome:
     `reason` is the one that the decision will have, `why` completes the sentence "before ...". It is safe to call this
     in each reconcile, and by several rules: there is one request, and the first rule in the order of the rules acts.
     """
-    status, now = snapshot.observed.status, snapshot.observed.now
+    status, now = snapshot.current, snapshot.observed.now
     if snapshot.failed or snapshot.deleted_replicas:
         return None  # the other ranks wait for the failed ones and cannot save
     if request := status.checkpoint_request:
@@ -52,7 +52,7 @@ def ask_first(snapshot: Snapshot, reason: str, why: str) -> Outcome:
 def _reporting(snapshot: Snapshot) -> int:
     """Ranks that report now. A restarted operator that has not heard all of them takes the number that is persisted,
     without the share of pods that have ended."""
-    recorded = (snapshot.persisted.progress, snapshot.observed.status.progress)
+    recorded = (snapshot.persisted.progress, snapshot.current.progress)
     most = max((progress.reporting for progress in recorded if progress), default=0)
     ranks = snapshot.observed.reports.ranks if snapshot.observed.reports else ()
     live = sum(not rank.done for rank in ranks)
@@ -77,24 +77,29 @@ def longest_wait(job: Job, status: Status, now: datetime) -> int:
 
 def result(snapshot: Snapshot) -> str:
     """The result of the request, for the message of the decision; empty if the ranks were not asked."""
-    request = snapshot.observed.status.checkpoint_request
+    request = snapshot.current.checkpoint_request
     if request is None:
         return ""
     if not _stored(request, snapshot):
         return " without a new checkpoint, because the ranks stored none in time"
-    progress = snapshot.observed.status.progress
+    progress = snapshot.current.progress
     step = progress.checkpoint_step if progress else None
     return " after a checkpoint" + ("" if step is None else f" of step {step}")
 
 
-def withdraw(snapshot: Snapshot, outcomes: Iterable[Outcome]) -> Plan | None:
-    """Withdraws the request if no rule waits for the checkpoint any more: the user changed the spec back, for
+def withdraw(snapshot: Snapshot, plan: Plan) -> Plan:
+    """Withdraw the request if no rule waits for the checkpoint any more: the user changed the spec back, for
     example."""
-    status = snapshot.observed.status
-    if status.checkpoint_request is None or any(isinstance(outcome, WaitForCheckpoint) for outcome in outcomes):
-        return None
+    status = snapshot.current
+    if status.checkpoint_request is None or plan.decided or plan.awaits_checkpoint:
+        return plan
     event = Event(WITHDRAWN, "the ranks are no longer asked for a checkpoint: the job continues")
-    return Plan(status=changed(status, checkpoint_request=None), write_ahead=True, events=(event,))
+    return Plan(next=changed(status, checkpoint_request=None), write_ahead=True, events=(event,))
+
+
+def with_request(snapshot: Snapshot, plan: Plan) -> Plan:
+    """Pass the request of the persisted status on to the ranks."""
+    return replace(plan, checkpoint_request=number(snapshot.persisted), awaits_checkpoint=False)
 
 
 def number(status: Status) -> int:

@@ -37,4 +37,4 @@ Outcome = Act | WaitUntil | None
 
 def write(status: Status, *events: Event) -> Act:
     """Writes a decision ahead of everything that follows from it."""
-    return Act(Plan(status=status, write_ahead=True, events=events))
+    return Act(Plan(next=status, write_ahead=True, events=events))

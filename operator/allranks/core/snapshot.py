@@ -7,8 +7,7 @@ from datetime import datetime
 from functools import cached_property
 
 from allranks.api.status import FINISHED, Status
-from allranks.core.diagnosis import elasticity, hang_detection, root_cause
-from allranks.core.diagnosis import fetches as fetches_of_ranks
+from allranks.core.diagnosis import elasticity, fetches, hang_detection, root_cause
 from allranks.core.facts import naming, places, status_summary, topology
 from allranks.core.facts import workload as workloads
 from allranks.core.facts.model import Manifest, Observed, Pod, RejectedDelete
@@ -20,12 +19,20 @@ class Snapshot:
     """An observation with the pods sorted into replica slots."""
 
     observed: Observed
-    """Its status is the persisted one, updated with the progress that ranks reported since."""
-    persisted: Status
+
+    @property
+    def persisted(self) -> Status:
+        """The status from the API server."""
+        return self.observed.persisted
+
+    @property
+    def current(self) -> Status:
+        """The persisted status with what was observed since, such as the progress that ranks reported."""
+        return self.observed.current
 
     @cached_property
     def replicas(self) -> tuple[Replica, ...]:
-        return topology.replicas(self.observed.job, self.observed.status)
+        return topology.replicas(self.observed.job, self.current)
 
     @cached_property
     def pods(self) -> dict[tuple[str, int], Pod]:
@@ -43,10 +50,10 @@ class Snapshot:
     def _judged(self, pod: Pod) -> Pod:
         """The pod as failed if it restarts in place too often; as not ended while its kubelet may still say why; with
         what the fetches of its inputs said."""
-        pod = fetches_of_ranks.judged(self.observed.job, pod)
+        pod = fetches.judged(self.observed.job, pod)
         if pod.last_exit:
             return root_cause.judge_crash_loop(self.observed.job, pod)
-        if self.observed.status.phase in FINISHED or not root_cause.settles_at(pod, self.observed.now):
+        if self.current.phase in FINISHED or not root_cause.settles_at(pod, self.observed.now):
             return pod
         return replace(pod, exit=None)
 
@@ -80,7 +87,7 @@ class Snapshot:
     @cached_property
     def placeholders(self) -> dict[str, Pod]:
         """Name -> the pod that probes for room for one more worker. Ended ones are kept until they are recreated."""
-        job, status, now = self.observed.job, self.observed.status, self.observed.now
+        job, status, now = self.observed.job, self.current, self.observed.now
         wanted = {replica.hostname for replica in topology.waiting(job, status)} if self.probes_for_room else ()
         existing = [pod for pod in self.observed.pods if pod.owned and pod.name in wanted]
         return {
@@ -92,7 +99,7 @@ class Snapshot:
     @cached_property
     def probes_for_room(self) -> bool:
         """Whether placeholders may exist. The attempt stops growing when its first pod has ended."""
-        status = self.observed.status
+        status = self.current
         begin = elasticity.probe_not_before(status)
         over = status.phase in FINISHED or bool(status.done) or any(pod.ended for pod in self.pods.values())
         return begin is not None and begin <= self.observed.now and not over
@@ -100,7 +107,7 @@ class Snapshot:
     @cached_property
     def stall_window(self) -> hang_detection.StallWindow | None:
         o = self.observed
-        return hang_detection.detect_stall(o.job, o.status, o.reports)
+        return hang_detection.detect_stall(o.job, o.current, o.reports)
 
     @cached_property
     def start_errors(self) -> list[Pod]:
@@ -120,25 +127,25 @@ class Snapshot:
         return [pod for place, pod in self.pods.items() if root_cause.failed(pod) and not self.settled(*place)]
 
     @cached_property
-    def summary(self) -> Status:
-        """The status with the current pod counts."""
+    def summarised(self) -> Status:
+        """The current status with the counts of pods."""
         o = self.observed
-        return status_summary.summarise(o.job, o.status, self.pods, o.refused, o.now)
+        return status_summary.summarise(o.job, o.current, self.pods, o.refused, o.now)
 
     @cached_property
-    def final_summary(self) -> Status:
-        """The status of a finished or suspended job with the current pod counts."""
-        return status_summary.summarise_ended(self.observed.job, self.observed.status, self.pods)
+    def summarised_at_end(self) -> Status:
+        """The current status of a finished or suspended job with the counts of pods."""
+        return status_summary.summarise_ended(self.observed.job, self.current, self.pods)
 
     def settled(self, role: str, index: int) -> bool:
         """Whether this replica needs no pod any more: it completed in this attempt, or its failure was ignored."""
-        if index in places.decode(self.observed.status.done.get(role, "")):
+        if index in places.decode(self.current.done.get(role, "")):
             return True
         return bool(self._ignored_keys) and naming.replica_key(role, index) in self._ignored_keys
 
     def predecessor_running(self, replica: Replica) -> bool:
         """The replica's former pod of this attempt, which has the same hostname, is not even terminating yet."""
-        if naming.replica_key(replica.role, replica.index) not in self.observed.status.replica_restarts:
+        if naming.replica_key(replica.role, replica.index) not in self.current.replica_restarts:
             return False
         return replica.hostname in self._running_predecessors
 
@@ -151,14 +158,14 @@ class Snapshot:
 
     def _name(self, replica: Replica) -> str:
         """The hostname, with the number of individual restarts appended."""
-        entry = self.observed.status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
+        entry = self.current.replica_restarts.get(naming.replica_key(replica.role, replica.index))
         return f"{replica.hostname}-{entry.count}" if entry and entry.count else replica.hostname
 
     def _launched(self, replica: Replica) -> bool:
-        status = self.observed.status
+        status = self.current
         entry = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
         return entry.launched if entry else status.launched
 
     @cached_property
     def _ignored_keys(self) -> frozenset[str]:
-        return frozenset(self.observed.status.ignored)
+        return frozenset(self.current.ignored)

@@ -18,6 +18,7 @@ from allranks.core.facts.model import (
     UNKNOWN_END,
     Disruption,
     Exit,
+    InitContainer,
     Pod,
     PodPhase,
 )
@@ -98,6 +99,7 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
         waiting_reason=waiting.reason,
         waiting_message=waiting.message,
         waiting_for=waiting.waits_for,
+        init=_crashed_init(looping, trainer) or waiting.init,
         unprepared=waiting.unprepared,
         # Whatever the pod's phase: a pod is Running while a sidecar runs, and Pending while its image is pulled.
         exit=_final_exit(raw, state.terminated) if state.terminated else None,
@@ -202,8 +204,16 @@ def _init_containers(raw: Raw) -> list[Container]:
 def _last_exit(looping: Container, trainer: Container | None, metadata: Meta) -> Exit:
     terminated = looping.last_state.terminated
     assert terminated
-    last = _exit(terminated, metadata)
-    return last if looping is trainer else replace(last, reason=INIT_FAILED, message=_init_failure(looping, terminated))
+    last, failed = _exit(terminated, metadata), _crashed_init(looping, trainer)
+    return replace(last, reason=INIT_FAILED, message=_init_failure(failed)) if failed else last
+
+
+def _crashed_init(looping: Container | None, trainer: Container | None) -> InitContainer | None:
+    """Return the init container that its kubelet runs again and again."""
+    if looping is None or looping is trainer or looping.last_state.terminated is None:
+        return None
+    terminated = looping.last_state.terminated
+    return InitContainer(looping.name, terminated.exit_code, terminated.message)
 
 
 class _Wait(NamedTuple):
@@ -213,12 +223,13 @@ class _Wait(NamedTuple):
     message: str = ""
     waits_for: str = ""
     unprepared: bool = False
+    init: InitContainer | None = None
 
 
 def _waiting(raw: Raw, state: State) -> _Wait:
     status = raw.status
     if status.phase == "Failed":
-        return _Wait(*_startup_failure(raw))
+        return _startup_failure(raw)
     placed = _condition(status, "PodScheduled")
     if placed and placed.status == "False":
         return _Wait(placed.reason, placed.message)
@@ -231,10 +242,11 @@ def _other_containers(status: RawStatus) -> _Wait:
     """What a pending pod waits for if its trainer reports no error: init containers, sidecars, volumes, the kubelet."""
     first = [(f"init container {container.name}", container.state) for container in status.init_container_statuses]
     main = [(f"container {container.name}", container.state) for container in status.container_statuses]
+    init = {text: InitContainer(c.name) for (text, _), c in zip(first, status.init_container_statuses, strict=True)}
     for name, state in first + main:
         if state.waiting and state.waiting.reason in _ERRORS:
             reason = state.waiting.reason
-            return _Wait(reason, f"{name}: {state.waiting.message or reason}", name)
+            return _Wait(reason, f"{name}: {state.waiting.message or reason}", name, init=init.get(name))
     prepared = _condition(status, "PodReadyToStartContainers")
     began = any(state.running or state.terminated for _, state in first + main)
     if prepared and prepared.status == "False" and not began:
@@ -245,7 +257,8 @@ def _other_containers(status: RawStatus) -> _Wait:
     running = [name for name, state in pending if state.running] if pending is first else []
     waiting = [name for name, state in pending if state.waiting]
     named = running[-1:] or waiting[:1]
-    return _Wait(_first_reason(main), _trainer_message(status), named[0] if named else "the kubelet of its node")
+    waits_for = named[0] if named else "the kubelet of its node"
+    return _Wait(_first_reason(main), _trainer_message(status), waits_for, init=init.get(waits_for))
 
 
 def _first_reason(containers: list[tuple[str, State]]) -> str:
@@ -261,19 +274,20 @@ _ERRORS = START_ERRORS | {CRASH_LOOP}
 """Waiting reasons that name the container that keeps a pod from running."""
 
 
-def _startup_failure(raw: Raw) -> tuple[str, str]:
+def _startup_failure(raw: Raw) -> _Wait:
     """The reason of a failed pod, or of its init container: the program did not run."""
     status = raw.status
     for container in _init_containers(raw):
         ending = container.state.terminated
         if ending and ending.exit_code:
-            return INIT_FAILED, _init_failure(container, ending)
-    return status.reason, status.message
+            failed = InitContainer(container.name, ending.exit_code, ending.message)
+            return _Wait(INIT_FAILED, _init_failure(failed), init=failed)
+    return _Wait(status.reason, status.message)
 
 
-def _init_failure(container: Container, ending: Terminated) -> str:
-    text = f"init container {container.name} ended with exit code {ending.exit_code}"
-    return f"{text}: {ending.message}" if ending.message else text
+def _init_failure(failed: InitContainer) -> str:
+    text = f"init container {failed.name} ended with exit code {failed.exit_code}"
+    return f"{text}: {failed.message}" if failed.message else text
 
 
 def _disruption(raw: Raw) -> Disruption | None:

@@ -243,7 +243,7 @@ class LocalRun:
             began = time.monotonic()
             plan = self._reconcile(self._observe())
             took = time.monotonic() - began
-            if self._saving and plan.status and plan.status.phase == "Suspended":
+            if self._saving and plan.next and plan.next.phase == "Suspended":
                 self.status = changed(self.status, checkpoint_request=None)
                 self.stop()
                 continue
@@ -279,8 +279,8 @@ class LocalRun:
         )
 
     def _apply(self, plan: Plan) -> None:
-        if plan.status:
-            self.status = plan.status
+        if plan.next:
+            self.status = plan.next
             self._state_file.write_throttled(self.status, at_once=self._progress_log.note(self.status))
         self._reports.request_stack_dump(plan.stack_dump_id, self.status.attempt)
         self._reports.request_checkpoint(plan.checkpoint_request)
@@ -373,7 +373,7 @@ class LocalRun:
             plan = self._reconcile(Observed(job, status, (), datetime.now(UTC), platform))
             if plan.create or plan.empty:
                 return list(plan.create)
-            status = plan.status or status
+            status = plan.next or status
 
     # Implements `PodHost`, which pods call.
 

@@ -26,12 +26,8 @@ class Contenders:
 
     def observe(self, key: JobKey, observed: Observed) -> Contention:
         """Notes the state of this job, and returns that of the others."""
-        own = (
-            contention.contender(observed, Snapshot(observed, observed.status).pods)
-            if contention.may_contend(observed)
-            else None
-        )
-        self._note(key, own, contention.given_up_at(observed.status))
+        own = contention.contender(observed, Snapshot(observed).pods) if contention.may_contend(observed) else None
+        self._note(key, own, contention.given_up_at(observed.persisted))
         if own is None:
             return Contention()
         others = tuple(each for other, each in self._contenders.items() if other != key)

@@ -191,7 +191,7 @@ class Controller:
         elif await self._sync_objects(key, raw, state, observed, plan):
             self.queue.add(key)  # One status write then covers the new objects as well.
             return True
-        if plan.status is not None and not self._writer.postpone(state.writes, observed, plan):
+        if plan.next is not None and not self._writer.postpone(state.writes, observed, plan):
             await self._write_status(key, raw, state, observed, plan)
         if plan.delete_job and not plan.write_ahead and not await self._executor.delete_job(raw):
             return False
@@ -207,7 +207,7 @@ class Controller:
             if state.suspend_rejected != str(error):
                 state.suspend_rejected = str(error)
                 event = Event("SuspendRefused", f"the job cannot be suspended: {error}", warning=True)
-                self._emit_events(key, raw, observed.status, [event])
+                self._emit_events(key, raw, observed.persisted, [event])
             return False
         state.suspend_rejected = ""
         return suspended
@@ -232,7 +232,7 @@ class Controller:
             self.queue.add(key)  # the status says so
         if plan.restore:
             events = await self._executor.restore(raw, plan.restore)
-            self._emit_events(key, raw, observed.status, events)
+            self._emit_events(key, raw, observed.persisted, events)
         if not plan.create:
             rejections.clear_creates()
             state.create_blocked = ""
@@ -262,30 +262,30 @@ class Controller:
         if new and not before:
             rejected = rejections.deletions[min(new)]
             message = f"the deletion of pod {rejected.name} was rejected: {rejected.message}"
-            self._emit_events(key, raw, observed.status, [Event(DELETION_REFUSED, message, warning=True)])
+            self._emit_events(key, raw, observed.persisted, [Event(DELETION_REFUSED, message, warning=True)])
         if rejections.deletions.keys() != before:
             self.queue.add(key)
         return not new
 
     async def _write_status(self, key: JobKey, raw: Manifest, state: JobState, observed: Observed, plan: Plan) -> None:
-        assert plan.status is not None
+        assert plan.next is not None
         try:
-            written = await self._writer.write(key, raw, state.writes, plan.status)
+            written = await self._writer.write(key, raw, state.writes, plan.next)
         except FieldDropped as error:
             if error.stored:
-                self._emit_events(key, raw, plan.status, plan.events)
+                self._emit_events(key, raw, plan.next, plan.events)
             raise
         except Refused as error:
             # An Event is the only way left to say so.
             if state.status_rejected != str(error):
                 state.status_rejected = str(error)
                 event = Event("StatusRefused", f"the status cannot be written: {error}", warning=True)
-                self._emit_events(key, raw, observed.status, [event])
+                self._emit_events(key, raw, observed.persisted, [event])
             raise
         state.status_rejected = ""
         if written:
-            self._meter.wrote(observed.job, observed.status, plan.status)
-            self._emit_events(key, raw, plan.status, plan.events)
+            self._meter.wrote(observed.job, observed.persisted, plan.next)
+            self._emit_events(key, raw, plan.next, plan.events)
         self.queue.add(key)
 
     def _emit_events(self, key: JobKey, raw: Manifest, status: Status, events: Iterable[Event]) -> None:

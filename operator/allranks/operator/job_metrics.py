@@ -110,7 +110,7 @@ class GpuCounts:
     def note(self, key: JobKey, observed: Observed) -> None:
         """A job was observed. Costs as much as the pod templates only if the spec or the pool changed."""
         platform, metadata = observed.platform, observed.job.metadata
-        if observed.status.phase in FINISHED or observed.status.start_time is None:
+        if observed.persisted.phase in FINISHED or observed.persisted.start_time is None:
             self._jobs.pop(key, None)
             return
         of = metadata.uid, metadata.generation, platform.pool, platform.policy

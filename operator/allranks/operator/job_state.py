@@ -79,7 +79,7 @@ class JobState:
             self.wake_at = clock.monotonic() + max(0.0, (moment - clock.now()).total_seconds())
 
     def set_companions_due(self, observed: Observed, plan: Plan, clock: Clock, timing: Timing) -> None:
-        if not observed.status.launched or observed.status.phase in FINISHED | WITHOUT_PODS:
+        if not observed.persisted.launched or observed.persisted.phase in FINISHED | WITHOUT_PODS:
             self.companions_due = None
         elif self.companions_due is None or plan.restore:
             interval = timing.companion_check * random.uniform(0.75, 1.25)

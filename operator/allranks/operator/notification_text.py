@@ -51,7 +51,7 @@ class Note:
 def note(observed: Observed, entry: str, link: str) -> Note:
     """The notification of an entry of the outbox."""
     occasion, _, attempt = entry.split(" ")[0].partition("/")
-    job, status = observed.job, observed.status
+    job, status = observed.job, observed.persisted
     title = f"{job.namespace}/{job.name} {_WORDS[occasion]}"
     secrets = secrets_in(job.spec.model_dump(mode="json", by_alias=True, exclude_none=True))
     return Note(

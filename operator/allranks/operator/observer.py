@@ -136,7 +136,7 @@ class Observer:
             decoded.status = None
         observed = Observed(
             job=job,
-            status=status,
+            persisted=status,
             pods=self.pods.for_job(key, metadata["uid"]),
             now=self.clock.now(),
             platform=platform,

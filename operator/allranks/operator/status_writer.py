@@ -42,16 +42,16 @@ class StatusWriter:
 
     def postpone(self, state: WriteState, observed: Observed, plan: Plan) -> bool:
         """Whether the status can wait for further changes of its kind. Sets `state.due` then."""
-        assert plan.status is not None
+        assert plan.next is not None
         now, timing = self._clock.monotonic(), self._timing
         due = state.written_at + timing.status_min_interval
         if plan.write_ahead:
             if not is_deferrable(observed, plan):
                 return False
             due = self._counts_due(state, now)
-        elif without_progress(observed.status) == without_progress(plan.status):
+        elif without_progress(observed.persisted) == without_progress(plan.next):
             due = state.written_at + timing.progress_min_interval
-        elif significant_fields(observed.status) == significant_fields(plan.status):
+        elif significant_fields(observed.persisted) == significant_fields(plan.next):
             due = self._counts_due(state, now)
         if due <= now:
             return False
@@ -93,11 +93,11 @@ class StatusWriter:
 def is_deferrable(observed: Observed, plan: Plan) -> bool:
     """Whether a decision may wait. Ranks end at about the same time: success waits for those that still run, and so do
     later pod counts, since the result is already persisted. Every other decision is written immediately."""
-    if observed.status.phase in FINISHED:
+    if observed.persisted.phase in FINISHED:
         return True
-    assert plan.status is not None
-    current = observed.status.attempt
-    return plan.status.phase == "Succeeded" and any(
+    assert plan.next is not None
+    current = observed.persisted.attempt
+    return plan.next.phase == "Succeeded" and any(
         pod.phase == "Running" and not pod.ended and pod.attempt == current and not pod.termination_requested_at
         for pod in observed.pods
     )

@@ -45,13 +45,13 @@ def observed(entry: dict[str, Any], **changes: Any) -> Observed:
 
 def decided(before: Observed, plan: Plan) -> list[str]:
     """What the plan changes for the user, besides details of the status."""
-    after = plan.status or before.status
+    after = plan.next or before.persisted
     pods = [manifest["metadata"]["name"] for manifest in plan.create if manifest["kind"] == "Pod"]
     pods += [ref.name for ref in plan.delete]
     changed = [
         name
         for name in ("phase", "attempt", "restarts", "replica_restarts", "last_failure")
-        if getattr(after, name) != getattr(before.status, name)
+        if getattr(after, name) != getattr(before.persisted, name)
     ]
     return pods + changed + (["the job is deleted"] if plan.delete_job else [])
 
@@ -87,7 +87,7 @@ def test_a_status_of_an_earlier_version_is_written_back_with_the_same_content(ve
 def test_every_condition_has_a_reason_and_a_message(version):
     for entry in ENTRIES[version]:
         before = observed(entry)
-        after = job_codec.encode(reconcile(before).status or before.status)
+        after = job_codec.encode(reconcile(before).next or before.persisted)
         for condition in after["conditions"]:
             assert condition["reason"], condition
             assert "message" in condition, condition
@@ -112,14 +112,14 @@ def test_a_failure_counts_from_the_number_that_the_earlier_version_stored(versio
     counted = 0
     for entry in ENTRIES[version]:
         before = observed(entry)
-        status = before.status
+        status = before.persisted
         running = [pod for pod in before.pods if pod.phase == "Running" and pod.attempt == status.attempt]
         if status.phase != "Running" or len(running) < len(before.pods):
             continue
         ended = Exit(code=1, reason="Error", finished_at=before.now)
         failed = tuple(replace(pod, phase="Failed", exit=ended) for pod in before.pods)
         plan = reconcile(replace(before, pods=failed))
-        after = plan.status
+        after = plan.next
         if plan.write_ahead and after and after.attempt > status.attempt:
             counted += after.restarts.counted == status.restarts.counted + 1
             assert status.restarts.counted <= after.restarts.counted <= status.restarts.counted + 1
@@ -132,7 +132,7 @@ def test_a_failure_counts_from_the_number_that_the_earlier_version_stored(versio
 def test_finished_jobs_stay_finished_when_their_pods_go(version):
     for entry in ENTRIES[version]:
         before = observed(entry, pods=())
-        if before.status.phase in FINISHED:
+        if before.persisted.phase in FINISHED:
             assert decided(before, reconcile(before)) in ([], ["the job is deleted"])
 
 

@@ -185,18 +185,18 @@ def check_settled(cluster: Cluster, tally: Tally) -> None:
     operator.informer.relist()
     observed = operator.observe(job)
     hold(_sorted(cached) == _sorted(observed), "the operator's cache differs from the store after all events")
-    left = [pod.name for pod in observed.pods if pod.owned and not pod.deleted_at and _is_old(pod, observed.status)]
+    left = [pod.name for pod in observed.pods if pod.owned and not pod.deleted_at and _is_old(pod, observed.persisted)]
     hold(not left, f"pods of older attempts remain: {left}")
-    if observed.status.phase in ("Succeeded", "Failed"):
+    if observed.persisted.phase in ("Succeeded", "Failed"):
         policy = observed.job.spec.clean_pod_policy
         idle = [pod for pod in observed.pods if pod.owned and (policy == "All" or not pod.ended)]
         hold(
-            policy == "None" or observed.status.hold or not idle,
+            policy == "None" or observed.persisted.hold or not idle,
             f"cleanPodPolicy is {policy}, and these pods remain: {idle}",
         )
     plan = cluster.reconcile(observed)
     if observed.refused:
-        hold(plan.status is None and not plan.delete, f"only rejected creations remain, but the plan is: {plan}")
+        hold(plan.next is None and not plan.delete, f"only rejected creations remain, but the plan is: {plan}")
     else:
         hold(plan.empty, f"not settled: {plan}")
     check_function(cluster.reconcile, observed, plan)
@@ -204,7 +204,7 @@ def check_settled(cluster: Cluster, tally: Tally) -> None:
 
 def _is_held(observed: Observed) -> bool:
     """Whether restart.holdSeconds keeps the pods of this finished job."""
-    spec, status = observed.job.spec, observed.status
+    spec, status = observed.job.spec, observed.persisted
     seconds = spec.restart.hold_seconds or 0
     failed = status.phase == "Failed" and not spec.suspend and status.completion_time is not None
     return failed and (observed.now - status.completion_time).total_seconds() < seconds
@@ -230,16 +230,16 @@ def check_decisions(audit: Audit, reconcile: Callable[[Observed], Plan]) -> None
     for number, (observed, plan) in enumerate(audit.decisions):
         if number % 3 == 0:
             check_function(reconcile, observed, plan)
-        if plan.write_ahead and plan.status and plan.status.phase == "Suspended" != observed.status.phase:
+        if plan.write_ahead and plan.next and plan.next.phase == "Suspended" != observed.persisted.phase:
             _check_asked(observed)
-        if plan.write_ahead and plan.status and plan.status.last_failure != observed.status.last_failure:
-            _check_cause(observed, plan.status)
+        if plan.write_ahead and plan.next and plan.next.last_failure != observed.persisted.last_failure:
+            _check_cause(observed, plan.next)
 
 
 def _check_asked(observed: Observed) -> None:
     """Before a suspension, ranks that store checkpoints on request were asked for one, and stored it or had their
     time, unless pods failed or the ranks are silent."""
-    before, reports = observed.status, observed.reports
+    before, reports = observed.persisted, observed.reports
     pods = [pod for pod in observed.pods if pod.owned and _holds_a_place(pod, before)]
     size = sum(role.desired for role in before.roles.values())
     silent = any(c.type == "ReportsLost" and c.status == "True" for c in before.conditions)
@@ -259,7 +259,7 @@ def _check_asked(observed: Observed) -> None:
 
 def _check_cause(observed: Observed, status: Status) -> None:
     """The earliest failure is the root cause, and the rules determine whether it counts."""
-    before, failure = observed.status, status.last_failure
+    before, failure = observed.persisted, status.last_failure
     assert failure is not None
     if any(
         restarted.failure and restarted.failure.pod == failure.pod for restarted in before.replica_restarts.values()
@@ -308,7 +308,7 @@ def _check_reattribution(observed: Observed, found: RecordedFailure) -> None:
     pods = (*observed.pods, *observed.removed.values())
     # A pod that its kubelet ended for its node has failed, whatever its exit code.
     ended = {pod.name for pod in pods if pod.owned and pod.exit and (pod.exit.code != 0 or pod.disruption)}
-    recorded = next((past.failure for past in observed.status.history if past.attempt == found.attempt), None)
+    recorded = next((past.failure for past in observed.persisted.history if past.attempt == found.attempt), None)
     hold(found.pod in ended, f"{found} corrects a past attempt, but that pod did not fail")
     # The kubelet may also say late why it ended the recorded pod itself.
     same = recorded is not None and (recorded.pod, recorded.reason) == (found.pod, found.reason)

@@ -43,10 +43,10 @@ def _wrapped(wrapper: Wrapper) -> Callable[[Patch], None]:
 
 def _acts_before_it_writes(core: Callable[[Observed], Plan], observed: Observed) -> Plan:
     plan = core(observed)
-    if not plan.write_ahead or plan.status is None:
+    if not plan.write_ahead or plan.next is None:
         return plan
-    after = core(replace(observed, status=plan.status))
-    return replace(after, status=after.status or plan.status)
+    after = core(replace(observed, persisted=plan.next))
+    return replace(after, next=after.next or plan.next)
 
 
 def _deletes_without_uid(core: Callable[[Observed], Plan], observed: Observed) -> Plan:
@@ -76,14 +76,14 @@ def _cleans_everything(core: Callable[[Observed], Plan], observed: Observed) -> 
 
 def _never_settled(core: Callable[[Observed], Plan], observed: Observed) -> Plan:
     plan = core(observed)
-    if plan.status or plan.write_ahead or observed.status.start_time is None:
+    if plan.next or plan.write_ahead or observed.persisted.start_time is None:
         return plan
-    selector = "odd" if observed.status.selector != "odd" else "even"
-    return replace(plan, status=observed.status.model_copy(update={"selector": selector}))
+    selector = "odd" if observed.persisted.selector != "odd" else "even"
+    return replace(plan, next=observed.persisted.model_copy(update={"selector": selector}))
 
 
 def _restarts_what_has_failed(patch: Patch) -> None:
-    patch.setattr(heart, "FINISHED", frozenset({"Succeeded"}))
+    patch.setattr("allranks.core.facts.stage.FINISHED", frozenset({"Succeeded"}))
 
 
 def _counts_twice(patch: Patch) -> None:
@@ -144,7 +144,7 @@ def _counts_suspended_time(patch: Patch) -> None:
 def _keeps_old_pods(patch: Patch) -> None:
     """Ignores pods of attempts before the previous one."""
     outdated = heart.Snapshot.outdated.func
-    late = property(lambda self: [p for p in outdated(self) if p.attempt == self.observed.status.attempt - 1])
+    late = property(lambda self: [p for p in outdated(self) if p.attempt == self.current.attempt - 1])
     patch.setattr(heart.Snapshot, "outdated", late)
 
 
@@ -205,7 +205,10 @@ def _waits_for_no_checkpoint(patch: Patch) -> None:
 
 
 def _never_withdraws(patch: Patch) -> None:
-    patch.setattr(checkpoint, "withdraw", lambda snapshot, outcomes: None)
+    finish = {
+        stage: tuple(step for step in steps if step is not checkpoint.withdraw) for stage, steps in heart.FINISH.items()
+    }
+    patch.setattr(heart, "FINISH", finish)
 
 
 def _starts_without_a_list(patch: Patch) -> None:

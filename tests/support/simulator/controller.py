@@ -150,7 +150,7 @@ class Controller:
         pods = tuple(self._decode_pod(pod, uid) for pod in self.informer.pods_of(job))
         observed = Observed(
             job=self._decode_job(job),
-            status=status,
+            persisted=status,
             pods=pods,
             now=self._host.now,
             platform=self._platform_of(job),
@@ -227,11 +227,9 @@ class Controller:
         self.unsent = []
 
     def _write_status(self, key: Key, job: Manifest, plan: Plan) -> None:
-        if plan.status is not None:
+        if plan.next is not None:
             try:
-                written = self._store.write_status(
-                    key, job_codec.encode(plan.status), job["metadata"]["resourceVersion"]
-                )
+                written = self._store.write_status(key, job_codec.encode(plan.next), job["metadata"]["resourceVersion"])
             except (Conflict, NotFound):
                 self.informer.refresh(key)
                 return

@@ -85,9 +85,9 @@ def test_the_status_says_that_a_checkpoint_is_uploaded_before_its_pod_exists() -
     reported = rank(0, 100, stepped=60, checkpoint_step=100, checkpoint_at=at(60))
     looked = replace(life.look(60), reports=Reports(at(0), (reported,)))
     first = reconcile(looked)
-    assert (first.create, first.status and first.status.outputs[0].state) == ((), "Uploading")
-    assert first.status
-    then = reconcile(replace(looked, status=first.status))
+    assert (first.create, first.next and first.next.outputs[0].state) == ((), "Uploading")
+    assert first.next
+    then = reconcile(replace(looked, persisted=first.next))
     assert [made["metadata"]["name"] for made in then.create] == [POD]
 
 
@@ -106,7 +106,7 @@ def test_the_pod_of_an_upload_stays_until_the_status_has_its_result(said: dict[s
     if newer and "error" in said:
         assert [each.uid for each in plan.delete] == [first]  # an earlier checkpoint: the status has nothing to say
         return
-    assert (plan.delete, plan.status != unwritten) == ((), True)
+    assert (plan.delete, plan.next != unwritten) == ((), True)
     assert [each.uid for each in life.step(70).delete] == [first]
 
 

@@ -30,10 +30,10 @@ def suspended_life() -> tuple[Life, RankReport, RankReport]:
     ranks = tuple(replace(saver(number, 10, 50), step=20, stepped_at=at(59)) for number in (0, 1))
     life.job = job(roles={"worker": 2}, suspend=True)
     plan = reconcile(reported(life, 60, LISTENS_AT, *ranks))
-    assert plan.status
-    assert plan.status.checkpoint_request
-    assert plan.status.checkpoint_request.ranks == 2
-    life.status = plan.status
+    assert plan.next
+    assert plan.next.checkpoint_request
+    assert plan.next.checkpoint_request.ranks == 2
+    life.status = plan.next
     return life, *ranks
 
 
@@ -42,12 +42,12 @@ def test_a_restarted_operator_waits_for_the_reports_of_all_ranks() -> None:
     life, _, other = suspended_life()
     for ranks in ((), (saver(0, 21, 64),), (saver(0, 21, 64), other)):
         plan = reconcile(reported(life, 66, RESTARTED_AT, *ranks))
-        assert plan.status is None or plan.status.phase == "Running", ranks
-        life.status = plan.status or life.status
+        assert plan.next is None or plan.next.phase == "Running", ranks
+        life.status = plan.next or life.status
         assert life.status.checkpoint_request
     plan = reconcile(reported(life, 67, RESTARTED_AT, saver(0, 21, 64), saver(1, 21, 66)))
-    assert plan.status
-    assert (plan.status.phase, plan.status.checkpoint_request) == ("Suspended", None)
+    assert plan.next
+    assert (plan.next.phase, plan.next.checkpoint_request) == ("Suspended", None)
     assert [event.message for event in plan.events] == ["suspended after a checkpoint of step 21: the pods are deleted"]
 
 
@@ -57,15 +57,15 @@ def test_a_rank_that_never_reports_again_does_not_delay_the_suspension_beyond_th
     assert request
     late = (request.deadline - at(0)).total_seconds()
     plan = reconcile(reported(life, late, RESTARTED_AT, saver(0, 21, 64)))
-    assert plan.status
-    assert plan.status.phase == "Suspended"
+    assert plan.next
+    assert plan.next.phase == "Suspended"
 
 
 def test_an_operator_that_received_all_reports_does_not_wait_for_a_rank_whose_pod_was_deleted() -> None:
     life, *_ = suspended_life()
     plan = reconcile(reported(life, 66, LISTENS_AT, saver(0, 21, 64)))
-    assert plan.status
-    assert plan.status.phase == "Suspended"
+    assert plan.next
+    assert plan.next.phase == "Suspended"
 
 
 def test_a_restarted_operator_asks_although_only_a_rank_that_stores_nothing_has_reported_to_it() -> None:
@@ -73,13 +73,13 @@ def test_a_restarted_operator_asks_although_only_a_rank_that_stores_nothing_has_
     other = replace(second, saves_on_request=False, checkpoint_at=None, checkpoint_step=None)
     life.job = job(roles={"worker": 2})
     life.status = life.status.model_copy(update={"checkpoint_request": None, "progress": None})
-    found = reconcile(reported(life, 60, LISTENS_AT, first, other)).status
+    found = reconcile(reported(life, 60, LISTENS_AT, first, other)).next
     assert found
     life.status, life.job = found, job(roles={"worker": 2}, suspend=True)
     plan = reconcile(reported(life, 66, RESTARTED_AT, other))
-    assert plan.status
-    assert plan.status.checkpoint_request
-    assert plan.status.checkpoint_request.ranks == 2
+    assert plan.next
+    assert plan.next.checkpoint_request
+    assert plan.next.checkpoint_request.ranks == 2
 
 
 def three() -> tuple[Life, list[RankReport]]:
@@ -94,31 +94,31 @@ def suspend(life: Life) -> None:
 
 def test_ranks_that_are_done_are_not_waited_for_by_a_restarted_operator() -> None:
     life, ranks = three()
-    life.status = reconcile(reported(life, 59, LISTENS_AT, *ranks)).status or life.status
+    life.status = reconcile(reported(life, 59, LISTENS_AT, *ranks)).next or life.status
     assert life.status.progress
     assert life.status.progress.reporting == 3
     life.put(succeeded(index=2, after=58))
     suspend(life)
-    life.status = reconcile(reported(life, 60, LISTENS_AT, *ranks)).status or life.status
+    life.status = reconcile(reported(life, 60, LISTENS_AT, *ranks)).next or life.status
     assert life.status.checkpoint_request
     assert life.status.checkpoint_request.ranks == 2
     plan = reconcile(reported(life, 67, RESTARTED_AT, saver(0, 21, 64)))
-    assert plan.status is None or plan.status.phase == "Running"
+    assert plan.next is None or plan.next.phase == "Running"
     plan = reconcile(reported(life, 67, RESTARTED_AT, saver(0, 21, 64), saver(1, 21, 66)))
-    assert plan.status
+    assert plan.next
     assert [event.message for event in plan.events] == ["suspended after a checkpoint of step 21: the pods are deleted"]
 
 
 @pytest.mark.parametrize("deleted", [False, True])
 def test_an_operator_that_restarts_before_the_request_does_not_count_ranks_of_ended_pods(deleted: bool) -> None:
     life, ranks = three()
-    life.status = reconcile(reported(life, 59, LISTENS_AT, *ranks)).status or life.status
+    life.status = reconcile(reported(life, 59, LISTENS_AT, *ranks)).next or life.status
     life.put(succeeded(index=2, after=58))
     if deleted:
         life.settle(59)
         del life.pods["job-worker-2-0"]
     suspend(life)
-    life.status = reconcile(reported(life, 66, RESTARTED_AT, ranks[0])).status or life.status
+    life.status = reconcile(reported(life, 66, RESTARTED_AT, ranks[0])).next or life.status
     assert life.status.checkpoint_request
     assert life.status.checkpoint_request.ranks == 2
 
@@ -126,12 +126,12 @@ def test_an_operator_that_restarts_before_the_request_does_not_count_ranks_of_en
 def test_a_rank_that_ends_after_the_request_is_not_waited_for_by_a_restarted_operator() -> None:
     life, ranks = three()
     suspend(life)
-    life.status = reconcile(reported(life, 60, LISTENS_AT, *ranks)).status or life.status
+    life.status = reconcile(reported(life, 60, LISTENS_AT, *ranks)).next or life.status
     assert life.status.checkpoint_request
     assert life.status.checkpoint_request.ranks == 3
     life.put(succeeded(index=2, after=62))
     plan = reconcile(reported(life, 67, RESTARTED_AT, saver(0, 21, 64)))
-    assert plan.status is None or plan.status.phase == "Running"
+    assert plan.next is None or plan.next.phase == "Running"
     plan = reconcile(reported(life, 67, RESTARTED_AT, saver(0, 21, 64), saver(1, 21, 66)))
-    assert plan.status
-    assert plan.status.phase == "Suspended"
+    assert plan.next
+    assert plan.next.phase == "Suspended"

@@ -52,10 +52,11 @@ def said(reports: Reports, seconds: float, message: str = "") -> tuple[str, list
     life = started(JOB)
     status = life.status
     if message:
-        old = [changed(each, message=message) if each.type == "Running" else each for each in status.conditions]
+        said = {"message": message, "reason": hang_detection.COLLECTIVES_STOPPED}
+        old = [each.model_copy(update=said) if each.type == "Running" else each for each in status.conditions]
         status = changed(status, conditions=old)
     plan = reconcile(replace(observed(JOB, status, life.pods.values(), seconds), reports=reports))
-    after = plan.status or status
+    after = plan.next or status
     condition = after.condition("Running")
     assert condition
     assert (after.attempt, plan.delete) == (0, ())
@@ -116,11 +117,11 @@ def test_a_hang_tells_what_nccl_says(case: Any) -> None:
     )
     ranks = tuple(rank(number, 3, stepped=5, received_at=at(85)) for number in range(2))
     reports = Reports(NOW, ranks, at(85), given)
-    outcome = hang.handle_hang(Snapshot(Observed(JOB, status, (), at(92), CLUSTER, reports=reports), status))
+    outcome = hang.handle_hang(Snapshot(Observed(JOB, status, (), at(92), CLUSTER, reports=reports)))
     assert isinstance(outcome, Act)
-    assert outcome.plan.status
-    assert outcome.plan.status.last_failure
-    message = outcome.plan.status.last_failure.message
+    assert outcome.plan.next
+    assert outcome.plan.next.last_failure
+    message = outcome.plan.next.last_failure.message
     assert message.endswith(
         "; NCCL: rank 5 of 8 has not launched AllReduce 6650, which others have" if reported else "where they wait"
     )

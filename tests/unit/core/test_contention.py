@@ -38,7 +38,7 @@ def plan_of(life: Life, now: float, others: Iterable[Contender] = (), given_up: 
 
 def contender_of(life: Life, **changes: Any) -> Contender | None:
     look = replace(life.look(30), **changes)
-    return contention.contender(look, Snapshot(look, look.status).pods)
+    return contention.contender(look, Snapshot(look).pods)
 
 
 OWN = rival("own", created=0, placed=10)
@@ -70,10 +70,10 @@ def test_the_pods_are_given_up_by_a_new_attempt_after_a_backoff() -> None:
     assert plan_of(life, 309, [rival()]).wake_at == at(310)
     plan = plan_of(life, 310, [rival()])
     assert plan.write_ahead
-    assert plan.status
-    assert (plan.status.phase, plan.status.attempt, plan.status.restart_time) == ("Restarting", 1, at(370))
-    assert [(past.reason, past.counted) for past in plan.status.history] == [("GangTimeout", False)]
-    assert (plan.status.restarts.counted, plan.status.restarts.disruptions) == (0, 0)
+    assert plan.next
+    assert (plan.next.phase, plan.next.attempt, plan.next.restart_time) == ("Restarting", 1, at(370))
+    assert [(past.reason, past.counted) for past in plan.next.history] == [("GangTimeout", False)]
+    assert (plan.next.restarts.counted, plan.next.restarts.disruptions) == (0, 0)
     [event] = plan.events
     assert "only 1 of 2 pods had nodes for 300 s, and job rival, which is older, waits" in event.message
 
@@ -96,7 +96,7 @@ def test_each_time_in_a_row_doubles_the_backoff_up_to_half_an_hour() -> None:
 
 def test_the_time_of_an_attempt_that_gave_up_is_not_lost() -> None:
     life = half_placed()
-    life.status = plan_of(life, 310, [rival()]).status or life.status
+    life.status = plan_of(life, 310, [rival()]).next or life.status
     life.settle(311)
     life.settle(400)
     assert life.status.times
@@ -127,8 +127,8 @@ def test_a_quota_that_admits_a_part_of_the_pods_is_contention_as_well() -> None:
 def test_a_job_that_ran_or_made_progress_is_no_contender() -> None:
     life = half_placed()
     trained = life.status.model_copy(update={"progress": ProgressStatus(first_step_time=at(15), reporting=1)})
-    assert contender_of(life, status=trained) is None
-    assert contender_of(life, status=life.status.model_copy(update={"running_time": at(15)})) is None
+    assert contender_of(life, persisted=trained) is None
+    assert contender_of(life, persisted=life.status.model_copy(update={"running_time": at(15)})) is None
 
 
 def test_workers_of_parameter_servers_may_come_later_but_not_the_servers() -> None:

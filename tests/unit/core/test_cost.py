@@ -135,14 +135,14 @@ def test_a_lost_amount_is_divided_by_cause() -> None:
 
 def test_reconcile_writes_the_cost_with_the_times() -> None:
     pods = (pod(), pod(index=1))
-    running = reconcile(Observed(gpu_job(), _begun(gpu_job()), pods, at(5), PRICED)).status
+    running = reconcile(Observed(gpu_job(), _begun(gpu_job()), pods, at(5), PRICED)).next
     assert running is not None
     assert running.cost is not None
     assert running.cost.gpus == 16
 
 
 def _begun(of: Job) -> Status:
-    begun = reconcile(Observed(of, Status(), (), NOW, PRICED)).status
+    begun = reconcile(Observed(of, Status(), (), NOW, PRICED)).next
     assert begun is not None
     return begun
 
@@ -156,7 +156,7 @@ SUSPENDING = POLICY.model_copy(update={"action": "Suspend"})
 def judged(status: Status, seconds: float, of: Job | None = None, platform: Any = CLUSTER, reports: Any = None) -> Any:
     pods = (pod(), pod(index=1))
     observed = Observed(of or job(utilization=_dumped(POLICY)), status, pods, at(seconds), platform, reports=reports)
-    return utilization.judge(Snapshot(observed, status))
+    return utilization.judge(Snapshot(observed))
 
 
 def _dumped(policy: Utilization) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def test_a_job_that_waits_in_a_queue_is_not_judged() -> None:
 def test_low_utilization_sets_the_condition_and_the_next_window_begins() -> None:
     outcome = judged(running(starting=500, productive=100), 0)
     assert isinstance(outcome, Act)
-    status = outcome.plan.status
+    status = outcome.plan.next
     assert status is not None
     condition = status.condition("LowUtilization")
     assert condition is not None
@@ -194,12 +194,12 @@ def test_low_utilization_sets_the_condition_and_the_next_window_begins() -> None
 
 
 def test_a_second_window_says_nothing_new_and_a_good_one_ends_the_condition() -> None:
-    low = judged(running(starting=600), 0).plan.status
+    low = judged(running(starting=600), 0).plan.next
     again = judged(low.model_copy(update={"times": times("Starting", 0, starting=1200)}), 0)
     assert again.plan.events == ()
     good = judged(
-        again.plan.status.model_copy(update={"times": times("Productive", 0, starting=1200, productive=600)}), 0
-    ).plan.status
+        again.plan.next.model_copy(update={"times": times("Productive", 0, starting=1200, productive=600)}), 0
+    ).plan.next
     condition = good.condition("LowUtilization")
     assert (condition.status, condition.reason) == ("False", "Productive")
 
@@ -210,12 +210,12 @@ def test_steps_that_no_longer_come_are_not_productive() -> None:
     outcome = judged(
         status.model_copy(update={"times": times("Productive", 100, productive=100)}), 600, None, CLUSTER, reports
     )
-    assert outcome.plan.status.condition("LowUtilization").status == "True"
+    assert outcome.plan.next.condition("LowUtilization").status == "True"
     fresh = Reports(since=NOW, ranks=(rank(0, 10, stepped=590, step_seconds=1.0),))
     good = judged(
         status.model_copy(update={"times": times("Productive", 100, productive=100)}), 600, None, CLUSTER, fresh
     )
-    assert good.plan.status.condition("LowUtilization") is None
+    assert good.plan.next.condition("LowUtilization") is None
 
 
 @table(("of the job", SUSPENDING, None), ("of the pool, which replaces that of the job", POLICY, SUSPENDING))
@@ -223,37 +223,37 @@ def test_the_action_suspend_suspends_the_job_once(case: tuple[Utilization, Utili
     own, of_pool = case
     platform = replace(CLUSTER, pool=POOL.model_copy(update={"utilization": of_pool})) if of_pool else CLUSTER
     of = job(utilization=_dumped(own), **({"pool": "h100"} if of_pool else {}))
-    first = _begun(of) if of_pool else reconcile(Observed(of, Status(), (), NOW, platform)).status
+    first = _begun(of) if of_pool else reconcile(Observed(of, Status(), (), NOW, platform)).next
     assert first is not None
     idle = first.model_copy(update={"times": times("Starting", 0, starting=600)})
     pods = (pod(), pod(index=1))
     decision = reconcile(Observed(of, idle, pods, NOW, platform))
     assert decision.write_ahead
     assert not decision.suspend_job
-    assert decision.status is not None
-    assert decision.status.utilization is not None
-    assert decision.status.utilization.suspend_attempt == 0
-    assert reconcile(Observed(of, decision.status, pods, NOW, platform)).suspend_job
+    assert decision.next is not None
+    assert decision.next.utilization is not None
+    assert decision.next.utilization.suspend_attempt == 0
+    assert reconcile(Observed(of, decision.next, pods, NOW, platform)).suspend_job
     suspended = of.model_copy(update={"spec": of.spec.model_copy(update={"suspend": True})})
-    stopped = reconcile(Observed(suspended, decision.status, pods, NOW, platform)).status
+    stopped = reconcile(Observed(suspended, decision.next, pods, NOW, platform)).next
     assert stopped is not None
     assert stopped.phase == "Suspended"
     assert stopped.condition("LowUtilization") is not None
     resumed = reconcile(Observed(of, stopped, (), at(9), platform))
-    assert resumed.status is not None
-    assert (resumed.status.attempt, resumed.suspend_job) == (1, False)
-    assert not reconcile(Observed(of, resumed.status, (), at(9), platform)).suspend_job
+    assert resumed.next is not None
+    assert (resumed.next.attempt, resumed.suspend_job) == (1, False)
+    assert not reconcile(Observed(of, resumed.next, (), at(9), platform)).suspend_job
 
 
 def test_allranks_run_does_not_suspend() -> None:
     of = job(utilization=_dumped(SUSPENDING))
     outcome = judged(running(starting=600), 0, of, replace(CLUSTER, local=True))
-    assert outcome.plan.status.utilization.suspend_attempt is None
-    assert outcome.plan.status.condition("LowUtilization").reason == "LowUtilization"
+    assert outcome.plan.next.utilization.suspend_attempt is None
+    assert outcome.plan.next.condition("LowUtilization").reason == "LowUtilization"
 
 
 def test_the_condition_ends_with_the_job() -> None:
-    low = judged(running(starting=600), 0).plan.status
+    low = judged(running(starting=600), 0).plan.next
     assert isinstance(low.condition("LowUtilization"), Condition)
     ended = low.model_copy(update={"history": [PastAttempt(end_time=NOW, reason="Completed")]})
     assert with_phase(ended, "Succeeded", NOW, "Completed", "").condition("LowUtilization") is None

@@ -54,18 +54,18 @@ def test_only_messages_are_evidence_of_a_hang(case: Any) -> None:
     now = max(any_job_at or at(5000), at(100))
     ranks = tuple(rank(number, 3, received_at=time) for number, time in enumerate(heard))
     observed = Observed(JOB, STEPPED, (), now, PLATFORM, reports=Reports(NOW, ranks, any_job_at))
-    outcome = hang.handle_hang(Snapshot(observed, STEPPED))
+    outcome = hang.handle_hang(Snapshot(observed))
     if reason is None:
         assert isinstance(outcome, WaitUntil)
         assert outcome.time > now
     else:
         assert isinstance(outcome, Act)
-        assert outcome.plan.status
-        assert outcome.plan.status.attempt == 1
-        assert outcome.plan.status.last_failure
-        assert outcome.plan.status.last_failure.reason == reason
+        assert outcome.plan.next
+        assert outcome.plan.next.attempt == 1
+        assert outcome.plan.next.last_failure
+        assert outcome.plan.next.last_failure.reason == reason
         silent = all(time == SILENT for time in heard)
-        assert ("frozen, or hold the interpreter lock" in outcome.plan.status.last_failure.message) == silent
+        assert ("frozen, or hold the interpreter lock" in outcome.plan.next.last_failure.message) == silent
 
 
 @table(
@@ -77,16 +77,16 @@ def test_a_trainer_that_only_sends_its_status_after_steps_hangs_when_it_is_silen
     any_job_at, reason = case
     ranks = (rank(0, 3, stepped=5, received_at=at(5), heartbeat=False),)
     observed = Observed(JOB, STEPPED, (), at(76), PLATFORM, reports=Reports(NOW, ranks, any_job_at))
-    outcome = hang.handle_hang(Snapshot(observed, STEPPED))
+    outcome = hang.handle_hang(Snapshot(observed))
     if reason is None:
         assert isinstance(outcome, WaitUntil)
         assert outcome.time > at(3600)
         return
     assert isinstance(outcome, Act)
-    assert outcome.plan.status
-    assert outcome.plan.status.last_failure
-    assert outcome.plan.status.last_failure.reason == reason
-    assert outcome.plan.status.last_failure.message == (
+    assert outcome.plan.next
+    assert outcome.plan.next.last_failure
+    assert outcome.plan.next.last_failure.reason == reason
+    assert outcome.plan.next.last_failure.message == (
         "no rank has completed a step since 10:00:05 UTC: "
         "the trainer of rank 0 (worker-0 on node-0) has sent no status after step 3"
     )
@@ -95,7 +95,7 @@ def test_a_trainer_that_only_sends_its_status_after_steps_hangs_when_it_is_silen
 def test_the_silence_of_a_trainer_proves_nothing_while_other_ranks_say_that_they_step() -> None:
     ranks = (rank(0, 3, stepped=5, heartbeat=False), rank(1, 9, stepped=70, received_at=at(70)))
     observed = Observed(JOB, STEPPED, (), at(76), PLATFORM, reports=Reports(NOW, ranks, at(76)))
-    assert hang.handle_hang(Snapshot(observed, STEPPED)) == WaitUntil(at(130))
+    assert hang.handle_hang(Snapshot(observed)) == WaitUntil(at(130))
 
 
 def test_a_long_timeout_makes_silence_a_hang_later() -> None:
@@ -129,7 +129,7 @@ def test_silence_is_no_missing_first_step_without_hang() -> None:
     observed = Observed(
         job(startupDeadlineSeconds=300), RUNNING, (), at(9000), PLATFORM, reports=Reports(NOW, ranks, at(9000))
     )
-    assert hang.handle_hang(Snapshot(observed, RUNNING)) is None
+    assert hang.handle_hang(Snapshot(observed)) is None
 
 
 LATE = failure(reason="NoFirstStep", exit_code=None, ran_seconds=600.0)

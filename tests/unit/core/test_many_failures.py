@@ -97,7 +97,7 @@ def _scene(dice: random.Random) -> Snapshot:
             continue
         life.pods[name] = replace(end, uid=each.uid, **changes)
     look = life.look(152)
-    return Snapshot(look, life.status)
+    return Snapshot(look)
 
 
 def _one_by_one(snapshot: Snapshot, limit: int) -> Plan | None:
@@ -112,13 +112,13 @@ def _one_by_one(snapshot: Snapshot, limit: int) -> Plan | None:
         decided = Plan(status, write_ahead=True, events=(*(decided.events if decided else ()), *events))
         if kind == "final":
             break
-        snapshot = replace(snapshot, observed=replace(snapshot.observed, status=status))
+        snapshot = Snapshot(snapshot.observed.with_current(status))
     return decided
 
 
 def _first(snapshot: Snapshot) -> tuple[str, Status, list[Any]]:
     o = snapshot.observed
-    of, status, now = o.job, o.status, o.now
+    of, status, now = o.job, o.current, o.now
     first = next(root_cause.failures(of, status, snapshot.failed, snapshot.deleted_replicas, now, o.platform))
     described = describe_failure(first)
 
@@ -137,7 +137,7 @@ def _first(snapshot: Snapshot) -> tuple[str, Status, list[Any]]:
     events = [event(decision.why)]
     if decision.action == "Fail":
         message = failure._with_last_line(f"{described}: {decision.why}", first)
-        return "final", transitions.fail(of, snapshot.summary, decision.reason, message, now, first), events
+        return "final", transitions.fail(of, snapshot.summarised, decision.reason, message, now, first), events
     if decision.action == "Ignore":
         return "ignored", transitions.ignore(status, first), events
     counted = decision.action == "Restart"
@@ -220,7 +220,7 @@ def _all_fail(number: int, one_way: bool) -> Observed:
 def _with_old_failures(number: int) -> Observed:
     """The status of an earlier version has the failure of each replica."""
     look = _all_fail(number, False)
-    found = root_cause.failures(look.job, look.status, (p for p in look.pods if p.role == "worker"), (), look.now)
+    found = root_cause.failures(look.job, look.persisted, (p for p in look.pods if p.role == "worker"), (), look.now)
     entries = {
         f"{one.role}-{one.index}": ReplicaRestarts(
             count=1, launched=True, counted=True, restart_time=at(1), failure=one
@@ -228,7 +228,7 @@ def _with_old_failures(number: int) -> Observed:
         for one in found
     }
     pods = [replace(p, name=f"{p.name}-1", restart=1) if p.role == "worker" else p for p in look.pods]
-    return replace(look, pods=tuple(pods), status=look.status.model_copy(update={"replica_restarts": entries}))
+    return replace(look, pods=tuple(pods), persisted=look.persisted.model_copy(update={"replica_restarts": entries}))
 
 
 def _chief_fails_after(number: int) -> Observed:
@@ -250,7 +250,7 @@ def _ignored(number: int) -> Observed:
     life = started(job(roles={"worker": number}, restart={"scope": "Pod", "rules": rules}, success="All"))
     life.put(*(failed("worker", index) for index in range(number)))
     ignored = [f"worker-{index}" for index in range(number // 2)]
-    return replace(life.look(70), status=life.status.model_copy(update={"ignored": ignored}))
+    return replace(life.look(70), persisted=life.status.model_copy(update={"ignored": ignored}))
 
 
 def _group_ends(number: int) -> Observed:
@@ -266,7 +266,7 @@ def _replaced(number: int) -> Observed:
     """All replicas have been restarted alone, and their first pods still run."""
     life = started(job(roles={"worker": number}, restart={"scope": "Pod"}))
     entries = {f"worker-{index}": ReplicaRestarts(count=1, restart_time=at(1)) for index in range(number)}
-    return replace(life.look(70), status=life.status.model_copy(update={"replica_restarts": entries}))
+    return replace(life.look(70), persisted=life.status.model_copy(update={"replica_restarts": entries}))
 
 
 @pytest.mark.parametrize(

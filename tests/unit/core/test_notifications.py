@@ -12,6 +12,7 @@ from allranks.core.accounting import notifications
 from allranks.core.facts.model import Observed, Plan
 from allranks.core.facts.naming import SWEEP_LABEL
 from allranks.core.reconcile import reconcile
+from allranks.core.snapshot import Snapshot
 from support.builders import CLUSTER, NOW, at, failed, job, pod, table
 
 NOTIFYING = replace(CLUSTER, notifies={"Failed": ("oncall",)})
@@ -22,7 +23,7 @@ LOW = Condition(type="LowUtilization", status="True", reason="LowUtilization", m
 
 def outbox(before: Status, after: Status, platform: Any = NOTIFYING, **spec: Any) -> list[str]:
     observed = Observed(job(**{"notify": ALL} | spec), before, (), NOW, platform)
-    return (notifications.with_outbox(observed, Plan(status=after)).status or after).notifications
+    return (notifications.with_outbox(Snapshot(observed), Plan(next=after)).next or after).notifications
 
 
 @table(
@@ -88,20 +89,20 @@ def test_a_result_is_written_also_to_a_job_that_is_finished() -> None:
         job(), status, (), at(9), NOTIFYING, notified={"Failed/0 team": " sent", "Failed/0 oncall": " failed"}
     )
     plan = reconcile(observed)
-    assert plan.status is not None
-    assert plan.status.notifications == ["Failed/0 team sent", "Failed/0 oncall failed"]
+    assert plan.next is not None
+    assert plan.next.notifications == ["Failed/0 team sent", "Failed/0 oncall failed"]
     assert [event.reason for event in plan.events] == ["NotificationFailed"]
-    assert notifications.pending(plan.status.notifications) == []
+    assert notifications.pending(plan.next.notifications) == []
 
 
 def test_the_entry_is_in_the_write_of_the_decision() -> None:
     of = job(restart={"maxRestarts": 0})
-    begun = reconcile(Observed(of, Status(), (), NOW, NOTIFYING)).status
+    begun = reconcile(Observed(of, Status(), (), NOW, NOTIFYING)).next
     assert begun is not None
     plan = reconcile(Observed(of, begun, (failed(), pod(index=1)), at(70), NOTIFYING))
     assert plan.write_ahead
-    assert plan.status is not None
-    assert (plan.status.phase, plan.status.notifications) == ("Failed", ["Failed/0 oncall"])
+    assert plan.next is not None
+    assert (plan.next.phase, plan.next.notifications) == ("Failed", ["Failed/0 oncall"])
 
 
 def test_the_end_of_a_trial_goes_to_those_that_its_template_names() -> None:

@@ -51,7 +51,7 @@ def test_a_text_that_is_too_long_for_the_status_is_written_once() -> None:
     life.uploads = {each["name"]: Upload("Uploaded", bytes=1, files=1) for each in outputs}
     life.settle(110)
     assert life.status.phase == "Succeeded"
-    assert reconcile(life.look(120)).status is None
+    assert reconcile(life.look(120)).next is None
 
 
 def test_the_reason_of_a_failure_is_whole_and_stays_when_what_said_it_is_gone() -> None:
@@ -118,4 +118,4 @@ def test_a_job_that_an_earlier_version_finished_is_not_written_again() -> None:
     life.settle(110)
     left = [each for each in life.status.conditions if each.type != "OutputsUploaded"]
     life.status = life.status.model_copy(update={"conditions": left})
-    assert life.step(120).status is None
+    assert life.step(120).next is None

@@ -369,10 +369,10 @@ def test_no_object_is_created_and_the_condition_has_the_reason(case):
     life = Life(job(pool="gpu"))
     plan = reconciled(life, where)
     assert (plan.create, plan.delete, plan.wake_at) == ((), (), None)
-    assert plan.status is not None
-    running = plan.status.condition("Running")
-    assert (plan.status.phase, running.status, running.reason, running.message) == ("Pending", "False", reason, message)
-    life.status = plan.status
+    assert plan.next is not None
+    running = plan.next.condition("Running")
+    assert (plan.next.phase, running.status, running.reason, running.message) == ("Pending", "False", reason, message)
+    life.status = plan.next
     assert reconciled(life, where).empty, "the condition is written once"
     assert [made["kind"] for made in reconciled(life, platform()).create] == ["Service", "Pod", "Pod"]
 

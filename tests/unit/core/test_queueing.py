@@ -57,7 +57,7 @@ def queued(labels: dict[str, str] | None = None, annotations: dict[str, str] | N
 
 
 def begun(of: Job) -> Status:
-    status = reconcile(look(of)).status
+    status = reconcile(look(of)).next
     assert status is not None
     assert status.phase == "Queued"
     return status
@@ -88,7 +88,7 @@ def admitted(made: dict[str, Any], **assigned: Any) -> tuple[OptionalKind, dict[
 def start(of: Job, **assigned: Any) -> tuple[Status, tuple[OptionalKind, dict[str, Any]]]:
     """The status of a job right after its admission, and its Workload."""
     found = admitted(workload_of(of), **assigned)
-    status = reconcile(look(of, begun(of), objects(found))).status
+    status = reconcile(look(of, begun(of), objects(found))).next
     assert status is not None
     assert status.phase == "Pending"
     return status, found
@@ -140,8 +140,8 @@ def test_a_priority_class_that_does_not_exist_is_named() -> None:
     of = queued(labels={queue.PRIORITY_LABEL: "urgent"})
     plan = reconcile(look(of, begun(of)))
     assert plan.create == ()
-    assert plan.status
-    condition = plan.status.condition("Running")
+    assert plan.next
+    condition = plan.next.condition("Running")
     assert condition
     assert condition.reason == "PriorityClassNotFound"
     assert "WorkloadPriorityClass urgent does not exist" in condition.message
@@ -152,7 +152,7 @@ def test_the_priority_of_an_admitted_job_follows_a_changed_label() -> None:
     classes = [(WORKLOAD_PRIORITY_CLASS, {"metadata": {"name": name}, "value": of}) for name, of in _CLASSES]
     made = workload_of(of, objects(*classes))
     found = admitted(made)
-    status = reconcile(look(of, begun(of), objects(found, *classes))).status
+    status = reconcile(look(of, begun(of), objects(found, *classes))).next
     assert status
     later = queued(labels={queue.PRIORITY_LABEL: "low"})
     changed = (WORKLOAD, {**found[1], "status": {**found[1]["status"], "conditions": _ready(found[1])}})
@@ -187,10 +187,10 @@ def test_an_admission_to_an_unknown_flavor_waits_for_it() -> None:
     made = workload_of(of)
     found = admitted(made, flavors={"cpu": "spot"})
     plan = reconcile(look(of, begun(of), objects(found)))
-    assert plan.status
-    condition = plan.status.condition("Running")
+    assert plan.next
+    condition = plan.next.condition("Running")
     assert condition
-    assert (plan.status.phase, condition.reason) == ("Queued", "FlavorNotFound")
+    assert (plan.next.phase, condition.reason) == ("Queued", "FlavorNotFound")
     assert "ResourceFlavor spot does not exist" in condition.message
 
 
@@ -199,8 +199,8 @@ def test_a_rejected_workload_is_named_in_the_condition() -> None:
     refused = RejectedCreate("Workload", "dt-job", "InternalError", "failed calling webhook: away")
     plan = reconcile(look(of, begun(of), refused=[refused]))
     assert plan.create, "it is tried again"
-    assert plan.status
-    condition = plan.status.condition("Running")
+    assert plan.next
+    condition = plan.next.condition("Running")
     assert condition
     assert "failed calling webhook: away" in condition.message
 
@@ -221,7 +221,7 @@ def test_a_job_of_the_manager_of_multikueue_has_a_workload_and_its_status_is_lef
     of = queued(managedBy=queue.MULTIKUEUE)
     plan = reconcile(look(of))
     assert [made["kind"] for made in plan.create] == ["Workload"]
-    assert plan.status is None
+    assert plan.next is None
     found = admitted(plan.create[0])
     assert reconcile(look(of, optional=objects(found))) == Plan()
 
@@ -234,8 +234,8 @@ def test_a_local_run_has_no_queue() -> None:
     of = queued(labels={queue.QUEUE_LABEL: "team-a"})
     found = look(of)
     plan = reconcile(replace(found, platform=replace(found.platform, local=True)))
-    assert plan.status
-    assert plan.status.phase == "Pending"
+    assert plan.next
+    assert plan.next.phase == "Pending"
 
 
 def test_a_running_job_keeps_its_pods_while_kueue_cannot_be_read() -> None:
@@ -244,17 +244,17 @@ def test_a_running_job_keeps_its_pods_while_kueue_cannot_be_read() -> None:
     pods = [pod("worker", 0), pod("worker", 1)]
     plan = reconcile(look(of, status, OptionalObjects(problems={WORKLOAD.id: "no right"}), pods=pods))
     assert plan.delete == ()
-    assert plan.status is None or plan.status.phase in ("Pending", "Running")
+    assert plan.next is None or plan.next.phase in ("Pending", "Running")
 
 
 def test_pods_that_kueues_pod_integration_has_taken_are_named_with_the_cure() -> None:
     of = job()
-    status = reconcile(observed(of, Status())).status
+    status = reconcile(observed(of, Status())).next
     assert status
     taken = [pending("worker", index, managed_by_kueue=True, waiting_reason="SchedulingGated") for index in (0, 1)]
     plan = reconcile(observed(of, status, taken))
-    assert plan.status
-    condition = plan.status.condition("Running")
+    assert plan.next
+    condition = plan.next.condition("Running")
     assert condition
     assert condition.reason == TAKEN_BY_KUEUE
     assert "DistributedTraining.v1alpha1.allranks.dev" in condition.message
@@ -293,7 +293,7 @@ def test_time_in_the_queue_is_queued_time_and_does_not_count_toward_the_deadline
     made = workload_of(of)
     found = admitted(made)
     status = begun(of)
-    later = reconcile(look(of, status, objects(found), now=3600)).status
+    later = reconcile(look(of, status, objects(found), now=3600)).next
     assert later
     assert later.phase == "Pending"
     assert later.times

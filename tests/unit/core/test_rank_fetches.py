@@ -15,7 +15,7 @@ from allranks.api.pool import InputCache, PoolSpec
 from allranks.api.status import Status
 from allranks.cache_key import cache_key
 from allranks.core.facts import uploads
-from allranks.core.facts.model import Exit, Platform, Pod
+from allranks.core.facts.model import Exit, InitContainer, Platform, Pod
 from allranks.core.facts.uploads import CacheUse, DataStore, Evictable, evictable
 from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
@@ -196,9 +196,8 @@ def test_the_pods_of_a_look_have_what_may_be_evicted_then() -> None:
 
 
 def in_crash_loop(said: object, restarts: int = 3) -> Pod:
-    text = f"init container allranks-fetch-birds ended with exit code 1: {json.dumps(said)}"
-    last = Exit(1, at(70), "InitContainerFailed", text)
-    return replace(pending(), container_restarts=restarts, last_exit=last, waiting_reason="CrashLoopBackOff")
+    last, init = Exit(1, at(70), "InitContainerFailed"), InitContainer("allranks-fetch-birds", 1, json.dumps(said))
+    return replace(pending(), container_restarts=restarts, last_exit=last, waiting_reason="CrashLoopBackOff", init=init)
 
 
 def test_a_kubelet_that_restarts_the_fetch_in_place_uses_no_restarts_of_the_job() -> None:
@@ -228,10 +227,8 @@ def test_a_kubelet_does_not_restart_the_fetch_for_ever() -> None:
 def test_the_next_pods_prefer_other_nodes_than_one_whose_fetch_failed() -> None:
     life = ready(on(host_path="/disk"))
     broken = json.dumps({"error": "the disk is full", "final": False})
-    message = f"init container allranks-fetch-birds ended with exit code 1: {broken}"
-    life.put(
-        replace(pending(), phase="Failed", node="node-1", waiting_reason="InitContainerFailed", waiting_message=message)
-    )
+    init = InitContainer("allranks-fetch-birds", 1, broken)
+    life.put(replace(pending(), phase="Failed", node="node-1", waiting_reason="InitContainerFailed", init=init))
     life.settle(80)
     assert life.status.last_failure
     assert life.status.last_failure.reason == "FetchFailed"

@@ -14,7 +14,7 @@ from allranks.api.status import Status
 from allranks.core.facts.model import Event, Observed, Plan, RejectedCreate
 from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
-from allranks.core.rules.lifecycle import SMALL_JOB_PODS
+from allranks.core.small_jobs import SMALL_JOB_PODS
 from support.builders import (
     CLUSTER,
     NOW,
@@ -151,10 +151,10 @@ def test_what_keeps_a_job_from_running_is_reported_in_its_condition(case):
     life.settle(0)
     life.put(pod("master"), pod("worker", 0), waiting)
     plan = reconcile(replace(life.look(5), refused=tuple(refused)))
-    assert plan.status is not None
-    found = plan.status.condition("Running")
+    assert plan.next is not None
+    found = plan.next.condition("Running")
     assert found is not None
-    assert (plan.status.phase, found.status, found.reason, found.message) == ("Pending", "False", *reported)
+    assert (plan.next.phase, found.status, found.reason, found.message) == ("Pending", "False", *reported)
 
 
 def test_an_image_that_cannot_be_pulled_fails_the_job_after_the_startup_deadline():
@@ -274,8 +274,8 @@ def test_labels_adopt_nothing():
     plan = reconcile(observed(life.job, life.status, [foreign]))
     assert f"Pod {foreign.name}" in names(plan), "its creation is rejected, and the job reports it"
     assert plan.delete == ()
-    assert plan.status is not None
-    assert plan.status.ready == "0/3"
+    assert plan.next is not None
+    assert plan.next.ready == "0/3"
 
 
 def test_an_owned_pod_is_identified_by_its_name_not_by_its_labels():
@@ -333,9 +333,9 @@ def _observations() -> list[tuple[str, Observed]]:
 @pytest.mark.parametrize("case", _observations(), ids=lambda case: case[0])
 def test_the_same_observation_gives_the_same_plan_and_is_not_modified(case):
     _, look = case
-    before = (look.job.model_dump(), look.status.model_dump(), look.pods)
+    before = (look.job.model_dump(), look.persisted.model_dump(), look.pods)
     assert reconcile(look) == reconcile(look)
-    assert (look.job.model_dump(), look.status.model_dump(), look.pods) == before
+    assert (look.job.model_dump(), look.persisted.model_dump(), look.pods) == before
 
 
 def test_a_new_operator_continues_from_the_persisted_status():
@@ -345,7 +345,7 @@ def test_a_new_operator_continues_from_the_persisted_status():
     life.step(61)
     stored = Status.model_validate_json(life.status.model_dump_json(by_alias=True), by_alias=True)
     assert stored == life.status
-    assert reconcile(replace(life.look(62), status=stored)) == reconcile(life.look(62))
+    assert reconcile(replace(life.look(62), persisted=stored)) == reconcile(life.look(62))
 
 
 def test_a_restart_emits_two_events_and_the_failure_is_a_warning():

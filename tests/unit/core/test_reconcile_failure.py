@@ -184,11 +184,11 @@ def test_a_pod_that_was_marked_and_deleted_at_once_is_lost_with_its_node():
     marked = replace(gone, phase="Failed", disruption=Disruption("DeletionByPodGC", at(60), words))
     life.put(failed("master", after=62))  # lost its peer
     plan = reconcile(replace(life.look(63), removed={marked.name: marked}))
-    assert plan.status is not None
-    found = plan.status.last_failure
+    assert plan.next is not None
+    found = plan.next.last_failure
     assert found is not None
     assert (found.reason, found.pod, found.node, found.message) == ("NodeLost", marked.name, "node-0", words)
-    assert (plan.status.attempt, plan.status.restarts.counted, plan.status.restarts.disruptions) == (1, 0, 1)
+    assert (plan.next.attempt, plan.next.restarts.counted, plan.next.restarts.disruptions) == (1, 0, 1)
 
 
 def test_a_pod_that_its_kubelet_deleted_at_once_after_a_reboot_corrects_the_failure_of_its_peer():
@@ -201,10 +201,10 @@ def test_a_pod_that_its_kubelet_deleted_at_once_after_a_reboot_corrects_the_fail
     life.pods.pop(before.name, None)
     gone = replace(before, phase="Failed", deleted_at=at(61), exit=Exit(255, at(70), "ContainerStatusUnknown"))
     plan = reconcile(replace(life.look(71), removed={gone.name: gone}))
-    assert plan.status is not None
-    assert plan.status.last_failure is not None
-    assert (plan.status.last_failure.pod, plan.status.last_failure.reason) == (gone.name, "ContainerStatusUnknown")
-    assert (plan.status.attempt, plan.status.restarts.counted, plan.status.restarts.disruptions) == (1, 0, 1)
+    assert plan.next is not None
+    assert plan.next.last_failure is not None
+    assert (plan.next.last_failure.pod, plan.next.last_failure.reason) == (gone.name, "ContainerStatusUnknown")
+    assert (plan.next.attempt, plan.next.restarts.counted, plan.next.restarts.disruptions) == (1, 0, 1)
     assert [event.reason for event in plan.events] == ["CauseFound"]
 
 
@@ -213,9 +213,9 @@ def test_the_last_state_of_a_pod_of_an_earlier_attempt_explains_no_deletion():
     gone = life.pods.pop("job-worker-1-0")
     earlier = replace(gone, name="job-worker-1-9", disruption=Disruption("DeletionByPodGC", at(60)))
     plan = reconcile(replace(life.look(63), removed={earlier.name: earlier}))
-    assert plan.status is not None
-    assert plan.status.last_failure is not None
-    assert plan.status.last_failure.reason == "Deleted"
+    assert plan.next is not None
+    assert plan.next.last_failure is not None
+    assert plan.next.last_failure.reason == "Deleted"
 
 
 def test_a_pod_that_somebody_deleted_restarts_the_group_uncounted():

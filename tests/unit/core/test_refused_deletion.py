@@ -29,7 +29,7 @@ def restarted() -> tuple[Life, list[Pod]]:
 
 def step(life: Life, refused: Iterable[Pod], now: float = 120) -> Plan:
     plan = reconcile(replace(life.look(now), refused_deletions=rejected(refused)))
-    life.status = plan.status or life.status
+    life.status = plan.next or life.status
     return plan
 
 

@@ -91,9 +91,9 @@ def test_the_address_is_written_before_the_pods_are_created():
     observed = begun(resume_source=source(claim="others", subPath="first"))
     plan = reconcile(observed)
     assert plan.write_ahead
-    assert plan.status is not None
-    assert plan.status.resumed_from == "claim://others/first"
-    later = reconcile(replace(observed, status=plan.status, resume_source=None, now=at(1)))
+    assert plan.next is not None
+    assert plan.next.resumed_from == "claim://others/first"
+    later = reconcile(replace(observed, persisted=plan.next, resume_source=None, now=at(1)))
     pod = next(each for each in later.create if each["kind"] == "Pod")
     [init] = [each for each in pod["spec"]["initContainers"] if each["name"] == "allranks-resume"]
     arguments = ["/allranks-resume-from", "/checkpoints", "--name", "first/500", "--step", "500", "--copier", "1"]
@@ -113,17 +113,17 @@ def test_the_address_is_written_before_the_pods_are_created():
 
 def test_pods_that_are_replaced_after_all_ran_need_no_copy():
     observed = begun(resume_source=source(claim="others"))
-    status = changed(reconcile(observed).status, first_running_time=at(5))
-    later = reconcile(replace(observed, status=status, now=at(6)))
+    status = changed(reconcile(observed).next, first_running_time=at(5))
+    later = reconcile(replace(observed, persisted=status, now=at(6)))
     pod = next(each for each in later.create if each["kind"] == "Pod")
     assert all(each["name"] != "allranks-resume" for each in pod["spec"].get("initContainers", ()))
 
 
 def test_a_job_whose_source_does_not_exist_fails():
     plan = reconcile(begun())
-    assert plan.status is not None
-    assert plan.status.phase == "Failed"
-    condition = plan.status.condition("Failed")
+    assert plan.next is not None
+    assert plan.next.phase == "Failed"
+    condition = plan.next.condition("Failed")
     assert condition is not None
     assert condition.reason == "InvalidSpec"
     assert condition.message == "spec.resumeFrom: there is no DistributedTraining first in namespace team"

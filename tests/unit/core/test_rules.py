@@ -15,14 +15,16 @@ from allranks.core import reconcile as core
 from allranks.core.facts.contenders import Contender, Contention
 from allranks.core.facts.model import Exit, Observed, Pod
 from allranks.core.facts.rank_reports import Reports
+from allranks.core.facts.stage import Stage
 from allranks.core.outcomes import Act, WaitUntil
-from allranks.core.reconcile import ACTIVE_RULES, FINISHED_RULES, SUSPENDED_RULES, Rule, reconcile
+from allranks.core.reconcile import RULES as TABLE
+from allranks.core.reconcile import Rule, reconcile
 from allranks.core.rules import cleanup, gang, hang, lifecycle, resize, startup, utilization
 from allranks.core.rules.failure import handle_failures
 from allranks.core.snapshot import Snapshot
 from support.builders import Life, at, failure, job, observed, pending, pod, rank, started
 
-RULES = {*ACTIVE_RULES, *SUSPENDED_RULES, *FINISHED_RULES}
+RULES = {rule for rules in TABLE.values() for rule in rules}
 ELASTIC = {"roles": {"worker": 3}, "elastic": {"minReplicas": 1, "maxReplicas": 3, "waitSeconds": 60}}
 
 
@@ -120,11 +122,11 @@ def test_a_rule_that_waits_wakes_the_job_up_exactly_then(
     rule: Rule, look: Callable[[], Observed], due: datetime
 ) -> None:
     observation = look()
-    before = Snapshot(observation, observation.status)
+    before = Snapshot(observation)
     assert rule(before) == WaitUntil(due)
     assert reconcile(observation).wake_at == due
     after = replace(observation, now=due)
-    outcome = rule(Snapshot(after, after.status))
+    outcome = rule(Snapshot(after))
     assert isinstance(outcome, Act) or (isinstance(outcome, WaitUntil) and outcome.time > due), "it is due"
 
 
@@ -135,7 +137,7 @@ def test_every_rule_that_can_wait_is_in_the_table() -> None:
 
 def test_the_earliest_wait_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     rules: list[Rule] = [lambda _: WaitUntil(at(900)), lambda _: None, lambda _: WaitUntil(at(300))]
-    monkeypatch.setattr(core, "ACTIVE_RULES", tuple(rules))
+    monkeypatch.setitem(core.RULES, Stage.ACTIVE, tuple(rules))
     observation = started(job()).look(10)
     assert reconcile(observation).wake_at == at(300)
 
@@ -145,8 +147,8 @@ def test_the_first_rule_that_acts_decides() -> None:
     life = started(job(activeDeadlineSeconds=100))
     done = [replace(p, phase="Succeeded") for p in life.pods.values()]
     plan = reconcile(observed(life.job, life.status, done, 500))
-    assert plan.status
-    assert (plan.status.phase, plan.wake_at) == ("Succeeded", None)
+    assert plan.next
+    assert (plan.next.phase, plan.wake_at) == ("Succeeded", None)
 
 
 # --- waits of sync_objects -------------------------------------------------------------------------------------------

@@ -371,4 +371,4 @@ def test_the_first_status_is_small():
     written = first.model_dump(by_alias=True, exclude_none=True, mode="json")
     assert "lastFailure" not in written
     assert written["startTime"] == "2026-03-04T10:00:00Z"
-    assert observed(job(**GROUP), first).status == first
+    assert observed(job(**GROUP), first).persisted == first

@@ -87,7 +87,7 @@ def test_the_wiring_refers_only_to_what_is_shared(shape):
 def calls(shape: Shape, n: int) -> int:
     """Function calls of the look that creates pods: CPU time without the machine's speed."""
     of = shape.job(n)
-    begun = reconcile(observed(of, Status())).status
+    begun = reconcile(observed(of, Status())).next
     assert begun is not None
     count = 0
 

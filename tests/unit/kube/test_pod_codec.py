@@ -11,7 +11,7 @@ import pytest
 
 from allranks.api.status import Status
 from allranks.core.diagnosis import root_cause
-from allranks.core.facts.model import Exit, Pod
+from allranks.core.facts.model import Exit, InitContainer, Pod
 from allranks.kube.pod_codec import to_cached_pod
 from allranks.kube.raw_pod import Raw
 from support.builders import job, table
@@ -260,6 +260,7 @@ def test_an_init_container_in_a_crash_loop_fails_the_pod_too_but_not_a_sidecar()
             cause = next(root_cause.failures(job(), Status(), [judged], [], CREATED))
             assert (cause.reason, cause.exit_code) == ("InitContainerFailed", None)
             assert cause.message == "init container fetch ended with exit code 2: no such dataset"
+            assert found.init == InitContainer("fetch", 2, "no such dataset")
 
 
 # Evictions for a pod's own limits, rejections and reboots.

@@ -92,7 +92,7 @@ def test_a_run_that_is_killed_at_any_time_has_one_last_value(
     run = LocalRun(job(roles={"worker": {}}, command=["train"]), Options(run_dir=tmp_path))
     for step in range(1, 40):
         run._state_file._interval = 0.0 if step % 3 == 0 else 3600.0
-        run._apply(Plan(status=status(step, step * 0.5, loss=1 / step)))
+        run._apply(Plan(next=status(step, step * 0.5, loss=1 / step)))
         document = json.loads((tmp_path / "job.json").read_text())
         points = read_run_files(tmp_path).samples
         assert (points[-1].step, points[-1].metrics) == (

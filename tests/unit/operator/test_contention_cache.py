@@ -44,10 +44,10 @@ def test_when_a_job_gave_its_pods_up_the_others_wait_for_the_room() -> None:
     older = replace(contenders.observe(ONE, life.look(30)).others[0], created_at=at(-100))
     life.step(30)
     given_up = replace(life.look(400), contention=Contention((older,)))
-    status = reconcile(given_up).status
+    status = reconcile(given_up).next
     assert status
     assert status.history[-1].reason == "GangTimeout"
-    contenders.observe(OTHER, replace(life.look(401), status=status, pods=()))
+    contenders.observe(OTHER, replace(life.look(401), persisted=status, pods=()))
     assert contenders.observe(ONE, life.look(402)).given_up_at == at(400)
     assert own.given_up_at is None
 

@@ -22,9 +22,9 @@ from support.builders import at, job, observed, pod, succeeded
 )
 def test_success_waits_for_running_ranks_of_this_attempt(other: Pod, waits: bool) -> None:
     current = observed(job(), Status(phase="Running", attempt=1), [succeeded(attempt=1), other], now=60)
-    assert is_deferrable(current, Plan(status=Status(phase="Succeeded", attempt=1), write_ahead=True)) is waits
+    assert is_deferrable(current, Plan(next=Status(phase="Succeeded", attempt=1), write_ahead=True)) is waits
 
 
 def test_a_failure_is_written_immediately() -> None:
     current = observed(job(), Status(phase="Running"), [pod()], now=60)
-    assert not is_deferrable(current, Plan(status=Status(phase="Failed"), write_ahead=True))
+    assert not is_deferrable(current, Plan(next=Status(phase="Failed"), write_ahead=True))

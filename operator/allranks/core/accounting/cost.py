@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 
 from allranks.api.cost import CostStatus, GpuTime
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status, Times
 from allranks.core.accounting import time_accounting
 from allranks.core.facts import pod_template, pool_template
-from allranks.core.facts.model import Observed, Pod
+from allranks.core.facts.model import Observed, Plan, Pod
 from allranks.core.facts.status_update import changed
+from allranks.core.snapshot import Snapshot
 
 KINDS = ("productive", "starting", "waiting", "lost")
 
@@ -122,3 +124,8 @@ def _partial(status: Status, pods: Iterable[Pod]) -> bool:
         return False
     placed = sum(pod.attempt == status.attempt for pod in _placed(pods))
     return 0 < placed < sum(of.desired for of in status.roles.values())
+
+
+def with_cost(snapshot: Snapshot, plan: Plan) -> Plan:
+    """Add the GPU time to the status that the plan writes, which has its times."""
+    return replace(plan, next=charge(snapshot.observed, snapshot.persisted, plan.next)) if plan.next else plan

@@ -15,9 +15,10 @@ from allranks.api.job import Job
 from allranks.api.notify import Notification, Target
 from allranks.api.status import FINISHED, Status
 from allranks.core.diagnosis import hang_detection, stragglers
-from allranks.core.facts.model import Event, Observed, Plan, Platform
+from allranks.core.facts.model import Event, Plan, Platform
 from allranks.core.facts.naming import SWEEP_LABEL
 from allranks.core.facts.status_update import changed
+from allranks.core.snapshot import Snapshot
 
 T = TypeVar("T", bound=Target)
 MOST_ENTRIES = 12
@@ -26,14 +27,14 @@ WEBHOOK = "webhook-"
 """Receivers of a job or pool that are addresses are named by their place: webhook-0, of the pool webhook-p0."""
 
 
-def with_outbox(observed: Observed, plan: Plan) -> Plan:
+def with_outbox(snapshot: Snapshot, plan: Plan) -> Plan:
     """The plan with a status that has the entries for what it changes, and the results of deliveries."""
-    before = observed.status
-    after = plan.status or before
+    observed, before = snapshot.observed, snapshot.persisted
+    after = plan.next or before
     if plan.delete_job or not (observed.platform.notifies or before.notifications):
         return plan
     entries, events = with_results(before.notifications, observed.notified)
-    if plan.status is not None and observed.platform.notifies:
+    if plan.next is not None and observed.platform.notifies:
         for occasion in _occasions(before, after):
             kind = occasion.partition("/")[0]
             for receiver in subscribers(observed.job, observed.platform, kind):
@@ -43,7 +44,7 @@ def with_outbox(observed: Observed, plan: Plan) -> Plan:
     entries = bounded(entries)
     if entries == after.notifications:
         return plan
-    return replace(plan, status=changed(after, notifications=entries), events=(*plan.events, *events))
+    return replace(plan, next=changed(after, notifications=entries), events=(*plan.events, *events))
 
 
 def pending(entries: Iterable[str]) -> list[str]:

@@ -13,10 +13,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
-from allranks.api.status import WITHOUT_PODS, CurvePoint, ProgressStatus, RankProgress, Status
+from allranks.api.status import FINISHED, WITHOUT_PODS, CurvePoint, ProgressStatus, RankProgress, Status
 from allranks.core.diagnosis.stragglers import stragglers
 from allranks.core.facts import topology
-from allranks.core.facts.model import Pod
+from allranks.core.facts.model import Observed, Pod
 from allranks.core.facts.naming import replica_key
 from allranks.core.facts.rank_reports import RankReport, Reports
 from allranks.core.facts.status_update import ProgressChanges, changed
@@ -95,6 +95,14 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
         # Pods that are on their way out still report, and fewer each time.
         after = changed(_without_pods(after), ranks=max(after.ranks, before.ranks, key=len))
     return status if after == before else changed(status, progress=after)
+
+
+def with_reports(o: Observed) -> Observed:
+    """Add what the ranks reported to the current status. Late reports change nothing about a finished job."""
+    if o.persisted.phase in FINISHED:
+        return o
+    reports = with_ranks(o.job, o.current, drop_stale(o.reports, o.pods))
+    return replace(o, reports=reports).with_current(observe(o.job, o.current, reports))
 
 
 def reset_for_attempt(progress: ProgressStatus | None) -> ProgressStatus | None:

@@ -8,14 +8,16 @@ that state changes and whenever the status is written for another reason; in bet
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, PastAttempt, Status, TimeKind, Times
-from allranks.core.facts.model import Pod
+from allranks.core.facts.model import Plan, Pod
 from allranks.core.facts.status_update import changed
 from allranks.core.facts.uploads import uploading_since
+from allranks.core.snapshot import Snapshot
 
 
 def account(
@@ -213,3 +215,11 @@ def _seconds(begin: datetime, end: datetime) -> float:
 def _exact(seconds: float) -> float:
     """Rounds to microseconds, the resolution of times: sums of floats would drift."""
     return round(seconds, 6)
+
+
+def with_times(snapshot: Snapshot, plan: Plan) -> Plan:
+    """Add progress and times to the status that the plan writes; there is none if nothing has changed."""
+    o, before = snapshot.observed, snapshot.persisted
+    after, pods, listened = plan.next or snapshot.current, snapshot.pods.values(), o.reports is not None
+    status = account(o.job, before, snapshot.current, after, pods, o.refused, listened, o.now)
+    return replace(plan, next=status if status != before else None)

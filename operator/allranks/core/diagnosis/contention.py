@@ -24,7 +24,7 @@ _PLACED_BY_OTHERS = frozenset({"Native", "Volcano", "Coscheduling"})
 
 def may_contend(observed: Observed) -> bool:
     """A cheap test, before the pods are looked at closely."""
-    status = observed.status
+    status = observed.current
     if observed.platform.local or status.running_time or status.start_time is None:
         return False
     if status.phase in FINISHED | WITHOUT_PODS:
@@ -35,7 +35,7 @@ def may_contend(observed: Observed) -> bool:
 def contender(o: Observed, pods: Mapping[tuple[str, int], Pod]) -> Contender | None:
     """The job as a rival of others: it waits for room while it has nodes for some of its pods; else None.
     `pods`: (role, index) -> the pod in this place."""
-    job, status = o.job, o.status
+    job, status = o.job, o.current
     if not may_contend(o) or (status.progress and status.progress.first_step_time):
         return None
     rejected = {rejection.name for rejection in o.refused if rejection.kind == "Pod"}

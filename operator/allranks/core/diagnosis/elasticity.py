@@ -13,7 +13,6 @@ from itertools import pairwise
 
 from allranks.api.job import Job
 from allranks.api.status import ReplicaRestarts, RoleStatus, Status
-from allranks.core.diagnosis import root_cause
 from allranks.core.facts import naming, places, pod_template, topology
 from allranks.core.facts.model import Pod
 from allranks.core.facts.restarts import drop_details
@@ -99,7 +98,7 @@ def shrink_deadline(job: Job, status: Status, leaving: Iterable[Pod], now: datet
     begun = status.restart_time or status.attempt_time
     if topology.elasticity(job) != "restarts" or status.running_time or begun is None or job.spec.elastic is None:
         return None
-    occupying = [pod for pod in leaving if pod.node and not pod.ended and root_cause.node_lost_at(pod) is None]
+    occupying = [pod for pod in leaving if pod.node and not pod.ended and pod.node_lost_at is None]
     freed = [(pod.deleted_at or now) + TERMINATION_TIMEOUT for pod in occupying]
     wait = timedelta(seconds=job.spec.elastic.wait_seconds)
     if status.attempt:  # the end of the previous pods is not recorded: allow for their grace period

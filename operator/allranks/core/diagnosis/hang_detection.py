@@ -23,7 +23,7 @@ from allranks.core.facts.status_update import changed
 REASON = "Hang"
 NO_FIRST_STEP = "NoFirstStep"
 NO_REPORTS = "NoReports"
-"""Reason of an Event: `hang` is set, and no rank reports."""
+"""Reason of an Event and of the condition Running: `hang` is set, and no rank reports."""
 STACK_DUMP_WAIT = timedelta(seconds=10)
 """Time for stack dumps: ranks receive the request with the answer to their next report, within 5 s."""
 _JITTER = timedelta(seconds=2)
@@ -114,10 +114,11 @@ def _announces_steps(ranks: Sequence[RankReport]) -> bool:
 
 
 COLLECTIVES_STOPPED = "CollectivesStopped"
-"""Reason of an Event: `hang` is set, no rank reports, and NCCL says that no rank launches collectives."""
-NOT_REPORTED = "hang: no rank has reported yet"
+"""Reason of an Event and of the condition Running: `hang` is set, no rank reports, and NCCL says that no rank launches
+collectives."""
+_NOT_REPORTED = "hang: no rank has reported yet"
 UNREPORTED = (
-    f"{NOT_REPORTED}; a hang cannot be detected without reports (call report(step=...) in the program, "
+    f"{_NOT_REPORTED}; a hang cannot be detected without reports (call report(step=...) in the program, "
     "or set progress.logPattern)"
 )
 
@@ -141,7 +142,7 @@ def stopped_note(job: Job, reports: Reports | None, now: datetime) -> tuple[str,
     if now < stopped_at:
         return "", stopped_at
     since = f"no rank has launched a collective since {found.moved_at:%H:%M:%S} UTC"
-    return f"{NOT_REPORTED}; {since}; NCCL: {collectives.sentence(found)}", None
+    return f"{_NOT_REPORTED}; {since}; NCCL: {collectives.sentence(found)}", None
 
 
 def path_works(reports: Reports, now: datetime) -> bool:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from allranks.api.status import Condition, Status
-from allranks.core.facts.model import Event
+from allranks.core.facts.model import Event, Observed
 from allranks.core.facts.rank_reports import RankReport, Reports
 from allranks.core.facts.status_update import changed
 
@@ -84,6 +84,11 @@ def observe(status: Status, reports: Reports | None, now: datetime) -> Status:
         observed_generation=status.observed_generation,
     )
     return changed(status, conditions=[*(c for c in status.conditions if c.type != CONDITION), condition])
+
+
+def with_report_loss(o: Observed) -> Observed:
+    """Say in the current status whether reports of the ranks are lost."""
+    return o.with_current(observe(o.current, o.reports, o.now))
 
 
 def _is_new(reports: Reports | None) -> bool:

@@ -22,6 +22,7 @@ from allranks.core.facts.model import (
     ANY_PLATFORM,
     BY_KUBELET,
     CRASH_LOOP,
+    DISRUPTIONS,
     FETCH_FAILED,
     INIT_FAILED,
     LIMIT_EXCEEDED,
@@ -33,15 +34,6 @@ from allranks.core.facts.status_update import changed
 from allranks.exit_warnings import without_exit_warnings
 from allranks.frameworks.base import Replica, RootCause
 from allranks.text import last_lines
-
-DISRUPTIONS: dict[str, str] = {
-    "PreemptionByScheduler": "Preempted",
-    "DeletionByTaintManager": "NodeLost",
-    "EvictionByEvictionAPI": "Evicted",
-    "TerminationByKubelet": "Evicted",
-    "DeletionByPodGC": "NodeLost",
-}
-"""Reason of the pod condition `DisruptionTarget` -> reason of the failure."""
 
 REJECTIONS = frozenset(
     {"NodeShutdown", "UnexpectedAdmissionError", "NodeAffinity", "NodeName", "NodePorts", "TaintToleration"}
@@ -272,12 +264,6 @@ def _within(number: int | None, least: int, most: int = 2**31 - 1) -> int | None
     return number if number is not None and least <= number <= most else None
 
 
-def node_lost_at(pod: Pod) -> datetime | None:
-    """Time at which the pod's node was declared lost; None if it was not, or if the pod's exit was reported."""
-    lost = pod.exit is None and pod.disruption and DISRUPTIONS.get(pod.disruption.reason) == "NodeLost"
-    return pod.disruption.at if lost and pod.disruption else None
-
-
 def node_failed_at(pod: Pod) -> datetime | None:
     """Time at which Kubernetes showed that the pod's node was lost, shut down, rebooted, or ran out of a resource; None
     if it did not."""
@@ -285,7 +271,7 @@ def node_failed_at(pod: Pod) -> datetime | None:
         return pod.exit.finished_at
     if pod.disruption and ended_by_kubelet(pod):
         return pod.disruption.at
-    return node_lost_at(pod)
+    return pod.node_lost_at
 
 
 def ended_by_kubelet(pod: Pod) -> bool:

@@ -7,16 +7,23 @@ that runs; defaults always do.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from allranks.api.job import Job
 from allranks.core.facts import naming, pod_template, pool_template, topology
-from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
+from allranks.core.facts.model import ANY_PLATFORM, Manifest, Observed, Platform
 from allranks.core.facts.policy import Policy
 
 REASON = "PolicyViolation"
 """Reason of the condition Failed of a job that a limit refuses."""
 _ASK = "or ask the platform team to change the limit"
+
+
+def with_default_fields(o: Observed) -> Observed:
+    """Give the job the policy's defaults. The stored spec stays as it is."""
+    job = with_defaults(o.job, o.platform.policy)
+    return o if job is o.job else replace(o, job=job)
 
 
 def with_defaults(job: Job, policy: Policy) -> Job:

@@ -6,7 +6,7 @@ A driver builds an `Observed` (job, persisted status, pods, time), passes it to 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -52,6 +52,15 @@ UNKNOWN_END = "ContainerStatusUnknown"
 LOST_BY_RUNTIME = 255
 """containerd's exit code of a container whose process it cannot find, with reason `Unknown`."""
 
+DISRUPTIONS: dict[str, str] = {
+    "PreemptionByScheduler": "Preempted",
+    "DeletionByTaintManager": "NodeLost",
+    "EvictionByEvictionAPI": "Evicted",
+    "TerminationByKubelet": "Evicted",
+    "DeletionByPodGC": "NodeLost",
+}
+"""Reason of the pod condition `DisruptionTarget` -> reason of the failure."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exit:
@@ -73,6 +82,17 @@ class Exit:
         """The container runtime found no process for it when it started again, as after a reboot. The kubelet has the
         code 137 for containers that it lost track of, also while it deletes a pod."""
         return self.reason == UNKNOWN_END and self.code == LOST_BY_RUNTIME
+
+
+@dataclass(frozen=True, slots=True)
+class InitContainer:
+    """The init container that a pod waits for, or that has failed."""
+
+    name: str
+    exit_code: int | None = None
+    """None while it runs."""
+    message: str = ""
+    """Its termination message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +137,8 @@ class Pod:
     """The message of the scheduler or the kubelet; it begins with the container unless that is the trainer."""
     waiting_for: str = ""
     """What a pod on a node waits for, if it does not run: `init container fetch`, `its volumes and its network`, ..."""
+    init: InitContainer | None = None
+    """What `waiting_for`, `waiting_message` or the message of `last_exit` is about, if that is an init container."""
     unprepared: bool = False
     """The kubelet has not prepared the pod's volumes and network: condition PodReadyToStartContainers is False."""
     exit: Exit | None = None
@@ -156,6 +178,12 @@ class Pod:
             return True  # the kubelet sets the condition after the containers have ended
         requested = self.termination_requested_at
         return requested is not None and (self.exit is None or requested <= self.exit.finished_at)
+
+    @property
+    def node_lost_at(self) -> datetime | None:
+        """Time at which the pod's node was declared lost; None if it was not, or if the pod's exit was reported."""
+        lost = self.exit is None and self.disruption and DISRUPTIONS.get(self.disruption.reason) == "NodeLost"
+        return self.disruption.at if lost and self.disruption else None
 
     @property
     def ended(self) -> bool:
@@ -250,8 +278,8 @@ class Observed:
     """Everything that a decision may depend on."""
 
     job: Job
-    status: Status
-    """The persisted status: at least as new as this driver's own last write."""
+    persisted: Status
+    """The status from the API server: at least as new as this driver's own last write."""
     pods: tuple[Pod, ...]
     """The pod cache. It may lag behind the API server, but always contains this driver's own creations."""
     now: datetime
@@ -276,6 +304,17 @@ class Observed:
     """Name of an output -> its upload, if one was begun."""
     removed: Mapping[str, Pod] = field(default_factory=dict)
     """Name -> last state of a pod that is gone, if its status said what ended it (`root_cause.says_what_ended_it`)."""
+    prepared: Status | None = None
+    """The current status, if `reconcile` has changed it. A driver leaves it out."""
+
+    @property
+    def current(self) -> Status:
+        """The persisted status with what was observed since, such as the progress that ranks reported."""
+        return self.prepared or self.persisted
+
+    def with_current(self, status: Status) -> Observed:
+        """Return the observation with another current status."""
+        return self if status is self.current else replace(self, prepared=status)
 
     @property
     def pool_name(self) -> str | None:
@@ -322,7 +361,8 @@ class Plan:
     happens; such a plan holds no creations and no deletions: the next reconcile derives them from the persisted status.
     """
 
-    status: Status | None = None
+    next: Status | None = None
+    """The status to write; None if the persisted one stays."""
     write_ahead: bool = False
     create: tuple[Manifest, ...] = ()
     """In creation order: other objects first, then pods. Objects of optional kinds have an `apiVersion` that the
@@ -345,12 +385,19 @@ class Plan:
     wake_at: datetime | None = None
     stack_dump_id: str = ""
     """Requests stack dumps from all ranks that report; a new id is a new request."""
+    awaits_checkpoint: bool = False
+    """A rule waits for a checkpoint that ranks were asked for. Only `reconcile` needs it."""
     checkpoint_request: int = 0
     """The number of the checkpoint that ranks are asked for, from the persisted status; 0 withdraws the request."""
 
     @property
+    def decided(self) -> bool:
+        """Whether a rule decided: nothing else is due with this plan."""
+        return self.write_ahead or self.delete_job
+
+    @property
     def empty(self) -> bool:
-        changes = self.status or self.create or self.restore or self.delete or self.delete_job or self.suspend_job
+        changes = self.next or self.create or self.restore or self.delete or self.delete_job or self.suspend_job
         return not (changes or self.patch or self.remove)
 
 

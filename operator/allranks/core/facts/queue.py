@@ -42,6 +42,11 @@ def is_prebuilt(job: Job) -> bool:
     return bool(job.metadata.labels.get(PREBUILT_LABEL))
 
 
+def as_admitted(observed: Observed) -> Observed:
+    """Give the job the size that its queue admitted. A local run has no queue."""
+    return without_queue(observed) if observed.platform.local else with_admitted_size(observed)
+
+
 def without_queue(observed: Observed) -> Observed:
     """The observation of a local run, which has no queues."""
     job = observed.job
@@ -58,7 +63,7 @@ def with_admitted_size(observed: Observed) -> Observed:
 
     A size that changed since then stays: the job goes back to its queue (`rules.queue.withdraw`).
     """
-    queue, job = observed.status.queue, observed.job
+    queue, job = observed.current.queue, observed.job
     if queue is None or not queue.pod_sets:
         return observed
     fewer = {

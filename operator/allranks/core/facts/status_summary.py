@@ -33,12 +33,12 @@ def summarise(
     refused: Iterable[RejectedCreate],
     now: datetime,
     blocked: tuple[str, str] | None = None,
-    note: str = "",
+    note: tuple[str, str] | None = None,
 ) -> Status:
     """Updates the status of a running attempt: pod counts, `launched`, `running_time`, and why it is not running.
 
-    `blocked` is the (reason, message) that prevents the creation of the missing pods. `note` is appended to the message
-    of a job that runs.
+    `blocked` is the (reason, message) that prevents the creation of the missing pods. `note` is the (reason, sentence)
+    that a job has which runs: the sentence is appended to its message.
     """
     count = topology.sizes(job, status)
     done = _done(status, count, pods)
@@ -69,7 +69,9 @@ def summarise(
     if waits:
         return with_phase(summary, "Running", now, waits[0], f"{ready} of {desired} pods run; {waits[1]}")
     message = _running_message(ready, desired)
-    return with_phase(summary, "Running", now, ALL_RUN, f"{message}; {note}" if note else message)
+    if note:
+        return with_phase(summary, "Running", now, note[0], f"{message}; {note[1]}")
+    return with_phase(summary, "Running", now, ALL_RUN, message)
 
 
 def summarise_ended(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> Status:

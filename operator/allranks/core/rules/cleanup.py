@@ -14,16 +14,16 @@ def expire(snapshot: Snapshot) -> Outcome:
     """Deletes the job after ttlSecondsAfterFinished."""
     o = snapshot.observed
     ttl = o.job.spec.ttl_seconds_after_finished
-    if ttl is None or any(output.state == "Uploading" for output in o.status.outputs):
+    if ttl is None or any(output.state == "Uploading" for output in o.current.outputs):
         return None
-    expires = (o.status.completion_time or o.now) + timedelta(seconds=ttl)
+    expires = (o.current.completion_time or o.now) + timedelta(seconds=ttl)
     return Act(Plan(delete_job=True)) if o.now >= expires else WaitUntil(expires)
 
 
 def record_outcomes(snapshot: Snapshot) -> Outcome:
     """Persists how pods ended before they are deleted."""
-    summary = snapshot.final_summary
-    return write(summary) if _outcomes(summary) != _outcomes(snapshot.observed.status) else None
+    summary = snapshot.summarised_at_end
+    return write(summary) if _outcomes(summary) != _outcomes(snapshot.current) else None
 
 
 def _outcomes(status: Status) -> dict[str, tuple[int, int]]:

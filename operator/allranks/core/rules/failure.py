@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
 from typing import Literal
 
@@ -20,7 +19,7 @@ from allranks.core.snapshot import Snapshot
 
 def reattribute(snapshot: Snapshot) -> Outcome:
     """Corrects the root cause of a past attempt when later evidence shows an earlier failure."""
-    o, status = snapshot.observed, snapshot.observed.status
+    o, status = snapshot.observed, snapshot.current
     cause = reattribution.cause(o.job, status, [*o.removed.values(), *snapshot.outdated], o.now, o.platform)
     counted = reattribution.counts(o.job, cause) if cause else None
     if cause is None or counted is None:
@@ -46,9 +45,9 @@ def handle_failures(snapshot: Snapshot) -> Outcome:
         return WaitUntil(snapshot.settles_at) if snapshot.settles_at else None
     evaluation = _Evaluation(snapshot)
     failures = root_cause.failures(
-        o.job, o.status, snapshot.failed, snapshot.deleted_replicas, o.now, o.platform, o.removed
+        o.job, o.current, snapshot.failed, snapshot.deleted_replicas, o.now, o.platform, o.removed
     )
-    status, events, kind = o.status, list[Event](), ""
+    status, events, kind = o.current, list[Event](), ""
     for failure in islice(failures, MAX_DECISIONS):
         next_kind, after, added = evaluation.decide(status, failure)
         if kind and after.restarts.counted > before.counted and after.restarts.disruptions > before.disruptions:
@@ -76,7 +75,7 @@ class _Evaluation:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot, self._job, self._now = snapshot, snapshot.observed.job, snapshot.observed.now
-        self._earlier = EarlierFailures(self._job, snapshot.observed.status)
+        self._earlier = EarlierFailures(self._job, snapshot.current)
         places = [*((pod.role, pod.index) for pod in snapshot.failed)]
         places += ((replica.role, replica.index) for replica in snapshot.deleted_replicas)
         self._in_group = {place for place in places if topology.scope(self._job, *place) == "Group"}
@@ -123,7 +122,7 @@ class _Evaluation:
 
     def _summary(self, status: Status) -> Status:
         """The status with the pod counts that follow from the decisions so far."""
-        return replace(self._snapshot, observed=replace(self._snapshot.observed, status=status)).summary
+        return Snapshot(self._snapshot.observed.with_current(status)).summarised
 
 
 def _with_last_line(text: str, failure: Failure) -> str:

@@ -18,10 +18,10 @@ def choose_backend(snapshot: Snapshot) -> Outcome:
     while the job waited for it.
     """
     o = snapshot.observed
-    if o.status.gang or o.status.launched or snapshot.pods or o.status.attempt_time is None:
+    if o.current.gang or o.current.launched or snapshot.pods or o.current.attempt_time is None:
         return None
-    chosen = gang_choice.choose(o.job, o.status, o.platform, o.optional)
-    return write(changed(o.status, gang=chosen)) if chosen else None
+    chosen = gang_choice.choose(o.job, o.current, o.platform, o.optional)
+    return write(changed(o.current, gang=chosen)) if chosen else None
 
 
 def give_up_pods(snapshot: Snapshot) -> Outcome:
@@ -43,7 +43,9 @@ def give_up_pods(snapshot: Snapshot) -> Outcome:
         f"only {placed} of {len(snapshot.replicas)} pods had nodes for {own.timeout_seconds} s, and job {where}, which "
     )
     why += f"{which}, waits for nodes as well"
-    given_up = transitions.give_up(o.job, snapshot.summary, contention.REASON, why, contention.backoff(o.status), o.now)
+    given_up = transitions.give_up(
+        o.job, snapshot.summarised, contention.REASON, why, contention.backoff(o.current), o.now
+    )
     return write(
         given_up, Event(contention.REASON, f"{why}: the pods are deleted, and created again later", warning=True)
     )

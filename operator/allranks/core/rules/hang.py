@@ -25,17 +25,17 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
             return WaitUntil(stall.silent_due_at)  # A message causes a reconcile before that.
         if not hang_detection.path_works(o.reports, o.now):
             return WaitUntil(o.now + report_loss.SILENCE)
-    failure = hang_detection.failure(o.job, o.status, o.reports, stall, o.now)
+    failure = hang_detection.failure(o.job, o.current, o.reports, stall, o.now)
     if not stall.confirmed:
         failure = hang_detection.silence_failure(failure, stall)
-    decision = restart_policy.decide_after_hang(o.job, o.status, failure, o.platform)
+    decision = restart_policy.decide_after_hang(o.job, o.current, failure, o.platform)
     event = Event(failure.reason, f"{failure.message}: {decision.why}", warning=True)
     if decision.action == "Fail":
-        failed = transitions.fail(o.job, snapshot.summary, decision.reason, failure.message, o.now, failure)
+        failed = transitions.fail(o.job, snapshot.summarised, decision.reason, failure.message, o.now, failure)
         return write(failed, event)
     if decision.action == "Ignore":
-        recorded = hang_detection.already_recorded(o.status, stall)
-        return None if recorded else write(changed(o.status, last_failure=failure), event)
+        recorded = hang_detection.already_recorded(o.current, stall)
+        return None if recorded else write(changed(o.current, last_failure=failure), event)
     counted = decision.action == "Restart"
-    restarted = transitions.restart(o.job, o.status, failure, counted, decision.why, o.now)
+    restarted = transitions.restart(o.job, o.current, failure, counted, decision.why, o.now)
     return write(restarted, event, Event("Restarting", decision.why))

@@ -19,12 +19,12 @@ def receive(snapshot: Snapshot) -> Outcome:
     inputs, errors = transfers.received(o)
     if errors:
         message = "; ".join(errors)
-        failed = transitions.fail(o.job, changed(o.status, inputs=inputs), INPUT_FAILED, message, o.now)
+        failed = transitions.fail(o.job, changed(o.current, inputs=inputs), INPUT_FAILED, message, o.now)
         return write(failed, Event(INPUT_FAILED, message, warning=True))
-    news = [new for old, new in zip(o.status.inputs, inputs, strict=True) if old.state != new.state]
+    news = [new for old, new in zip(o.current.inputs, inputs, strict=True) if old.state != new.state]
     if not news:
         return None
-    return write(changed(o.status, inputs=inputs), *(_event(each) for each in news))
+    return write(changed(o.current, inputs=inputs), *(_event(each) for each in news))
 
 
 def _event(each: InputStatus) -> Event:
@@ -41,5 +41,5 @@ def fail_in_pods(snapshot: Snapshot) -> Outcome:
     if pod is None:
         return None
     message = f"{pod.waiting_message} (pod {pod.name} on node {pod.node})"
-    failed = transitions.fail(o.job, snapshot.summary, INPUT_FAILED, message, o.now)
+    failed = transitions.fail(o.job, snapshot.summarised, INPUT_FAILED, message, o.now)
     return write(failed, Event(INPUT_FAILED, message, warning=True))

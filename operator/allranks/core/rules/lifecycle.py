@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core import checkpoints as checkpoint
-from allranks.core import transitions
+from allranks.core import checkpoints, transitions
 from allranks.core.facts import naming, places, resume_source, topology
-from allranks.core.facts.model import Event, Observed, Pod
-from allranks.core.facts.queue import queue_of
+from allranks.core.facts.model import Event, Pod
 from allranks.core.facts.status_update import changed
-from allranks.core.objects.gangs import choice as gang_choice
-from allranks.core.objects.gangs import registry
 from allranks.core.outcomes import Outcome, WaitUntil, write
 from allranks.core.rejection import refuse, reject
 from allranks.core.snapshot import Snapshot
 from allranks.core.transfers import outputs
 from allranks.core.transfers import pods as transfers
 
-SMALL_JOB_PODS = 256
-"""A job of at most this many pods begins with their creation: the API server needs about a second for them, and the
-job's first status follows."""
-
 
 def begin(snapshot: Snapshot) -> Outcome:
     """Writes the first status."""
-    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     if status.start_time:
         return None
     begun = transfers.with_checks(snapshot.observed, transitions.begin(job, status, now))
@@ -41,27 +32,8 @@ def begin(snapshot: Snapshot) -> Outcome:
     return write(begun)
 
 
-def begin_small(observed: Observed) -> Status | None:
-    """The first status of a small job, whose pods need not wait until it is persisted; None for other jobs.
-
-    That write would cost as much as three pods. A crash in between is harmless because pod names are computed, unless
-    the spec changed meanwhile (generation > 1): then a pod may have been created for another size, and the first
-    attempt that is persisted is number 1 (`transitions.begin`).
-    """
-    job, status = observed.job, observed.status
-    if status.start_time or job.metadata.generation != 1 or job.spec.suspend or queue_of(job) or job.spec.resume_from:
-        return None
-    begun = transfers.with_checks(observed, transitions.begin(job, status, observed.now))
-    if transfers.unready(replace(observed, status=begun)):
-        return None  # inputs are fetched, and destinations are checked, before pods are created
-    if registry.requested(job) or gang_choice.choose(job, begun, observed.platform, observed.optional):
-        return None  # pods are made for a backend that is persisted
-    small = sum(topology.sizes(job, begun).values()) <= SMALL_JOB_PODS
-    return None if not small or reject(job, begun, observed.now, observed.platform) else begun
-
-
 def resume(snapshot: Snapshot) -> Outcome:
-    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     if job.spec.suspend:
         return None
     resumed = write(transitions.resume(job, status, now), Event("Resumed", "resumed"))
@@ -69,10 +41,10 @@ def resume(snapshot: Snapshot) -> Outcome:
 
 
 def succeed(snapshot: Snapshot) -> Outcome:
-    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     if not succeeded(job, status, snapshot.pods):
         return None
-    completed = write(transitions.succeed(job, snapshot.summary, now), Event("Succeeded", "training completed"))
+    completed = write(transitions.succeed(job, snapshot.summarised, now), Event("Succeeded", "training completed"))
     return outputs.upload_first(snapshot) or completed
 
 
@@ -91,18 +63,18 @@ def succeeded(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> 
 
 
 def suspend(snapshot: Snapshot) -> Outcome:
-    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     if not job.spec.suspend:
         return None
-    if wait := checkpoint.ask_first(snapshot, "Suspended", "the job is suspended"):
+    if wait := checkpoints.ask_first(snapshot, "Suspended", "the job is suspended"):
         return wait
-    message = f"suspended{checkpoint.result(snapshot)}: the pods are deleted"
+    message = f"suspended{checkpoints.result(snapshot)}: the pods are deleted"
     return write(transitions.suspend(job, status, now), Event("Suspended", message))
 
 
 def exceed_active_deadline(snapshot: Snapshot) -> Outcome:
     """Fails a job that exceeds activeDeadlineSeconds."""
-    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     # The field can be changed while the job runs, so the largest value is enforced here too.
     own, longest = job.spec.active_deadline_seconds, snapshot.observed.platform.policy.max_active_deadline_seconds
     limit = min((seconds for seconds in (own, longest) if seconds is not None), default=None)
@@ -112,7 +84,7 @@ def exceed_active_deadline(snapshot: Snapshot) -> Outcome:
     if now < deadline:
         return WaitUntil(deadline)
     message = f"not done within activeDeadlineSeconds ({limit})"
-    failed = transitions.fail(job, snapshot.summary, "DeadlineExceeded", message, now)
+    failed = transitions.fail(job, snapshot.summarised, "DeadlineExceeded", message, now)
     return write(failed, Event("DeadlineExceeded", message, warning=True))
 
 

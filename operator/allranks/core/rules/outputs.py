@@ -26,11 +26,11 @@ def receive_checks(snapshot: Snapshot) -> Outcome:
     outputs, errors, notes = transfers.checked(o)
     if errors:
         message = "; ".join(errors)
-        failed = transitions.fail(o.job, changed(o.status, outputs=outputs), uploads.FAILED, message, o.now)
+        failed = transitions.fail(o.job, changed(o.current, outputs=outputs), uploads.FAILED, message, o.now)
         return write(failed, Event(uploads.FAILED, message, warning=True))
-    if outputs == o.status.outputs:
+    if outputs == o.current.outputs:
         return None
-    return write(changed(o.status, outputs=outputs), *(Event(UNCHECKED, note, warning=True) for note in notes))
+    return write(changed(o.current, outputs=outputs), *(Event(UNCHECKED, note, warning=True) for note in notes))
 
 
 def finish(snapshot: Snapshot) -> Outcome:
@@ -39,7 +39,7 @@ def finish(snapshot: Snapshot) -> Outcome:
     outputs = uploads.observed(o)
     if any(output.state == "Uploading" for output in outputs):
         return uploads.next_deadline(o)
-    status = changed(snapshot.final_summary, outputs=outputs)
+    status = changed(snapshot.summarised_at_end, outputs=outputs)
     failed = [output for output in outputs if output.state == "Failed"]
     if not failed:
         return write(transitions.succeed(o.job, status, o.now), Event("Succeeded", "training completed"))
@@ -55,9 +55,11 @@ def upload_after_failure(snapshot: Snapshot) -> Outcome:
     """Begins the upload of outputs of a failed job that are wanted always, and records its result. A checkpoint whose
     upload was due before is uploaded as well."""
     o = snapshot.observed
-    if o.status.phase != "Failed":
+    if o.current.phase != "Failed":
         return None
-    always = {output.name for output in o.job.spec.outputs or () if uploads.began(o.status) and output.when == "Always"}
+    always = {
+        output.name for output in o.job.spec.outputs or () if uploads.began(o.current) and output.when == "Always"
+    }
     outputs = [
         changed(output, state="Uploading", start_time=o.now)
         if (output.state == "Pending" and output.name in always)
@@ -65,11 +67,11 @@ def upload_after_failure(snapshot: Snapshot) -> Outcome:
         else output
         for output in uploads.observed(o)
     ]
-    if outputs == o.status.outputs:
+    if outputs == o.current.outputs:
         return uploads.next_deadline(o)
     events = [
         Event(uploads.FAILED, f"output {new.name} is not uploaded: {uploads.why(o, new)}", warning=True)
-        for old, new in zip(o.status.outputs, outputs, strict=True)
+        for old, new in zip(o.current.outputs, outputs, strict=True)
         if (old.state, new.state) == ("Uploading", "Failed")
     ]
-    return write(changed(o.status, outputs=outputs), *events)
+    return write(changed(o.current, outputs=outputs), *events)

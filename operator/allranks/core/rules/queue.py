@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from allranks.api.queue_status import QueueStatus
-from allranks.core import checkpoints as checkpoint
-from allranks.core import transitions
+from allranks.core import checkpoints, transitions
 from allranks.core.facts import queue, topology
 from allranks.core.facts import workload as workloads
 from allranks.core.facts.model import Event
 from allranks.core.facts.optional_kinds import WORKLOAD
 from allranks.core.facts.status_update import changed
-from allranks.core.objects.queueing import admission
-from allranks.core.objects.queueing import sync as workload_sync
+from allranks.core.objects.queueing import admission, sync
 from allranks.core.outcomes import Outcome, write
 from allranks.core.snapshot import Snapshot
 
@@ -21,7 +17,7 @@ from allranks.core.snapshot import Snapshot
 def admit(snapshot: Snapshot) -> Outcome:
     """Begins an attempt when Kueue admitted the Workload, or when the job is in no queue any more."""
     o, workload = snapshot.observed, snapshot.workload
-    job, status, now = o.job, o.status, o.now
+    job, status, now = o.job, o.current, o.now
     if not queue.queue_of(job):
         left = transitions.admit(job, status, None, now)
         return write(left, Event("LeftQueue", "the job is in no queue any more"))
@@ -48,14 +44,14 @@ def admit(snapshot: Snapshot) -> Outcome:
     partial = {role: of for role, of in admitted.pod_sets.items() if of.count < of.requested}
     parts = [f"{role}: {of.count} of {of.requested}" for role, of in partial.items()]
     message = f"admitted by ClusterQueue {admitted.cluster_queue}" + (f" ({', '.join(parts)})" if parts else "")
-    sized = queue.with_admitted_size(replace(o, status=changed(status, queue=admitted))).job
+    sized = queue.with_admitted_size(o.with_current(changed(status, queue=admitted))).job
     return write(transitions.admit(sized, status, admitted, now), Event("Admitted", message))
 
 
 def withdraw(snapshot: Snapshot) -> Outcome:
     """Gives the pods up when the job's quota is gone, or no longer fits the job."""
     o, workload = snapshot.observed, snapshot.workload
-    job, status = o.job, o.status
+    job, status = o.job, o.current
     held = status.queue if status.queue and status.queue.pod_sets else None
     if not queue.queue_of(job):
         return write(changed(status, queue=None), Event("LeftQueue", "the job is in no queue")) if held else None
@@ -79,7 +75,7 @@ def withdraw(snapshot: Snapshot) -> Outcome:
     if wanted not in sizes:
         why = "the size changed: the job needs another quota"
         return _save_and_requeue(snapshot, "Resized", why, asked_for="Resized")
-    if workload_sync.reclaimed_too_much(status, workload):
+    if sync.reclaimed_too_much(status, workload):
         return _requeue(snapshot, "QuotaReclaimed", "ranks run again whose quota was given back when they were done")
     return None
 
@@ -90,11 +86,11 @@ def _sizes(held: QueueStatus) -> dict[str, int]:
 
 def _save_and_requeue(snapshot: Snapshot, reason: str, message: str, asked_for: str) -> Outcome:
     """Requeues the job when its ranks stored a checkpoint; without a wait if they have nothing to save."""
-    if wait := checkpoint.ask_first(snapshot, asked_for, "the job returns to its queue"):
+    if wait := checkpoints.ask_first(snapshot, asked_for, "the job returns to its queue"):
         return wait
-    return _requeue(snapshot, reason, message + checkpoint.result(snapshot))
+    return _requeue(snapshot, reason, message + checkpoints.result(snapshot))
 
 
 def _requeue(snapshot: Snapshot, reason: str, message: str) -> Outcome:
     o = snapshot.observed
-    return write(transitions.requeue(o.job, o.status, reason, message, o.now), Event(reason, message, warning=True))
+    return write(transitions.requeue(o.job, o.current, reason, message, o.now), Event(reason, message, warning=True))

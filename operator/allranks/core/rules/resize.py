@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from allranks.core import checkpoints as checkpoint
-from allranks.core import transitions
+from allranks.core import checkpoints, transitions
 from allranks.core.diagnosis import elasticity
 from allranks.core.facts import topology
 from allranks.core.facts.model import Event
@@ -16,15 +15,15 @@ from allranks.core.snapshot import Snapshot
 
 def reject_resize(snapshot: Snapshot) -> Outcome:
     """Fails a job whose new size is not valid or not allowed, before a restart for another reason applies the size."""
-    job, status = snapshot.observed.job, snapshot.observed.status
+    job, status = snapshot.observed.job, snapshot.current
     if elasticity.can_resize_in_place(job, status) or topology.wanted_sizes(job) == topology.sizes(job, status):
         return None
-    return reject(job, snapshot.summary, snapshot.observed.now, snapshot.observed.platform)
+    return reject(job, snapshot.summarised, snapshot.observed.now, snapshot.observed.platform)
 
 
 def resize_to_spec(snapshot: Snapshot) -> Outcome:
     """Applies a changed number of replicas: in place where the ranks can absorb it, else with a restart."""
-    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     wanted, present = topology.wanted_sizes(job), topology.sizes(job, status)
     if elasticity.can_resize_in_place(job, status):
         resized = elasticity.set_desired_workers(job, status, now)
@@ -33,15 +32,15 @@ def resize_to_spec(snapshot: Snapshot) -> Outcome:
     if wanted == present:
         return None
     why = "the size changed"
-    if wait := checkpoint.ask_first(snapshot, "Resized", "the job restarts at another size"):
+    if wait := checkpoints.ask_first(snapshot, "Resized", "the job restarts at another size"):
         return wait
     restarted = transitions.resize(job, status, "Resized", why, now)
-    return write(restarted, Event("Resized", f"{why}: a new attempt begins{checkpoint.result(snapshot)}"))
+    return write(restarted, Event("Resized", f"{why}: a new attempt begins{checkpoints.result(snapshot)}"))
 
 
 def shrink_to_capacity(snapshot: Snapshot) -> Outcome:
     """Restarts an elastic job with fewer workers when the others found no room until the deadline."""
-    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     deadline = elasticity.shrink_deadline(job, status, snapshot.outdated, now)
     if deadline is None:
         return None
@@ -55,18 +54,18 @@ def shrink_to_capacity(snapshot: Snapshot) -> Outcome:
 
 def grow_to_capacity(snapshot: Snapshot) -> Outcome:
     """Restarts an elastic job with more workers when placeholders found room for them."""
-    target = elasticity.grow_target(snapshot.observed.status, snapshot.placeholders.values(), snapshot.observed.now)
+    target = elasticity.grow_target(snapshot.current, snapshot.placeholders.values(), snapshot.observed.now)
     if isinstance(target, datetime):
         return WaitUntil(target)
     if target is None:
         return None
-    wait = checkpoint.ask_first(snapshot, "Grown", "the job restarts with more workers")
+    wait = checkpoints.ask_first(snapshot, "Grown", "the job restarts with more workers")
     return wait or _resize_to_capacity(snapshot, target, "Grown")
 
 
 def _resize_to_capacity(snapshot: Snapshot, room: int, reason: str) -> Outcome:
-    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     why = f"there is room for {room} of {topology.wanted_sizes(job)[topology.ELASTIC_ROLE]} workers"
     fitted = elasticity.fit_workers(job, status, room)
     restarted = transitions.resize(job, fitted, reason, why, now)
-    return write(restarted, Event(reason, f"{why}: a new attempt begins{checkpoint.result(snapshot)}"))
+    return write(restarted, Event(reason, f"{why}: a new attempt begins{checkpoints.result(snapshot)}"))

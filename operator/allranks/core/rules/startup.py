@@ -23,7 +23,7 @@ def startup_failure(snapshot: Snapshot) -> Outcome:
     A pod that may not run as root and whose image does fails the job at once: only a change of the job cures it. Other
     errors of the configuration, such as a missing Secret, can end by themselves.
     """
-    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     if status.ever_ran:
         return None
     final = next((pod for pod in snapshot.start_errors if root_image_cure(pod)), None)
@@ -33,7 +33,7 @@ def startup_failure(snapshot: Snapshot) -> Outcome:
         return WaitUntil(min(deadline for _, deadline in deadlines)) if deadlines else None
     message = f"{overdue.name}: {overdue.waiting_text}" + (f": {cure}" if (cure := root_image_cure(overdue)) else "")
     failure = root_cause.start_error(job, status, overdue, now, snapshot.observed.platform)
-    failed = transitions.fail(job, snapshot.summary, failure.reason, message, now, failure)
+    failed = transitions.fail(job, snapshot.summarised, failure.reason, message, now, failure)
     return write(failed, Event(overdue.start_error, message, warning=True))
 
 

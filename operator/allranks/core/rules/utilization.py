@@ -11,8 +11,8 @@ from typing import Literal
 
 from allranks.api.cost import Utilization, UtilizationStatus
 from allranks.api.job import Job
-from allranks.api.status import Status
 from allranks.core.accounting import cost, time_accounting
+from allranks.core.accounting.utilization import suspends
 from allranks.core.facts import pool_template, status_summary
 from allranks.core.facts.model import Event, Platform
 from allranks.core.facts.rank_reports import Reports
@@ -33,8 +33,8 @@ def policy_of(job: Job, platform: Platform) -> Utilization | None:
 
 def judge(snapshot: Snapshot) -> Outcome:
     """Sets the condition at the end of a window, and decides whether the job is suspended."""
-    o, status = snapshot.observed, snapshot.observed.status
-    policy, times = policy_of(o.job, o.platform), time_accounting.up_to(snapshot.observed.status, o.now)
+    o, status = snapshot.observed, snapshot.current
+    policy, times = policy_of(o.job, o.platform), time_accounting.up_to(snapshot.current, o.now)
     if policy is None or times is None or times.category == "Queued" or suspends(status):
         return None
     window = status.utilization or UtilizationStatus()
@@ -64,11 +64,6 @@ def judge(snapshot: Snapshot) -> Outcome:
     return write(after, *events)
 
 
-def suspends(status: Status) -> bool:
-    """Whether the current attempt is to be suspended. One that is resumed begins with a new attempt."""
-    return status.utilization is not None and status.utilization.suspend_attempt == status.attempt
-
-
 def _stalled(reports: Reports | None, now: datetime) -> float:
     """Seconds since the last step of any rank, if that is long ago: no time accounting can see it yet."""
     ranks = [rank for rank in reports.ranks if not rank.done] if reports else []
@@ -81,7 +76,7 @@ def _stalled(reports: Reports | None, now: datetime) -> float:
 
 
 def _price(snapshot: Snapshot) -> str:
-    used = cost.up_to(snapshot.observed.status, snapshot.observed.now)
+    used = cost.up_to(snapshot.current, snapshot.observed.now)
     return f"; {used.gpus} GPUs, {used.summary} so far" if used else ""
 
 

@@ -1,4 +1,4 @@
-"""Brings the objects in line with the persisted status when no decision is due, and updates the observed status."""
+"""A job whose attempt runs, or is to run: creates missing pods, deletes outdated ones, and counts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ PODS_PER_PLAN = 1000
 
 def sync_objects(snapshot: Snapshot) -> Plan:
     """Creates missing pods that are due, deletes outdated ones, and updates the status from the pods."""
-    o, status = snapshot.observed, snapshot.observed.status
+    o, status = snapshot.observed, snapshot.current
     due, delayed_until = _due(snapshot)
     blocked = _blocked(snapshot) if due else None
     unreported_at = hang_detection.unreported_at(o.job, status, o.reports)
     stopped, stopped_at = hang_detection.stopped_note(o.job, o.reports, o.now) if unreported_at else ("", None)
-    note = stopped or _note(snapshot, unreported_at)
+    note = (hang_detection.COLLECTIVES_STOPPED, stopped) if stopped else _unreported(snapshot, unreported_at)
     summary = status_summary.summarise(o.job, status, snapshot.pods, o.refused, o.now, blocked, note)
     create, restore = _manifests(snapshot, [] if blocked else due)
     summary = _read_back(snapshot, summary)
@@ -43,9 +43,8 @@ def sync_objects(snapshot: Snapshot) -> Plan:
         events.append(dropped)
     if lost := report_loss.event(snapshot.persisted, status):
         events.append(lost)
-    if note and note in _running_message(summary) and note not in _running_message(status):
-        reason = hang_detection.COLLECTIVES_STOPPED if stopped else hang_detection.NO_REPORTS
-        events.append(Event(reason, note, warning=True))
+    if note and _begins_to_say(note, status, summary):
+        events.append(Event(*note, warning=True))
     if summary.launched and not status.launched:
         events.append(Event("PodsCreated", f"{len(snapshot.pods)} pods of attempt {status.attempt}"))
     lost_at = report_loss.due_at(status, o.reports, o.now)
@@ -66,7 +65,7 @@ def sync_objects(snapshot: Snapshot) -> Plan:
 def _refused_deletion(snapshot: Snapshot) -> tuple[str, str] | None:
     """(reason, message) while a pod of an earlier attempt still runs because its deletion was rejected. New pods wait
     for it: two attempts at once would write the same checkpoints."""
-    attempt = snapshot.observed.status.attempt
+    attempt = snapshot.current.attempt
     for pod, rejection in snapshot.undeletable:
         if pod.attempt != attempt:
             why = f"pod {pod.name} of attempt {pod.attempt} still runs, because its deletion was rejected"
@@ -78,16 +77,16 @@ def _blocked(snapshot: Snapshot) -> tuple[str, str] | None:
     """(reason, message) of what keeps the missing pods from being created."""
     o = snapshot.observed
     refused = transfers.blocked(o) or _refused_deletion(snapshot) or pool_template.unavailable(o.job, o.platform)
-    return refused or gang_choice.unavailable(o.job, o.status, o.platform, o.optional)
+    return refused or gang_choice.unavailable(o.job, o.current, o.platform, o.optional)
 
 
 def _read_back(snapshot: Snapshot, summary: Status) -> Status:
     """The summary with the condition about the attempt's gang."""
     o = snapshot.observed
     wanted = None
-    if o.status.gang and o.job.spec.scheduling.topology and not pool_template.unavailable(o.job, o.platform):
+    if o.current.gang and o.job.spec.scheduling.topology and not pool_template.unavailable(o.job, o.platform):
         templates = pod_template.role_templates(o.job, o.platform)
-        wanted = pod_group.pod_group(o.job, o.status, templates, o.platform)
+        wanted = pod_group.pod_group(o.job, o.current, templates, o.platform)
     return read_back.observe(o.job, summary, snapshot.pods.values(), wanted, o.optional, o.now)
 
 
@@ -96,7 +95,7 @@ def _due(snapshot: Snapshot) -> tuple[list[Replica], datetime | None]:
     now = snapshot.observed.now
     due, delays = [], []
     for replica in snapshot.missing:
-        not_before = _not_before(snapshot.observed.status, replica)
+        not_before = _not_before(snapshot.current, replica)
         if not_before and not_before > now:
             delays.append(not_before)
         elif not snapshot.predecessor_running(replica):
@@ -120,17 +119,24 @@ def _start_errors(before: Status, after: Status) -> list[Event]:
 _WAITS = START_ERRORS | {NOT_READY_TO_START}
 
 
-def _note(snapshot: Snapshot, unreported_at: datetime | None) -> str:
-    """What the condition of a running job adds. An operator that starts later keeps it until ranks report."""
+def _unreported(snapshot: Snapshot, unreported_at: datetime | None) -> tuple[str, str] | None:
+    """(reason, sentence) of the condition of a job that runs without reports. An operator that starts later keeps it
+    until ranks report."""
     if unreported_at is None:
-        return ""
-    said = hang_detection.NOT_REPORTED in _running_message(snapshot.observed.status)
-    return hang_detection.UNREPORTED if said or snapshot.observed.now >= unreported_at else ""
+        return None
+    running = snapshot.current.condition("Running")
+    kept = running is not None and running.reason in (hang_detection.NO_REPORTS, hang_detection.COLLECTIVES_STOPPED)
+    due = kept or snapshot.observed.now >= unreported_at
+    return (hang_detection.NO_REPORTS, hang_detection.UNREPORTED) if due else None
 
 
-def _running_message(status: Status) -> str:
-    running = status.condition("Running")
-    return running.message if running else ""
+def _begins_to_say(note: tuple[str, str], before: Status, after: Status) -> bool:
+    """Return whether the condition of a running job has this note now, and had it not, or with another sentence."""
+    reason, sentence = note
+    old, new = before.condition("Running"), after.condition("Running")
+    if new is None or new.reason != reason:
+        return False
+    return old is None or old.reason != reason or not old.message.endswith(sentence)
 
 
 def _next_slow_start(snapshot: Snapshot) -> datetime | None:
@@ -142,7 +148,7 @@ def _next_slow_start(snapshot: Snapshot) -> datetime | None:
 def _manifests(snapshot: Snapshot, due: list[Replica]) -> tuple[list[Manifest], list[Manifest]]:
     """(objects to create, objects to restore). The pods that are due come after the objects that they need. These are
     created with the first pods of an attempt, and restored with later ones and from time to time."""
-    job, status, platform = snapshot.observed.job, snapshot.observed.status, snapshot.observed.platform
+    job, status, platform = snapshot.observed.job, snapshot.current, snapshot.observed.platform
     if not due and not (status.launched and snapshot.observed.check_companions):
         return [], []
     now = due if platform.local else due[:PODS_PER_PLAN]
@@ -157,7 +163,7 @@ def _placeholders(snapshot: Snapshot) -> tuple[list[Manifest], datetime | None]:
 
     Only a running attempt has placeholders: before that they would take the room of its own pods.
     """
-    job, status, platform = snapshot.observed.job, snapshot.observed.status, snapshot.observed.platform
+    job, status, platform = snapshot.observed.job, snapshot.current, snapshot.observed.platform
     waiting = topology.waiting(job, status)
     if not waiting:
         return [], None
@@ -175,6 +181,6 @@ def _next_probe(snapshot: Snapshot) -> datetime | None:
     now = snapshot.observed.now
     ended = (pod for pod in snapshot.placeholders.values() if pod.ended)
     times = [elasticity.ended_at(pod, now) + elasticity.PLACEHOLDER_RETRY for pod in ended]
-    if begin := elasticity.probe_not_before(snapshot.observed.status):
+    if begin := elasticity.probe_not_before(snapshot.current):
         times.append(begin)
     return min((time for time in times if time > now), default=None)

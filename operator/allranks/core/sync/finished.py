@@ -22,24 +22,24 @@ def clean_up(snapshot: Snapshot) -> Plan:
     o = snapshot.observed
     # A PodGroup has no use once no pod can be placed any more. That of a pod that still runs stays.
     placed = all(pod.ended for pod in snapshot.pods.values())
-    groups = gang_objects.superseded(o.job, o.status, o.optional, over=placed)
+    groups = gang_objects.superseded(o.job, o.current, o.optional, over=placed)
     if until := held_until(snapshot):
         return replace(_hold(snapshot, until), remove=groups)
     plan = replace(_apply_policy(snapshot), remove=groups)
-    if snapshot.observed.status.hold is None:
+    if snapshot.current.hold is None:
         return plan
     policy = snapshot.observed.job.spec.clean_pod_policy
     ended = Event("HoldEnded", f"cleanPodPolicy applies to the pods: {policy}")
-    return replace(plan, status=changed(snapshot.final_summary, hold=None), events=(ended, *plan.events))
+    return replace(plan, next=changed(snapshot.summarised_at_end, hold=None), events=(ended, *plan.events))
 
 
 def held_until(snapshot: Snapshot) -> datetime | None:
     """When the pods of a failed job are no longer kept for a look; None if they are not kept."""
     o = snapshot.observed
     seconds = o.job.spec.restart.hold_seconds
-    if o.status.phase != "Failed" or not seconds or o.job.spec.suspend or o.platform.local:
+    if o.current.phase != "Failed" or not seconds or o.job.spec.suspend or o.platform.local:
         return None
-    until = (o.status.completion_time or o.now) + timedelta(seconds=seconds)
+    until = (o.current.completion_time or o.now) + timedelta(seconds=seconds)
     return until if o.now < until else None
 
 
@@ -49,11 +49,11 @@ def _hold(snapshot: Snapshot, until: datetime) -> Plan:
     delete = [pod for place, pod in sorted(snapshot.pods.items()) if place not in kept]
     there = [pod for pod in kept.values() if pod.deleted_at is None]
     hold = Hold(until=until, pods=len(there), gpus=_gpus(snapshot, there)) if there else None
-    before, events = snapshot.observed.status.hold, list[Event]()
+    before, events = snapshot.current.hold, list[Event]()
     if hold and (before is None or before.until != until):
         message = f"{hold.pods} pods with {hold.gpus} GPUs are kept until {until:%Y-%m-%dT%H:%M:%SZ}"
         events.append(Event("Held", f"{message} (restart.holdSeconds); deletion or suspend: true ends it"))
-    status = changed(snapshot.final_summary, hold=hold)
+    status = changed(snapshot.summarised_at_end, hold=hold)
     return plan_objects(snapshot, status, delete=[*delete, *snapshot.outdated], events=events, wake_at=until)
 
 
@@ -63,13 +63,13 @@ def _gpus(snapshot: Snapshot, pods: Iterable[Pod]) -> int:
     if not counts:
         return 0
     if pool_template.unavailable(o.job, o.platform):  # it was changed or deleted meanwhile
-        return o.status.hold.gpus if o.status.hold else 0
+        return o.current.hold.gpus if o.current.hold else 0
     templates = pod_template.role_templates(o.job, o.platform)
     return sum(pod_template.gpus(o.job, templates[role], o.platform) * count for role, count in counts.items())
 
 
 def _apply_policy(snapshot: Snapshot) -> Plan:
-    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     services = topology.framework_of(job).long_running_roles(topology.sizes(job, status))
     grace_end = (status.completion_time or now) + CLEANUP_GRACE
     delete: list[Pod] = []
@@ -84,4 +84,4 @@ def _apply_policy(snapshot: Snapshot) -> Plan:
             wake_at = grace_end
         else:
             delete.append(pod)
-    return plan_objects(snapshot, snapshot.final_summary, delete=[*delete, *snapshot.outdated], wake_at=wake_at)
+    return plan_objects(snapshot, snapshot.summarised_at_end, delete=[*delete, *snapshot.outdated], wake_at=wake_at)

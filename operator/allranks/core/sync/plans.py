@@ -20,7 +20,7 @@ def plan_objects(
 ) -> Plan:
     """A plan that need not be written ahead. Pods that are already being deleted are not deleted again."""
     return Plan(
-        status=status if status != snapshot.observed.status else None,
+        next=status if status != snapshot.current else None,
         create=tuple(create),
         delete=tuple(PodRef(pod.name, pod.uid) for pod in delete if pod.deleted_at is None),
         events=tuple(events),

@@ -18,7 +18,7 @@ from allranks.core.transfers import pods as transfers
 
 def delete_pods(snapshot: Snapshot) -> Plan:
     """Deletes all pods of a suspended job, and reports pods that the API server does not allow to be deleted."""
-    summary, now = snapshot.final_summary, snapshot.observed.now
+    summary, now = snapshot.summarised_at_end, snapshot.observed.now
     condition = summary.condition("Suspended")
     if snapshot.undeletable:
         pod, rejection = snapshot.undeletable[0]
@@ -48,7 +48,7 @@ def wait_in_queue(snapshot: Snapshot) -> Plan:
 
 def _with_wanted_sizes(snapshot: Snapshot) -> Status:
     """The status of a job without pods, with the sizes that it will have."""
-    summary, wanted = snapshot.final_summary, topology.wanted_sizes(snapshot.observed.job)
+    summary, wanted = snapshot.summarised_at_end, topology.wanted_sizes(snapshot.observed.job)
     if {role: of.desired for role, of in summary.roles.items()} == wanted:
         return summary
     active = {role: of.active for role, of in summary.roles.items()}

@@ -17,12 +17,12 @@ from allranks.core.transfers import pods as transfers
 def wait_for_uploads(snapshot: Snapshot) -> Plan:
     """Ends the pods that still run, as after success: they could still write. Records the progress of the upload."""
     o = snapshot.observed
-    since = min((output.start_time for output in o.status.outputs if output.start_time), default=o.now)
+    since = min((output.start_time for output in o.current.outputs if output.start_time), default=o.now)
     end = since + CLEANUP_GRACE
     alive = [pod for pod in snapshot.pods.values() if not pod.ended]
-    services = topology.framework_of(o.job).long_running_roles(topology.sizes(o.job, o.status))
+    services = topology.framework_of(o.job).long_running_roles(topology.sizes(o.job, o.current))
     delete: list[Pod] = [pod for pod in alive if o.now >= end or pod.role in services]
-    status = changed(snapshot.final_summary, outputs=outputs.observed(o))
+    status = changed(snapshot.summarised_at_end, outputs=outputs.observed(o))
     status = _with_reason(snapshot, status)
     wake_at = end if alive and o.now < end else None
     return plan_objects(snapshot, status, delete=[*delete, *snapshot.outdated], wake_at=wake_at)

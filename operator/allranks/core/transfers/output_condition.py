@@ -15,6 +15,7 @@ from allranks.api.data import OutputStatus
 from allranks.api.status import FINISHED, Status
 from allranks.core.facts import status_summary
 from allranks.core.facts.model import Observed, Plan
+from allranks.core.snapshot import Snapshot
 from allranks.core.transfers import outputs
 from allranks.text import size
 
@@ -27,9 +28,10 @@ CHECKPOINT_UPLOADED = "CheckpointUploaded"
 _DUE = ("Uploading", "Uploaded", "Failed")
 
 
-def with_condition(o: Observed, persisted: Status, plan: Plan) -> Plan:
-    """The plan with a status that has the condition. `o` has the status from which the plan was made."""
-    after = plan.status or o.status
+def with_condition(snapshot: Snapshot, plan: Plan) -> Plan:
+    """Set the condition in the status that the plan writes."""
+    o, persisted = snapshot.observed, snapshot.persisted
+    after = plan.next or o.current
     if not after.outputs:
         return plan
     before, unchanged = persisted.condition(CONDITION), persisted.outputs == after.outputs
@@ -42,7 +44,7 @@ def with_condition(o: Observed, persisted: Status, plan: Plan) -> Plan:
     if before and reason == before.reason and ((unchanged and reason in _WHOLE) or message == before.message):
         return plan  # the pod with the whole message may be gone
     status = status_summary.with_condition(after, CONDITION, reason == UPLOADED, reason, message, o.now)
-    return plan if status == after else replace(plan, status=status)  # a long message is cut
+    return plan if status == after else replace(plan, next=status)  # a long message is cut
 
 
 _WHOLE = (FAILED, OVERDUE, outputs.CHECKPOINT_NOT_UPLOADED)

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from allranks.api.data import MESSAGE_LENGTH, OutputStatus
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
-from allranks.core.facts.model import Event, Observed
+from allranks.core.facts.model import Event, Observed, Plan
 from allranks.core.facts.status_summary import with_phase
 from allranks.core.facts.status_update import changed
 from allranks.core.facts.uploads import Upload, checkpoint_of, uploading_since
@@ -49,11 +49,11 @@ def uploading(status: Status) -> bool:
 def follow_checkpoints(o: Observed) -> Status:
     """The status with the newest checkpoints of outputs that are uploaded while the job runs, and with what has become
     of their uploads. An upload that fails decides nothing: the next checkpoint is another try."""
-    followed, progress = _followed(o.job), o.status.progress
-    if not followed or o.status.phase in FINISHED:
-        return o.status
+    followed, progress = _followed(o.job), o.current.progress
+    if not followed or o.current.phase in FINISHED:
+        return o.current
     outputs = []
-    for output in o.status.outputs:
+    for output in o.current.outputs:
         new = _observed(o, output) if output.name in followed else output
         if output.name in followed and progress and progress.checkpoint_step is not None and progress.checkpoint_time:
             step, time = progress.checkpoint_step, progress.checkpoint_time
@@ -61,14 +61,24 @@ def follow_checkpoints(o: Observed) -> Status:
             if last is None or time > last + (timedelta(0) if step != new.step else _SAVED_AGAIN):
                 new = changed(new, state="Uploading", step=step, checkpoint_time=time, message=None)
         outputs.append(new)
-    return o.status if outputs == o.status.outputs else changed(o.status, outputs=outputs)
+    return o.current if outputs == o.current.outputs else changed(o.current, outputs=outputs)
 
 
-def checkpoint_events(o: Observed, persisted: Status) -> list[Event]:
-    """What has happened to uploads of checkpoints since the persisted status."""
+def with_checkpoints(o: Observed) -> Observed:
+    """Add the newest checkpoints, and what has become of their uploads, to the current status."""
+    return o.with_current(follow_checkpoints(o))
+
+
+def with_checkpoint_events(snapshot: Snapshot, plan: Plan) -> Plan:
+    """Add an Event for what has happened to uploads of checkpoints since the persisted status."""
+    events = _checkpoint_events(snapshot.observed)
+    return replace(plan, events=(*plan.events, *events)) if events else plan
+
+
+def _checkpoint_events(o: Observed) -> list[Event]:
     followed, events = _followed(o.job), []
-    before = {output.name: output for output in persisted.outputs}
-    for new in o.status.outputs if o.status.phase not in FINISHED else ():
+    before = {output.name: output for output in o.persisted.outputs}
+    for new in o.current.outputs if o.current.phase not in FINISHED else ():
         old = before.get(new.name)
         if old is None or new.name not in followed or new == old:
             continue
@@ -100,7 +110,7 @@ def why(o: Observed, output: OutputStatus) -> str:
 
 def upload_of(o: Observed, output: OutputStatus) -> Upload | None:
     """What is observed of the upload of an output that the status has, or is to have, as `output`."""
-    before = next((each for each in o.status.outputs if each.name == output.name), output)
+    before = next((each for each in o.current.outputs if each.name == output.name), output)
     found = _upload(o, before) if before.state == "Uploading" else o.uploads.get(output.name)
     return found if found and found.state == output.state else None
 
@@ -112,7 +122,7 @@ def _message(upload: Upload) -> str:
 
 def observed(o: Observed) -> list[OutputStatus]:
     """`status.outputs` with the results of uploads. An upload that is overdue has failed."""
-    return [_observed(o, output) for output in o.status.outputs]
+    return [_observed(o, output) for output in o.current.outputs]
 
 
 def _observed(o: Observed, output: OutputStatus) -> OutputStatus:
@@ -157,7 +167,7 @@ def _deadline(o: Observed, output: OutputStatus) -> datetime | None:
 
 def next_deadline(o: Observed) -> WaitUntil | None:
     """When the next upload is overdue."""
-    deadlines = [_deadline(o, output) for output in o.status.outputs if output.state == "Uploading"]
+    deadlines = [_deadline(o, output) for output in o.current.outputs if output.state == "Uploading"]
     first = min((each for each in deadlines if each and each > o.now), default=None)
     return WaitUntil(first) if first else None
 
@@ -174,16 +184,16 @@ def upload_first(snapshot: Snapshot) -> Act | None:
     now, followed = snapshot.observed.now, _followed(snapshot.observed.job)
     waiting = {
         output.name
-        for output in snapshot.observed.status.outputs
+        for output in snapshot.current.outputs
         if output.state in ("Pending", "Uploading") or (output.state == "Failed" and output.name in followed)
     }
     if not waiting:
         return None
-    names = ", ".join(output.name for output in snapshot.observed.status.outputs if output.name in waiting)
+    names = ", ".join(output.name for output in snapshot.current.outputs if output.name in waiting)
     begun = [
         changed(output, state="Uploading", start_time=now, message=None) if output.name in waiting else output
-        for output in snapshot.observed.status.outputs
+        for output in snapshot.current.outputs
     ]
     message = f"the program has completed; its outputs are uploaded: {names}"
-    status = with_phase(changed(snapshot.summary, outputs=begun), "Running", now, UPLOADING, message)
+    status = with_phase(changed(snapshot.summarised, outputs=begun), "Running", now, UPLOADING, message)
     return write(status, Event(UPLOADING, message))

@@ -26,6 +26,7 @@ from allranks.core.diagnosis import elasticity
 from allranks.core.facts.model import FETCH_RETRYING, FETCHING, Event, Manifest, Observed, Plan, Pod, PodRef
 from allranks.core.facts.status_update import changed
 from allranks.core.facts.uploads import Upload, checkpoint_of, evictable
+from allranks.core.snapshot import Snapshot
 from allranks.core.transfers import input_cache, manifests
 
 CHECKING, CHECK_RETRYING = "CheckingOutputs", "CheckRetrying"
@@ -49,7 +50,7 @@ def with_transfers(o: Observed) -> Observed:
 
 def unready(o: Observed) -> bool:
     """Whether the job waits for inputs, or for the check of a destination."""
-    waits = any(each.state != "Ready" for each in o.status.inputs) or bool(_unchecked(o))
+    waits = any(each.state != "Ready" for each in o.current.inputs) or bool(_unchecked(o))
     return not o.platform.local and waits
 
 
@@ -72,7 +73,7 @@ def blocked(o: Observed) -> tuple[str, str] | None:
 
 def upload_trouble(o: Observed) -> str:
     """Why uploads do not proceed; empty if they do."""
-    uploading = _uploading(o.job, o.status)
+    uploading = _uploading(o.job, o.current)
     for number, each in enumerate(o.job.spec.outputs or ()):
         if each.name in uploading and (trouble := _trouble(o, manifests.upload_name(o.job, each.name))):
             return f"spec.outputs[{number}]: {trouble}"
@@ -129,7 +130,7 @@ def _result(pod: Pod) -> dict[str, Any] | None:
 
 def received(o: Observed) -> tuple[list[InputStatus], list[str]]:
     """(`status.inputs` with what pods fetched, errors of inputs that cannot be fetched)"""
-    inputs, errors = list(o.status.inputs), []
+    inputs, errors = list(o.current.inputs), []
     places = {each.name: number for number, each in enumerate(o.job.spec.inputs or ())}
     for place, each in enumerate(inputs):
         pod = o.transfers.get(manifests.fetch_name(o.job, each.name)) if each.state != "Ready" else None
@@ -195,14 +196,14 @@ def _checkpoint(o: Observed, name: str, result: dict[str, Any]) -> tuple[int, in
     """The checkpoint of a result; a result of a broken image, which names none, is that of the current one."""
     step, mark = _count(result.get("step")), _count(result.get("mark"))
     if step is None or mark is None:
-        return next((checkpoint_of(output) for output in o.status.outputs if output.name == name), None)
+        return next((checkpoint_of(output) for output in o.current.outputs if output.name == name), None)
     return step, mark
 
 
 def _outdated(o: Observed, name: str) -> bool:
     """Whether another pod follows this one: it has uploaded a checkpoint that is not the newest any more, or it failed
     to upload the last one, and began before the program had ended."""
-    for output in o.status.outputs:
+    for output in o.current.outputs:
         if manifests.upload_name(o.job, output.name) == name and (result := _result(pod := o.transfers[name])):
             earlier = output.start_time is not None and not pod.restart and "uploaded" not in result
             return earlier or _checkpoint(o, output.name, result) != checkpoint_of(output)
@@ -214,7 +215,7 @@ def _unrecorded(o: Observed, persisted: Status) -> set[str]:
     before = {output.name: output for output in persisted.outputs}
     return {
         manifests.upload_name(o.job, output.name)
-        for output in o.status.outputs
+        for output in o.current.outputs
         if (old := before.get(output.name))
         and (
             output.uploaded_step != old.uploaded_step
@@ -227,13 +228,14 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and 0 <= value < 2**53 else None
 
 
-def with_transfer_pods(o: Observed, persisted: Status, plan: Plan) -> Plan:
+def with_transfer_pods(snapshot: Snapshot, plan: Plan) -> Plan:
     """The plan with the pods that transfers need, and without those that they do not need any more.
 
     An upload of a checkpoint is in the persisted status from before its pod is created until its pod may be deleted:
     otherwise the next operator would delete a pod that it does not know, or upload again what it does not find.
     """
-    if plan.write_ahead or o.platform.local or not (o.job.spec.inputs or o.job.spec.outputs):
+    o, persisted = snapshot.observed, snapshot.persisted
+    if plan.decided or o.platform.local or not (o.job.spec.inputs or o.job.spec.outputs):
         return plan
     needed = {**dict(_fetches(o)), **dict(_checkers(o)), **dict(_uploaders(o, persisted))}
     unrecorded = _unrecorded(o, persisted)
@@ -246,17 +248,17 @@ def with_transfer_pods(o: Observed, persisted: Status, plan: Plan) -> Plan:
             delete.append(PodRef(pod.name, pod.uid))
     create = [make() for name, make in needed.items() if make and name not in o.transfers]
     events = list(plan.events)
-    before = o.status.condition("Running")
+    before = o.current.condition("Running")
     why = blocked(o)
     if why and why[0] in (FETCH_RETRYING, CHECK_RETRYING) and not (before and before.reason == why[0]):
         events.append(Event(why[0], why[1], warning=True))
-    status, base = plan.status, plan.status or o.status
+    status, base = plan.next, plan.next or o.current
     inputs = _observed_inputs(o, base.inputs)
     if inputs != base.inputs:
         status = changed(base, inputs=inputs)
     return replace(
         plan,
-        status=status,
+        next=status,
         create=(*plan.create, *create),
         delete=(*plan.delete, *delete),
         events=tuple(events),
@@ -267,11 +269,11 @@ def with_transfer_pods(o: Observed, persisted: Status, plan: Plan) -> Plan:
 def _fetches(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]:
     """(name, manifest) of the pods that fetch."""
     store = o.platform.data
-    if o.status.phase in FINISHED or o.status.phase == "Suspended" or not o.status.start_time or store is None:
+    if o.current.phase in FINISHED or o.current.phase == "Suspended" or not o.current.start_time or store is None:
         return
     for each in o.job.spec.inputs or ():
         if _wanted(o, each.name):
-            make = partial(manifests.fetch_pod, o.job, each, o.status, o.platform, store, o.cache_use, o.now)
+            make = partial(manifests.fetch_pod, o.job, each, o.current, o.platform, store, o.cache_use, o.now)
             yield manifests.fetch_name(o.job, each.name), make
 
 
@@ -286,7 +288,7 @@ def with_checks(o: Observed, status: Status) -> Status:
 
 def checked(o: Observed) -> tuple[list[OutputStatus], list[str], list[str]]:
     """(`status.outputs` with what the pods said, errors, what is not certain)"""
-    outputs, errors, notes = list(o.status.outputs), [], []
+    outputs, errors, notes = list(o.current.outputs), [], []
     waiting = {each.name: number for number, each in _unchecked(o)}
     for place, each in enumerate(outputs):
         pod = o.transfers.get(manifests.check_name(o.job, each.name)) if each.name in waiting else None
@@ -314,14 +316,14 @@ def _crashed(pod: Pod) -> dict[str, Any] | None:
 
 def _unchecked(o: Observed) -> list[tuple[int, Output]]:
     """(place in spec.outputs, output) of those whose destination is still to be checked."""
-    waiting = {each.name for each in o.status.outputs if each.state == "Checking"}
+    waiting = {each.name for each in o.current.outputs if each.state == "Checking"}
     return [(number, each) for number, each in enumerate(o.job.spec.outputs or ()) if each.name in waiting]
 
 
 def _checkers(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]:
     """(name, manifest) of the pods that check destinations."""
     store = o.platform.data
-    if o.status.phase in FINISHED or o.status.phase == "Suspended" or not o.status.start_time or store is None:
+    if o.current.phase in FINISHED or o.current.phase == "Suspended" or not o.current.start_time or store is None:
         return
     for _, each in _unchecked(o):
         yield manifests.check_name(o.job, each.name), partial(manifests.check_pod, o.job, each, o.platform, store)
@@ -332,15 +334,15 @@ def _uploaders(o: Observed, persisted: Status) -> Iterator[tuple[str, Callable[[
     status does not say that there is something to upload. Those of checkpoints do not wait for ranks."""
     store, over = o.platform.data, all(pod.ended for pod in o.pods if pod.owned)
     for each in o.job.spec.outputs or ():
-        if store and each.name in _uploading(o.job, o.status):
+        if store and each.name in _uploading(o.job, o.current):
             due = each.name in _uploading(o.job, persisted) and (over or each.when == "Checkpoint")
-            make = partial(manifests.upload_pod, o.job, each, o.status, o.platform, store, o.pods)
+            make = partial(manifests.upload_pod, o.job, each, o.current, o.platform, store, o.pods)
             yield manifests.upload_name(o.job, each.name), make if due else None
 
 
 def _wanted(o: Observed, name: str) -> bool:
     """Whether this input is still to be fetched."""
-    return any(each.name == name and each.state != "Ready" for each in o.status.inputs)
+    return any(each.name == name and each.state != "Ready" for each in o.current.inputs)
 
 
 def _uploading(job: Job, status: Status) -> set[str]:

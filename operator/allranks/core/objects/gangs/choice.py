@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from allranks.api.gang_status import GangStatus
 from allranks.api.job import Job
-from allranks.api.status import Status
+from allranks.api.status import FINISHED, Status
 from allranks.core.facts import pod_template
-from allranks.core.facts.model import Platform
+from allranks.core.facts.model import Plan, Platform
 from allranks.core.facts.optional_kinds import OptionalObjects
+from allranks.core.facts.status_update import changed
 from allranks.core.objects.gangs import members
 from allranks.core.objects.gangs.base import Backend
 from allranks.core.objects.gangs.registry import BACKENDS, requested
+from allranks.core.snapshot import Snapshot
 
 NOT_SERVED = "GangBackendNotServed"
 """Reason of the condition of a job that waits for its backend."""
@@ -55,3 +59,14 @@ def unavailable(job: Job, status: Status, platform: Platform, optional: Optional
     missing = "does not serve" in why and "operator" not in why
     cure = f": {backend.cure}, or make a new job without it" if missing else ""
     return NOT_SERVED, f"scheduling.gang is {backend.name}, but {why}{cure}"
+
+
+def with_backend(snapshot: Snapshot, plan: Plan) -> Plan:
+    """Add what places the pods together to a decision that begins an attempt."""
+    o, status = snapshot.observed, plan.next
+    if not plan.write_ahead or status is None or status.phase in FINISHED:
+        return plan
+    if status.attempt_time in (None, snapshot.current.attempt_time):
+        return plan
+    chosen = choose(o.job, status, o.platform, o.optional)
+    return replace(plan, next=changed(status, gang=chosen)) if chosen else plan

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
-from allranks.core.diagnosis import root_cause
 from allranks.core.diagnosis.elasticity import TERMINATION_TIMEOUT
 from allranks.core.facts import ownership, places, queue, topology
 from allranks.core.facts import workload as workloads
@@ -39,7 +38,7 @@ class _Changes:
 def with_workload(snapshot: Snapshot, plan: Plan) -> Plan:
     """The plan, and what is to be done with the job's Workload."""
     o = snapshot.observed
-    if plan.write_ahead or not o.optional.api_version(WORKLOAD):
+    if plan.decided or not o.optional.api_version(WORKLOAD):
         return plan
     changes = _changes(snapshot)
     times = [time for time in (plan.wake_at, changes.wake_at) if time]
@@ -57,7 +56,7 @@ def active_pods(snapshot: Snapshot) -> tuple[list[Pod], datetime | None]:
     now = snapshot.observed.now
     active, times = [], []
     for pod in sorted(snapshot.observed.pods, key=lambda pod: (pod.name, pod.uid)):
-        if not pod.owned or pod.ended or root_cause.node_lost_at(pod) is not None:
+        if not pod.owned or pod.ended or pod.node_lost_at is not None:
             continue
         forgotten = pod.deleted_at + TERMINATION_TIMEOUT if pod.deleted_at else None
         if forgotten and forgotten <= now:
@@ -69,7 +68,7 @@ def active_pods(snapshot: Snapshot) -> tuple[list[Pod], datetime | None]:
 
 def _changes(snapshot: Snapshot) -> _Changes:
     o, workload = snapshot.observed, snapshot.workload
-    job, phase = o.job, o.status.phase
+    job, phase = o.job, o.current.phase
     if workload is not None and workload["metadata"].get("deletionTimestamp"):
         return _Changes()
     active, forgotten_at = active_pods(snapshot)
@@ -121,14 +120,14 @@ def _while_queued(o: Observed, workload: Manifest, idle: bool) -> _Changes:
 def _while_admitted(snapshot: Snapshot, workload: Manifest) -> _Changes:
     o = snapshot.observed
     change: Manifest = {}
-    ready = o.status.phase == "Running" and o.status.running_time is not None
+    ready = o.current.phase == "Running" and o.current.running_time is not None
     if wanted := workloads.pods_ready(workload, ready):
         change["conditions"] = workloads.with_conditions(workload, o.now, wanted)
     reclaimable, due_at = _reclaimable(snapshot, workload)
     if reclaimable is not None:
         change["reclaimablePods"] = reclaimable
     patches = [ObjectPatch(workload, {"status": change}, "status")] if change else []
-    boost = priority_boost(o.job.spec.scheduling.preemption, o.status, o.now)
+    boost = priority_boost(o.job.spec.scheduling.preemption, o.current, o.now)
     if not patches and not queue.is_prebuilt(o.job):
         other = {**_spec(_priority_change(o, workload)), **_boost_change(workload, boost.value)}
         patches = [ObjectPatch(workload, other)] if other else []
@@ -160,13 +159,13 @@ def _priority_change(o: Observed, workload: Manifest) -> Manifest:
 def _reclaimable(snapshot: Snapshot, workload: Manifest) -> tuple[list[Manifest] | None, datetime | None]:
     """(`reclaimablePods` if it has to change, when the next rank that is done counts)"""
     o = snapshot.observed
-    admitted = o.status.queue.pod_sets if o.status.queue else {}
+    admitted = o.current.queue.pod_sets if o.current.queue else {}
     before, due_at, counts = workloads.reclaimed(workload), list[datetime](), dict[str, int]()
-    if o.status.phase != "Running":
+    if o.current.phase != "Running":
         return None, None
     for role, of in admitted.items():
         count = 0
-        for index in places.decode(o.status.done.get(role, "")):
+        for index in places.decode(o.current.done.get(role, "")):
             pod = snapshot.pods.get((role, index))
             due = pod.exit.finished_at + RECLAIM_AFTER if pod and pod.exit else o.now
             count += due <= o.now
@@ -188,9 +187,9 @@ def reclaimed_too_much(status: Status, workload: Manifest) -> bool:
 
 
 def _finish(o: Observed, workload: Manifest) -> _Changes:
-    condition = o.status.condition("Complete" if o.status.phase == "Succeeded" else "Failed")
-    message = condition.message if condition and condition.message else f"the job is {o.status.phase}"
-    conditions = workloads.with_conditions(workload, o.now, (workloads.FINISHED, "True", o.status.phase, message))
+    condition = o.current.condition("Complete" if o.current.phase == "Succeeded" else "Failed")
+    message = condition.message if condition and condition.message else f"the job is {o.current.phase}"
+    conditions = workloads.with_conditions(workload, o.now, (workloads.FINISHED, "True", o.current.phase, message))
     return _Changes(patch=(ObjectPatch(workload, {"status": {"conditions": conditions}}, "status"),))
 
 
@@ -206,9 +205,12 @@ def _adopt(o: Observed, workload: Manifest) -> _Changes:
     return _Changes(patch=(ObjectPatch(workload, {"metadata": {"ownerReferences": [*others, *owners]}}),))
 
 
-def plan_of_manager(o: Observed) -> Plan:
+def plan_of_manager(snapshot: Snapshot) -> Plan:
     """A job that MultiKueue runs in another cluster has a Workload here, and no pods. Kueue writes its status."""
-    if o.status.phase in FINISHED or not queue.queue_of(o.job) or not o.optional.api_version(WORKLOAD):
+    o = snapshot.observed
+    if o.job.metadata.deletion_timestamp or o.job.spec.managed_by != queue.MULTIKUEUE:
+        return Plan()
+    if o.current.phase in FINISHED or not queue.queue_of(o.job) or not o.optional.api_version(WORKLOAD):
         return Plan()
     workload = workloads.of_job(o)
     if workload is None:
