@@ -1,4 +1,4 @@
-"""tests/rules.yaml: each test and scenario that it names exists, and it has every rule of docs/reference/semantics.md."""
+"""The tests and scenarios that tests/rules.yaml names exist, and it has every rule of docs/reference/semantics.md."""
 
 from __future__ import annotations
 
@@ -43,4 +43,5 @@ def test_every_rule_for_users_is_a_rule_with_a_test() -> None:
     rules = [" ".join(rule.split()) for rule in rules]
     assert len(rules) > 200
     assert [rule for rule in rules if rule not in {rule for rule, _ in RULES}] == []
-    assert len(rules) == len(set(rules)) and len(RULES) == len({rule for rule, _ in RULES})
+    assert len(rules) == len(set(rules))
+    assert len(RULES) == len({rule for rule, _ in RULES})
