@@ -1,6 +1,6 @@
 """Finds words that the project does not use: `tools/language.py [FILE...]`, part of `make lint`.
 
-`--count` prints, for each package, how often its code has the phrases that are checked in pages only, and pronouns as names.
+`--count` prints for each package: names that are pronouns, and the phrases that are only checked in pages.
 
 Documentation, comments, messages and names are written in plain technical English (CONTRIBUTING.md). The words below
 come from an older style that was hard to read; each one has a plain replacement.
