@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "dev" / "rules-and-tests.md"
 HEAD = """# Rules and tests
 
-`tools/rules.py` generates this page from `tests/rules.yaml`. It names a test for each rule. The text after *scenario* is
-a part of the name of a [scenario](scenarios.md), which runs on the simulated cluster and on a real API server. The rules
-that users need are also on the page [rules](../reference/semantics.md), in the same words; a test compares both pages.
+`tools/rules.py` generates this page from `tests/rules.yaml`. It names a test for each rule. The text after *scenario*
+is a part of the name of a [scenario](scenarios.md), which runs on the simulated cluster and on a real API server. The
+rules for users are also on the page [rules](../reference/semantics.md), in the same words; a test compares both pages.
 """
 
 
