@@ -44,6 +44,7 @@ generate: $(STAMP) ## Generate the CRDs, the reference pages and the chart's cop
 	@$(BIN)/python -m allranks.api.crd TrainingPool > $(STAMP).crd && mv $(STAMP).crd crds/trainingpools.yaml
 	@$(BIN)/python -m allranks.api.crd TrainingSweep > $(STAMP).crd && mv $(STAMP).crd crds/trainingsweeps.yaml
 	@$(BIN)/python tools/reference.py
+	@$(BIN)/python tools/rules.py
 	@$(BIN)/python tools/chart.py
 	@$(BIN)/python tools/image_tags.py
 	@$(BIN)/python tools/test.py --update
@@ -65,7 +66,7 @@ verify: $(STAMP) ## Fail if a generated file does not match the types
 	@$(BIN)/python -m allranks.api.crd DistributedTraining | diff -u crds/distributedtrainings.yaml - && \
 	  $(BIN)/python -m allranks.api.crd TrainingPool | diff -u crds/trainingpools.yaml - && \
 	  $(BIN)/python -m allranks.api.crd TrainingSweep | diff -u crds/trainingsweeps.yaml - && \
-	  $(BIN)/python tools/reference.py --check && $(BIN)/python tools/chart.py --check && \
+	  $(BIN)/python tools/reference.py --check && $(BIN)/python tools/rules.py --check && $(BIN)/python tools/chart.py --check && \
 	  $(BIN)/python tools/image_tags.py --check && \
 	  $(BIN)/python tools/test.py --check || \
 	  { echo "a generated file does not match the types: run 'make generate'"; exit 1; }

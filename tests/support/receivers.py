@@ -1,4 +1,4 @@
-"""Real receivers of notifications on loopback: an HTTP server and a mail server, which record what arrives."""
+"""A real receiver of notifications on loopback: an HTTP server that records its requests."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from email import message_from_bytes
-from email.message import Message
 from typing import Any
 
 from aiohttp import web
@@ -55,70 +53,6 @@ async def http_receiver(**how: Any) -> AsyncIterator[HttpReceiver]:
     finally:
         receiver.ending.set()
         await runner.cleanup()
-
-
-@dataclass
-class MailServer:
-    """Accepts mails without encryption. `refuse`: replies of the first commands RCPT."""
-
-    port: int = 0
-    refuse: list[str] = field(default_factory=list)
-    hang: bool = False
-    mails: list[tuple[list[str], Message]] = field(default_factory=list)
-    """(recipients, mail)"""
-
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                await self._converse(reader, writer)
-        finally:
-            writer.close()
-
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        def say(text: str) -> None:
-            writer.write(f"{text}\r\n".encode())
-
-        if self.hang:
-            await asyncio.sleep(60)
-        say("220 test")
-        to: list[str] = []
-        while line := (await reader.readline()).decode().strip():
-            command = line.upper()
-            if command.startswith("RCPT"):
-                to.append(line.partition(":")[2].strip("<>"))
-                say(self.refuse.pop(0) if self.refuse else "250 ok")
-            elif command == "DATA":
-                say("354 go on")
-                body = await reader.readuntil(b"\r\n.\r\n")
-                self.mails.append((to, message_from_bytes(body[:-5])))
-                say("250 ok")
-            elif command == "QUIT":
-                say("221 bye")
-                return
-            else:
-                say("250 ok")
-
-
-@contextlib.asynccontextmanager
-async def mail_server(**how: Any) -> AsyncIterator[MailServer]:
-    made = MailServer(**how)
-    tasks: set[asyncio.Task[Any]] = set()
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(made.handle(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    made.port = server.sockets[0].getsockname()[1]
-    try:
-        yield made
-    finally:
-        server.close()
-        for task in list(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # transports close in the next iteration of the loop
 
 
 async def until(condition: Callable[[], bool], seconds: float = 300) -> None:

@@ -17,7 +17,7 @@ from allranks.core.facts import stack_requests
 from allranks.core.facts.model import Manifest
 from allranks.kube.job_codec import DecodeError
 from allranks.kube.json_decoder import decoder
-from allranks.kube.watch import ListMeta
+from allranks.kube.watch import ListMeta, ObjectMeta
 
 _KEPT_PREFIX = "kueue.x-k8s.io/"
 """Labels and annotations with this prefix are kept: those by which Kueue and its tools address a job."""
@@ -45,21 +45,14 @@ class _Owner(msgspec.Struct, rename="camel", omit_defaults=True):
     controller: bool = False
 
 
-class _Metadata(msgspec.Struct, rename="camel", omit_defaults=True):
-    name: str
-    namespace: str = ""
-    uid: str = ""
-    generation: int = 0
-    resource_version: str = ""
-    creation_timestamp: str | None = None
-    deletion_timestamp: str | None = None
+class _JobMeta(ObjectMeta, rename="camel", omit_defaults=True):
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     owner_references: list[_Owner] | None = None
 
 
 class _Job(msgspec.Struct):
-    metadata: _Metadata
+    metadata: _JobMeta
     spec: msgspec.Raw = msgspec.Raw()
     status: dict[str, Any] | None = None
 

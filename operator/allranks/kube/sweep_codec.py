@@ -23,24 +23,13 @@ from allranks.errors import InvalidManifest
 from allranks.kube import compact_jobs, job_codec
 from allranks.kube.job_codec import DecodeError
 from allranks.kube.json_decoder import decoder
-
-
-class _Metadata(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What the operator uses of the metadata of a sweep."""
-
-    name: str
-    namespace: str = ""
-    uid: str = ""
-    generation: int = 0
-    resource_version: str = ""
-    creation_timestamp: str | None = None
-    deletion_timestamp: str | None = None
+from allranks.kube.watch import ObjectMeta
 
 
 class RawSweep(msgspec.Struct):
     """A sweep whose spec and status are JSON text."""
 
-    metadata: _Metadata
+    metadata: ObjectMeta
     spec: msgspec.Raw = msgspec.Raw(b"null")
     status: msgspec.Raw = msgspec.Raw(b"null")
 

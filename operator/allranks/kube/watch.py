@@ -40,6 +40,18 @@ class ListMeta(msgspec.Struct, rename="camel"):
     further: str = msgspec.field(default="", name="continue")
 
 
+class ObjectMeta(msgspec.Struct, rename="camel", omit_defaults=True):
+    """Metadata of an object that is kept as JSON text. Pods have another type (`raw_pod`), with dates."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+
+
 class _Page(msgspec.Struct, rename="camel"):
     """A page of a list, or of a table (`rows`)."""
 

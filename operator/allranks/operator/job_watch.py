@@ -204,13 +204,8 @@ _DISCOVERY = {
 """Path of kopf's discovery -> (kind of the response, what it contains if our resource is served)."""
 
 
-class _Meta(msgspec.Struct):
-    name: str
-    namespace: str
-
-
 class _Item(msgspec.Struct):
-    metadata: _Meta
+    metadata: watch.ObjectMeta
 
 
 class _Page(msgspec.Struct):

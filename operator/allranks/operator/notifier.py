@@ -7,12 +7,8 @@ returns the results of those that are over, which the core writes to the status.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import smtplib
-import ssl
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import aiohttp
@@ -24,7 +20,7 @@ from allranks.core.sweeps import outbox
 from allranks.core.sweeps.model import SweepObserved
 from allranks.operator import notification_text as texts
 from allranks.operator.cache import JobKey
-from allranks.operator.receivers import ReceiverConfig, Receivers, ReceiversFile, Smtp
+from allranks.operator.receivers import ReceiverConfig, Receivers, ReceiversFile
 
 logger = logging.getLogger("allranks.operator")
 
@@ -75,8 +71,6 @@ class Notifier:
         self._results: dict[Id, str] = {}
         self._at_once: dict[str, asyncio.Semaphore] = {}
         self._session: aiohttp.ClientSession | None = None
-        # A slow mail server must not take the threads that others use.
-        self._threads = ThreadPoolExecutor(self._pace.at_once, thread_name_prefix="mail")
 
     @property
     def idle(self) -> bool:
@@ -134,19 +128,17 @@ class Notifier:
             self._results[one] = notifications.FAILED
             return
         note = about.note(one[1], receivers)
-        task = asyncio.get_running_loop().create_task(self._deliver(one, key, receiver, receivers, note))
+        task = asyncio.get_running_loop().create_task(self._deliver(one, key, receiver, note))
         self._tasks[one] = task
         task.add_done_callback(lambda _: self._tasks.pop(one, None))
 
-    async def _deliver(
-        self, one: Id, key: JobKey, receiver: ReceiverConfig, receivers: Receivers, note: texts.Note
-    ) -> None:
+    async def _deliver(self, one: Id, key: JobKey, receiver: ReceiverConfig, note: texts.Note) -> None:
         limit = self._at_once.setdefault(receiver.name, asyncio.Semaphore(self._pace.at_once))
         result = notifications.FAILED
         for delay in (*self._pace.delays, None):
             try:
                 async with limit:
-                    await self._send(receiver, receivers.smtp, note)
+                    await self._send(receiver, note)
                 result = notifications.SENT
                 break
             except DeliveryError as error:
@@ -159,20 +151,8 @@ class Notifier:
         self._tasks.pop(one, None)
         self._wake(key)
 
-    async def _send(self, receiver: ReceiverConfig, smtp: Smtp | None, note: texts.Note) -> None:
+    async def _send(self, receiver: ReceiverConfig, note: texts.Note) -> None:
         """Raises DeliveryError."""
-        if receiver.type == "Email":
-            if smtp is None or not receiver.to:
-                raise DeliveryError("mails need `smtp` and `to`", again=False)
-            message = texts.mail(note, smtp.sender, receiver.to)
-            loop = asyncio.get_running_loop()
-            sent = loop.run_in_executor(self._threads, _send_mail, smtp, message, self._pace.timeout)
-            try:
-                async with asyncio.timeout(6 * self._pace.timeout):
-                    await asyncio.shield(sent)
-            except TimeoutError as error:
-                raise DeliveryError("the mail server is too slow", again=True) from error
-            return
         slack = receiver.type == "Slack"
         kind = "application/json" if slack else "application/cloudevents+json"
         headers = {**receiver.headers, "Content-Type": kind, "User-Agent": "allranks"}
@@ -198,26 +178,5 @@ class Notifier:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._session is not None:
             await self._session.close()
-
-
-def _send_mail(smtp: Smtp, message: object, timeout: float) -> None:
-    """Raises DeliveryError."""
-    try:
-        kind = smtplib.SMTP_SSL if smtp.security == "TLS" else smtplib.SMTP
-        with contextlib.closing(kind(smtp.host, smtp.port, timeout=timeout)) as server:
-            if smtp.security == "StartTLS":
-                server.starttls(context=ssl.create_default_context())
-            if smtp.username:
-                server.login(smtp.username, smtp.password)
-            server.send_message(message)  # type: ignore[arg-type]
-            server.quit()
-    except smtplib.SMTPResponseException as error:
-        raise DeliveryError(f"SMTP {error.smtp_code}", again=400 <= error.smtp_code < 500) from error
-    except smtplib.SMTPRecipientsRefused as error:
-        later = all(400 <= code < 500 for code, _ in error.recipients.values())
-        raise DeliveryError("SMTP: the recipients are refused", again=later) from error
-    except (smtplib.SMTPException, OSError) as error:
-        raise DeliveryError(f"SMTP: {type(error).__name__}", again=True) from error

@@ -13,20 +13,16 @@ from pydantic import ValidationError
 from allranks.api.pool import PoolSpec
 from allranks.kube import paths
 from allranks.kube.client import Client
-from allranks.kube.watch import Watch
+from allranks.kube.watch import ObjectMeta, Watch
 from allranks.operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 
-class _Meta(msgspec.Struct):
-    name: str
-
-
 class Raw(msgspec.Struct):
     """A pool with its spec, not yet validated."""
 
-    metadata: _Meta
+    metadata: ObjectMeta
     spec: dict[str, Any] = {}
 
 

@@ -23,25 +23,13 @@ logger = logging.getLogger("allranks.operator")
 OCCASIONS: tuple[str, ...] = get_args(Occasion)
 
 
-class Smtp(Model):
-    """The server that sends mails."""
-
-    host: str
-    port: Annotated[int, Field(ge=1, le=65535)] = 587
-    security: Literal["StartTLS", "TLS", "None"] = "StartTLS"
-    username: str = ""
-    password: str = ""
-    sender: str = "allranks@localhost"
-
-
 class ReceiverConfig(Model):
     """A receiver, with its secrets."""
 
     name: Receiver
-    type: Literal["CloudEvents", "Slack", "Email"]
+    type: Literal["CloudEvents", "Slack"]
     url: str = ""
     headers: dict[str, str] = {}
-    to: list[str] = []
     all_jobs: list[Occasion] = []
     """What it is notified about every job; other jobs name the receiver themselves."""
     namespaces: list[str] = []
@@ -52,7 +40,6 @@ class Receivers(Model):
     """The file."""
 
     receivers: Annotated[list[ReceiverConfig], Field(max_length=64)] = []
-    smtp: Smtp | None = None
     allowed_hosts: list[str] = []
     """HOST or HOST:PORT of webhooks that jobs and pools may name."""
     link: str = ""

@@ -19,7 +19,7 @@ from allranks.operator import notification_text
 from allranks.operator.notifier import Notifier, Pace
 from allranks.operator.receivers import ReceiversFile
 from support.builders import CLUSTER, NOW, job
-from support.receivers import http_receiver, mail_server, until
+from support.receivers import http_receiver, until
 
 KEY = ("team", "job")
 FAST = Pace(delays=(0, 0), timeout=60)
@@ -112,34 +112,12 @@ def test_a_slack_message_is_escaped(tmp_path: Path) -> None:
     run(test)
 
 
-def test_a_mail_has_the_same_text_and_one_message_id(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with mail_server() as server:
-            smtp = {"host": "127.0.0.1", "port": server.port, "security": "None", "sender": "op@example.com"}
-            team = {"name": "team", "type": "Email", "to": ["a@example.com", "b@example.com"]}
-            async with operator(tmp_path, receivers=[team], smtp=smtp) as one:
-                await one.deliver(observed("Hung/3 team"))
-            [(to, mail)] = server.mails
-            assert to == ["a@example.com", "b@example.com"]
-            assert (mail["Subject"], mail["From"]) == ("[allranks] team/job hangs", "op@example.com")
-            assert mail["Message-ID"].endswith(".Hung.3.team@allranks>")
-            assert "First failure: worker-1" in str(mail.get_payload())
-
-    run(test)
-
-
 def test_a_receiver_that_fails_for_a_while_is_tried_again(tmp_path: Path) -> None:
     async def test() -> None:
-        async with http_receiver(answers=[503, 429]) as server, mail_server(refuse=["451 later"]) as mails:
-            receivers = [
-                {"name": "bus", "type": "CloudEvents", "url": server.url},
-                {"name": "team", "type": "Email", "to": ["a@example.com"]},
-            ]
-            smtp = {"host": "127.0.0.1", "port": mails.port, "security": "None"}
-            async with operator(tmp_path, receivers=receivers, smtp=smtp) as one:
-                found = await one.deliver(observed("Failed/0 bus", "Failed/0 team"))
-            assert found == {"Failed/0 bus": " sent", "Failed/0 team": " sent"}
-            assert len(mails.mails) == 1
+        async with http_receiver(answers=[503, 429]) as server:
+            receivers = [{"name": "bus", "type": "CloudEvents", "url": server.url}]
+            async with operator(tmp_path, receivers=receivers) as one:
+                assert await one.deliver(observed("Failed/0 bus")) == {"Failed/0 bus": " sent"}
             assert len({event["id"] for _, _, event in server.got}) == 1
             assert len(server.got) == 3
 
@@ -188,15 +166,10 @@ def test_a_receiver_that_does_not_answer_is_bounded_and_delays_no_other(tmp_path
 
 def test_a_try_without_an_answer_ends(tmp_path: Path) -> None:
     async def test() -> None:
-        async with http_receiver(hang=True) as dead, mail_server(hang=True) as mails:
-            receivers = [
-                {"name": "dead", "type": "CloudEvents", "url": dead.url},
-                {"name": "mail", "type": "Email", "to": ["a@example.com"]},
-            ]
-            smtp = {"host": "127.0.0.1", "port": mails.port, "security": "None"}
-            async with operator(tmp_path, Pace(delays=(), timeout=0.2), receivers=receivers, smtp=smtp) as one:
-                found = await one.deliver(observed("Failed/0 dead", "Failed/0 mail"))
-                assert set(found.values()) == {" failed"}
+        async with http_receiver(hang=True) as dead:
+            receivers = [{"name": "dead", "type": "CloudEvents", "url": dead.url}]
+            async with operator(tmp_path, Pace(delays=(), timeout=0.2), receivers=receivers) as one:
+                assert await one.deliver(observed("Failed/0 dead")) == {"Failed/0 dead": " failed"}
 
     run(test)
 
@@ -282,13 +255,3 @@ def test_secrets_in_the_last_lines_of_a_log_are_masked() -> None:
     env = [{"name": "DB_PASSWORD", "value": "swordfish"}, {"name": "STEPS", "value": "1000000"}]
     note = notification_text.note(observed("Failed/0 t", status=status, env=env), "Failed/0 t", "")
     assert note.details.splitlines()[-3:] == ["login with <masked> failed", "HF_TOKEN=<masked>", "loss=3.25"]
-
-
-def test_text_of_a_job_cannot_add_lines_to_the_head_of_a_mail() -> None:
-    evil = FAILED.model_copy(
-        update={
-            "last_failure": FAILED.last_failure and FAILED.last_failure.model_copy(update={"message": "x\r\nBcc: e"})
-        }
-    )
-    note = notification_text.note(observed("Failed/0 t", status=evil), "Failed/0 t", "")
-    assert notification_text.mail(note, "op@example.com", ["a@example.com"])["Bcc"] is None

@@ -8,6 +8,10 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
+from allranks.text import human_duration
+
+human = human_duration
+"""The same form as in `status.progress.eta`."""
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -28,27 +32,6 @@ def moment(seconds: float, whole: float) -> str:
     if whole >= 100:
         return clock(seconds)
     return f"{seconds}s" if isinstance(seconds, int) else f"{seconds:.1f}s"
-
-
-def human(seconds: float) -> str:
-    """kubectl's HumanDuration: at most two units, `95s`, `5m30s`, `3h`, `2d5h`."""
-    total = max(0, int(seconds))
-    minutes, hours, days = total // 60, total // 3600, total // 86400
-    if total < 120:
-        return f"{total}s"
-    if minutes < 10:
-        return f"{minutes}m{total % 60}s" if total % 60 else f"{minutes}m"
-    if hours < 3:
-        return f"{minutes}m"
-    if hours < 8:
-        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
-    if hours < 48:
-        return f"{hours}h"
-    if days < 8:
-        return f"{days}d{hours % 24}h" if hours % 24 else f"{days}d"
-    if days < 730:
-        return f"{days}d"
-    return f"{days // 365}y{days % 365}d" if days % 365 and days < 2920 else f"{days // 365}y"
 
 
 def age(timestamp: str | datetime | None, now: datetime | None = None) -> str:

@@ -1,4 +1,4 @@
-"""The report on a job as text, for terminals, mails and CI logs."""
+"""The report on a job as text, for terminals and CI logs."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from allranks.core.facts.model import Observed, Pod
 from allranks.core.facts.naming import replica_key
 from allranks.core.facts.rank_reports import RankReport, Reports
 from allranks.core.facts.status_update import ProgressChanges, changed
+from allranks.text import human_duration
 
 RANKS = 16
 """Limit of status.progress.ranks."""
@@ -152,7 +153,7 @@ def _with_forecast(progress: ProgressStatus, ranks: Iterable[RankReport]) -> Pro
     left = max(0, total - step) if step is not None and total else None
     pace = _median([rank.step_seconds for rank in ranks if rank.step_seconds is not None and not rank.done])
     eta = 0.0 if left == 0 else float(round(left * pace)) if left is not None and pace is not None else None
-    return changed(progress, eta_seconds=eta, eta="" if eta is None else _span(eta))
+    return changed(progress, eta_seconds=eta, eta="" if eta is None else human_duration(eta))
 
 
 def _metrics(ranks: Iterable[RankReport]) -> dict[str, float]:
@@ -222,19 +223,6 @@ def _summary(progress: ProgressStatus) -> str:
     if progress.step is not None:
         return f"step {progress.step}"
     return f"epoch {progress.epoch}" if progress.epoch is not None else ""
-
-
-def _span(seconds: float) -> str:
-    """`45s`, `12m`, `2h10m`, `3d4h`"""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m"
-    hours, minutes = whole // 3600, whole % 3600 // 60
-    if hours < 48:
-        return f"{hours}h{minutes}m" if minutes else f"{hours}h"
-    return f"{hours // 24}d{hours % 24}h" if hours % 24 else f"{hours // 24}d"
 
 
 def _digits(value: float) -> float:
