@@ -24,7 +24,7 @@ from allranks.code.bundle import Bundle, collect
 from allranks.core.manifests import pods
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Where
-from allranks.sdk.cluster_jobs import job as find
+from allranks.sdk.job import job as find
 from support.api import path
 from support.builders import CLUSTER, manifest
 from support.builders import job as parsed

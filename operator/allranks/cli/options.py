@@ -221,7 +221,7 @@ async def with_suggestion(cluster: Cluster, name: str, error: ClusterError) -> C
             everywhere = await cluster.get(job_path(None), {"fieldSelector": f"metadata.name={name}"})
             elsewhere = [item["metadata"]["namespace"] for item in everywhere["items"]]
             if elsewhere:
-                hint = f", but there is one in {joined(elsewhere[:3], 'and')}: select the namespace with -n"
+                hint = f", but there is one in {joined(elsewhere[:3], 'and')}: select that namespace"
             elif names:
                 hint = ": allranks get lists the jobs"
     except ClusterError:

@@ -39,7 +39,7 @@ class LogLine:
 async def log_lines(
     cluster: Cluster, job: Manifest, *, follow: bool, ranks: Collection[int], tail: int | None
 ) -> AsyncGenerator[LogLine]:
-    """The lines of the current attempt; with `follow`, until the job has finished, across restarts."""
+    """Yield the lines of the current attempt; with `follow`, until the job has finished, across restarts."""
     status, ranks_by_replica = status_of(job), ranks_of(job)
 
     def rank_of(pod: Pod) -> int | None:
