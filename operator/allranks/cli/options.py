@@ -19,7 +19,7 @@ from allranks.api.job import GROUP, KIND, PLURAL
 from allranks.cli.completers import complete_contexts, complete_files, complete_namespaces
 from allranks.cli.format import duration
 from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
-from allranks.cli.interrupt import signals_wake_the_loop
+from allranks.client.interrupt import signals_wake_the_loop
 from allranks.errors import AllranksError, ClusterError, InvalidManifest
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.paths import job_path

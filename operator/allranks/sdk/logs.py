@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from allranks.api.status import FINISHED, Status
-from allranks.cli.live.follow import Follower, has_log
+from allranks.client.follow import Follower, has_log
 from allranks.core.model import Pod
 from allranks.core.naming import replica_key
 from allranks.errors import ClusterError

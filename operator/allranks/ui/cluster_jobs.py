@@ -13,7 +13,7 @@ import msgspec
 
 from allranks.cli.commands.describe import events_of
 from allranks.cli.commands.queue import read_queues
-from allranks.cli.queues import Queue
+from allranks.client.queues import Queue
 from allranks.core.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster

@@ -18,8 +18,8 @@ import yaml
 from click.testing import CliRunner
 
 import allranks
-from allranks.cli import creation
 from allranks.cli.main import cli
+from allranks.client import creation
 from support.builders import manifest
 from support.slow_api import CONFIG_MAPS, JOBS, SlowApi, Step
 

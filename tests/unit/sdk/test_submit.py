@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import allranks
-from allranks.cli import interrupt
+from allranks.client import interrupt
 from allranks.inpod.call_function import UNUSABLE
 from allranks.kube.cluster import Where
 from allranks.sdk.documents import Options

@@ -10,14 +10,14 @@ from typing import Any
 import click
 
 from allranks.cli.format.duration import age, human
-from allranks.cli.format.json_form import as_json
 from allranks.cli.format.table import Table
 from allranks.cli.options import OK, on_cluster
-from allranks.cli.queues import Queue, describe
+from allranks.client.queues import Queue, describe
 from allranks.core.optional_kinds import LOCAL_QUEUE, WORKLOAD, OptionalKind
 from allranks.errors import ClusterError
 from allranks.kube import paths
 from allranks.kube.cluster import Cluster, Manifest
+from allranks.views.json_form import as_json
 
 _CLUSTER_QUEUE = OptionalKind("kueue.x-k8s.io", "ClusterQueue", "clusterqueues", LOCAL_QUEUE.versions, namespaced=False)
 _VISIBILITY = "visibility.kueue.x-k8s.io"

@@ -16,7 +16,6 @@ import click
 from allranks.api.job import API_VERSION, GROUP, KIND, PLURAL
 from allranks.api.status import FINISHED
 from allranks.api.validation import parse, with_defaults
-from allranks.cli.creation import Creation
 from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
 from allranks.cli.options import (
     BAD_MANIFEST,
@@ -30,6 +29,7 @@ from allranks.cli.options import (
     print_problem,
     set_option,
 )
+from allranks.client.creation import Creation
 from allranks.code import ship
 from allranks.code.bundle import Bundle
 from allranks.errors import AllranksError, ClusterError, InvalidManifest
@@ -124,7 +124,7 @@ async def submit(
         return status
     from allranks.cli.commands.delete import delete_job
     from allranks.cli.commands.wait import wait_for_job
-    from allranks.cli.interrupt import asks_on_interrupt
+    from allranks.client.interrupt import asks_on_interrupt
     from allranks.kube.pod_logs import Wanted
 
     deadline = None if timeout is None else time.monotonic() + timeout

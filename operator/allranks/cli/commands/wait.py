@@ -14,7 +14,6 @@ import click
 from allranks.api.status import FINISHED, Status
 from allranks.cli.completers import complete_jobs
 from allranks.cli.format.outcome import failure_block, failure_line, summary
-from allranks.cli.live.follow import Deleted, Follower
 from allranks.cli.live.renderer import Renderer
 from allranks.cli.options import (
     FAILED,
@@ -28,6 +27,7 @@ from allranks.cli.options import (
     print_jobs,
 )
 from allranks.cli.safe_output import use_colour
+from allranks.client.follow import Deleted, Follower
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER
 from allranks.frameworks import FRAMEWORKS

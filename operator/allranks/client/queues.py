@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, WithJsonSchema
 
-from allranks.cli.format.json_form import CONFIG, Moment
 from allranks.core.quantity import quantity
 from allranks.kube.job_codec import status_of
+from allranks.views.json_form import CONFIG, Moment
 
 Manifest = Mapping[str, Any]
 

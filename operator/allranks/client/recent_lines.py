@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from allranks.cli.live.follow import has_log
+from allranks.client.follow import has_log
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER
 from allranks.errors import ClusterError
