@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 
 def last_lines(text: str, lines: int, characters: int) -> str:
@@ -35,3 +36,9 @@ def size(number: float) -> str:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1024
     raise AssertionError
+
+
+def joined(words: Iterable[str], last: str) -> str:
+    """`a, b or c`."""
+    *front, end = words
+    return f"{', '.join(front)} {last} {end}" if front else end

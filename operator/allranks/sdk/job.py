@@ -10,16 +10,13 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from allranks.api.status import FINISHED, Phase, ProgressStatus, Status
-from allranks.cli.commands.delete import delete_job
-from allranks.cli.commands.describe import events_of
-from allranks.cli.commands.scale import scale_job
-from allranks.cli.commands.suspend import set_suspended
-from allranks.cli.commands.wait import wait_for_job
 from allranks.cli.format.events import EventGroup, group_events
 from allranks.cli.job_report.run_files import read_differences
-from allranks.cli.options import get_job
+from allranks.cli.live.waiting import wait_for_job
 from allranks.client import interrupt
+from allranks.client.actions import delete_job, scale_job, set_suspended
 from allranks.client.follow import Deleted, Follower
+from allranks.client.jobs import events_of, get_job
 from allranks.core.model import Pod
 from allranks.errors import AllranksError, ClusterError, JobDeleted, WaitTimeout
 from allranks.kube.cluster import Cluster, Manifest, Where

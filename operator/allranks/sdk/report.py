@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from allranks.cli.commands.report import SUFFIXES, rendered
+from allranks.cli.job_report.forms import SUFFIXES, rendered
 from allranks.cli.job_report.run_files import RunFiles
 from allranks.kube.cluster import Manifest
 

@@ -10,13 +10,10 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
-from allranks.cli.commands.delete import delete_job
-from allranks.cli.commands.scale import scale_job
-from allranks.cli.commands.suspend import set_suspended
 from allranks.cli.job_report import html
 from allranks.cli.job_report.model import Report
 from allranks.cli.job_report.timeline import Attempt
-from allranks.cli.options import Changed
+from allranks.client.actions import Changed, delete_job, scale_job, set_suspended
 from allranks.client.queues import Queue
 from allranks.core.naming import TRAINER
 from allranks.ui import answers, new_job

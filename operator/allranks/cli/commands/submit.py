@@ -122,8 +122,8 @@ async def submit(
     if not (wait_for or logs):
         _print_advice(jobs)
         return status
-    from allranks.cli.commands.delete import delete_job
-    from allranks.cli.commands.wait import wait_for_job
+    from allranks.cli.live.waiting import wait_for_job
+    from allranks.client.actions import delete_job
     from allranks.client.interrupt import asks_on_interrupt
     from allranks.kube.pod_logs import Wanted
 
