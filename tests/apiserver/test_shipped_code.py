@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from allranks.api.status import Status
-from allranks.cli.commands.submit import Session
+from allranks.client.submission import Session
 from allranks.code import ship
 from allranks.code.bundle import Bundle, collect
 from allranks.core.manifests import pods

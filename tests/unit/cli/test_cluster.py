@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from allranks.cli.commands.submit import difference
 from allranks.cli.format.duration import human, parse
 from allranks.cli.format.events import group_events
 from allranks.cli.format.table import Table, cell
+from allranks.client.submission import difference
 from allranks.text import joined
 
 
