@@ -9,10 +9,9 @@ from allranks.version import __version__
 __all__ = ["__version__"]
 
 _LAZY = {
-    **dict.fromkeys(("run", "run_async"), "allranks.sdk.run"),
-    **dict.fromkeys(("job", "job_async", "jobs", "jobs_async", "submit", "submit_async"), "allranks.sdk.cluster_jobs"),
-    "AsyncJob": "allranks.sdk.async_job",
-    "Job": "allranks.sdk.job",
+    "run": "allranks.sdk.run",
+    "submit": "allranks.sdk.submit",
+    **dict.fromkeys(("Job", "job", "jobs"), "allranks.sdk.job"),
     "LogLine": "allranks.sdk.logs",
     **dict.fromkeys(
         (

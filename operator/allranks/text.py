@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 
 def last_lines(text: str, lines: int, characters: int) -> str:
@@ -56,3 +57,9 @@ def human_duration(seconds: float) -> str:
     if days < 730:
         return f"{days}d"
     return f"{days // 365}y{days % 365}d" if days % 365 and days < 2920 else f"{days // 365}y"
+
+
+def joined(words: Iterable[str], last: str) -> str:
+    """`a, b or c`."""
+    *front, end = words
+    return f"{', '.join(front)} {last} {end}" if front else end

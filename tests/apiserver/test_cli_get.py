@@ -213,7 +213,7 @@ def test_a_missing_job_suggests_similar_names(allranks, job, namespace):
 def test_a_missing_job_names_the_namespace_that_has_it(control_plane, namespace):
     JobOnCluster(control_plane.api, namespace, "albatross")
     elsewhere = Commands(control_plane.kubeconfig, "default")
-    hint = f"but there is one in {namespace}: select the namespace with -n"
+    hint = f"but there is one in {namespace}: select that namespace"
     error = f"error: there is no job albatross in namespace default, {hint}\n"
     assert elsewhere("get", "albatross") == (1, "", error)
 
@@ -249,7 +249,7 @@ def test_a_cluster_that_does_not_answer(tmp_path):
 
 def test_an_unusable_kubeconfig(control_plane, tmp_path):
     allranks = Commands(tmp_path / "config", "team")
-    assert f"--kubeconfig {tmp_path / 'config'}: there is no such file" in allranks("get").stderr
+    assert f"kubeconfig {tmp_path / 'config'}: there is no such file" in allranks("get").stderr
     for text, error in (("a: [", "is not YAML"), ("a: 1", "is not a kubeconfig"), ("", "is not a kubeconfig")):
         (tmp_path / "config").write_text(text)
         result = allranks("get")

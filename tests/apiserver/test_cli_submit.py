@@ -99,7 +99,7 @@ def test_conflicting_namespaces_are_an_error(allranks):
 def test_a_missing_namespace_is_an_error(control_plane):
     result = Commands(control_plane.kubeconfig, "nowhere")("submit", "-", stdin=text(document()))
     assert result.exit_code == 1
-    assert "namespace nowhere does not exist: choose another with -n" in result.stderr
+    assert "namespace nowhere does not exist: choose another, or" in result.stderr
 
 
 def test_a_pool_is_cluster_scoped(allranks, control_plane, namespace):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import subprocess
@@ -120,46 +119,6 @@ def test_another_program_finds_the_job_and_gets_its_value_and_logs(world: World)
         assert rest == ["True", "[]"]
         assert "Created" in {event.reason for event in job.events()} or job.events()
         assert "Succeeded" in job.report().text
-
-
-@pytest.mark.nightly
-def test_an_asynchronous_program_waits_for_several_jobs(world: World) -> None:
-    async def both() -> list[Any]:
-        how = {"ranks": 1, **PLAIN, **world.where}
-        jobs = [await allranks.submit_async(scaled, [number], **how) for number in (1, 2)]
-        return await asyncio.gather(*jobs)
-
-    with world.running():
-        assert asyncio.run(both()) == [([1], 0), ([2], 0)]
-
-
-@pytest.mark.nightly
-def test_an_asynchronous_run_returns_its_value_and_a_cancelled_one_leaves_the_job(world: World, capsys: Any) -> None:
-    def waits() -> None:
-        threading.Event().wait(600)
-
-    async def cancelled() -> None:
-        waiting = allranks.run_async(waits, ranks=1, name="waits", **PLAIN, **world.where)
-        task = asyncio.create_task(waiting)
-        async with asyncio.timeout(300):
-            while not task.done():
-                with contextlib.suppress(allranks.ClusterError):
-                    job = await allranks.job_async("waits", **world.where)
-                    if (await job.status()).phase == "Running":
-                        break
-                await asyncio.sleep(0.1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert (await job.status()).phase == "Running"
-        await job.cancel()
-
-    with world.running():
-        how = {"ranks": 2, "factor": 3, **PLAIN, **world.where}
-        assert asyncio.run(allranks.run_async(scaled, [1], **how)) == ([3], 0)
-        assert "worker-0 | hello from 0" in capsys.readouterr().out
-        asyncio.run(cancelled())
-    assert "waits continues: job = await allranks.job_async('waits', namespace=" in capsys.readouterr().err
 
 
 @pytest.mark.nightly

@@ -18,13 +18,13 @@ import pytest
 import yaml
 
 from allranks.api.status import Status
-from allranks.cli.commands.submit import Session
+from allranks.client.submission import Session
 from allranks.code import ship
 from allranks.code.bundle import Bundle, collect
 from allranks.core.objects import pods
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Where
-from allranks.sdk.cluster_jobs import job as find
+from allranks.sdk.job import job as find
 from support.api import path
 from support.builders import CLUSTER, manifest
 from support.builders import job as parsed

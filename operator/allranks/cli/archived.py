@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli.format.duration import age
-from allranks.cli.options import get_job
 from allranks.cli.sweep_objects import sweep_instead
+from allranks.client.jobs import get_job
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, pod_name
 from allranks.errors import AllranksError, ClusterError

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import functools
 import os
 import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -19,10 +18,11 @@ from allranks.api.job import GROUP, KIND, PLURAL
 from allranks.cli.completers import complete_contexts, complete_files, complete_namespaces
 from allranks.cli.format import duration
 from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
-from allranks.cli.interrupt import signals_wake_the_loop
+from allranks.client.actions import Changed
+from allranks.client.interrupt import signals_wake_the_loop
+from allranks.client.jobs import get_job, with_suggestion
 from allranks.errors import AllranksError, ClusterError, InvalidManifest
 from allranks.kube.cluster import Cluster, Manifest, Where
-from allranks.kube.paths import job_path
 
 OK, FAILED, BAD_MANIFEST, TIMED_OUT = 0, 1, 2, 124
 """Exit statuses. 124 is that of timeout(1). 2 is also click's, for wrong usage."""
@@ -69,6 +69,16 @@ set_option = click.option(
     metavar="PATH=VALUE",
     help="Override a field, for example roles.worker.replicas=2. Repeatable.",
 )
+
+
+def root_option(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option(
+        "--root",
+        type=click.Path(file_okay=False, path_type=Path),
+        default="runs",
+        show_default=True,
+        help="The directory of the runs.",
+    )(command)
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -198,47 +208,9 @@ def name_callback(_context: click.Context, _parameter: click.Parameter, given: s
     return job_name(given) if given else None
 
 
-async def get_job(cluster: Cluster, name: str) -> Manifest:
-    """Raises ClusterError; if there is no such job, the error suggests similar names."""
-    try:
-        return await cluster.get(job_path(cluster.namespace, name))
-    except ClusterError as error:
-        raise await with_suggestion(cluster, name, error) from error
-
-
-async def with_suggestion(cluster: Cluster, name: str, error: ClusterError) -> ClusterError:
-    """If the error is that the job does not exist: the error with similar names, or other namespaces that have it."""
-    if error.reason != "NotFound" or f'"{name}" not found' not in str(error):
-        return error
-    hint = ""
-    try:
-        jobs = await cluster.get(job_path(cluster.namespace))
-        names = [item["metadata"]["name"] for item in jobs["items"]]
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.6) or [n for n in names if name in n or n in name]
-        if near:
-            hint = f", did you mean {joined(near[:3], 'or')}?"
-        else:
-            everywhere = await cluster.get(job_path(None), {"fieldSelector": f"metadata.name={name}"})
-            elsewhere = [item["metadata"]["namespace"] for item in everywhere["items"]]
-            if elsewhere:
-                hint = f", but there is one in {joined(elsewhere[:3], 'and')}: select the namespace with -n"
-            elif names:
-                hint = ": allranks get lists the jobs"
-    except ClusterError:
-        pass  # without permission to list jobs there is no hint
-    return ClusterError(f"there is no job {name} in namespace {cluster.namespace}{hint}", 404, "NotFound")
-
-
 object_output_option = click.option(
     "-o", "--output", type=click.Choice(OBJECT_OUTPUTS), help="Print the jobs in this format, as they are at the end."
 )
-
-
-class Changed(NamedTuple):
-    """The result of changing a job: the line for a person, and the job afterwards for a program."""
-
-    line: str
-    job: Manifest
 
 
 async def for_each_job(
@@ -277,19 +249,7 @@ def print_jobs(jobs: Sequence[Manifest], output: str | None, *, single: bool) ->
         click.echo(render_objects(jobs, output, single=single), nl=False)
 
 
-async def patch_job(cluster: Cluster, name: str, spec: dict[str, Any], subresource: str = "") -> Manifest:
-    """Merges `spec` into the spec of the job, or of a subresource such as scale. Returns what was changed."""
-    path = job_path(cluster.namespace, name, subresource)
-    return await cluster.request("PATCH", path, {"fieldManager": "allranks"}, {"spec": spec})
-
-
 # --- small parts -----------------------------------------------------------------------------------------------------
-
-
-def joined(words: Iterable[str], last: str) -> str:
-    """`a, b or c`."""
-    *front, end = words
-    return f"{', '.join(front)} {last} {end}" if front else end
 
 
 class Count(click.IntRange):

@@ -11,7 +11,8 @@ import click
 
 from allranks.api.status import FINISHED, Status
 from allranks.cli.format.progress import pod_state
-from allranks.cli.options import Count, get_job, joined
+from allranks.cli.options import Count
+from allranks.client.jobs import get_job
 from allranks.core.facts import places
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import JOB_LABEL, TRAINER, replica_key
@@ -19,6 +20,7 @@ from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import pods_of, ranks_of, status_of
 from allranks.kube.paths import core_path
+from allranks.text import joined
 
 
 @dataclass(frozen=True)

@@ -144,13 +144,12 @@ def connect(kubeconfig: str | None = None, context: str | None = None, *, prefer
     if present:
         return _from_context(kubeconfigs.read(present, context))
     if kubeconfig:
-        raise LoginError(f"--kubeconfig {kubeconfig}: there is no such file")
+        raise LoginError(f"kubeconfig {kubeconfig}: there is no such file")
     if in_pod and not prefer_pod:
         return _service_account()
     named = named or _default_kubeconfig()
     raise NotConfigured(
-        f"no cluster is configured: there is no {named}, and this is not a pod: "
-        "give --kubeconfig FILE, or set KUBECONFIG"
+        f"no cluster is configured: there is no {named}, and this is not a pod: name a kubeconfig, or set KUBECONFIG"
     )
 
 

@@ -94,7 +94,7 @@ def explain(error: ApiError, target: Target) -> ClusterError:
     if error.status == 0:
         text = _unanswered(error.reason, message, target)
     elif error.status == 401:
-        text = f"{target.place} does not accept your credentials: log in again, or choose another --context"
+        text = f"{target.place} does not accept your credentials: log in again, or choose another context"
     elif error.status == 403:
         text = _forbidden(message, target)
     elif error.status == 404:
@@ -158,7 +158,7 @@ def _forbidden(message: str, target: Target) -> str:
 def _not_found(message: str, details: Mapping[str, Any], target: Target) -> str:
     kind, name = details.get("kind"), details.get("name")
     if kind == "namespaces":
-        return f"namespace {name} does not exist: choose another with -n, or kubectl create namespace {name}"
+        return f"namespace {name} does not exist: choose another, or kubectl create namespace {name}"
     if name:
         return message
     if f"/apis/{GROUP}/" in target.path:

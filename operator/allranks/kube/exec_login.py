@@ -83,7 +83,7 @@ class ExecLogin:
         if found is None:
             place = "does not exist or is not executable" if os.sep in command else "is not on PATH"
             hint = " ".join(str(self._program.get("installHint") or "").split())
-            advice = hint or "install it, or choose another --context"
+            advice = hint or "install it, or choose another context"
             raise LoginError(f"the login program {command} {place}: {advice}")
         interactive = self._interactive()
         # A program may print a code that the user enters in a browser.

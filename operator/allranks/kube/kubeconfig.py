@@ -26,7 +26,7 @@ _TEXTS = (
     *_PATHS,
 )
 _MAPPINGS = ("exec", "auth-provider")
-_NEW = "name another file with --kubeconfig, or get a new one of the cluster"
+_NEW = "name another file, or get a new one of the cluster"
 _CORRECT = "correct it, or get a new kubeconfig of the cluster"
 
 
@@ -69,12 +69,12 @@ def read(files: Sequence[Path], wanted: str | None) -> Context:
         raise LoginError(f"{chain} is not a kubeconfig: it has no contexts: {_NEW}")
     name, there = wanted or current, ", ".join(sorted(contexts))
     if not name:
-        advice = "choose one with --context, or set it with kubectl config use-context NAME"
+        advice = "choose one of them, or set it with kubectl config use-context NAME"
         raise LoginError(f"{chain} has no current-context; there are {there}: {advice}")
     if name not in contexts and wanted:
         raise LoginError(f"there is no context {name} in {chain}: there are {there}")
     if name not in contexts:
-        advice = "choose one with --context, or kubectl config use-context NAME"
+        advice = "choose one of them, or kubectl config use-context NAME"
         raise LoginError(
             f"{chain}: current-context is {name}, and there is no such context: there are {there}: {advice}"
         )
@@ -206,7 +206,7 @@ def _type(value: Any) -> str:
 def _read_cure(error: OSError) -> str:
     if isinstance(error, PermissionError):
         return ": make it readable for you, for example with chmod u+r"
-    return ": name a file with --kubeconfig or KUBECONFIG" if isinstance(error, IsADirectoryError) else ""
+    return ": name a file" if isinstance(error, IsADirectoryError) else ""
 
 
 def _why(error: OSError) -> str:

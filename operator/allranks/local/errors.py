@@ -9,9 +9,9 @@ from allranks.errors import AllranksError
 _REASONS = {
     errno.ENOSPC: "the disk is full: make room and run again",
     errno.EDQUOT: "your disk quota is used up: make room and run again",
-    errno.EACCES: "permission denied: choose another place with --run-dir",
-    errno.EPERM: "not permitted: choose another place with --run-dir",
-    errno.EROFS: "the file system is read-only: choose another place with --run-dir",
+    errno.EACCES: "permission denied: choose another run directory",
+    errno.EPERM: "not permitted: choose another run directory",
+    errno.EROFS: "the file system is read-only: choose another run directory",
     errno.EMFILE: "too many open files: raise the limit (ulimit -n) or run fewer replicas",
     errno.ENFILE: "too many open files on this machine: run fewer replicas",
     errno.EAGAIN: "no more processes are allowed: raise the limit (ulimit -u) or run fewer replicas",

@@ -1,4 +1,4 @@
-"""Runs coroutines for callers that are not asynchronous, in one event loop in a thread of its own.
+"""Runs coroutines for callers that are not asynchronous, in one event loop in a background thread.
 
 A notebook has a running loop in its main thread already, in which nothing may block.
 """
@@ -17,9 +17,11 @@ T = TypeVar("T")
 
 
 def run(work: Coroutine[Any, Any, T], late: Callable[[T], None] = lambda _result: None) -> T:
-    """The result. After Ctrl-C the coroutine is cancelled, and KeyboardInterrupt raised when it has ended; a second
-    Ctrl-C cancels it again, and waits for a few seconds only. `late` gets the result of a coroutine that had ended when
-    Ctrl-C came."""
+    """Run a coroutine, and return its result.
+
+    Ctrl-C cancels the coroutine, and KeyboardInterrupt is raised when it has ended. A second Ctrl-C cancels it again,
+    and waits for at most ten seconds. `late` gets the result if the coroutine had ended before Ctrl-C arrived.
+    """
     loop = _loop()
     task: asyncio.Task[Any] | None = None
 
@@ -44,7 +46,7 @@ def run(work: Coroutine[Any, Any, T], late: Callable[[T], None] = lambda _result
 
 
 def iterate(items: AsyncGenerator[T]) -> Iterator[T]:
-    """The items of an asynchronous generator, which is closed with the iterator."""
+    """Yield the items of an asynchronous generator, and close it with the iterator."""
     try:
         while True:
             try:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from allranks.cli.script_job import choose_framework, job_document, job_name, make_job, read_script
+from allranks.cli.script_job import Script, choose_framework, job_document, job_name, make_job, read_script
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.base import HELPER_DIR
 from allranks.inpod.call_function import UNUSABLE
 from allranks.sdk import stored_values
-from allranks.sdk.function_source import read_function
 from allranks.sdk.payload import name_of
 from allranks.sdk.stored_values import Outputs
 
@@ -30,7 +32,7 @@ Ranks = int | tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the caller said about the job, besides the function or script."""
+    """The parameters of a call besides the function or script."""
 
     replicas: Ranks
     gpus: int = 0
@@ -53,7 +55,7 @@ class Options:
 
 
 def of_function(function: Callable[..., Any], command: Sequence[str], options: Options) -> dict[str, Any]:
-    """`command` starts the program that calls the function. Raises InvalidManifest, ValueError."""
+    """Return the manifest. `command` starts the program that calls the function. Raises InvalidManifest, ValueError."""
     framework = framework_of(function, options)
     name = options.name or job_name(name_of(function))
     document = job_document(
@@ -64,13 +66,16 @@ def of_function(function: Callable[..., Any], command: Sequence[str], options: O
 
 
 def framework_of(function: Callable[..., Any], options: Options) -> str:
-    """The caller's choice, or that of the packages that the function imports. Raises InvalidManifest, ValueError."""
+    """Return the caller's choice, or the framework of the packages that the function imports.
+
+    Raises InvalidManifest, ValueError.
+    """
     _check_framework(options)
-    return choose_framework(read_function(function), options.framework, _CURE)[0]
+    return choose_framework(_read_function(function), options.framework, _CURE)[0]
 
 
 def of_script(script: str, args: Sequence[Any], options: Options) -> tuple[dict[str, Any], list[str]]:
-    """The manifest, and notes on what was assumed. Raises InvalidManifest, ValueError."""
+    """Return the manifest, and notes on what was assumed. Raises InvalidManifest, ValueError."""
     _check_framework(options)
     document, notes = make_job(
         read_script(script, Path.cwd()),
@@ -88,7 +93,7 @@ def of_script(script: str, args: Sequence[Any], options: Options) -> tuple[dict[
 
 
 def function_on_cluster(function: Callable[..., Any], payload: str, options: Options) -> dict[str, Any]:
-    """`payload`: path of the pickled function in the pods."""
+    """Return the manifest. `payload`: path of the pickled function in the pods."""
     every_rank = ["--every-rank"] if options.every_rank else []
     program = [
         f"{HELPER_DIR}/call_function.py",
@@ -99,15 +104,17 @@ def function_on_cluster(function: Callable[..., Any], payload: str, options: Opt
     ]
     start = FRAMEWORKS[framework_of(function, options)].script_command
     document = of_function(function, [*start, *program], options)
-    kept = {FUNCTION_ANNOTATION: name_of(function)} | ({RESULTS_ANNOTATION: EVERY_RANK} if options.every_rank else {})
-    document["metadata"]["annotations"] = kept
+    annotations = {FUNCTION_ANNOTATION: name_of(function)}
+    if options.every_rank:
+        annotations[RESULTS_ANNOTATION] = EVERY_RANK
+    document["metadata"]["annotations"] = annotations
     # Another attempt with the same image fails in the same way.
     document["spec"].setdefault("restart", {})["rules"] = [{"exitCodes": [UNUSABLE], "action": "Fail"}]
     return document
 
 
 def with_generated_name(document: dict[str, Any], options: Options) -> dict[str, Any]:
-    """Unless the caller named the job, the API server adds a suffix: the same function runs many times."""
+    """Let the API server add a suffix unless the caller named the job: the same function runs many times."""
     if options.name is None:
         document["metadata"]["generateName"] = f"{document['metadata'].pop('name')}-"
     return document
@@ -134,3 +141,34 @@ def _with(document: dict[str, Any], options: Options) -> dict[str, Any]:
     if options.outputs:
         spec["outputs"] = stored_values.outputs(options.outputs)
     return document
+
+
+def _read_function(function: Callable[..., Any]) -> Script:
+    """Return the packages that the function imports, and those of the modules and objects that it uses."""
+    name = name_of(function)
+    imports: dict[str, str] = {}
+    names: set[str] = set()
+    plain = inspect.unwrap(function)
+    for node in ast.walk(_parsed(plain)):
+        if isinstance(node, ast.Import):
+            imports |= {alias.name.partition(".")[0]: name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            imports[node.module.partition(".")[0]] = name
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+    for used, value in getattr(plain, "__globals__", {}).items():
+        if used in names:
+            module = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
+            if isinstance(module, str):
+                imports.setdefault(module.partition(".")[0], name)
+    return Script(name, imports, frozenset(names))
+
+
+def _parsed(function: Callable[..., Any]) -> ast.AST:
+    """Return an empty module if the source is not available, for example of a builtin."""
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return ast.Module([], [])

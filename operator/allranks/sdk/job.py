@@ -2,43 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Collection, Iterator
-from typing import Any
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
-from allranks.api.status import ProgressStatus, Status
-from allranks.cli.format.events import EventGroup
-from allranks.errors import AllranksError
-from allranks.kube.cluster import Manifest
-from allranks.sdk import background, job_view, notebook
-from allranks.sdk.async_job import AsyncJob
-from allranks.sdk.interrupt import detached_by_interrupt
+from allranks.api.status import FINISHED, Phase, ProgressStatus, Status
+from allranks.cli.format.events import EventGroup, group_events
+from allranks.cli.job_report.run_files import read_differences
+from allranks.cli.live.waiting import wait_for_job
+from allranks.client import interrupt
+from allranks.client.actions import delete_job, scale_job, set_suspended
+from allranks.client.follow import Deleted, Follower
+from allranks.client.jobs import events_of, get_job
+from allranks.core.facts.model import Pod
+from allranks.errors import AllranksError, ClusterError, JobDeleted, WaitTimeout
+from allranks.kube.cluster import Cluster, Manifest, Where
+from allranks.kube.job_codec import status_of
+from allranks.kube.paths import job_path
+from allranks.kube.pod_logs import Line, Wanted
+from allranks.sdk import background, job_view, notebook, results
 from allranks.sdk.job_view import JobView
-from allranks.sdk.logs import LogLine
+from allranks.sdk.logs import LogLine, log_lines
 from allranks.sdk.report import Report
+
+T = TypeVar("T")
 
 
 class Job:
-    """Each method and property asks the API server. The job continues when this object, or this program, ends.
+    """A job on a cluster. Each method and property asks the API server.
 
-    `asynchronous` is the same job with coroutines.
+    The job continues when this object, or this program, ends.
     """
 
-    def __init__(self, job: AsyncJob) -> None:
-        self.asynchronous = job
+    def __init__(self, manifest: Manifest, where: Where) -> None:
+        metadata = manifest["metadata"]
+        self._manifest = manifest
+        self._where = Where(metadata["namespace"], where.context, where.kubeconfig)
 
     @property
     def name(self) -> str:
-        return self.asynchronous.name
+        return str(self._manifest["metadata"]["name"])
 
     @property
     def namespace(self) -> str:
-        return self.asynchronous.namespace
+        return str(self._manifest["metadata"]["namespace"])
 
     @property
     def manifest(self) -> Manifest:
         """The job as it was read last, with its defaults: what `kubectl get -o json` prints."""
-        return self.asynchronous.manifest
+        return self._manifest
 
     @property
     def status(self) -> Status:
@@ -46,76 +61,217 @@ class Job:
 
         Raises JobDeleted, ClusterError.
         """
-        return background.run(self.asynchronous.status())
+        return status_of(self._refresh())
 
     @property
     def progress(self) -> ProgressStatus | None:
         """Steps, metrics, throughput and slow ranks; None before the first report."""
-        return background.run(self.asynchronous.progress())
+        return self.status.progress
 
     def logs(self, *, follow: bool = False, ranks: Collection[int] = (), tail: int | None = None) -> Iterator[LogLine]:
-        """The lines of all ranks, or of some. `follow`: until the job has finished. `tail`: the last lines of each."""
-        return background.iterate(self.asynchronous.logs(follow=follow, ranks=ranks, tail=tail))
+        """Yield the lines of all ranks, or of some.
+
+        `follow`: until the job has finished. `tail`: the last lines of each rank.
+        """
+
+        async def lines() -> AsyncGenerator[LogLine]:
+            async with Cluster.connect(self._where) as cluster:
+                job = await self._read(cluster)
+                async with contextlib.aclosing(
+                    log_lines(cluster, job, follow=follow, ranks=ranks, tail=tail)
+                ) as of_ranks:
+                    async for line in of_ranks:
+                        yield line
+
+        return background.iterate(lines())
 
     def events(self) -> list[EventGroup]:
-        """The Events of the job and its pods; equal ones of many pods are one."""
-        return background.run(self.asynchronous.events())
+        """Return the Events of the job and its pods; equal ones of many pods are one. Raises ClusterError."""
+        events = self._run(events_of)
+        if isinstance(events, str):
+            raise ClusterError(events, 403, "Forbidden")
+        return group_events(events)
 
     def wait(self, timeout: float | None = None) -> Status:
-        """Waits until the job has finished, and returns its status. Raises WaitTimeout, JobDeleted, ClusterError."""
-        with detached_by_interrupt(self):
-            return background.run(self.asynchronous.wait(timeout))
+        """Wait until the job has finished, and return its status. Raises WaitTimeout, JobDeleted, ClusterError."""
+        with _detached_by_interrupt(self):
+            return self._run(lambda cluster, job: self._finished(cluster, job, timeout))
 
     def result(self, timeout: float | None = None) -> Any:
-        """Waits for the value that the function returned in rank 0; None for a script.
+        """Wait for the value that the function returned in rank 0; None for a script.
 
         Raises RankFailed with the exception of the rank that failed first, ResultError if the job succeeded and its
         value cannot be had, WaitTimeout, JobDeleted, ClusterError.
         """
-        with detached_by_interrupt(self):
-            return background.run(self.asynchronous.result(timeout))
+        return self._result(results.value, timeout)
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """The same of all ranks, in their order, for a job that was submitted with `every_rank=True`."""
-        with detached_by_interrupt(self):
-            return background.run(self.asynchronous.results(timeout))
+        """Wait for the values of all ranks, in their order, of a job that was submitted with `every_rank=True`.
+
+        Raises the same errors as `result`.
+        """
+        return self._result(results.values, timeout)
 
     def show(self, *, logs: bool = True) -> None:
-        """Prints progress, and the logs of all ranks, until the job has finished. In a notebook it also shows a
-        progress bar, the curves and the ranks."""
-        with detached_by_interrupt(self), notebook.displayed(self._view(), job_view.REFRESH_SECONDS):
-            background.run(self.asynchronous.show(logs=logs))
+        """Print progress, and the logs of all ranks, until the job has finished.
+
+        In a notebook it also shows a progress bar, the curves and the ranks.
+        """
+        wanted = Wanted() if logs else None
+        with _detached_by_interrupt(self), notebook.displayed(self._view(), job_view.REFRESH_SECONDS):
+            self._run(lambda cluster, job: wait_for_job(cluster, job, "finished", sys.stdout, wanted=wanted))
 
     def cancel(self) -> None:
-        """Deletes the job with its pods and results. Checkpoints are kept. A job that is gone is no error."""
-        background.run(self.asynchronous.cancel())
+        """Delete the job with its pods and results. Checkpoints are kept. A job that is gone is no error."""
+        with contextlib.suppress(JobDeleted):
+            self._run(delete_job)
 
     def suspend(self) -> None:
-        """Deletes the pods and keeps the job. Raises ClusterError for a finished job."""
-        background.run(self.asynchronous.suspend())
+        """Delete the pods and keep the job. Raises ClusterError for a finished job."""
+        self._run(lambda cluster, job: set_suspended(cluster, job, True))
 
     def resume(self) -> None:
-        """Starts the ranks of a suspended job again, from their checkpoint."""
-        background.run(self.asynchronous.resume())
+        """Start the ranks of a suspended job again, from their checkpoint."""
+        self._run(lambda cluster, job: set_suspended(cluster, job, False))
 
     def scale(self, replicas: int) -> None:
-        """Changes the number of workers."""
-        background.run(self.asynchronous.scale(replicas))
+        """Change the number of workers."""
+        self._run(lambda cluster, job: scale_job(cluster, job, replicas))
 
     def report(self) -> Report:
-        """The one-page report: attempts, progress, lost time, outcome. `str()` is its text."""
-        return background.run(self.asynchronous.report())
-
-    def _view(self) -> JobView:
-        return JobView(self.name, lambda: background.run(self.asynchronous.refresh()))
+        """Return the one-page report: attempts, progress, lost time, outcome. `str()` is its text."""
+        differences = self._run(read_differences)
+        return Report(self._manifest, datetime.now(UTC), differences)
 
     def __repr__(self) -> str:
-        return repr(self.asynchronous)
+        return f"<allranks job {self.namespace}/{self.name}: {status_of(self._manifest).phase}>"
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows: the job as it is now. None, for the plain text, if it cannot be read."""
+        """Show the job as it is now in a notebook; None, for the plain text, if it cannot be read."""
         view = self._view()
         with contextlib.suppress(AllranksError):
             view.read()
             return view._repr_html_()
         return None
+
+    def _view(self) -> JobView:
+        return JobView(self.name, self._refresh)
+
+    def _refresh(self) -> Manifest:
+        async def job_itself(_cluster: Cluster, job: Manifest) -> Manifest:
+            return job
+
+        return self._run(job_itself)
+
+    def _run(self, work: Callable[[Cluster, Manifest], Awaitable[T]]) -> T:
+        """Read the job over a new connection, and run `work` on it. Raises JobDeleted, ClusterError."""
+
+        async def connected() -> T:
+            async with Cluster.connect(self._where) as cluster:
+                return await work(cluster, await self._read(cluster))
+
+        return background.run(connected())
+
+    async def _read(self, cluster: Cluster) -> Manifest:
+        """Raises JobDeleted, also if there is a new job of the same name."""
+        try:
+            job = await cluster.get(job_path(self.namespace, self.name))
+        except ClusterError as error:
+            if error.status != 404:
+                raise
+            raise JobDeleted(f"{self.name} in namespace {self.namespace} was deleted") from error
+        if job["metadata"]["uid"] != self._manifest["metadata"]["uid"]:
+            raise JobDeleted(f"{self.name} in namespace {self.namespace} was deleted, and another job has its name now")
+        self._manifest = job
+        return job
+
+    def _result(self, read: Callable[[Cluster, Manifest], Awaitable[T]], timeout: float | None) -> T:
+        async def result(cluster: Cluster, job: Manifest) -> T:
+            if (await self._finished(cluster, job, timeout)).phase == "Failed":
+                raise await results.failure(cluster, self._manifest)
+            return await read(cluster, self._manifest)
+
+        with _detached_by_interrupt(self):
+            return self._run(result)
+
+    async def _finished(self, cluster: Cluster, job: Manifest, timeout: float | None) -> Status:
+        status = status_of(job)
+        if status.phase in FINISHED:
+            return status
+        follower = Follower(cluster, job, _Silent())
+        try:
+            async with asyncio.timeout(timeout):
+                status = await follower.follow(lambda now: now.phase in FINISHED)
+        except TimeoutError:
+            phase = status_of(follower.job).phase
+            raise WaitTimeout(f"{self.name} is still {phase} after {timeout:g} s; it continues") from None
+        except Deleted as error:
+            raise JobDeleted(str(error)) from error
+        self._manifest = follower.job
+        return status
+
+
+class _Silent:
+    """Shows nothing."""
+
+    def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
+    def lines(self, pod: Pod, lines: list[Line]) -> None: ...
+    def message(self, text: str) -> None: ...
+
+
+def job(name: str, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None) -> Job:
+    """Find the job with this name, from whatever program it was submitted.
+
+    Raises ClusterError; if there is no such job, the error suggests similar names.
+    """
+    where = Where(namespace, context, kubeconfig)
+
+    async def read() -> Manifest:
+        async with Cluster.connect(where) as cluster:
+            return await get_job(cluster, name)
+
+    return Job(background.run(read()), where)
+
+
+def jobs(
+    *,
+    phase: Phase | Collection[Phase] | None = None,
+    labels: str | None = None,
+    namespace: str | None = None,
+    context: str | None = None,
+    kubeconfig: str | None = None,
+) -> list[Job]:
+    """List the jobs of a namespace, the newest first: of a phase or of several, with labels such as `team=nlp`.
+
+    Raises ClusterError.
+    """
+    where = Where(namespace, context, kubeconfig)
+    phases = {phase} if isinstance(phase, str) else set(phase or ())
+
+    async def read() -> list[Manifest]:
+        async with Cluster.connect(where) as cluster:
+            listed = await cluster.get(job_path(cluster.namespace), {"labelSelector": labels})
+            return list(listed["items"])
+
+    items = sorted(background.run(read()), key=lambda item: str(item["metadata"]["creationTimestamp"]), reverse=True)
+    return [Job(item, where) for item in items if not phases or status_of(item).phase in phases]
+
+
+def continues(job: Job) -> str:
+    """Say that the job continues, and how a program finds it again."""
+    lookup = f"allranks.job({job.name!r}, namespace={job.namespace!r})"
+    return f"{job.name} continues: {lookup}.result() waits for it, .cancel() deletes it"
+
+
+@contextlib.contextmanager
+def _detached_by_interrupt(job: Job) -> Iterator[None]:
+    """Pass KeyboardInterrupt on, after a question or a message: the job continues, unless the user deletes it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if interrupt.can_ask() and interrupt.wants_to_cancel(job.name):
+            job.cancel()
+            print(f"{job.name} is deleted", file=sys.stderr)
+        else:
+            print(continues(job), file=sys.stderr)
+        raise

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from allranks.api.status import FINISHED, Status
-from allranks.cli.live.follow import Follower, has_log
+from allranks.client.follow import Follower, has_log
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import replica_key
 from allranks.errors import ClusterError
@@ -39,7 +39,7 @@ class LogLine:
 async def log_lines(
     cluster: Cluster, job: Manifest, *, follow: bool, ranks: Collection[int], tail: int | None
 ) -> AsyncGenerator[LogLine]:
-    """The lines of the current attempt; with `follow`, until the job has finished, across restarts."""
+    """Yield the lines of the current attempt; with `follow`, until the job has finished, across restarts."""
     status, ranks_by_replica = status_of(job), ranks_of(job)
 
     def rank_of(pod: Pod) -> int | None:

@@ -1,4 +1,4 @@
-"""What `allranks.run` and `job.show` do in a notebook: they show a run or a job as rich output.
+"""Shows a run or a job as rich output of a notebook, for `allranks.run` and `job.show`.
 
 An interrupt of a run asks before it stops the run.
 """
@@ -18,26 +18,26 @@ REFRESH_SECONDS = 1.0
 
 
 def in_notebook() -> bool:
-    """Whether the caller runs in the kernel of a notebook. IPython is not imported for this."""
+    """Return whether the caller runs in the kernel of a notebook. IPython is not imported for this."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return getattr(shell, "kernel", None) is not None
 
 
 class Shown(Protocol):
-    """What is displayed as it was read last."""
+    """A view that is displayed as it was read last."""
 
     def read(self) -> View: ...
 
 
 def shown(directory: Path, job: str) -> contextlib.AbstractContextManager[None]:
-    """Displays the run, and its changes until the end of the block. Outside of a notebook it does nothing."""
+    """Display the run, and its changes until the end of the block. Outside of a notebook this does nothing."""
     return displayed(RunView(directory, job), REFRESH_SECONDS)
 
 
 @contextlib.contextmanager
 def displayed(view: Shown, seconds: float) -> Iterator[None]:
-    """Displays the view, and reads it again after so many seconds each. Outside of a notebook it does nothing."""
+    """Display the view, and read it again every `seconds`. Outside of a notebook this does nothing."""
     if not in_notebook():
         yield
         return
@@ -69,7 +69,7 @@ def _refresh(view: Shown, handle: Any, over: threading.Event, seconds: float) ->
 
 
 def confirm_stop(job: str) -> Callable[[], bool]:
-    """Whether an interrupt stops the job. Outside of a notebook it does; in a notebook the user is asked."""
+    """Return a function that says whether an interrupt stops the job: in a notebook it asks the user, elsewhere yes."""
     if not in_notebook():
         return lambda: True
     interrupts = 0

@@ -19,7 +19,7 @@ class Stored(NamedTuple):
 
 
 def read_files(results: Path, attempt: int, rank: int) -> Stored | None:
-    """Reads it in the directory of a local run."""
+    """Read the outcome of a rank from the directory of a local run; None if there is none."""
     folder = results / f"attempt-{attempt}"
     try:
         described = json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8"))
@@ -30,7 +30,7 @@ def read_files(results: Path, attempt: int, rank: int) -> Stored | None:
 
 
 def read_content(content: bytes) -> Stored | None:
-    """Reads the content that a rank sent: a line of JSON, then the pickle."""
+    """Parse the content that a rank sent: a line of JSON, then the pickle. Return None if it is malformed."""
     line, _, data = content.partition(b"\n")
     try:
         described = json.loads(line)
@@ -40,9 +40,9 @@ def read_content(content: bytes) -> Stored | None:
 
 
 def value_of(stored: Stored | None, rank: int = 0, claim: str = "", address: str = "") -> Any:
-    """What the function returned in this rank. Raises ResultError if it cannot be had.
+    """Return what the function returned in this rank. Raises ResultError if the value cannot be had.
 
-    For messages: `claim` says where the job's checkpoints are, `address` where an output has the pickle.
+    For messages: `claim` names the job's checkpoints, `address` the pickle in an output.
     """
     if stored is None:
         raise ResultError(f"the job succeeded, but rank {rank} stored no result")
@@ -65,22 +65,21 @@ def value_of(stored: Stored | None, rank: int = 0, claim: str = "", address: str
 
 
 def _too_large(described: dict[str, Any], rank: int, kind: str, size: int, claim: str, address: str) -> str:
-    what = f"rank {rank} returned a {kind} of {size:,} bytes, and at most {described.get('most', 0):,} are sent back"
+    value = f"rank {rank} returned a {kind} of {size:,} bytes, and at most {described.get('most', 0):,} are sent back"
     if address:
         problem = described.get("notFetched")
-        return f"{what}: it is the pickle {address}" + (f", which cannot be read here: {problem}" if problem else "")
+        return f"{value}: it is the pickle {address}" + (f", which cannot be read here: {problem}" if problem else "")
     if file := described.get("file"):
         where = f" ({claim})" if claim else ""
-        return f"{what}: it is the pickle {file} in the place of the job's checkpoints{where}"
+        return f"{value}: it is the pickle {file} in the place of the job's checkpoints{where}"
     if problem := described.get("notWritten"):
-        return f"{what}, and it could not be written to the place of the job's checkpoints or outputs: {problem}"
-    return (
-        f"{what}: save it in the function, and return its path; with checkpoint= or outputs= the job has a place for it"
-    )
+        return f"{value}, and it could not be written to the place of the job's checkpoints or outputs: {problem}"
+    cure = "save it in the function, and return its path; with checkpoint= or outputs= the job has a place for it"
+    return f"{value}: {cure}"
 
 
 def failure_of(job: dict[str, Any], stored: Stored | None) -> AllranksError:
-    """The error of a failed job. `stored`: by the rank that failed first according to `first_failure`."""
+    """Return the error of a failed job. `stored`: the outcome of the rank that `first_failure` names."""
     status = job.get("status") or {}
     failure = status.get("lastFailure") or {}
     described = stored.described if stored else {}
@@ -104,7 +103,7 @@ def failure_of(job: dict[str, Any], stored: Stored | None) -> AllranksError:
 
 
 def first_failure(job: dict[str, Any]) -> tuple[int, int | None, str]:
-    """(attempt, rank, pod) of the first failure of a failed job."""
+    """Return (attempt, rank, pod) of the first failure of a failed job."""
     status = job.get("status") or {}
     failure = status.get("lastFailure") or {}
     return failure.get("attempt", status.get("attempt", 0)), failure.get("rank"), failure.get("pod", "")
@@ -132,16 +131,16 @@ def _condition(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def _exception(stored: Stored) -> tuple[BaseException | None, str]:
-    """The rank's own exception, or None and the sentence why it cannot be had: its traceback is in the message."""
-    what = f"the exception itself, {stored.described.get('type') or 'of the function'}, "
+    """Return the exception of the rank, or None and a sentence that says why it is missing."""
+    subject = f"the exception itself, {stored.described.get('type') or 'of the function'}, "
     if problem := stored.described.get("unpicklable"):
-        return None, f"{what}cannot be pickled ({problem})"
+        return None, f"{subject}cannot be pickled ({problem})"
     if not stored.data:
-        return None, f"{what}is too large to be sent back"
+        return None, f"{subject}is too large to be sent back"
     try:
         loaded = pickle.loads(stored.data)
     except Exception as error:  # unpickling runs code of the objects, which raises anything
-        return None, f"{what}cannot be loaded here ({type(error).__name__}: {error})"
+        return None, f"{subject}cannot be loaded here ({type(error).__name__}: {error})"
     if isinstance(loaded, BaseException):
         return loaded, ""
-    return None, f"{what}was loaded as {type(loaded).__name__}"
+    return None, f"{subject}was loaded as {type(loaded).__name__}"

@@ -21,7 +21,10 @@ from allranks.extras import install_command
 
 
 def write(file: Path, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """For ranks on this machine, which have the import path of this process. Raises as `dumps`, and OSError."""
+    """Write the payload of ranks on this machine, which have the import path of this process.
+
+    Raises OSError, and the errors of `dumps`.
+    """
     data = dumps(function, args, kwargs, path=[path for path in sys.path if path])
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data)
@@ -30,8 +33,11 @@ def write(file: Path, function: Callable[..., Any], args: Sequence[Any], kwargs:
 def dumps(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, path: Sequence[str] = ()
 ) -> bytes:
-    """Raises CannotPickle with the name of the object that cannot be pickled, TypeError if the arguments do not fit
-    the function."""
+    """Pickle the function with its arguments.
+
+    Raises CannotPickle with the name of the object that cannot be pickled, TypeError if the arguments do not fit the
+    function.
+    """
     cloudpickle = _cloudpickle()
     _check_arguments(function, args, kwargs)
     try:
@@ -44,11 +50,11 @@ def dumps(
 
 
 _REGISTRY = threading.RLock()
-"""cloudpickle has one list of the modules by value for all threads, and `run_async` pickles in several."""
+"""cloudpickle has one list of the modules by value for all threads, and a program may call `run` in several."""
 
 
 def _sources(files: Sequence[str]) -> dict[str, str]:
-    """File -> its text, for tracebacks in ranks that do not have the file, such as the cell of a notebook."""
+    """Return file -> text, for tracebacks in ranks that do not have the file, such as the cell of a notebook."""
     out, left = {}, _SOURCE_CHARACTERS
     for file in files:
         text = "".join(linecache.getlines(file))
@@ -63,7 +69,7 @@ _SOURCE_CHARACTERS = 400_000
 
 
 def cloudpickle_files() -> dict[str, bytes]:
-    """Path -> content of the modules of cloudpickle, for images that do not have it."""
+    """Return path -> content of the modules of cloudpickle, for images that do not have it."""
     folder = Path(_cloudpickle().__file__).parent
     return {f"{folder.name}/{file.name}": file.read_bytes() for file in sorted(folder.glob("*.py"))}
 
@@ -81,15 +87,18 @@ def _cloudpickle() -> Any:
 
 
 def _dumps(cloudpickle: Any, value: Any) -> tuple[bytes, list[str]]:
-    """cloudpickle.dumps, and the files of the code in it. Code keeps the name of its file, with which a traceback shows
-    its lines. cloudpickle 3.1.3 writes `<dynamic-code>` instead."""
+    """Pickle a value, and return the files of the code in it.
+
+    Code keeps the name of its file, with which a traceback shows its lines. cloudpickle 3.1.3 writes `<dynamic-code>`
+    instead.
+    """
     reduce = cloudpickle.Pickler.dispatch_table[CodeType]
     files: dict[str, None] = {}
 
     def reduce_code(code: CodeType) -> tuple[Any, ...]:
         files[code.co_filename] = None
         make, arguments = reduce(code)
-        return make, tuple(code.co_filename if each == "<dynamic-code>" else each for each in arguments)
+        return make, tuple(code.co_filename if item == "<dynamic-code>" else item for item in arguments)
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         dispatch_table = ChainMap({CodeType: reduce_code}, cloudpickle.Pickler.dispatch_table)
@@ -101,8 +110,10 @@ def _dumps(cloudpickle: Any, value: Any) -> tuple[bytes, list[str]]:
 
 @contextlib.contextmanager
 def _by_value(cloudpickle: Any, function: Callable[..., Any]) -> Iterator[None]:
-    """The ranks get the source of a module that is not installed as it is in this process, and do not run its top
-    level, which may start the job."""
+    """Send the module of the function as it is in this process, unless it is installed.
+
+    The ranks do not run its top level, which may start the job.
+    """
     module = inspect.getmodule(function)
     if module is None or module.__name__ == "__main__" or _is_installed(module):
         yield
@@ -115,14 +126,14 @@ def _by_value(cloudpickle: Any, function: Callable[..., Any]) -> Iterator[None]:
 
 
 def _is_installed(module: ModuleType) -> bool:
-    """Whether it belongs to Python or to an installed package."""
+    """Return whether the module belongs to Python or to an installed package."""
     file = getattr(module, "__file__", None)
     installed = (sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
     return file is None or any(Path(file).is_relative_to(folder) for folder in installed if folder)
 
 
 def _check_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """A wrong argument is reported here, with one traceback, instead of by each rank."""
+    """Report a wrong argument here, with one traceback, instead of in each rank. Raises TypeError."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # builtins have none
@@ -134,18 +145,18 @@ def _check_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: 
 
 
 def _explain(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> str:
-    """One sentence with the object that cannot be pickled."""
+    """Name the object that cannot be pickled in one sentence."""
     name = name_of(function)
-    for what, value, cure in _parts(function, args, kwargs):
+    for subject, value, cure in _parts(function, args, kwargs):
         if problem := _problem(value):
-            return f"{what.format(name=name)} cannot be pickled ({problem}): {cure.format(name=name)}"
+            return f"{subject.format(name=name)} cannot be pickled ({problem}): {cure.format(name=name)}"
     return f"{name} cannot be pickled ({type(error).__name__}: {error})"
 
 
 def _parts(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, str]]:
-    """(what it is, the object, the cure) of everything that travels with the function."""
+    """Yield (subject of a sentence, object, cure) for everything that is sent with the function."""
     pass_data = "pass what it is made of, and make it in {name}"
     for number, value in enumerate(args, 1):
         yield f"argument {number} of {{name}}, a {type(value).__name__},", value, pass_data
@@ -161,7 +172,7 @@ def _parts(
 
 
 def _problem(value: Any) -> str:
-    """Why it cannot be pickled; empty if it can."""
+    """Return the reason why the value cannot be pickled; empty if it can."""
     try:
         _cloudpickle().dumps(value)
     except Exception as error:

@@ -8,13 +8,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from allranks.cli.commands.report import SUFFIXES, rendered
+from allranks.cli.job_report.forms import SUFFIXES, rendered
 from allranks.cli.job_report.run_files import RunFiles
 from allranks.kube.cluster import Manifest
 
 
 class Report:
-    """The report that `allranks report` prints, as of one moment."""
+    """The report that `allranks report` prints, at one moment."""
 
     def __init__(self, job: Manifest, now: datetime, run: RunFiles | None = None) -> None:
         self._job, self._now, self._run = job, now, run
@@ -39,11 +39,11 @@ class Report:
 
     @property
     def diff(self) -> str:
-        """What the code differs from its commit in, as a unified diff."""
+        """The difference between the code and its commit, as a unified diff."""
         return self._rendered("diff")
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Writes it in the format of the suffix: .txt, .html, .json or .diff. Raises ValueError for others, OSError."""
+        """Write the report in the format of the suffix: .txt, .html, .json or .diff. Raises ValueError, OSError."""
         path = Path(file)
         if (form := SUFFIXES.get(path.suffix.lower())) is None:
             raise ValueError(f"{path}: the name must end in .txt, .html, .json or .diff")

@@ -18,35 +18,35 @@ from allranks.sdk.outcome import Stored
 
 
 async def value(cluster: Cluster, job: Manifest) -> Any:
-    """What rank 0 of a job that succeeded returned; None for a script. Raises ResultError, ClusterError."""
+    """Read what rank 0 of a job that succeeded returned; None for a script. Raises ResultError, ClusterError."""
     if not _annotation(job, documents.FUNCTION_ANNOTATION):
         return None
     metadata = job["metadata"]
     attempt = job_codec.status_of(job).attempt
     name = outcome_names.value_name(metadata["name"], metadata["uid"], attempt, 0)
     try:
-        found = await cluster.get(core_path(metadata["namespace"], "configmaps", name))
+        config_map = await cluster.get(core_path(metadata["namespace"], "configmaps", name))
     except ClusterError as error:
         if error.status != 404:
             raise
-        found = {}
-    return await _value_of(_stored(found, job), 0, job)
+        config_map = {}
+    return await _value_of(_stored(config_map, job), 0, job)
 
 
 async def values(cluster: Cluster, job: Manifest) -> list[Any]:
-    """The values of all ranks, in the order of the ranks. Raises ResultError, ClusterError."""
+    """Read the values of all ranks, in the order of the ranks. Raises ResultError, ClusterError."""
     name = job["metadata"]["name"]
     if _annotation(job, documents.RESULTS_ANNOTATION) != documents.EVERY_RANK:
-        raise ResultError(f"only rank 0 of {name} sent its value: submit with every_rank=True for those of all ranks")
+        raise ResultError(f"only rank 0 of {name} sent its value: submit with every_rank=True to get all values")
     attempt = job_codec.status_of(job).attempt
-    found: dict[int, Stored | None] = {}
+    stored: dict[int, Stored | None] = {}
     for item in await _list(cluster, job, attempt, "returned"):
-        found[_rank(item)] = _stored(item, job)
-    return [await _value_of(found.get(rank), rank, job) for rank in range(_number_of_ranks(job, found))]
+        stored[_rank(item)] = _stored(item, job)
+    return [await _value_of(stored.get(rank), rank, job) for rank in range(_number_of_ranks(job, stored))]
 
 
 async def failure(cluster: Cluster, job: Manifest) -> AllranksError:
-    """The error of a failed job, with the exception of the rank that failed first."""
+    """Return the error of a failed job, with the exception of the rank that failed first."""
     attempt, rank, pod = outcome.first_failure(job)
     stored = None
     if _annotation(job, documents.FUNCTION_ANNOTATION):
@@ -56,7 +56,7 @@ async def failure(cluster: Cluster, job: Manifest) -> AllranksError:
 
 
 async def _value_of(stored: Stored | None, rank: int, job: Manifest) -> Any:
-    """Reads a value that was too large to be sent from the output in which the rank left it."""
+    """Return the value, if it was too large to be sent from the output in which the rank left it."""
     address = stored_values.address_of(job, stored) if stored else ""
     if stored and address and stored.described.get("bytes"):
         stored = await asyncio.to_thread(stored_values.fetched, stored, address)
@@ -64,7 +64,7 @@ async def _value_of(stored: Stored | None, rank: int, job: Manifest) -> Any:
 
 
 def _first(raised: list[Manifest], rank: int | None, job: Manifest) -> Stored | None:
-    """The process with this rank in the pod that failed first, or its only process."""
+    """Return what the process with this rank in the pod that failed first stored, or its only process."""
     same = [item for item in raised if _rank(item) == rank] or (raised if len(raised) == 1 else [])
     return _stored(same[0], job) if same else None
 
@@ -77,8 +77,8 @@ async def _list(cluster: Cluster, job: Manifest, attempt: int, kind: str) -> lis
         outcome_names.KIND_LABEL: kind,
     }
     selector = ",".join(f"{name}={value}" for name, value in labels.items())
-    found = await cluster.get(core_path(metadata["namespace"], "configmaps"), {"labelSelector": selector})
-    return [item for item in found["items"] if _is_owned(item, job)]
+    config_maps = await cluster.get(core_path(metadata["namespace"], "configmaps"), {"labelSelector": selector})
+    return [item for item in config_maps["items"] if _is_owned(item, job)]
 
 
 def _stored(item: Manifest, job: Manifest) -> Stored | None:
@@ -87,7 +87,7 @@ def _stored(item: Manifest, job: Manifest) -> Stored | None:
 
 
 def _is_owned(item: Manifest, job: Manifest) -> bool:
-    """A pickle runs code when it is loaded, so one that somebody else put there is not."""
+    """Return whether the operator made the ConfigMap: a pickle of anybody else must not be loaded, it runs code."""
     owners = item["metadata"].get("ownerReferences") or ()
     return any(owner.get("controller") and owner.get("uid") == job["metadata"]["uid"] for owner in owners)
 
@@ -100,16 +100,16 @@ def _pod(item: Manifest) -> str:
     return str((item["metadata"].get("annotations") or {}).get(outcome_names.POD_ANNOTATION, ""))
 
 
-def _number_of_ranks(job: Manifest, found: dict[int, Stored | None]) -> int:
-    """The ranks of the last attempt, in which an elastic job may have had fewer."""
+def _number_of_ranks(job: Manifest, stored: dict[int, Stored | None]) -> int:
+    """Return the number of ranks of the last attempt, in which an elastic job may have had fewer."""
     parsed, status = job_codec.job(job), job_codec.status_of(job)
     if parsed.spec.elastic:
-        return max(found, default=-1) + 1
+        return max(stored, default=-1) + 1
     return ranks_of(parsed, status)
 
 
 def ranks_of(job: Any, status: Any) -> int:
-    """The number of ranks of an attempt."""
+    """Return the number of ranks of an attempt."""
     context = attempt_context(job, status, ANY_PLATFORM)
     framework = topology.framework_of(job)
     return sum(framework.processes(context, replica.role) for replica in context.ranked())
@@ -120,6 +120,6 @@ def _annotation(job: Manifest, name: str) -> str | None:
 
 
 def _place(job: Manifest) -> str:
-    """The place of the job's checkpoints, for messages."""
+    """Name the claim of the job's checkpoints, for messages."""
     checkpoint = (job.get("spec") or {}).get("checkpoint") or {}
     return f"claim {checkpoint['claim']}" if checkpoint.get("claim") else ""

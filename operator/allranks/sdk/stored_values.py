@@ -14,24 +14,24 @@ RESULTS = "results"
 Outputs = Mapping[str, str | Mapping[str, Any]]
 
 
-def outputs(given: Outputs) -> list[dict[str, Any]]:
-    """The value of `spec.outputs`. Raises ValueError."""
-    return list(_entries(given))
+def outputs(addresses: Outputs) -> list[dict[str, Any]]:
+    """Return the value of `spec.outputs`. Raises ValueError."""
+    return list(_entries(addresses))
 
 
-def _entries(given: Outputs) -> Iterator[dict[str, Any]]:
-    for name, entry in given.items():
+def _entries(addresses: Outputs) -> Iterator[dict[str, Any]]:
+    for name, entry in addresses.items():
         fields = {"to": entry} if isinstance(entry, str) else dict(entry)
         if not isinstance(fields.get("to"), str):
             raise ValueError(f"outputs[{name!r}]: must be an address such as s3://BUCKET/PREFIX, or fields with 'to'")
         yield {"name": name, "path": f"/outputs/{name}", **fields}
 
 
-def arguments(given: Outputs) -> list[str]:
-    """The options of the program that calls the function: where it writes values that are too large."""
-    if not given:
+def arguments(addresses: Outputs) -> list[str]:
+    """Return the options of the program that calls the function: where it writes values that are too large."""
+    if not addresses:
         return []
-    chosen = _for_values(outputs(given))
+    chosen = _for_values(outputs(addresses))
     return ["--output", chosen["path"], *(["--keep"] if chosen["name"] == RESULTS else [])]
 
 
@@ -40,16 +40,16 @@ def _for_values(entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def address_of(job: Manifest, stored: Stored) -> str:
-    """Where the value is after the upload, if the rank wrote it to an output; otherwise empty."""
+    """Return the address of the value after the upload, if the rank wrote it to an output; otherwise empty."""
     name, entries = stored.described.get("inOutput"), (job.get("spec") or {}).get("outputs")
     return f"{str(_for_values(entries)['to']).rstrip('/')}/{name}" if name and entries else ""
 
 
 def fetched(stored: Stored, address: str) -> Stored:
-    """What the rank stored, with the pickle from an object store.
+    """Read the pickle from an object store, and return the outcome with it.
 
-    If this machine cannot read it, or it is not the one that the rank wrote, the description says so: a pickle runs
-    code when it is loaded.
+    If this machine cannot read the pickle, or its checksum differs, the description says so: a pickle runs code when it
+    is loaded.
     """
     from allranks.data.object_source import PACKAGES, filesystem
 
@@ -66,5 +66,5 @@ def fetched(stored: Stored, address: str) -> Stored:
     return Stored(kept, data)
 
 
-def _not_fetched(stored: Stored, why: str) -> Stored:
-    return Stored({**stored.described, "notFetched": why}, stored.data)
+def _not_fetched(stored: Stored, reason: str) -> Stored:
+    return Stored({**stored.described, "notFetched": reason}, stored.data)

@@ -1,4 +1,4 @@
-"""Creates the job of a function or a script on a cluster: the manifest, the code, the request."""
+"""`allranks.submit`: creates the job of a function or a script on a cluster."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from allranks.api.code import Code
 from allranks.api.job import KIND
-from allranks.cli.creation import Creation
 from allranks.cli.manifests import load_documents
+from allranks.client.creation import Creation
 from allranks.code.bundle import EMPTY, Bundle, collect
 from allranks.code.ship import create_with_code
 from allranks.errors import AllranksError, CannotRun, ClusterError
@@ -18,17 +18,85 @@ from allranks.inpod.call_function import VALUE_RANKS
 from allranks.kube import job_codec
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.paths import job_path
-from allranks.sdk import documents, payload, results
-from allranks.sdk.async_job import AsyncJob
-from allranks.sdk.documents import Options, Target
-from allranks.sdk.interrupt import Words
-from allranks.sdk.words import connected
+from allranks.sdk import background, documents, payload, results
+from allranks.sdk.documents import Options, Ranks, Target
+from allranks.sdk.job import Job, continues
+from allranks.sdk.stored_values import Outputs
 
 CODE_DIR = str(Code.model_fields["path"].default)
 """Where the pods have the code."""
 PAYLOAD = ".allranks/function.pickle"
 IMAGE = "ALLRANKS_IMAGE"
 """Variable with the image of jobs for which the caller names none."""
+
+
+def submit(
+    target: Target,
+    *args: Any,
+    ranks: Ranks,
+    gpus: int = 0,
+    image: str | None = None,
+    framework: str | None = None,
+    name: str | None = None,
+    pool: str | None = None,
+    queue: str | None = None,
+    code: str | os.PathLike[str] | None = None,
+    packages: Sequence[str] = (),
+    checkpoint: str | None = None,
+    outputs: Outputs | None = None,
+    env: Mapping[str, str] | None = None,
+    restarts: int | None = None,
+    every_rank: bool = False,
+    namespace: str | None = None,
+    context: str | None = None,
+    kubeconfig: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Job:
+    """Create a job on a cluster and return at once.
+
+    `target`: a function, which is called with `args`, `kwargs` and `more` in each rank; or the path of a script, which
+    gets `args` as its command line. `ranks`: the number of replicas, or (least, most) of an elastic job. `gpus`: GPUs
+    of each replica. `image`: by default that of the variable ALLRANKS_IMAGE. `framework`: by default that of the
+    packages that the function or script imports. `name`: by default that of the function, with a suffix. `pool`: a
+    TrainingPool. `queue`: that admits the job. `code`: a directory that is sent to the ranks and is their working
+    directory. `packages`: pip requirements that are installed before the start. `checkpoint`: a volume claim.
+    `outputs`: name -> address, such as s3://BUCKET/PREFIX; what the function writes to /outputs/NAME is uploaded there.
+    `env`: further variables of the ranks. `restarts`: maximum number of restarts after failures. `every_rank`: all
+    ranks send their values back, not only rank 0. `namespace`, `context`, `kubeconfig`: by default those of kubectl.
+    `kwargs`: arguments of the function whose names are parameters of `submit` as well.
+
+    Raises CannotPickle, CannotShip, InvalidManifest and CannotRun before anything is sent, ClusterError.
+    """
+    options = Options(
+        replicas=_replicas(ranks),
+        gpus=gpus,
+        framework=framework,
+        name=name,
+        env=dict(env or {}),
+        restarts=restarts,
+        image=image or os.environ.get(IMAGE),
+        pool=pool,
+        queue=queue,
+        checkpoint=checkpoint,
+        outputs=outputs or {},
+        packages=tuple(packages),
+        every_rank=every_rank,
+    )
+    document, bundle = prepare(target, args, {**(kwargs or {}), **more}, options, code)
+    work = _create(Where(namespace, context, kubeconfig), document, bundle)
+    return background.run(work, lambda late: print(continues(late), file=sys.stderr))
+
+
+def _replicas(ranks: Ranks) -> Ranks:
+    """Raises ValueError."""
+    bounds = (ranks,) if not isinstance(ranks, tuple) else ranks if len(ranks) == 2 else ()
+    if bounds and all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in bounds):
+        return ranks
+    raise ValueError(
+        f"ranks={ranks!r}: must be the number of replicas on a cluster, or (least, most) for an elastic job; "
+        "allranks.run(..., ranks=-2) runs two replicas on this machine"
+    )
 
 
 def prepare(
@@ -38,8 +106,10 @@ def prepare(
     options: Options,
     code: str | os.PathLike[str] | None,
 ) -> tuple[Manifest, Bundle | None]:
-    """The manifest, and the code that it needs. Nothing is sent. Raises InvalidManifest, CannotPickle, CannotShip,
-    CannotRun, TypeError, ValueError."""
+    """Return the manifest, and the code that it needs. Nothing is sent.
+
+    Raises InvalidManifest, CannotPickle, CannotShip, CannotRun, TypeError, ValueError.
+    """
     bundle = collect(os.fspath(code)) if code is not None else None
     for note in bundle.notes() if bundle else ():
         _note(note)
@@ -66,8 +136,8 @@ def prepare(
     return document, bundle
 
 
-async def create(where: Where, document: Manifest, bundle: Bundle | None, words: Words) -> AsyncJob:
-    """The job. After a cancellation it is either complete, and a message says how to find it, or it does not exist.
+async def _create(where: Where, document: Manifest, bundle: Bundle | None) -> Job:
+    """Send the job. After a cancellation it is either complete, and a message says how to find it, or does not exist.
 
     Raises ClusterError.
     """
@@ -75,42 +145,47 @@ async def create(where: Where, document: Manifest, bundle: Bundle | None, words:
     name = document["metadata"].get("name") or f"{document['metadata']['generateName']}*"
     namespace = ""
 
-    async def work() -> AsyncJob:
+    async def work() -> Job:
         nonlocal namespace
-        async with connected(where) as cluster:
+        async with Cluster.connect(where) as cluster:
             namespace = cluster.namespace
 
             async def post() -> Manifest:
-                return await creation.send(_post(cluster, document, name, words))
+                return await creation.send(_post(cluster, document, name))
 
             if bundle is None:
                 creation.check()
-                return AsyncJob(await post(), where)
-            return AsyncJob(await create_with_code(cluster, namespace, bundle, post, check=creation.check), where)
+                return Job(await post(), where)
+            return Job(await create_with_code(cluster, namespace, bundle, post, check=creation.check), where)
 
     def tell(error: AllranksError | None) -> None:
         if error is not None:
             print(error, file=sys.stderr)
         if creation.result is not None:
-            print(words.continues(AsyncJob(creation.result, where)), file=sys.stderr)
+            print(continues(Job(creation.result, where)), file=sys.stderr)
         elif creation.sent:
-            print(words.unknown(name, namespace), file=sys.stderr)
+            print(_unanswered(name, namespace), file=sys.stderr)
 
     return await creation.run(work(), tell)
 
 
-async def _post(cluster: Cluster, document: Manifest, name: str, words: Words) -> Manifest:
+async def _post(cluster: Cluster, document: Manifest, name: str) -> Manifest:
     query = {"fieldManager": "allranks", "fieldValidation": "Strict"}
     try:
         return await cluster.request("POST", job_path(cluster.namespace), query, document)
     except ClusterError as error:
         if error.uncertain:
-            text = f"{error}. {words.unknown(name, cluster.namespace)}"
+            text = f"{error}. {_unanswered(name, cluster.namespace)}"
             raise ClusterError(text, error.status, error.reason, uncertain=True) from error
         if error.reason != "AlreadyExists" or name.endswith("*"):
             raise
         cure = f"choose another name, or delete it with allranks.job({name!r}).cancel()"
         raise ClusterError(f"there is already a {KIND} {name}: {cure}", error.status, error.reason) from error
+
+
+def _unanswered(name: str, namespace: str) -> str:
+    lookup = f"allranks.jobs(namespace={namespace!r}) lists the jobs"
+    return f"The job {name} may exist, but no answer arrived: {lookup}"
 
 
 def _with_function(

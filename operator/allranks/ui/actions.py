@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from allranks.api.status import FINISHED, Status
-from allranks.cli.commands.scale import effect
 from allranks.cli.format.duration import age
+from allranks.client.actions import scaling_effect
 from allranks.ui.entries import Entry
 
 
@@ -84,7 +84,7 @@ def _scale(entry: Entry) -> Action:
     bounds = (int(elastic["minReplicas"]), int(elastic["maxReplicas"])) if elastic else (0, None)
     effects = [f"The job has {workers} worker{'s' * (workers != 1)}."]
     if entry.status.phase in ("Running", "Restarting", "Pending"):
-        more, fewer = (effect(spec, grows).removeprefix(": ") for grows in (True, False))
+        more, fewer = (scaling_effect(spec, grows).removeprefix(": ") for grows in (True, False))
         if more == fewer:
             effects.append(f"Another number of workers: {more}.")
         else:

@@ -10,8 +10,8 @@ import msgspec
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from allranks.cli.format.json_form import CONFIG, described_as
 from allranks.cli.job_report.model import Report
+from allranks.views.json_form import CONFIG, described_as
 
 Metadata = Annotated[dict[str, Any], WithJsonSchema(described_as("ObjectMeta"))]
 Sweep = Annotated[dict[str, Any], WithJsonSchema(described_as("TrainingSweep"))]

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from allranks.archive.layout import LogName
 from allranks.archive.reader import Reader
 from allranks.archive.writer import folder_of
-from allranks.cli.live.recent_lines import MOST_PODS
+from allranks.client.recent_lines import MOST_PODS
 from allranks.core.facts.naming import TRAINER, replica_key
 from allranks.kube.bounded_logs import LastLines
 from allranks.kube.pod_logs import Line

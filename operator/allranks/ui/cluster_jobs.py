@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 
-from allranks.cli.commands.describe import events_of
-from allranks.cli.commands.queue import read_queues
-from allranks.cli.queues import Queue
+from allranks.client.jobs import events_of
+from allranks.client.queues import Queue, read_queues
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster

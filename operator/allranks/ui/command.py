@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli.archived import archive_option
-from allranks.cli.commands.runs import root_option
-from allranks.cli.options import FAILED, cluster_options, print_error
+from allranks.cli.options import FAILED, cluster_options, print_error, root_option
 from allranks.errors import AllranksError
 from allranks.extras import install_command
 from allranks.kube.cluster import Where

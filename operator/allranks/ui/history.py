@@ -13,10 +13,10 @@ from pydantic import ConfigDict, Field
 
 from allranks.api.status import FINISHED, Status
 from allranks.cli.format import cost as costs
-from allranks.cli.format.json_form import CONFIG
 from allranks.core.accounting import time_accounting
 from allranks.kube.job_codec import status_of
 from allranks.ui.entries import Entry
+from allranks.views.json_form import CONFIG
 
 By = Literal["namespace", "pool", "week", "team"]
 NONE = "(none)"

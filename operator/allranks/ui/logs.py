@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from allranks.api.status import FINISHED
-from allranks.cli.live.follow import has_log
-from allranks.cli.live.recent_lines import MOST_PODS
+from allranks.client.follow import has_log
+from allranks.client.recent_lines import MOST_PODS
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, replica_key
 from allranks.errors import ClusterError

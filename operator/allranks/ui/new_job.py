@@ -10,7 +10,7 @@ import yaml
 
 from allranks.api.job import API_VERSION, KIND
 from allranks.api.validation import parse
-from allranks.cli.options import Changed
+from allranks.client.actions import Changed
 from allranks.code import ship
 from allranks.errors import ClusterError, InvalidManifest
 from allranks.kube.paths import job_path

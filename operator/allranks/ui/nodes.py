@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict
 
 from allranks.api.status import FINISHED, Failure
-from allranks.cli.format.json_form import CONFIG
 from allranks.core.facts import gpu_count
 from allranks.core.facts.naming import JOB_LABEL, TRAINER
 from allranks.ui.entries import Entry
+from allranks.views.json_form import CONFIG
 
 MOST_JOBS = 20
 """Names of jobs that a node lists."""

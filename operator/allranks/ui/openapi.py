@@ -14,9 +14,9 @@ from pydantic.json_schema import models_json_schema
 from allranks.api import sweep, sweep_status
 from allranks.api.job import KIND, Spec
 from allranks.api.status import Status
-from allranks.cli.format.json_form import MODEL_MARK, described_as
 from allranks.local.run_directories import INTERRUPTED
 from allranks.ui.problems import MEDIA_TYPE
+from allranks.views.json_form import MODEL_MARK, described_as
 
 Schema = dict[str, Any]
 _REFS = "#/components/schemas/{model}"

@@ -7,8 +7,8 @@ import heapq
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
-from allranks.cli.live.follow import has_log
-from allranks.cli.live.recent_lines import MOST_BYTES, MOST_PODS
+from allranks.client.follow import has_log
+from allranks.client.recent_lines import MOST_BYTES, MOST_PODS
 from allranks.core.facts.model import Pod
 from allranks.errors import ClusterError
 from allranks.kube.bounded_logs import MOST_KEPT, LastLines, lines_of

@@ -10,15 +10,11 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
-from allranks.cli.commands.delete import delete_job
-from allranks.cli.commands.scale import scale_job
-from allranks.cli.commands.suspend import set_suspended
-from allranks.cli.format.json_form import as_json
 from allranks.cli.job_report import html
 from allranks.cli.job_report.model import Report
 from allranks.cli.job_report.timeline import Attempt
-from allranks.cli.options import Changed
-from allranks.cli.queues import Queue
+from allranks.client.actions import Changed, delete_job, scale_job, set_suspended
+from allranks.client.queues import Queue
 from allranks.core.facts.naming import TRAINER
 from allranks.ui import answers, new_job
 from allranks.ui import logs as job_logs
@@ -30,6 +26,7 @@ from allranks.ui.openapi import Job
 from allranks.ui.problems import RESPONSES, Problem, details
 from allranks.ui.ranks import Rank
 from allranks.ui.state import State
+from allranks.views.json_form import as_json
 
 router = APIRouter(prefix="/api/v1", responses=RESPONSES)
 

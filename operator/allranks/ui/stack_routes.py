@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from allranks.cli.format.duration import age
-from allranks.cli.live.rank_stacks import Stacks
+from allranks.client.rank_stacks import Stacks
 from allranks.core.facts import stack_requests
 from allranks.errors import ClusterError
 from allranks.ui import stacks

@@ -7,9 +7,9 @@ import asyncio
 from pydantic import BaseModel
 
 from allranks.api.status import FINISHED
-from allranks.cli.live import rank_stacks
-from allranks.cli.live.rank_stacks import ANSWER_SECONDS, CLOCK_SECONDS, Stacks
-from allranks.cli.live.recent_lines import MOST_PODS, lines_since
+from allranks.client import rank_stacks
+from allranks.client.rank_stacks import ANSWER_SECONDS, CLOCK_SECONDS, Stacks
+from allranks.client.recent_lines import MOST_PODS, lines_since
 from allranks.core.facts import stack_requests
 from allranks.core.facts.naming import replica_key
 from allranks.kube.job_codec import pods_of

@@ -14,7 +14,6 @@ from allranks.archive.store import ArchiveError
 from allranks.cli.format import cost as costs
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import elapsed
-from allranks.cli.format.json_form import as_json
 from allranks.errors import ClusterError
 from allranks.ui import answers, found_sweeps, job_rows
 from allranks.ui import compare as comparison
@@ -28,6 +27,7 @@ from allranks.ui.pages import render, stream_address
 from allranks.ui.problems import RESPONSES, Problem
 from allranks.ui.rest import StateOf
 from allranks.ui.state import State
+from allranks.views.json_form import as_json
 
 api = APIRouter(prefix="/api/v1", responses=RESPONSES)
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from allranks.cli.commands.submit import difference
 from allranks.cli.format.duration import human, parse
 from allranks.cli.format.events import group_events
 from allranks.cli.format.table import Table, cell
-from allranks.cli.options import joined
+from allranks.client.submission import difference
+from allranks.text import joined
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from allranks.cli import interrupt
-from allranks.cli.commands.delete import delete_job
 from allranks.cli.options import run_on_cluster
+from allranks.client import interrupt
+from allranks.client.actions import delete_job
 from allranks.kube.cluster import Cluster, Where
 
 JOB = {"metadata": {"name": "birds", "namespace": "team", "uid": "1"}}

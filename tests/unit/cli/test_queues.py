@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from allranks.cli.commands.queue import _lines
-from allranks.cli.format.json_form import as_json
-from allranks.cli.queues import Queue, Waiting, describe
+from allranks.client.queues import Queue, Waiting, describe
+from allranks.views.json_form import as_json
 
 QUEUE = {"metadata": {"name": "team-a"}, "spec": {"clusterQueue": "gpus"}}
 CLUSTER_QUEUE: dict[str, Any] = {

@@ -13,10 +13,10 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from allranks.cli.commands.report import rendered
 from allranks.cli.format import plots
 from allranks.cli.job_report import html, run_files
 from allranks.cli.job_report import plots as drawn_plots
+from allranks.cli.job_report.forms import rendered
 from allranks.cli.job_report.model import Report, build_report
 from allranks.cli.job_report.run_files import read_run_files
 from allranks.cli.main import cli

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from allranks.cli.commands.report import rendered
+from allranks.cli.job_report.forms import rendered
 from allranks.cli.job_report.run_files import RunFiles, read_differences, read_run_files
 from allranks.code import ship
 from allranks.code.differences import compressed

@@ -26,11 +26,12 @@ from rich.text import Text
 
 import allranks.cli
 from allranks.cli.format.yaml import dump
-from allranks.cli.live import dashboard, follow
+from allranks.cli.live import dashboard
 from allranks.cli.live.renderer import Renderer
 from allranks.cli.live.terminal import FullScreen, terminal
 from allranks.cli.main import cli
 from allranks.cli.safe_output import console, guard_output
+from allranks.client import follow
 from allranks.control_sequences import clean, clean_text
 from allranks.kube.job_codec import status_of
 from support import reported

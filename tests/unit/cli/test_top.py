@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from allranks.cli.commands.report import rendered
+from allranks.cli.job_report.forms import rendered
 from allranks.cli.live import dashboard
 from allranks.cli.main import cli
 from support import reported

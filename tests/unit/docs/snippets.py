@@ -40,7 +40,7 @@ SNIPPETS = [
     Snippet("loss = torch.tensor(lr * dist.get_rank())", elsewhere="tests/frameworks/test_sdk.py"),
     Snippet("best = allranks.run(train, 0.1, ranks=4", elsewhere="tests/apiserver/test_python_interface.py"),
     Snippet("job = allranks.submit(train, 0.1, ranks=4", elsewhere="tests/apiserver/test_python_interface.py"),
-    Snippet("allranks.run_async(train, rate, ranks=-2)", elsewhere="tests/unit/sdk/test_run_function.py"),
+    Snippet("jobs = [allranks.submit(train, rate, ranks=4", elsewhere="tests/apiserver/test_python_interface.py"),
     Snippet('job = allranks.job("train-x7k2p")', elsewhere="tests/apiserver/test_python_interface.py"),
     Snippet("except allranks.RankFailed as error:", elsewhere="tests/frameworks/test_sdk.py"),
     Snippet(

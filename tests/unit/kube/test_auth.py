@@ -73,7 +73,7 @@ def no_kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "--kubeconfig .*: there is no such file"),
+        (None, "kubeconfig .*: there is no such file"),
         ("[]", "is not a kubeconfig"),
         ("", "is not a kubeconfig: it has no contexts"),
         ("a: 1", "is not a kubeconfig: it has no contexts"),
@@ -100,7 +100,7 @@ def no_kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ),
         ("current-context: 5", "current-context must be a string, and it is a number"),
         ("\x00", ":1:1: is not YAML: a control character is in the file: remove it$"),
-        ("contexts: [{name: b}, {name: c}]", "has no current-context; there are b, c: choose one with --context"),
+        ("contexts: [{name: b}, {name: c}]", "has no current-context; there are b, c: choose one of them, or"),
         (GOOD.replace("user: u}", "user: v}"), "context a names user v, and there are u: add it, or kubectl config"),
         (GOOD.replace("cluster: c,", "cluster: d,"), "context a names cluster d, and there are c: add it"),
         (
@@ -135,7 +135,7 @@ NOT_YAML = {
     "a control character": (b"a: 1\nb: \x01\n", ":2:4: is not YAML: a control character is in the file: remove it$"),
     "an invalid date": (b"a: 2026-13-45\n", " is not YAML: a value looks like a date and is none: put the value in"),
     "deep nesting": (b"[" * 5000, " is not YAML: it is nested too deeply: get a new kubeconfig of the cluster$"),
-    "no text": (b"a: \xff\n", " is not a kubeconfig: it is not text in UTF-8: name another file with --kubeconfig"),
+    "no text": (b"a: \xff\n", " is not a kubeconfig: it is not text in UTF-8: name another file"),
 }
 
 
@@ -177,12 +177,12 @@ def test_base64_and_certificates_that_are_none_are_named_without_the_words_of_op
 
 
 def test_a_directory_is_not_a_kubeconfig(tmp_path) -> None:
-    with pytest.raises(LoginError, match=f"^{tmp_path} cannot be read: is a directory: name a file with --kubeconfig"):
+    with pytest.raises(LoginError, match=f"^{tmp_path} cannot be read: is a directory: name a file"):
         connect(str(tmp_path))
 
 
 def test_without_any_configuration_the_message_says_what_to_give() -> None:
-    with pytest.raises(LoginError, match=r"no cluster is configured.*give --kubeconfig FILE, or set KUBECONFIG"):
+    with pytest.raises(LoginError, match=r"no cluster is configured.*name a kubeconfig, or set KUBECONFIG"):
         connect()
 
 
@@ -397,7 +397,7 @@ PRINTS = {
     "a missing program without a hint": (
         "",
         {"command": "no-such-login"},
-        "no-such-login is not on PATH: install it, or choose another --context",
+        "no-such-login is not on PATH: install it, or choose another context",
     ),
     "a program that must ask": ("", {"interactiveMode": "Always"}, "needs a terminal .interactiveMode Always., and"),
     "a program that does not end": ("import time; time.sleep(60)", {}, "did not end within 0 s: run it by hand"),

@@ -85,7 +85,7 @@ def test_without_an_answer_the_sentence_says_what_to_check(reason: str, sentence
         (NotFound('pods "a" not found', 404, "NotFound", {"name": "a", "kind": "pods"}), 'pods "a" not found'),
         (
             NotFound('namespaces "a" not found', 404, "NotFound", {"name": "a", "kind": "namespaces"}),
-            "namespace a does not exist: choose another with -n, or kubectl create namespace a",
+            "namespace a does not exist: choose another, or kubectl create namespace a",
         ),
         (ApiError("bad request", 400), "bad request"),
     ],

@@ -35,7 +35,7 @@ def test_a_flag_takes_precedence_over_the_environment(monkeypatch: pytest.Monkey
             "lease_seconds (--lease-seconds or ALLRANKS_LEASE_SECONDS): Input should be greater",
         ),
         (["--log-level", "loud"], "Invalid value for '--log-level'"),
-        (["--kubeconfig", "/nowhere/config"], "--kubeconfig /nowhere/config: there is no such file"),
+        (["--kubeconfig", "/nowhere/config"], "kubeconfig /nowhere/config: there is no such file"),
     ],
 )
 def test_an_invalid_setting_is_reported_in_one_sentence(arguments: list[str], message: str) -> None:

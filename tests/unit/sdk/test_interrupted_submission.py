@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ import yaml
 from click.testing import CliRunner
 
 import allranks
-from allranks.cli import creation
 from allranks.cli.main import cli
+from allranks.client import creation
 from support.builders import manifest
 from support.slow_api import CONFIG_MAPS, JOBS, SlowApi, Step
 
@@ -58,25 +57,6 @@ class World:
         return True
 
 
-def submit_async(world: World) -> None:
-    _cancelled(world, lambda: allranks.submit_async(train, **world.options))
-
-
-def run_async(world: World) -> None:
-    _cancelled(world, lambda: allranks.run_async(train, **world.options))
-
-
-def _cancelled(world: World, call: Callable[[], Any]) -> None:
-    async def cancelled() -> None:
-        task = asyncio.ensure_future(call())
-        await asyncio.to_thread(world.api.reached.wait, SECONDS)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancelled())
-
-
 def submit(world: World) -> None:
     _interrupt_when_reached(world)
     with pytest.raises(KeyboardInterrupt):
@@ -101,10 +81,8 @@ def _interrupt_when_reached(world: World) -> None:
     threading.Thread(target=interrupt, daemon=True).start()
 
 
-CALLS = [submit_async, run_async, submit, command]
+CALLS = [submit, command]
 ADVICE = {
-    submit_async: "train-x7k2p continues: job = await allranks.job_async('train-x7k2p', namespace='team')",
-    run_async: "train-x7k2p continues: job = await allranks.job_async('train-x7k2p', namespace='team')",
     submit: "train-x7k2p continues: allranks.job('train-x7k2p', namespace='team').result() waits for it",
     command: "distributedtraining.allranks.dev/job created; it continues: allranks logs -f job follows it",
 }
@@ -169,12 +147,8 @@ def test_a_second_interrupt_does_not_wait_and_says_that_the_job_may_exist(slow, 
 
     async def interrupted_again(task: Any) -> None:
         assert not task.done()
-        if call in (submit_async, run_async):
-            caller = asyncio.current_task()
-            assert caller
-            asyncio.get_running_loop().call_soon(caller.cancel)
-        else:  # not in this function, which must not raise KeyboardInterrupt itself
-            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
+        # Not in this function, which must not raise KeyboardInterrupt itself.
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
         await asyncio.wait([task])
 
     monkeypatch.setattr(creation, "_wait", interrupted_again)

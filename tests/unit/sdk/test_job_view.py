@@ -10,7 +10,6 @@ import pytest
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Where
 from allranks.sdk import notebook
-from allranks.sdk.async_job import AsyncJob
 from allranks.sdk.job import Job
 from allranks.sdk.job_view import JobView
 
@@ -82,15 +81,12 @@ def test_a_job_that_cannot_be_read_ends_no_display(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_cell_that_ends_with_a_job_shows_it_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refresh(_: AsyncJob) -> dict[str, Any]:
-        return manifest("Running", 7)
-
-    monkeypatch.setattr(AsyncJob, "refresh", refresh)
-    job = Job(AsyncJob(manifest("Running", 5), Where()))
+    monkeypatch.setattr(Job, "_refresh", lambda _: manifest("Running", 7))
+    job = Job(manifest("Running", 5), Where())
     assert "step 7/10" in (job._repr_html_() or "")
 
-    async def away(_: AsyncJob) -> dict[str, Any]:
+    def away(_: Job) -> dict[str, Any]:
         raise ClusterError("away")
 
-    monkeypatch.setattr(AsyncJob, "refresh", away)
+    monkeypatch.setattr(Job, "_refresh", away)
     assert job._repr_html_() is None

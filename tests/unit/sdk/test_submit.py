@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import pytest
+import yaml
 
 import allranks
-from allranks.cli import interrupt
+from allranks.client import interrupt
 from allranks.inpod.call_function import UNUSABLE
-from allranks.sdk import cluster_jobs
+from allranks.kube.cluster import Where
 from allranks.sdk.documents import Options
-from allranks.sdk.interrupt import detached_by_cancellation, detached_by_interrupt
+from allranks.sdk.job import Job
 from allranks.sdk.submit import PAYLOAD, prepare
 from support.builders import Life, failed, job
+from support.some_api import SomeApi
 
 IMAGE = "registry.example.org/train:1"
 
@@ -132,33 +132,6 @@ def test_a_wrong_number_of_ranks_is_refused(ranks):
         allranks.submit(train, 0.1, ranks=ranks, image=IMAGE)
 
 
-def test_other_tasks_continue_while_the_code_is_read(tmp_path, monkeypatch):
-    other_task = threading.Event()
-
-    def slow(*_):
-        assert other_task.wait(60)
-        raise allranks.CannotShip("enough")
-
-    monkeypatch.setattr(cluster_jobs, "prepare", slow)
-
-    async def both():
-        async with asyncio.timeout(300):
-            task = asyncio.create_task(allranks.submit_async(train, 0.1, ranks=2, image=IMAGE))
-            await asyncio.sleep(0)
-            other_task.set()
-            with pytest.raises(allranks.CannotShip):
-                await task
-
-    asyncio.run(both())
-
-
-class FakeJob:
-    name, namespace, cancelled = "train-x", "team", False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
 INTERRUPTS = [
     (False, "", False, "train-x continues: allranks.job('train-x', namespace='team').result() waits for it"),
     (True, "\n", False, "train-x continues"),
@@ -173,24 +146,18 @@ def test_an_interrupt_deletes_the_job_only_if_the_user_says_so(
 ):
     monkeypatch.setattr(interrupt, "can_ask", lambda: terminal)
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
-    job = FakeJob()
-    with pytest.raises(KeyboardInterrupt), detached_by_interrupt(job):
+    deleted: list[Job] = []
+
+    def interrupt_wait(*_: Any) -> None:
         raise KeyboardInterrupt
-    assert job.cancelled == cancelled
+
+    monkeypatch.setattr(Job, "_run", interrupt_wait)
+    monkeypatch.setattr(Job, "cancel", lambda self: deleted.append(self))
+    job = Job({"metadata": {"name": "train-x", "namespace": "team"}}, Where())
+    with pytest.raises(KeyboardInterrupt):
+        job.wait()
+    assert deleted == ([job] if cancelled else [])
     assert message in capsys.readouterr().err
-
-
-def test_a_cancelled_task_never_deletes_the_job_and_asks_no_question(monkeypatch, capsys):
-    monkeypatch.setattr(interrupt, "can_ask", lambda: True)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("c\n"))
-    job = FakeJob()
-    with pytest.raises(asyncio.CancelledError), detached_by_cancellation(job):
-        raise asyncio.CancelledError
-    assert not job.cancelled
-    assert capsys.readouterr().err == (
-        "train-x continues: job = await allranks.job_async('train-x', namespace='team'); await job.result() waits for "
-        "it, await job.cancel() deletes it\n"
-    )
 
 
 def test_a_notebook_is_never_asked(monkeypatch):
@@ -211,3 +178,26 @@ def test_importing_allranks_imports_neither_a_framework_nor_a_client_of_kubernet
 def test_every_public_name_can_be_imported():
     for name in allranks._LAZY:
         assert getattr(allranks, name).__name__ == name
+
+
+JOB = {"metadata": {"name": "birds", "namespace": "team", "uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}}
+
+
+def test_a_job_that_does_not_exist_has_suggestions(tmp_path):
+    with SomeApi(tmp_path, JOB) as api:
+        where = {"kubeconfig": str(api.kubeconfig)}
+        with pytest.raises(allranks.ClusterError, match="did you mean birds"):
+            allranks.job("brids", **where)
+        with pytest.raises(allranks.ClusterError, match="no job x in namespace team: allranks get lists the jobs"):
+            allranks.job("x", **where)
+
+
+def test_a_missing_cluster_and_a_wrong_context_are_reported(tmp_path, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(allranks.ClusterError, match="`allranks run` runs the job on this machine"):
+        allranks.jobs()
+    with SomeApi(tmp_path) as api:
+        config = yaml.safe_load(api.kubeconfig.read_text())
+        api.kubeconfig.write_text(yaml.safe_dump(config | {"current-context": "missing"}))
+        with pytest.raises(allranks.ClusterError, match="choose one of them, or kubectl config use-context NAME"):
+            allranks.jobs(kubeconfig=str(api.kubeconfig))

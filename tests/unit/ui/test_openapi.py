@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from allranks.cli.format.cost import Cost
 from allranks.cli.job_report.model import Report
 from allranks.cli.job_report.timeline import Attempt
-from allranks.cli.queues import Queue
+from allranks.client.queues import Queue
 from allranks.kube.cluster import Where
 from allranks.ui import answers
 from allranks.ui.app import application

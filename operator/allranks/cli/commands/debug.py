@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from allranks.cli.completers import complete_files, complete_jobs_and_runs
-from allranks.cli.options import FAILED, OK, cluster_options, get_job, name_callback, print_error, run_on_cluster
+from allranks.cli.options import FAILED, OK, cluster_options, name_callback, print_error, run_on_cluster
+from allranks.client.jobs import get_job
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Cluster, Where
 

@@ -8,15 +8,8 @@ import time
 import click
 
 from allranks.cli.completers import complete_jobs
-from allranks.cli.options import (
-    TIMED_OUT,
-    Changed,
-    Duration,
-    for_each_job,
-    names_callback,
-    object_output_option,
-    on_cluster,
-)
+from allranks.cli.options import TIMED_OUT, Duration, for_each_job, names_callback, object_output_option, on_cluster
+from allranks.client.actions import Changed, delete_job
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
@@ -84,18 +77,6 @@ async def delete(
             if not await _wait_until_gone(cluster, job, deadline, pods=cascade != "orphan"):
                 return TIMED_OUT
     return status
-
-
-async def delete_job(cluster: Cluster, job: Manifest, cascade: str = "background") -> None:
-    """Raises ClusterError."""
-    metadata = job["metadata"]
-    options = {
-        "apiVersion": "v1",
-        "kind": "DeleteOptions",
-        "propagationPolicy": cascade.capitalize(),
-        "preconditions": {"uid": metadata["uid"]},  # never a new job of the same name
-    }
-    await cluster.request("DELETE", job_path(metadata["namespace"], metadata["name"]), body=options)
 
 
 async def _wait_until_gone(cluster: Cluster, job: Manifest, deadline: float | None, *, pods: bool) -> bool:

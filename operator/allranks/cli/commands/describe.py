@@ -27,6 +27,7 @@ from allranks.cli.live.terminal import terminal
 from allranks.cli.local_runs import note_run
 from allranks.cli.options import FAILED, OK, cluster_options, name_callback, print_error, run_on_cluster
 from allranks.cli.safe_output import use_colour
+from allranks.client.jobs import events_of
 from allranks.control_sequences import clean
 from allranks.core.diagnosis.root_cause import describe_failure
 from allranks.core.facts.model import Pod
@@ -160,27 +161,6 @@ def _data(job: Manifest, manifests: list[Manifest], hidden: str, events: list[Ma
         item["metadata"].pop("managedFields", None)
     errors = [text for text in (hidden, events if isinstance(events, str) else "") if text]
     return {**objects, "job": job, "errors": errors}
-
-
-async def events_of(cluster: Cluster, job: Manifest) -> list[Manifest] | str:
-    """The events of the job and its pods, or the error if the user may not list them."""
-    path, uid = core_path(cluster.namespace, "events"), job["metadata"]["uid"]
-    try:
-        own = await cluster.get(path, {"fieldSelector": f"involvedObject.uid={uid}"})
-        of_pods = await cluster.get(path, {"fieldSelector": "involvedObject.kind=Pod", "limit": 5000})
-    except ClusterError as error:
-        if error.status != 403:
-            raise
-        return str(error)
-    prefix = f"{job['metadata']['name']}-"
-    since = job["metadata"]["creationTimestamp"]
-    pods = [
-        event
-        for event in of_pods["items"]
-        if event["involvedObject"].get("name", "").startswith(prefix)
-        and event["metadata"]["creationTimestamp"] >= since
-    ]
-    return [*own["items"], *pods]
 
 
 def described(

@@ -17,17 +17,8 @@ from allranks.cli.completers import complete_jobs
 from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
 from allranks.cli.format.table import Table
 from allranks.cli.local_runs import note_run
-from allranks.cli.options import (
-    FAILED,
-    OK,
-    cluster_options,
-    get_job,
-    names_callback,
-    print_error,
-    print_problem,
-    run_on_cluster,
-    with_suggestion,
-)
+from allranks.cli.options import FAILED, OK, cluster_options, names_callback, print_error, print_problem, run_on_cluster
+from allranks.client.jobs import get_job, with_suggestion
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube import paths
 from allranks.kube.cluster import TABLE, Change, Cluster, Manifest, Watch, Where, metadata

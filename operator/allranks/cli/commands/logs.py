@@ -24,7 +24,6 @@ from allranks.cli.archived import (
 )
 from allranks.cli.completers import complete_jobs
 from allranks.cli.format.progress import pod_state
-from allranks.cli.live.follow import Deleted, Follower, has_log
 from allranks.cli.local_runs import note_run, print_logs, run_instead
 from allranks.cli.log_printers import JsonPrinter, Printer
 from allranks.cli.options import (
@@ -38,6 +37,7 @@ from allranks.cli.options import (
     run_on_cluster,
 )
 from allranks.cli.rank_pods import check_rank, check_role
+from allranks.client.follow import Deleted, Follower, has_log
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, replica_key
 from allranks.errors import AllranksError, ClusterError

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from datetime import UTC, datetime
-from typing import Any
 
 import click
 
 from allranks.cli.format.duration import age, human
-from allranks.cli.format.json_form import as_json
 from allranks.cli.format.table import Table
 from allranks.cli.options import OK, on_cluster
-from allranks.cli.queues import Queue, describe
-from allranks.core.facts.optional_kinds import LOCAL_QUEUE, WORKLOAD, OptionalKind
-from allranks.errors import ClusterError
-from allranks.kube import paths
-from allranks.kube.cluster import Cluster, Manifest
-
-_CLUSTER_QUEUE = OptionalKind("kueue.x-k8s.io", "ClusterQueue", "clusterqueues", LOCAL_QUEUE.versions, namespaced=False)
-_VISIBILITY = "visibility.kueue.x-k8s.io"
+from allranks.client.queues import Queue, read_queues
+from allranks.kube.cluster import Cluster
+from allranks.views.json_form import as_json
 
 
 @click.command(
@@ -56,51 +48,6 @@ async def queue(cluster: Cluster, names: tuple[str, ...], output: str | None) ->
         for line in _lines(each):
             click.echo(line)
     return OK
-
-
-async def read_queues(cluster: Cluster, names: tuple[str, ...]) -> list[Queue]:
-    """Raises ClusterError."""
-    groups = {group["name"]: group for group in (await cluster.get(paths.GROUPS)).get("groups", ())}
-    served = {each["version"] for each in groups.get(LOCAL_QUEUE.group, {}).get("versions", ())}
-    version = next((each for each in LOCAL_QUEUE.versions if each in served), "")
-    if not version:
-        raise ClusterError("this cluster has no queues: Kueue is not installed")
-    namespace = cluster.namespace
-    queues = await _list(cluster, LOCAL_QUEUE, version, namespace)
-    by_name = {each["metadata"]["name"]: each for each in queues}
-    if missing := [name for name in names if name not in by_name]:
-        there = ", ".join(sorted(by_name)) or "none"
-        raise ClusterError(f"namespace {namespace} has no LocalQueue {missing[0]}; it has: {there}")
-    workloads = await _list(cluster, WORKLOAD, version, namespace)
-    jobs = (await cluster.get(paths.jobs(namespace))).get("items", ())
-    out = []
-    for name in names or sorted(by_name):
-        local = by_name[name]
-        where = paths.optional(_CLUSTER_QUEUE, version, None, local.get("spec", {}).get("clusterQueue", ""))
-        cluster_queue = None
-        with contextlib.suppress(ClusterError):  # a right that not every user has
-            cluster_queue = await cluster.get(where)
-        positions = await _positions(cluster, groups, namespace, name)
-        out.append(describe(local, cluster_queue, workloads, {job["metadata"]["name"]: job for job in jobs}, positions))
-    return out
-
-
-async def _list(cluster: Cluster, kind: OptionalKind, version: str, namespace: str) -> list[Manifest]:
-    found: list[Manifest] = (await cluster.get(paths.optional(kind, version, namespace))).get("items", [])
-    return found
-
-
-async def _positions(cluster: Cluster, groups: dict[str, Any], namespace: str, queue: str) -> dict[str, int]:
-    """Workload -> number of Workloads before it in the queue; empty without the visibility API."""
-    versions = [each["version"] for each in groups.get(_VISIBILITY, {}).get("versions", ())]
-    if not versions:
-        return {}
-    where = f"/apis/{_VISIBILITY}/{versions[0]}/namespaces/{namespace}/localqueues/{queue}/pendingworkloads"
-    try:
-        found = await cluster.get(where)
-    except ClusterError:
-        return {}
-    return {each["metadata"]["name"]: int(each["positionInLocalQueue"]) for each in found.get("items", ())}
 
 
 def _lines(queue: Queue) -> list[str]:

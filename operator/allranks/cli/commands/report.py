@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
@@ -17,6 +16,7 @@ from click.shell_completion import CompletionItem
 from allranks.api.job import KIND
 from allranks.cli.archived import Archive, also_missing, archive_options, find_job_or_sweep, without_cluster
 from allranks.cli.completers import complete_files, complete_jobs_and_runs
+from allranks.cli.job_report.forms import FORMS, SUFFIXES, WIDTH, rendered
 from allranks.cli.options import FAILED, OK, cluster_options, name_callback, print_error, run_on_cluster
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Cluster, Manifest, Where
@@ -25,10 +25,6 @@ from allranks.local.run_directories import LATEST, RUN_FILE
 if TYPE_CHECKING:
     from allranks.cli.job_report.run_files import RunFiles
     from allranks.cli.job_report.sweep_cost import TrialJobs
-
-SUFFIXES = {".txt": "text", ".html": "html", ".htm": "html", ".json": "json", ".diff": "diff"}
-FORMS = ("text", "html", "json", "diff")
-WIDTH = 100
 
 
 class Output(NamedTuple):
@@ -257,34 +253,6 @@ def _put(made: str, file: Path | None) -> None:
     except OSError as error:
         raise NoReport(f"cannot write {file}: {error.strerror}") from error
     click.echo(f"wrote {file}", err=True)
-
-
-def rendered(
-    job: Manifest,
-    form: str,
-    now: datetime,
-    width: int = WIDTH,
-    unicode: bool = True,
-    run: RunFiles | None = None,
-    folder: Path | None = None,
-) -> str:
-    """The report as text, html or json, or as diff its differences. `folder`: where an HTML page will be, for its links
-    to logs."""
-    from allranks.cli.job_report.model import build_report
-
-    report = build_report(job, now, run)
-    if form == "html":
-        from allranks.cli.job_report.html import page
-
-        return page(report, folder)
-    if form == "json":
-        return json.dumps(report.as_json(), indent=2) + "\n"
-    from allranks.cli.job_report.text import differences, lines
-
-    if form == "diff":
-        return "".join(f"{line}\n" for line in differences(report))
-
-    return "".join(f"{line}\n" for line in lines(report, width, unicode))
 
 
 def select_job(documents: list[Any], name: str | None, where: str) -> Manifest:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from allranks.cli.commands.suspend import set_suspended
 from allranks.cli.completers import complete_jobs
 from allranks.cli.options import for_each_job, names_callback, object_output_option, on_cluster
+from allranks.client.actions import set_suspended
 from allranks.kube.cluster import Cluster
 
 

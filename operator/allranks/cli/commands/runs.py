@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from allranks.cli.commands.report import Output, output_option
 from allranks.cli.commands.stacks import stacks_options
 from allranks.cli.completers import complete_runs
 from allranks.cli.format.duration import age, elapsed
-from allranks.cli.options import FAILED, Count, Duration, print_error
+from allranks.cli.options import FAILED, Count, Duration, print_error, root_option
 from allranks.cli.suggestions import SuggestingGroup
 from allranks.errors import AllranksError
 from allranks.text import size
@@ -57,16 +57,6 @@ def runs(ctx: click.Context, root: Path | None, output: str | None, trials: bool
     elif root or output or trials:
         option = "--root" if root else "--output" if output else "--trials"
         raise click.UsageError(f"put {option} after {command}: allranks runs {command} --help lists its options.")
-
-
-def root_option(command: Callable[..., None]) -> Callable[..., None]:
-    return click.option(
-        "--root",
-        type=click.Path(file_okay=False, path_type=Path),
-        default="runs",
-        show_default=True,
-        help="The directory of the runs.",
-    )(command)
 
 
 @runs.command(name="list")

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import click
 
-from allranks.api.status import FINISHED
 from allranks.cli.completers import complete_jobs
-from allranks.cli.options import (
-    OK,
-    Changed,
-    Count,
-    get_job,
-    joined,
-    name_callback,
-    object_output_option,
-    on_cluster,
-    patch_job,
-    print_jobs,
-)
-from allranks.errors import ClusterError
-from allranks.frameworks import FRAMEWORKS
-from allranks.kube.cluster import Cluster, Manifest
-from allranks.kube.job_codec import status_of
+from allranks.cli.options import OK, Count, name_callback, object_output_option, on_cluster, print_jobs
+from allranks.client.actions import scale_job
+from allranks.client.jobs import get_job
+from allranks.kube.cluster import Cluster
 
 
 @click.command(
@@ -47,36 +34,3 @@ async def scale(cluster: Cluster, name: str, replicas: int, output: str | None) 
         click.echo(changed.line)
     print_jobs([changed.job], output, single=True)
     return OK
-
-
-async def scale_job(cluster: Cluster, job: Manifest, replicas: int) -> Changed:
-    """Raises ClusterError."""
-    name, spec, status = job["metadata"]["name"], job["spec"], status_of(job)
-    roles = spec.get("roles") or {}
-    if "worker" not in roles:
-        raise ClusterError(f"{name} has no workers to scale: its roles are {joined(sorted(roles), 'and')}")
-    if status.phase in FINISHED:
-        raise ClusterError(f"{name} is {status.phase}: submit a new job with the size you want")
-    elastic = spec.get("elastic")
-    if elastic and not elastic["minReplicas"] <= replicas <= elastic["maxReplicas"]:
-        bounds = f"{elastic['minReplicas']} to {elastic['maxReplicas']} workers"
-        raise ClusterError(f"{name} is elastic from {bounds} (spec.elastic): {replicas} is outside that range")
-    before = (roles["worker"] or {}).get("replicas", 1)
-    workers = f"{replicas} worker{'s' * (replicas != 1)}"
-    if before == replicas:
-        return Changed(f"{name} already has {workers}", job)
-    await patch_job(cluster, name, {"replicas": replicas}, "scale")
-    what = effect(spec, replicas > before) if status.phase in ("Running", "Restarting", "Pending") else ""
-    return Changed(f"{name} scaled from {before} to {workers}{what}", await get_job(cluster, name))
-
-
-def effect(spec: Manifest, grows: bool) -> str:
-    """What the change does to a job that has started."""
-    framework = FRAMEWORKS.get(spec.get("framework", ""))
-    if spec.get("elastic") and framework and framework.elastic == "absorbs":
-        return ": the other ranks keep running"
-    if not spec.get("elastic"):
-        effect = ": it is not elastic, so all ranks restart at the new size"
-    else:
-        effect = f": all ranks restart {'when there is capacity for more' if grows else 'at the new size'}"
-    return effect + ("" if spec.get("checkpoint") else ", from the beginning unless the program saves checkpoints")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli.completers import complete_jobs
-from allranks.cli.options import FAILED, OK, Count, Duration, get_job, name_callback, on_cluster
+from allranks.cli.options import FAILED, OK, Count, Duration, name_callback, on_cluster
 from allranks.cli.rank_pods import check_rank
+from allranks.client.jobs import get_job
 from allranks.core.facts.naming import JOB_LABEL, replica_key
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster
@@ -20,7 +21,7 @@ from allranks.kube.job_codec import pods_of, ranks_of, status_of
 from allranks.kube.paths import core_path
 
 if TYPE_CHECKING:
-    from allranks.cli.live.rank_stacks import Stacks
+    from allranks.client.rank_stacks import Stacks
 
 POLL_SECONDS = 1.0
 
@@ -72,7 +73,7 @@ async def stacks(cluster: Cluster, name: str, ranks: tuple[int, ...], timeout: f
 
     With -o json, the output is an object with request, dumps, waiting and notes, as in the REST interface.
     """
-    from allranks.cli.live import rank_stacks
+    from allranks.client import rank_stacks
 
     job = await get_job(cluster, name)
     status, places = status_of(job), ranks_of(job)
@@ -104,7 +105,7 @@ def chosen(name: str, places: dict[str, int | None], ranks: Collection[int]) -> 
 
 
 def _none(request: str) -> Stacks:
-    from allranks.cli.live.rank_stacks import Stacks
+    from allranks.client.rank_stacks import Stacks
 
     return Stacks(request=request, waiting=[], over=True, notes=[], dumps=[])
 
@@ -113,7 +114,7 @@ async def _read(
     cluster: Cluster, name: str, attempt: int, missing: Collection[str], age: float, found: Stacks
 ) -> frozenset[str]:
     """Adds the answers of pods that have not answered before. Returns the replicas whose pods have ended."""
-    from allranks.cli.live import rank_stacks, recent_lines
+    from allranks.client import rank_stacks, recent_lines
 
     job = await get_job(cluster, name)
     listed = await cluster.get(core_path(cluster.namespace, "pods"), {"labelSelector": f"{JOB_LABEL}={name}"})
@@ -132,7 +133,7 @@ async def _read(
 
 async def _explain(cluster: Cluster, name: str, attempt: int, found: Stacks, timeout: float) -> None:
     """Adds why ranks have not answered."""
-    from allranks.cli.live import rank_stacks
+    from allranks.client import rank_stacks
 
     now = status_of(await get_job(cluster, name))
     if now.attempt != attempt:
@@ -147,7 +148,7 @@ async def _explain(cluster: Cluster, name: str, attempt: int, found: Stacks, tim
 
 async def stacks_of_run(stored: Any, ranks: tuple[int, ...], timeout: float, output: str | None) -> int:
     """The same for a run of this machine (StoredRun). Raises AllranksError."""
-    from allranks.cli.live import rank_stacks
+    from allranks.client import rank_stacks
 
     job = stored.manifest
     status, places = status_of(job), ranks_of(job)

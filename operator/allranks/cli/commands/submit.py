@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import click
 
-from allranks.api.job import API_VERSION, GROUP, KIND, PLURAL
-from allranks.api.status import FINISHED
-from allranks.api.validation import parse, with_defaults
-from allranks.cli.creation import Creation
+from allranks.api.job import KIND
 from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
 from allranks.cli.options import (
     BAD_MANIFEST,
@@ -30,12 +23,9 @@ from allranks.cli.options import (
     print_problem,
     set_option,
 )
-from allranks.code import ship
-from allranks.code.bundle import Bundle
-from allranks.errors import AllranksError, ClusterError, InvalidManifest
+from allranks.client.submission import Session
+from allranks.errors import ClusterError, InvalidManifest
 from allranks.kube.cluster import Cluster, Manifest
-from allranks.kube.job_codec import status_of
-from allranks.kube.merge_patch import diff
 
 
 @click.command(
@@ -122,9 +112,9 @@ async def submit(
     if not (wait_for or logs):
         _print_advice(jobs)
         return status
-    from allranks.cli.commands.delete import delete_job
-    from allranks.cli.commands.wait import wait_for_job
-    from allranks.cli.interrupt import asks_on_interrupt
+    from allranks.cli.live.waiting import wait_for_job
+    from allranks.client.actions import delete_job
+    from allranks.client.interrupt import asks_on_interrupt
     from allranks.kube.pod_logs import Wanted
 
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -153,182 +143,3 @@ def _print(stored: list[Manifest], session: Session, output: str, *, single: boo
             click.echo(session.title(answer))
     elif stored or not single:
         click.echo(render_objects(stored, output, single=single), nl=False)
-
-
-@dataclass
-class Session:
-    """Creates and updates objects on a cluster."""
-
-    cluster: Cluster
-    dry_run: bool
-    bundles: Mapping[str, Bundle] = field(default_factory=dict)
-    """Name of a ConfigMap in `spec.code` of a job -> the code, which is stored in it before the job is created."""
-    _resources: dict[tuple[str, str], tuple[str, bool]] = field(
-        default_factory=lambda: {(API_VERSION, KIND): (PLURAL, True)}
-    )
-    """(apiVersion, kind) -> (plural name in paths, whether namespaced)"""
-
-    async def apply(self, document: Manifest) -> tuple[str, Manifest]:
-        """(`created`, `unchanged` or `configured`, the stored object). Raises ClusterError."""
-        creation = Creation[tuple[str, Manifest]]()
-        bundle = self.bundles.get(ship.config_map_of(document)) if document.get("kind") == KIND else None
-
-        async def send() -> Manifest:
-            return (await creation.send(self._apply(document)))[1]
-
-        async def work() -> tuple[str, Manifest]:
-            if bundle is None:
-                creation.check()
-                await send()
-            else:
-                await ship.create_with_code(
-                    self.cluster, self._namespace(document), bundle, send, dry_run=self.dry_run, check=creation.check
-                )
-            assert creation.result is not None
-            return creation.result
-
-        def tell(error: AllranksError | None) -> None:
-            title, found = self.title(document), creation.result
-            if found is not None:
-                text = f"{self.title(found[1])} {found[0]}{'' if self.dry_run else _ways(found[1])}"
-            else:
-                text = f"{title} may be stored: no answer arrived" if creation.sent else f"{title} was not stored"
-            self.cluster.interrupted = text if error is None else f"{error}\n{text}"
-
-        return await creation.run(work(), tell)
-
-    async def _apply(self, document: Manifest) -> tuple[str, Manifest]:
-        title = self.title(document)
-        collection = await self._collection(document)
-        query = {"fieldManager": "allranks", "fieldValidation": "Strict", "dryRun": "All" if self.dry_run else None}
-        try:
-            return "created", await self.cluster.request("POST", collection, query, document)
-        except ClusterError as error:
-            if error.reason != "AlreadyExists" or not _name(document):  # the server made a name that is taken
-                raise _with_title(title, error) from error
-        path = f"{collection}/{_name(document)}"
-        current = await self.cluster.get(path)
-        change = difference(_compared(current), _compared(document))
-        unchanged = f"unchanged{_hint_if_finished(current)}"
-        if not change:
-            return unchanged, current
-        try:
-            answer = await self.cluster.request("PATCH", path, query, change)
-        except ClusterError as error:
-            raise _cannot_update(title, document, error) from error
-        same = _without_versions(answer) == _without_versions(current)
-        return (unchanged if same else "configured"), answer
-
-    def title(self, document: Manifest) -> str:
-        """`distributedtraining.allranks.dev/penguins`, as kubectl prints it; `.../sweep-*` before it has a name."""
-        group, slash, _ = str(document.get("apiVersion", "")).partition("/")
-        kind = str(document.get("kind", "")).lower()
-        name = _name(document) or f"{document['metadata']['generateName']}*"
-        return f"{kind}.{group}/{name}" if slash else f"{kind}/{name}"
-
-    async def _collection(self, document: Manifest) -> str:
-        """The path of the collection."""
-        version, kind = str(document.get("apiVersion", "")), str(document.get("kind", ""))
-        plural, namespaced = await self._resource(version, kind)
-        base = f"/apis/{version}" if "/" in version else f"/api/{version}"
-        if namespaced:
-            base += f"/namespaces/{self._namespace(document)}"
-        return f"{base}/{plural}"
-
-    def _namespace(self, document: Manifest) -> str:
-        own = document["metadata"].get("namespace")
-        wanted = self.cluster.wanted_namespace
-        if own and wanted and own != wanted:
-            advice = "use one namespace; --set metadata.namespace= removes it from a job"
-            raise ClusterError(f"{self.title(document)} is in namespace {own}, but -n is {wanted}: {advice}")
-        return str(own or self.cluster.namespace)
-
-    async def _resource(self, version: str, kind: str) -> tuple[str, bool]:
-        if (version, kind) not in self._resources:
-            try:
-                discovered = await self.cluster.get(f"/apis/{version}" if "/" in version else f"/api/{version}")
-            except ClusterError as error:
-                if error.status != 404:
-                    raise
-                discovered = {"resources": []}
-            for resource in discovered["resources"]:
-                if "/" not in resource["name"]:  # not a subresource
-                    self._resources[version, resource["kind"]] = (resource["name"], bool(resource["namespaced"]))
-        if (version, kind) not in self._resources:
-            ours = version.startswith(f"{GROUP}/")
-            advice = f"install crds/{kind.lower()}s.yaml" if ours else "check its apiVersion"
-            raise ClusterError(f"the cluster does not serve {kind} in {version}: {advice}")
-        return self._resources[version, kind]
-
-
-def _ways(stored: Manifest) -> str:
-    if stored.get("kind") != KIND:
-        return ""
-    name = stored["metadata"]["name"]
-    return f"; it continues: allranks logs -f {name} follows it, allranks delete {name} deletes it"
-
-
-def _name(document: Manifest) -> str:
-    """Empty if the API server makes a name, of `generateName`. Raises ClusterError without either."""
-    metadata = document.get("metadata") or {}
-    if not metadata.get("name") and not metadata.get("generateName"):
-        raise ClusterError(f"{document.get('kind')}: metadata.name is missing")
-    return str(metadata.get("name") or "")
-
-
-def _compared(document: Manifest) -> Manifest:
-    """The part that is compared. A job gets its defaults, so that removing a field is a change."""
-    meta = document.get("metadata") or {}
-    kept = {key: meta[key] for key in ("labels", "annotations") if meta.get(key)}
-    rest = {key: value for key, value in document.items() if key not in ("metadata", "status")}
-    if document.get("kind") == KIND:
-        bare = {**rest, "metadata": {"name": meta["name"]}}
-        with contextlib.suppress(InvalidManifest):  # written for a newer version: compared without defaults
-            rest = with_defaults(bare, parse(bare))
-    return {**rest, "metadata": kept}
-
-
-def difference(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The merge patch from `current` to `wanted`.
-
-    Only the spec of a job loses fields: labels and annotations, and fields of other kinds, may have been added by
-    other clients.
-    """
-    change = diff(current, wanted, remove=False)
-    if wanted.get("kind") == KIND and (spec := diff(current["spec"], wanted["spec"])):
-        change["spec"] = spec
-    return change
-
-
-def _without_versions(answer: Manifest) -> Manifest:
-    meta = {key: value for key, value in answer["metadata"].items() if key not in ("resourceVersion", "managedFields")}
-    return {**answer, "metadata": meta}
-
-
-def _hint_if_finished(current: Manifest) -> str:
-    """Submitting a finished job again does not run it again."""
-    phase = status_of(current).phase if current.get("kind") == KIND else ""
-    if phase not in FINISHED:
-        return ""
-    name = current["metadata"]["name"]
-    return f": it is {phase}; to run it again, allranks delete {name} first, or use --set metadata.name=..."
-
-
-def _with_title(title: str, error: ClusterError) -> ClusterError:
-    lines = [f"{title}: {line}" for line in str(error).splitlines()]
-    if error.uncertain:
-        lines.append(f"{title}: it may be stored nevertheless: look before you submit it again")
-    return ClusterError("\n".join(lines), error.status, error.reason, uncertain=error.uncertain)
-
-
-def _cannot_update(title: str, document: Manifest, error: ClusterError) -> ClusterError:
-    """The object exists with other values that the API server does not allow to change."""
-    if error.status != 422:
-        return _with_title(title, error)
-    name = _name(document)
-    if document.get("kind") == KIND:
-        advice = f"delete it first (allranks delete {name}), or use another name (--set metadata.name=...)"
-    else:
-        advice = f"delete it first (kubectl delete {title}), or remove it from the file"
-    causes = "; ".join(str(error).splitlines())
-    return ClusterError(f"{title} already exists and differs: {causes}\n{title}: {advice}", error.status, error.reason)

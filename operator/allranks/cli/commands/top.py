@@ -24,17 +24,9 @@ from allranks.cli.live import dashboard
 from allranks.cli.live.dashboard import JobRow, data, job_row, plain
 from allranks.cli.live.terminal import FullScreen, Line, terminal
 from allranks.cli.local_runs import note_run
-from allranks.cli.options import (
-    FAILED,
-    OK,
-    Duration,
-    cluster_options,
-    get_job,
-    name_callback,
-    print_error,
-    run_on_cluster,
-)
+from allranks.cli.options import FAILED, OK, Duration, cluster_options, name_callback, print_error, run_on_cluster
 from allranks.cli.safe_output import use_colour
+from allranks.client.jobs import get_job
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Change, Cluster, Manifest, Watch, Where, metadata
 from allranks.kube.paths import job_path

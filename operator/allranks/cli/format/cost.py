@@ -10,8 +10,8 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from allranks.api.status import Status
-from allranks.cli.format.json_form import CONFIG
 from allranks.core.accounting import cost
+from allranks.views.json_form import CONFIG
 
 TITLES = {
     "productive": "productive",

@@ -18,7 +18,6 @@ from pydantic import ConfigDict
 from allranks.api.status import FINISHED, ProgressStatus, Status
 from allranks.cli.format import cost as costs
 from allranks.cli.format import progress as progress_text
-from allranks.cli.format.json_form import CONFIG, Moment, Number, Progress, as_json
 from allranks.cli.format.outcome import failure_block, summary
 from allranks.cli.job_report import data
 from allranks.cli.job_report.data import JobInput, JobOutput
@@ -28,6 +27,7 @@ from allranks.core.accounting import time_accounting
 from allranks.kube.job_codec import status_of
 from allranks.local.run_directories import INTERRUPTED, phase_of
 from allranks.masking import mask_text, secrets_in
+from allranks.views.json_form import CONFIG, Moment, Number, Progress, as_json
 
 FEWEST_FOR_PARTIAL = 4
 """An attempt with fewer points keeps the rates of all."""

@@ -14,7 +14,6 @@ from allranks.api.sweep import Parameter, Sweep
 from allranks.api.sweep_status import SweepStatus, Trial
 from allranks.cli.format import cost as costs
 from allranks.cli.format.cost import Cost
-from allranks.cli.format.json_form import as_json
 from allranks.cli.format.table import Grid
 from allranks.cli.format.yaml import dump
 from allranks.cli.job_report import html, sweep_cost
@@ -22,6 +21,7 @@ from allranks.cli.job_report.sweep_cost import TrialJobs
 from allranks.core.sweeps import importance, trial_job
 from allranks.kube import sweep_codec
 from allranks.version import __version__
+from allranks.views.json_form import as_json
 
 WIDTH, HEIGHT, MARGIN = 1000, 260, 70
 """Of the drawing of parallel coordinates."""

@@ -10,11 +10,11 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from allranks.api.status import FINISHED, WITHOUT_PODS, Failure, PastAttempt, Status
-from allranks.cli.format.json_form import CONFIG
 from allranks.cli.format.outcome import ended_how
 from allranks.core.accounting.time_accounting import restarted
 from allranks.core.facts.naming import replica_key
 from allranks.local.run_directories import INTERRUPTED
+from allranks.views.json_form import CONFIG
 
 FORGOTTEN = "forgotten"
 """Kind of the time of attempts that were dropped from the status, which keeps ten."""

@@ -34,9 +34,8 @@ class Words(NamedTuple):
 WORDS = {
     "command": Words("Ctrl-C", "Press Ctrl-C again to kill them immediately", "--restarts {}"),
     "python": Words("Interrupted", "A second interrupt kills them immediately"),
-    "asyncio": Words("Cancelled", "A second cancellation kills them immediately"),
 }
-"""Caller -> its words: the command line, `allranks.run`, `allranks.run_async`."""
+"""Caller -> its words: the command line, `allranks.run`."""
 
 
 class Session:

@@ -11,7 +11,7 @@ from collections import deque
 from datetime import datetime
 from pathlib import Path
 
-from allranks.cli import stack_dumps
+from allranks.client import stack_dumps
 from allranks.control_sequences import clean, clean_text
 from allranks.errors import AllranksError
 from allranks.masking import mask_text

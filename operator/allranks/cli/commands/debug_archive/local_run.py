@@ -9,8 +9,8 @@ from typing import Any
 
 from allranks.cli.commands.debug_archive.archive import Archive, DebugError, Log, log_limit
 from allranks.cli.commands.debug_archive.overview import versions
-from allranks.cli.commands.report import rendered
 from allranks.cli.format.yaml import dump
+from allranks.cli.job_report.forms import rendered
 from allranks.cli.job_report.model import last_update
 from allranks.cli.job_report.run_files import read_run_files
 from allranks.local.run_directories import CODE_FILE, DIFFERENCES_FILE, PROGRESS_FILE, RUN_FILE

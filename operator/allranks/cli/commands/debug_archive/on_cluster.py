@@ -9,10 +9,11 @@ from typing import Any
 
 from allranks.cli.commands.debug_archive.archive import Archive, Log, log_limit
 from allranks.cli.commands.debug_archive.overview import README, versions
-from allranks.cli.commands.describe import described, events_of
-from allranks.cli.commands.report import rendered
+from allranks.cli.commands.describe import described
 from allranks.cli.format.yaml import dump
+from allranks.cli.job_report.forms import rendered
 from allranks.cli.job_report.run_files import read_differences
+from allranks.client.jobs import events_of
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest

@@ -3,6 +3,7 @@ fields describe them in the OpenAPI document as well."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,9 +12,13 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, WithJsonSchema
 
-from allranks.cli.format.json_form import CONFIG, Moment
+from allranks.core.facts.optional_kinds import LOCAL_QUEUE, WORKLOAD, OptionalKind
 from allranks.core.facts.quantity import quantity
+from allranks.errors import ClusterError
+from allranks.kube import paths
+from allranks.kube.cluster import Cluster
 from allranks.kube.job_codec import status_of
+from allranks.views.json_form import CONFIG, Moment
 
 Manifest = Mapping[str, Any]
 
@@ -21,6 +26,8 @@ _Pair = Annotated[
     tuple[str, str], WithJsonSchema({"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2})
 ]
 """Generators of clients know arrays, but not always tuples."""
+_CLUSTER_QUEUE = OptionalKind("kueue.x-k8s.io", "ClusterQueue", "clusterqueues", LOCAL_QUEUE.versions, namespaced=False)
+_VISIBILITY = "visibility.kueue.x-k8s.io"
 _PREEMPTOR = re.compile(r"\(UID: ([0-9a-f-]{36})\b")
 
 
@@ -76,6 +83,33 @@ class Queue:
     waiting: tuple[Waiting, ...] = ()
     preempted: tuple[Preempted, ...] = ()
     """The last one first."""
+
+
+async def read_queues(cluster: Cluster, names: tuple[str, ...]) -> list[Queue]:
+    """Read the queues with these names, or all of the namespace. Raises ClusterError."""
+    groups = {group["name"]: group for group in (await cluster.get(paths.GROUPS)).get("groups", ())}
+    served = {item["version"] for item in groups.get(LOCAL_QUEUE.group, {}).get("versions", ())}
+    version = next((item for item in LOCAL_QUEUE.versions if item in served), "")
+    if not version:
+        raise ClusterError("this cluster has no queues: Kueue is not installed")
+    namespace = cluster.namespace
+    queues = await _list(cluster, LOCAL_QUEUE, version, namespace)
+    by_name = {item["metadata"]["name"]: item for item in queues}
+    if missing := [name for name in names if name not in by_name]:
+        existing = ", ".join(sorted(by_name)) or "none"
+        raise ClusterError(f"namespace {namespace} has no LocalQueue {missing[0]}; it has: {existing}")
+    workloads = await _list(cluster, WORKLOAD, version, namespace)
+    jobs = (await cluster.get(paths.jobs(namespace))).get("items", ())
+    out = []
+    for name in names or sorted(by_name):
+        local = by_name[name]
+        path = paths.optional(_CLUSTER_QUEUE, version, None, local.get("spec", {}).get("clusterQueue", ""))
+        cluster_queue = None
+        with contextlib.suppress(ClusterError):  # a right that not every user has
+            cluster_queue = await cluster.get(path)
+        positions = await _positions(cluster, groups, namespace, name)
+        out.append(describe(local, cluster_queue, workloads, {job["metadata"]["name"]: job for job in jobs}, positions))
+    return out
 
 
 def describe(
@@ -186,3 +220,21 @@ def _condition(workload: Manifest, kind: str) -> Manifest | None:
 
 def _is(workload: Manifest, kind: str) -> bool:
     return (_condition(workload, kind) or {}).get("status") == "True"
+
+
+async def _list(cluster: Cluster, kind: OptionalKind, version: str, namespace: str) -> list[Manifest]:
+    items: list[Manifest] = (await cluster.get(paths.optional(kind, version, namespace))).get("items", [])
+    return items
+
+
+async def _positions(cluster: Cluster, groups: dict[str, Any], namespace: str, queue: str) -> dict[str, int]:
+    """Return Workload -> number of Workloads before it in the queue; empty without the visibility API."""
+    versions = [item["version"] for item in groups.get(_VISIBILITY, {}).get("versions", ())]
+    if not versions:
+        return {}
+    path = f"/apis/{_VISIBILITY}/{versions[0]}/namespaces/{namespace}/localqueues/{queue}/pendingworkloads"
+    try:
+        pending = await cluster.get(path)
+    except ClusterError:
+        return {}
+    return {item["metadata"]["name"]: int(item["positionInLocalQueue"]) for item in pending.get("items", ())}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from allranks.cli.live.follow import has_log
+from allranks.client.follow import has_log
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER
 from allranks.errors import ClusterError

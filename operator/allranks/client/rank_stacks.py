@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
-from allranks.cli import stack_dumps
+from allranks.client import stack_dumps
 from allranks.control_sequences import clean
 from allranks.core.facts import stack_requests
 from allranks.errors import AllranksError

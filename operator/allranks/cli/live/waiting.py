@@ -1,0 +1,135 @@
+"""Shows a job on a cluster until it reaches a state: for `allranks wait`, `submit --wait` and `Job.show`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, TextIO
+
+import click
+
+from allranks.api.status import FINISHED, Status
+from allranks.cli.format.outcome import failure_block, failure_line, summary
+from allranks.cli.live.renderer import Renderer
+from allranks.cli.options import FAILED, OK, TIMED_OUT
+from allranks.cli.safe_output import use_colour
+from allranks.client.follow import Deleted, Follower
+from allranks.core.facts.model import Pod
+from allranks.core.facts.naming import TRAINER
+from allranks.frameworks import FRAMEWORKS
+from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.job_codec import status_of
+from allranks.kube.pod_logs import Line, Wanted
+from allranks.open_files import raise_open_files
+
+STATES: dict[str, Callable[[Status], bool]] = {
+    "succeeded": lambda status: status.phase in FINISHED,
+    "finished": lambda status: status.phase in FINISHED,
+    "running": lambda status: status.phase in (*FINISHED, "Running"),
+}
+"""State to wait for -> whether to stop waiting, also because the job failed."""
+
+
+async def wait_for_job(
+    cluster: Cluster,
+    job: Manifest,
+    state: str,
+    human: TextIO,
+    *,
+    deadline: float | None = None,
+    wanted: Wanted | None = None,
+    quiet: bool = False,
+    on_end: Callable[[Manifest], object] = lambda _job: None,
+) -> int:
+    """Show a job until it reaches the state or has finished, and return the exit status.
+
+    `deadline` is a value of time.monotonic(). `on_end` gets the job as it is then, also after the deadline.
+    """
+    name = job["metadata"]["name"]
+    cluster.interrupted = f"{name} continues: allranks logs -f {name} follows it, allranks delete {name} deletes it"
+    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    closed = False
+
+    def on_closed() -> None:
+        nonlocal closed
+        closed = True
+        if task is not None:
+            loop.call_soon_threadsafe(task.cancel)
+
+    renderer = Renderer(
+        human, live=human.isatty(), colour=use_colour(human), logs=wanted is not None, quiet=quiet, on_closed=on_closed
+    )
+    follower = Follower(cluster, job, _ToRenderer(renderer), wanted)
+    if wanted:
+        raise_open_files()
+    renderer.begin(name, FRAMEWORKS.get((job.get("spec") or {}).get("framework", "")))
+    reached: Status | None = None
+    try:
+        async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
+            await follower.list_pods()
+            reached = await follower.follow(STATES[state])
+    except TimeoutError:
+        pass
+    except Deleted:
+        renderer.end()
+        click.echo(f"{name} was deleted", err=True)
+        return FAILED
+    except asyncio.CancelledError:
+        if closed:
+            raise BrokenPipeError from None
+        raise
+    finally:
+        renderer.end()
+    on_end(follower.job)
+    if reached is None:
+        phase = status_of(follower.job).phase
+        click.echo(f"timed out: {name} is still {phase}", err=True)
+        return TIMED_OUT
+    created = datetime.fromisoformat(follower.job["metadata"]["creationTimestamp"])
+    return _print_outcome(name, reached, created, state, renderer, human)
+
+
+def _print_outcome(name: str, status: Status, created: datetime, state: str, renderer: Renderer, human: TextIO) -> int:
+    if status.phase not in FINISHED:
+        _print(human, f"{name} is {status.phase}: {status.ready} pods running", fg="green", bold=True)
+        return OK
+    good = status.phase == "Succeeded"
+    line = summary(name, status, created, renderer.seconds, "finished")
+    _print(human, line, fg="green" if good else "red", bold=True)
+    if good:
+        return OK
+    for text in failure_block(status):
+        _print(human, text, **({} if text.startswith(" ") else {"fg": "red"}))
+    _print(human, f"For details: allranks describe {name}; allranks logs {name}")
+    return OK if state == "finished" else FAILED
+
+
+def _print(human: TextIO, text: str, **style: Any) -> None:
+    colour = use_colour(human)
+    click.echo(click.style(text, **style) if colour else text, file=human, color=colour)
+
+
+class _ToRenderer:
+    """Shows a job on a cluster with the renderer of `allranks run`."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._failure: object = None
+        self._begun = False
+
+    def status(self, status: Status, pods: Sequence[Pod]) -> None:
+        failure = status.last_failure
+        key = failure and (failure.pod, failure.time)
+        if failure and self._begun and key != self._failure and status.phase not in FINISHED:
+            self._renderer.message(failure_line(failure))
+        self._failure, self._begun = key, True
+        self._renderer.status(status, pods)
+
+    def lines(self, pod: Pod, lines: list[Line]) -> None:
+        self._renderer.output(pod, TRAINER, b"".join(line.text + b"\n" for line in lines))
+
+    def message(self, text: str) -> None:
+        self._renderer.message(text)
