@@ -215,11 +215,6 @@ class Framework(ABC):
     """Packages whose import shows that a script uses this framework."""
     joins_group: ClassVar[frozenset[str]]
     """Functions and classes by which a script joins the group of ranks. A script that uses none of them runs alone."""
-    peer_variables: ClassVar[frozenset[str]] = frozenset()
-    """Variables of which a Python program reads at least one if its ranks find each other. Empty if programs of this
-    framework may find each other in another way, such as `getenv` in C."""
-    join_call: ClassVar[str] = ""
-    """How a program joins the group of ranks, for messages. Not empty if `peer_variables` is not."""
     elastic: ClassVar[Elasticity | None] = None
     """How elastic jobs change their number of workers. `restarts`: all ranks restart with the new size. `absorbs`:
     workers with restart scope `Pod` may join and leave while the others run. None: there are no elastic jobs."""

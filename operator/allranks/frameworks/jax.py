@@ -27,9 +27,6 @@ class Jax(Framework):
     script_imports = frozenset({"jax", "flax"})
     joins_group = frozenset({"initialize"})
     reserved_env = frozenset({"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"})
-    # The shorter names are set for programs that were written for Kubeflow's JAXJob.
-    peer_variables = reserved_env | {"COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID"}
-    join_call = "jax.distributed.initialize()"
     launcher_env = ("JAX_COORDINATOR_BIND_ADDRESS", "JAX_LOCAL_DEVICE_IDS")
 
     def wire(self, context: AttemptContext) -> Wire:

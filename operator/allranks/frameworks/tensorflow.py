@@ -42,8 +42,7 @@ class TensorFlow(Framework):
     }
     script_imports = frozenset({"tensorflow", "keras"})
     joins_group = frozenset({"MultiWorkerMirroredStrategy", "ParameterServerStrategy", "TFConfigClusterResolver"})
-    peer_variables = reserved_env = frozenset({"TF_CONFIG"})
-    join_call = "tf.distribute.MultiWorkerMirroredStrategy()"
+    reserved_env = frozenset({"TF_CONFIG"})
     rules = (
         Rule(
             rule="has(self.roles.chief) && self.roles.chief.replicas > 0 || "

@@ -24,7 +24,6 @@ from allranks.core.reconcile import reconcile
 from allranks.core.rules import checkpoint, outputs
 from allranks.core.rules.cleanup import CLEANUP_GRACE
 from allranks.core.status_update import changed
-from allranks.core.topology import framework_of
 from allranks.errors import CannotRun
 from allranks.local import ports, run_directories
 from allranks.local.code import LocalCode
@@ -105,7 +104,7 @@ class LocalRun:
         """Whether everything was ready for the ranks. A run that ends before that leaves no files."""
         self._reaper = Reaper()
         key, uid = (self.job.namespace, self.job.name), self.job.metadata.uid
-        self._reports = LocalReports(key, uid, self.node, run_dir, self._wake.set, framework_of(self.job))
+        self._reports = LocalReports(key, uid, self.node, run_dir, self._wake.set)
         self._state_file = StateFile(options.run_dir / run_directories.RUN_FILE, self.job, options.state_interval)
         self._progress_log = ProgressLog(options.run_dir / run_directories.PROGRESS_FILE)
 
@@ -217,11 +216,6 @@ class LocalRun:
         for pod in self._pods.values():
             pod.delete(0 if at_once else None)
         self._wake.set()
-
-    @property
-    def independent_copies(self) -> int:
-        """The number of ranks of a finished job that never formed a group; 0 if that is not certain."""
-        return self._reports.independent_copies(self.status.attempt) if self.status.phase == "Succeeded" else 0
 
     @property
     def running(self) -> int:

@@ -121,7 +121,7 @@ class Session:
                 self._loop.call_soon_threadsafe(self._stop, signal.SIGPIPE)
 
     def _print_outcome(self, one: LocalRun, how: str, broken: AllranksError | None) -> None:
-        from allranks.cli.format.outcome import failure_block, independent_note, rendered, resource, summary
+        from allranks.cli.format.outcome import failure_block, rendered, resource, summary
 
         shown = resource(one.job.name, one.job.namespace, one.status)
         if how == "stopped" and not one.started:
@@ -148,8 +148,6 @@ class Session:
                 if self._renderer.has_printed(line):
                     continue
                 self._print(line, **({} if line.startswith(" ") else {"fg": "red"}))
-        if how == "finished" and not self._quiet and (copies := one.independent_copies):
-            self._print(independent_note(one.job, copies), fg="yellow")
 
     def _print(self, text: str, **style: Any) -> None:
         click.echo(click.style(text, **style) if self._colour else text, file=self._human, color=self._colour)
