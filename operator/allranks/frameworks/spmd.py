@@ -17,13 +17,12 @@ from allranks.frameworks.base import (
     Note,
     Replica,
     RoleKind,
-    RootCause,
     Scope,
     Shared,
     Wire,
     Wiring,
 )
-from allranks.frameworks.rank_report import read_rank_report
+from allranks.frameworks.rank_report import RankReports
 
 _Role = Annotated[str, StringConstraints(min_length=1, max_length=50)]
 _Roles = Annotated[list[_Role], Field(max_length=16)]
@@ -75,8 +74,7 @@ class Spmd(Framework):
     roles: ClassVar[Mapping[str, RoleKind]] = {"worker": RoleKind("The ranks.")}
     any_role = True
     has_image = False  # any image will do
-    script_imports = frozenset()
-    joins_group = frozenset()
+    log = RankReports()
     reserved_env = frozenset(
         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "MASTER_ADDR", "MASTER_PORT"}
     )
@@ -166,9 +164,6 @@ class Spmd(Framework):
         if framework is None or not self.roles[role].ranked:
             return []
         return [(0, f"allranks starts the ranks: remove {program} and its options, or use framework {framework}")]
-
-    def root_cause(self, message: str) -> RootCause | None:
-        return read_rank_report(message)
 
 
 @lru_cache(maxsize=64)

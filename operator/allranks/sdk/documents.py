@@ -97,7 +97,7 @@ def function_on_cluster(function: Callable[..., Any], payload: str, options: Opt
         *stored_values.arguments(options.outputs),
         *every_rank,
     ]
-    start = FRAMEWORKS[framework_of(function, options)].script_command
+    start = FRAMEWORKS[framework_of(function, options)].script.command
     document = of_function(function, [*start, *program], options)
     kept = {FUNCTION_ANNOTATION: name_of(function)} | ({RESULTS_ANNOTATION: EVERY_RANK} if options.every_rank else {})
     document["metadata"]["annotations"] = kept

@@ -18,13 +18,12 @@ from typing import NamedTuple, TextIO
 from allranks.api.status import FINISHED, Status
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import elapsed
-from allranks.cli.format.log_lines import Source, label, prefixed
-from allranks.cli.live.shutdown_noise import ShutdownNoise
+from allranks.cli.format.log_lines import Fold, Source, label, prefixed
 from allranks.cli.live.summary import Summary, open_screen
 from allranks.control_sequences import clean
 from allranks.core.model import Event, Pod
 from allranks.core.naming import replica_key
-from allranks.frameworks.base import Framework
+from allranks.frameworks.hints import LogReader
 
 DRAW_SECONDS = 0.1
 COUNT_SECONDS = 1.0
@@ -73,12 +72,10 @@ class Renderer:
         self._news = False
         self._order = itertools.count()
         self._sources: dict[str, Source] = {}
-        self._noise: dict[str, ShutdownNoise] = {}
-        self._framework: Framework | None = None
+        self._reader: LogReader | None = None
         self._log_dir: Path | None = None
         self._places: dict[str, int] = {}
         self._messages: list[tuple[int, str]] = []
-        self._folded: list[_Item] = []
         self._status = Status()
         self._pods: Sequence[Pod] = ()
         self._started = time.monotonic()
@@ -88,27 +85,22 @@ class Renderer:
         self._progress_at = 0.0
         self._bars: dict[str, float] = {}
         self._latest_event = ""
-        self._ended = self._stopped = False
+        self._ended = False
         self._closed = False
         self._title = ""
         self._thread: threading.Thread | None = None
 
-    def begin(self, title: str, framework: Framework | None = None, log_dir: Path | None = None) -> None:
-        """Starts the clock of a job. `framework` recognizes the noise of its shutdown. `log_dir` has a log of each pod,
-        for messages."""
-        self._title, self._started, self._ended, self._stopped = title, time.monotonic(), False, False
-        self._framework, self._log_dir, self._noise = framework, log_dir, {}
+    def begin(self, title: str, reader: LogReader | None = None, log_dir: Path | None = None) -> None:
+        """Start the clock of a job. `reader` recognizes long complaints of its launcher. `log_dir` has a log of each
+        pod, for messages."""
+        self._title, self._started, self._ended = title, time.monotonic(), False
+        self._reader, self._log_dir = reader, log_dir
         self._sources, self._bars, self._status_line, self._pods, self._status = {}, {}, (), (), Status()
         self._progress = ()
         self._latest_event = ""
         self._places = {}
         self._thread = threading.Thread(target=self._draw, name="renderer", daemon=True)
         self._thread.start()
-
-    def stop(self) -> None:
-        """The user ends the run: what launchers print about that is only in the logs."""
-        with self._lock:
-            self._stopped = True
 
     def end(self) -> None:
         """Prints everything that is buffered. Blocks until it is printed."""
@@ -137,7 +129,6 @@ class Renderer:
             self._status, self._pods = status, pods
             for pod in pods:
                 self._places.setdefault(replica_key(pod.role, pod.index), len(self._places))
-            self._decide_noise()
             if not self._screen:
                 self._add_progress_line(status)  # before the line of a finished job
             self._add_status_line(status)
@@ -159,43 +150,20 @@ class Renderer:
             if source is None:
                 if not data:
                     return  # it ended without output
-                source = self._sources[name] = self._source(name)
+                fold = Fold(self._reader) if self._reader else None
+                source = self._sources[name] = Source(name, *self._bounds, fold=fold)
             # Output of ranks that are stopped for a restart is mostly noise.
             old = bool(pod.deleted_at) and pod.attempt < self._status.attempt
             if not old and source.pod != pod.name:
                 source.pod, source.latest = pod.name, b""
-            source.feed(data, next(self._order), faint=old)
+            log = str(self._log_dir / f"{pod.name}.log") if self._log_dir else "the log"
+            source.feed(data, next(self._order), old, log)
             self._wake()
 
     def _wake(self) -> None:
         """Wakes the drawing thread, or has it draw again if it draws already. The caller holds the lock."""
         self._news = True
         self._lock.notify()
-
-    def _source(self, name: str) -> Source:
-        source = Source(name, *self._bounds)
-        if self._framework:
-            noise = self._noise[name] = ShutdownNoise(self._framework)
-            source.hold = lambda lines: noise.pass_on(lines, time.monotonic())
-        return source
-
-    def _decide_noise(self, end: bool = False) -> None:
-        """Prints the held lines that are no noise, and the number of those that are."""
-        pods = {pod.name: pod for pod in self._pods}
-        for name, noise in self._noise.items():
-            source, phase = self._sources[name], self._status.phase
-            pod = pods.get(source.pod)
-            current = pod is None or pod.attempt == self._status.attempt
-            now, stopped = time.monotonic(), self._stopped
-            source.add(noise.end(phase, stopped) if end else noise.decide(phase, pod, current, now, stopped))
-            if noise.folded:
-                self._folded.append(_Item(next(self._order), name, self._fold_line(source, noise.folded)))
-                noise.folded = 0
-
-    def _fold_line(self, source: Source, count: int) -> str:
-        assert self._framework
-        where = f"see {self._log_dir / source.pod}.log" if self._log_dir else "the log has them"
-        return f"... {count} line{'s' * (count != 1)} of {self._framework.launcher}'s shutdown, {where}"
 
     def _add_status_line(self, status: Status) -> None:
         """A line with phase and running pods, if they have changed."""
@@ -240,7 +208,9 @@ class Renderer:
                 time.sleep(DRAW_SECONDS)  # what comes together is drawn together
             with self._lock:
                 ended, self._news = self._ended, False
-                self._decide_noise(end=ended)
+                if ended:
+                    for source in self._sources.values():
+                        source.feed(b"", next(self._order))
                 waiting, width = self._take()
                 summary = self._summary() if self._screen else None
             # Not under the lock, which would hold up the event loop.
@@ -255,9 +225,6 @@ class Renderer:
         """Removes everything that is buffered. Returns it with the width of the labels."""
         found = [] if self._quiet else [_Item(place, "", text) for place, text in self._messages]
         self._messages = []
-        if self._logs:
-            found += self._folded
-        self._folded = []
         for name, source in self._sources.items():
             dropped, lines = source.take()
             if not self._logs:

@@ -65,7 +65,7 @@ class Session:
         from allranks.core.topology import framework_of
         from allranks.errors import AllranksError, CannotRun
 
-        self._renderer.begin(one.job.name, framework_of(one.job), one.logs)
+        self._renderer.begin(one.job.name, framework_of(one.job).log, one.logs)
         how, broken = "stopped", None
         try:
             how = asyncio.run(self._drive(one))
@@ -106,7 +106,6 @@ class Session:
                 sent = f"the ranks are asked for a checkpoint; when it is stored, or after {wait} s, {sent}"
             again = f". {self._words.again}." if pods or wait else ""
             self._renderer.message(f"{name}: {sent}{again}")
-            self._renderer.stop()
             if not wait:
                 self._run.stop()
         # Some wrappers forward the Ctrl-C that the terminal has already sent to us.
