@@ -32,16 +32,14 @@ from allranks.local.environment import machine_environment
 from allranks.local.errors import LocalRunError
 from allranks.local.gpus import Gpus, list_gpus
 from allranks.local.inputs import LocalInputs, with_given_directories
-from allranks.local.listener import Listener, NullListener
-from allranks.local.options import Options, Outcome
+from allranks.local.options import Listener, NullListener, Options, Outcome
 from allranks.local.outputs import LocalOutputs, provide
 from allranks.local.pod import LocalPod, initial_status
 from allranks.local.prepare import Machine, PodPlan, prepare
-from allranks.local.progress_log import ProgressLog
-from allranks.local.reaper import Reaper
+from allranks.local.process import Reaper
+from allranks.local.records import ProgressLog, StateFile
 from allranks.local.report_server import EXAMPLE_URL, LocalReports
 from allranks.local.resume import LocalCheckpoints
-from allranks.local.state_file import StateFile
 from allranks.local.unsupported_fields import unsupported_field_notes
 from allranks.local.volumes import Volumes
 from allranks.open_files import more_open_files, require_open_files
