@@ -141,7 +141,7 @@ _MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 
 
 def torchrun_notes(arguments: Sequence[str]) -> list[Note]:
-    """Options by which a user connects nodes by hand. A value that refers to a variable may be that of allranks."""
+    """Note options by which a user connects nodes by hand. A value that refers to a variable may come from allranks."""
     notes = []
     for index, name, value in torchrun_options(arguments):
         written = arguments[index].partition("=")[0]
@@ -153,8 +153,8 @@ def torchrun_notes(arguments: Sequence[str]) -> list[Note]:
 
 
 def torchrun_options(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """(index, name without dashes, value) of torchrun's own options, which end at the script. Underscores in names
-    become dashes, as torchrun accepts both."""
+    """Yield (index, name without dashes, value) of torchrun's own options, which end at the script. Underscores in
+    names become dashes, as torchrun accepts both."""
     index = _after_torchrun(arguments)
     while index < len(arguments) and arguments[index].startswith("-") and arguments[index] != "--":
         name, equals, value = arguments[index].partition("=")
@@ -165,7 +165,7 @@ def torchrun_options(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]
 
 
 def _after_torchrun(arguments: Sequence[str]) -> int:
-    """Index of the first argument of torchrun; the number of arguments if the command does not start it."""
+    """Return the index of the first argument of torchrun; the number of arguments if the command does not start it."""
     program = arguments[0].rpartition("/")[2] if arguments else ""
     if program == "torchrun":
         return 1

@@ -200,7 +200,7 @@ class Reported:
 
 
 def written(folder: Path, rank: int, data: bytes) -> dict[str, Any]:
-    """Writes a value to a file of the job in this folder. The description of it, or of why that failed."""
+    """Write a value to a file of the job in this folder. Return the description of the file, or of why that failed."""
     job, uid = os.environ.get("ALLRANKS_JOB", "job"), os.environ.get("ALLRANKS_JOB_UID", "")[:8]
     attempt = os.environ.get("ALLRANKS_ATTEMPT", "0")
     file = Path(folder, "results", f"{job}-{uid}", f"attempt-{attempt}", f"rank-{rank}.pickle")
@@ -221,7 +221,7 @@ def pickled(described: dict[str, Any], value: Any) -> tuple[dict[str, Any], byte
 
 
 def dumps(value: Any) -> bytes:
-    """Raises what pickle raises."""
+    """Raise what pickle raises."""
     try:
         import cloudpickle  # type: ignore[import-untyped, unused-ignore]
     except ImportError:

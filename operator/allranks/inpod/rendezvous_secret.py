@@ -21,13 +21,13 @@ HEADER = "X-Allranks-Token"
 
 @functools.cache
 def headers() -> dict[str, str]:
-    """Headers of a request to the rendezvous."""
+    """Return the headers of a request to the rendezvous."""
     mine = token()
     return {HEADER: mine} if mine else {}
 
 
 def token() -> str:
-    """The token of this attempt; empty without a secret."""
+    """Return the token of this attempt; empty without a secret."""
     try:
         with open(os.environ.get(FILE, ""), "rb") as file:
             secret = file.read()

@@ -22,7 +22,7 @@ class Unusable(Exception):
 
 
 def unpack(archive: Path, sha256: str, directory: Path) -> None:
-    """Unpacks a file that was compressed with gzip, for all users of the pod. Raises Unusable."""
+    """Unpack a file that was compressed with gzip, for all users of the pod. Raise Unusable."""
     try:
         with gzip.open(archive) as file:
             data = file.read(_MAX_TAR_BYTES + 1)
@@ -40,8 +40,8 @@ def unpack(archive: Path, sha256: str, directory: Path) -> None:
 
 
 def extract(data: bytes, directory: Path, *, for_all: bool = False) -> None:
-    """Writes the files of an uncompressed archive. `for_all`: users with any UID may change them, because the helper's
-    image and the program's run as different ones. Raises Unusable."""
+    """Write the files of an uncompressed archive. `for_all`: users with any UID may change them, because the helper's
+    image and the program's run as different ones. Raise Unusable."""
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             for entry in tar:

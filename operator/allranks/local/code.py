@@ -47,7 +47,7 @@ class LocalCode:
             self.directories[in_pods.PACKAGES] = run_dir / "packages"
 
     def check(self) -> None:
-        """Raises CannotRun if the code is not on this machine."""
+        """Raise CannotRun if the code is not on this machine."""
         code = self._job.spec.code
         if code and code.config_map and not self._bundle:
             raise CannotRun(
@@ -67,7 +67,7 @@ class LocalCode:
             yield f"pip provides {', '.join(packages)} before the start (cache: {self._cache / LAYERS})"
 
     async def provide(self) -> None:
-        """Makes the copy and installs the packages. Raises CannotRun."""
+        """Make the copy and install the packages. Raise CannotRun."""
         if bundle := self._bundle:
             directory = self.directories[in_pods.VOLUME]
             try:
@@ -107,7 +107,7 @@ class LocalCode:
             raise CannotRun(errors.decode(errors="replace").strip().removeprefix("allranks: "))
 
     def stop(self) -> None:
-        """Ends an installation."""
+        """End an installation."""
         self._stopped = True
         if self._installing and self._installing.returncode is None:
             with contextlib.suppress(ProcessLookupError):

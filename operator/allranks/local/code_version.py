@@ -37,7 +37,7 @@ class CodeVersion:
         ]
 
     def write(self, path: Path, timeout: float = _END_SECONDS) -> None:
-        """Writes the files: code.json at `path`, code.diff beside it. Without a repository, or if git takes longer than
+        """Write the files: code.json at `path`, code.diff beside it. Without a repository, or if git takes longer than
         `timeout` seconds, there is none."""
         deadline = time.monotonic() + timeout
         described, patch, untracked = (output.text(deadline) for output in self._outputs)

@@ -33,7 +33,8 @@ _REFERENCE = re.compile(r"\$(\$)?\(([^()\s]*)\)")
 
 
 def machine_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that every process inherits. Rank variables of another job around this terminal are dropped."""
+    """Return the variables that every process inherits. Rank variables of another job around this terminal are
+    dropped."""
     env = {
         name: value
         for name, value in environ.items()
@@ -48,7 +49,7 @@ def machine_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def loopback_defaults(environ: Mapping[str, str]) -> dict[str, str]:
-    """Defaults for variables that ranks on one machine need and `environ` does not set.
+    """Return defaults for variables that ranks on one machine need and `environ` does not set.
 
     All ranks listen on 127.0.0.1, but gloo and NCCL use the interface that the host name resolves to; a laptop may have
     none, or it may change. And gRPC would send TensorFlow's traffic for 127.0.0.1 to a proxy.
@@ -62,7 +63,7 @@ def loopback_defaults(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Expands Kubernetes' `$(NAME)`. `$$(NAME)` becomes `$(NAME)`; a reference to an undefined variable stays."""
+    """Expand Kubernetes' `$(NAME)`. `$$(NAME)` becomes `$(NAME)`; a reference to an undefined variable stays."""
 
     def value_of(match: re.Match[str]) -> str:
         escaped, name = match.groups()
@@ -143,7 +144,7 @@ class Variables:
 
 
 def field_value(pod: Manifest, path: str) -> str | None:
-    """A field of the downward API; None if it does not exist."""
+    """Return a field of the downward API; None if it does not exist."""
     metadata = pod["metadata"]
     if keyed := re.fullmatch(r"metadata\.(labels|annotations)\['([^']+)'\]", path):
         return str((metadata.get(keyed[1]) or {}).get(keyed[2], ""))

@@ -13,7 +13,7 @@ ORDER = "CUDA_DEVICE_ORDER"
 
 
 def list_gpus(environ: Mapping[str, str]) -> list[str]:
-    """The NVIDIA GPUs as CUDA_VISIBLE_DEVICES takes them: indices, or UUIDs for MIG instances.
+    """Return the NVIDIA GPUs as CUDA_VISIBLE_DEVICES takes them: indices, or UUIDs for MIG instances.
 
     The user's own CUDA_VISIBLE_DEVICES restricts them.
     """
@@ -44,7 +44,7 @@ def parse(listing: str) -> list[tuple[str, str]]:
 
 
 def narrow(gpus: Sequence[tuple[str, str]], visible: str | None) -> list[str]:
-    """The GPUs listed in `visible` (CUDA_VISIBLE_DEVICES), in its order and spelling; all of them for None."""
+    """Return the GPUs listed in `visible` (CUDA_VISIBLE_DEVICES), in its order and spelling; all of them for None."""
     if visible is None:
         return [index or uuid for index, uuid in gpus]
     names = [name.strip() for name in visible.split(",") if name.strip()]
@@ -65,7 +65,7 @@ class Gpus:
         self._freed = asyncio.Event()
 
     async def acquire(self, pod: str, count: int) -> Mapping[str, str]:
-        """Waits for `count` free GPUs; returns the variables that make them visible to the pod."""
+        """Wait for `count` free GPUs; return the variables that make them visible to the pod."""
         if not self.count:
             return {}
         if not self.enabled:

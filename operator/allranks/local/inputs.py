@@ -27,7 +27,8 @@ PROGRESS_SECONDS = 10.0
 
 
 def with_given_directories(job: Job, volumes: Mapping[str, Path]) -> Job:
-    """The job with the user's own directories in place of destinations and inputs, also of a directory in a claim."""
+    """Return the job with the user's own directories in place of destinations and inputs, also of a directory in a
+    claim."""
     given = {name: f"file://{directory.absolute()}" for name, directory in volumes.items()}
     inputs = [
         each.model_copy(update={"source": given[each.name]}) if each.name in given else each
@@ -69,7 +70,7 @@ class LocalInputs:
         return {each.name for each in self._inputs}
 
     def check(self) -> None:
-        """Raises CannotRun if an input is not on this machine."""
+        """Raise CannotRun if an input is not on this machine."""
         problems = [text for each in enumerate(self._inputs) for text in self._problems(*each)]
         if problems:
             raise CannotRun("\n".join(problems))
@@ -103,7 +104,7 @@ class LocalInputs:
                     yield f"secret {each.secret} is not used here: your own credentials {reads} input {each.name}"
 
     async def provide(self, tell: Callable[[Event], None]) -> list[InputStatus]:
-        """Fetches the inputs, and returns `status.inputs`. Raises CannotRun; then a later run continues the fetch."""
+        """Fetch the inputs, and return `status.inputs`. Raise CannotRun; then a later run continues the fetch."""
         tasks = {each.name: asyncio.create_task(self._provide(each, tell)) for each in self._fetched}
         try:
             await asyncio.gather(*tasks.values())
@@ -122,7 +123,7 @@ class LocalInputs:
         ]
 
     async def _provide(self, each: Input, tell: Callable[[Event], None]) -> InputStatus:
-        """Raises DataError with the path of the field."""
+        """Raise DataError with the path of the field."""
         field = self._field(each)
 
         def on_retry(text: str) -> None:
@@ -140,7 +141,7 @@ class LocalInputs:
     async def _resolve(
         self, each: Input, tell: Callable[[Event], None], on_retry: Callable[[str], None]
     ) -> InputStatus:
-        """Looks up the revision of an input that the program streams."""
+        """Look up the revision of an input that the program streams."""
         transfer = Transfer("resolve", {"uri": each.source, "revision": each.revision}, self._environ)
         self._transfers.append(transfer)
         found = (await transfer.run(lambda _: None, on_retry))["resolved"]
@@ -195,7 +196,7 @@ class LocalInputs:
         link.symlink_to(target.absolute())
 
     def _limit(self) -> int:
-        """Raises CannotRun."""
+        """Raise CannotRun."""
         text = self._environ.get(LIMIT)
         try:
             limit = int(quantity(text)) if text else DEFAULT_LIMIT
@@ -206,12 +207,12 @@ class LocalInputs:
         return limit
 
     def stop(self) -> None:
-        """Ends the fetches. What they have stays for another run."""
+        """End the fetches. What they have stays for another run."""
         self._stopped = True
         for transfer in self._transfers:
             transfer.stop()
 
     def release(self) -> None:
-        """The run does not read the data any more."""
+        """Release the data, which the run does not read any more."""
         while self._leases:
             self._leases.pop().close()

@@ -27,7 +27,7 @@ from allranks.local.transfer import Transfer
 
 
 async def provide(inputs: LocalInputs, outputs: LocalOutputs, tell: Callable[[Event], None]) -> list[InputStatus]:
-    """Fetches the inputs, unless an output could not be uploaded. Returns `status.inputs`. Raises CannotRun."""
+    """Fetch the inputs, unless an output could not be uploaded. Return `status.inputs`. Raise CannotRun."""
     check = asyncio.create_task(outputs.check(tell))
     check.add_done_callback(lambda done: inputs.stop() if done.cancelled() or done.exception() else None)
     try:
@@ -84,7 +84,7 @@ class LocalOutputs:
                 yield f"secret {each.secret} is not used here: your own credentials upload output {each.name}"
 
     async def check(self, tell: Callable[[Event], None]) -> None:
-        """Asks the destinations whether files can be written there. Raises CannotRun."""
+        """Ask the destinations whether files can be written there. Raise CannotRun."""
         checks = [asyncio.create_task(self._checked(each, tell)) for each in self._outputs.values()]
         try:
             await asyncio.gather(*checks)
@@ -96,7 +96,7 @@ class LocalOutputs:
             await asyncio.gather(*checks, return_exceptions=True)
 
     async def _checked(self, each: Output, tell: Callable[[Event], None]) -> None:
-        """Raises DataError with the path of the field."""
+        """Raise DataError with the path of the field."""
         try:
             await self._check(each, tell)
         except DataError as error:
@@ -122,7 +122,7 @@ class LocalOutputs:
             transfer.stop()
 
     def start(self, status: Status, ranks_run: bool, tell: Callable[[Event], None]) -> None:
-        """Starts the uploads that the status has decided, and ends those that are overdue. While ranks run, only
+        """Start the uploads that the status has decided, and end those that are overdue. While ranks run, only
         checkpoints are uploaded, one after the other."""
         wanted = rule.to_upload(self._job, status)
         for name in self._transfers.keys() - set(wanted):
@@ -198,7 +198,7 @@ class LocalOutputs:
         return tuple(pid for transfer in self._transfers.values() for pid in transfer.pids)
 
     async def end(self, status: Status) -> Status:
-        """Ends uploads that still run, or that were about to begin. Returns the status, which says so."""
+        """End uploads that still run, or that were about to begin. Return the status, which says so."""
         self._ended = True
         for transfer in self._transfers.values():
             transfer.stop()
@@ -224,7 +224,7 @@ class LocalOutputs:
         return self._run_dir / "outputs" / name
 
     def _to(self, each: Output) -> str:
-        """The address, or the directory of this machine that takes its place."""
+        """Return the address, or the directory of this machine that takes its place."""
         if each.name in self._given:
             return str(self._given[each.name])
         if each.scheme != "claim":

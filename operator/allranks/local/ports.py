@@ -43,7 +43,7 @@ def _hold_free_port(held: contextlib.ExitStack) -> int:
 
 
 def _bind(stack: contextlib.ExitStack, port: int) -> None:
-    """Binds the port on all addresses: a listener on 0.0.0.0 blocks 127.0.0.1, and torch listens on ::."""
+    """Bind the port on all addresses: a listener on 0.0.0.0 blocks 127.0.0.1, and torch listens on ::."""
     stack.enter_context(socket.socket(socket.AF_INET)).bind(("", port))
     try:
         six = stack.enter_context(socket.socket(socket.AF_INET6))

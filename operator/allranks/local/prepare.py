@@ -60,7 +60,7 @@ class Machine:
 
 
 def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[str]]:
-    """The pod's plan, or all reasons why it cannot run here. Changes nothing on disk."""
+    """Return the pod's plan, or all reasons why it cannot run here. Change nothing on disk."""
     spec, pod = manifest["spec"], manifest["metadata"]["name"]
     containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
     problems: list[str] = []
@@ -121,7 +121,7 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
 
 
 def arguments(container: Manifest, variables: Mapping[str, str], mapping: Mounts) -> tuple[str, ...] | None:
-    """The command line; None if the manifest has no command."""
+    """Return the command line; None if the manifest has no command."""
     command = container.get("command") or ()
     if not command:
         return None
@@ -134,7 +134,7 @@ def arguments(container: Manifest, variables: Mapping[str, str], mapping: Mounts
 
 
 def working_directory(container: Manifest, mapping: Mounts, workdir: Path) -> Path | None:
-    """None if the directory in the manifest does not exist on this machine."""
+    """Return None if the directory in the manifest does not exist on this machine."""
     wanted = container.get("workingDir")
     if not wanted:
         return workdir

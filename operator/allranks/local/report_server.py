@@ -75,7 +75,7 @@ class LocalReports:
             self._store.request_checkpoint(self._job, number)
 
     def inject_token(self, manifest: Manifest, pod: Pod) -> Manifest:
-        """The manifest with a token for the pod, and with the report library on its PYTHONPATH."""
+        """Return the manifest with a token for the pod, and with the report library on its PYTHONPATH."""
         if not self._store:
             return manifest
         from allranks.telemetry.answers import ReportSource

@@ -30,13 +30,13 @@ class LocalCheckpoints:
         self._job, self._volumes, self._run_dir, self._root = job, volumes, run_dir, root
 
     def check(self) -> None:
-        """Raises CannotRun if there is nothing to start from."""
+        """Raise CannotRun if there is nothing to start from."""
         if self._job.spec.resume_from:
             self._source()
             self._target()
 
     async def provide(self, tell: Callable[[Event], None]) -> None:
-        """Copies the checkpoints of the earlier run, and links the folder of this one. Raises CannotRun."""
+        """Copy the checkpoints of the earlier run, and link the folder of this one. Raise CannotRun."""
         if self._job.spec.resume_from:
             source, target = self._source(), self._target()
             _, step = resume_source.split(self._job.spec.resume_from)
@@ -80,7 +80,7 @@ class LocalCheckpoints:
         return folder
 
     def _source(self) -> Path:
-        """The folder with the checkpoints of the newest run of the job. Raises CannotRun."""
+        """Return the folder with the checkpoints of the newest run of the job. Raise CannotRun."""
         name, step = resume_source.split(self._job.spec.resume_from or "")
         runs = [run for run in find_runs(name, self._root) if run.directory.resolve() != self._run_dir.resolve()]
         if not runs:
@@ -95,7 +95,7 @@ class LocalCheckpoints:
 
 
 def find_runs(job: str, root: Path) -> list[StoredRun]:
-    """The runs of a job below `root`, and those of a trial of a sweep with this name, the oldest first."""
+    """Return the runs of a job below `root`, and those of a trial of a sweep with this name, the oldest first."""
     paths = [*root.glob(f"{job}/*"), *root.glob(f"*/*/trials/{job}")]
     files = {path: path / run_directories.RUN_FILE for path in paths if not path.is_symlink()}
     found = [path for path, file in files.items() if file.is_file()]

@@ -107,7 +107,8 @@ class LocalRun:
         self._progress_log = ProgressLog(options.run_dir / run_directories.PROGRESS_FILE)
 
     def preview(self) -> list[Manifest]:
-        """The pods of the first attempt with placeholder ports: the same for every call. Changes nothing on disk."""
+        """Return the pods of the first attempt with placeholder ports: the same for every call. Change nothing on
+        disk."""
         wanted = self._listens(self.job, self.status)
         endpoints = {key: ("127.0.0.1", min(key[1] + number, 65535)) for number, key in enumerate(wanted)}
         metadata = self.job.metadata.model_copy(update={"uid": str(uuid.UUID(int=0))})
@@ -115,7 +116,7 @@ class LocalRun:
         return [manifest for manifest in self._first_objects(job, endpoints) if manifest["kind"] == "Pod"]
 
     def check(self) -> list[str]:
-        """Notes on settings that have no effect here. Raises CannotRun if the first attempt cannot run here."""
+        """Return notes on settings that have no effect here. Raise CannotRun if the first attempt cannot run here."""
         self._code.check()
         self._inputs.check()
         self._checkpoints.check()
@@ -145,9 +146,9 @@ class LocalRun:
         return self._volumes.names | self._inputs.names | self._outputs.names
 
     async def run(self, listener: Listener) -> Outcome:
-        """Runs the job to its end; then none of its processes is left. Call it once.
+        """Run the job to its end; then none of its processes is left. Call it once.
 
-        Raises LocalRunError if the machine prevents the run from continuing, CannotRun if nothing could be started.
+        Raise LocalRunError if the machine prevents the run from continuing, CannotRun if nothing could be started.
         """
         self._listener = listener
         if self._gpus is None:
@@ -192,7 +193,7 @@ class LocalRun:
         return how
 
     def save_and_stop(self) -> int:
-        """Asks the ranks for a checkpoint, and ends the run when it is stored, as for a suspension. Returns the longest
+        """Ask the ranks for a checkpoint, and end the run when it is stored, as for a suspension. Return the longest
         wait in seconds; 0 if no rank stores checkpoints on request: then call `stop`."""
         seconds = (
             0
@@ -206,7 +207,7 @@ class LocalRun:
         return seconds
 
     def stop(self, at_once: bool = False) -> None:
-        """Ends the run: SIGTERM and the grace period, or SIGKILL at once."""
+        """End the run: SIGTERM and the grace period, or SIGKILL at once."""
         self._stopping = True
         self._code.stop()
         self._inputs.stop()
@@ -308,7 +309,7 @@ class LocalRun:
         pod.start()
 
     def _outcome(self, plan: Plan) -> Outcome | None:
-        """The outcome, or None if the run has something to wait for."""
+        """Return the outcome, or None if the run has something to wait for."""
         alive = [pod for pod in self._pods.values() if pod.alive]
         self._outputs.start(self.status, bool(alive), self._listener.event)
         if self._outputs.busy:
@@ -357,7 +358,7 @@ class LocalRun:
         self._reaper.kill_orphans(())
 
     def _first_objects(self, job: Job, endpoints: Mapping[tuple[str, int], tuple[str, int]]) -> list[Manifest]:
-        """The objects that the core creates first. Does not change the status of the run."""
+        """Return the objects that the core creates first. The status of the run stays as it is."""
         reports = job.spec.progress is not None or job.spec.hang is not None
         platform = self.options.platform(endpoints, EXAMPLE_URL if reports else "")
         status = self.status

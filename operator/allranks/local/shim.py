@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def supervise(first: int, link: int, wakeup: int) -> None:
-    """Waits until the first process and all of its descendants have ended."""
+    """Wait until the first process and all of its descendants have ended."""
     poll = select.poll()
     poll.register(link, select.POLLIN)
     poll.register(wakeup, select.POLLIN)
@@ -97,7 +97,7 @@ def reap() -> tuple[int, int] | None:
 
 
 def start(directory: bytes, files: int, argv: list[bytes], env: dict[bytes, bytes], link: int) -> int | None:
-    """Forks the first process. Returns its pid, or None after reporting that its program cannot be executed."""
+    """Fork the first process. Return its pid, or None after reporting that its program cannot be executed."""
     errors, errors_end = os.pipe()
     shim = os.getpid()
     began = time.time()
@@ -159,7 +159,7 @@ def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """All descendants of `root`, leaves first."""
+    """Return all descendants of `root`, leaves first."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents():
         children.setdefault(parent, []).append(pid)
@@ -214,14 +214,14 @@ def kill_group(pid: int) -> None:
 
 
 def encode(directory: str, files: int, argv: list[str], env: dict[str, str]) -> bytes:
-    """The start request: working directory, soft limit of open files, arguments, environment."""
+    """Return the start request: working directory, soft limit of open files, arguments, environment."""
     pairs = [f"{name}={value}" for name, value in env.items()]
     body = b"\0".join(os.fsencode(text) for text in (directory, str(files), str(len(argv)), *argv, *pairs))
     return b"%d\n" % len(body) + body
 
 
 def read_request(link: int) -> tuple[bytes, int, list[bytes], dict[bytes, bytes]] | None:
-    """Decodes what `encode` returned. None if the runner has ended."""
+    """Decode what `encode` returned. Return None if the runner has ended."""
     size = b""
     while not size.endswith(b"\n"):
         digit = receive(link, 1)

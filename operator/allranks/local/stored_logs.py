@@ -36,13 +36,13 @@ class StoredLog:
 
 
 def matches(line: bytes, search: bytes) -> bool:
-    """Whether it contains the text. ASCII letters match in both cases."""
+    """Return whether it contains the text. ASCII letters match in both cases."""
     return not search or search in line.lower()
 
 
 def stored_logs(directory: Path, job: str) -> list[StoredLog]:
-    """The logs of the training containers in a run directory, by attempt and replica. Files with other names are left
-    out."""
+    """Return the logs of the training containers in a run directory, by attempt and replica. Files with other names are
+    left out."""
     form = re.compile(rf"{re.escape(job)}-(?P<role>[a-z0-9]+)-(?P<index>\d+)-(?P<attempt>\d+)(-(?P<restart>\d+))?")
     found = []
     with contextlib.suppress(OSError):
@@ -55,9 +55,9 @@ def stored_logs(directory: Path, job: str) -> list[StoredLog]:
 
 
 def last_lines(path: Path, lines: int, search: str = "") -> tuple[list[bytes], int, bool]:
-    """The last lines that contain `search`, where the file ended, and whether the file has more before them.
+    """Return the last lines that contain `search`, where the file ended, and whether the file has more before them.
 
-    Raises OSError.
+    Raise OSError.
     """
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
@@ -95,7 +95,7 @@ def _blocks(descriptor: int, begin: int, end: int) -> Iterator[bytes]:
 
 
 def _with(blocks: Iterator[bytes], wanted: bytes) -> Iterator[bytes]:
-    """Leaves out lines of blocks that do not contain the text: to split them takes much longer than to look for it."""
+    """Leave out lines of blocks that do not contain the text: to split them takes much longer than to look for it."""
     rest, continued = b"", False
     for block in blocks:
         cut = block.rfind(b"\n") + 1

@@ -97,13 +97,13 @@ def _moment(text: Any) -> datetime | None:
 
 
 def list_stored(root: Path = ROOT) -> list[StoredRun]:
-    """All runs and sweeps below `root`, by name, the oldest first."""
+    """Return all runs and sweeps below `root`, by name, the oldest first."""
     found = [*stored_runs(root), *map(StoredSweep, stored_sweeps(root))]
     return sorted(found, key=lambda run: (run.job, run.directory.name))
 
 
 def find_stored(name: str, root: Path = ROOT) -> StoredRun:
-    """The run or sweep `JOB/TIME`, the newest of JOB, or a trial: `SWEEP/TIME/TRIAL`, or the newest TRIAL. Raises
+    """Return the run or sweep `JOB/TIME`, the newest of JOB, or a trial: `SWEEP/TIME/TRIAL`, or the newest TRIAL. Raise
     RunsError."""
     found = list_stored(root)
     whole, _, trial = name.rpartition("/")
@@ -126,7 +126,7 @@ def _trials(found: list[StoredRun], name: str) -> Iterator[StoredTrial]:
 
 
 def require_job(run: StoredRun) -> StoredRun:
-    """The run itself. Raises RunsError for a sweep, which has no ranks and no logs of its own."""
+    """Return the run itself. Raise RunsError for a sweep, which has no ranks and no logs of its own."""
     if isinstance(run, StoredSweep):
         example = f", for example {run.trials[0].name}" if run.trials else ""
         raise RunsError(f"{run.name} is a sweep: name one of its trials{example} (allranks runs --trials lists them)")
@@ -137,18 +137,18 @@ def require_job(run: StoredRun) -> StoredRun:
 
 
 def find_sweep(name: str, root: Path = ROOT) -> Path | None:
-    """The newest run directory of the sweep."""
+    """Return the newest run directory of the sweep."""
     found = [path.parent for path in (root / name).glob(f"*/{SWEEP_FILE}") if not path.parent.is_symlink()]
     return max(found, key=lambda path: path.name, default=None)
 
 
 def stored_sweeps(root: Path = ROOT) -> list[Path]:
-    """The run directories of all sweeps, by name, the oldest first."""
+    """Return the run directories of all sweeps, by name, the oldest first."""
     return sorted(path.parent for path in root.glob(f"*/*/{SWEEP_FILE}") if not path.parent.is_symlink())
 
 
 def read_sweep(run_dir: Path, name: str = "") -> Manifest:
-    """The sweep in a run directory. Raises RunsError if it cannot be read, or has another name than `name`."""
+    """Return the sweep in a run directory. Raise RunsError if it cannot be read, or has another name than `name`."""
     path = run_dir / SWEEP_FILE
     try:
         found: Manifest = json.loads(path.read_text(encoding="utf-8"))

@@ -32,8 +32,8 @@ class Transfer:
     async def run(
         self, on_progress: Callable[[dict[str, Any]], None], on_retry: Callable[[str], None] = lambda _: None
     ) -> dict[str, Any]:
-        """The last line of the program. `on_retry` is called at most once, with what is tried again, why, and for how
-        long. Raises DataError."""
+        """Return the last line of the program. `on_retry` is called at most once, with what is tried again, why, and
+        for how long. Raise DataError."""
         if self.stopped:
             raise DataError("stopped")
         self._process = process = await asyncio.create_subprocess_exec(

@@ -40,7 +40,7 @@ Check = Callable[[Cluster], Awaitable[Sequence[Finding]]]
 
 
 async def check_cluster(cluster: Cluster) -> AsyncIterator[Finding]:
-    """All findings. Without an answer of the API server the other checks are left out."""
+    """Yield all findings. Without an answer of the API server the other checks are left out."""
     found, answered = await _server(cluster)
     for finding in found:
         yield finding
@@ -70,7 +70,7 @@ class _Denied(Exception):
 
 
 async def _get(cluster: Cluster, path: str, right: str, **query: str) -> Manifest | None:
-    """The answer; None if the API server does not have it. Raises _Denied and ClusterError."""
+    """Return the answer; None if the API server does not have it. Raise _Denied and ClusterError."""
     try:
         return await cluster.get(path, query)
     except ClusterError as error:

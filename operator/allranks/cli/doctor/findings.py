@@ -45,7 +45,7 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def run_checks(checks: Mapping[str, Check], seconds: float) -> Iterator[Finding]:
-    """The findings in the order of the checks. A check that fails or takes too long is a note."""
+    """Yield the findings in the order of the checks. A check that fails or takes too long is a note."""
     started = {name: _started(check) for name, check in checks.items()}
     deadline = time.monotonic() + seconds
     for name, results in started.items():

@@ -179,7 +179,7 @@ class Machine:
             yield ok("shared memory", text)
 
     def _disk(self) -> Iterator[Finding]:
-        """The directory where `allranks run` stores runs."""
+        """Check the directory where `allranks run` stores runs."""
         place = self.directory / "runs"
         existing = place if place.is_dir() else self.directory
         if not os.access(existing, os.W_OK | os.X_OK):

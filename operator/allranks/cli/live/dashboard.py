@@ -45,7 +45,7 @@ def job_row(job: Mapping[str, Any]) -> JobRow:
 
 
 def data(row: JobRow, now: datetime) -> dict[str, Any]:
-    """What is shown of one job, as JSON."""
+    """Return the shown facts of a job, as JSON."""
     job, status = row
     progress = status.progress
     rate, share = progress_text.step_rate(progress), progress_text.goodput(status, now)
@@ -75,7 +75,7 @@ def data(row: JobRow, now: datetime) -> dict[str, Any]:
 def jobs(
     rows: Sequence[JobRow], now: datetime, width: int, height: int, unicode: bool, *, namespaces: bool
 ) -> Iterator[Line | Grid]:
-    """A table of jobs, running jobs first. `height` 0: all jobs; `width` 0: all columns."""
+    """Make a table of jobs, running jobs first. `height` 0: all jobs; `width` 0: all columns."""
     summaries = [_Summary(job, status, now, unicode) for job, status in rows]
     summaries.sort(key=lambda one: (_ORDER.get(one.status.phase, 9), one.namespace, one.name))
     yield _totals(summaries)
@@ -159,7 +159,7 @@ _COLUMNS = (
 
 
 def _totals(summaries: Sequence[_Summary]) -> Line:
-    """The number of jobs by phase, and the goodput of all jobs that report steps."""
+    """Return the number of jobs by phase, and the goodput of all jobs that report steps."""
     phases = Counter(one.status.phase for one in summaries)
     count = f"{len(summaries)} job{'s' * (len(summaries) != 1)}"
     words = [f"{number} {phase}" for phase, number in sorted(phases.items(), key=lambda item: _ORDER.get(item[0], 9))]
@@ -191,7 +191,7 @@ def _table(columns: Sequence[_Column], summaries: Sequence[_Summary], width: int
 
 
 def job(row: JobRow, now: datetime, width: int, height: int, unicode: bool) -> Iterator[Line | Grid]:
-    """Details of one job. `height` 0: no limit."""
+    """Show the details of a job. `height` 0: no limit."""
     manifest, status = row
     report = build_report(manifest, now)
     yield _head(manifest, status, report.seconds)
@@ -340,7 +340,7 @@ def _seconds(value: float | None) -> str:
 
 
 def plain(content: Iterator[Line | Grid]) -> Iterator[str]:
-    """The content as text."""
+    """Return the content as text."""
     for item in content:
         if isinstance(item, Grid):
             yield from item.plain()

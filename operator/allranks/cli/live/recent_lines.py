@@ -22,9 +22,10 @@ MOST_PODS = 64
 async def lines_since(
     cluster: Cluster, pods: Sequence[Pod], seconds: int
 ) -> tuple[list[tuple[Pod, list[bytes]]], list[str]]:
-    """The lines that each pod wrote in the last `seconds`, the oldest first, and sentences about what is missing.
+    """Return the lines that each pod wrote in the last `seconds`, the oldest first, and sentences about what is
+    missing.
 
-    Raises ClusterError.
+    Raise ClusterError.
     """
     notes: list[str] = []
     free = asyncio.Semaphore(MOST_PODS)

@@ -103,7 +103,7 @@ class Renderer:
         self._thread.start()
 
     def end(self) -> None:
-        """Prints everything that is buffered. Blocks until it is printed."""
+        """Print everything that is buffered, and block until it is printed."""
         with self._lock:
             self._ended = True
             self._wake()
@@ -116,7 +116,7 @@ class Renderer:
         return time.monotonic() - self._started
 
     def message(self, text: str) -> None:
-        """Prints a line with the time in front."""
+        """Print a line with the time in front."""
         with self._lock:
             safe = clean(text.encode(), colour=False)  # the message of an Event can end with a program's output
             self._messages.append((next(self._order), f"{elapsed(self.seconds):>6} {safe}"))
@@ -140,7 +140,7 @@ class Renderer:
             self.message(event.message)
 
     def has_printed(self, text: str) -> bool:
-        """Whether the text begins with the latest event, which has been printed."""
+        """Return whether the text begins with the latest event, which has been printed."""
         return bool(self._latest_event) and not self._quiet and text.startswith(self._latest_event)
 
     def output(self, pod: Pod, container: str, data: bytes) -> None:
@@ -161,12 +161,12 @@ class Renderer:
             self._wake()
 
     def _wake(self) -> None:
-        """Wakes the drawing thread, or has it draw again if it draws already. The caller holds the lock."""
+        """Wake the drawing thread, or make it draw again if it draws already. The caller holds the lock."""
         self._news = True
         self._lock.notify()
 
     def _add_status_line(self, status: Status) -> None:
-        """A line with phase and running pods, if they have changed."""
+        """Add a line with phase and running pods, if they have changed."""
         phase = status.phase
         line = (phase, status.attempt if phase != "Pending" else 0, status.ready)
         if line == self._status_line or not status.start_time:
@@ -183,7 +183,7 @@ class Renderer:
         self._messages.append((next(self._order), f"{elapsed(self.seconds):>6} {text}"))
 
     def _add_progress_line(self, status: Status) -> None:
-        """A line with the progress, if it has changed and not too often."""
+        """Add a line with the progress, if it has changed and not too often."""
         progress = status.progress
         step = (status.attempt, progress.step) if progress else ()
         if step == self._progress or not (text := progress_text.line(status)):
@@ -222,7 +222,7 @@ class Renderer:
                 self._screen.stop()
 
     def _take(self) -> tuple[list[_Item], int]:
-        """Removes everything that is buffered. Returns it with the width of the labels."""
+        """Remove everything that is buffered. Return it with the width of the labels."""
         found = [] if self._quiet else [_Item(place, "", text) for place, text in self._messages]
         self._messages = []
         for name, source in self._sources.items():
@@ -245,7 +245,7 @@ class Renderer:
         return prefixed(item.label, width, place, text, colour=self._colour, faint=item.faint)
 
     def _bar(self, source: Source) -> bytes:
-        """The state of a progress bar, at most every BAR_SECONDS."""
+        """Return the state of a progress bar, at most every BAR_SECONDS."""
         if not source.splitter.redrawn:
             self._bars.pop(source.label, None)
             return b""

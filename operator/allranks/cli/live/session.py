@@ -61,7 +61,7 @@ class Session:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, one: LocalRun) -> int:
-        """Runs one job and prints its outcome. Returns the exit status."""
+        """Run one job and print its outcome. Return the exit status."""
         from allranks.core.topology import framework_of
         from allranks.errors import AllranksError, CannotRun
 
@@ -93,7 +93,7 @@ class Session:
         return await one.run(self._renderer)
 
     def _stop(self, number: int) -> None:
-        """The first signal terminates the ranks gracefully, Ctrl-C after a checkpoint; a second Ctrl-C kills them."""
+        """Terminate the ranks at the first signal, at Ctrl-C after a checkpoint; kill them at a second Ctrl-C."""
         assert self._run is not None
         now = time.monotonic()
         name = self._words.stopped if number == signal.SIGINT else signal.Signals(number).name
@@ -114,7 +114,7 @@ class Session:
             self._run.stop(at_once=True)
 
     def _on_closed_output(self) -> None:
-        """The reader of our output has exited: stop, as SIGPIPE does."""
+        """Stop, as SIGPIPE does: the reader of our output has exited."""
         if self._loop and not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stop, signal.SIGPIPE)

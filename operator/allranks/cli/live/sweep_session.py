@@ -42,7 +42,7 @@ def run_sweep(
     quiet: bool,
     no_color: bool,
 ) -> int:
-    """Returns the exit status. stdout gets the manifest of the best trial, or with `output` the sweep."""
+    """Return the exit status. stdout gets the manifest of the best trial, or with `output` the sweep."""
     from allranks.cli.volume_option import unknown_volumes
     from allranks.errors import AllranksError, InvalidManifest
     from allranks.local import run_directories
@@ -78,7 +78,7 @@ def run_sweep(
 
 
 def _check(sweep: Sweep) -> None:
-    """Raises CannotRun before any trial runs."""
+    """Raise CannotRun before any trial runs."""
     from importlib.util import find_spec
 
     from allranks.errors import CannotRun

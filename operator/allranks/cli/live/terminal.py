@@ -20,7 +20,7 @@ Content = Callable[[int, int, bool], Iterable[Line | Grid]]
 
 
 def terminal(stream: TextIO, colour: bool) -> Console | None:
-    """None if rich is not installed or the terminal cannot move its cursor."""
+    """Return None if rich is not installed or the terminal cannot move its cursor."""
     try:
         made = console(stream, colour)
     except ImportError:
@@ -29,7 +29,7 @@ def terminal(stream: TextIO, colour: bool) -> Console | None:
 
 
 def set_keys(number: int, *, echo: bool, lines: bool = True) -> None:
-    """Sets whether the terminal of file descriptor `number` echoes keys, and buffers input by lines."""
+    """Set whether the terminal of file descriptor `number` echoes keys, and buffers input by lines."""
     import termios
 
     try:
