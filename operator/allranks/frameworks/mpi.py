@@ -68,8 +68,8 @@ class Mpi(Framework):
 
     def wire(self, context: AttemptContext) -> Wire:
         options: MpiOptions = context.options
-        own = "launcher" in context.own_command or mpirun.starts_ranks(context.commands.get("launcher", ()))
-        return mpirun.wire(context, _slots(context), options.implementation, starts_ranks=own)
+        starts_ranks = "launcher" in context.own_command or mpirun.starts_ranks(context.commands.get("launcher", ()))
+        return mpirun.wire(context, _slots(context), options.implementation, starts_ranks=starts_ranks)
 
     def shared(self, context: AttemptContext) -> Shared:
         return mpirun.shared(context, _slots(context), context.options.implementation)
@@ -92,8 +92,8 @@ class Mpi(Framework):
         if own_command and not inside and not _is_script(arguments):
             return [(0, "runs once, without mpirun: move it to spec.command, and allranks starts it for each rank")]
         if not own_command and inside:
-            what = "each rank would run mpirun: put the command into spec.roles.launcher.command, which runs once"
-            return [(0, what)]
+            sentence = "each rank would run mpirun: put the command into spec.roles.launcher.command, which runs once"
+            return [(0, sentence)]
         return []
 
 

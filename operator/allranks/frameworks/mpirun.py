@@ -90,10 +90,10 @@ def wire(
             if context.local:
                 return Wiring(command=("sleep", "infinity"))
             return Wiring(command=_sshd(), ports={"ssh": SSH_PORT}, files=True, ssh_key=True)
-        own = replica.role in context.own_command if starts_ranks is None else starts_ranks
+        calls_mpirun = replica.role in context.own_command if starts_ranks is None else starts_ranks
         prefix = (
             _launch(replica, context)
-            if own
+            if calls_mpirun
             else (*_launch(replica, context), *_mpirun(replica, context, ranks, mpi, defaults))
         )
         env = mpi.local_env if context.local else mpi.env

@@ -55,10 +55,10 @@ class RayLog(LogReader):
         message = _COLOR.sub("", message)  # Ray colors the name of the task, whether or not it writes to a terminal
         if ranks := [*_OF_DRIVER.finditer(message)]:
             return RootCause(rank=int(ranks[-1]["rank"]), message=message[ranks[-1].end() :].strip() or None)
-        _, repeated, own = message.rpartition(_OWN)
-        if errors := [*_TASK_ERROR.finditer(own)]:
-            return RootCause(message=own[errors[-1].end() :].strip())
-        return RootCause(message=own.strip() or None) if repeated else None
+        _, repeated, output = message.rpartition(_OWN)
+        if errors := [*_TASK_ERROR.finditer(output)]:
+            return RootCause(message=output[errors[-1].end() :].strip())
+        return RootCause(message=output.strip() or None) if repeated else None
 
 
 class Ray(Framework):

@@ -173,10 +173,10 @@ def _for_job(
     scopes: tuple[tuple[str, Scope], ...],
     roles: tuple[str, ...],
 ) -> Spmd:
-    given = dict(scopes)
-    kinds = {role: RoleKind("Ranks.", scope=given.get(role, "Group")) for role in ranks}
+    scope_of = dict(scopes)
+    kinds = {role: RoleKind("Ranks.", scope=scope_of.get(role, "Group")) for role in ranks}
     others = [role for role in roles if role not in kinds]
-    kinds |= {role: RoleKind("Beside the ranks.", scope=given.get(role, "Pod"), ranked=False) for role in others}
+    kinds |= {role: RoleKind("Beside the ranks.", scope=scope_of.get(role, "Pod"), ranked=False) for role in others}
     return Spmd(kinds, frozenset(others if services is None else services))
 
 

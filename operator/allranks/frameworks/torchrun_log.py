@@ -11,8 +11,8 @@ from allranks.frameworks.hints import LogReader, RootCause
 
 
 class TorchrunLog(LogReader):
-    """At its end, torchrun waits for the other nodes at a store in the first node, which may be gone already
-    (https://github.com/pytorch/pytorch/issues/69520)."""
+    """Reads the log of torchrun. At its end, torchrun waits for the other nodes at a store in the first node, and
+    complains if that is gone already (https://github.com/pytorch/pytorch/issues/69520)."""
 
     def root_cause(self, message: str) -> RootCause | None:
         return read_torchrun_report(message)
@@ -112,8 +112,8 @@ def _own_lines(message: str) -> str:
                 first = 0  # truncated inside torchrun's traceback
             del lines[first:]
             break
-    own = "\n".join(line for line in lines if not _LOG_LINE.search(line))
-    return without_exit_warnings(own).strip()
+    output = "\n".join(line for line in lines if not _LOG_LINE.search(line))
+    return without_exit_warnings(output).strip()
 
 
 def _local_time(text: str) -> datetime | None:

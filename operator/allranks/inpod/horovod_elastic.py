@@ -143,8 +143,8 @@ class Agent:
         ended = {local: rank.returncode for local, rank in self._ranks.items() if rank.returncode is not None}
         try:
             if not self._address:  # an IP address: Horovod's client does not retry names that do not resolve yet
-                found = socket.getaddrinfo(self._host, self.port, socket.AF_INET, socket.SOCK_STREAM)
-                self._address = str(found[0][4][0])
+                addresses = socket.getaddrinfo(self._host, self.port, socket.AF_INET, socket.SOCK_STREAM)
+                self._address = str(addresses[0][4][0])
             connection = http.client.HTTPConnection(self._address, self.port, timeout=CALL_SECONDS)
             with contextlib.closing(connection):
                 connection.request("POST", "/allranks", json.dumps(self._request | {"ended": ended}), headers())
@@ -156,7 +156,7 @@ class Agent:
         self._last_answer, self._reported = time.monotonic(), len(ended)
         return answer
 
-    def _start(self, wanted: dict[str, dict[str, str]]) -> int:
+    def _start(self, assigned: dict[str, dict[str, str]]) -> int:
         """Start the assigned ranks that do not run yet. Return 0, or the exit status if the program cannot be
         started."""
         shared = dict(os.environ, HOROVOD_GLOO_RENDEZVOUS_ADDR=self._address)
@@ -164,9 +164,9 @@ class Agent:
         shared.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", GLOO_TIMEOUT_SECONDS)
         if self._address.startswith("127."):
             shared.setdefault("HOROVOD_GLOO_IFACE", "lo0" if sys.platform == "darwin" else "lo")
-        for local in sorted(set(map(int, wanted)) - set(self._ranks)):
+        for local in sorted(set(map(int, assigned)) - set(self._ranks)):
             try:
-                self._ranks[local] = subprocess.Popen(self._program, env=shared | wanted[str(local)])
+                self._ranks[local] = subprocess.Popen(self._program, env=shared | assigned[str(local)])
             except OSError as error:
                 return self._exit_with(f"cannot start {self._program[0]}: {error.strerror}", 127)
         return 0

@@ -103,9 +103,9 @@ class Hosts(HostDiscovery):  # type: ignore[misc]  # Horovod has no types
                     print(f"allranks: {name} has been silent for {SILENT_SECONDS:.0f} s", file=sys.stderr)
                     host.gone = True
                     self._changed.notify_all()
-            found = {name: host.slots for name, host in self._hosts.items() if not (host.gone or host.leaving)}
-            first = any(self._hosts[name].index == 0 for name in found)
-            return found if first else {}
+            slots = {name: host.slots for name, host in self._hosts.items() if not (host.gone or host.leaving)}
+            first = any(self._hosts[name].index == 0 for name in slots)
+            return slots if first else {}
 
     def ordered(self, available: set[str], before: list[str]) -> list[str]:
         """Sorted by worker index. `HostManager` would use the order of arrival."""
@@ -245,9 +245,9 @@ def _configure_logging() -> None:
 
 
 def _train(driver: Driver, hosts: Hosts, least: int, slots: int) -> None:
-    wanted = int(os.environ["ALLRANKS_HOROVOD_WORKERS"]) * slots
+    size = int(os.environ["ALLRANKS_HOROVOD_WORKERS"]) * slots
     deadline = time.monotonic() + float(os.environ.get("ALLRANKS_HOROVOD_WAIT_SECONDS", "30"))
-    while driver.available_slots() < wanted and time.monotonic() < deadline:
+    while driver.available_slots() < size and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     try:
         driver.start(least, hosts.start)

@@ -69,8 +69,8 @@ def key(requirements: list[str]) -> str:
 def installed() -> list[str]:
     from importlib import metadata
 
-    found = metadata.distributions(path=own_path())
-    return sorted({f"{one.metadata['Name']}=={one.version}" for one in found})
+    distributions = metadata.distributions(path=own_path())
+    return sorted({f"{package.metadata['Name']}=={package.version}" for package in distributions})
 
 
 def own_path() -> list[str]:
@@ -85,19 +85,19 @@ def install(target: Path, requirements: list[str], scratch: Path) -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=".installing-", dir=scratch) as name:
         folder = Path(name)
-        wanted = resolve(requirements, folder)
-        made = folder / "site"
-        made.mkdir()
-        if wanted:
-            pip(folder, "install", "--no-deps", "--target", str(made), *wanted)
-        made.chmod(0o755)
+        packages = resolve(requirements, folder)
+        site = folder / "site"
+        site.mkdir()
+        if packages:
+            pip(folder, "install", "--no-deps", "--target", str(site), *packages)
+        site.chmod(0o755)
         try:
-            made.rename(target)
+            site.rename(target)
         except OSError:
             if not target.is_dir():
                 raise
-    what = ", ".join(wanted) or "nothing, because all are there"
-    print(f"allranks: installed {what} in {time.monotonic() - began:.1f} s", flush=True)
+    summary = ", ".join(packages) or "nothing, because all are there"
+    print(f"allranks: installed {summary} in {time.monotonic() - began:.1f} s", flush=True)
 
 
 def resolve(requirements: list[str], folder: Path) -> list[str]:
@@ -105,8 +105,8 @@ def resolve(requirements: list[str], folder: Path) -> list[str]:
     report = folder / "report.json"
     # Installed packages count, which is not so with --target: therefore two steps.
     pip(folder, "install", "--dry-run", "--report", str(report), *requirements)
-    found = json.loads(report.read_text(encoding="utf-8"))["install"]
-    return sorted(requirement(item) for item in found)
+    missing = json.loads(report.read_text(encoding="utf-8"))["install"]
+    return sorted(requirement(item) for item in missing)
 
 
 def requirement(item: dict[str, Any]) -> str:

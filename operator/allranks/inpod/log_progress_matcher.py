@@ -149,7 +149,7 @@ def main(pattern: str) -> int:
     rest, warned = b"", False
     while chunk := os.read(0, LINE_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
-        found: list[dict[str, Any]] = []
+        matches: list[dict[str, Any]] = []
         for line in lines:
             began = time.monotonic()
             try:
@@ -162,9 +162,9 @@ def main(pattern: str) -> int:
                 time.sleep((time.monotonic() - began) * IDLE_FACTOR)
                 continue
             if match is not None:
-                merge(found, values(match.groupdict()))
-        for one in found:
-            write_json(one)
+                merge(matches, values(match.groupdict()))
+        for entry in matches:
+            write_json(entry)
     return 0
 
 

@@ -129,10 +129,10 @@ class Node:
     def _await_workers(self) -> int | None:
         """Wait for all workers; in an elastic job for as many as are needed, and for a while for the others. Return
         an exit status if the node ends meanwhile."""
-        wanted = int(os.environ.get("ALLRANKS_RAY_WORKERS") or 0)
-        if not wanted:
+        expected = int(os.environ.get("ALLRANKS_RAY_WORKERS") or 0)
+        if not expected:
             return None
-        least = int(os.environ.get("ALLRANKS_RAY_MIN_WORKERS") or wanted)
+        least = int(os.environ.get("ALLRANKS_RAY_MIN_WORKERS") or expected)
         enough_at = time.monotonic() + float(os.environ.get("ALLRANKS_RAY_WAIT_SECONDS") or 0)
         remind_at = time.monotonic() + REMIND_SECONDS
         counter = subprocess.Popen([sys.executable, str(HERE / "ray_nodes.py")], env=self._env, stdout=subprocess.PIPE)
@@ -151,8 +151,8 @@ class Node:
             now = time.monotonic()
             if now >= remind_at:
                 remind_at = now + REMIND_SECONDS
-                write_line(f"{max(0, workers)} of {wanted} workers have joined the Ray cluster")
-            return workers >= wanted or (workers >= least and now >= enough_at)
+                write_line(f"{max(0, workers)} of {expected} workers have joined the Ray cluster")
+            return workers >= expected or (workers >= least and now >= enough_at)
 
         try:
             return self._until(joined, "Ray ended before the workers joined")
@@ -246,8 +246,8 @@ class Node:
         # Any free ports: a fixed range may contain one of the others.
         command += ["--min-worker-port=0", "--max-worker-port=0"]
         if self.local:  # all nodes are on this machine
-            own = LOCAL_HEAD if "--head" in options else f"127.0.0.{3 + int(os.environ['ALLRANKS_INDEX']) % 250}"
-            command += [f"--node-ip-address={own}", "--temp-dir", str(self._folder)]
+            address = LOCAL_HEAD if "--head" in options else f"127.0.0.{3 + int(os.environ['ALLRANKS_INDEX']) % 250}"
+            command += [f"--node-ip-address={address}", "--temp-dir", str(self._folder)]
             command += ["--dashboard-agent-listen-port=0", "--metrics-export-port=0"]
         env = {name: value for name, value in self._env.items() if name != "RAY_ADDRESS"}
         for _ in range(TRIES):
@@ -359,10 +359,10 @@ def _resource_options() -> list[str]:
 def _shared_memory() -> float:
     """Free bytes in /dev/shm; infinite without it."""
     try:
-        found = os.statvfs("/dev/shm")
+        memory = os.statvfs("/dev/shm")
     except OSError:
         return float("inf")
-    return 0.9 * found.f_bavail * found.f_frsize
+    return 0.9 * memory.f_bavail * memory.f_frsize
 
 
 def _child(parent: int, name: str) -> int | None:

@@ -30,10 +30,10 @@ def unpack(archive: Path, sha256: str, directory: Path) -> None:
         raise Unusable(f"the code in {archive} cannot be read: {error}") from error
     if len(data) > _MAX_TAR_BYTES:
         raise Unusable(f"the code in {archive} has more than {MAX_BYTES} bytes")
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != sha256:
         raise Unusable(
-            f"the code in the ConfigMap is not that of the job: its SHA-256 is {found}, and spec.code.sha256 is "
+            f"the code in the ConfigMap is not that of the job: its SHA-256 is {digest}, and spec.code.sha256 is "
             f"{sha256}. Delete the ConfigMap, and submit the job again"
         )
     extract(data, directory, for_all=True)
@@ -64,15 +64,15 @@ def _checked(entry: tarfile.TarInfo) -> PurePosixPath:
 
 
 def _write(directory: Path, name: PurePosixPath, data: bytes, executable: bool, for_all: bool) -> None:
-    here = directory
-    here.mkdir(parents=True, exist_ok=True)
+    folder = directory
+    folder.mkdir(parents=True, exist_ok=True)
     for part in name.parts[:-1]:
-        here /= part
-        if not here.is_dir():
-            here.mkdir()
+        folder /= part
+        if not folder.is_dir():
+            folder.mkdir()
             if for_all:
-                here.chmod(0o777)
-    path = here / name.name
+                folder.chmod(0o777)
+    path = folder / name.name
     mode = 0o777 if executable else 0o666
     # An init container that is started again finds the files. It follows no link.
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)

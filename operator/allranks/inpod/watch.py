@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
 
 def prepend(env: dict[str, str], path: Path) -> None:
     """Add a directory to PYTHONPATH."""
-    env["PYTHONPATH"] = os.pathsep.join(each for each in (str(path), env.get("PYTHONPATH")) if each)
+    env["PYTHONPATH"] = os.pathsep.join(folder for folder in (str(path), env.get("PYTHONPATH")) if folder)
 
 
 def unusable(pattern: str) -> str | None:
@@ -226,9 +226,9 @@ def name_of(number: int) -> str:
         return "unnamed"
 
 
-def same(one: int, other: int) -> bool:
+def same(first: int, other: int) -> bool:
     try:
-        return os.path.sameopenfile(one, other)
+        return os.path.sameopenfile(first, other)
     except OSError:
         return False
 

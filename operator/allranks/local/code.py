@@ -116,10 +116,10 @@ class LocalCode:
     def _python(self) -> str:
         """That of the program. Raises CannotRun."""
         templates = pod_template.role_templates(self._job, pod_template.ANY_PLATFORM).values()
-        wanted = next(iter(in_pods.python(pod_template.trainer(template)) for template in templates), "python3")
-        found = shutil.which(wanted, path=self._environ.get("PATH", os.defpath))
-        if found is None:
+        program = next(iter(in_pods.python(pod_template.trainer(template)) for template in templates), "python3")
+        path = shutil.which(program, path=self._environ.get("PATH", os.defpath))
+        if path is None:
             raise CannotRun(
-                f"the packages ({', '.join(self._job.spec.packages or ())}) need {wanted}, which is missing"
+                f"the packages ({', '.join(self._job.spec.packages or ())}) need {program}, which is missing"
             )
-        return found
+        return path

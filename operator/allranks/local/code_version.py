@@ -41,11 +41,11 @@ class CodeVersion:
         `timeout` seconds, there is none."""
         deadline = time.monotonic() + timeout
         described, patch, untracked = (output.text(deadline) for output in self._outputs)
-        if not (found := _DESCRIPTION.fullmatch(described.strip())):
+        if not (description := _DESCRIPTION.fullmatch(described.strip())):
             return
         with contextlib.suppress(OSError):
-            path.write_text(json.dumps({"commit": found["commit"], "dirty": bool(found["dirty"])}) + "\n")
-            text = differences.text_of(found["commit"], patch, (), _hidden, untracked.split("\0"))
+            path.write_text(json.dumps({"commit": description["commit"], "dirty": bool(description["dirty"])}) + "\n")
+            text = differences.text_of(description["commit"], patch, (), _hidden, untracked.split("\0"))
             if text:
                 path.with_name(DIFFERENCES_FILE).write_text(text, encoding="utf-8")
 

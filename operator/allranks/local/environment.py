@@ -41,10 +41,10 @@ def machine_environment(environ: Mapping[str, str]) -> dict[str, str]:
         if name not in _WIRING_NAMES and not name.startswith(_WIRING_PREFIXES)
     }
     # `.venv/bin/allranks run` without an activated environment still finds that environment's torchrun and python.
-    own = str(Path(sys.executable).parent)
+    folder = str(Path(sys.executable).parent)
     path = env.get("PATH") or os.defpath
-    if own not in path.split(os.pathsep):
-        path += os.pathsep + own
+    if folder not in path.split(os.pathsep):
+        path += os.pathsep + folder
     return {**env, "PATH": path}
 
 
@@ -55,11 +55,11 @@ def loopback_defaults(environ: Mapping[str, str]) -> dict[str, str]:
     none, or it may change. And gRPC would send TensorFlow's traffic for 127.0.0.1 to a proxy.
     """
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
-    wanted = {name: _LOOPBACK for name in names if name not in environ}
+    defaults = {name: _LOOPBACK for name in names if name not in environ}
     if any(name in environ for name in _PROXIES):
         for name in ("no_proxy", "NO_PROXY"):
-            wanted[name] = ",".join(filter(None, (environ.get(name), "localhost", "127.0.0.1")))
-    return wanted
+            defaults[name] = ",".join(filter(None, (environ.get(name), "localhost", "127.0.0.1")))
+    return defaults
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
@@ -105,9 +105,9 @@ class Variables:
                 self.problems.append(f"{name}: the field {path} has no value on this machine; give {name} a value")
             return value
         reference = source.get("configMapKeyRef") or {}
-        own = self._config_maps.get(reference.get("name", ""), {}).get(reference.get("key", ""))
-        if own is not None:
-            return own
+        created = self._config_maps.get(reference.get("name", ""), {}).get(reference.get("key", ""))
+        if created is not None:
+            return created
         if "resourceFieldRef" in source:
             return self._resource(name, source["resourceFieldRef"])
         for kind, word in (("secretKeyRef", "secret"), ("configMapKeyRef", "config map")):
@@ -126,8 +126,8 @@ class Variables:
     def _resource(self, name: str, reference: Mapping[str, Any]) -> str | None:
         kind, _, resource = str(reference.get("resource", "")).partition(".")
         containers = self._pod["spec"].get("containers", [])
-        wanted = reference.get("containerName")
-        container = next((c for c in containers if c.get("name") == wanted), self._container)
+        container_name = reference.get("containerName")
+        container = next((c for c in containers if c.get("name") == container_name), self._container)
         resources = container.get("resources") or {}
         amount = (resources.get(kind) or resources.get("limits") or {}).get(resource)
         if amount is None and resource == "cpu":

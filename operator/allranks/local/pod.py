@@ -84,8 +84,8 @@ class LocalPod:
     def __init__(self, plan: PodPlan, logs: Path, grace: float | None, host: PodHost) -> None:
         """`grace` in seconds replaces the manifest's terminationGracePeriodSeconds."""
         spec = plan.manifest["spec"]
-        wanted = spec.get("terminationGracePeriodSeconds")
-        self.grace: float = grace if grace is not None else GRACE_SECONDS if wanted is None else wanted
+        seconds = spec.get("terminationGracePeriodSeconds")
+        self.grace: float = grace if grace is not None else GRACE_SECONDS if seconds is None else seconds
         self.status = replace(initial_status(plan.manifest), node=host.node)
         self.gone = asyncio.Event()
         """Set when the pod was deleted and no process is left."""

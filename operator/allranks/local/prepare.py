@@ -64,8 +64,8 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
     spec, pod = manifest["spec"], manifest["metadata"]["name"]
     containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
     problems: list[str] = []
-    wanted = {mount["name"] for container in containers for mount in container.get("volumeMounts") or ()}
-    used = [volume for volume in spec.get("volumes") or () if volume["name"] in wanted]
+    needed = {mount["name"] for container in containers for mount in container.get("volumeMounts") or ()}
+    used = [volume for volume in spec.get("volumes") or () if volume["name"] in needed]
     located: dict[str, Path] = {}
     for volume in used:
         where = machine.volumes.locate(pod, volume)
@@ -125,8 +125,8 @@ def arguments(container: Manifest, variables: Mapping[str, str], mapping: Mounts
     command = container.get("command") or ()
     if not command:
         return None
-    given = [*command, *(container.get("args") or ())]
-    argv = [mapping.rewrite(expand(str(argument), variables)) for argument in given]
+    words = [*command, *(container.get("args") or ())]
+    argv = [mapping.rewrite(expand(str(argument), variables)) for argument in words]
     if argv[0] == "allranks":
         # In the helper image this is the operator's program. Here it is this installation.
         argv[:1] = [sys.executable, "-m", "allranks"]
@@ -135,9 +135,9 @@ def arguments(container: Manifest, variables: Mapping[str, str], mapping: Mounts
 
 def working_directory(container: Manifest, mapping: Mounts, workdir: Path) -> Path | None:
     """Return None if the directory in the manifest does not exist on this machine."""
-    wanted = container.get("workingDir")
-    if not wanted:
+    path = container.get("workingDir")
+    if not path:
         return workdir
-    real = mapping.rewrite(wanted)
+    real = mapping.rewrite(path)
     # The directory of a volume is created later. Any other must exist.
-    return Path(real) if real != wanted or Path(real).is_dir() else None
+    return Path(real) if real != path or Path(real).is_dir() else None

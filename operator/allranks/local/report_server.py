@@ -105,13 +105,13 @@ class LocalReports:
     def _with_token(self, container: Manifest, token: Path) -> Manifest:
         env = list(container.get("env") or ())
         inherited = [{"name": name, "value": value} for name, value in os.environ.items()]
-        own = {TOKEN_FILE: str(token), **trainer_variables(self.url, str(token), [*inherited, *env])}
+        added = {TOKEN_FILE: str(token), **trainer_variables(self.url, str(token), [*inherited, *env])}
         paths = [str(self._run_dir / "python"), os.environ.get("PYTHONPATH", "")]
         if not disabled({**os.environ, **{variable["name"]: str(variable.get("value")) for variable in env}}):
             paths.insert(0, str(self._run_dir / "startup"))
         if all(variable["name"] != "PYTHONPATH" for variable in env):
-            own["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        return {**container, "env": [*env, *({"name": name, "value": value} for name, value in own.items())]}
+            added["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        return {**container, "env": [*env, *({"name": name, "value": value} for name, value in added.items())]}
 
     async def _identify(self, token: str) -> answers.ReportSource | None:
         return self._sources.get(token)

@@ -65,8 +65,8 @@ class LocalCheckpoints:
         if {"emptyDir", "ephemeral"} & volume.keys():
             return None
         claim = {"persistentVolumeClaim": {"claimName": checkpoint.claim}} if checkpoint.claim else {}
-        found = self._volumes.locate("", {"name": "checkpoint", **volume, **claim})
-        return None if isinstance(found, str) else found / (checkpoint.sub_path or "")
+        directory = self._volumes.locate("", {"name": "checkpoint", **volume, **claim})
+        return None if isinstance(directory, str) else directory / (checkpoint.sub_path or "")
 
     def _target(self) -> Path:
         folder = self.folder
@@ -85,18 +85,20 @@ class LocalCheckpoints:
         runs = [run for run in find_runs(name, self._root) if run.directory.resolve() != self._run_dir.resolve()]
         if not runs:
             raise CannotRun(f"spec.resumeFrom: there is no run of {name} in {self._root}")
-        found = [run for run in runs if (run.directory / LINK).is_dir()]
-        if not found:
+        candidates = [run for run in runs if (run.directory / LINK).is_dir()]
+        if not candidates:
             raise CannotRun(f"spec.resumeFrom: {runs[-1].directory} has no checkpoints")
-        if step is None and found[-1].running:
-            text = f"{found[-1].directory} still runs and may be writing its newest checkpoint"
+        if step is None and candidates[-1].running:
+            text = f"{candidates[-1].directory} still runs and may be writing its newest checkpoint"
             raise CannotRun(f"spec.resumeFrom: {text}: name one of its steps, {name}/STEP, or end it first")
-        return found[-1].directory / LINK
+        return candidates[-1].directory / LINK
 
 
 def find_runs(job: str, root: Path) -> list[StoredRun]:
     """Return the runs of a job below `root`, and those of a trial of a sweep with this name, the oldest first."""
     paths = [*root.glob(f"{job}/*"), *root.glob(f"*/*/trials/{job}")]
     files = {path: path / run_directories.RUN_FILE for path in paths if not path.is_symlink()}
-    found = [path for path, file in files.items() if file.is_file()]
-    return [StoredRun(path) for path in sorted(found, key=lambda path: (files[path].stat().st_mtime_ns, path.name))]
+    directories = [path for path, file in files.items() if file.is_file()]
+    return [
+        StoredRun(path) for path in sorted(directories, key=lambda path: (files[path].stat().st_mtime_ns, path.name))
+    ]

@@ -89,8 +89,8 @@ class LocalRun:
         wake = self._wake = asyncio.Event()
         of_outputs = (options.volumes, options.claims, run_dir, environ, wake.set)
         self._outputs = LocalOutputs(self.job, *of_outputs, lambda: self._checkpoints.folder)
-        own = self._code.directories | self._inputs.directories | self._outputs.directories
-        self._volumes = Volumes(run_dir, {**own, **options.volumes}, options.claims)
+        provided = self._code.directories | self._inputs.directories | self._outputs.directories
+        self._volumes = Volumes(run_dir, {**provided, **options.volumes}, options.claims)
         self._checkpoints = LocalCheckpoints(self.job, self._volumes, run_dir)
         self._machine = Machine(machine_environment(options.environ), self._volumes, options.workdir)
         self._gpus: Gpus | None = None
@@ -109,8 +109,8 @@ class LocalRun:
     def preview(self) -> list[Manifest]:
         """Return the pods of the first attempt with placeholder ports: the same for every call. Change nothing on
         disk."""
-        wanted = self._listens(self.job, self.status)
-        endpoints = {key: ("127.0.0.1", min(key[1] + number, 65535)) for number, key in enumerate(wanted)}
+        listeners = self._listens(self.job, self.status)
+        endpoints = {key: ("127.0.0.1", min(key[1] + number, 65535)) for number, key in enumerate(listeners)}
         metadata = self.job.metadata.model_copy(update={"uid": str(uuid.UUID(int=0))})
         job = self.job.model_copy(update={"metadata": metadata})
         return [manifest for manifest in self._first_objects(job, endpoints) if manifest["kind"] == "Pod"]
@@ -256,8 +256,8 @@ class LocalRun:
         self._wake.clear()
         self._drop_deleted_pods()
         if self._endpoints is None or self._endpoints[0] != self.status.attempt:
-            wanted = self._listens(self.job, self.status)
-            self._endpoints = (self.status.attempt, ports.choose(wanted))
+            listeners = self._listens(self.job, self.status)
+            self._endpoints = (self.status.attempt, ports.choose(listeners))
         platform = self.options.platform(self._endpoints[1], self._reports.url)
         self._listener.status(self.status, self._pod_statuses())
         reports = self._reports.snapshot(self.status.attempt)

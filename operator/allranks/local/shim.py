@@ -163,10 +163,10 @@ def descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for pid, parent in parents():
         children.setdefault(parent, []).append(pid)
-    found = [root]
-    for pid in found:
-        found += children.get(pid, ())
-    return found[:0:-1]
+    pids = [root]
+    for pid in pids:
+        pids += children.get(pid, ())
+    return pids[:0:-1]
 
 
 def parents() -> list[tuple[int, int]]:
@@ -174,7 +174,7 @@ def parents() -> list[tuple[int, int]]:
     if not os.path.isdir("/proc/self"):
         with os.popen("ps -A -o pid= -o ppid=") as listing:
             return [(int(pid), int(parent)) for pid, parent in map(str.split, listing)]
-    found = []
+    pairs = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -183,8 +183,8 @@ def parents() -> list[tuple[int, int]]:
             except OSError:
                 continue
             # The command name before it may contain spaces and parentheses.
-            found.append((int(name), int(stat[stat.rindex(b")") + 2 :].split()[1])))
-    return found
+            pairs.append((int(name), int(stat[stat.rindex(b")") + 2 :].split()[1])))
+    return pairs
 
 
 def become_subreaper() -> None:

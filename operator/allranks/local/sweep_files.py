@@ -36,11 +36,11 @@ class StoredSweep(StoredRun):
         """Those that were started, by number."""
         status = {str(trial.get("job")): trial for trial in self._status_of_trials()}
         numbers = {job: number for number, job in enumerate(status)}
-        found = [
+        stored = [
             path.parent for path in (self.directory / TRIALS).glob(f"*/{RUN_FILE}") if not path.parent.is_symlink()
         ]
-        found.sort(key=lambda path: (numbers.get(path.name, len(numbers)), path.name))
-        return tuple(StoredTrial(path, self, str(status.get(path.name, {}).get("phase", ""))) for path in found)
+        stored.sort(key=lambda path: (numbers.get(path.name, len(numbers)), path.name))
+        return tuple(StoredTrial(path, self, str(status.get(path.name, {}).get("phase", ""))) for path in stored)
 
     @property
     def summary(self) -> str:
@@ -57,8 +57,8 @@ class StoredSweep(StoredRun):
         return max((moment for moment in moments if moment), default=None)
 
     def _status_of_trials(self) -> list[dict[str, Any]]:
-        found = self.status.get("trials")
-        return [trial for trial in found if isinstance(trial, dict)] if isinstance(found, list) else []
+        trials = self.status.get("trials")
+        return [trial for trial in trials if isinstance(trial, dict)] if isinstance(trials, list) else []
 
 
 @dataclass(frozen=True)
@@ -98,30 +98,30 @@ def _moment(text: Any) -> datetime | None:
 
 def list_stored(root: Path = ROOT) -> list[StoredRun]:
     """Return all runs and sweeps below `root`, by name, the oldest first."""
-    found = [*stored_runs(root), *map(StoredSweep, stored_sweeps(root))]
-    return sorted(found, key=lambda run: (run.job, run.directory.name))
+    entries = [*stored_runs(root), *map(StoredSweep, stored_sweeps(root))]
+    return sorted(entries, key=lambda run: (run.job, run.directory.name))
 
 
 def find_stored(name: str, root: Path = ROOT) -> StoredRun:
     """Return the run or sweep `JOB/TIME`, the newest of JOB, or a trial: `SWEEP/TIME/TRIAL`, or the newest TRIAL. Raise
     RunsError."""
-    found = list_stored(root)
+    entries = list_stored(root)
     whole, _, trial = name.rpartition("/")
     if "/" in whole:
-        sweep = run_directories.find_run(whole, root, found)
+        sweep = run_directories.find_run(whole, root, entries)
         if found_trial := next(_trials([sweep], trial), None):
             return found_trial
         raise RunsError(f"{sweep.name} has no trial {trial} that was started: allranks runs --trials lists them")
     try:
-        return run_directories.find_run(name, root, found)
+        return run_directories.find_run(name, root, entries)
     except RunsError:
-        if trials := list(_trials(found, name)):
+        if trials := list(_trials(entries, name)):
             return max(trials, key=lambda trial: trial.directory.parts[-3])
         raise
 
 
-def _trials(found: list[StoredRun], name: str) -> Iterator[StoredTrial]:
-    sweeps = [run for run in found if isinstance(run, StoredSweep)]
+def _trials(runs: list[StoredRun], name: str) -> Iterator[StoredTrial]:
+    sweeps = [run for run in runs if isinstance(run, StoredSweep)]
     return (trial for sweep in sweeps for trial in sweep.trials if trial.job == name)
 
 
@@ -138,8 +138,8 @@ def require_job(run: StoredRun) -> StoredRun:
 
 def find_sweep(name: str, root: Path = ROOT) -> Path | None:
     """Return the newest run directory of the sweep."""
-    found = [path.parent for path in (root / name).glob(f"*/{SWEEP_FILE}") if not path.parent.is_symlink()]
-    return max(found, key=lambda path: path.name, default=None)
+    directories = [path.parent for path in (root / name).glob(f"*/{SWEEP_FILE}") if not path.parent.is_symlink()]
+    return max(directories, key=lambda path: path.name, default=None)
 
 
 def stored_sweeps(root: Path = ROOT) -> list[Path]:
@@ -151,10 +151,10 @@ def read_sweep(run_dir: Path, name: str = "") -> Manifest:
     """Return the sweep in a run directory. Raise RunsError if it cannot be read, or has another name than `name`."""
     path = run_dir / SWEEP_FILE
     try:
-        found: Manifest = json.loads(path.read_text(encoding="utf-8"))
-        stored = str(found["metadata"]["name"])
+        document: Manifest = json.loads(path.read_text(encoding="utf-8"))
+        stored = str(document["metadata"]["name"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunsError(f"{path} has no sweep that can be read: {error}") from error
     if name and stored != name:
         raise RunsError(f"{run_dir} has the sweep {stored}, not {name}")
-    return found
+    return document

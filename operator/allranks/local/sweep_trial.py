@@ -102,8 +102,8 @@ class LocalTrial:
         try:
             changed = path.stat().st_mtime_ns
             if self._read is None or self._read[0] != changed:
-                found = json.loads(path.read_text(encoding="utf-8"))["status"]
-                self._read = changed, Status.model_validate(found, by_alias=True, by_name=False)
+                status = json.loads(path.read_text(encoding="utf-8"))["status"]
+                self._read = changed, Status.model_validate(status, by_alias=True, by_name=False)
         except (OSError, ValueError, KeyError, ValidationError):
             return self._read[1] if self._read else None
         return self._read[1]

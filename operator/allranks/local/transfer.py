@@ -72,8 +72,8 @@ class Transfer:
             raise DataError(last["error"])
         if process.returncode or not last.keys() & {"entry", "resolved", "checked", "uploaded"}:
             lines = [line for line in text.splitlines() if line.strip()][-1:]
-            what = self._request.get("uri") or self._request.get("to")
-            raise DataError(f"{what}: the transfer ended with status {process.returncode}: {''.join(lines)}")
+            address = self._request.get("uri") or self._request.get("to")
+            raise DataError(f"{address}: the transfer ended with status {process.returncode}: {''.join(lines)}")
         return last
 
     def stop(self) -> None:

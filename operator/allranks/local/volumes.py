@@ -71,9 +71,9 @@ class Volumes:
         name: str = volume["name"]
         claim: str = (volume.get("persistentVolumeClaim") or {}).get("claimName") or ""
         self.names |= {name, claim} - {""}
-        for given in (name, claim):
-            if given in self.mapped:
-                return self.mapped[given].absolute()
+        for directory_name in (name, claim):
+            if directory_name in self.mapped:
+                return self.mapped[directory_name].absolute()
         if claim:
             return self.claims.setdefault(claim, self._root / "volumes" / claim)
         if "emptyDir" in volume or "ephemeral" in volume:

@@ -37,8 +37,8 @@ def problem(check: str, message: str, cure: str) -> Finding:
     return Finding(check, "problem", message, cure)
 
 
-def not_checked(check: str, why: str) -> Finding:
-    return note(check, f"not checked: {why}")
+def not_checked(check: str, reason: str) -> Finding:
+    return note(check, f"not checked: {reason}")
 
 
 Check = Callable[[], Iterable[Finding]]
@@ -60,8 +60,8 @@ def _started(check: Check) -> queue.Queue[Callable[[str], list[Finding]]]:
 
     def work() -> None:
         try:
-            found = list(check())
-            results.put(lambda _name: found)
+            findings = list(check())
+            results.put(lambda _name: findings)
         except Exception as error:  # a check must not hide the others
             failed = error
             results.put(lambda name: [not_checked(name, describe_error(failed))])

@@ -91,8 +91,8 @@ class Machine:
             return
         probes = {name: self._started_probe(python, probe) for name, probe in _PROBES.items()}
         deadline = time.monotonic() + IMPORT_SECONDS
-        found = {name: _answer(process, deadline) for name, process in probes.items()}
-        installed = {name: answer for name, answer in found.items() if answer is not None}
+        answers = {name: _answer(process, deadline) for name, process in probes.items()}
+        installed = {name: answer for name, answer in answers.items() if answer is not None}
         if not installed:
             yield note(
                 "frameworks",
@@ -116,10 +116,10 @@ class Machine:
     def _framework(self, name: str, python: str, answer: Mapping[str, Any]) -> Iterator[Finding]:
         version = answer.get("version")
         if error := answer.get("error"):
-            what = (
+            message = (
                 f"{name} {version} is installed, but {python} cannot import it: {clean(error.encode(), colour=False)}"
             )
-            yield problem(name, what, f"reinstall it: {python} -m pip install --force-reinstall {name}")
+            yield problem(name, message, f"reinstall it: {python} -m pip install --force-reinstall {name}")
             return
         yield ok(name, f"version {version}{answer.get('details') or ''} ({python})")
         if name in _LAUNCHERS:

@@ -96,13 +96,13 @@ def answers(
     """
     dumps, waiting = list[Dump](), list[str]()
     for replica, lines in logs:
-        found = [
+        texts = [
             Dump(replica=replica, rank=ranks.get(replica), title=title, lines=rest[:MOST_LINES])
             for title, *rest in stack_dumps.dumps(map(_text, lines))
             if f"{request})" in title and (rest or NO_PROCESS in title)
         ]
-        dumps += found
-        waiting += [] if found else [replica]
+        dumps += texts
+        waiting += [] if texts else [replica]
     return dumps, waiting
 
 

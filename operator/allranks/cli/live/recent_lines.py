@@ -32,16 +32,16 @@ async def lines_since(
 
     async def one(pod: Pod) -> tuple[Pod, list[bytes]]:
         query: dict[str, str | int | None] = {"container": TRAINER, "sinceSeconds": seconds, "limitBytes": MOST_BYTES}
-        found: list[bytes] = []
+        lines: list[bytes] = []
         path = core_path(cluster.namespace, "pods", pod.name, "log")
         try:
             async with free, cluster.stream(path, query, None) as content:
                 async for some in lines_of(content.iter_any(), MOST_BYTES):
-                    found += some
+                    lines += some
         except ClusterError as error:
             if error.status in (401, 403):
                 raise
             notes.append(f"{pod.name}: {error}")
-        return pod, found
+        return pod, lines
 
     return list(await asyncio.gather(*(one(pod) for pod in pods if has_log(pod, TRAINER)))), notes

@@ -223,7 +223,7 @@ class Renderer:
 
     def _take(self) -> tuple[list[_Item], int]:
         """Remove everything that is buffered. Return it with the width of the labels."""
-        found = [] if self._quiet else [_Item(place, "", text) for place, text in self._messages]
+        items = [] if self._quiet else [_Item(place, "", text) for place, text in self._messages]
         self._messages = []
         for name, source in self._sources.items():
             dropped, lines = source.take()
@@ -231,11 +231,11 @@ class Renderer:
                 continue
             if dropped:
                 first = lines[0].place if lines else next(self._order)
-                found.append(_Item(first, name, f"... {dropped:,} lines not shown; the log has all of them"))
-            found += [_Item(line.place, name, "", line.text, line.faint) for line in lines]
+                items.append(_Item(first, name, f"... {dropped:,} lines not shown; the log has all of them"))
+            items += [_Item(line.place, name, "", line.text, line.faint) for line in lines]
             if not self._screen and (bar := self._bar(source)):
-                found.append(_Item(next(self._order), name, "", bar))
-        return found, max((len(label) for label in self._sources), default=0)
+                items.append(_Item(next(self._order), name, "", bar))
+        return items, max((len(label) for label in self._sources), default=0)
 
     def _formatted(self, item: _Item, width: int) -> str:
         if not item.label:

@@ -22,10 +22,10 @@ Content = Callable[[int, int, bool], Iterable[Line | Grid]]
 def terminal(stream: TextIO, colour: bool) -> Console | None:
     """Return None if rich is not installed or the terminal cannot move its cursor."""
     try:
-        made = console(stream, colour)
+        screen = console(stream, colour)
     except ImportError:
         return None
-    return None if made.is_dumb_terminal or not made.is_terminal else made
+    return None if screen.is_dumb_terminal or not screen.is_terminal else screen
 
 
 def set_keys(number: int, *, echo: bool, lines: bool = True) -> None:
