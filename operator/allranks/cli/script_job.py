@@ -36,7 +36,7 @@ class Script:
         """(framework, package whose import shows it). Frameworks that build on others come last in the registry."""
         for framework in reversed(FRAMEWORKS.values()):
             for package in self.imports:  # in their order, for the same message each time
-                if package in framework.script_imports:
+                if package in framework.script.imports:
                     return framework.name, package
         return None
 
@@ -83,12 +83,12 @@ def make_job(
     """The manifest of the job, and notes on what was assumed. Raises InvalidManifest if the framework is unclear;
     `cure` says how to specify it."""
     framework, notes = choose_framework(script, framework, cure)
-    chosen = FRAMEWORKS[framework]
-    if replicas > 1 and chosen.joins_group and not chosen.joins_group & script.names:
-        calls = ", ".join(sorted(chosen.joins_group))
-        uses = f"uses none of {calls}" if len(chosen.joins_group) > 1 else f"does not use {calls}"
+    hints = FRAMEWORKS[framework].script
+    if replicas > 1 and hints.joins_group and not hints.joins_group & script.names:
+        calls = ", ".join(sorted(hints.joins_group))
+        uses = f"uses none of {calls}" if len(hints.joins_group) > 1 else f"does not use {calls}"
         notes.append(f"{script.path} {uses}: the {replicas} ranks may be independent copies that do not train together")
-    command = [*chosen.script_command, script.path]
+    command = [*hints.command, script.path]
     name = job_name(script.path)
     return job_document(name, framework, command, replicas, gpus, env, arguments, image), notes
 
@@ -102,7 +102,7 @@ def choose_framework(script: Script, framework: str | None, cure: str) -> tuple[
         return framework, []
     guess = script.guess_framework()
     if guess is None:
-        packages = ", ".join(sorted(package for item in FRAMEWORKS.values() for package in item.script_imports))
+        packages = ", ".join(sorted(package for item in FRAMEWORKS.values() for package in item.script.imports))
         raise InvalidManifest([(script.path, f"imports none of {packages}: {cure}")])
     framework, package = guess
     return framework, [f"framework {framework}, because {script.imports[package]} imports {package}"]
@@ -127,7 +127,7 @@ def job_document(
         **({"env": [{"name": key, "value": value} for key, value in env]} if env else {}),
         "roles": {
             "worker": {"replicas": replicas},
-            **{role: {"replicas": count} for role, count in FRAMEWORKS[framework].script_roles.items()},
+            **{role: {"replicas": count} for role, count in FRAMEWORKS[framework].script.roles.items()},
         },
         **({"resources": {"limits": {"nvidia.com/gpu": gpus}}} if gpus else {}),
     }

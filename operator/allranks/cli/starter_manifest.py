@@ -79,7 +79,7 @@ def make_starter(
         *(f"  # {_LIBRARIES[package]}" for package in _LIBRARIES if package in script.imports),
         f"  # An image that has {script.path} and its packages. `allranks run` does not use it.",
         f"  image: {_scalar(image or f'{name}:dev')}",
-        f"  command: [{', '.join(_scalar(word) for word in (*FRAMEWORKS[framework].script_command, script.path))}]",
+        f"  command: [{', '.join(_scalar(word) for word in (*FRAMEWORKS[framework].script.command, script.path))}]",
         *_args(options),
         *_roles(framework, replicas),
         *_resources(gpus),
@@ -123,7 +123,7 @@ def _roles(framework: str, replicas: int) -> Iterator[str]:
     yield "  roles:"
     yield "    worker:"
     yield f"      replicas: {replicas}  # pods"
-    for role, count in FRAMEWORKS[framework].script_roles.items():
+    for role, count in FRAMEWORKS[framework].script.roles.items():
         yield f"    {role}:"
         yield f"      replicas: {count}"
 

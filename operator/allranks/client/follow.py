@@ -70,7 +70,7 @@ class Follower:
         return list(self._pods.values())
 
     async def list_pods(self) -> None:
-        """Raises ClusterError. Without logs, missing permission for pods is only a message."""
+        """Raise ClusterError. Without logs, missing permission for pods is only a message."""
         query = {"labelSelector": f"{JOB_LABEL}={self.name}"}
         watch = Watch(self.cluster, core_path(self.namespace, "pods"), query)
         try:
@@ -85,9 +85,9 @@ class Follower:
         self._initial = {uid for uid, pod in self._pods.items() if has_log(pod)}
 
     async def follow(self, until: Callable[[Status], bool]) -> Status:
-        """Passes on everything until `until(status)`; if the job has finished, also the rest of the logs.
+        """Pass on everything until `until(status)`; if the job has finished, also the rest of the logs.
 
-        Raises ClusterError, and Deleted when the job is deleted.
+        Raise ClusterError, and Deleted when the job is deleted.
         """
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._failed = failed
@@ -158,7 +158,7 @@ class Follower:
         self._pods = {pod.uid: pod for pod in pods_of(self.job, self._manifests.values())}
 
     def _read_logs(self) -> None:
-        """Starts to read the logs of pods that have one."""
+        """Start to read the logs of pods that have one."""
         if self.wanted is None:
             return
         for uid, pod in self._pods.items():
@@ -186,7 +186,7 @@ class Follower:
             self._failed.result()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task whose error ends `follow`."""
+        """Start a task whose error ends `follow`."""
         task = asyncio.create_task(work)
         task.add_done_callback(self._done)
         return task
@@ -197,7 +197,7 @@ class Follower:
 
 
 def has_log(pod: Pod, container: str = TRAINER) -> bool:
-    """Whether the container has started, so that there is a log."""
+    """Return whether the container has started, so that there is a log."""
     if container == TRAINER:
         return pod.started_at is not None or pod.exit is not None
     return pod.phase in ("Running", "Succeeded", "Failed")

@@ -65,7 +65,7 @@ def why_not(name: str, phase: str, status: Status, *, active: bool = True) -> st
 
 
 async def ask(cluster: Cluster, name: str, attempt: int, now: datetime) -> str:
-    """Asks all ranks of the attempt, with the user's right to change the job. Returns the request. Raises
+    """Ask all ranks of the attempt, with the user's right to change the job. Return the request. Raise
     ClusterError."""
     request = _new(attempt, now)
     change = {"metadata": {"annotations": {stack_requests.ANNOTATION: request}}}
@@ -74,7 +74,7 @@ async def ask(cluster: Cluster, name: str, attempt: int, now: datetime) -> str:
 
 
 async def ask_run(directory: Path, attempt: int, now: datetime) -> str:
-    """The same for a run of this machine. Raises AllranksError."""
+    """Ask all ranks of a run of this machine. Raise AllranksError."""
     request = _new(attempt, now)
     try:
         await asyncio.to_thread(run_directories.request_stacks, directory, request)
@@ -96,13 +96,13 @@ def answers(
     """
     dumps, waiting = list[Dump](), list[str]()
     for replica, lines in logs:
-        found = [
+        texts = [
             Dump(replica=replica, rank=ranks.get(replica), title=title, lines=rest[:MOST_LINES])
             for title, *rest in stack_dumps.dumps(map(_text, lines))
             if f"{request})" in title and (rest or NO_PROCESS in title)
         ]
-        dumps += found
-        waiting += [] if found else [replica]
+        dumps += texts
+        waiting += [] if texts else [replica]
     return dumps, waiting
 
 
@@ -111,7 +111,7 @@ def _text(line: bytes) -> str:
 
 
 def logs_of_run(directory: Path, job: str, attempt: int) -> tuple[list[tuple[str, list[bytes]]], list[str]]:
-    """The ends of the logs of an attempt of a local run, as (replica, lines), and what is missing. Blocks."""
+    """Return the ends of the logs of an attempt of a local run, as (replica, lines), and what is missing. Blocks."""
     newest = {log.replica: log for log in stored_logs.stored_logs(directory, job) if log.attempt == attempt}
     out, notes = [], []
     for replica, log in newest.items():

@@ -22,25 +22,26 @@ MOST_PODS = 64
 async def lines_since(
     cluster: Cluster, pods: Sequence[Pod], seconds: int
 ) -> tuple[list[tuple[Pod, list[bytes]]], list[str]]:
-    """The lines that each pod wrote in the last `seconds`, the oldest first, and sentences about what is missing.
+    """Return the lines that each pod wrote in the last `seconds`, the oldest first, and sentences about what is
+    missing.
 
-    Raises ClusterError.
+    Raise ClusterError.
     """
     notes: list[str] = []
     free = asyncio.Semaphore(MOST_PODS)
 
     async def one(pod: Pod) -> tuple[Pod, list[bytes]]:
         query: dict[str, str | int | None] = {"container": TRAINER, "sinceSeconds": seconds, "limitBytes": MOST_BYTES}
-        found: list[bytes] = []
+        lines: list[bytes] = []
         path = core_path(cluster.namespace, "pods", pod.name, "log")
         try:
             async with free, cluster.stream(path, query, None) as content:
                 async for some in lines_of(content.iter_any(), MOST_BYTES):
-                    found += some
+                    lines += some
         except ClusterError as error:
             if error.status in (401, 403):
                 raise
             notes.append(f"{pod.name}: {error}")
-        return pod, found
+        return pod, lines
 
     return list(await asyncio.gather(*(one(pod) for pod in pods if has_log(pod, TRAINER)))), notes

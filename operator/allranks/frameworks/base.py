@@ -9,12 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel
 
 from allranks.fields import Rule
+from allranks.frameworks.hints import DoctorProbe, LogReader, ScriptHints
 
 Scope = Literal["Group", "Pod"]
 Elasticity = Literal["restarts", "absorbs"]
@@ -90,11 +90,12 @@ class AttemptContext:
         return tuple(r for r in self.replicas if r.role in roles)
 
     def ranked(self) -> tuple[Replica, ...]:
-        """The replicas that hold ranks, by node rank."""
+        """Return the replicas that hold ranks, by node rank."""
         return tuple(sorted((r for r in self.replicas if r.node_rank is not None), key=lambda r: r.node_rank or 0))
 
     def address(self, replica: Replica, port: int) -> tuple[str, int]:
-        """(host, port) at which peers reach this replica: its stable DNS name, unless `endpoints` has another."""
+        """Return the host and the port at which peers reach a replica: its stable DNS name, unless `endpoints` has
+        another."""
         endpoint = self.endpoints.get((replica.hostname, port))
         return endpoint or (f"{replica.hostname}.{self.job}.{self.namespace}.svc", port)
 
@@ -157,69 +158,45 @@ HELPER_DIR = "/allranks"
 """Where an init container copies the helper files. They need only the standard library."""
 
 
-@dataclass(frozen=True, slots=True)
-class RootCause:
-    """The process that failed first, according to the failure report that the launcher printed."""
-
-    rank: int | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    message: str | None = None
-    time: datetime | None = None
-    """In the pod's local time, to the second, because launchers print it without a time zone."""
-    microsecond: int | None = None
-    """Within the second of `time`, if the launcher logged it."""
-
-
-class Package(NamedTuple):
-    """The Python package of a framework, which `allranks doctor` looks for."""
-
-    name: str
-    details: str = "''"
-    """A Python expression for what to add to the version, where m is the module."""
-    gpu: str = "None"
-    """The same for whether the package can use a GPU of this machine; None if it does not say."""
-
-
 class Framework(ABC):
-    """One framework. Instances are stateless."""
+    """One framework. Instances are stateless. The members without a value, `wire` and `success_target` are required."""
 
     name: ClassVar[str]
+    description: ClassVar[str]
+    options: ClassVar[type[BaseModel]]
+    roles: ClassVar[Mapping[str, RoleKind]]
+    """Ordered by node rank: index 0 of the first role is rank 0."""
+    reserved_env: ClassVar[frozenset[str]]
+    """Variables by which ranks find each other. The user may not set them."""
+
+    @abstractmethod
+    def wire(self, context: AttemptContext) -> Wire:
+        """Return the function that returns environment, ports and command of one of `context.replicas`.
+
+        A job may have 10,000 replicas, and often only a few of them are wired: each call takes constant time.
+        """
+
+    @abstractmethod
+    def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
+        """Return the replica whose completion completes the job by default: (role, index), or (role, None) for the
+        whole role. `replicas`: role -> number."""
+
+    # Optional from here on.
+
+    script: ClassVar[ScriptHints] = ScriptHints()
+    log: ClassVar[LogReader] = LogReader()
+    probe: ClassVar[DoctorProbe | None] = None
+    """None: programs of this framework need no Python package."""
     other_names: ClassVar[frozenset[str]] = frozenset()
     """What users write for `framework`, in lower case, and mean this one. They are not accepted, but answered with the
     right name."""
-    description: ClassVar[str]
-    package: ClassVar[Package | None] = None
-    """None: programs of this framework need no Python package."""
-    options: ClassVar[type[BaseModel]]
     has_image: ClassVar[bool] = True
     """There is an image for it in images/."""
-    roles: ClassVar[Mapping[str, RoleKind]]
-    """Ordered by node rank: index 0 of the first role is rank 0."""
     any_role: ClassVar[bool] = False
     """The job names the roles, and `for_job` describes them; `roles` has the most usual ones."""
-    reserved_env: ClassVar[frozenset[str]]
-    """Variables by which ranks find each other. The user may not set them."""
     launcher_env: ClassVar[tuple[str, ...]] = ()
     """Further variables that the framework's launchers set in the processes that they start. A name that ends in `_` is
     a prefix. A local run removes these and `reserved_env` from the environment that it inherits."""
-    launcher: ClassVar[str] = "the launcher"
-    """The name of the program that starts the ranks, for messages."""
-    script_command: ClassVar[tuple[str, ...]] = ("python3",)
-    """Starts a script for which `allranks run SCRIPT` makes the job."""
-    script_module: ClassVar[str] = ""
-    """The module of `script_command`, to start it with a certain Python; empty if that runs the script itself."""
-    script_roles: ClassVar[Mapping[str, int]] = {}
-    """Role -> replicas that this job has besides its workers."""
-    script_imports: ClassVar[frozenset[str]]
-    """Packages whose import shows that a script uses this framework."""
-    joins_group: ClassVar[frozenset[str]]
-    """Functions and classes by which a script joins the group of ranks. A script that uses none of them runs alone."""
-    peer_variables: ClassVar[frozenset[str]] = frozenset()
-    """Variables of which a Python program reads at least one if its ranks find each other. Empty if programs of this
-    framework may find each other in another way, such as `getenv` in C."""
-    join_call: ClassVar[str] = ""
-    """How a program joins the group of ranks, for messages. Not empty if `peer_variables` is not."""
     elastic: ClassVar[Elasticity | None] = None
     """How elastic jobs change their number of workers. `restarts`: all ranks restart with the new size. `absorbs`:
     workers with restart scope `Pod` may join and leave while the others run. None: there are no elastic jobs."""
@@ -227,59 +204,34 @@ class Framework(ABC):
     """Further CEL rules for jobs of this framework; `self` is the spec."""
 
     def for_job(self, options: Any, roles: Sequence[str]) -> Framework:
-        """The framework with the options and roles of one job, for frameworks whose roles depend on these."""
+        """Return the framework of one job, if its roles depend on the job's options and roles."""
         return self
 
-    @abstractmethod
-    def wire(self, context: AttemptContext) -> Wire:
-        """The function that returns environment, ports and command of one of `context.replicas`.
-
-        A job may have 10,000 replicas, and often only a few of them are wired: each call takes constant time.
-        """
-
     def shared(self, context: AttemptContext) -> Shared:
-        """What the pods of the attempt have in common."""
+        """Return the variables, files and secrets that the pods of the attempt have in common."""
         return Shared()
 
-    @abstractmethod
-    def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
-        """The replica whose completion completes the job by default: (role, index), or (role, None) for the whole role.
-
-        `replicas`: role -> number.
-        """
-
     def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
-        """Roles whose pods never exit by themselves. A complete job does not wait for them."""
+        """Return the roles whose pods never exit by themselves. A complete job does not wait for them."""
         return frozenset()
 
     def scope(self, role: str, index: int, replicas: Mapping[str, int], elastic: bool = False) -> Scope:
-        """Whether a failure of this replica restarts all replicas or this one alone."""
+        """Return whether a failure of this replica restarts all replicas or this one alone."""
         return self.roles[role].scope
 
     def processes(self, context: AttemptContext, role: str) -> int:
-        """Number of processes, and so of ranks, in each pod of a role."""
+        """Return the number of processes, and so of ranks, in each pod of a role."""
         return 1
 
     @property
     def ranks_are_pods(self) -> bool:
-        """Each pod runs exactly one process, so its rank follows from its node rank."""
+        """Whether each pod runs exactly one process, so that its rank follows from its node rank."""
         return type(self).processes is Framework.processes
 
     def notes(self, arguments: Sequence[str], role: str, own_command: bool) -> list[Note]:
-        """(index, sentence with the cure) for arguments of a valid command that contradict what `wire` sets, such as
-        the rendezvous. `arguments`: the command line of the role's program, before `Wiring.prefix`. `own_command`: it
-        is in the role's section of the manifest."""
+        """Return notes on arguments of a valid command that contradict what `wire` sets, such as the rendezvous.
+
+        `arguments`: the command line of the role's program, before `Wiring.prefix`. `own_command`: it is in the role's
+        section of the manifest.
+        """
         return []
-
-    def root_cause(self, message: str) -> RootCause | None:
-        """Parses a launcher's failure report out of the last lines of a pod's log; None if there is none."""
-        return None
-
-    def begins_shutdown_noise(self, line: str) -> bool:
-        """Whether this line of a rank's output may begin what `shutdown_noise` finds."""
-        return False
-
-    def shutdown_noise(self, lines: Sequence[str]) -> frozenset[int]:
-        """The lines, by index, in which a launcher or library only complains that other ranks have already ended. They
-        mean nothing if the job succeeded, and may show the cause if it failed. More lines may follow."""
-        return frozenset()

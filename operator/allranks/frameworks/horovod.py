@@ -15,15 +15,14 @@ from allranks.frameworks.base import (
     AttemptContext,
     Framework,
     Note,
-    Package,
     Replica,
     RoleKind,
-    RootCause,
     Scope,
     Shared,
     Wire,
     Wiring,
 )
+from allranks.frameworks.hints import DoctorProbe, ScriptHints
 
 
 class HorovodOptions(Model):
@@ -44,14 +43,14 @@ class HorovodOptions(Model):
 class Horovod(Framework):
     name = "horovod"
     description = "Horovod"
-    package = Package("horovod")
     options = HorovodOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {
         "worker": RoleKind("The ranks."),
         "launcher": RoleKind("Runs mpirun, for controller MPI.", max_replicas=1, ranked=False),
     }
-    script_imports = frozenset({"horovod"})
-    joins_group = frozenset({"init"})
+    script = ScriptHints(imports=frozenset({"horovod"}), joins_group=frozenset({"init"}))
+    log = mpirun.MpirunLog()
+    probe = DoctorProbe("horovod")
     reserved_env = frozenset(
         {"HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"}
         | {"HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "HOROVOD_CONTROLLER", "HOROVOD_GLOO_RENDEZVOUS_ADDR"}
@@ -102,9 +101,6 @@ class Horovod(Framework):
 
     def notes(self, arguments: Sequence[str], role: str, own_command: bool) -> list[Note]:
         return mpirun.notes(arguments, "Horovod", own_launcher=role == "launcher" and own_command)
-
-    def root_cause(self, message: str) -> RootCause | None:
-        return mpirun.read_mpirun_report(message)
 
     def processes(self, context: AttemptContext, role: str) -> int:
         return _slots(context) if role == "worker" else 1

@@ -8,7 +8,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from allranks.fields import Model, Port
-from allranks.frameworks.base import HELPER_DIR, AttemptContext, Framework, Package, Replica, RoleKind, Wire, Wiring
+from allranks.frameworks.base import HELPER_DIR, AttemptContext, Framework, Replica, RoleKind, Wire, Wiring
+from allranks.frameworks.hints import DoctorProbe, ScriptHints
 
 
 class JaxOptions(Model):
@@ -21,15 +22,11 @@ class Jax(Framework):
     name = "jax"
     other_names = frozenset({"flax"})
     description = "JAX"
-    package = Package("jax")  # asking for its devices would take most of a GPU's memory
     options = JaxOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {"worker": RoleKind("The processes. worker-0 runs the coordinator.")}
-    script_imports = frozenset({"jax", "flax"})
-    joins_group = frozenset({"initialize"})
+    script = ScriptHints(imports=frozenset({"jax", "flax"}), joins_group=frozenset({"initialize"}))
+    probe = DoctorProbe("jax")  # asking for its devices would take most of a GPU's memory
     reserved_env = frozenset({"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"})
-    # The shorter names are set for programs that were written for Kubeflow's JAXJob.
-    peer_variables = reserved_env | {"COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID"}
-    join_call = "jax.distributed.initialize()"
     launcher_env = ("JAX_COORDINATOR_BIND_ADDRESS", "JAX_LOCAL_DEVICE_IDS")
 
     def wire(self, context: AttemptContext) -> Wire:

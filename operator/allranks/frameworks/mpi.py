@@ -9,7 +9,8 @@ from pydantic import Field
 
 from allranks.fields import Model, Rule
 from allranks.frameworks import mpirun
-from allranks.frameworks.base import AttemptContext, Framework, Note, Package, RoleKind, RootCause, Shared, Wire
+from allranks.frameworks.base import AttemptContext, Framework, Note, RoleKind, Shared, Wire
+from allranks.frameworks.hints import DoctorProbe, ScriptHints
 
 
 class MpiOptions(Model):
@@ -29,7 +30,6 @@ class Mpi(Framework):
     name = "mpi"
     other_names = frozenset({"openmpi", "mpich", "mpi4py"})
     description = "MPI"
-    package = Package("mpi4py")
     options = MpiOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {
         "worker": RoleKind("The ranks."),
@@ -37,10 +37,14 @@ class Mpi(Framework):
     }
     launcher = "mpirun"
     # An exception in one rank of mpi4py leaves the others waiting, unless the program is started in this way.
-    script_command = ("python3", "-m", "mpi4py")
-    script_roles: ClassVar[Mapping[str, int]] = {"launcher": 1}
-    script_imports = frozenset({"mpi4py"})
-    joins_group = frozenset({"COMM_WORLD"})
+    script = ScriptHints(
+        imports=frozenset({"mpi4py"}),
+        joins_group=frozenset({"COMM_WORLD"}),
+        command=("python3", "-m", "mpi4py"),
+        roles={"launcher": 1},
+    )
+    log = mpirun.MpirunLog()
+    probe = DoctorProbe("mpi4py")
     reserved_env = frozenset(
         {"OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile"}
         | {"HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE"}
@@ -64,8 +68,8 @@ class Mpi(Framework):
 
     def wire(self, context: AttemptContext) -> Wire:
         options: MpiOptions = context.options
-        own = "launcher" in context.own_command or mpirun.starts_ranks(context.commands.get("launcher", ()))
-        return mpirun.wire(context, _slots(context), options.implementation, starts_ranks=own)
+        starts_ranks = "launcher" in context.own_command or mpirun.starts_ranks(context.commands.get("launcher", ()))
+        return mpirun.wire(context, _slots(context), options.implementation, starts_ranks=starts_ranks)
 
     def shared(self, context: AttemptContext) -> Shared:
         return mpirun.shared(context, _slots(context), context.options.implementation)
@@ -88,12 +92,9 @@ class Mpi(Framework):
         if own_command and not inside and not _is_script(arguments):
             return [(0, "runs once, without mpirun: move it to spec.command, and allranks starts it for each rank")]
         if not own_command and inside:
-            what = "each rank would run mpirun: put the command into spec.roles.launcher.command, which runs once"
-            return [(0, what)]
+            sentence = "each rank would run mpirun: put the command into spec.roles.launcher.command, which runs once"
+            return [(0, sentence)]
         return []
-
-    def root_cause(self, message: str) -> RootCause | None:
-        return mpirun.read_mpirun_report(message)
 
 
 def _is_script(arguments: Sequence[str]) -> bool:

@@ -12,7 +12,8 @@ from functools import cache
 from importlib import resources
 from types import MappingProxyType
 
-from allranks.frameworks.base import FILES_DIR, SSH_DIR, AttemptContext, Note, Replica, RootCause, Shared, Wire, Wiring
+from allranks.frameworks.base import FILES_DIR, SSH_DIR, AttemptContext, Note, Replica, Shared, Wire, Wiring
+from allranks.frameworks.hints import LogReader, RootCause
 from allranks.frameworks.rank_report import read_rank_report, root_cause
 
 SSH_PORT = 2222
@@ -89,10 +90,10 @@ def wire(
             if context.local:
                 return Wiring(command=("sleep", "infinity"))
             return Wiring(command=_sshd(), ports={"ssh": SSH_PORT}, files=True, ssh_key=True)
-        own = replica.role in context.own_command if starts_ranks is None else starts_ranks
+        calls_mpirun = replica.role in context.own_command if starts_ranks is None else starts_ranks
         prefix = (
             _launch(replica, context)
-            if own
+            if calls_mpirun
             else (*_launch(replica, context), *_mpirun(replica, context, ranks, mpi, defaults))
         )
         env = mpi.local_env if context.local else mpi.env
@@ -181,13 +182,15 @@ _INTEL = re.compile(
 _FRAME = re.compile(r"^(?P<line>[-=])(?P=line){59,}\n(?:(?!-{60,}|={60,}).*\n)*?(?P=line){60,}\n?", re.MULTILINE)
 
 
-def read_mpirun_report(message: str) -> RootCause | None:
-    """The rank that failed first, from the report of mpi_rank.py at the end of the log, else from that of mpirun.
+class MpirunLog(LogReader):
+    def root_cause(self, message: str) -> RootCause | None:
+        return read_mpirun_report(message)
 
-    MPICH's does not name the rank.
-    """
-    if found := read_rank_report(message):
-        return found
+
+def read_mpirun_report(message: str) -> RootCause | None:
+    """Parse the report of mpi_rank.py at the end of the log, else mpirun's. MPICH's does not name the rank."""
+    if report := read_rank_report(message):
+        return report
     # mpirun reports the rank that ended first. Its log holds the output of all ranks.
     rest = _FRAME.sub("", message)
     if ended := _OPEN_MPI.search(message):

@@ -14,14 +14,13 @@ from allranks.frameworks.base import (
     SECRET_DIR,
     AttemptContext,
     Framework,
-    Package,
     Replica,
     RoleKind,
-    RootCause,
     Shared,
     Wire,
     Wiring,
 )
+from allranks.frameworks.hints import DoctorProbe, LogReader, RootCause, ScriptHints
 from allranks.frameworks.rank_report import read_rank_report
 
 
@@ -37,18 +36,44 @@ class RayOptions(Model):
     )
 
 
+_OWN = "allranks: the last lines of the program itself:\n"
+"""Written by inpod/ray_output.py, if Ray printed lines of other processes after them."""
+_TASK_ERROR = re.compile(
+    r"^(?:ray\.exceptions\.)?(?=RayTaskError\(\w+\): |ActorDiedError: |WorkerCrashedError: )", re.MULTILINE
+)
+"""The exception of a task or actor: Ray adds the remote traceback to it, with process and address of the node."""
+_OF_DRIVER = re.compile(r"^\[Rank (?P<rank>\d+)(?:,\d+)* Error Snippet\]:\n", re.MULTILINE)
+"""Ray Train's own report, at the end of the log of a pod that began with a helper of an earlier version."""
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class RayLog(LogReader):
+    def root_cause(self, message: str) -> RootCause | None:
+        """Find the failure of a rank, a task or the program itself that ended the program."""
+        if rank := read_rank_report(message):
+            return rank
+        message = _COLOR.sub("", message)  # Ray colors the name of the task, whether or not it writes to a terminal
+        if ranks := [*_OF_DRIVER.finditer(message)]:
+            return RootCause(rank=int(ranks[-1]["rank"]), message=message[ranks[-1].end() :].strip() or None)
+        _, repeated, output = message.rpartition(_OWN)
+        if errors := [*_TASK_ERROR.finditer(output)]:
+            return RootCause(message=output[errors[-1].end() :].strip())
+        return RootCause(message=output.strip() or None) if repeated else None
+
+
 class Ray(Framework):
     name = "ray"
     description = "Ray"
-    package = Package("ray")
     options = RayOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {
         "head": RoleKind("The head of the Ray cluster, which runs the command.", max_replicas=1, ranked=False),
         "worker": RoleKind("Nodes of the Ray cluster, which run tasks and actors.", scope="Pod"),
     }
-    script_imports = frozenset({"ray"})
-    script_roles: ClassVar[Mapping[str, int]] = {"head": 1}
-    joins_group = frozenset({"init", "remote", "fit"})
+    script = ScriptHints(
+        imports=frozenset({"ray"}), joins_group=frozenset({"init", "remote", "fit"}), roles={"head": 1}
+    )
+    log = RayLog()
+    probe = DoctorProbe("ray")
     reserved_env = frozenset({"RAY_ADDRESS"})
     launcher_env = ("RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
     elastic = "absorbs"
@@ -122,33 +147,6 @@ class Ray(Framework):
 
     def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
         return frozenset({"worker"})
-
-    def root_cause(self, message: str) -> RootCause | None:
-        return read_driver_error(message)
-
-
-_OWN = "allranks: the last lines of the program itself:\n"
-"""Written by inpod/ray_output.py, if Ray printed lines of other processes after them."""
-_TASK_ERROR = re.compile(
-    r"^(?:ray\.exceptions\.)?(?=RayTaskError\(\w+\): |ActorDiedError: |WorkerCrashedError: )", re.MULTILINE
-)
-"""The exception of a task or actor: Ray adds the remote traceback to it, with process and address of the node."""
-_OF_DRIVER = re.compile(r"^\[Rank (?P<rank>\d+)(?:,\d+)* Error Snippet\]:\n", re.MULTILINE)
-"""Ray Train's own report, at the end of the log of a pod that began with a helper of an earlier version."""
-_COLOR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def read_driver_error(message: str) -> RootCause | None:
-    """The failure that ended the program, from the end of its log: that of a rank, a task, or its own."""
-    if rank := read_rank_report(message):
-        return rank
-    message = _COLOR.sub("", message)  # Ray colors the name of the task, whether or not it writes to a terminal
-    if ranks := [*_OF_DRIVER.finditer(message)]:
-        return RootCause(rank=int(ranks[-1]["rank"]), message=message[ranks[-1].end() :].strip() or None)
-    _, repeated, own = message.rpartition(_OWN)
-    if errors := [*_TASK_ERROR.finditer(own)]:
-        return RootCause(message=own[errors[-1].end() :].strip())
-    return RootCause(message=own.strip() or None) if repeated else None
 
 
 _KILL_SECONDS = 5

@@ -17,13 +17,12 @@ from allranks.frameworks.base import (
     Note,
     Replica,
     RoleKind,
-    RootCause,
     Scope,
     Shared,
     Wire,
     Wiring,
 )
-from allranks.frameworks.rank_report import read_rank_report
+from allranks.frameworks.rank_report import RankReports
 
 _Role = Annotated[str, StringConstraints(min_length=1, max_length=50)]
 _Roles = Annotated[list[_Role], Field(max_length=16)]
@@ -75,8 +74,7 @@ class Spmd(Framework):
     roles: ClassVar[Mapping[str, RoleKind]] = {"worker": RoleKind("The ranks.")}
     any_role = True
     has_image = False  # any image will do
-    script_imports = frozenset()
-    joins_group = frozenset()
+    log = RankReports()
     reserved_env = frozenset(
         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "MASTER_ADDR", "MASTER_PORT"}
     )
@@ -167,9 +165,6 @@ class Spmd(Framework):
             return []
         return [(0, f"allranks starts the ranks: remove {program} and its options, or use framework {framework}")]
 
-    def root_cause(self, message: str) -> RootCause | None:
-        return read_rank_report(message)
-
 
 @lru_cache(maxsize=64)
 def _for_job(
@@ -178,10 +173,10 @@ def _for_job(
     scopes: tuple[tuple[str, Scope], ...],
     roles: tuple[str, ...],
 ) -> Spmd:
-    given = dict(scopes)
-    kinds = {role: RoleKind("Ranks.", scope=given.get(role, "Group")) for role in ranks}
+    scope_of = dict(scopes)
+    kinds = {role: RoleKind("Ranks.", scope=scope_of.get(role, "Group")) for role in ranks}
     others = [role for role in roles if role not in kinds]
-    kinds |= {role: RoleKind("Beside the ranks.", scope=given.get(role, "Pod"), ranked=False) for role in others}
+    kinds |= {role: RoleKind("Beside the ranks.", scope=scope_of.get(role, "Pod"), ranked=False) for role in others}
     return Spmd(kinds, frozenset(others if services is None else services))
 
 

@@ -9,7 +9,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from allranks.fields import Model, Port, Rule
-from allranks.frameworks.base import AttemptContext, Framework, Package, Replica, RoleKind, Scope, Shared, Wire, Wiring
+from allranks.frameworks.base import AttemptContext, Framework, Replica, RoleKind, Scope, Shared, Wire, Wiring
+from allranks.frameworks.hints import DoctorProbe, ScriptHints
 
 
 class TensorFlowOptions(Model):
@@ -26,7 +27,6 @@ class TensorFlow(Framework):
     name = "tensorflow"
     other_names = frozenset({"tf", "keras"})
     description = "TensorFlow"
-    package = Package("tensorflow", details="', %d GPUs' % len(m.config.list_physical_devices('GPU'))")
     options = TensorFlowOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {
         "chief": RoleKind("The task that coordinates the others and writes checkpoints.", max_replicas=1),
@@ -40,10 +40,12 @@ class TensorFlow(Framework):
             required_by_peers=False,
         ),
     }
-    script_imports = frozenset({"tensorflow", "keras"})
-    joins_group = frozenset({"MultiWorkerMirroredStrategy", "ParameterServerStrategy", "TFConfigClusterResolver"})
-    peer_variables = reserved_env = frozenset({"TF_CONFIG"})
-    join_call = "tf.distribute.MultiWorkerMirroredStrategy()"
+    script = ScriptHints(
+        imports=frozenset({"tensorflow", "keras"}),
+        joins_group=frozenset({"MultiWorkerMirroredStrategy", "ParameterServerStrategy", "TFConfigClusterResolver"}),
+    )
+    probe = DoctorProbe("tensorflow", details="', %d GPUs' % len(m.config.list_physical_devices('GPU'))")
+    reserved_env = frozenset({"TF_CONFIG"})
     rules = (
         Rule(
             rule="has(self.roles.chief) && self.roles.chief.replicas > 0 || "

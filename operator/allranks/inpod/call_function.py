@@ -48,17 +48,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--every-rank", action="store_true", help="not only what rank 0 returns")
     parser.add_argument("--output", type=Path, help="directory for values that are too large, without checkpoints")
     parser.add_argument("--keep", action="store_true", help="write values of every size to that directory")
-    given = parser.parse_args(argv)
-    if given.report == (given.results is not None):
+    options = parser.parse_args(argv)
+    if options.report == (options.results is not None):
         parser.error("specify either RESULTS or --report")
-    if given.keep and given.output is None:
+    if options.keep and options.output is None:
         parser.error("--keep needs --output")
-    sink: Sink = Reported(given.every_rank, given.output, given.keep) if given.report else Files(given.results)
+    sink: Sink = (
+        Reported(options.every_rank, options.output, options.keep) if options.report else Files(options.results)
+    )
     try:
-        function, args, kwargs = load(given.payload)
+        function, args, kwargs = load(options.payload)
     except Unusable as error:
         print(f"allranks: {error}", file=sys.stderr)
-        if given.report:
+        if options.report:
             sink.store({"outcome": "unusable", "message": str(error)}, None)
         return UNUSABLE
     try:
@@ -80,7 +82,7 @@ def without_launcher(program: list[str]) -> list[str]:
     The launcher is kept unless it certainly runs this Python.
     """
     place = next((place for place, word in enumerate(program) if Path(word).name == "call_function.py"), 0)
-    starters = [found for found in map(shutil.which, program[:place]) if found]
+    starters = [path for path in map(shutil.which, program[:place]) if path]
     try:
         with open(program[place + 1], "rb") as file:
             same = json.loads(file.readline())["python"] == HERE
@@ -200,7 +202,7 @@ class Reported:
 
 
 def written(folder: Path, rank: int, data: bytes) -> dict[str, Any]:
-    """Writes a value to a file of the job in this folder. The description of it, or of why that failed."""
+    """Write a value to a file of the job in this folder. Return the description of the file, or of why that failed."""
     job, uid = os.environ.get("ALLRANKS_JOB", "job"), os.environ.get("ALLRANKS_JOB_UID", "")[:8]
     attempt = os.environ.get("ALLRANKS_ATTEMPT", "0")
     file = Path(folder, "results", f"{job}-{uid}", f"attempt-{attempt}", f"rank-{rank}.pickle")
@@ -221,7 +223,7 @@ def pickled(described: dict[str, Any], value: Any) -> tuple[dict[str, Any], byte
 
 
 def dumps(value: Any) -> bytes:
-    """Raises what pickle raises."""
+    """Raise what pickle raises."""
     try:
         import cloudpickle  # type: ignore[import-untyped, unused-ignore]
     except ImportError:

@@ -25,7 +25,7 @@ class Unusable(Exception):
 
 
 def copy(source: Path, target: Path, name: str, step: int | None = None) -> str:
-    """Copies all checkpoints, or those of one step. Returns what was done. Raises Unusable and OSError.
+    """Copy all checkpoints, or those of one step. Return what was done. Raise Unusable and OSError.
 
     A folder that has checkpoints already stays as it is: the job continues from its own.
     """
@@ -49,14 +49,14 @@ def copy(source: Path, target: Path, name: str, step: int | None = None) -> str:
 
 def _choose(source: Path, name: str, step: int | None) -> list[Path]:
     job = name.partition("/")[0]
-    found = sorted(path for path in source.iterdir() if path.name not in (MARKER, UNFINISHED, "lost+found"))
-    if not found:
+    entries = sorted(path for path in source.iterdir() if path.name not in (MARKER, UNFINISHED, "lost+found"))
+    if not entries:
         raise Unusable(f"{job} has no checkpoints: its folder is empty")
     if step is None:
-        return found
-    chosen = [path for path in found if step in steps_in(path.name)]
+        return entries
+    chosen = [path for path in entries if step in steps_in(path.name)]
     if not chosen:
-        names = ", ".join(path.name for path in found[:8]) + (", ..." if len(found) > 8 else "")
+        names = ", ".join(path.name for path in entries[:8]) + (", ..." if len(entries) > 8 else "")
         raise Unusable(f"{job} has no checkpoint whose name contains step {step}: it has {names}")
     return chosen
 

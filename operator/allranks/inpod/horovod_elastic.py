@@ -52,7 +52,7 @@ GRACE_SECONDS = 10.0
 
 
 def main(program: list[str]) -> int:
-    """Runs the ranks of this worker until the training ends; returns the exit status."""
+    """Run the ranks of this worker until the training ends; return the exit status."""
     if not program:
         print("usage: horovod_elastic.py PROGRAM [ARG...]", file=sys.stderr)
         return 2
@@ -138,13 +138,13 @@ class Agent:
         return True
 
     def _call(self, **changes: bool) -> dict[str, Any] | None:
-        """Sends the state of this pod to the driver; returns its answer, or None without an answer."""
+        """Send the state of this pod to the driver; return its answer, or None without an answer."""
         self._request.update(changes)
         ended = {local: rank.returncode for local, rank in self._ranks.items() if rank.returncode is not None}
         try:
             if not self._address:  # an IP address: Horovod's client does not retry names that do not resolve yet
-                found = socket.getaddrinfo(self._host, self.port, socket.AF_INET, socket.SOCK_STREAM)
-                self._address = str(found[0][4][0])
+                addresses = socket.getaddrinfo(self._host, self.port, socket.AF_INET, socket.SOCK_STREAM)
+                self._address = str(addresses[0][4][0])
             connection = http.client.HTTPConnection(self._address, self.port, timeout=CALL_SECONDS)
             with contextlib.closing(connection):
                 connection.request("POST", "/allranks", json.dumps(self._request | {"ended": ended}), headers())
@@ -156,23 +156,23 @@ class Agent:
         self._last_answer, self._reported = time.monotonic(), len(ended)
         return answer
 
-    def _start(self, wanted: dict[str, dict[str, str]]) -> int:
-        """Starts the assigned ranks that do not run yet. Returns 0, or the exit status if the program cannot be
+    def _start(self, assigned: dict[str, dict[str, str]]) -> int:
+        """Start the assigned ranks that do not run yet. Return 0, or the exit status if the program cannot be
         started."""
         shared = dict(os.environ, HOROVOD_GLOO_RENDEZVOUS_ADDR=self._address)
         shared.setdefault("PYTHONUNBUFFERED", "1")  # as horovodrun does
         shared.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", GLOO_TIMEOUT_SECONDS)
         if self._address.startswith("127."):
             shared.setdefault("HOROVOD_GLOO_IFACE", "lo0" if sys.platform == "darwin" else "lo")
-        for local in sorted(set(map(int, wanted)) - set(self._ranks)):
+        for local in sorted(set(map(int, assigned)) - set(self._ranks)):
             try:
-                self._ranks[local] = subprocess.Popen(self._program, env=shared | wanted[str(local)])
+                self._ranks[local] = subprocess.Popen(self._program, env=shared | assigned[str(local)])
             except OSError as error:
                 return self._exit_with(f"cannot start {self._program[0]}: {error.strerror}", 127)
         return 0
 
     def _reap(self) -> None:
-        """Reaps ranks that have ended. Not `Popen.poll`: this process may be PID 1 and must reap orphans."""
+        """Reap ranks that have ended, not by `Popen.poll`: this process may be PID 1 and must reap orphans."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 for rank in self._ranks.values():
@@ -223,7 +223,7 @@ class Agent:
         return status
 
     def _outlive(self) -> None:
-        """Ends at least a second after the driver: the earliest failure is the root cause, at a resolution of
+        """End at least a second after the driver: the earliest failure is the root cause, at a resolution of
         seconds."""
         deadline = time.monotonic() + GRACE_SECONDS
         while self._call() and time.monotonic() < deadline:
@@ -239,7 +239,7 @@ class Agent:
         return 128 + self.signal if self.signal else LOST
 
     def _end(self, number: int = signal.SIGTERM, within: float | None = None) -> None:
-        """Ends the running ranks."""
+        """End the running ranks."""
         for rank in self._running():
             os.kill(rank.pid, number)
         deadline = time.monotonic() + (GRACE_SECONDS if within is None else within)

@@ -103,16 +103,16 @@ class Hosts(HostDiscovery):  # type: ignore[misc]  # Horovod has no types
                     print(f"allranks: {name} has been silent for {SILENT_SECONDS:.0f} s", file=sys.stderr)
                     host.gone = True
                     self._changed.notify_all()
-            found = {name: host.slots for name, host in self._hosts.items() if not (host.gone or host.leaving)}
-            first = any(self._hosts[name].index == 0 for name in found)
-            return found if first else {}
+            slots = {name: host.slots for name, host in self._hosts.items() if not (host.gone or host.leaving)}
+            first = any(self._hosts[name].index == 0 for name in slots)
+            return slots if first else {}
 
     def ordered(self, available: set[str], before: list[str]) -> list[str]:
         """Sorted by worker index. `HostManager` would use the order of arrival."""
         return sorted(available, key=lambda name: (self._hosts[name].index, name))
 
     def start(self, slot: Any, events: Any) -> tuple[int, float]:
-        """Runs a rank, in a separate thread; returns its exit code and the time. Horovod's `create_worker_fn`."""
+        """Run a rank, in a separate thread; return its exit code and the time. Horovod's `create_worker_fn`."""
         with self._changed:
             host = self._hosts[slot.hostname]
             host.ranks[slot.local_rank] = {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in SLOT}
@@ -121,14 +121,14 @@ class Hosts(HostDiscovery):  # type: ignore[misc]  # Horovod has no types
             return code or (GONE if host.leaving else 0), time.time()
 
     def check(self, names: Iterable[str]) -> None:
-        """Raises ConnectionAbortedError if one of the hosts is gone."""
+        """Raise ConnectionAbortedError if one of the hosts is gone."""
         with self._changed:
             for name in names:
                 if self._hosts[name].gone:
                     raise ConnectionAbortedError(f"{name} is gone")
 
     def end(self, code: int) -> None:
-        """Ends the training; the first call sets the status. Returns when the other pods have been notified."""
+        """End the training; the first call sets the status. Return when the other pods have been notified."""
         with self._changed:
             if self.over is None:
                 self.over = code
@@ -170,7 +170,7 @@ class Driver(ElasticDriver):  # type: ignore[misc]
         super()._notify_workers_host_changes(current_hosts, HostUpdateResult.mixed)
 
     def remind(self) -> None:
-        """Repeats the notice: a rank drops one that arrives during a rendezvous. No effect if all ranks are up to
+        """Repeat the notice: a rank drops one that arrives during a rendezvous. No effect if all ranks are up to
         date."""
         self._notify_workers_host_changes(self._host_manager.current_hosts, HostUpdateResult.mixed)
 
@@ -197,7 +197,7 @@ class Rendezvous:
 
 
 def serve(port: int) -> Hosts:
-    """Starts the training in background threads; `Hosts.over` becomes its exit status."""
+    """Start the training in background threads; `Hosts.over` becomes its exit status."""
     slots = int(os.environ["HOROVOD_LOCAL_SIZE"])
     least, most = (int(os.environ[f"ALLRANKS_HOROVOD_{bound}"]) * slots for bound in ("MIN", "MAX"))
     _configure_logging()
@@ -207,7 +207,7 @@ def serve(port: int) -> Hosts:
 
     class Handler(create_rendezvous_handler(driver)):  # type: ignore[misc]
         def _get_value(self, scope: str, key: str) -> bytes | None:
-            """Delays the answer until the key exists. Ranks ask for each other's address and abort after 30 s without
+            """Delay the answer until the key exists. Ranks ask for each other's address and abort after 30 s without
             it: one rank that imports slowly would end all. If the other rank is lost, they abort at once."""
             value: bytes | None = super()._get_value(scope, key)
             plan = driver.host_assignments
@@ -245,9 +245,9 @@ def _configure_logging() -> None:
 
 
 def _train(driver: Driver, hosts: Hosts, least: int, slots: int) -> None:
-    wanted = int(os.environ["ALLRANKS_HOROVOD_WORKERS"]) * slots
+    size = int(os.environ["ALLRANKS_HOROVOD_WORKERS"]) * slots
     deadline = time.monotonic() + float(os.environ.get("ALLRANKS_HOROVOD_WAIT_SECONDS", "30"))
-    while driver.available_slots() < wanted and time.monotonic() < deadline:
+    while driver.available_slots() < size and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     try:
         driver.start(least, hosts.start)

@@ -27,7 +27,7 @@ POLL_SECONDS = 0.1
 
 
 def main(program: list[str]) -> int:
-    """Runs the ranks of this worker; returns the exit status."""
+    """Run the ranks of this worker; return the exit status."""
     if not program:
         print("usage: horovod_gloo.py PROGRAM [ARG...]", file=sys.stderr)
         return 2
@@ -53,7 +53,7 @@ def _stop(number: int, frame: object) -> None:
 
 
 def _serve(port: int, workers: int) -> None:
-    """Serves Horovod's rendezvous in a daemon thread."""
+    """Serve Horovod's rendezvous in a daemon thread."""
     import threading
 
     try:
@@ -71,7 +71,7 @@ def _serve(port: int, workers: int) -> None:
 
 
 def _meet(host: str, port: int, worker: int, workers: int) -> str:
-    """Waits until all workers have joined; returns the IP address of the rendezvous."""
+    """Wait until all workers have joined; return the IP address of the rendezvous."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     registered = False
     missing = set(range(workers))
@@ -96,7 +96,7 @@ def _meet(host: str, port: int, worker: int, workers: int) -> str:
 
 
 def _see_off(address: str, port: int, workers: int) -> None:
-    """Waits until every worker has read that all have joined: the rendezvous ends with this process."""
+    """Wait until every worker has read that all have joined: the rendezvous ends with this process."""
     deadline = time.monotonic() + GRACE_SECONDS
     waiting = set(range(workers))
     while waiting and time.monotonic() < deadline:
@@ -106,7 +106,7 @@ def _see_off(address: str, port: int, workers: int) -> None:
 
 
 def _request(address: str, port: int, method: str, path: str, body: bytes | None = None) -> bytes | None:
-    """The body of the answer; None if the key does not exist."""
+    """Return the body of the answer; None if the key does not exist."""
     connection = http.client.HTTPConnection(address, port, timeout=5)
     try:
         connection.request(method, path, body, headers())

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 
 def provide(directory: Path, requirements: list[str], cache: Path | None) -> None:
-    """Makes DIRECTORY/site. Raises Failed, OSError."""
+    """Make DIRECTORY/site. Raise Failed, OSError."""
     site = directory / "site"
     directory.mkdir(parents=True, exist_ok=True)
     remove(site)
@@ -60,7 +60,8 @@ def provide(directory: Path, requirements: list[str], cache: Path | None) -> Non
 
 
 def key(requirements: list[str]) -> str:
-    """Changes with everything that the result depends on: requirements, Python, installed packages."""
+    """Return a key that changes with everything that the result depends on: requirements, Python, installed
+    packages."""
     parts: list[Any] = [sorted(requirements), sys.version, sysconfig.get_platform(), installed()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
@@ -68,8 +69,8 @@ def key(requirements: list[str]) -> str:
 def installed() -> list[str]:
     from importlib import metadata
 
-    found = metadata.distributions(path=own_path())
-    return sorted({f"{one.metadata['Name']}=={one.version}" for one in found})
+    distributions = metadata.distributions(path=own_path())
+    return sorted({f"{package.metadata['Name']}=={package.version}" for package in distributions})
 
 
 def own_path() -> list[str]:
@@ -79,33 +80,33 @@ def own_path() -> list[str]:
 
 
 def install(target: Path, requirements: list[str], scratch: Path) -> None:
-    """Installs into `target`, which appears as a whole. Another pod may install the same at the same time: the first
+    """Install into `target`, which appears as a whole. Another pod may install the same at the same time: the first
     one counts."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=".installing-", dir=scratch) as name:
         folder = Path(name)
-        wanted = resolve(requirements, folder)
-        made = folder / "site"
-        made.mkdir()
-        if wanted:
-            pip(folder, "install", "--no-deps", "--target", str(made), *wanted)
-        made.chmod(0o755)
+        packages = resolve(requirements, folder)
+        site = folder / "site"
+        site.mkdir()
+        if packages:
+            pip(folder, "install", "--no-deps", "--target", str(site), *packages)
+        site.chmod(0o755)
         try:
-            made.rename(target)
+            site.rename(target)
         except OSError:
             if not target.is_dir():
                 raise
-    what = ", ".join(wanted) or "nothing, because all are there"
-    print(f"allranks: installed {what} in {time.monotonic() - began:.1f} s", flush=True)
+    summary = ", ".join(packages) or "nothing, because all are there"
+    print(f"allranks: installed {summary} in {time.monotonic() - began:.1f} s", flush=True)
 
 
 def resolve(requirements: list[str], folder: Path) -> list[str]:
-    """The exact packages that are missing."""
+    """Return the exact packages that are missing."""
     report = folder / "report.json"
     # Installed packages count, which is not so with --target: therefore two steps.
     pip(folder, "install", "--dry-run", "--report", str(report), *requirements)
-    found = json.loads(report.read_text(encoding="utf-8"))["install"]
-    return sorted(requirement(item) for item in found)
+    missing = json.loads(report.read_text(encoding="utf-8"))["install"]
+    return sorted(requirement(item) for item in missing)
 
 
 def requirement(item: dict[str, Any]) -> str:
@@ -119,7 +120,7 @@ def requirement(item: dict[str, Any]) -> str:
 
 
 def pip(folder: Path, *words: str) -> None:
-    """Raises Failed with the last lines of pip."""
+    """Raise Failed with the last lines of pip."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PIP_TARGET", "PIP_USER")}
     env.setdefault("PIP_CACHE_DIR", str(folder / "cache"))  # the second step downloads nothing again
     env["TMPDIR"] = str(folder)  # the root file system may be read-only

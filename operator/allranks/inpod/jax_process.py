@@ -14,7 +14,7 @@ from watch import HERE, become, prepend  # type: ignore[import-not-found]  # in 
 
 
 def main(argv: list[str]) -> int:
-    """Replaces this process by the program. Returns only if it cannot be started."""
+    """Replace this process by the program. Return only if it cannot be started."""
     if len(argv) < 2 or argv[0] != "--":
         print("usage: jax_process.py -- PROGRAM [ARG...]", file=sys.stderr)
         return 2

@@ -13,7 +13,7 @@ from rank_processes import run  # type: ignore[import-not-found]  # in the same 
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit status of the first process that fails."""
+    """Return the exit status of the first process that fails."""
     if len(argv) < 2 or argv[0] != "--":
         print("usage: local_ranks.py -- PROGRAM [ARG...]", file=sys.stderr)
         return 2

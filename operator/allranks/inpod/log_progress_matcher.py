@@ -78,13 +78,13 @@ class Matcher:
         threading.Thread(target=self._feed, daemon=True).start()
 
     def match(self, lines: bytes) -> None:
-        """Queues lines; does not block."""
+        """Queue lines without blocking."""
         if lines:
             self._batches.append(lines)  # drops the oldest if the queue is full
             self._news.set()
 
     def finish(self) -> None:
-        """Waits a limited time for pending matches."""
+        """Wait a limited time for pending matches."""
         self._ending = True
         self._news.set()
         self._reader.join(END_SECONDS)
@@ -149,7 +149,7 @@ def main(pattern: str) -> int:
     rest, warned = b"", False
     while chunk := os.read(0, LINE_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
-        found: list[dict[str, Any]] = []
+        matches: list[dict[str, Any]] = []
         for line in lines:
             began = time.monotonic()
             try:
@@ -162,9 +162,9 @@ def main(pattern: str) -> int:
                 time.sleep((time.monotonic() - began) * IDLE_FACTOR)
                 continue
             if match is not None:
-                merge(found, values(match.groupdict()))
-        for one in found:
-            write_json(one)
+                merge(matches, values(match.groupdict()))
+        for entry in matches:
+            write_json(entry)
     return 0
 
 
@@ -177,7 +177,7 @@ class Finder:
         signal.signal(signal.SIGALRM, self._too_slow)
 
     def find(self, line: bytes) -> re.Match[str] | None:
-        """Raises TooSlow."""
+        """Raise TooSlow."""
         text = ESCAPES.sub("", line[:LINE_BYTES].decode("utf-8", "replace"))
         self._searching = True
         signal.setitimer(signal.ITIMER_REAL, LINE_SECONDS)
@@ -193,7 +193,7 @@ class Finder:
 
 
 def values(groups: dict[str, str | None]) -> dict[str, Any]:
-    """The arguments for `report`. Any other group is a metric."""
+    """Return the arguments for `report`. Any other group is a metric."""
     out: dict[str, Any] = {}
     metrics = {}
     for name, text in groups.items():
@@ -222,7 +222,7 @@ def number_of(text: str) -> float | None:
 
 
 def merge(found: list[dict[str, Any]], new: dict[str, Any]) -> None:
-    """Merges matches that arrive together into one report: the newest of each number, the sum of the samples. A
+    """Merge matches that arrive together into one report: the newest of each number, the sum of the samples. A
     checkpoint belongs to the step before it, so nothing is merged into a report with one."""
     if not new:
         return

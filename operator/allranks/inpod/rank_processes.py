@@ -30,7 +30,7 @@ class _Rank(NamedTuple):
 
 
 def run(program: list[str], ranks: dict[int, dict[str, str]]) -> int:
-    """Runs the program once for each rank (rank -> its environment). Returns the exit status of the first that fails,
+    """Run the program once for each rank (rank -> its environment). Return the exit status of the first that fails,
     128 + n for signal n."""
     started: list[_Rank] = []
     received: list[int] = []
@@ -105,7 +105,7 @@ def _send(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def _wait(ranks: list[_Rank]) -> _Rank | None:
-    """Waits for all ranks. If one fails, ends the others, which would hang, and returns it."""
+    """Wait for all ranks. If a rank fails, end the others, which would hang, and return it."""
     running = {rank.process.pid: rank for rank in ranks}
     while running:
         pid, raw = os.wait()

@@ -65,7 +65,7 @@ LINES = 12
 
 
 def main(argv: list[str]) -> int:
-    """Runs the node until it ends; returns the exit status."""
+    """Run the node until it ends; return the exit status."""
     if argv[:1] == ["worker"]:
         return Node().work()
     if argv[:2] == ["head", "--"] and argv[2:]:
@@ -107,7 +107,7 @@ class Node:
     # --- the head ----------------------------------------------------------------------------------------------------
 
     def lead(self, program: list[str]) -> int:
-        """Starts the cluster, and runs the program in it."""
+        """Start the cluster, and run the program in it."""
         _remove_stale_folders()
         try:
             status = self._join(self._head_options())
@@ -127,12 +127,12 @@ class Node:
         return [*options, "--dashboard-host=0.0.0.0", dashboard]
 
     def _await_workers(self) -> int | None:
-        """Waits for all workers; in an elastic job for as many as are needed, and for a while for the others. Returns
+        """Wait for all workers; in an elastic job for as many as are needed, and for a while for the others. Return
         an exit status if the node ends meanwhile."""
-        wanted = int(os.environ.get("ALLRANKS_RAY_WORKERS") or 0)
-        if not wanted:
+        expected = int(os.environ.get("ALLRANKS_RAY_WORKERS") or 0)
+        if not expected:
             return None
-        least = int(os.environ.get("ALLRANKS_RAY_MIN_WORKERS") or wanted)
+        least = int(os.environ.get("ALLRANKS_RAY_MIN_WORKERS") or expected)
         enough_at = time.monotonic() + float(os.environ.get("ALLRANKS_RAY_WAIT_SECONDS") or 0)
         remind_at = time.monotonic() + REMIND_SECONDS
         counter = subprocess.Popen([sys.executable, str(HERE / "ray_nodes.py")], env=self._env, stdout=subprocess.PIPE)
@@ -151,8 +151,8 @@ class Node:
             now = time.monotonic()
             if now >= remind_at:
                 remind_at = now + REMIND_SECONDS
-                write_line(f"{max(0, workers)} of {wanted} workers have joined the Ray cluster")
-            return workers >= wanted or (workers >= least and now >= enough_at)
+                write_line(f"{max(0, workers)} of {expected} workers have joined the Ray cluster")
+            return workers >= expected or (workers >= least and now >= enough_at)
 
         try:
             return self._until(joined, "Ray ended before the workers joined")
@@ -198,7 +198,7 @@ class Node:
     # --- a worker ----------------------------------------------------------------------------------------------------
 
     def work(self) -> int:
-        """Belongs to the cluster until a signal arrives or Ray ends."""
+        """Belong to the cluster until a signal arrives or Ray ends."""
         try:
             status = self._join([f"--address={self.host}:{self.port}"])
             if status is not None:
@@ -235,7 +235,7 @@ class Node:
     # --- both --------------------------------------------------------------------------------------------------------
 
     def _join(self, options: list[str]) -> int | None:
-        """Starts Ray's processes, and waits until the node belongs to the cluster. Returns an exit status if it cannot.
+        """Start Ray's processes, and wait until the node belongs to the cluster. Return an exit status if it cannot.
 
         Ray also gives up if the GCS is there and the head's own node not yet.
         """
@@ -246,8 +246,8 @@ class Node:
         # Any free ports: a fixed range may contain one of the others.
         command += ["--min-worker-port=0", "--max-worker-port=0"]
         if self.local:  # all nodes are on this machine
-            own = LOCAL_HEAD if "--head" in options else f"127.0.0.{3 + int(os.environ['ALLRANKS_INDEX']) % 250}"
-            command += [f"--node-ip-address={own}", "--temp-dir", str(self._folder)]
+            address = LOCAL_HEAD if "--head" in options else f"127.0.0.{3 + int(os.environ['ALLRANKS_INDEX']) % 250}"
+            command += [f"--node-ip-address={address}", "--temp-dir", str(self._folder)]
             command += ["--dashboard-agent-listen-port=0", "--metrics-export-port=0"]
         env = {name: value for name, value in self._env.items() if name != "RAY_ADDRESS"}
         for _ in range(TRIES):
@@ -269,7 +269,7 @@ class Node:
         return self._show_output("Ray could not be started")
 
     def _until_head(self) -> int | None:
-        """Waits for the head, which may be unscheduled for hours. Returns an exit status if a signal arrives."""
+        """Wait for the head, which may be unscheduled for hours. Return an exit status if a signal arrives."""
         while not self._is_up():
             if self._signals:
                 return 128 + self._signals[0]
@@ -282,13 +282,13 @@ class Node:
         return False
 
     def _is_up(self) -> bool:
-        """Whether the GCS listens. The name of the head's pod may not resolve yet."""
+        """Return whether the GCS listens. The name of the head's pod may not resolve yet."""
         with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), CONNECT_SECONDS):
             return True
         return False
 
     def _until(self, done: Callable[[], bool], failure: str) -> int | None:
-        """Waits for `done`. Returns an exit status if a signal arrives or Ray ends first."""
+        """Wait for `done`. Return an exit status if a signal arrives or Ray ends first."""
         while not done():
             if self._signals:
                 return 128 + self._signals[0]
@@ -298,7 +298,7 @@ class Node:
         return None
 
     def _wait(self, seconds: float) -> None:
-        """Waits for a signal, which includes SIGCHLD, and reaps: this process may be PID 1."""
+        """Wait for a signal, which includes SIGCHLD, and reap: this process may be PID 1."""
         if select.select([self._woken], [], [], seconds)[0]:
             os.read(self._woken, 4096)
         self._reap()
@@ -309,20 +309,20 @@ class Node:
                 self._ended[ended[0]] = os.waitstatus_to_exitcode(ended[1])
 
     def _ray_ended(self) -> bool:
-        """Whether `ray start` has ended, or its raylet. A raylet that loses an agent ends with 0, which `ray start
-        --block` ignores: the pod would stay without belonging to the cluster."""
+        """Return whether `ray start` has ended, or its raylet. A raylet that loses an agent ends with 0, which `ray
+        start --block` ignores: the pod would stay without belonging to the cluster."""
         if self._ray is None:
             return False
         return self._ray.pid in self._ended or (self._raylet is not None and parent_of(self._raylet) != self._ray.pid)
 
     def _stop_ray(self) -> None:
-        """Ends `ray start`. Its processes end with the pod. Not by `ray stop`: it ends those of other nodes too."""
+        """End `ray start`. Its processes end with the pod. Not by `ray stop`: it ends those of other nodes too."""
         if self._ray and self._ray.pid not in self._ended:
             _send(self._ray.pid, signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _show_output(self, line: str) -> int:
-        """Shows why Ray ended; returns the exit status."""
+        """Show why Ray ended; return the exit status."""
         with contextlib.suppress(OSError):
             lines = self._output.read_text(errors="replace").splitlines()
             sys.stderr.write("".join(f"{line}\n" for line in lines[-LINES:]))
@@ -338,7 +338,7 @@ _SHORT = "/tmp"
 
 
 def _remove_stale_folders() -> None:
-    """Removes the directories of nodes that were killed."""
+    """Remove the directories of nodes that were killed."""
     for path in Path(_SHORT).glob(f"{_PREFIX}*"):
         pid = path.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
@@ -359,14 +359,14 @@ def _resource_options() -> list[str]:
 def _shared_memory() -> float:
     """Free bytes in /dev/shm; infinite without it."""
     try:
-        found = os.statvfs("/dev/shm")
+        memory = os.statvfs("/dev/shm")
     except OSError:
         return float("inf")
-    return 0.9 * found.f_bavail * found.f_frsize
+    return 0.9 * memory.f_bavail * memory.f_frsize
 
 
 def _child(parent: int, name: str) -> int | None:
-    """The child with this name; None also without /proc."""
+    """Return the child with this name; None also without /proc."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if parent_of(int(folder.name)) == parent and (folder / "comm").read_text().strip() == name:

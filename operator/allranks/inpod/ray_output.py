@@ -68,8 +68,10 @@ class Output(Stderr):  # type: ignore[misc]
 def failed_rank(text: str) -> tuple[int, str] | None:
     """(rank, its exception) that failed first, from Ray Train's last report; None without one. The program survived the
     failures of earlier reports."""
-    _, found, report = text.rpartition(_REPORT)
-    ranks = [*_RANK.finditer(report)] if found else []
+    _, separator, report = text.rpartition(_REPORT)
+    ranks = [*_RANK.finditer(report)] if separator else []
     ends = [*(rank.start() for rank in ranks[1:]), len(report)]
     failures = [(int(rank["rank"]), report[rank.end() : end].strip()) for rank, end in zip(ranks, ends)]  # noqa: B905
-    return next((one for one in failures if not _LOST_PEER.search(one[1])), failures[0] if failures else None)
+    return next(
+        (failure for failure in failures if not _LOST_PEER.search(failure[1])), failures[0] if failures else None
+    )

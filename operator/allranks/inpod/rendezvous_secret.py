@@ -21,13 +21,13 @@ HEADER = "X-Allranks-Token"
 
 @functools.cache
 def headers() -> dict[str, str]:
-    """Headers of a request to the rendezvous."""
+    """Return the headers of a request to the rendezvous."""
     mine = token()
     return {HEADER: mine} if mine else {}
 
 
 def token() -> str:
-    """The token of this attempt; empty without a secret."""
+    """Return the token of this attempt; empty without a secret."""
     try:
         with open(os.environ.get(FILE, ""), "rb") as file:
             secret = file.read()
@@ -59,10 +59,12 @@ def guarded(handler: Any, seconds: float = math.inf) -> Any:
             return True
 
         def _has_token(self) -> bool:
-            given = self.headers.get(HEADER, "").encode()
-            if not given:
+            sent = self.headers.get(HEADER, "").encode()
+            if not sent:
                 return False
             accepted.add(token())  # a deleted Secret is created again with other data: pods of both times are peers
-            return any(hmac.compare_digest(given, one.encode()) for one in accepted if one)
+            return any(
+                hmac.compare_digest(sent, accepted_token.encode()) for accepted_token in accepted if accepted_token
+            )
 
     return Guarded

@@ -25,7 +25,7 @@ LOCAL_RANK = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
 def send(content: bytes, kind: str, rank: int, seconds: float) -> str:
-    """Tries for this many seconds. Returns why it was not stored, empty if all is well."""
+    """Try for this many seconds. Return why it was not stored, empty if all is well."""
     url, token_file = os.environ.get(URL), os.environ.get(TOKEN_FILE)
     if not url or not token_file:
         return "the operator of this cluster receives no reports (its chart has reports.enabled: false)"
@@ -87,7 +87,7 @@ class Sender:
             return 0, {"error": str(error) or type(error).__name__}, 0.0
 
     def _pause(self, retry_after: float) -> bool:
-        """Waits before the next try. False: there is no time left for one."""
+        """Wait before the next try. False: there is no time left for one."""
         self._failures += 1
         pause = max(retry_after, min(LONGEST_PAUSE, 0.2 * 2.0 ** min(self._failures, 8))) * random.uniform(0.7, 1.3)
         if time.monotonic() + pause > self._deadline:

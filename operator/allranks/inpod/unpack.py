@@ -22,7 +22,7 @@ class Unusable(Exception):
 
 
 def unpack(archive: Path, sha256: str, directory: Path) -> None:
-    """Unpacks a file that was compressed with gzip, for all users of the pod. Raises Unusable."""
+    """Unpack a file that was compressed with gzip, for all users of the pod. Raise Unusable."""
     try:
         with gzip.open(archive) as file:
             data = file.read(_MAX_TAR_BYTES + 1)
@@ -30,18 +30,18 @@ def unpack(archive: Path, sha256: str, directory: Path) -> None:
         raise Unusable(f"the code in {archive} cannot be read: {error}") from error
     if len(data) > _MAX_TAR_BYTES:
         raise Unusable(f"the code in {archive} has more than {MAX_BYTES} bytes")
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != sha256:
         raise Unusable(
-            f"the code in the ConfigMap is not that of the job: its SHA-256 is {found}, and spec.code.sha256 is "
+            f"the code in the ConfigMap is not that of the job: its SHA-256 is {digest}, and spec.code.sha256 is "
             f"{sha256}. Delete the ConfigMap, and submit the job again"
         )
     extract(data, directory, for_all=True)
 
 
 def extract(data: bytes, directory: Path, *, for_all: bool = False) -> None:
-    """Writes the files of an uncompressed archive. `for_all`: users with any UID may change them, because the helper's
-    image and the program's run as different ones. Raises Unusable."""
+    """Write the files of an uncompressed archive. `for_all`: users with any UID may change them, because the helper's
+    image and the program's run as different ones. Raise Unusable."""
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             for entry in tar:
@@ -64,15 +64,15 @@ def _checked(entry: tarfile.TarInfo) -> PurePosixPath:
 
 
 def _write(directory: Path, name: PurePosixPath, data: bytes, executable: bool, for_all: bool) -> None:
-    here = directory
-    here.mkdir(parents=True, exist_ok=True)
+    folder = directory
+    folder.mkdir(parents=True, exist_ok=True)
     for part in name.parts[:-1]:
-        here /= part
-        if not here.is_dir():
-            here.mkdir()
+        folder /= part
+        if not folder.is_dir():
+            folder.mkdir()
             if for_all:
-                here.chmod(0o777)
-    path = here / name.name
+                folder.chmod(0o777)
+    path = folder / name.name
     mode = 0o777 if executable else 0o666
     # An init container that is started again finds the files. It follows no link.
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)

@@ -44,7 +44,7 @@ FORWARDED = (
 
 
 def main(argv: list[str]) -> int:
-    """Runs the program; returns its exit status, 128 + n for a signal."""
+    """Run the program; return its exit status, 128 + n for a signal."""
     if len(argv) < 2 or argv[0] != "--":
         print("usage: watch.py -- PROGRAM [ARG...]", file=sys.stderr)
         return 2
@@ -69,8 +69,8 @@ def main(argv: list[str]) -> int:
 
 
 def prepend(env: dict[str, str], path: Path) -> None:
-    """Adds a directory to PYTHONPATH."""
-    env["PYTHONPATH"] = os.pathsep.join(each for each in (str(path), env.get("PYTHONPATH")) if each)
+    """Add a directory to PYTHONPATH."""
+    env["PYTHONPATH"] = os.pathsep.join(folder for folder in (str(path), env.get("PYTHONPATH")) if folder)
 
 
 def unusable(pattern: str) -> str | None:
@@ -87,7 +87,7 @@ def unusable(pattern: str) -> str | None:
 
 
 def become(program: list[str], env: dict[str, str]) -> int:
-    """Replaces this process by the program."""
+    """Replace this process by the program."""
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
         signal.signal(ignored, signal.SIG_DFL)
     sys.stderr.flush()
@@ -166,7 +166,7 @@ class Watch:
                 os.kill(self._process.pid, number)
 
     def _wait(self) -> int:
-        """Waits for the program; returns its exit code, -n for signal n. Reaps orphans: this process may be PID 1.
+        """Wait for the program; return its exit code, -n for signal n. Reap orphans: this process may be PID 1.
         Signals, including SIGCHLD, wake it through a pipe: a signal right before a blocking waitpid would be forwarded
         too late."""
         assert self._process is not None
@@ -185,7 +185,7 @@ class Watch:
                 os.read(woken, 4096)
 
     def _pump(self, stream: IO[bytes], target: int, ended: int) -> None:
-        """Forwards one stream without delay, then gives its lines to the matcher."""
+        """Forward one stream without delay, then give its lines to the matcher."""
         lines, source = Lines(), stream.fileno()
         while True:
             ready, _, _ = select.select([source, ended], [], [])
@@ -203,7 +203,7 @@ class Watch:
         self._library.report(**{**metrics, **found})
 
     def _dump(self, stack_dump_id: str) -> None:
-        """Signals all Python descendants to dump their stacks, one after another."""
+        """Signal all Python descendants to dump their stacks, one after another."""
         from allranks.report.client import why
         from allranks.report.stacks import pod
 
@@ -226,9 +226,9 @@ def name_of(number: int) -> str:
         return "unnamed"
 
 
-def same(one: int, other: int) -> bool:
+def same(first: int, other: int) -> bool:
     try:
-        return os.path.sameopenfile(one, other)
+        return os.path.sameopenfile(first, other)
     except OSError:
         return False
 
@@ -257,7 +257,7 @@ def pythons_below(ancestor: int) -> list[tuple[int, str]]:
 
 
 def parent_of(pid: int) -> int | None:
-    """The parent of a process; None if the process has ended, and without /proc."""
+    """Return the parent of a process; None if the process has ended, and without /proc."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
         return None if state == "Z" else int(parent)

@@ -1,8 +1,7 @@
 """Runs a job on one machine: a pod is a process tree, a volume a directory, an endpoint a free port of 127.0.0.1."""
 
 from allranks.local.errors import LocalRunError
-from allranks.local.listener import Listener
-from allranks.local.options import Options, Outcome
+from allranks.local.options import Listener, Options, Outcome
 from allranks.local.pod import Backoff
 from allranks.local.runner import LocalRun
 

@@ -48,7 +48,7 @@ class LocalCode:
             self.directories[in_pods.PACKAGES] = run_dir / "packages"
 
     def check(self) -> None:
-        """Raises CannotRun if the code is not on this machine."""
+        """Raise CannotRun if the code is not on this machine."""
         code = self._job.spec.code
         if code and code.config_map and not self._bundle:
             raise CannotRun(
@@ -68,7 +68,7 @@ class LocalCode:
             yield f"pip provides {', '.join(packages)} before the start (cache: {self._cache / LAYERS})"
 
     async def provide(self) -> None:
-        """Makes the copy and installs the packages. Raises CannotRun."""
+        """Make the copy and install the packages. Raise CannotRun."""
         if bundle := self._bundle:
             directory = self.directories[in_pods.VOLUME]
             try:
@@ -108,7 +108,7 @@ class LocalCode:
             raise CannotRun(errors.decode(errors="replace").strip().removeprefix("allranks: "))
 
     def stop(self) -> None:
-        """Ends an installation."""
+        """End an installation."""
         self._stopped = True
         if self._installing and self._installing.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -117,10 +117,10 @@ class LocalCode:
     def _python(self) -> str:
         """That of the program. Raises CannotRun."""
         templates = pod_template.role_templates(self._job, ANY_PLATFORM).values()
-        wanted = next(iter(in_pods.python(pod_template.trainer(template)) for template in templates), "python3")
-        found = shutil.which(wanted, path=self._environ.get("PATH", os.defpath))
-        if found is None:
+        program = next(iter(in_pods.python(pod_template.trainer(template)) for template in templates), "python3")
+        path = shutil.which(program, path=self._environ.get("PATH", os.defpath))
+        if path is None:
             raise CannotRun(
-                f"the packages ({', '.join(self._job.spec.packages or ())}) need {wanted}, which is missing"
+                f"the packages ({', '.join(self._job.spec.packages or ())}) need {program}, which is missing"
             )
-        return found
+        return path

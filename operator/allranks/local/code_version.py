@@ -37,15 +37,15 @@ class CodeVersion:
         ]
 
     def write(self, path: Path, timeout: float = _END_SECONDS) -> None:
-        """Writes the files: code.json at `path`, code.diff beside it. Without a repository, or if git takes longer than
+        """Write the files: code.json at `path`, code.diff beside it. Without a repository, or if git takes longer than
         `timeout` seconds, there is none."""
         deadline = time.monotonic() + timeout
         described, patch, untracked = (output.text(deadline) for output in self._outputs)
-        if not (found := _DESCRIPTION.fullmatch(described.strip())):
+        if not (description := _DESCRIPTION.fullmatch(described.strip())):
             return
         with contextlib.suppress(OSError):
-            path.write_text(json.dumps({"commit": found["commit"], "dirty": bool(found["dirty"])}) + "\n")
-            text = differences.text_of(found["commit"], patch, (), _hidden, untracked.split("\0"))
+            path.write_text(json.dumps({"commit": description["commit"], "dirty": bool(description["dirty"])}) + "\n")
+            text = differences.text_of(description["commit"], patch, (), _hidden, untracked.split("\0"))
             if text:
                 path.with_name(DIFFERENCES_FILE).write_text(text, encoding="utf-8")
 

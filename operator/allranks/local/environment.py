@@ -33,36 +33,37 @@ _REFERENCE = re.compile(r"\$(\$)?\(([^()\s]*)\)")
 
 
 def machine_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that every process inherits. Rank variables of another job around this terminal are dropped."""
+    """Return the variables that every process inherits. Rank variables of another job around this terminal are
+    dropped."""
     env = {
         name: value
         for name, value in environ.items()
         if name not in _WIRING_NAMES and not name.startswith(_WIRING_PREFIXES)
     }
     # `.venv/bin/allranks run` without an activated environment still finds that environment's torchrun and python.
-    own = str(Path(sys.executable).parent)
+    folder = str(Path(sys.executable).parent)
     path = env.get("PATH") or os.defpath
-    if own not in path.split(os.pathsep):
-        path += os.pathsep + own
+    if folder not in path.split(os.pathsep):
+        path += os.pathsep + folder
     return {**env, "PATH": path}
 
 
 def loopback_defaults(environ: Mapping[str, str]) -> dict[str, str]:
-    """Defaults for variables that ranks on one machine need and `environ` does not set.
+    """Return defaults for variables that ranks on one machine need and `environ` does not set.
 
     All ranks listen on 127.0.0.1, but gloo and NCCL use the interface that the host name resolves to; a laptop may have
     none, or it may change. And gRPC would send TensorFlow's traffic for 127.0.0.1 to a proxy.
     """
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
-    wanted = {name: _LOOPBACK for name in names if name not in environ}
+    defaults = {name: _LOOPBACK for name in names if name not in environ}
     if any(name in environ for name in _PROXIES):
         for name in ("no_proxy", "NO_PROXY"):
-            wanted[name] = ",".join(filter(None, (environ.get(name), "localhost", "127.0.0.1")))
-    return wanted
+            defaults[name] = ",".join(filter(None, (environ.get(name), "localhost", "127.0.0.1")))
+    return defaults
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Expands Kubernetes' `$(NAME)`. `$$(NAME)` becomes `$(NAME)`; a reference to an undefined variable stays."""
+    """Expand Kubernetes' `$(NAME)`. `$$(NAME)` becomes `$(NAME)`; a reference to an undefined variable stays."""
 
     def value_of(match: re.Match[str]) -> str:
         escaped, name = match.groups()
@@ -104,9 +105,9 @@ class Variables:
                 self.problems.append(f"{name}: the field {path} has no value on this machine; give {name} a value")
             return value
         reference = source.get("configMapKeyRef") or {}
-        own = self._config_maps.get(reference.get("name", ""), {}).get(reference.get("key", ""))
-        if own is not None:
-            return own
+        created = self._config_maps.get(reference.get("name", ""), {}).get(reference.get("key", ""))
+        if created is not None:
+            return created
         if "resourceFieldRef" in source:
             return self._resource(name, source["resourceFieldRef"])
         for kind, word in (("secretKeyRef", "secret"), ("configMapKeyRef", "config map")):
@@ -125,8 +126,8 @@ class Variables:
     def _resource(self, name: str, reference: Mapping[str, Any]) -> str | None:
         kind, _, resource = str(reference.get("resource", "")).partition(".")
         containers = self._pod["spec"].get("containers", [])
-        wanted = reference.get("containerName")
-        container = next((c for c in containers if c.get("name") == wanted), self._container)
+        container_name = reference.get("containerName")
+        container = next((c for c in containers if c.get("name") == container_name), self._container)
         resources = container.get("resources") or {}
         amount = (resources.get(kind) or resources.get("limits") or {}).get(resource)
         if amount is None and resource == "cpu":
@@ -143,7 +144,7 @@ class Variables:
 
 
 def field_value(pod: Manifest, path: str) -> str | None:
-    """A field of the downward API; None if it does not exist."""
+    """Return a field of the downward API; None if it does not exist."""
     metadata = pod["metadata"]
     if keyed := re.fullmatch(r"metadata\.(labels|annotations)\['([^']+)'\]", path):
         return str((metadata.get(keyed[1]) or {}).get(keyed[2], ""))

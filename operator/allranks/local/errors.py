@@ -24,10 +24,10 @@ class LocalRunError(AllranksError):
 
     @classmethod
     def from_os(cls, error: OSError, what: str) -> LocalRunError:
-        """An error that says that `what` failed, why (from errno), and what the user can do."""
+        """Make an error that says that `what` failed, the reason (from errno), and what the user can do."""
         return cls(f"{what}: {explain(error)}")
 
 
 def explain(error: OSError) -> str:
-    """The reason, and what the user can do."""
+    """Return the reason, and what the user can do."""
     return _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()

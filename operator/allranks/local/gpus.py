@@ -13,7 +13,7 @@ ORDER = "CUDA_DEVICE_ORDER"
 
 
 def list_gpus(environ: Mapping[str, str]) -> list[str]:
-    """The NVIDIA GPUs as CUDA_VISIBLE_DEVICES takes them: indices, or UUIDs for MIG instances.
+    """Return the NVIDIA GPUs as CUDA_VISIBLE_DEVICES takes them: indices, or UUIDs for MIG instances.
 
     The user's own CUDA_VISIBLE_DEVICES restricts them.
     """
@@ -29,22 +29,22 @@ def list_gpus(environ: Mapping[str, str]) -> list[str]:
 
 def parse(listing: str) -> list[tuple[str, str]]:
     """(index, UUID) of each GPU and MIG instance in the output of `nvidia-smi -L`."""
-    found: list[tuple[str, str]] = []
+    rows: list[tuple[str, str]] = []
     whole: str | None = None
     for line in listing.splitlines():
         if gpu := re.match(r"GPU (\d+):.*\(UUID: (GPU-[^)]+)\)", line):
             whole = gpu[1]
-            found.append((gpu[1], gpu[2]))
+            rows.append((gpu[1], gpu[2]))
         elif mig := re.match(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)", line):
             # CUDA lists a GPU in MIG mode by its instances only.
-            if found and found[-1][0] == whole:
-                found.pop()
-            found.append(("", mig[1]))
-    return found
+            if rows and rows[-1][0] == whole:
+                rows.pop()
+            rows.append(("", mig[1]))
+    return rows
 
 
 def narrow(gpus: Sequence[tuple[str, str]], visible: str | None) -> list[str]:
-    """The GPUs listed in `visible` (CUDA_VISIBLE_DEVICES), in its order and spelling; all of them for None."""
+    """Return the GPUs listed in `visible` (CUDA_VISIBLE_DEVICES), in its order and spelling; all of them for None."""
     if visible is None:
         return [index or uuid for index, uuid in gpus]
     names = [name.strip() for name in visible.split(",") if name.strip()]
@@ -54,18 +54,18 @@ def narrow(gpus: Sequence[tuple[str, str]], visible: str | None) -> list[str]:
 class Gpus:
     """The assignment of GPUs to pods."""
 
-    def __init__(self, found: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, gpus: Sequence[str], environ: Mapping[str, str]) -> None:
         # CUDA uses nvidia-smi's indices only in this order. The user's own indices keep the user's order.
         self._order = {} if VISIBLE in environ else {ORDER: "PCI_BUS_ID"}
-        self.count = len(found)
+        self.count = len(gpus)
         self.enabled = True
         """False if the job requests more GPUs than there are: then all of its ranks run on the CPU."""
-        self._free = list(found)
+        self._free = list(gpus)
         self._held: dict[str, list[str]] = {}
         self._freed = asyncio.Event()
 
     async def acquire(self, pod: str, count: int) -> Mapping[str, str]:
-        """Waits for `count` free GPUs; returns the variables that make them visible to the pod."""
+        """Wait for `count` free GPUs; return the variables that make them visible to the pod."""
         if not self.count:
             return {}
         if not self.enabled:

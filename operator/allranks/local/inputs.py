@@ -27,15 +27,16 @@ PROGRESS_SECONDS = 10.0
 
 
 def with_given_directories(job: Job, volumes: Mapping[str, Path]) -> Job:
-    """The job with the user's own directories in place of destinations and inputs, also of a directory in a claim."""
-    given = {name: f"file://{directory.absolute()}" for name, directory in volumes.items()}
+    """Return the job with the user's own directories in place of destinations and inputs, also of a directory in a
+    claim."""
+    addresses = {name: f"file://{directory.absolute()}" for name, directory in volumes.items()}
     inputs = [
-        each.model_copy(update={"source": given[each.name]}) if each.name in given else each
-        for each in job.spec.inputs or ()
+        item.model_copy(update={"source": addresses[item.name]}) if item.name in addresses else item
+        for item in job.spec.inputs or ()
     ]
     outputs = [
-        each.model_copy(update={"to": given[each.name]}) if each.name in given else each
-        for each in job.spec.outputs or ()
+        item.model_copy(update={"to": addresses[item.name]}) if item.name in addresses else item
+        for item in job.spec.outputs or ()
     ]
     spec = job.spec.model_copy(update={"inputs": inputs or job.spec.inputs, "outputs": outputs or job.spec.outputs})
     return job.model_copy(update={"spec": spec})
@@ -50,61 +51,61 @@ class LocalInputs:
         self._directory = run_dir / "inputs"
         self._root = Path(environ.get(CACHE) or Path.home() / ".cache" / "allranks") / "inputs"
         self._inputs = list(job.spec.inputs or ())
-        self._fetched = [each for each in self._inputs if not each.mounted and each.name not in volumes]
+        self._fetched = [item for item in self._inputs if not item.mounted and item.name not in volumes]
         self._transfers: list[Transfer] = []
         self._leases: list[Lease] = []
         self._stopped = False
         self.directories: dict[str, Path] = {}
         """Volume -> its directory, shared by all pods."""
-        for each in self._inputs:
-            if each.streamed:
+        for item in self._inputs:
+            if item.streamed:
                 continue
-            if each.name in volumes:
-                self.directories[data.input_volume(each.name)] = volumes[each.name]
-            elif not each.mounted:
-                self.directories[data.input_volume(each.name)] = self._directory / each.name
+            if item.name in volumes:
+                self.directories[data.input_volume(item.name)] = volumes[item.name]
+            elif not item.mounted:
+                self.directories[data.input_volume(item.name)] = self._directory / item.name
 
     @property
     def names(self) -> set[str]:
-        return {each.name for each in self._inputs}
+        return {item.name for item in self._inputs}
 
     def check(self) -> None:
-        """Raises CannotRun if an input is not on this machine."""
-        problems = [text for each in enumerate(self._inputs) for text in self._problems(*each)]
+        """Raise CannotRun if an input is not on this machine."""
+        problems = [text for number, item in enumerate(self._inputs) for text in self._problems(number, item)]
         if problems:
             raise CannotRun("\n".join(problems))
-        if any(not each.streamed for each in self._fetched):
+        if any(not item.streamed for item in self._fetched):
             self._limit()
 
-    def _problems(self, number: int, each: Input) -> Iterator[str]:
-        field, own = f"spec.inputs[{number}].from", f"--volume {each.name}=DIR"
-        if each.name in self._given:
-            directory = self._given[each.name]
+    def _problems(self, number: int, item: Input) -> Iterator[str]:
+        field, option = f"spec.inputs[{number}].from", f"--volume {item.name}=DIR"
+        if item.name in self._given:
+            directory = self._given[item.name]
             if not directory.is_dir():
-                yield f"--volume {each.name}={directory}: there is no such directory"
-        elif each.scheme == "image":
-            yield f"{field}: an image cannot be mounted on this machine: give a directory with its files, {own}"
-        elif each.scheme == "claim":
-            claim = each.source.partition("://")[2].partition("/")[0]
+                yield f"--volume {item.name}={directory}: there is no such directory"
+        elif item.scheme == "image":
+            yield f"{field}: an image cannot be mounted on this machine: give a directory with its files, {option}"
+        elif item.scheme == "claim":
+            claim = item.source.partition("://")[2].partition("/")[0]
             if claim not in self._given:
-                yield f"{field}: claim {claim} is not on this machine: give a directory with its files, {own}"
+                yield f"{field}: claim {claim} is not on this machine: give a directory with its files, {option}"
 
     def notes(self) -> Iterator[str]:
-        for each in self._inputs:
-            if each.name in self._given:
-                yield f"{each.path or 'the address'} (input {each.name}) is {self._given[each.name]}"
-            elif not each.mounted:
-                if each.streamed:
-                    yield f"input {each.name} is not copied: the program reads {each.source}"
+        for item in self._inputs:
+            if item.name in self._given:
+                yield f"{item.path or 'the address'} (input {item.name}) is {self._given[item.name]}"
+            elif not item.mounted:
+                if item.streamed:
+                    yield f"input {item.name} is not copied: the program reads {item.source}"
                 else:
-                    yield f"{each.path} (input {each.name}) is fetched from {each.source} (cache: {self._root})"
-                if each.secret:
-                    reads = "read" if each.streamed else "fetch"
-                    yield f"secret {each.secret} is not used here: your own credentials {reads} input {each.name}"
+                    yield f"{item.path} (input {item.name}) is fetched from {item.source} (cache: {self._root})"
+                if item.secret:
+                    reads = "read" if item.streamed else "fetch"
+                    yield f"secret {item.secret} is not used here: your own credentials {reads} input {item.name}"
 
     async def provide(self, tell: Callable[[Event], None]) -> list[InputStatus]:
-        """Fetches the inputs, and returns `status.inputs`. Raises CannotRun; then a later run continues the fetch."""
-        tasks = {each.name: asyncio.create_task(self._provide(each, tell)) for each in self._fetched}
+        """Fetch the inputs, and return `status.inputs`. Raise CannotRun; then a later run continues the fetch."""
+        tasks = {item.name: asyncio.create_task(self._provide(item, tell)) for item in self._fetched}
         try:
             await asyncio.gather(*tasks.values())
         except DataError as error:
@@ -117,42 +118,42 @@ class LocalInputs:
         finally:
             await asyncio.gather(*tasks.values(), return_exceptions=True)
         return [
-            tasks[each.name].result() if each.name in tasks else InputStatus(name=each.name, state="Ready")
-            for each in self._inputs
+            tasks[item.name].result() if item.name in tasks else InputStatus(name=item.name, state="Ready")
+            for item in self._inputs
         ]
 
-    async def _provide(self, each: Input, tell: Callable[[Event], None]) -> InputStatus:
-        """Raises DataError with the path of the field."""
-        field = self._field(each)
+    async def _provide(self, item: Input, tell: Callable[[Event], None]) -> InputStatus:
+        """Raise DataError with the path of the field."""
+        field = self._field(item)
 
         def on_retry(text: str) -> None:
             tell(Event(FETCH_RETRYING, f"{field}: {text}", warning=True))
 
         try:
-            how = self._resolve if each.streamed else self._fetch
-            return await how(each, tell, on_retry)
+            how = self._resolve if item.streamed else self._fetch
+            return await how(item, tell, on_retry)
         except DataError as error:
             raise DataError(f"{field}: the input cannot be fetched: {error}") from error
 
-    def _field(self, each: Input) -> str:
-        return f"spec.inputs[{self._inputs.index(each)}] ({each.name})"
+    def _field(self, item: Input) -> str:
+        return f"spec.inputs[{self._inputs.index(item)}] ({item.name})"
 
     async def _resolve(
-        self, each: Input, tell: Callable[[Event], None], on_retry: Callable[[str], None]
+        self, item: Input, tell: Callable[[Event], None], on_retry: Callable[[str], None]
     ) -> InputStatus:
-        """Looks up the revision of an input that the program streams."""
-        transfer = Transfer("resolve", {"uri": each.source, "revision": each.revision}, self._environ)
+        """Look up the revision of an input that the program streams."""
+        transfer = Transfer("resolve", {"uri": item.source, "revision": item.revision}, self._environ)
         self._transfers.append(transfer)
-        found = (await transfer.run(lambda _: None, on_retry))["resolved"]
-        tell(Event("Fetched", f"input {each.name} is {text_size(found['bytes'])}, revision {found['revision']}"))
-        return InputStatus(name=each.name, state="Ready", **found)
+        resolved = (await transfer.run(lambda _: None, on_retry))["resolved"]
+        tell(Event("Fetched", f"input {item.name} is {text_size(resolved['bytes'])}, revision {resolved['revision']}"))
+        return InputStatus(name=item.name, state="Ready", **resolved)
 
-    async def _fetch(self, each: Input, tell: Callable[[Event], None], on_retry: Callable[[str], None]) -> InputStatus:
+    async def _fetch(self, item: Input, tell: Callable[[Event], None], on_retry: Callable[[str], None]) -> InputStatus:
         began = reported_at = time.monotonic()
         request = {
-            "uri": each.source,
-            "revision": each.revision,
-            "sha256": each.sha256,
+            "uri": item.source,
+            "revision": item.revision,
+            "sha256": item.sha256,
             "cache": str(self._root),
             "limit": self._limit(),
         }
@@ -165,7 +166,7 @@ class LocalInputs:
             reported_at = now
             total, done = line["total"], line["bytes"]
             share = f"{text_size(done)} of {text_size(total)}, {done * 100 // total} %" if total else text_size(done)
-            tell(Event("Fetching", f"input {each.name}: {share}" if done else f"input {each.name} is fetched: {share}"))
+            tell(Event("Fetching", f"input {item.name}: {share}" if done else f"input {item.name} is fetched: {share}"))
 
         while True:
             transfer = Transfer("fetch", request, self._environ)
@@ -176,12 +177,12 @@ class LocalInputs:
             if lease := await asyncio.to_thread(Cache(self._root).lease, entry.uri, entry.pin):
                 break
         self._leases.append(lease)
-        self._link(self._directory / each.name, lease.directory)
+        self._link(self._directory / item.name, lease.directory)
         size = f"{text_size(entry.bytes)}, revision {entry.revision}"
         took = "was in the cache" if line["cached"] else f"was fetched in {time.monotonic() - began:.1f} s"
-        tell(Event("Fetched", f"input {each.name} {took}: {size}"))
+        tell(Event("Fetched", f"input {item.name} {took}: {size}"))
         return InputStatus(
-            name=each.name,
+            name=item.name,
             state="Ready",
             revision=entry.revision[:256],
             sha256=entry.sha256,
@@ -195,7 +196,7 @@ class LocalInputs:
         link.symlink_to(target.absolute())
 
     def _limit(self) -> int:
-        """Raises CannotRun."""
+        """Raise CannotRun."""
         text = self._environ.get(LIMIT)
         try:
             limit = int(quantity(text)) if text else DEFAULT_LIMIT
@@ -206,12 +207,12 @@ class LocalInputs:
         return limit
 
     def stop(self) -> None:
-        """Ends the fetches. What they have stays for another run."""
+        """End the fetches. What they have stays for another run."""
         self._stopped = True
         for transfer in self._transfers:
             transfer.stop()
 
     def release(self) -> None:
-        """The run does not read the data any more."""
+        """Release the data, which the run does not read any more."""
         while self._leases:
             self._leases.pop().close()

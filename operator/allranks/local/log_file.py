@@ -27,7 +27,7 @@ class LogFile:
             raise LocalRunError.from_os(error, f"the log {path} cannot be opened") from error
 
     def write(self, data: bytes) -> None:
-        """Raises LocalRunError if the disk is full or fails."""
+        """Raise LocalRunError if the disk is full or fails."""
         self._tail += data
         if len(self._tail) > 2 * _TAIL_BYTES:
             del self._tail[:-_TAIL_BYTES]
@@ -39,11 +39,11 @@ class LogFile:
             raise LocalRunError.from_os(error, f"the log {self.path} cannot be written") from error
 
     def message(self) -> str:
-        """The last lines since `start_container`, as with a kubelet's FallbackToLogsOnError."""
+        """Return the last lines since `start_container`, as with a kubelet's FallbackToLogsOnError."""
         return last_lines(as_displayed(bytes(self._tail)), MESSAGE_LINES, MESSAGE_CHARACTERS)
 
     def start_container(self) -> None:
-        """The container starts (again). The message never includes output of an earlier start."""
+        """Mark a start of the container. The message never includes output of an earlier start."""
         self._tail.clear()
 
     def close(self) -> None:
@@ -53,6 +53,7 @@ class LogFile:
 
 
 def as_displayed(raw: bytes) -> str:
-    """The text as a terminal displays it: of a line that was redrawn with carriage returns, only its last state."""
+    """Return the text as a terminal displays it: of a line that was redrawn with carriage returns, only its last
+    state."""
     text = raw.decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\0", "")
     return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.rstrip().split("\n"))

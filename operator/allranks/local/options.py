@@ -1,17 +1,18 @@
-"""The options of a local run, and its outcomes."""
+"""What the caller of a local run gives and gets: options, outcomes, and what a listener hears while it runs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
+from allranks.api.status import Status
 from allranks.code.bundle import Bundle
-from allranks.core.facts.model import RESTART_OPTION, Platform
+from allranks.core.facts.model import RESTART_OPTION, Event, Platform, Pod
 from allranks.local.pod import Backoff
-from allranks.local.state_file import WRITE_INTERVAL_SECONDS
+from allranks.local.records import WRITE_INTERVAL_SECONDS
 
 Outcome = Literal["finished", "suspended", "stopped", "settled"]
 """Why the run ended: the job finished, `suspend: true`, `stop` was called, or no pod is left to run."""
@@ -41,7 +42,7 @@ class Options:
     """How the user asks for this number of restarts: on the command line or in Python."""
 
     def platform(self, endpoints: Mapping[tuple[str, int], tuple[str, int]], report_url: str) -> Platform:
-        """What the core must know about this machine."""
+        """Describe this machine to the core."""
         return Platform(
             "allranks",
             local=True,
@@ -49,3 +50,22 @@ class Options:
             endpoints=endpoints,
             report_url=report_url,
         )
+
+
+class Listener(Protocol):
+    """Receives the status, events and output of a run. Called on the event loop's thread: must not block."""
+
+    def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+    def output(self, pod: Pod, container: str, data: bytes) -> None:
+        """Receive a chunk of a container's output, not aligned to lines; empty at its end."""
+
+
+class NullListener:
+    def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+    def output(self, pod: Pod, container: str, data: bytes) -> None: ...

@@ -27,7 +27,7 @@ from allranks.local.transfer import Transfer
 
 
 async def provide(inputs: LocalInputs, outputs: LocalOutputs, tell: Callable[[Event], None]) -> list[InputStatus]:
-    """Fetches the inputs, unless an output could not be uploaded. Returns `status.inputs`. Raises CannotRun."""
+    """Fetch the inputs, unless an output could not be uploaded. Return `status.inputs`. Raise CannotRun."""
     check = asyncio.create_task(outputs.check(tell))
     check.add_done_callback(lambda done: inputs.stop() if done.cancelled() or done.exception() else None)
     try:
@@ -56,7 +56,7 @@ class LocalOutputs:
         the folder with the checkpoints."""
         self._job, self._given, self._claims, self._run_dir = job, volumes, claims, run_dir
         self._environ, self._on_change, self._checkpoints = environ, on_change, checkpoints
-        self._outputs = {each.name: each for each in job.spec.outputs or ()}
+        self._outputs = {item.name: item for item in job.spec.outputs or ()}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._begun: dict[str, tuple[int, int] | None] = {}
         """Name -> the checkpoint whose upload was started last."""
@@ -70,22 +70,22 @@ class LocalOutputs:
 
     @property
     def names(self) -> set[str]:
-        claims = {self._claim(each)[0] for each in self._outputs.values() if each.scheme == "claim"}
+        claims = {self._claim(item)[0] for item in self._outputs.values() if item.scheme == "claim"}
         return {*self._outputs, *claims}
 
     def notes(self) -> Iterator[str]:
-        for each in self._outputs.values():
-            if each.when == "Checkpoint":
-                yield f"each checkpoint (output {each.name}) is copied to {self._to(each)} while the program runs"
+        for item in self._outputs.values():
+            if item.when == "Checkpoint":
+                yield f"each checkpoint (output {item.name}) is copied to {self._to(item)} while the program runs"
                 continue
-            when = "when the program has ended" if each.when == "Always" else "when the program has completed"
-            yield f"{each.path} (output {each.name}) is {self._directory(each.name)}, copied to {self._to(each)} {when}"
-            if each.secret and not self._to(each).startswith("/"):
-                yield f"secret {each.secret} is not used here: your own credentials upload output {each.name}"
+            when = "when the program has ended" if item.when == "Always" else "when the program has completed"
+            yield f"{item.path} (output {item.name}) is {self._directory(item.name)}, copied to {self._to(item)} {when}"
+            if item.secret and not self._to(item).startswith("/"):
+                yield f"secret {item.secret} is not used here: your own credentials upload output {item.name}"
 
     async def check(self, tell: Callable[[Event], None]) -> None:
-        """Asks the destinations whether files can be written there. Raises CannotRun."""
-        checks = [asyncio.create_task(self._checked(each, tell)) for each in self._outputs.values()]
+        """Ask the destinations whether files can be written there. Raise CannotRun."""
+        checks = [asyncio.create_task(self._checked(item, tell)) for item in self._outputs.values()]
         try:
             await asyncio.gather(*checks)
         except DataError as error:
@@ -95,25 +95,25 @@ class LocalOutputs:
             self.stop_checks()
             await asyncio.gather(*checks, return_exceptions=True)
 
-    async def _checked(self, each: Output, tell: Callable[[Event], None]) -> None:
-        """Raises DataError with the path of the field."""
+    async def _checked(self, item: Output, tell: Callable[[Event], None]) -> None:
+        """Raise DataError with the path of the field."""
         try:
-            await self._check(each, tell)
+            await self._check(item, tell)
         except DataError as error:
-            raise DataError(f"{self._field(each)}: the output cannot be uploaded: {error}") from error
+            raise DataError(f"{self._field(item)}: the output cannot be uploaded: {error}") from error
 
-    def _field(self, each: Output) -> str:
-        return f"spec.outputs[{list(self._outputs).index(each.name)}] ({each.name})"
+    def _field(self, item: Output) -> str:
+        return f"spec.outputs[{list(self._outputs).index(item.name)}] ({item.name})"
 
-    async def _check(self, each: Output, tell: Callable[[Event], None]) -> None:
-        if (to := self._to(each)).startswith("/"):
+    async def _check(self, item: Output, tell: Callable[[Event], None]) -> None:
+        if (to := self._to(item)).startswith("/"):
             note = await asyncio.to_thread(check, to)
         else:
             transfer = Transfer("check", {"to": to}, self._environ)
             self._checks.append(transfer)
             note = (await transfer.run(lambda _: None))["checked"]
         if note:
-            text = f"{self._field(each)}: it is not certain that the output can be uploaded: {note}"
+            text = f"{self._field(item)}: it is not certain that the output can be uploaded: {note}"
             tell(Event("OutputUnchecked", text, warning=True))
 
     def stop_checks(self) -> None:
@@ -122,21 +122,21 @@ class LocalOutputs:
             transfer.stop()
 
     def start(self, status: Status, ranks_run: bool, tell: Callable[[Event], None]) -> None:
-        """Starts the uploads that the status has decided, and ends those that are overdue. While ranks run, only
+        """Start the uploads that the status has decided, and end those that are overdue. While ranks run, only
         checkpoints are uploaded, one after the other."""
-        wanted = uploads.to_upload(self._job, status)
-        for name in self._transfers.keys() - set(wanted):
+        pending = uploads.to_upload(self._job, status)
+        for name in self._transfers.keys() - set(pending):
             self._transfers[name].stop()
         ended = {output.name for output in status.outputs if output.start_time}
         for output in status.outputs:
-            found = self.uploads.get(output.name)
-            earlier = found and found.state == "Failed" and not found.final and output.name in ended
+            upload = self.uploads.get(output.name)
+            earlier = upload and upload.state == "Failed" and not upload.final and output.name in ended
             if (output.state == "Failed" or earlier) and self._outputs[output.name].when == "Checkpoint":
                 # It is tried again when the program has completed.
                 self._begun.pop(output.name, None)
                 self.uploads.pop(output.name, None)
         of_checkpoints = {output.name: checkpoint_of(output) for output in status.outputs}
-        for name in wanted:
+        for name in pending:
             checkpoint = of_checkpoints[name] if self._outputs[name].when == "Checkpoint" else None
             if self._outputs[name].when == "Checkpoint":
                 ready = checkpoint is not None and self._begun.get(name) != checkpoint
@@ -153,39 +153,39 @@ class LocalOutputs:
         return "" if self._outputs[name].when == "Checkpoint" else str(self._directory(name))
 
     async def _upload(
-        self, each: Output, status: Status, checkpoint: tuple[int, int] | None, tell: Callable[[Event], None]
+        self, item: Output, status: Status, checkpoint: tuple[int, int] | None, tell: Callable[[Event], None]
     ) -> None:
-        directory = self._directory(each.name)
+        directory = self._directory(item.name)
         request = {
             "directory": str(directory),
-            "to": self._to(each),
-            "journal": str(self._run_dir / f"upload-{each.name}.jsonl"),
+            "to": self._to(item),
+            "journal": str(self._run_dir / f"upload-{item.name}.jsonl"),
             "provenance": provenance(self._job, status),
         }
         if checkpoint:
             request = of_checkpoint(request, str(self._checkpoints()), checkpoint)
         transfer = Transfer("upload", request, self._environ)
-        self._transfers[each.name] = transfer
+        self._transfers[item.name] = transfer
         if self._ended:
             transfer.stop()
 
         def on_progress(line: dict[str, Any]) -> None:
             sent, files, total = (line["files"], line["bytes"]), line["total_files"], line["total"]
-            self.uploads[each.name] = replace(self.uploads[each.name], sent=sent, files=files, bytes=total)
+            self.uploads[item.name] = replace(self.uploads[item.name], sent=sent, files=files, bytes=total)
             self._on_change()
 
         def on_retry(text: str) -> None:
-            tell(Event(uploads.UPLOAD_RETRYING, f"{self._field(each)}: {text}", warning=True))
+            tell(Event(uploads.UPLOAD_RETRYING, f"{self._field(item)}: {text}", warning=True))
 
         try:
             line = await transfer.run(on_progress, on_retry)
             done = line["uploaded"]
-            found = Upload("Uploaded", bytes=done["bytes"], files=done["files"], checkpoint=checkpoint)
+            upload = Upload("Uploaded", bytes=done["bytes"], files=done["files"], checkpoint=checkpoint)
         except DataError as error:
-            final = any(output.start_time for output in status.outputs if output.name == each.name)
-            message = _interrupted(self.uploads[each.name]) if transfer.stopped else str(error)
-            found = Upload("Failed", message=message, where=self._where(each.name), checkpoint=checkpoint, final=final)
-        self.uploads[each.name] = found
+            final = any(output.start_time for output in status.outputs if output.name == item.name)
+            message = _interrupted(self.uploads[item.name]) if transfer.stopped else str(error)
+            upload = Upload("Failed", message=message, where=self._where(item.name), checkpoint=checkpoint, final=final)
+        self.uploads[item.name] = upload
         self._on_change()
 
     @property
@@ -198,7 +198,7 @@ class LocalOutputs:
         return tuple(pid for transfer in self._transfers.values() for pid in transfer.pids)
 
     async def end(self, status: Status) -> Status:
-        """Ends uploads that still run, or that were about to begin. Returns the status, which says so."""
+        """End uploads that still run, or that were about to begin. Return the status, which says so."""
         self._ended = True
         for transfer in self._transfers.values():
             transfer.stop()
@@ -209,11 +209,11 @@ class LocalOutputs:
         outputs, notes = [], []
         for output in status.outputs:
             not_begun = Upload("Failed", message=_INTERRUPTED, where=self._where(output.name))
-            found = self.uploads.get(output.name, not_begun)
-            if output.state == "Uploading" and found.state == "Failed":
-                where = f"; the files are in {found.where}" if found.where else ""
-                notes.append(f"output {output.name} is not uploaded: {found.message}{where}")
-                output = changed(output, state="Failed", message=f"{found.message}{where}"[:MESSAGE_LENGTH])
+            upload = self.uploads.get(output.name, not_begun)
+            if output.state == "Uploading" and upload.state == "Failed":
+                where = f"; the files are in {upload.where}" if upload.where else ""
+                notes.append(f"output {output.name} is not uploaded: {upload.message}{where}")
+                output = changed(output, state="Failed", message=f"{upload.message}{where}"[:MESSAGE_LENGTH])
             outputs.append(output)
         if not notes:
             return status
@@ -223,19 +223,19 @@ class LocalOutputs:
     def _directory(self, name: str) -> Path:
         return self._run_dir / "outputs" / name
 
-    def _to(self, each: Output) -> str:
-        """The address, or the directory of this machine that takes its place."""
-        if each.name in self._given:
-            return str(self._given[each.name])
-        if each.scheme != "claim":
-            return each.to
-        claim, below = self._claim(each)
+    def _to(self, item: Output) -> str:
+        """Return the address, or the directory of this machine that takes its place."""
+        if item.name in self._given:
+            return str(self._given[item.name])
+        if item.scheme != "claim":
+            return item.to
+        claim, below = self._claim(item)
         directory = self._given.get(claim) or self._claims.setdefault(claim, self._run_dir / "volumes" / claim)
         return str(directory.absolute() / below)
 
-    def _claim(self, each: Output) -> tuple[str, str]:
+    def _claim(self, item: Output) -> tuple[str, str]:
         """(claim, directory in it)"""
-        claim, _, below = each.to.partition("://")[2].partition("/")
+        claim, _, below = item.to.partition("://")[2].partition("/")
         return claim, below.strip("/")
 
 

@@ -30,7 +30,7 @@ class Backoff:
     longest: float = 300.0
 
     def delay(self, restarts: int) -> float:
-        """Seconds before restart number `restarts` (from 0)."""
+        """Return the seconds before restart number `restarts` (from 0)."""
         return min(self.first * 2.0 ** min(restarts - 1, 32), self.longest) if restarts else 0.0
 
 
@@ -56,14 +56,14 @@ class PodHost(Protocol):
         """A shim was killed."""
 
     async def acquire_gpus(self, pod: str, count: int) -> Mapping[str, str]:
-        """Waits for `count` free GPUs; returns the variables that make them visible to the pod."""
+        """Wait for `count` free GPUs; return the variables that make them visible to the pod."""
 
     def release_gpus(self, pod: str) -> None:
-        """Frees the GPUs of the pod."""
+        """Free the GPUs of the pod."""
 
 
 def initial_status(manifest: Manifest) -> Pod:
-    """The status of a new pod."""
+    """Return the status of a new pod."""
     metadata = manifest["metadata"]
     labels = metadata.get("labels") or {}
     return Pod(
@@ -84,8 +84,8 @@ class LocalPod:
     def __init__(self, plan: PodPlan, logs: Path, grace: float | None, host: PodHost) -> None:
         """`grace` in seconds replaces the manifest's terminationGracePeriodSeconds."""
         spec = plan.manifest["spec"]
-        wanted = spec.get("terminationGracePeriodSeconds")
-        self.grace: float = grace if grace is not None else GRACE_SECONDS if wanted is None else wanted
+        seconds = spec.get("terminationGracePeriodSeconds")
+        self.grace: float = grace if grace is not None else GRACE_SECONDS if seconds is None else seconds
         self.status = replace(initial_status(plan.manifest), node=host.node)
         self.gone = asyncio.Event()
         """Set when the pod was deleted and no process is left."""
@@ -157,7 +157,7 @@ class LocalPod:
             self._host.changed()
 
     async def _acquire_gpus(self) -> bool:
-        """Waits until pods of an earlier attempt release their GPUs. False if the pod was deleted meanwhile."""
+        """Wait until pods of an earlier attempt release their GPUs. Return False if the pod was deleted meanwhile."""
         if self._plan.gpus is None:
             return not self._stop.is_set()
         self._update_status(waiting_reason="Unschedulable", waiting_message="waiting for GPUs")
@@ -172,7 +172,7 @@ class LocalPod:
         return not self._stop.is_set()
 
     async def _run_init_containers(self) -> bool:
-        """Runs the init containers in order. False if the pod is finished."""
+        """Run the init containers in order. Return False if the pod is finished."""
         for container in self._plan.init:
             self._update_status(waiting_reason="PodInitializing", waiting_message=f"init container {container.name}")
             if container.restarts:
@@ -189,7 +189,7 @@ class LocalPod:
         return not self._stop.is_set()
 
     async def _supervise(self, container: ContainerPlan, *, init: bool = False, always: bool = False) -> None:
-        """Runs a container and restarts it according to the restart policy."""
+        """Run a container and restart it according to the restart policy."""
         log = LogFile(self.log_path(container.name))
         restarts = 0
         loop = asyncio.get_running_loop()
@@ -228,7 +228,7 @@ class LocalPod:
             log.close()
 
     async def _run(self, container: ContainerPlan, log: LogFile, auxiliary: bool) -> Exit | None:
-        """Runs a container once. `auxiliary`: init container or sidecar. None if the pod stopped before the start."""
+        """Run a container once. `auxiliary`: init container or sidecar. None: the pod stopped before the start."""
         command = replace(container.command, env={**container.command.env, **self._extra_env})
         async with self._host.start_lock:
             await asyncio.sleep(0)
@@ -255,7 +255,7 @@ class LocalPod:
         return exit
 
     async def _stop_remaining(self) -> None:
-        """Ends the sidecars, and after an error all containers."""
+        """End the sidecars, and after an error all containers."""
         self._stop.set()
         for process in self._running.values():
             process.terminate()

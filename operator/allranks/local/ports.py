@@ -17,14 +17,14 @@ _EPHEMERAL = 32_768
 _TRIES = 1000
 
 
-def choose(wanted: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], tuple[str, int]]:
+def choose(listeners: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], tuple[str, int]]:
     """(pod hostname, port) -> (127.0.0.1, free port), all different. Raises LocalRunError if no port is free.
 
     A rank listens on its port only after seconds (it imports torch first). By then a port from bind(0) may belong to an
     outgoing connection, of which gloo opens many. So the ports are below the ephemeral range.
     """
     with contextlib.ExitStack() as held:
-        return {key: ("127.0.0.1", _hold_free_port(held)) for key in wanted}
+        return {key: ("127.0.0.1", _hold_free_port(held)) for key in listeners}
 
 
 def _hold_free_port(held: contextlib.ExitStack) -> int:
@@ -43,7 +43,7 @@ def _hold_free_port(held: contextlib.ExitStack) -> int:
 
 
 def _bind(stack: contextlib.ExitStack, port: int) -> None:
-    """Binds the port on all addresses: a listener on 0.0.0.0 blocks 127.0.0.1, and torch listens on ::."""
+    """Bind the port on all addresses: a listener on 0.0.0.0 blocks 127.0.0.1, and torch listens on ::."""
     stack.enter_context(socket.socket(socket.AF_INET)).bind(("", port))
     try:
         six = stack.enter_context(socket.socket(socket.AF_INET6))

@@ -60,12 +60,12 @@ class Machine:
 
 
 def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[str]]:
-    """The pod's plan, or all reasons why it cannot run here. Changes nothing on disk."""
+    """Return the pod's plan, or all reasons why it cannot run here. Change nothing on disk."""
     spec, pod = manifest["spec"], manifest["metadata"]["name"]
     containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
     problems: list[str] = []
-    wanted = {mount["name"] for container in containers for mount in container.get("volumeMounts") or ()}
-    used = [volume for volume in spec.get("volumes") or () if volume["name"] in wanted]
+    needed = {mount["name"] for container in containers for mount in container.get("volumeMounts") or ()}
+    used = [volume for volume in spec.get("volumes") or () if volume["name"] in needed]
     located: dict[str, Path] = {}
     for volume in used:
         where = machine.volumes.locate(pod, volume)
@@ -121,12 +121,12 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
 
 
 def arguments(container: Manifest, variables: Mapping[str, str], mapping: Mounts) -> tuple[str, ...] | None:
-    """The command line; None if the manifest has no command."""
+    """Return the command line; None if the manifest has no command."""
     command = container.get("command") or ()
     if not command:
         return None
-    given = [*command, *(container.get("args") or ())]
-    argv = [mapping.rewrite(expand(str(argument), variables)) for argument in given]
+    words = [*command, *(container.get("args") or ())]
+    argv = [mapping.rewrite(expand(str(argument), variables)) for argument in words]
     if argv[0] == "allranks":
         # In the helper image this is the operator's program. Here it is this installation.
         argv[:1] = [sys.executable, "-m", "allranks"]
@@ -134,10 +134,10 @@ def arguments(container: Manifest, variables: Mapping[str, str], mapping: Mounts
 
 
 def working_directory(container: Manifest, mapping: Mounts, workdir: Path) -> Path | None:
-    """None if the directory in the manifest does not exist on this machine."""
-    wanted = container.get("workingDir")
-    if not wanted:
+    """Return None if the directory in the manifest does not exist on this machine."""
+    path = container.get("workingDir")
+    if not path:
         return workdir
-    real = mapping.rewrite(wanted)
+    real = mapping.rewrite(path)
     # The directory of a volume is created later. Any other must exist.
-    return Path(real) if real != wanted or Path(real).is_dir() else None
+    return Path(real) if real != path or Path(real).is_dir() else None

@@ -1,4 +1,4 @@
-"""One run of one container: its shim process, its output, its exit status."""
+"""One run of one container: its shim process, its output, its exit status, and what is left of it."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from allranks.core.facts.model import Exit
-from allranks.local import oom, shim
+from allranks.local import shim
 from allranks.local.errors import LocalRunError
 from allranks.local.log_file import LogFile
 
 SHIM = [sys.executable, "-I", "-S", shim.__file__]
 _CHUNK = 1 << 16
-"""Bytes to read from one rank before the others get their turn."""
+"""Bytes to read from a rank before the others get their turn."""
 _PIPE_READS = 64
 """More than a pipe holds. A process that escaped the shim (macOS) may write forever."""
+_REAP_TIMEOUT_SECONDS = 1.0
+_CGROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 _LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to execute."""
-
     argv: tuple[str, ...]
     env: dict[str, str]
     directory: Path
@@ -62,7 +64,7 @@ class Process:
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[Exit] = self._loop.create_future()
-        self._oom_kills = oom.count_kills()
+        self._oom_kills = count_oom_kills()
         log.start_container()
         try:
             self._start(files)
@@ -100,24 +102,23 @@ class Process:
         self._write_request()
 
     async def started(self) -> None:
-        """Waits until the program is executing or could not be executed."""
+        """Wait until the program is executing or could not be executed."""
         await asyncio.shield(self._started)
 
     async def ended(self) -> Exit:
-        """Waits for the end. By then no process is left, and all output is in the log."""
+        """Wait for the end. By then no process is left, and all output is in the log."""
         return await asyncio.shield(self._ended)
 
     def terminate(self) -> None:
-        """SIGTERM to the first process, as a kubelet does."""
+        """Send SIGTERM to the first process, as a kubelet does."""
         self._send_order(b"T")
 
     def kill(self) -> None:
-        """SIGKILL to all processes."""
+        """Send SIGKILL to all processes."""
         self._send_order(b"K")
 
     @property
     def shim_pid(self) -> int:
-        """The shim's pid."""
         return self._shim.pid
 
     def _send_order(self, order: bytes) -> None:
@@ -128,7 +129,7 @@ class Process:
                 self._link.send(order)
 
     def _write_request(self) -> None:
-        """Sends the start request in parts: it may be larger than the socket buffer."""
+        """Send the start request in parts: it may be larger than the socket buffer."""
         try:
             sent = self._link.send(self._pending)
         except BlockingIOError:
@@ -157,7 +158,7 @@ class Process:
             self._finish()
 
     def _read_output(self) -> bool:
-        """Reads one chunk. False if there is no more for now."""
+        """Read one chunk. Return False if there is no more for now."""
         try:
             data = os.read(self._pipe, _CHUNK)
         except BlockingIOError:
@@ -173,7 +174,7 @@ class Process:
         return True
 
     def _finish(self) -> None:
-        """The shim has exited: the rest of the output is in the pipe."""
+        """Read the rest of the output from the pipe: the shim has exited."""
         self._loop.remove_reader(self._link)
         self._loop.remove_writer(self._link)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -194,22 +195,22 @@ class Process:
     def _read_exit(self) -> Exit:
         for line in self._report.splitlines():
             match line.split():
-                case [b"exited", status, time]:
+                case [b"exited", status, seconds]:
                     ended = os.waitstatus_to_exitcode(int(status))  # -n for signal n
                     number = -ended if ended < 0 else None
                     code = 128 + number if number else ended
                     message = self._log.message() if code else ""
-                    return Exit(code, _time(time), self._reason(code, message), message, number)
-                case [b"failed", number, time]:
-                    return Exit(128, _time(time), "StartError", self._start_error(int(number)))
+                    return Exit(code, _time(seconds), self._reason(code, message), message, number)
+                case [b"failed", number, seconds]:
+                    return Exit(128, _time(seconds), "StartError", self._start_error(int(number)))
         # The shim was killed, and the first process with it (PR_SET_PDEATHSIG).
         return Exit(128 + signal.SIGKILL, datetime.now(UTC), "Error", self._log.message(), int(signal.SIGKILL))
 
     def _reason(self, code: int, message: str) -> str:
-        """The kubelet's reason. All pods share one cgroup, so OOMKilled also requires an end by SIGKILL."""
+        """Return the reason as the kubelet says it. All pods share one cgroup, so OOMKilled also requires SIGKILL."""
         # A launcher exits with a code of its own and names the signal of its rank.
         killed = code == 128 + signal.SIGKILL or (code and "SIGKILL" in message)
-        if killed and oom.count_kills() > self._oom_kills:
+        if killed and count_oom_kills() > self._oom_kills:
             return "OOMKilled"
         return "Error" if code else "Completed"
 
@@ -225,3 +226,64 @@ class Process:
 
 def _time(seconds: bytes) -> datetime:
     return datetime.fromtimestamp(float(seconds), UTC)
+
+
+def count_oom_kills(membership: Path = _MEMBERSHIP, cgroups: Path = _CGROUPS) -> int:
+    """Count the OOM kills so far in this process's cgroup, which all pods share; 0 if the kernel provides no counter.
+
+    Both versions of cgroups have one (cgroup-v1/memory.rst, cgroup-v2.rst of the kernel's documentation).
+    """
+    with contextlib.suppress(OSError, ValueError):
+        for line in membership.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "memory":
+                return _oom_kills(cgroups / "memory" / path.lstrip("/") / "memory.oom_control")
+            if controllers == "":
+                return _oom_kills(cgroups / path.lstrip("/") / "memory.events")
+    return 0
+
+
+def _oom_kills(file: Path) -> int:
+    counts = dict(line.split() for line in file.read_text().splitlines())
+    return int(counts.get("oom_kill", 0))
+
+
+class Reaper:
+    """Makes this process a subreaper inside a `with`: processes of a killed shim become its children."""
+
+    def __enter__(self) -> Reaper:
+        self._before = set(_children())
+        shim.become_subreaper()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill_orphans(())
+        if sys.platform == "linux":
+            shim.prctl(shim.PR_SET_CHILD_SUBREAPER, 0)
+
+    def kill_orphans(self, shims: Iterable[int]) -> None:
+        """Kill all children except `shims` and those from before the context, with all their descendants."""
+        kept = self._before | set(shims)
+        while orphans := set(_children()) - kept:
+            for orphan in orphans:
+                for pid in (*shim.descendants(orphan), orphan):
+                    shim.send(pid, signal.SIGKILL)
+            if not _reap(orphans):
+                return
+
+
+def _reap(orphans: Iterable[int]) -> bool:
+    """Return False if a killed process does not exit in time: it is in uninterruptible I/O."""
+    deadline = time.monotonic() + _REAP_TIMEOUT_SECONDS
+    for orphan in orphans:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(orphan, os.WNOHANG)[0] == 0:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.002)
+    return True
+
+
+def _children() -> list[int]:
+    parent_pid = os.getpid()
+    return [pid for pid, parent in shim.parents() if parent == parent_pid] if sys.platform == "linux" else []

@@ -16,9 +16,7 @@ from allranks.core.facts.model import Manifest, Pod
 from allranks.core.facts.naming import TRAINER
 from allranks.core.facts.rank_reports import TOKEN_FILE, Reports
 from allranks.core.objects.report_env import disabled, trainer_variables
-from allranks.frameworks.base import Framework
 from allranks.local import run_directories
-from allranks.local.independent_ranks import IndependentRanks
 from allranks.pod_bundle import copy_library, copy_startup
 
 if TYPE_CHECKING:
@@ -31,17 +29,8 @@ EXAMPLE_URL = "http://127.0.0.1:8081/v1/report"
 class LocalReports:
     """The report server of one run. Calls `wake` when a report requires a reconcile."""
 
-    def __init__(
-        self,
-        job: tuple[str, str],
-        uid: str,
-        node: str,
-        run_dir: Path,
-        wake: Callable[[], None],
-        framework: Framework,
-    ) -> None:
+    def __init__(self, job: tuple[str, str], uid: str, node: str, run_dir: Path, wake: Callable[[], None]) -> None:
         self._job, self._uid, self._node, self._run_dir, self._wake = job, uid, node, run_dir, wake
-        self._independent = IndependentRanks(framework, run_dir / "peers")
         self._sources: dict[str, answers.ReportSource] = {}
         self._store: store.ReportStore | None = None
         self._server: server.Server[answers.ReportSource] | None = None
@@ -65,7 +54,6 @@ class LocalReports:
     async def stop(self) -> None:
         if self._server:
             await self._server.stop()
-            self._independent.collect()
             for name in ("tokens", "python", "startup"):
                 shutil.rmtree(self._run_dir / name, ignore_errors=True)
 
@@ -74,12 +62,6 @@ class LocalReports:
             return None
         # The loopback has no outages: silence comes from the ranks.
         return replace(self._store.snapshot(self._job, self._uid, attempt), any_job_at=datetime.now(UTC))
-
-    def independent_copies(self, attempt: int) -> int:
-        """The number of ranks that ran the same program, did not find each other and reported nothing; 0 if that is not
-        certain. Call it after `stop`."""
-        reports = self.snapshot(attempt)
-        return 0 if reports is None or reports.ranks else self._independent.count(attempt)
 
     def request_stack_dump(self, stack_dump_id: str, attempt: int) -> None:
         """For a hang, or if another process has requested one; else nothing."""
@@ -93,7 +75,7 @@ class LocalReports:
             self._store.request_checkpoint(self._job, number)
 
     def inject_token(self, manifest: Manifest, pod: Pod) -> Manifest:
-        """The manifest with a token for the pod, and with the report library on its PYTHONPATH."""
+        """Return the manifest with a token for the pod, and with the report library on its PYTHONPATH."""
         if not self._store:
             return manifest
         from allranks.telemetry.answers import ReportSource
@@ -115,22 +97,21 @@ class LocalReports:
             self._node,
         )
         containers = [
-            self._with_token(pod, container, path) if container["name"] == TRAINER else container
+            self._with_token(container, path) if container["name"] == TRAINER else container
             for container in manifest["spec"]["containers"]
         ]
         return {**manifest, "spec": {**manifest["spec"], "containers": containers}}
 
-    def _with_token(self, pod: Pod, container: Manifest, token: Path) -> Manifest:
+    def _with_token(self, container: Manifest, token: Path) -> Manifest:
         env = list(container.get("env") or ())
         inherited = [{"name": name, "value": value} for name, value in os.environ.items()]
-        own = {TOKEN_FILE: str(token), **trainer_variables(self.url, str(token), [*inherited, *env])}
-        own |= self._independent.variables(pod, container)
+        added = {TOKEN_FILE: str(token), **trainer_variables(self.url, str(token), [*inherited, *env])}
         paths = [str(self._run_dir / "python"), os.environ.get("PYTHONPATH", "")]
         if not disabled({**os.environ, **{variable["name"]: str(variable.get("value")) for variable in env}}):
             paths.insert(0, str(self._run_dir / "startup"))
         if all(variable["name"] != "PYTHONPATH" for variable in env):
-            own["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        return {**container, "env": [*env, *({"name": name, "value": value} for name, value in own.items())]}
+            added["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        return {**container, "env": [*env, *({"name": name, "value": value} for name, value in added.items())]}
 
     async def _identify(self, token: str) -> answers.ReportSource | None:
         return self._sources.get(token)

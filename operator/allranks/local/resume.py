@@ -30,13 +30,13 @@ class LocalCheckpoints:
         self._job, self._volumes, self._run_dir, self._root = job, volumes, run_dir, root
 
     def check(self) -> None:
-        """Raises CannotRun if there is nothing to start from."""
+        """Raise CannotRun if there is nothing to start from."""
         if self._job.spec.resume_from:
             self._source()
             self._target()
 
     async def provide(self, tell: Callable[[Event], None]) -> None:
-        """Copies the checkpoints of the earlier run, and links the folder of this one. Raises CannotRun."""
+        """Copy the checkpoints of the earlier run, and link the folder of this one. Raise CannotRun."""
         if self._job.spec.resume_from:
             source, target = self._source(), self._target()
             _, step = resume_source.split(self._job.spec.resume_from)
@@ -65,8 +65,8 @@ class LocalCheckpoints:
         if {"emptyDir", "ephemeral"} & volume.keys():
             return None
         claim = {"persistentVolumeClaim": {"claimName": checkpoint.claim}} if checkpoint.claim else {}
-        found = self._volumes.locate("", {"name": "checkpoint", **volume, **claim})
-        return None if isinstance(found, str) else found / (checkpoint.sub_path or "")
+        directory = self._volumes.locate("", {"name": "checkpoint", **volume, **claim})
+        return None if isinstance(directory, str) else directory / (checkpoint.sub_path or "")
 
     def _target(self) -> Path:
         folder = self.folder
@@ -80,23 +80,25 @@ class LocalCheckpoints:
         return folder
 
     def _source(self) -> Path:
-        """The folder with the checkpoints of the newest run of the job. Raises CannotRun."""
+        """Return the folder with the checkpoints of the newest run of the job. Raise CannotRun."""
         name, step = resume_source.split(self._job.spec.resume_from or "")
         runs = [run for run in find_runs(name, self._root) if run.directory.resolve() != self._run_dir.resolve()]
         if not runs:
             raise CannotRun(f"spec.resumeFrom: there is no run of {name} in {self._root}")
-        found = [run for run in runs if (run.directory / LINK).is_dir()]
-        if not found:
+        candidates = [run for run in runs if (run.directory / LINK).is_dir()]
+        if not candidates:
             raise CannotRun(f"spec.resumeFrom: {runs[-1].directory} has no checkpoints")
-        if step is None and found[-1].running:
-            text = f"{found[-1].directory} still runs and may be writing its newest checkpoint"
+        if step is None and candidates[-1].running:
+            text = f"{candidates[-1].directory} still runs and may be writing its newest checkpoint"
             raise CannotRun(f"spec.resumeFrom: {text}: name one of its steps, {name}/STEP, or end it first")
-        return found[-1].directory / LINK
+        return candidates[-1].directory / LINK
 
 
 def find_runs(job: str, root: Path) -> list[StoredRun]:
-    """The runs of a job below `root`, and those of a trial of a sweep with this name, the oldest first."""
+    """Return the runs of a job below `root`, and those of a trial of a sweep with this name, the oldest first."""
     paths = [*root.glob(f"{job}/*"), *root.glob(f"*/*/trials/{job}")]
     files = {path: path / run_directories.RUN_FILE for path in paths if not path.is_symlink()}
-    found = [path for path, file in files.items() if file.is_file()]
-    return [StoredRun(path) for path in sorted(found, key=lambda path: (files[path].stat().st_mtime_ns, path.name))]
+    directories = [path for path, file in files.items() if file.is_file()]
+    return [
+        StoredRun(path) for path in sorted(directories, key=lambda path: (files[path].stat().st_mtime_ns, path.name))
+    ]

@@ -129,7 +129,7 @@ class StoredRun:
         return sorted((self.directory / "logs").glob("*.log"))
 
     def remove(self) -> None:
-        """Removes the directory, and the directory of the job with its last run. Raises RunsError."""
+        """Remove the directory, and the directory of the job with its last run. Raise RunsError."""
         if self.running:
             raise RunsError(f"{self.name} is still running: end it with Ctrl-C first")
         try:
@@ -152,7 +152,7 @@ def new_directory(job: str) -> Path:
 
 
 def reserve_directory(job: str, reserved: list[Path]) -> Path:
-    """Creates `runs/JOB/TIME` and adds it to `reserved`, so that no other run that starts in the same second takes it.
+    """Create `runs/JOB/TIME` and add it to `reserved`, so that no other run that starts in the same second takes it.
 
     A path that cannot be created is returned as it is: the run says why.
     """
@@ -171,7 +171,7 @@ def reserve_directory(job: str, reserved: list[Path]) -> Path:
 
 
 def remove_empty(reserved: Iterable[Path]) -> None:
-    """Removes directories of runs that did not start, and those of their jobs if they are empty."""
+    """Remove directories of runs that did not start, and those of their jobs if they are empty."""
     for path in reserved:
         for folder in (path, path.parent, path.parent.parent):
             with contextlib.suppress(OSError):
@@ -180,9 +180,9 @@ def remove_empty(reserved: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def prepared(directory: Path, started: Callable[[], bool]) -> Iterator[None]:
-    """Creates a run directory and its `logs`. Removes what a run has put there that ends before it has `started`.
+    """Create a run directory and its `logs`. Remove what a run has put there that ends before it has `started`.
 
-    Raises CannotRun.
+    Raise CannotRun.
     """
     before = _entries(directory)
     try:
@@ -202,7 +202,7 @@ def prepared(directory: Path, started: Callable[[], bool]) -> Iterator[None]:
 
 
 def _entries(directory: Path) -> set[Path] | None:
-    """None: there is no such directory."""
+    """Return None if there is no such directory."""
     try:
         return set(directory.iterdir())
     except OSError:
@@ -224,13 +224,13 @@ def _names(job: str) -> Iterator[Path]:
 
 
 def stored_runs(root: Path = ROOT) -> list[StoredRun]:
-    """All runs below `root`, by job, the oldest first."""
+    """Return all runs below `root`, by job, the oldest first."""
     parents = sorted(path for path in root.glob("*") if path.is_dir() and not path.is_symlink())
     return [run for parent in parents for run in _runs_in(parent)]
 
 
 def find_run(name: str, root: Path = ROOT, among: Sequence[StoredRun] | None = None) -> StoredRun:
-    """The run `JOB/TIME`, or the newest run of `JOB`. `among`: those below `root`. Raises RunsError."""
+    """Return the run `JOB/TIME`, or the newest run of `JOB`. `among`: those below `root`. Raise RunsError."""
     stored = stored_runs(root) if among is None else among
     job, _, time = name.partition("/")
     runs = [run for run in stored if run.job == job]
@@ -247,7 +247,7 @@ def find_run(name: str, root: Path = ROOT, among: Sequence[StoredRun] | None = N
 
 
 def similar_job(name: str, among: Iterable[StoredRun]) -> str:
-    """The job of these runs whose name is most like this one; empty if there is none."""
+    """Return the job of these runs whose name is most like this one; empty if there is none."""
     return next(iter(difflib.get_close_matches(name, {run.job for run in among}, n=1)), "")
 
 
@@ -259,7 +259,7 @@ def _runs_in(parent: Path) -> Iterator[StoredRun]:
 
 @contextlib.contextmanager
 def lock(directory: Path) -> Iterator[None]:
-    """Marks the run directory as in use. Raises BlockingIOError if it is, OSError if it cannot be locked."""
+    """Mark the run directory as in use. Raise BlockingIOError if it is, OSError if it cannot be locked."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -270,7 +270,7 @@ def lock(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_use(directory: Path) -> Iterator[None]:
-    """Holds the lock if the file system has locks and nothing else holds it."""
+    """Hold the lock if the file system has locks and nothing else holds it."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             stack.enter_context(lock(directory))
@@ -278,7 +278,7 @@ def in_use(directory: Path) -> Iterator[None]:
 
 
 def link_latest(directory: Path) -> None:
-    """Points `latest` beside the run directory at it. A failure is ignored: the link is a convenience."""
+    """Point `latest` beside the run directory at it. A failure is ignored: the link is a convenience."""
     link = directory.parent / LATEST
     new = directory.parent / f".{LATEST}.{os.getpid()}"
     with contextlib.suppress(OSError):
@@ -288,14 +288,14 @@ def link_latest(directory: Path) -> None:
 
 
 def request_stacks(directory: Path, request: str) -> None:
-    """The run passes the request on to its ranks. Raises OSError."""
+    """Request stacks: the run passes the request on to its ranks. Raise OSError."""
     unfinished = directory / f".{STACKS_FILE}.{os.getpid()}"
     unfinished.write_text(request, encoding="utf-8")
     unfinished.replace(directory / STACKS_FILE)
 
 
 def stack_request(directory: Path) -> str:
-    """The newest request; empty without one."""
+    """Return the newest request; empty without one."""
     try:
         with (directory / STACKS_FILE).open(encoding="utf-8") as file:
             return file.read(64)

@@ -21,7 +21,7 @@ from allranks.api.status import FINISHED, Status
 from allranks.core import checkpoints as checkpoint
 from allranks.core.facts.model import Manifest, Observed, Plan, Pod
 from allranks.core.facts.status_update import changed
-from allranks.core.facts.topology import CLEANUP_GRACE, framework_of
+from allranks.core.facts.topology import CLEANUP_GRACE
 from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
 from allranks.core.transfers import outputs
@@ -33,16 +33,14 @@ from allranks.local.environment import machine_environment
 from allranks.local.errors import LocalRunError
 from allranks.local.gpus import Gpus, list_gpus
 from allranks.local.inputs import LocalInputs, with_given_directories
-from allranks.local.listener import Listener, NullListener
-from allranks.local.options import Options, Outcome
+from allranks.local.options import Listener, NullListener, Options, Outcome
 from allranks.local.outputs import LocalOutputs, provide
 from allranks.local.pod import LocalPod, initial_status
 from allranks.local.prepare import Machine, PodPlan, prepare
-from allranks.local.progress_log import ProgressLog
-from allranks.local.reaper import Reaper
+from allranks.local.process import Reaper
+from allranks.local.records import ProgressLog, StateFile
 from allranks.local.report_server import EXAMPLE_URL, LocalReports
 from allranks.local.resume import LocalCheckpoints
-from allranks.local.state_file import StateFile
 from allranks.local.unsupported_fields import unsupported_field_notes
 from allranks.local.volumes import Volumes
 from allranks.open_files import more_open_files, require_open_files
@@ -92,8 +90,8 @@ class LocalRun:
         wake = self._wake = asyncio.Event()
         of_outputs = (options.volumes, options.claims, run_dir, environ, wake.set)
         self._outputs = LocalOutputs(self.job, *of_outputs, lambda: self._checkpoints.folder)
-        own = self._code.directories | self._inputs.directories | self._outputs.directories
-        self._volumes = Volumes(run_dir, {**own, **options.volumes}, options.claims)
+        provided = self._code.directories | self._inputs.directories | self._outputs.directories
+        self._volumes = Volumes(run_dir, {**provided, **options.volumes}, options.claims)
         self._checkpoints = LocalCheckpoints(self.job, self._volumes, run_dir)
         self._machine = Machine(machine_environment(options.environ), self._volumes, options.workdir)
         self._gpus: Gpus | None = None
@@ -105,20 +103,21 @@ class LocalRun:
         """Whether everything was ready for the ranks. A run that ends before that leaves no files."""
         self._reaper = Reaper()
         key, uid = (self.job.namespace, self.job.name), self.job.metadata.uid
-        self._reports = LocalReports(key, uid, self.node, run_dir, self._wake.set, framework_of(self.job))
+        self._reports = LocalReports(key, uid, self.node, run_dir, self._wake.set)
         self._state_file = StateFile(options.run_dir / run_directories.RUN_FILE, self.job, options.state_interval)
         self._progress_log = ProgressLog(options.run_dir / run_directories.PROGRESS_FILE)
 
     def preview(self) -> list[Manifest]:
-        """The pods of the first attempt with placeholder ports: the same for every call. Changes nothing on disk."""
-        wanted = self._listens(self.job, self.status)
-        endpoints = {key: ("127.0.0.1", min(key[1] + number, 65535)) for number, key in enumerate(wanted)}
+        """Return the pods of the first attempt with placeholder ports: the same for every call. Change nothing on
+        disk."""
+        listeners = self._listens(self.job, self.status)
+        endpoints = {key: ("127.0.0.1", min(key[1] + number, 65535)) for number, key in enumerate(listeners)}
         metadata = self.job.metadata.model_copy(update={"uid": str(uuid.UUID(int=0))})
         job = self.job.model_copy(update={"metadata": metadata})
         return [manifest for manifest in self._first_objects(job, endpoints) if manifest["kind"] == "Pod"]
 
     def check(self) -> list[str]:
-        """Notes on settings that have no effect here. Raises CannotRun if the first attempt cannot run here."""
+        """Return notes on settings that have no effect here. Raise CannotRun if the first attempt cannot run here."""
         self._code.check()
         self._inputs.check()
         self._checkpoints.check()
@@ -148,9 +147,9 @@ class LocalRun:
         return self._volumes.names | self._inputs.names | self._outputs.names
 
     async def run(self, listener: Listener) -> Outcome:
-        """Runs the job to its end; then none of its processes is left. Call it once.
+        """Run the job to its end; then none of its processes is left. Call it once.
 
-        Raises LocalRunError if the machine prevents the run from continuing, CannotRun if nothing could be started.
+        Raise LocalRunError if the machine prevents the run from continuing, CannotRun if nothing could be started.
         """
         self._listener = listener
         if self._gpus is None:
@@ -195,7 +194,7 @@ class LocalRun:
         return how
 
     def save_and_stop(self) -> int:
-        """Asks the ranks for a checkpoint, and ends the run when it is stored, as for a suspension. Returns the longest
+        """Ask the ranks for a checkpoint, and end the run when it is stored, as for a suspension. Return the longest
         wait in seconds; 0 if no rank stores checkpoints on request: then call `stop`."""
         seconds = (
             0
@@ -209,7 +208,7 @@ class LocalRun:
         return seconds
 
     def stop(self, at_once: bool = False) -> None:
-        """Ends the run: SIGTERM and the grace period, or SIGKILL at once."""
+        """End the run: SIGTERM and the grace period, or SIGKILL at once."""
         self._stopping = True
         self._code.stop()
         self._inputs.stop()
@@ -217,11 +216,6 @@ class LocalRun:
         for pod in self._pods.values():
             pod.delete(0 if at_once else None)
         self._wake.set()
-
-    @property
-    def independent_copies(self) -> int:
-        """The number of ranks of a finished job that never formed a group; 0 if that is not certain."""
-        return self._reports.independent_copies(self.status.attempt) if self.status.phase == "Succeeded" else 0
 
     @property
     def running(self) -> int:
@@ -263,8 +257,8 @@ class LocalRun:
         self._wake.clear()
         self._drop_deleted_pods()
         if self._endpoints is None or self._endpoints[0] != self.status.attempt:
-            wanted = self._listens(self.job, self.status)
-            self._endpoints = (self.status.attempt, ports.choose(wanted))
+            listeners = self._listens(self.job, self.status)
+            self._endpoints = (self.status.attempt, ports.choose(listeners))
         platform = self.options.platform(self._endpoints[1], self._reports.url)
         self._listener.status(self.status, self._pod_statuses())
         reports = self._reports.snapshot(self.status.attempt)
@@ -316,7 +310,7 @@ class LocalRun:
         pod.start()
 
     def _outcome(self, plan: Plan) -> Outcome | None:
-        """The outcome, or None if the run has something to wait for."""
+        """Return the outcome, or None if the run has something to wait for."""
         alive = [pod for pod in self._pods.values() if pod.alive]
         self._outputs.start(self.status, bool(alive), self._listener.event)
         if self._outputs.busy:
@@ -365,7 +359,7 @@ class LocalRun:
         self._reaper.kill_orphans(())
 
     def _first_objects(self, job: Job, endpoints: Mapping[tuple[str, int], tuple[str, int]]) -> list[Manifest]:
-        """The objects that the core creates first. Does not change the status of the run."""
+        """Return the objects that the core creates first. The status of the run stays as it is."""
         reports = job.spec.progress is not None or job.spec.hang is not None
         platform = self.options.platform(endpoints, EXAMPLE_URL if reports else "")
         status = self.status

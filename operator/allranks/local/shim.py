@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def supervise(first: int, link: int, wakeup: int) -> None:
-    """Waits until the first process and all of its descendants have ended."""
+    """Wait until the first process and all of its descendants have ended."""
     poll = select.poll()
     poll.register(link, select.POLLIN)
     poll.register(wakeup, select.POLLIN)
@@ -97,7 +97,7 @@ def reap() -> tuple[int, int] | None:
 
 
 def start(directory: bytes, files: int, argv: list[bytes], env: dict[bytes, bytes], link: int) -> int | None:
-    """Forks the first process. Returns its pid, or None after reporting that its program cannot be executed."""
+    """Fork the first process. Return its pid, or None after reporting that its program cannot be executed."""
     errors, errors_end = os.pipe()
     shim = os.getpid()
     began = time.time()
@@ -159,14 +159,14 @@ def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """All descendants of `root`, leaves first."""
+    """Return all descendants of `root`, leaves first."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents():
         children.setdefault(parent, []).append(pid)
-    found = [root]
-    for pid in found:
-        found += children.get(pid, ())
-    return found[:0:-1]
+    pids = [root]
+    for pid in pids:
+        pids += children.get(pid, ())
+    return pids[:0:-1]
 
 
 def parents() -> list[tuple[int, int]]:
@@ -174,7 +174,7 @@ def parents() -> list[tuple[int, int]]:
     if not os.path.isdir("/proc/self"):
         with os.popen("ps -A -o pid= -o ppid=") as listing:
             return [(int(pid), int(parent)) for pid, parent in map(str.split, listing)]
-    found = []
+    pairs = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -183,8 +183,8 @@ def parents() -> list[tuple[int, int]]:
             except OSError:
                 continue
             # The command name before it may contain spaces and parentheses.
-            found.append((int(name), int(stat[stat.rindex(b")") + 2 :].split()[1])))
-    return found
+            pairs.append((int(name), int(stat[stat.rindex(b")") + 2 :].split()[1])))
+    return pairs
 
 
 def become_subreaper() -> None:
@@ -214,14 +214,14 @@ def kill_group(pid: int) -> None:
 
 
 def encode(directory: str, files: int, argv: list[str], env: dict[str, str]) -> bytes:
-    """The start request: working directory, soft limit of open files, arguments, environment."""
+    """Return the start request: working directory, soft limit of open files, arguments, environment."""
     pairs = [f"{name}={value}" for name, value in env.items()]
     body = b"\0".join(os.fsencode(text) for text in (directory, str(files), str(len(argv)), *argv, *pairs))
     return b"%d\n" % len(body) + body
 
 
 def read_request(link: int) -> tuple[bytes, int, list[bytes], dict[bytes, bytes]] | None:
-    """Decodes what `encode` returned. None if the runner has ended."""
+    """Decode what `encode` returned. Return None if the runner has ended."""
     size = b""
     while not size.endswith(b"\n"):
         digit = receive(link, 1)

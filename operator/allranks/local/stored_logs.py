@@ -36,53 +36,53 @@ class StoredLog:
 
 
 def matches(line: bytes, search: bytes) -> bool:
-    """Whether it contains the text. ASCII letters match in both cases."""
+    """Return whether it contains the text. ASCII letters match in both cases."""
     return not search or search in line.lower()
 
 
 def stored_logs(directory: Path, job: str) -> list[StoredLog]:
-    """The logs of the training containers in a run directory, by attempt and replica. Files with other names are left
-    out."""
+    """Return the logs of the training containers in a run directory, by attempt and replica. Files with other names are
+    left out."""
     form = re.compile(rf"{re.escape(job)}-(?P<role>[a-z0-9]+)-(?P<index>\d+)-(?P<attempt>\d+)(-(?P<restart>\d+))?")
-    found = []
+    logs = []
     with contextlib.suppress(OSError):
         for path in (directory / "logs").glob("*.log"):
             # A link could lead anywhere.
             if (match := form.fullmatch(path.stem)) and path.is_file() and not path.is_symlink():
                 numbers = (int(match[name] or 0) for name in ("index", "attempt", "restart"))
-                found.append(StoredLog(path, match["role"], *numbers))
-    return sorted(found, key=lambda log: (log.attempt, log.role, log.index, log.restart))
+                logs.append(StoredLog(path, match["role"], *numbers))
+    return sorted(logs, key=lambda log: (log.attempt, log.role, log.index, log.restart))
 
 
 def last_lines(path: Path, lines: int, search: str = "") -> tuple[list[bytes], int, bool]:
-    """The last lines that contain `search`, where the file ended, and whether the file has more before them.
+    """Return the last lines that contain `search`, where the file ended, and whether the file has more before them.
 
-    Raises OSError.
+    Raise OSError.
     """
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         begin = max(0, end - (SEARCH_BYTES if search else TAIL_BYTES))
         if not search:
             begin = _begin_of_last(file.fileno(), begin, end, lines)
-        kept, wanted = LastLines[bytes](lines), search.lower().encode()
+        kept, text = LastLines[bytes](lines), search.lower().encode()
         blocks = _blocks(file.fileno(), begin, end)
-        for line in joined(_with(blocks, wanted) if wanted else blocks):
-            if matches(line, wanted):
+        for line in joined(_with(blocks, text) if text else blocks):
+            if matches(line, text):
                 kept.add(line, len(line))
         return list(kept), end, begin > 0 or kept.cut
 
 
 def _begin_of_last(descriptor: int, first: int, end: int, lines: int) -> int:
     """Where the last lines begin, not before `first`: newlines are counted from the end, block by block."""
-    place, found = end, 0
+    place, newlines = end, 0
     while place > first:
         begin = max(first, place - BLOCK)
         block = os.pread(descriptor, place - begin, begin)
         # The newline at the very end ends the last line.
         cut = len(block) - 1 if place == end and block.endswith(b"\n") else len(block)
         while (cut := block.rfind(b"\n", 0, cut)) >= 0:
-            found += 1
-            if found == lines:
+            newlines += 1
+            if newlines == lines:
                 return begin + cut + 1
         place = begin
     return first
@@ -94,8 +94,8 @@ def _blocks(descriptor: int, begin: int, end: int) -> Iterator[bytes]:
         begin += len(block)
 
 
-def _with(blocks: Iterator[bytes], wanted: bytes) -> Iterator[bytes]:
-    """Leaves out lines of blocks that do not contain the text: to split them takes much longer than to look for it."""
+def _with(blocks: Iterator[bytes], text: bytes) -> Iterator[bytes]:
+    """Leave out lines of blocks that do not contain the text: to split them takes much longer than to look for it."""
     rest, continued = b"", False
     for block in blocks:
         cut = block.rfind(b"\n") + 1
@@ -104,7 +104,7 @@ def _with(blocks: Iterator[bytes], wanted: bytes) -> Iterator[bytes]:
             rest, continued = b"", True
             continue
         lines = rest + block[:cut]
-        if continued or wanted in lines.lower():
+        if continued or text in lines.lower():
             yield lines
         rest, continued = block[cut:], False
     yield rest
@@ -123,16 +123,16 @@ async def appended(path: Path, begin: int, over: Callable[[], Awaitable[bool]]) 
         except OSError:
             return  # the run was removed
         place += len(block)
-        if found := list(splitter.feed(block)):
-            yield found
+        if lines := list(splitter.feed(block)):
+            yield lines
         if block:
             continue
         if was_over:
             break
         yield []
         await asyncio.sleep(POLL_SECONDS)
-    if found := list(splitter.end()):
-        yield found
+    if lines := list(splitter.end()):
+        yield lines
 
 
 def _read(path: Path, place: int) -> bytes:

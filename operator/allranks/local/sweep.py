@@ -87,7 +87,7 @@ class LocalSweep:
         return bool(self.status.trials)
 
     def check(self) -> set[str]:
-        """The names that `options.volumes` may have. Raises CannotRun if trials cannot run on this machine."""
+        """Return the names that `options.volumes` may have. Raise CannotRun if trials cannot run on this machine."""
         options = self.options
         own = Options(
             run_dir=options.run_dir, workdir=options.workdir, volumes=options.volumes, environ=options.environ
@@ -98,7 +98,7 @@ class LocalSweep:
         return run.volume_names
 
     def load(self) -> None:
-        """Reads what an earlier run left. Raises CannotRun if the directory has another sweep."""
+        """Read what an earlier run left. Raise CannotRun if the directory has another sweep."""
         path = self.options.run_dir / SWEEP_FILE
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
@@ -120,7 +120,7 @@ class LocalSweep:
         return self.options.run_dir / TRIALS
 
     async def run(self, listener: SweepListener) -> SweepStatus:
-        """Runs the sweep to its end, or until `stop`. Then no process is left. Raises LocalRunError, CannotRun and
+        """Run the sweep to its end, or until `stop`. Then no process is left. Raise LocalRunError, CannotRun and
         CannotSuggest."""
         self._make_directory()
         try:
@@ -137,14 +137,14 @@ class LocalSweep:
         return self.status
 
     def stop(self) -> None:
-        """Stops all trials as Ctrl-C does: after a checkpoint. A second call kills their ranks."""
+        """Stop all trials as Ctrl-C does: after a checkpoint. A second call kills their ranks."""
         self._stopping = True
         for trial in self._trials.values():
             trial.stop()
         self._wake.set()
 
     def terminate(self) -> None:
-        """Stops all trials by SIGTERM."""
+        """Stop all trials by SIGTERM."""
         self._stopping = True
         for trial in self._trials.values():
             trial.terminate()
@@ -207,7 +207,7 @@ class LocalSweep:
         return self._held[name]
 
     def _fitting(self, sweep: Sweep) -> Sweep:
-        """The sweep with as many parallel trials as there are GPUs for."""
+        """Return the sweep with as many parallel trials as there are GPUs for."""
         if not self._gpus_of_trial or len(self._gpus) < self._gpus_of_trial:
             return sweep
         parallel = min(sweep.spec.parallel, len(self._gpus) // self._gpus_of_trial)
@@ -230,12 +230,13 @@ class LocalSweep:
         self._save()
 
     def _save(self) -> None:
-        """Raises LocalRunError: a sweep whose decisions cannot be stored must not carry them out."""
+        """Store the sweep. Raise LocalRunError if that fails: a sweep whose decisions cannot be stored must not carry
+        them out."""
         self._wrote_at = time.monotonic()
         self._write(SWEEP_FILE, json.dumps(self.document(), indent=1))
 
     def document(self) -> Manifest:
-        """The sweep with its status, as the API server returns it."""
+        """Return the sweep with its status, as the API server returns it."""
         status = self.status.model_dump(by_alias=True, exclude_none=True, mode="json")
         return {**self._document(), "status": status}
 
@@ -254,7 +255,7 @@ class LocalSweep:
 
 
 def _gpus(job: Job) -> int:
-    """GPUs of all ranks of a trial, as far as `resources` say."""
+    """Count the GPUs of all ranks of a trial, as far as `resources` say."""
     spec, total = job.spec, 0
     for role in spec.roles.values():
         resources = role.resources or spec.resources

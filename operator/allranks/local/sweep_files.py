@@ -36,11 +36,11 @@ class StoredSweep(StoredRun):
         """Those that were started, by number."""
         status = {str(trial.get("job")): trial for trial in self._status_of_trials()}
         numbers = {job: number for number, job in enumerate(status)}
-        found = [
+        stored = [
             path.parent for path in (self.directory / TRIALS).glob(f"*/{RUN_FILE}") if not path.parent.is_symlink()
         ]
-        found.sort(key=lambda path: (numbers.get(path.name, len(numbers)), path.name))
-        return tuple(StoredTrial(path, self, str(status.get(path.name, {}).get("phase", ""))) for path in found)
+        stored.sort(key=lambda path: (numbers.get(path.name, len(numbers)), path.name))
+        return tuple(StoredTrial(path, self, str(status.get(path.name, {}).get("phase", ""))) for path in stored)
 
     @property
     def summary(self) -> str:
@@ -57,8 +57,8 @@ class StoredSweep(StoredRun):
         return max((moment for moment in moments if moment), default=None)
 
     def _status_of_trials(self) -> list[dict[str, Any]]:
-        found = self.status.get("trials")
-        return [trial for trial in found if isinstance(trial, dict)] if isinstance(found, list) else []
+        trials = self.status.get("trials")
+        return [trial for trial in trials if isinstance(trial, dict)] if isinstance(trials, list) else []
 
 
 @dataclass(frozen=True)
@@ -97,36 +97,36 @@ def _moment(text: Any) -> datetime | None:
 
 
 def list_stored(root: Path = ROOT) -> list[StoredRun]:
-    """All runs and sweeps below `root`, by name, the oldest first."""
-    found = [*stored_runs(root), *map(StoredSweep, stored_sweeps(root))]
-    return sorted(found, key=lambda run: (run.job, run.directory.name))
+    """Return all runs and sweeps below `root`, by name, the oldest first."""
+    entries = [*stored_runs(root), *map(StoredSweep, stored_sweeps(root))]
+    return sorted(entries, key=lambda run: (run.job, run.directory.name))
 
 
 def find_stored(name: str, root: Path = ROOT) -> StoredRun:
-    """The run or sweep `JOB/TIME`, the newest of JOB, or a trial: `SWEEP/TIME/TRIAL`, or the newest TRIAL. Raises
+    """Return the run or sweep `JOB/TIME`, the newest of JOB, or a trial: `SWEEP/TIME/TRIAL`, or the newest TRIAL. Raise
     RunsError."""
-    found = list_stored(root)
+    entries = list_stored(root)
     whole, _, trial = name.rpartition("/")
     if "/" in whole:
-        sweep = run_directories.find_run(whole, root, found)
+        sweep = run_directories.find_run(whole, root, entries)
         if found_trial := next(_trials([sweep], trial), None):
             return found_trial
         raise RunsError(f"{sweep.name} has no trial {trial} that was started: allranks runs --trials lists them")
     try:
-        return run_directories.find_run(name, root, found)
+        return run_directories.find_run(name, root, entries)
     except RunsError:
-        if trials := list(_trials(found, name)):
+        if trials := list(_trials(entries, name)):
             return max(trials, key=lambda trial: trial.directory.parts[-3])
         raise
 
 
-def _trials(found: list[StoredRun], name: str) -> Iterator[StoredTrial]:
-    sweeps = [run for run in found if isinstance(run, StoredSweep)]
+def _trials(runs: list[StoredRun], name: str) -> Iterator[StoredTrial]:
+    sweeps = [run for run in runs if isinstance(run, StoredSweep)]
     return (trial for sweep in sweeps for trial in sweep.trials if trial.job == name)
 
 
 def require_job(run: StoredRun) -> StoredRun:
-    """The run itself. Raises RunsError for a sweep, which has no ranks and no logs of its own."""
+    """Return the run itself. Raise RunsError for a sweep, which has no ranks and no logs of its own."""
     if isinstance(run, StoredSweep):
         example = f", for example {run.trials[0].name}" if run.trials else ""
         raise RunsError(f"{run.name} is a sweep: name one of its trials{example} (allranks runs --trials lists them)")
@@ -137,24 +137,24 @@ def require_job(run: StoredRun) -> StoredRun:
 
 
 def find_sweep(name: str, root: Path = ROOT) -> Path | None:
-    """The newest run directory of the sweep."""
-    found = [path.parent for path in (root / name).glob(f"*/{SWEEP_FILE}") if not path.parent.is_symlink()]
-    return max(found, key=lambda path: path.name, default=None)
+    """Return the newest run directory of the sweep."""
+    directories = [path.parent for path in (root / name).glob(f"*/{SWEEP_FILE}") if not path.parent.is_symlink()]
+    return max(directories, key=lambda path: path.name, default=None)
 
 
 def stored_sweeps(root: Path = ROOT) -> list[Path]:
-    """The run directories of all sweeps, by name, the oldest first."""
+    """Return the run directories of all sweeps, by name, the oldest first."""
     return sorted(path.parent for path in root.glob(f"*/*/{SWEEP_FILE}") if not path.parent.is_symlink())
 
 
 def read_sweep(run_dir: Path, name: str = "") -> Manifest:
-    """The sweep in a run directory. Raises RunsError if it cannot be read, or has another name than `name`."""
+    """Return the sweep in a run directory. Raise RunsError if it cannot be read, or has another name than `name`."""
     path = run_dir / SWEEP_FILE
     try:
-        found: Manifest = json.loads(path.read_text(encoding="utf-8"))
-        stored = str(found["metadata"]["name"])
+        document: Manifest = json.loads(path.read_text(encoding="utf-8"))
+        stored = str(document["metadata"]["name"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunsError(f"{path} has no sweep that can be read: {error}") from error
     if name and stored != name:
         raise RunsError(f"{run_dir} has the sweep {stored}, not {name}")
-    return found
+    return document

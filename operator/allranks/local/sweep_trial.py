@@ -47,7 +47,7 @@ class LocalTrial:
         return self._process is not None and self._process.returncode is None
 
     async def start(self, manifest: Manifest, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Starts it from the beginning, in an empty directory. Raises LocalRunError."""
+        """Start the trial from the beginning, in an empty directory. Raise LocalRunError."""
         try:
             await self.wait_until_unused()
             shutil.rmtree(self.run_dir, ignore_errors=True)
@@ -79,12 +79,12 @@ class LocalTrial:
         return TrialJob(self.name, Status(), suspended=True) if self._stopped else None
 
     def stop(self) -> None:
-        """Asks the ranks for a checkpoint, then ends them. A second call ends them at once."""
+        """Ask the ranks for a checkpoint, then end them. A second call ends them at once."""
         self._stopped = True
         self._signal(signal.SIGINT)
 
     def terminate(self) -> None:
-        """Ends the ranks with SIGTERM and the grace period."""
+        """End the ranks with SIGTERM and the grace period."""
         self._stopped = True
         self._signal(signal.SIGTERM)
 
@@ -102,8 +102,8 @@ class LocalTrial:
         try:
             changed = path.stat().st_mtime_ns
             if self._read is None or self._read[0] != changed:
-                found = json.loads(path.read_text(encoding="utf-8"))["status"]
-                self._read = changed, Status.model_validate(found, by_alias=True, by_name=False)
+                status = json.loads(path.read_text(encoding="utf-8"))["status"]
+                self._read = changed, Status.model_validate(status, by_alias=True, by_name=False)
         except (OSError, ValueError, KeyError, ValidationError):
             return self._read[1] if self._read else None
         return self._read[1]
@@ -135,7 +135,7 @@ def _end_with_parent() -> None:
 
 
 def environment(gpus: Sequence[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a trial that may use these GPUs."""
+    """Return the environment of a trial that may use these GPUs."""
     from allranks.local.gpus import ORDER, VISIBLE
 
     if not gpus:

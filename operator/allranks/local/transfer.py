@@ -32,8 +32,8 @@ class Transfer:
     async def run(
         self, on_progress: Callable[[dict[str, Any]], None], on_retry: Callable[[str], None] = lambda _: None
     ) -> dict[str, Any]:
-        """The last line of the program. `on_retry` is called at most once, with what is tried again, why, and for how
-        long. Raises DataError."""
+        """Return the last line of the program. `on_retry` is called at most once, with what is tried again, why, and
+        for how long. Raise DataError."""
         if self.stopped:
             raise DataError("stopped")
         self._process = process = await asyncio.create_subprocess_exec(
@@ -72,8 +72,8 @@ class Transfer:
             raise DataError(last["error"])
         if process.returncode or not last.keys() & {"entry", "resolved", "checked", "uploaded"}:
             lines = [line for line in text.splitlines() if line.strip()][-1:]
-            what = self._request.get("uri") or self._request.get("to")
-            raise DataError(f"{what}: the transfer ended with status {process.returncode}: {''.join(lines)}")
+            address = self._request.get("uri") or self._request.get("to")
+            raise DataError(f"{address}: the transfer ended with status {process.returncode}: {''.join(lines)}")
         return last
 
     def stop(self) -> None:

@@ -39,8 +39,8 @@ def unsupported_field_notes(job: Job, plans: Sequence[PodPlan], volumes: Volumes
 
 
 def _about_images(plans: Iterable[PodPlan]) -> Iterator[str]:
-    own = (c for plan in plans for c in plan.manifest["spec"]["containers"])
-    images = _unique(container["image"] for container in own if container.get("image"))
+    containers = (c for plan in plans for c in plan.manifest["spec"]["containers"])
+    images = _unique(container["image"] for container in containers if container.get("image"))
     if images:
         yield f"{_list('image', images)} not used here: programs come from this machine"
 
@@ -56,9 +56,9 @@ def _about_gpus(job: Job, plans: Sequence[PodPlan], gpus: int) -> Iterator[str]:
     elif gpus and asked:
         yield f"the job asks for {_count(asked, 'GPU')}, {has}: each pod sees its own (CUDA_VISIBLE_DEVICES)"
     elif gpus:
-        here = f"this machine has {_count(gpus, 'GPU')}"
+        available = f"this machine has {_count(gpus, 'GPU')}"
         alike = "" if job.spec.pool else ", as on a cluster"
-        yield f"{here}, the job asks for none (resources.limits, nvidia.com/gpu): all ranks run on the CPU{alike}"
+        yield f"{available}, the job asks for none (resources.limits, nvidia.com/gpu): all ranks run on the CPU{alike}"
 
 
 def _about_resources(plans: Iterable[PodPlan]) -> Iterator[str]:
@@ -123,8 +123,8 @@ def _about_volumes(plans: Iterable[PodPlan], volumes: Volumes) -> Iterator[str]:
             if name.startswith("allranks-"):
                 continue
             if name in volumes.mapped or claim in volumes.mapped:
-                made = "" if where.is_dir() else " (will be created)"
-                lines[name] = f"{path} is {where}{made}"
+                suffix = "" if where.is_dir() else " (will be created)"
+                lines[name] = f"{path} is {where}{suffix}"
             elif claim:
                 new = "" if where.is_dir() else f", new for this run: --volume {claim}=DIR keeps it"
                 lines[name] = f"{path} (claim {claim}) is {where}{new}"

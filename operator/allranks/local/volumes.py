@@ -53,7 +53,7 @@ class Volumes:
         self._files: dict[tuple[str, str], Mapping[str, bytes]] = {}
 
     def add_files(self, manifest: Manifest) -> None:
-        """Adds a ConfigMap or Secret that the job itself creates, so that pods can mount it."""
+        """Add a ConfigMap or Secret that the job itself creates, so that pods can mount it."""
         data = {key: str(value).encode() for key, value in (manifest.get("data") or {}).items()}
         if manifest["kind"] == "Secret":
             data = {key: base64.b64decode(value) for key, value in data.items()}
@@ -63,17 +63,17 @@ class Volumes:
         self._files[manifest["kind"], manifest["metadata"]["name"]] = data
 
     def own_directory(self, pod: str) -> Path:
-        """The directory that is removed with the pod."""
+        """Return the directory that is removed with the pod."""
         return self._root / "pods" / pod
 
     def locate(self, pod: str, volume: Mapping[str, Any]) -> Path | str:
-        """The directory of a volume, which may not exist yet; or a message that says why there is none."""
+        """Return the directory of a volume, which may not exist yet; or a message that says why there is none."""
         name: str = volume["name"]
         claim: str = (volume.get("persistentVolumeClaim") or {}).get("claimName") or ""
         self.names |= {name, claim} - {""}
-        for given in (name, claim):
-            if given in self.mapped:
-                return self.mapped[given].absolute()
+        for directory_name in (name, claim):
+            if directory_name in self.mapped:
+                return self.mapped[directory_name].absolute()
         if claim:
             return self.claims.setdefault(claim, self._root / "volumes" / claim)
         if "emptyDir" in volume or "ephemeral" in volume:
@@ -84,7 +84,7 @@ class Volumes:
         return f"volume {name} ({kind}) is not on this machine: give its directory with --volume {name}=DIR"
 
     def make(self, pod: str, volume: Mapping[str, Any]) -> None:
-        """Creates the directory and its files. Raises LocalRunError."""
+        """Create the directory and its files. Raise LocalRunError."""
         directory = self.locate(pod, volume)
         if isinstance(directory, str):
             return
@@ -99,7 +99,7 @@ class Volumes:
             raise LocalRunError.from_os(error, f"the directory {directory} cannot be created") from error
 
     def make_folders(self, folders: Iterable[Path]) -> None:
-        """Creates sub-paths, as a kubelet does. Raises LocalRunError."""
+        """Create sub-paths, as a kubelet does. Raise LocalRunError."""
         for folder in folders:
             try:
                 if not folder.exists():  # it may be a single file of a config map
@@ -108,7 +108,7 @@ class Volumes:
                 raise LocalRunError.from_os(error, f"the directory {folder} cannot be created") from error
 
     def remove(self, pod: str) -> None:
-        """Removes the directories of a deleted pod."""
+        """Remove the directories of a deleted pod."""
         shutil.rmtree(self.own_directory(pod), ignore_errors=True)
         with contextlib.suppress(OSError):  # not empty: other pods exist
             (self._root / "pods").rmdir()
@@ -122,7 +122,8 @@ class Volumes:
 
 
 def mounts(container: Manifest, located: Mapping[str, Path], variables: Mapping[str, str]) -> tuple[Mounts, list[str]]:
-    """The container's mounts with sub-paths, and a message for each invalid one. `located`: volume -> directory."""
+    """Return the container's mounts with sub-paths, and a message for each invalid one. `located`: volume ->
+    directory."""
     directories: dict[str, Path] = {}
     problems: list[str] = []
     for mount in container.get("volumeMounts") or ():

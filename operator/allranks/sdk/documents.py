@@ -102,7 +102,7 @@ def function_on_cluster(function: Callable[..., Any], payload: str, options: Opt
         *stored_values.arguments(options.outputs),
         *every_rank,
     ]
-    start = FRAMEWORKS[framework_of(function, options)].script_command
+    start = FRAMEWORKS[framework_of(function, options)].script.command
     document = of_function(function, [*start, *program], options)
     annotations = {FUNCTION_ANNOTATION: name_of(function)}
     if options.every_rank:

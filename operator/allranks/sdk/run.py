@@ -172,7 +172,7 @@ def _function_document(function: Callable[..., Any], directory: Path, options: O
     folder = directory.absolute()
     program = [str(HELPERS / "call_function.py"), str(folder / PAYLOAD), str(folder / RESULTS)]
     # The caller's Python, which has what the function needs: a launcher on PATH may belong to another environment.
-    module = FRAMEWORKS[documents.framework_of(function, options)].script_module
+    module = FRAMEWORKS[documents.framework_of(function, options)].script.module
     return documents.of_function(function, [sys.executable, *(["-m", module] if module else []), *program], options)
 
 

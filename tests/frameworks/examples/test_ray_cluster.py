@@ -131,7 +131,7 @@ def test_the_rank_that_fails_while_its_peer_waits_for_it_is_the_root_cause(
     assert (failure["role"], failure["rank"], failure["exitCode"]) == ("head", 1, 1), failure
     assert message in failure["message"].splitlines()[-1], failure
     [log] = [text for pod, text in run.logs().items() if "-head-" in pod and "helper" not in pod]
-    kept = FRAMEWORKS["ray"].root_cause(log[-2048:])  # what a kubelet keeps
+    kept = FRAMEWORKS["ray"].log.root_cause(log[-2048:])  # what a kubelet keeps
     assert kept
     assert (kept.rank, kept.message) == (1, failure["message"])
 

@@ -1,15 +1,11 @@
-"""`allranks debug`: what is masked, the bounds of logs, and archives of local runs."""
+"""`allranks debug`: what is masked, and the bounds of logs."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tarfile
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
-import yaml
 
 from allranks.cli.commands.debug_archive.archive import ALL_LOGS_BYTES, LOG_BYTES, Archive, Log, log_limit
 from allranks.masking import is_secret_name, mask_text, masked, secrets_in
@@ -96,46 +92,3 @@ def test_the_same_content_gives_the_same_bytes(tmp_path):
     with tarfile.open(tmp_path / "1.tar.gz") as tar:
         assert tar.getnames() == ["job-debug/a/c.txt", "job-debug/b.txt"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.tar.gz", "2.tar.gz"]
-
-
-PROGRAM = """\
-import os
-print("token", os.environ["MY_TOKEN"], "rank", os.environ["ALLRANKS_INDEX"], flush=True)
-raise SystemExit(3)
-"""
-
-
-def test_a_local_run_is_collected_with_the_logs_of_all_attempts(tmp_path: Path):
-    (tmp_path / "train.py").write_text(PROGRAM)
-    job = {
-        "apiVersion": "allranks.dev/v1alpha1",
-        "kind": "DistributedTraining",
-        "metadata": {"name": "fails"},
-        "spec": {
-            "framework": "spmd",
-            "image": "train:1",
-            "command": ["python", "train.py"],
-            "env": [{"name": "MY_TOKEN", "value": "abcdef123"}],
-            "restart": {"maxRestarts": 1, "rules": [{"exitCodes": [3], "action": "Restart"}]},
-            "roles": {"worker": {"replicas": 2}},
-        },
-    }
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-
-    def allranks(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "allranks", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-
-    assert allranks("run", "job.yaml").returncode != 0
-    done = allranks("debug", "fails", "-o", "out.tar.gz", "--kubeconfig", "none")
-    assert done.returncode == 0, done.stderr
-    assert "The newest local run of fails is collected" in done.stderr
-    assert allranks("debug", "--run-dir", "runs/fails", "-o", "again.tar.gz").returncode == 0
-    with tarfile.open(tmp_path / "out.tar.gz") as tar:
-        found = {entry.name: tar.extractfile(entry).read().decode() for entry in tar.getmembers()}  # type: ignore[union-attr]
-    logs = [name for name in found if "/logs/" in name]
-    assert {name.rsplit("-", 1)[1] for name in logs} == {"0.log", "1.log"}, logs
-    assert all("token <masked> rank" in found[name] for name in logs)
-    assert not [name for name, text in found.items() if "abcdef123" in text]
-    assert yaml.safe_load(found["fails-debug/status.yaml"])["phase"] == "Failed"
-    assert "fails-debug/report.txt" in found

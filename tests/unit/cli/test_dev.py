@@ -18,7 +18,6 @@ import yaml
 from click.testing import CliRunner
 from watchfiles import Change
 
-from allranks.cli.commands.dev_on_cluster import plan
 from allranks.cli.live.restart_on_change import SourceFilter
 from allranks.cli.main import cli
 
@@ -143,50 +142,3 @@ def test_without_watchfiles_the_command_names_the_extra(monkeypatch):
     result = CliRunner().invoke(cli, ["dev", "train.py"])
     assert result.exit_code == 1
     assert "allranks dev needs the Python package watchfiles, which is not installed" in result.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["train.py"], "train.py: a cluster needs a manifest with an image: allranks init train.py writes one"),
-        (["-"], "standard input cannot be read again: give a FILE"),
-        (["job.yaml", "--dry-run"], "--dry-run has no place in allranks dev, which follows the job"),
-        (
-            ["job.yaml", "--", "--lr", "3"],
-            "--lr 3: allranks dev --cluster takes one FILE, and arguments of the program",
-        ),
-        (["job.yaml", "--set", "image="], "an image is needed, here, in spec.image or in the container trainer"),
-        (["two.yaml"], "two.yaml: allranks dev --cluster needs a file with one job that has a name"),
-        (["job.yaml", "--wat"], "No such option '--wat'"),
-    ],
-)
-def test_what_cannot_be_developed_on_a_cluster_is_refused_before_anything_is_sent(
-    arguments, message, folder, monkeypatch
-):
-    monkeypatch.chdir(folder)
-    two = [JOB, {**JOB, "metadata": {"name": "second"}}]
-    (folder / "two.yaml").write_text(yaml.safe_dump_all(two))
-    result = CliRunner().invoke(cli, ["dev", "--cluster", *arguments])
-    assert result.exit_code == 2
-    assert message in result.output
-
-
-def test_the_option_for_a_cluster_after_the_file_says_where_it_belongs(folder):
-    result = CliRunner().invoke(cli, ["dev", "job.yaml", "--cluster"])
-    assert result.exit_code == 2
-    assert "--cluster stands before job.yaml: allranks dev --cluster job.yaml" in result.output
-
-
-def test_the_code_of_the_manifest_or_the_current_directory_is_shipped(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    made = plan("job.yaml", ["-n", "team"], 0.5)
-    assert made.submit[:4] == ("submit", "job.yaml", "-n", "team")
-    assert made.submit[4:] == ("--code", ".", "--set", "template.spec.terminationGracePeriodSeconds=1", "--logs")
-    assert made.delete == ("delete", "loop", "--ignore-not-found", "-n", "team")
-    (folder / "src").mkdir()
-    (folder / "src" / "train.py").write_text("")
-    job = {**JOB, "metadata": {"name": "loop", "namespace": "nlp"}, "spec": {**JOB["spec"], "code": "src"}}
-    (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    made = plan("job.yaml", [], 3)
-    assert "--code" not in made.submit
-    assert made.delete[-2:] == ("-n", "nlp")

@@ -15,12 +15,12 @@ from rich.console import Console
 from allranks.api.status import CurvePoint, Failure, ProgressStatus, RestartCounts, Status
 from allranks.cli.format.duration import elapsed
 from allranks.cli.format.outcome import ended_how, failure_block
-from allranks.cli.live import renderer, shutdown_noise
+from allranks.cli.live import renderer
 from allranks.cli.live.renderer import Renderer
 from allranks.cli.live.summary import Summary, progress_line
 from allranks.core.facts.model import Event, Exit, Pod
 from allranks.frameworks import FRAMEWORKS
-from allranks.frameworks.base import Framework
+from allranks.frameworks.hints import LogReader
 from support.builders import NOW, table
 
 
@@ -35,10 +35,10 @@ def status(phase: Any, ready: str = "0/2", attempt: int = 0, **fields: Any) -> S
 class Output:
     """A renderer without a terminal."""
 
-    def __init__(self, framework: Framework | None = None, log_dir: Path | None = None, **options: Any) -> None:
+    def __init__(self, reader: LogReader | None = None, log_dir: Path | None = None, **options: Any) -> None:
         self.stream = io.StringIO()
         self.renderer = Renderer(self.stream, live=False, colour=False, on_closed=lambda: None, **options)
-        self.renderer.begin("job", framework, log_dir)
+        self.renderer.begin("job", reader, log_dir)
 
     def lines(self) -> list[str]:
         self.renderer.end()
@@ -279,115 +279,31 @@ def test_a_line_of_the_attempt_before_is_not_shown_beside_a_running_rank() -> No
     shown.end()
 
 
-NOISE = (Path(__file__).parents[1] / "frameworks/torchrun/exit_barrier.log").read_bytes()
-LINES = NOISE.decode().splitlines()
+COMPLAINT = (Path(__file__).parents[1] / "frameworks/torchrun/exit_barrier.log").read_bytes()
+FIRST = COMPLAINT.decode().partition("\n")[0]
+HIDDEN = COMPLAINT.count(b"\n") - 1
 
 
-class Ending:
-    """Two ranks under torchrun; the second one prints the noise of its shutdown between two lines of its own."""
-
-    def __init__(self) -> None:
-        self.output = Output(framework=FRAMEWORKS["pytorch"], log_dir=Path("logs"))
-        self.pods = [pod("worker", 0, "Succeeded", exit=Exit(0, NOW)), pod("worker", 1)]
-        self.status("Running")
-        self.feed(b"trained\n")
-        for at in range(0, len(NOISE), 1000):
-            self.feed(NOISE[at : at + 1000])
-        self.feed(b"bye\n")
-
-    def feed(self, data: bytes) -> None:
-        self.output.renderer.output(self.pods[1], "trainer", data)
-
-    def status(self, phase: Any, exit_code: int | None = None, attempt: int = 0) -> None:
-        if exit_code is not None:
-            done = "Failed" if exit_code else "Succeeded"
-            self.pods[1] = pod("worker", 1, done, exit=Exit(exit_code, NOW))
-        self.output.renderer.status(status(phase, "1/2", attempt), self.pods)
-
-    def shown(self) -> list[str]:
-        """The lines of the log, and those that are in place of some."""
-        lines = [line.removeprefix("worker-1 | ") for line in self.output.lines() if "worker-1 |" in line]
-        return [line.rstrip() for line in lines]
-
-
-FOLDED = [f"... {len(LINES)} lines of torchrun's shutdown, see logs/job-worker-1-0.log"]
-WHOLE = ["trained", *LINES, "bye"]
-
-
-def test_the_noise_of_a_shutdown_is_folded_after_a_success() -> None:
-    ending = Ending()
-    ending.status("Running", exit_code=0)
-    ending.status("Succeeded")
-    assert ending.shown() == ["trained", "bye", *FOLDED]
-
-
-def test_the_noise_of_a_rank_that_is_terminated_after_a_success_is_folded() -> None:
-    ending = Ending()
-    ending.status("Succeeded")
-    ending.status("Succeeded", exit_code=143)
-    assert sorted(ending.shown()) == sorted(["trained", "bye", *FOLDED])
-
-
-def test_the_noise_of_launchers_that_the_user_has_ended_is_folded() -> None:
-    ending = Ending()
-    ending.output.renderer.stop()
-    ending.status("Running", exit_code=143)
-    assert ending.shown() == ["trained", "bye", *FOLDED]
-
-
-def test_a_job_that_fails_while_the_user_ends_the_run_prints_everything() -> None:
-    ending = Ending()
-    ending.output.renderer.stop()
-    ending.status("Failed", exit_code=1)
-    assert sorted(ending.shown()) == sorted(WHOLE)
+def shown_after(*chunks: bytes, log_dir: Path | None = Path("logs")) -> list[str]:
+    """The log of a rank under torchrun that prints this."""
+    output = Output(reader=FRAMEWORKS["pytorch"].log, log_dir=log_dir)
+    for chunk in chunks:
+        output.renderer.output(pod("worker", 1), "trainer", chunk)
+    return [line.removeprefix("worker-1 | ") for line in output.lines()]
 
 
 @table(
-    ("the rank itself failed", [("Running", 1, 0)]),
-    ("another rank failed later", [("Running", 0, 0), ("Failed", None, 0)]),
-    ("the job restarted", [("Running", 0, 0), ("Restarting", None, 1)]),
-    ("the job restarted and succeeded", [("Running", 0, 0), ("Restarting", None, 1), ("Succeeded", None, 1)]),
-    ("the rank failed and the job succeeded", [("Running", 1, 0), ("Succeeded", None, 0)]),
-    ("the run was interrupted", []),
+    ("between lines of the program", [b"trained\n", COMPLAINT, b"bye\n"], ["trained", FIRST, "MORE", "bye"]),
+    ("in small parts", [COMPLAINT[at : at + 100] for at in range(0, len(COMPLAINT), 100)], [FIRST, "MORE"]),
+    ("at the end of a container", [COMPLAINT, b""], [FIRST, "MORE"]),
+    ("before a traceback of the program", [COMPLAINT, b"ValueError: no\n"], [FIRST, "MORE", "ValueError: no"]),
+    ("no complaint", [b"frame #0: a\n  indented\n\nend\n"], ["frame #0: a", "  indented", "", "end"]),
 )
-def test_without_a_success_nothing_is_folded(case: list[Any]) -> None:
-    ending = Ending()
-    for phase, exit_code, attempt in case[0]:
-        ending.status(phase, exit_code, attempt)
-    assert sorted(ending.shown()) == sorted(WHOLE)
+def test_of_a_complaint_the_first_line_and_the_number_of_lines_are_shown(case: tuple[list[bytes], list[str]]) -> None:
+    chunks, expected = case
+    more = f"... {HIDDEN} more lines, see logs/job-worker-1-0.log"
+    assert shown_after(*chunks) == [more if line == "MORE" else line for line in expected]
 
 
-def test_a_rank_that_still_runs_prints_its_warning_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown_noise, "HOLD_SECONDS", 0.0)
-    ending = Ending()
-    ending.status("Running")
-    ending.status("Succeeded", exit_code=0)
-    assert sorted(ending.shown()) == sorted(WHOLE)
-
-
-def test_lines_of_the_program_are_not_held_back() -> None:
-    ending = Ending()
-    for text in (b"epoch 2\n", b"\n", b"Traceback (most recent call last):\n", b"  File 'x'\n", b"ValueError: 3\n"):
-        ending.feed(text)
-    while "ValueError: 3" not in (shown := ending.output.stream.getvalue()):
-        time.sleep(0.01)
-    assert "bye" in shown
-    assert "epoch 2" in shown
-    assert "frame #0" not in shown
-    ending.status("Succeeded", exit_code=0)
-    own = ["epoch 2", "", "Traceback (most recent call last):", "  File 'x'", "ValueError: 3"]
-    assert ending.shown() == ["trained", "bye", *own, *FOLDED]
-
-
-def test_a_rank_that_prints_much_is_not_held_back() -> None:
-    ending = Ending()
-    ending.feed(b"line\n" * shutdown_noise.HELD_LINES)
-    ending.status("Succeeded", exit_code=0)
-    assert ending.shown() == ["trained", "bye", *["line"] * shutdown_noise.HELD_LINES, *FOLDED]
-
-
-def test_only_so_much_noise_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown_noise, "HELD_LINES", len(LINES) - 1)
-    ending = Ending()
-    ending.status("Succeeded", exit_code=0)
-    assert sorted(ending.shown()) == sorted(WHOLE)
+def test_without_log_files_a_fold_names_the_log() -> None:
+    assert shown_after(COMPLAINT, log_dir=None)[-1] == f"... {HIDDEN} more lines, see the log"

@@ -6,7 +6,7 @@ import io
 
 from allranks.api.sweep_status import SweepStatus, Trial
 from allranks.api.sweep_validation import parse_sweep
-from allranks.cli.live.sweep_view import SweepView, trials_table
+from allranks.cli.live.sweep_session import SweepView, trials_table
 from allranks.core.facts.model import Event
 from support.sweep_world import World
 from unit.api.test_sweep import sweep

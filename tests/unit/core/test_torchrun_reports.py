@@ -11,8 +11,8 @@ import pytest
 from allranks.api.status import Status
 from allranks.core.diagnosis import root_cause
 from allranks.core.facts.model import Exit
-from allranks.frameworks.base import RootCause
-from allranks.frameworks.pytorch import read_torchrun_report
+from allranks.frameworks.hints import RootCause
+from allranks.frameworks.torchrun_log import read_torchrun_report
 from support.builders import at, failed, job
 
 LOGS = Path(__file__).parent / "fixtures"

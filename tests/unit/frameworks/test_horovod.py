@@ -14,7 +14,7 @@ from allranks.api.status import Status
 from allranks.core.facts.model import Platform
 from allranks.core.objects import pods
 from allranks.core.objects.pods import Objects
-from allranks.frameworks.base import RootCause
+from allranks.frameworks.hints import RootCause
 from allranks.frameworks.mpirun import read_mpirun_report
 from allranks.pod_bundle import HELPERS
 from support.builders import CLUSTER, job, table

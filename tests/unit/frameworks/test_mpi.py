@@ -163,19 +163,19 @@ Traceback: none
 )
 def test_the_report_of_intel_mpi_names_the_rank(case):
     text, expected = case
-    found = FRAMEWORKS["mpi"].root_cause(HYDRA.format(text))
+    found = FRAMEWORKS["mpi"].log.root_cause(HYDRA.format(text))
     assert found is not None
     assert (found.rank, found.exit_code, found.signal) == expected
     assert found.message == "Traceback: none"
 
 
 def test_the_report_of_mpich_has_no_rank():
-    assert FRAMEWORKS["mpi"].root_cause(HYDRA.format("PID 1 RUNNING AT vm\n=   EXIT CODE: 9")) is None
+    assert FRAMEWORKS["mpi"].log.root_cause(HYDRA.format("PID 1 RUNNING AT vm\n=   EXIT CODE: 9")) is None
 
 
 def test_the_report_of_open_mpi_5_names_the_rank():
     text = "prterun noticed...\n   Process name: [prterun-vm-9908@1,1]\n   Exit code:    3\n"
-    found = FRAMEWORKS["mpi"].root_cause(f"first process to do so was:\n\n{text.partition(chr(10))[2]}")
+    found = FRAMEWORKS["mpi"].log.root_cause(f"first process to do so was:\n\n{text.partition(chr(10))[2]}")
     assert found is not None
     assert (found.rank, found.exit_code) == (1, 3)
 
@@ -184,6 +184,6 @@ def test_the_report_of_open_mpi_5_names_a_killed_rank_in_two_lines():
     line = "-" * 74
     report = "prterun noticed that process rank 1 with PID 25153 on node vm exited on\nsignal 9 (Killed)."
     text = f"epoch 3\n{line}\n{report}\n{line}\n"
-    found = FRAMEWORKS["mpi"].root_cause(text)
+    found = FRAMEWORKS["mpi"].log.root_cause(text)
     assert found is not None
     assert (found.rank, found.signal, found.message) == (1, 9, "epoch 3")

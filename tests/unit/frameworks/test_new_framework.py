@@ -32,8 +32,6 @@ class Choir(Framework):
     description = "Choir"
     options = Options
     roles = {"member": RoleKind("The processes.")}
-    script_imports = frozenset({"choir"})
-    joins_group = frozenset({"sing"})
     reserved_env = frozenset({"CHOIR_ADDRESS", "CHOIR_VOICE"})
 
     def wire(self, context):

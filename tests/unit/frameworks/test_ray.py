@@ -164,7 +164,7 @@ def test_the_report_of_the_head_names_the_rank(text: str):
     report = (
         "allranks: rank 2 failed first, at 2026-11-25_18:03:41, by exit code 1. Its last lines:\nValueError: no rows"
     )
-    found = FRAMEWORKS["ray"].root_cause(f"{text}{TASK}{report}")
+    found = FRAMEWORKS["ray"].log.root_cause(f"{text}{TASK}{report}")
     assert found
     assert (found.rank, found.exit_code, found.message) == (2, 1, "ValueError: no rows")
 
@@ -172,7 +172,7 @@ def test_the_report_of_the_head_names_the_rank(text: str):
 def test_what_the_program_itself_printed_last_is_the_message():
     others = "(load pid=7, ip=127.0.0.3) Traceback (most recent call last):\n(load pid=7, ip=127.0.0.3) KeyError\n"
     own = "Traceback (most recent call last):\nValueError: no data"
-    found = FRAMEWORKS["ray"].root_cause(f"{own}\n{others}allranks: the last lines of the program itself:\n{own}\n")
+    found = FRAMEWORKS["ray"].log.root_cause(f"{own}\n{others}allranks: the last lines of the program itself:\n{own}\n")
     assert found
     assert (found.rank, found.exit_code, found.message) == (None, None, own)
 
@@ -182,7 +182,7 @@ def test_what_the_program_itself_printed_last_is_the_message():
     [(TASK, "RayTaskError(ValueError): ray::load() (pid=831, ip=10.0.3.7)"), (ACTOR, "ActorDiedError: ")],
 )
 def test_the_root_cause_is_the_remote_failure_with_the_address_of_its_node(log: str, begins: str):
-    found = FRAMEWORKS["ray"].root_cause(log)
+    found = FRAMEWORKS["ray"].log.root_cause(log)
     assert found is not None
     assert found.message is not None
     assert found.message.startswith(begins)
@@ -190,14 +190,14 @@ def test_the_root_cause_is_the_remote_failure_with_the_address_of_its_node(log: 
 
 
 def test_a_log_without_a_remote_failure_has_no_other_cause():
-    assert FRAMEWORKS["ray"].root_cause("Traceback (most recent call last):\nValueError: no data\n") is None
+    assert FRAMEWORKS["ray"].log.root_cause("Traceback (most recent call last):\nValueError: no data\n") is None
 
 
 def test_a_pod_with_the_helper_of_an_earlier_version_names_the_rank():
     log = (
         "Traceback (most recent call last):\nray.train.WorkerGroupError\n[Rank 1 Error Snippet]:\nValueError: no data\n"
     )
-    found = FRAMEWORKS["ray"].root_cause(log)
+    found = FRAMEWORKS["ray"].log.root_cause(log)
     assert (found.rank, found.message) == (1, "ValueError: no data")
 
 
@@ -207,6 +207,6 @@ def test_the_root_cause_has_no_color_codes():
         "ray.exceptions.RayTaskError(ValueError): \x1b[36mray::load()\x1b[39m (pid=7, ip=127.0.0.4)\n"
         "ValueError: no rows"
     )
-    cause = FRAMEWORKS["ray"].root_cause(log)
+    cause = FRAMEWORKS["ray"].log.root_cause(log)
     assert cause
     assert cause.message == "RayTaskError(ValueError): ray::load() (pid=7, ip=127.0.0.4)\nValueError: no rows"

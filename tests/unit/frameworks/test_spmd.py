@@ -122,7 +122,7 @@ def test_other_roles_do_not_depend_on_the_order_of_the_manifest():
 
 def test_the_report_of_the_helper_names_the_rank():
     text = "allranks: rank 5 failed first, at 2026-11-22_01:45:14, by signal 9. Its last lines:\nepoch 3\n"
-    found = FRAMEWORKS["spmd"].root_cause(text)
+    found = FRAMEWORKS["spmd"].log.root_cause(text)
     assert found is not None
     assert (found.rank, found.exit_code, found.signal, found.message) == (5, 137, 9, "epoch 3")
 

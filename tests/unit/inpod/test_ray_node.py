@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from allranks.frameworks import FRAMEWORKS
-from allranks.frameworks.base import RootCause
+from allranks.frameworks.hints import RootCause
 from allranks.pod_bundle import HELPERS
 from support.builders import table
 
@@ -174,7 +174,7 @@ def cause(pod: Pod, printed: str) -> tuple[RootCause | None, str]:
     code, _, error = end(pod.start("head", "--", sys.executable, str(program)))
     assert code == 3
     assert error.startswith(printed)
-    return FRAMEWORKS["ray"].root_cause(error[-2048:]), error[len(printed) :]
+    return FRAMEWORKS["ray"].log.root_cause(error[-2048:]), error[len(printed) :]
 
 
 @table(

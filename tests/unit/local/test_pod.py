@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from allranks.core.facts.model import Pod
-from allranks.local import Backoff, LocalRunError, oom, shim
+from allranks.local import Backoff, LocalRunError, process, shim
 from allranks.local.environment import machine_environment
 from allranks.local.pod import LocalPod
 from allranks.local.prepare import Machine, PodPlan, prepare
@@ -189,7 +189,7 @@ def test_a_process_killed_for_memory_is_reported_as_oomkilled(
     world: World, monkeypatch: pytest.MonkeyPatch, program: str, kills: tuple[int, int], reason: str
 ) -> None:
     counts = iter([kills[0], *[kills[1]] * 9])
-    monkeypatch.setattr("allranks.local.oom.count_kills", lambda: next(counts))
+    monkeypatch.setattr("allranks.local.process.count_oom_kills", lambda: next(counts))
     status = world.run("sh", "-c", program)
     assert status.exit is not None
     assert status.exit.reason == reason
@@ -202,10 +202,10 @@ def test_a_process_killed_for_memory_is_reported_as_oomkilled(
 )
 def test_oom_kills_are_read_from_the_cgroup(tmp_path: Path, own: str, file: str) -> None:
     (tmp_path / "own").write_text(own)
-    assert oom.count_kills(tmp_path / "own", tmp_path) == 0
+    assert process.count_oom_kills(tmp_path / "own", tmp_path) == 0
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text("under_oom 0\noom_kill 3\n")
-    assert oom.count_kills(tmp_path / "own", tmp_path) == 3
+    assert process.count_oom_kills(tmp_path / "own", tmp_path) == 3
 
 
 def test_a_command_that_does_not_exist_is_a_start_error_that_names_it(world: World) -> None:

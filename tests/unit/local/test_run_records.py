@@ -14,10 +14,9 @@ import pytest
 from allranks.api.status import ProgressStatus, Status, Times
 from allranks.cli.job_report.run_files import read_run_files
 from allranks.core.facts.model import Plan
-from allranks.local import LocalRun, Options, progress_log, state_file
+from allranks.local import LocalRun, Options, records
 from allranks.local.code_version import CodeVersion
-from allranks.local.progress_log import ProgressLog
-from allranks.local.state_file import StateFile
+from allranks.local.records import ProgressLog, StateFile
 from support.builders import NOW, job
 
 
@@ -67,7 +66,7 @@ def test_the_progress_that_a_new_attempt_begins_with_is_no_point(tmp_path: Path)
 
 
 def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_log, "POINTS", 10)
+    monkeypatch.setattr(records, "POINTS", 10)
     log = ProgressLog(tmp_path / "p")
     for step in range(10_000):
         log.note(status(step, step))
@@ -87,7 +86,7 @@ def test_a_run_that_is_killed_at_any_time_has_one_last_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distance: float
 ) -> None:
     """The last point of the report is the progress in the job file. `distance`: seconds between two points."""
-    monkeypatch.setattr(progress_log, "SHORTEST_SECONDS", distance)
+    monkeypatch.setattr(records, "SHORTEST_SECONDS", distance)
 
     run = LocalRun(job(roles={"worker": {}}, command=["train"]), Options(run_dir=tmp_path))
     for step in range(1, 40):
@@ -122,7 +121,7 @@ def test_a_new_phase_or_attempt_is_stored_at_once_and_progress_now_and_then(tmp_
 
 
 def test_the_moment_in_the_file_is_kept_current_without_any_news(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(state_file, "ALIVE_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(records, "ALIVE_INTERVAL_SECONDS", 0.01)
     quiet = Status(phase="Running", times=Times(category="Productive", since=NOW, productive=1.0))
     path = tmp_path / "job.json"
 

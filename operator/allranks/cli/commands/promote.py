@@ -14,13 +14,13 @@ from allranks.cli.archived import Archive, archive_options
 from allranks.cli.completers import complete_jobs_and_runs
 from allranks.cli.options import FAILED, OK, Count, cluster_options, print_error, print_problem, run_on_cluster
 from allranks.core.facts.naming import SWEEP_LABEL
-from allranks.errors import AllranksError, ClusterError
+from allranks.errors import AllranksError, CannotRun, ClusterError
 from allranks.kube import paths
-from allranks.kube.cluster import Cluster, Where
+from allranks.kube.cluster import Cluster, Manifest, Where
 
 if TYPE_CHECKING:
     from allranks.api.sweep import Sweep
-    from allranks.api.sweep_status import Trial
+    from allranks.api.sweep_status import SweepStatus, Trial
 
 
 @click.command(
@@ -59,134 +59,144 @@ def promote(where: Where, sweep: str, run_dir: Path | None, archive: Archive, **
     if run_dir:
         sys.exit(_from_directory(run_dir, sweep, options))
 
-    def otherwise(error: AllranksError) -> int:
-        return _without_cluster(error, where, sweep, archive, options)
+    def without_cluster(error: AllranksError) -> int:
+        return _from_archive_or_runs(error, where, sweep, archive, options)
 
-    sys.exit(run_on_cluster(_from_cluster, where, {"sweep": sweep, "archive": archive, **options}, otherwise))
+    sys.exit(run_on_cluster(_from_cluster, where, {"sweep": sweep, "archive": archive, **options}, without_cluster))
 
 
 async def _from_cluster(cluster: Cluster, sweep: str, archive: Archive, **options: Any) -> int:
     from allranks.kube import sweep_codec
 
-    found, exists = await _find(cluster, sweep, archive)
+    document, exists = await _find(cluster, sweep, archive)
     query = {"labelSelector": f"{SWEEP_LABEL}={sweep}"}
     jobs = (await cluster.get(paths.jobs(cluster.namespace), query))["items"]
-    names = {job["metadata"]["name"] for job in jobs if sweep_codec.is_owned(job, found["metadata"]["uid"])}
+    names = {job["metadata"]["name"] for job in jobs if sweep_codec.is_owned(job, document["metadata"]["uid"])}
     # The next job of a trial that has not ended may only not be created yet.
-    return _print(found, **options, has_job=lambda trial: trial.job in names or (exists and not trial.ended))
+    return _print(document, **options, has_job=lambda trial: trial.job in names or (exists and not trial.ended))
 
 
-async def _find(cluster: Cluster, sweep: str, archive: Archive) -> tuple[dict[str, Any], bool]:
-    """The sweep, and whether it exists: otherwise the archive has it. Raises AllranksError."""
-    if archive.uid:
-        return _required(archive, cluster.namespace, sweep), False
+async def _find(cluster: Cluster, sweep: str, archive: Archive) -> tuple[Manifest, bool]:
+    """Return the sweep, and whether it exists: otherwise the archive has it."""
+    if not archive.uid:
+        try:
+            return await cluster.get(paths.sweeps(cluster.namespace, sweep)), True
+        except ClusterError as error:
+            if error.status != 404 or (document := _archived(archive, cluster.namespace, sweep)) is None:
+                raise
+            return document, False
+    document = _archived(archive, cluster.namespace, sweep)
+    assert document
+    return document, False
+
+
+def _archived(archive: Archive, namespace: str, sweep: str) -> Manifest | None:
+    """Return the sweep of the archive; None without one. Raise ClusterError if there is none with the UID."""
+    document = archive.find_sweep(namespace, sweep)
+    if document is None and archive.uid:
+        text = f"the archive {archive.url} has no sweep {sweep} with UID {archive.uid} in namespace {namespace}"
+        raise ClusterError(text, 404, "NotFound")
+    return document
+
+
+def _from_archive_or_runs(
+    error: AllranksError, where: Where, sweep: str, archive: Archive, options: dict[str, Any]
+) -> int:
+    """Read the archive if no cluster answers, otherwise runs/. Return the exit status."""
+    from allranks.local.sweep_files import find_sweep
+
     try:
-        return await cluster.get(paths.sweeps(cluster.namespace, sweep)), True
-    except ClusterError as error:
-        gone = archive.find_sweep(cluster.namespace, sweep) if error.status == 404 else None
-        if gone is None:
-            raise
-        return gone, False
-
-
-def _without_cluster(error: AllranksError, where: Where, sweep: str, archive: Archive, options: dict[str, Any]) -> int:
-    """Reads the archive if no cluster answers, otherwise runs/. Returns the exit status."""
-    try:
-        if archive.url and isinstance(error, ClusterError) and not error.status:
-            namespace = where.namespace or "default"  # without a kubeconfig nothing else says it
-            found = _required(archive, namespace, sweep) if archive.uid else archive.find_sweep(namespace, sweep)
-            if found is not None:
-                return _print(found, **options, has_job=lambda _: False)
+        if isinstance(error, ClusterError) and not error.status:
+            # Without a kubeconfig nothing else says the namespace.
+            document = _archived(archive, where.namespace or "default", sweep)
+            if document is not None:
+                return _print(document, **options, has_job=lambda _: False)
     except AllranksError as broken:
         print_error(broken)
         return FAILED
-    return _local(error, sweep, options)
-
-
-def _required(archive: Archive, namespace: str, sweep: str) -> dict[str, Any]:
-    if found := archive.find_sweep(namespace, sweep):
-        return found
-    text = f"the archive {archive.url} has no sweep {sweep} with UID {archive.uid} in namespace {namespace}"
-    raise ClusterError(text, 404, "NotFound")
-
-
-def _local(error: AllranksError, sweep: str, options: dict[str, Any]) -> int:
-    from allranks.local.sweep_files import find_sweep
-
-    found = find_sweep(sweep)
-    if found is None:
+    directory = find_sweep(sweep)
+    if directory is None:
         print_error(error)
         return FAILED
-    click.echo(f"The newest local run of {sweep} is used ({found}).", err=True)
-    return _from_directory(found, sweep, options)
+    click.echo(f"The newest local run of {sweep} is used ({directory}).", err=True)
+    return _from_directory(directory, sweep, options)
 
 
-def _from_directory(run_dir: Path, sweep: str, options: dict[str, Any]) -> int:
+def _from_directory(directory: Path, sweep: str, options: dict[str, Any]) -> int:
     from allranks.local.sweep_files import read_sweep
 
     try:
-        return _print(read_sweep(run_dir, sweep), **options)
+        return _print(read_sweep(directory, sweep), **options)
     except AllranksError as error:
         print_error(error)
         return FAILED
 
 
 def _print(
-    document: dict[str, Any],
+    document: Manifest,
     trial: int | None,
     name: str | None,
     sets: tuple[str, ...],
     output: str,
     has_job: Callable[[Trial], bool] = lambda _: True,
 ) -> int:
-    """`has_job`: whether the job of a trial exists. Raises AllranksError."""
+    """Print the job for a trial. `has_job`: whether the job of a trial exists."""
     from allranks.cli.format.yaml import dump
     from allranks.cli.manifests import load_documents
     from allranks.core.sweeps import trial_job
-    from allranks.errors import CannotRun
     from allranks.kube import sweep_codec
 
-    sweep, status = sweep_codec.sweep(document), sweep_codec.status(document)
-    if trial is None and status.best is None:
-        raise CannotRun(f"{sweep.name} has no trial that succeeded yet: name a trial")
-    number = status.best.trial if trial is None and status.best else trial
-    chosen = next((each for each in status.trials if each.number == number), None)
-    if chosen is None:
-        raise CannotRun(f"{sweep.name} has no trial {number}: it has {len(status.trials)} trials, from 0")
-    if not sweep.template.get("checkpoint"):
-        raise CannotRun(
-            f"{sweep.name} has no checkpoints: spec.template.spec.checkpoint is not set, so trial {number} cannot be "
-            "continued. Its parameters are " + ", ".join(f"{key}={value}" for key, value in chosen.parameters.items())
-        )
-    called = name or f"{sweep.name}-{number}-promoted"
-    made = (trial_job.promoted if has_job(chosen) else _continued)(sweep, chosen, called)
-    [job] = load_documents([("promote", made)], sets).documents
+    sweep = sweep_codec.sweep(document)
+    source = _trial(sweep, sweep_codec.status(document), trial)
+    job_name = name or f"{sweep.name}-{source.number}-promoted"
+    manifest = (trial_job.promoted if has_job(source) else _continued)(sweep, source, job_name)
+    [job] = load_documents([("promote", manifest)], sets).documents
     click.echo(json.dumps(job, indent=2) if output == "json" else dump([job]).rstrip("\n"))
     return OK
 
 
-def _continued(sweep: Sweep, trial: Trial, called: str) -> dict[str, Any]:
-    """The job for a trial whose own job is deleted: `resumeFrom` needs that one, so this one uses its folder, and a
-    note on stderr says so. Raises CannotRun."""
+def _trial(sweep: Sweep, status: SweepStatus, number: int | None) -> Trial:
+    """Return the trial of this number, by default the best one. Raise CannotRun if it cannot be continued."""
+    if number is None:
+        if status.best is None:
+            raise CannotRun(f"{sweep.name} has no trial that succeeded yet: name a trial")
+        number = status.best.trial
+    trial = next((trial for trial in status.trials if trial.number == number), None)
+    if trial is None:
+        raise CannotRun(f"{sweep.name} has no trial {number}: it has {len(status.trials)} trials, from 0")
+    if not sweep.template.get("checkpoint"):
+        raise CannotRun(
+            f"{sweep.name} has no checkpoints: spec.template.spec.checkpoint is not set, so trial {number} cannot be "
+            f"continued. Its parameters are {_parameters(trial)}"
+        )
+    return trial
+
+
+def _parameters(trial: Trial) -> str:
+    return ", ".join(f"{key}={value}" for key, value in trial.parameters.items())
+
+
+def _continued(sweep: Sweep, trial: Trial, job_name: str) -> Manifest:
+    """Make the job for a trial whose own job is deleted: `resumeFrom` needs that job, so this one uses its folder, and
+    a note on stderr says so. Raise CannotRun if the folder is gone."""
     from allranks.core.facts.resume_source import WITH_A_POD
     from allranks.core.sweeps import trial_job
-    from allranks.errors import CannotRun
     from allranks.masking import MASK
 
-    made = trial_job.continued(sweep, trial, called)
-    checkpoint = made["spec"]["checkpoint"]
+    manifest = trial_job.continued(sweep, trial, job_name)
+    checkpoint = manifest["spec"]["checkpoint"]
     volume = checkpoint.get("volume") or {}
-    if gone := WITH_A_POD & volume.keys():
+    if lost := WITH_A_POD & volume.keys():
         raise CannotRun(
-            f"the checkpoints of trial {trial.number} are gone: a volume of type {min(gone)} ends with its pod. Its "
-            "parameters are " + ", ".join(f"{key}={value}" for key, value in trial.parameters.items())
+            f"the checkpoints of trial {trial.number} are gone: a volume of type {min(lost)} ends with its pod. Its "
+            f"parameters are {_parameters(trial)}"
         )
-    where = f"claim {checkpoint['claim']}" if checkpoint.get("claim") else f"the volume ({', '.join(volume)})"
+    place = f"claim {checkpoint['claim']}" if checkpoint.get("claim") else f"the volume ({', '.join(volume)})"
     print_problem(
         "note",
-        f"the job {trial.job} is deleted, so this one continues in its folder {checkpoint['subPath']} of {where}: if "
+        f"the job {trial.job} is deleted, so this one continues in its folder {checkpoint['subPath']} of {place}: if "
         "that is gone, the training begins again",
     )
-    if MASK in json.dumps(made):
+    if MASK in json.dumps(manifest):
         print_problem("note", f"the archive has masked values of the manifest: replace each {MASK}")
-    return made
+    return manifest

@@ -40,9 +40,9 @@ Check = Callable[[Cluster], Awaitable[Sequence[Finding]]]
 
 
 async def check_cluster(cluster: Cluster) -> AsyncIterator[Finding]:
-    """All findings. Without an answer of the API server the other checks are left out."""
-    found, answered = await _server(cluster)
-    for finding in found:
+    """Yield all findings. Without an answer of the API server the other checks are left out."""
+    findings, answered = await _server(cluster)
+    for finding in findings:
         yield finding
     if not answered:
         yield not_checked("cluster", "the API server must answer first")
@@ -70,7 +70,7 @@ class _Denied(Exception):
 
 
 async def _get(cluster: Cluster, path: str, right: str, **query: str) -> Manifest | None:
-    """The answer; None if the API server does not have it. Raises _Denied and ClusterError."""
+    """Return the answer; None if the API server does not have it. Raise _Denied and ClusterError."""
     try:
         return await cluster.get(path, query)
     except ClusterError as error:
@@ -119,8 +119,8 @@ async def _crds(cluster: Cluster) -> list[Finding]:
     out = []
     for kind, resource in RESOURCES.items():
         right = "read customresourcedefinitions"
-        found = await _get(cluster, f"{paths.CRDS}/{resource.plural}.{GROUP}", right)
-        out.append(_crd(kind, resource.plural, found))
+        resource_definition = await _get(cluster, f"{paths.CRDS}/{resource.plural}.{GROUP}", right)
+        out.append(_crd(kind, resource.plural, resource_definition))
     return out
 
 
@@ -128,15 +128,15 @@ _OPTIONAL = {POOL_KIND: "jobs cannot name a pool", SWEEP_KIND: "sweeps run only 
 """Kind -> what does not work without it."""
 
 
-def _crd(kind: str, plural: str, found: Manifest | None) -> Finding:
+def _crd(kind: str, plural: str, crd: Manifest | None) -> Finding:
     apply = f"kubectl apply --server-side -f crds/{plural}.yaml, or upgrade the Helm release"
-    if found is None:
+    if crd is None:
         if kind in _OPTIONAL:
             return note("crds", f"{kind} is not installed: {_OPTIONAL[kind]}", apply)
         return problem("crds", f"{kind} is not installed: the cluster does not accept jobs", INSTALL)
-    label = (found["metadata"].get("labels") or {}).get("app.kubernetes.io/version")
+    label = (crd["metadata"].get("labels") or {}).get("app.kubernetes.io/version")
     version = f" (version {label})" if label else ""
-    schemas = [v["schema"]["openAPIV3Schema"] for v in found["spec"]["versions"] if v["name"] == VERSION]
+    schemas = [v["schema"]["openAPIV3Schema"] for v in crd["spec"]["versions"] if v["name"] == VERSION]
     if not schemas:
         return problem("crds", f"{kind}{version} does not serve {VERSION}, which this client uses", apply)
     if older := list(differences(root_schema(kind), schemas[0], kind)):
@@ -149,20 +149,20 @@ def _crd(kind: str, plural: str, found: Manifest | None) -> Finding:
 
 async def _operator(cluster: Cluster) -> list[Finding]:
     labels = "app.kubernetes.io/part-of=allranks,app.kubernetes.io/component=operator"
-    found = await _items(
+    deployments = await _items(
         cluster, "/apis/apps/v1/deployments", "list deployments in all namespaces", labelSelector=labels
     )
-    if not found:
+    if not deployments:
         return [problem("operator", "no Deployment of the operator: jobs are accepted, but nothing runs them", INSTALL)]
-    return [_deployment(item) for item in found]
+    return [_deployment(item) for item in deployments]
 
 
 def _deployment(item: Manifest) -> Finding:
     meta, status = item["metadata"], item.get("status") or {}
     name = f"{meta['namespace']}/{meta['name']}"
     version = (meta.get("labels") or {}).get("app.kubernetes.io/version") or "unknown"
-    wanted, ready = item["spec"].get("replicas", 1), status.get("readyReplicas", 0)
-    text = f"{name}, version {version}, {ready}/{wanted} replicas ready"
+    replicas, ready = item["spec"].get("replicas", 1), status.get("readyReplicas", 0)
+    text = f"{name}, version {version}, {ready}/{replicas} replicas ready"
     if not ready:
         where = f"-n {meta['namespace']}"
         cure = f"kubectl {where} describe deployment {meta['name']}; kubectl {where} logs deployment/{meta['name']}"
@@ -225,7 +225,7 @@ def _nodes_text(count: int) -> str:
 
 def _is_ready(node: Manifest) -> bool:
     conditions = (node.get("status") or {}).get("conditions") or ()
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 async def _pools(cluster: Cluster) -> list[Finding]:
@@ -243,24 +243,24 @@ async def _pools(cluster: Cluster) -> list[Finding]:
 def _pool(pool: Manifest, nodes: Sequence[Manifest]) -> Finding:
     name, selector = pool["metadata"]["name"], (pool.get("spec") or {}).get("nodeSelector") or {}
     labels = [node["metadata"].get("labels") or {} for node in nodes]
-    count = sum(1 for own in labels if selector.items() <= own.items())
+    count = sum(1 for node_labels in labels if selector.items() <= node_labels.items())
     if not count:
-        wanted = ", ".join(f"{key}={value}" for key, value in selector.items())
+        selected = ", ".join(f"{key}={value}" for key, value in selector.items())
         cure = f"label the nodes, or change nodeSelector: kubectl edit trainingpool {name}"
-        return problem("pools", f"{name} matches no node: none has {wanted}", cure)
+        return problem("pools", f"{name} matches no node: none has {selected}", cure)
     return ok("pools", f"{name} matches {_nodes_text(count)}")
 
 
 async def _storage(cluster: Cluster) -> list[Finding]:
-    found = await _items(cluster, "/apis/storage.k8s.io/v1/storageclasses", "list storageclasses")
+    classes = await _items(cluster, "/apis/storage.k8s.io/v1/storageclasses", "list storageclasses")
     cure = "name a class in spec.storageClassName of claims, or ask an admin for a default class"
-    if not found:
+    if not classes:
         return [note("storage", "there is no StorageClass: claims need volumes that an admin creates", cure)]
-    names = [_storage_class(item) for item in found]
+    names = [_storage_class(item) for item in classes]
     text = ", ".join(names)
     if not any("(default" in name or ", default" in name for name in names):
         return [note("storage", f"{text}; none is the default", cure)]
-    if not any(_is_shared(item) for item in found):
+    if not any(_is_shared(item) for item in classes):
         text += "; none is of a kind that usually can be mounted on several nodes (ReadWriteMany)"
         return [
             note(
@@ -291,8 +291,8 @@ async def _dns(cluster: Cluster) -> list[Finding]:
     slices = await _items(cluster, path, "list endpointslices in namespace kube-system", labelSelector=selector)
     if not slices:
         return [not_checked("dns", "there is no Service kube-dns in kube-system (OpenShift has its own)")]
-    endpoints = [one for part in slices for one in part.get("endpoints") or ()]
-    ready = sum(1 for one in endpoints if (one.get("conditions") or {}).get("ready", True))
+    endpoints = [endpoint for part in slices for endpoint in part.get("endpoints") or ()]
+    ready = sum(1 for endpoint in endpoints if (endpoint.get("conditions") or {}).get("ready", True))
     if not ready:
         cure = "kubectl -n kube-system get pods -l k8s-app=kube-dns"
         return [problem("dns", "kube-dns has no ready endpoint: ranks cannot find one another", cure)]
@@ -301,10 +301,10 @@ async def _dns(cluster: Cluster) -> list[Finding]:
 
 async def _kueue(cluster: Cluster) -> list[Finding]:
     groups = await _get(cluster, paths.GROUPS, "read the API groups")
-    found = [group for group in (groups or {}).get("groups", ()) if group["name"] == "kueue.x-k8s.io"]
-    if not found:
+    kueue = [group for group in (groups or {}).get("groups", ()) if group["name"] == "kueue.x-k8s.io"]
+    if not kueue:
         return [ok("kueue", "not installed")]
-    return [ok("kueue", f"installed ({found[0]['preferredVersion']['version']})")]
+    return [ok("kueue", f"installed ({kueue[0]['preferredVersion']['version']})")]
 
 
 def _some(names: Sequence[str]) -> str:

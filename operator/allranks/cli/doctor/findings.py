@@ -37,15 +37,15 @@ def problem(check: str, message: str, cure: str) -> Finding:
     return Finding(check, "problem", message, cure)
 
 
-def not_checked(check: str, why: str) -> Finding:
-    return note(check, f"not checked: {why}")
+def not_checked(check: str, reason: str) -> Finding:
+    return note(check, f"not checked: {reason}")
 
 
 Check = Callable[[], Iterable[Finding]]
 
 
 def run_checks(checks: Mapping[str, Check], seconds: float) -> Iterator[Finding]:
-    """The findings in the order of the checks. A check that fails or takes too long is a note."""
+    """Yield the findings in the order of the checks. A check that fails or takes too long is a note."""
     started = {name: _started(check) for name, check in checks.items()}
     deadline = time.monotonic() + seconds
     for name, results in started.items():
@@ -60,8 +60,8 @@ def _started(check: Check) -> queue.Queue[Callable[[str], list[Finding]]]:
 
     def work() -> None:
         try:
-            found = list(check())
-            results.put(lambda _name: found)
+            findings = list(check())
+            results.put(lambda _name: findings)
         except Exception as error:  # a check must not hide the others
             failed = error
             results.put(lambda name: [not_checked(name, describe_error(failed))])

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from allranks.cli.doctor.findings import Check, Finding, note, ok, problem
 from allranks.control_sequences import clean
 from allranks.frameworks import FRAMEWORKS
+from allranks.frameworks.hints import DoctorProbe
 from allranks.local import gpus
 from allranks.local.environment import machine_environment
 from allranks.version import __version__
@@ -88,23 +89,23 @@ class Machine:
         if python is None:
             yield problem("python", "there is no python on PATH", "activate the environment of your training program")
             return
-        probes = {name: self._started_probe(python, name) for name in _PACKAGES}
+        probes = {name: self._started_probe(python, probe) for name, probe in _PROBES.items()}
         deadline = time.monotonic() + IMPORT_SECONDS
-        found = {name: _answer(process, deadline) for name, process in probes.items()}
-        installed = {name: answer for name, answer in found.items() if answer is not None}
+        answers = {name: _answer(process, deadline) for name, process in probes.items()}
+        installed = {name: answer for name, answer in answers.items() if answer is not None}
         if not installed:
             yield note(
                 "frameworks",
-                f"{python} has none of {', '.join(_PACKAGES)}",
+                f"{python} has none of {', '.join(_PROBES)}",
                 "for allranks run, activate the environment that has your framework, or pip install torch",
             )
         for name, answer in installed.items():
             yield from self._framework(name, python, answer)
 
-    def _started_probe(self, python: str, name: str) -> subprocess.Popen[str]:
-        """A process that imports the framework: metadata alone does not show a missing library."""
+    def _started_probe(self, python: str, probe: DoctorProbe) -> subprocess.Popen[str]:
+        """Start a process that imports the framework: metadata alone does not show a missing library."""
         return subprocess.Popen(
-            [python, "-c", _PROBE, *_PACKAGES[name]],
+            [python, "-c", _PROGRAM, probe.package, probe.details, probe.gpu],
             env=dict(self.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -115,28 +116,28 @@ class Machine:
     def _framework(self, name: str, python: str, answer: Mapping[str, Any]) -> Iterator[Finding]:
         version = answer.get("version")
         if error := answer.get("error"):
-            what = (
+            message = (
                 f"{name} {version} is installed, but {python} cannot import it: {clean(error.encode(), colour=False)}"
             )
-            yield problem(name, what, f"reinstall it: {python} -m pip install --force-reinstall {name}")
+            yield problem(name, message, f"reinstall it: {python} -m pip install --force-reinstall {name}")
             return
         yield ok(name, f"version {version}{answer.get('details') or ''} ({python})")
-        if name == "torch":
-            yield from self._torchrun(python)
-            if not answer.get("gpu") and gpus.list_gpus(self.environ):
-                cure = "install the build for your GPUs: https://pytorch.org/get-started/locally"
-                yield problem("torch", f"this build of torch cannot use the GPUs of this machine ({python})", cure)
+        if name in _LAUNCHERS:
+            yield self._launcher(name, python)
+        if answer.get("gpu") is False and gpus.list_gpus(self.environ):
+            text = f"this build of {name} cannot use the GPUs of this machine ({python})"
+            yield problem(name, text, _PROBES[name].gpu_cure)
 
-    def _torchrun(self, python: str) -> Iterator[Finding]:
-        torchrun = self._which("torchrun")
-        if torchrun is None:
-            cure = "activate the environment of torch, or use `python -m torch.distributed.run` as command"
-            yield problem("torchrun", "torch is installed, but torchrun is not on PATH", cure)
-        elif Path(torchrun).parent != Path(python).parent:
-            text = f"{torchrun} is not in the environment of {python}: ranks may use another torch"
-            yield note("torchrun", text, "activate one environment that has both")
-        else:
-            yield ok("torchrun", torchrun)
+    def _launcher(self, package: str, python: str) -> Finding:
+        [program, *_], module = _LAUNCHERS[package].command, _LAUNCHERS[package].module
+        launcher = self._which(program)
+        if launcher is None:
+            cure = f"activate the environment of {package}, or use `python -m {module}` as command"
+            return problem(program, f"{package} is installed, but {program} is not on PATH", cure)
+        if Path(launcher).parent != Path(python).parent:
+            text = f"{launcher} is not in the environment of {python}: ranks may use another {package}"
+            return note(program, text, "activate one environment that has both")
+        return ok(program, launcher)
 
     # --- hardware ------------------------------------------------------------------------------------------------
 
@@ -178,7 +179,7 @@ class Machine:
             yield ok("shared memory", text)
 
     def _disk(self) -> Iterator[Finding]:
-        """The directory where `allranks run` stores runs."""
+        """Check the directory where `allranks run` stores runs."""
         place = self.directory / "runs"
         existing = place if place.is_dir() else self.directory
         if not os.access(existing, os.W_OK | os.X_OK):
@@ -206,10 +207,15 @@ class Machine:
             yield note("network", f"the host name {name} has no address: Gloo and MPI may fail to connect", cure)
 
 
-_PACKAGES = {each.package.name: each.package for each in FRAMEWORKS.values() if each.package}
-"""By name."""
+_PROBES = {framework.probe.package: framework.probe for framework in FRAMEWORKS.values() if framework.probe}
+_LAUNCHERS = {
+    framework.probe.package: framework.script
+    for framework in FRAMEWORKS.values()
+    if framework.probe and framework.script.module
+}
+"""Package -> how its launcher, a program on PATH, is started."""
 
-_PROBE = """\
+_PROGRAM = """\
 import importlib, importlib.metadata, importlib.util, json, os, sys
 name, details, gpu = sys.argv[1:]
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, replica_key
+from allranks.frameworks.hints import LogReader
 
 LINE_BYTES = 2048
 """Longer lines are cut on the screen."""
@@ -108,6 +109,36 @@ class Line(NamedTuple):
 
 
 @dataclass
+class Fold:
+    """Shows the first line of each complaint that other ranks have ended, and the number of its other lines."""
+
+    reader: LogReader
+    _inside: bool = False
+    _hidden: int = 0
+    _log: str = ""
+
+    def shown(self, lines: Sequence[Line], log: str) -> Iterator[Line]:
+        """Yield the lines to show. `log` has all of them."""
+        for line in lines:
+            text = line.text.decode("utf-8", "replace").rstrip("\r")
+            starts = self.reader.starts_complaint(text)
+            if self._inside and (starts or self.reader.continues_complaint(text)):
+                self._hidden += 1
+                self._log = log
+                continue
+            yield from self.close(line)
+            self._inside = starts
+            yield line
+
+    def close(self, line: Line) -> Iterator[Line]:
+        """Yield the number of hidden lines, if there are any, at the place of `line`."""
+        if self._hidden:
+            text = f"... {self._hidden} more line{'s' * (self._hidden != 1)}, see {self._log}"
+            yield line._replace(text=text.encode())
+        self._hidden, self._inside = 0, False
+
+
+@dataclass
 class Source:
     """The buffered lines of one container. When there are too many, the oldest are dropped."""
 
@@ -118,24 +149,27 @@ class Source:
     """The last line, for the summary."""
     pod: str = ""
     """The name of the pod that printed it: the container of a replica has another pod in each attempt."""
-    hold: Callable[[list[Line]], list[Line]] | None = None
-    """Returns the lines to print now, and keeps the others for `add`."""
+    fold: Fold | None = None
     splitter: Splitter = field(default_factory=Splitter)
     dropped: int = 0
     waiting: deque[Line] = field(default_factory=deque)
     _bytes: int = 0
 
-    def feed(self, data: bytes, place: int, faint: bool = False) -> None:
-        """Adds output. `place` orders it among the output of other containers; `faint` output is less important."""
+    def feed(self, data: bytes, place: int, faint: bool = False, log: str = "the log") -> None:
+        """Add output; empty data ends it. `place` orders it among the output of other containers; `faint` output is
+        less important. `log` has all of it."""
         split = self.splitter.feed(data)
         self.dropped += max(0, len(split) - self.most_lines)
         lines = [Line(place, line, faint) for line in split[-self.most_lines :]]
-        self.add(self.hold(lines) if self.hold else lines)
+        if self.fold:
+            lines = list(self.fold.shown(lines, log))
+            if not data:
+                lines += self.fold.close(Line(place, b"", faint))
+        self._add(lines)
         if self.splitter.pending.strip():
             self.latest = self.splitter.pending
 
-    def add(self, lines: Sequence[Line]) -> None:
-        """Adds lines to those that wait to be printed."""
+    def _add(self, lines: Sequence[Line]) -> None:
         for line in lines:
             self.waiting.append(line)
             self._bytes += len(line.text)

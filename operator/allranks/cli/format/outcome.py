@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from allranks.api.job import API_VERSION, KIND, Job
+from allranks.api.job import API_VERSION, KIND
 from allranks.api.status import Failure, Status
 from allranks.cli.format.duration import elapsed
 from allranks.cli.format.yaml import dump, without_empty
@@ -16,7 +16,6 @@ from allranks.control_sequences import clean
 from allranks.core.diagnosis.exit_codes import describe as describe_exit_code
 from allranks.core.diagnosis.exit_codes import signal_name
 from allranks.core.facts.naming import replica_key
-from allranks.core.facts.topology import framework_of
 
 
 def resource(name: str, namespace: str, status: Status) -> dict[str, Any]:
@@ -72,15 +71,6 @@ def failure_block(status: Status, logs: Path | None = None) -> Iterator[str]:
         yield f"Hint: {hint}"
     if logs is not None and (log := logs / f"{failure.pod}.log").exists():
         yield f"Full log: {log}"
-
-
-def independent_note(job: Job, copies: int) -> str:
-    """For a job that succeeded although its ranks never formed a group."""
-    call = framework_of(job).join_call
-    return (
-        f"note: {copies} independent copies of the program ran: it never formed a group, so each rank worked alone. To "
-        f"train together, call {call} in the program; otherwise, one replica is enough"
-    )
 
 
 def hint_for(failure: Failure) -> str:

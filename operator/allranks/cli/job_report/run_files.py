@@ -17,7 +17,7 @@ from allranks.code.ship import config_map_of, stored_differences
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import status_of
-from allranks.local.progress_log import point_of
+from allranks.local.records import point_of
 from allranks.local.run_directories import CODE_FILE, DIFFERENCES_FILE, PROGRESS_FILE, StoredRun
 
 MOST_POINTS = 1000

@@ -45,7 +45,7 @@ def job_row(job: Mapping[str, Any]) -> JobRow:
 
 
 def data(row: JobRow, now: datetime) -> dict[str, Any]:
-    """What is shown of one job, as JSON."""
+    """Return the shown facts of a job, as JSON."""
     job, status = row
     progress = status.progress
     rate, share = progress_text.step_rate(progress), progress_text.goodput(status, now)
@@ -75,9 +75,9 @@ def data(row: JobRow, now: datetime) -> dict[str, Any]:
 def jobs(
     rows: Sequence[JobRow], now: datetime, width: int, height: int, unicode: bool, *, namespaces: bool
 ) -> Iterator[Line | Grid]:
-    """A table of jobs, running jobs first. `height` 0: all jobs; `width` 0: all columns."""
+    """Make a table of jobs, running jobs first. `height` 0: all jobs; `width` 0: all columns."""
     summaries = [_Summary(job, status, now, unicode) for job, status in rows]
-    summaries.sort(key=lambda one: (_ORDER.get(one.status.phase, 9), one.namespace, one.name))
+    summaries.sort(key=lambda summary: (_ORDER.get(summary.status.phase, 9), summary.namespace, summary.name))
     yield _totals(summaries)
     yield []
     room = len(summaries) if not height else max(1, height - 4)
@@ -139,19 +139,22 @@ class _Column:
 
 
 _COLUMNS = (
-    _Column("NAMESPACE", lambda one: one.namespace),
-    _Column("NAME", lambda one: one.name, lambda _: "bold"),
-    _Column("FRAMEWORK", lambda one: cell((one.job.get("spec") or {}).get("framework")), priority=5),
-    _Column("PHASE", lambda one: one.status.phase, lambda one: PHASES.get(one.status.phase, "")),
+    _Column("NAMESPACE", lambda summary: summary.namespace),
+    _Column("NAME", lambda summary: summary.name, lambda _: "bold"),
+    _Column("FRAMEWORK", lambda summary: cell((summary.job.get("spec") or {}).get("framework")), priority=5),
+    _Column("PHASE", lambda summary: summary.status.phase, lambda summary: PHASES.get(summary.status.phase, "")),
     _Column("PROGRESS", _Summary.progress),
     _Column("RATE", _Summary.rate, priority=2),
-    _Column("ETA", lambda one: progress_text.eta(one.status.progress) if progress_text.trains(one.status) else ""),
+    _Column(
+        "ETA",
+        lambda summary: progress_text.eta(summary.status.progress) if progress_text.trains(summary.status) else "",
+    ),
     _Column("RESTARTS", _Summary.restarts, priority=1),
     _Column("GOODPUT", _Summary.goodput),
     _Column("SLOW", _Summary.slow, lambda _: "yellow", priority=3),
     _Column(
         "CURVE",
-        lambda one: plots.sparkline(progress_text.values(one.status.progress), 16, one.unicode),
+        lambda summary: plots.sparkline(progress_text.values(summary.status.progress), 16, summary.unicode),
         lambda _: "cyan",
         priority=4,
     ),
@@ -159,12 +162,12 @@ _COLUMNS = (
 
 
 def _totals(summaries: Sequence[_Summary]) -> Line:
-    """The number of jobs by phase, and the goodput of all jobs that report steps."""
-    phases = Counter(one.status.phase for one in summaries)
+    """Return the number of jobs by phase, and the goodput of all jobs that report steps."""
+    phases = Counter(summary.status.phase for summary in summaries)
     count = f"{len(summaries)} job{'s' * (len(summaries) != 1)}"
     words = [f"{number} {phase}" for phase, number in sorted(phases.items(), key=lambda item: _ORDER.get(item[0], 9))]
-    measured = [one for one in summaries if progress_text.is_measured(one.status)]
-    totals = [times for one in measured if (times := time_accounting.up_to(one.status, one.now))]
+    measured = [summary for summary in summaries if progress_text.is_measured(summary.status)]
+    totals = [times for summary in measured if (times := time_accounting.up_to(summary.status, summary.now))]
     used = sum(times.starting + times.productive + times.lost for times in totals)
     productive = sum(times.productive for times in totals)
     share = f"; goodput {progress_text.percent(productive / used)}" if used > 0 else ""
@@ -172,7 +175,7 @@ def _totals(summaries: Sequence[_Summary]) -> Line:
 
 
 def _table(columns: Sequence[_Column], summaries: Sequence[_Summary], width: int) -> Grid:
-    texts = {column.title: [column.text(one) for one in summaries] for column in columns}
+    texts = {column.title: [column.text(summary) for summary in summaries] for column in columns}
     widths = {title: max(len(title), *map(len, cells)) if cells else len(title) for title, cells in texts.items()}
     kept = list(columns)
     while width and sum(widths[column.title] + GAP for column in kept) - GAP > width:
@@ -181,8 +184,8 @@ def _table(columns: Sequence[_Column], summaries: Sequence[_Summary], width: int
             break
         kept.remove(least)
     rows = [
-        [Styled(texts[column.title][place], column.style(one)) for column in kept]
-        for place, one in enumerate(summaries)
+        [Styled(texts[column.title][place], column.style(summary)) for column in kept]
+        for place, summary in enumerate(summaries)
     ]
     return Grid([column.title for column in kept], rows, indent="", gap=GAP)
 
@@ -191,7 +194,7 @@ def _table(columns: Sequence[_Column], summaries: Sequence[_Summary], width: int
 
 
 def job(row: JobRow, now: datetime, width: int, height: int, unicode: bool) -> Iterator[Line | Grid]:
-    """Details of one job. `height` 0: no limit."""
+    """Show the details of a job. `height` 0: no limit."""
     manifest, status = row
     report = build_report(manifest, now)
     yield _head(manifest, status, report.seconds)
@@ -322,12 +325,19 @@ def _ranks(progress: ProgressStatus, room: int) -> Iterator[Line | Grid]:
     shown = progress.ranks if not room or len(progress.ranks) < room else progress.ranks[: max(1, room - 2)]
     if len(shown) < total:
         yield [(f"{len(shown)} of {total} ranks: those that lag most, then the slowest", "dim")]
-    slow = {(one.rank, one.replica) for one in progress.stragglers}
+    slow = {(straggler.rank, straggler.replica) for straggler in progress.stragglers}
     rows = []
-    for one in shown:
-        style = "yellow" if (one.rank, one.replica) in slow else ""
-        rank = "-" if one.rank is None else one.rank
-        values = (rank, one.replica, one.step, one.lag or "", _seconds(one.step_seconds), _seconds(one.busy_seconds))
+    for report in shown:
+        style = "yellow" if (report.rank, report.replica) in slow else ""
+        rank = "-" if report.rank is None else report.rank
+        values = (
+            rank,
+            report.replica,
+            report.step,
+            report.lag or "",
+            _seconds(report.step_seconds),
+            _seconds(report.busy_seconds),
+        )
         rows.append([Styled(value, style) for value in values])
     yield Grid(["RANK", "REPLICA", "STEP", "LAG", "STEP TIME", "BUSY"], rows, gap=GAP)
 
@@ -340,7 +350,7 @@ def _seconds(value: float | None) -> str:
 
 
 def plain(content: Iterator[Line | Grid]) -> Iterator[str]:
-    """The content as text."""
+    """Return the content as text."""
     for item in content:
         if isinstance(item, Grid):
             yield from item.plain()

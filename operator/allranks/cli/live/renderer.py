@@ -18,13 +18,12 @@ from typing import NamedTuple, TextIO
 from allranks.api.status import FINISHED, Status
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import elapsed
-from allranks.cli.format.log_lines import Source, label, prefixed
-from allranks.cli.live.shutdown_noise import ShutdownNoise
+from allranks.cli.format.log_lines import Fold, Source, label, prefixed
 from allranks.cli.live.summary import Summary, open_screen
 from allranks.control_sequences import clean
 from allranks.core.facts.model import Event, Pod
 from allranks.core.facts.naming import replica_key
-from allranks.frameworks.base import Framework
+from allranks.frameworks.hints import LogReader
 
 DRAW_SECONDS = 0.1
 COUNT_SECONDS = 1.0
@@ -73,12 +72,10 @@ class Renderer:
         self._news = False
         self._order = itertools.count()
         self._sources: dict[str, Source] = {}
-        self._noise: dict[str, ShutdownNoise] = {}
-        self._framework: Framework | None = None
+        self._reader: LogReader | None = None
         self._log_dir: Path | None = None
         self._places: dict[str, int] = {}
         self._messages: list[tuple[int, str]] = []
-        self._folded: list[_Item] = []
         self._status = Status()
         self._pods: Sequence[Pod] = ()
         self._started = time.monotonic()
@@ -88,16 +85,16 @@ class Renderer:
         self._progress_at = 0.0
         self._bars: dict[str, float] = {}
         self._latest_event = ""
-        self._ended = self._stopped = False
+        self._ended = False
         self._closed = False
         self._title = ""
         self._thread: threading.Thread | None = None
 
-    def begin(self, title: str, framework: Framework | None = None, log_dir: Path | None = None) -> None:
-        """Starts the clock of a job. `framework` recognizes the noise of its shutdown. `log_dir` has a log of each pod,
-        for messages."""
-        self._title, self._started, self._ended, self._stopped = title, time.monotonic(), False, False
-        self._framework, self._log_dir, self._noise = framework, log_dir, {}
+    def begin(self, title: str, reader: LogReader | None = None, log_dir: Path | None = None) -> None:
+        """Start the clock of a job. `reader` recognizes long complaints of its launcher. `log_dir` has a log of each
+        pod, for messages."""
+        self._title, self._started, self._ended = title, time.monotonic(), False
+        self._reader, self._log_dir = reader, log_dir
         self._sources, self._bars, self._status_line, self._pods, self._status = {}, {}, (), (), Status()
         self._progress = ()
         self._latest_event = ""
@@ -105,13 +102,8 @@ class Renderer:
         self._thread = threading.Thread(target=self._draw, name="renderer", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """The user ends the run: what launchers print about that is only in the logs."""
-        with self._lock:
-            self._stopped = True
-
     def end(self) -> None:
-        """Prints everything that is buffered. Blocks until it is printed."""
+        """Print everything that is buffered, and block until it is printed."""
         with self._lock:
             self._ended = True
             self._wake()
@@ -124,7 +116,7 @@ class Renderer:
         return time.monotonic() - self._started
 
     def message(self, text: str) -> None:
-        """Prints a line with the time in front."""
+        """Print a line with the time in front."""
         with self._lock:
             safe = clean(text.encode(), colour=False)  # the message of an Event can end with a program's output
             self._messages.append((next(self._order), f"{elapsed(self.seconds):>6} {safe}"))
@@ -137,7 +129,6 @@ class Renderer:
             self._status, self._pods = status, pods
             for pod in pods:
                 self._places.setdefault(replica_key(pod.role, pod.index), len(self._places))
-            self._decide_noise()
             if not self._screen:
                 self._add_progress_line(status)  # before the line of a finished job
             self._add_status_line(status)
@@ -149,7 +140,7 @@ class Renderer:
             self.message(event.message)
 
     def has_printed(self, text: str) -> bool:
-        """Whether the text begins with the latest event, which has been printed."""
+        """Return whether the text begins with the latest event, which has been printed."""
         return bool(self._latest_event) and not self._quiet and text.startswith(self._latest_event)
 
     def output(self, pod: Pod, container: str, data: bytes) -> None:
@@ -159,46 +150,23 @@ class Renderer:
             if source is None:
                 if not data:
                     return  # it ended without output
-                source = self._sources[name] = self._source(name)
+                fold = Fold(self._reader) if self._reader else None
+                source = self._sources[name] = Source(name, *self._bounds, fold=fold)
             # Output of ranks that are stopped for a restart is mostly noise.
             old = bool(pod.deleted_at) and pod.attempt < self._status.attempt
             if not old and source.pod != pod.name:
                 source.pod, source.latest = pod.name, b""
-            source.feed(data, next(self._order), faint=old)
+            log = str(self._log_dir / f"{pod.name}.log") if self._log_dir else "the log"
+            source.feed(data, next(self._order), old, log)
             self._wake()
 
     def _wake(self) -> None:
-        """Wakes the drawing thread, or has it draw again if it draws already. The caller holds the lock."""
+        """Wake the drawing thread, or make it draw again if it draws already. The caller holds the lock."""
         self._news = True
         self._lock.notify()
 
-    def _source(self, name: str) -> Source:
-        source = Source(name, *self._bounds)
-        if self._framework:
-            noise = self._noise[name] = ShutdownNoise(self._framework)
-            source.hold = lambda lines: noise.pass_on(lines, time.monotonic())
-        return source
-
-    def _decide_noise(self, end: bool = False) -> None:
-        """Prints the held lines that are no noise, and the number of those that are."""
-        pods = {pod.name: pod for pod in self._pods}
-        for name, noise in self._noise.items():
-            source, phase = self._sources[name], self._status.phase
-            pod = pods.get(source.pod)
-            current = pod is None or pod.attempt == self._status.attempt
-            now, stopped = time.monotonic(), self._stopped
-            source.add(noise.end(phase, stopped) if end else noise.decide(phase, pod, current, now, stopped))
-            if noise.folded:
-                self._folded.append(_Item(next(self._order), name, self._fold_line(source, noise.folded)))
-                noise.folded = 0
-
-    def _fold_line(self, source: Source, count: int) -> str:
-        assert self._framework
-        where = f"see {self._log_dir / source.pod}.log" if self._log_dir else "the log has them"
-        return f"... {count} line{'s' * (count != 1)} of {self._framework.launcher}'s shutdown, {where}"
-
     def _add_status_line(self, status: Status) -> None:
-        """A line with phase and running pods, if they have changed."""
+        """Add a line with phase and running pods, if they have changed."""
         phase = status.phase
         line = (phase, status.attempt if phase != "Pending" else 0, status.ready)
         if line == self._status_line or not status.start_time:
@@ -215,7 +183,7 @@ class Renderer:
         self._messages.append((next(self._order), f"{elapsed(self.seconds):>6} {text}"))
 
     def _add_progress_line(self, status: Status) -> None:
-        """A line with the progress, if it has changed and not too often."""
+        """Add a line with the progress, if it has changed and not too often."""
         progress = status.progress
         step = (status.attempt, progress.step) if progress else ()
         if step == self._progress or not (text := progress_text.line(status)):
@@ -240,7 +208,9 @@ class Renderer:
                 time.sleep(DRAW_SECONDS)  # what comes together is drawn together
             with self._lock:
                 ended, self._news = self._ended, False
-                self._decide_noise(end=ended)
+                if ended:
+                    for source in self._sources.values():
+                        source.feed(b"", next(self._order))
                 waiting, width = self._take()
                 summary = self._summary() if self._screen else None
             # Not under the lock, which would hold up the event loop.
@@ -252,23 +222,20 @@ class Renderer:
                 self._screen.stop()
 
     def _take(self) -> tuple[list[_Item], int]:
-        """Removes everything that is buffered. Returns it with the width of the labels."""
-        found = [] if self._quiet else [_Item(place, "", text) for place, text in self._messages]
+        """Remove everything that is buffered. Return it with the width of the labels."""
+        items = [] if self._quiet else [_Item(place, "", text) for place, text in self._messages]
         self._messages = []
-        if self._logs:
-            found += self._folded
-        self._folded = []
         for name, source in self._sources.items():
             dropped, lines = source.take()
             if not self._logs:
                 continue
             if dropped:
                 first = lines[0].place if lines else next(self._order)
-                found.append(_Item(first, name, f"... {dropped:,} lines not shown; the log has all of them"))
-            found += [_Item(line.place, name, "", line.text, line.faint) for line in lines]
+                items.append(_Item(first, name, f"... {dropped:,} lines not shown; the log has all of them"))
+            items += [_Item(line.place, name, "", line.text, line.faint) for line in lines]
             if not self._screen and (bar := self._bar(source)):
-                found.append(_Item(next(self._order), name, "", bar))
-        return found, max((len(label) for label in self._sources), default=0)
+                items.append(_Item(next(self._order), name, "", bar))
+        return items, max((len(label) for label in self._sources), default=0)
 
     def _formatted(self, item: _Item, width: int) -> str:
         if not item.label:
@@ -278,7 +245,7 @@ class Renderer:
         return prefixed(item.label, width, place, text, colour=self._colour, faint=item.faint)
 
     def _bar(self, source: Source) -> bytes:
-        """The state of a progress bar, at most every BAR_SECONDS."""
+        """Return the state of a progress bar, at most every BAR_SECONDS."""
         if not source.splitter.redrawn:
             self._bars.pop(source.label, None)
             return b""

@@ -18,9 +18,9 @@ from allranks.control_sequences import clean_text
 from allranks.local.run_directories import ROOT
 
 QUIET_MS = 150
-"""A save of several files is over when no file has changed for so long."""
+"""A save of several files is over when no file has changed for this time."""
 LONGEST_MS = 1500
-"""Changes without an end restart the command after so long."""
+"""Changes without an end restart the command after this time."""
 POLL_MS = 250
 SUFFIXES = (".py", ".yaml", ".yml", ".json", ".toml", ".txt", ".cfg", ".ini", ".sh")
 
@@ -35,21 +35,17 @@ class SourceFilter(DefaultFilter):
 
 
 class RestartOnChange:
-    """`run` returns when Ctrl-C or a signal ends it."""
+    """Runs a command until Ctrl-C or a signal, and starts it again at each change below `paths`."""
 
-    def __init__(
-        self, command: Sequence[str], paths: Sequence[Path], clear: Sequence[str] = (), end: Sequence[str] = ()
-    ) -> None:
-        """`clear` removes what a run has left behind, before the next one; `end` does so after the last one."""
+    def __init__(self, command: Sequence[str], paths: Sequence[Path]) -> None:
         self._command, self._paths = list(command), [path.absolute() for path in paths]
-        self._clear, self._end = list(clear), list(end)
         self._child: subprocess.Popen[bytes] | None = None
         self._received = 0
         self._runs = 0
         self._colour = use_colour(sys.stderr)
 
     def run(self) -> int:
-        """Returns the exit status, 128 + the signal."""
+        """Return the exit status, 128 + the signal."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
@@ -57,8 +53,6 @@ class RestartOnChange:
             self._loop()
         finally:
             self._stop()
-            if self._runs and self._end:
-                subprocess.run(self._end, check=False)
         return 128 + (self._received or signal.SIGINT)
 
     def _loop(self) -> None:
@@ -81,10 +75,6 @@ class RestartOnChange:
             if self._received:
                 return
             if changes or not self._runs:
-                if self._runs and self._clear:
-                    subprocess.run(self._clear, check=False)
-                    if self._received:
-                        return
                 self._start()
             elif self._child and self._child.poll() is not None:
                 status, self._child = self._child.returncode, None
@@ -97,7 +87,7 @@ class RestartOnChange:
         self._child = subprocess.Popen(self._command)
 
     def _stop(self) -> None:
-        """Ends the run as Ctrl-C does, and waits for it: ports and GPUs are free then."""
+        """End the run as Ctrl-C does, and wait for it: ports and GPUs are free then."""
         if self._child is None:
             return
         if self._child.poll() is None:
@@ -113,7 +103,7 @@ class RestartOnChange:
 
 
 def _named(changes: set[tuple[Any, str]]) -> str:
-    """The names of the files, at most three."""
+    """List the names of the files, at most three."""
     names = sorted({clean_text(_relative(path), colour=False) for _, path in changes})
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 

@@ -59,15 +59,15 @@ class Session:
         self._run: LocalRun | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def run(self, one: LocalRun) -> int:
-        """Runs one job and prints its outcome. Returns the exit status."""
+    def run(self, local: LocalRun) -> int:
+        """Run one job and print its outcome. Return the exit status."""
         from allranks.core.facts.topology import framework_of
         from allranks.errors import AllranksError, CannotRun
 
-        self._renderer.begin(one.job.name, framework_of(one.job), one.logs)
+        self._renderer.begin(local.job.name, framework_of(local.job).log, local.logs)
         how, broken = "stopped", None
         try:
-            how = asyncio.run(self._drive(one))
+            how = asyncio.run(self._drive(local))
         except AllranksError as error:
             broken = error
         finally:
@@ -76,23 +76,23 @@ class Session:
         if isinstance(broken, CannotRun):
             print_error(broken)
             return NOT_STARTED
-        self._print_outcome(one, how, broken)
+        self._print_outcome(local, how, broken)
         if how == "finished" and not broken:
-            return OK if one.status.phase == "Succeeded" else FAILED
+            return OK if local.status.phase == "Succeeded" else FAILED
         if self._received:
             return 128 + self._received
         return NOT_STARTED if how == "suspended" else FAILED
 
-    async def _drive(self, one: LocalRun) -> str:
-        self._run, self._loop = one, asyncio.get_running_loop()
+    async def _drive(self, local: LocalRun) -> str:
+        self._run, self._loop = local, asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # A signal that is ignored (nohup, background of a script) must stay ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._loop.add_signal_handler(number, self._stop, number)
-        return await one.run(self._renderer)
+        return await local.run(self._renderer)
 
     def _stop(self, number: int) -> None:
-        """The first signal terminates the ranks gracefully, Ctrl-C after a checkpoint; a second Ctrl-C kills them."""
+        """Terminate the ranks at the first signal, at Ctrl-C after a checkpoint; kill them at a second Ctrl-C."""
         assert self._run is not None
         now = time.monotonic()
         name = self._words.stopped if number == signal.SIGINT else signal.Signals(number).name
@@ -105,7 +105,6 @@ class Session:
                 sent = f"the ranks are asked for a checkpoint; when it is stored, or after {wait} s, {sent}"
             again = f". {self._words.again}." if pods or wait else ""
             self._renderer.message(f"{name}: {sent}{again}")
-            self._renderer.stop()
             if not wait:
                 self._run.stop()
         # Some wrappers forward the Ctrl-C that the terminal has already sent to us.
@@ -114,41 +113,39 @@ class Session:
             self._run.stop(at_once=True)
 
     def _on_closed_output(self) -> None:
-        """The reader of our output has exited: stop, as SIGPIPE does."""
+        """Stop, as SIGPIPE does: the reader of our output has exited."""
         if self._loop and not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stop, signal.SIGPIPE)
 
-    def _print_outcome(self, one: LocalRun, how: str, broken: AllranksError | None) -> None:
-        from allranks.cli.format.outcome import failure_block, independent_note, rendered, resource, summary
+    def _print_outcome(self, local: LocalRun, how: str, broken: AllranksError | None) -> None:
+        from allranks.cli.format.outcome import failure_block, rendered, resource, summary
 
-        shown = resource(one.job.name, one.job.namespace, one.status)
-        if how == "stopped" and not one.started:
+        shown = resource(local.job.name, local.job.namespace, local.status)
+        if how == "stopped" and not local.started:
             how = "not started"
         try:
-            if one.started:
-                (one.options.run_dir / "status.yaml").write_text(rendered(shown, "yaml").removeprefix("---\n"))
+            if local.started:
+                (local.options.run_dir / "status.yaml").write_text(rendered(shown, "yaml").removeprefix("---\n"))
         except OSError as error:
-            click.echo(f"cannot write the status to {one.options.run_dir}: {error.strerror}", err=True)
-        line = summary(one.job.name, one.status, one.job.metadata.creation_timestamp, self._renderer.seconds, how)
-        good = how == "finished" and one.status.phase == "Succeeded"
-        self._print(line, fg="green" if good else "red" if one.status.phase == "Failed" else "yellow", bold=True)
-        if how == "stopped" and (uploads := one.status.condition("OutputsUploaded")) and uploads.reason == "Failed":
+            click.echo(f"cannot write the status to {local.options.run_dir}: {error.strerror}", err=True)
+        line = summary(local.job.name, local.status, local.job.metadata.creation_timestamp, self._renderer.seconds, how)
+        good = how == "finished" and local.status.phase == "Succeeded"
+        self._print(line, fg="green" if good else "red" if local.status.phase == "Failed" else "yellow", bold=True)
+        if how == "stopped" and (uploads := local.status.condition("OutputsUploaded")) and uploads.reason == "Failed":
             self._print(uploads.message, fg="yellow")
         if broken:
             print_error(broken)
         if self._output:
             click.echo(rendered(shown, self._output), nl=False)
         if how not in ("suspended", "not started") and not self._quiet:
-            self._print(f"Report: allranks report --run-dir {shlex.quote(str(one.options.run_dir))}")
-            self._print(f"Logs:   {one.logs}")
-        if how == "finished" and one.status.phase == "Failed":
-            for line in failure_block(one.status, one.logs):
+            self._print(f"Report: allranks report --run-dir {shlex.quote(str(local.options.run_dir))}")
+            self._print(f"Logs:   {local.logs}")
+        if how == "finished" and local.status.phase == "Failed":
+            for line in failure_block(local.status, local.logs):
                 if self._renderer.has_printed(line):
                     continue
                 self._print(line, **({} if line.startswith(" ") else {"fg": "red"}))
-        if how == "finished" and not self._quiet and (copies := one.independent_copies):
-            self._print(independent_note(one.job, copies), fg="yellow")
 
     def _print(self, text: str, **style: Any) -> None:
         click.echo(click.style(text, **style) if self._colour else text, file=self._human, color=self._colour)

@@ -180,7 +180,7 @@ class Screen:
         self._live.start()
 
     def draw(self, text: str, summary: Summary | None) -> None:
-        """Prints text above the summary, with the colours of the ranks."""
+        """Print text above the summary, with the colours of the ranks."""
         if text:
             self._live.console.print(_Raw(text), crop=False, end="", soft_wrap=True)
         if summary:
@@ -202,6 +202,6 @@ class _Raw:
 
 
 def open_screen(stream: TextIO, colour: bool) -> Screen | None:
-    """None if rich is not installed or the terminal cannot move its cursor: then output is plain lines."""
+    """Return None if rich is not installed or the terminal cannot move its cursor: then output is plain lines."""
     console = terminal(stream, colour)
     return Screen(console) if console else None

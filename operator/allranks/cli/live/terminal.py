@@ -20,16 +20,16 @@ Content = Callable[[int, int, bool], Iterable[Line | Grid]]
 
 
 def terminal(stream: TextIO, colour: bool) -> Console | None:
-    """None if rich is not installed or the terminal cannot move its cursor."""
+    """Return None if rich is not installed or the terminal cannot move its cursor."""
     try:
-        made = console(stream, colour)
+        screen = console(stream, colour)
     except ImportError:
         return None
-    return None if made.is_dumb_terminal or not made.is_terminal else made
+    return None if screen.is_dumb_terminal or not screen.is_terminal else screen
 
 
 def set_keys(number: int, *, echo: bool, lines: bool = True) -> None:
-    """Sets whether the terminal of file descriptor `number` echoes keys, and buffers input by lines."""
+    """Set whether the terminal of file descriptor `number` echoes keys, and buffers input by lines."""
     import termios
 
     try:

@@ -65,7 +65,8 @@ async def wait_for_job(
     follower = Follower(cluster, job, _ToRenderer(renderer), wanted)
     if wanted:
         raise_open_files()
-    renderer.begin(name, FRAMEWORKS.get((job.get("spec") or {}).get("framework", "")))
+    framework = FRAMEWORKS.get((job.get("spec") or {}).get("framework", ""))
+    renderer.begin(name, framework.log if framework else None)
     reached: Status | None = None
     try:
         async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):

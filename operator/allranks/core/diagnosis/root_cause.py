@@ -32,7 +32,8 @@ from allranks.core.facts.model import (
 )
 from allranks.core.facts.status_update import changed
 from allranks.exit_warnings import without_exit_warnings
-from allranks.frameworks.base import Replica, RootCause
+from allranks.frameworks.base import Replica
+from allranks.frameworks.hints import RootCause
 from allranks.text import last_lines
 
 REJECTIONS = frozenset(
@@ -114,7 +115,7 @@ def failures(
     gone = {_pod_name(job, status, replica): replica for replica in missing}
     last = [pod for name in gone if (pod := (removed or {}).get(name)) and failed(pod)]
     endings = [
-        _Ending(pod, framework.root_cause(pod.exit.message) if pod.exit else None, now) for pod in (*pods, *last)
+        _Ending(pod, framework.log.root_cause(pod.exit.message) if pod.exit else None, now) for pod in (*pods, *last)
     ]
     for ending in sorted(endings, key=lambda e: (*e.order, e.pod.role, e.pod.index)):
         yield _describe(status, ending, ranks)
@@ -307,7 +308,7 @@ def earlier_failure(
     """
     if pod.exit is None or pod.exit.code == 0 or pod.exit.reason == UNKNOWN_END:
         return None
-    report = topology.framework_of(job).root_cause(pod.exit.message)
+    report = topology.framework_of(job).log.root_cause(pod.exit.message)
     ending = _Ending(replace(pod, deleted_at=None), report, now)
     found = _describe(changed(status, attempt=pod.attempt), ending, ranks)
     after_deletion = pod.deleted_at is not None and pod.exit.finished_at >= pod.deleted_at.replace(microsecond=0)
@@ -319,8 +320,7 @@ def earlier_failure(
 
 
 def _precedence_of(failure: Failure) -> int:
-    signal = possible_signal(failure.exit_code, failure.signal)
-    return _precedence(failure.reason, failure.exit_code, signal)
+    return _precedence(failure.reason, failure.exit_code, possible_signal(failure.exit_code, failure.signal))
 
 
 def start_error(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = ANY_PLATFORM) -> Failure:

@@ -84,8 +84,8 @@ def _check_ray(train: Any) -> None:
     if not hasattr(train, "UserCallback"):
         hooks.write_line("ranks of Ray Train V1 report nothing by themselves, those of V2 do (RAY_TRAIN_V2_ENABLED=1)")
     elif not Path(train.__path__[0], *_RAY_RANKS.split(".")[2:]).with_suffix(".py").exists():
-        why = f"this version of Ray Train is not supported (it has no {_RAY_RANKS})"
-        hooks.write_line(f"{why}: its ranks report nothing by themselves")
+        reason = f"this version of Ray Train is not supported (it has no {_RAY_RANKS})"
+        hooks.write_line(f"{reason}: its ranks report nothing by themselves")
 
 
 def _watch_nccl(module: Any) -> None:
@@ -109,8 +109,10 @@ def _extend_keras(callbacks: Any) -> None:
     @wraps(original)
     def initialize(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("add_history") or args[:1] == (True,):
-            given = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
-            callbacks = [*given, ours()]
+            callback_list = (
+                list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
+            )
+            callbacks = [*callback_list, ours()]
         original(self, callbacks, *args, **kwargs)
 
     kind.__init__, kind.reports_to_allranks = initialize, True

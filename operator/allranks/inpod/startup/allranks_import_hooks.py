@@ -16,7 +16,7 @@ _functions: dict[str, Any] = {}
 
 
 def after_import(name: str, function: Any) -> None:
-    """Calls `function(module)` after the first import of the module. If it fails, that is one line on stderr."""
+    """Call `function(module)` after the first import of the module. If it fails, that is one line on stderr."""
     if not _functions:
         sys.meta_path.insert(0, _Finder())
     _functions[name] = function

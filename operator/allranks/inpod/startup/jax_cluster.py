@@ -19,13 +19,13 @@ MODULE = "jax._src.clusters"
 
 
 def install() -> None:
-    """Adds the class when JAX imports its own."""
+    """Add the class when JAX imports its own."""
     atexit.register(_end_if_failed)  # the first one that is registered runs last
     hooks.after_import(MODULE, _add_cluster_if_possible)
 
 
 def add_cluster(clusters: Any) -> None:
-    """Registers the class, ahead of those that look at Kubernetes or MPI."""
+    """Register the class, ahead of those that look at Kubernetes or MPI."""
 
     class AllranksCluster(clusters.ClusterEnv):  # type: ignore[misc]
         name = "allranks"
@@ -69,7 +69,7 @@ def _leave_if_failed() -> None:
 
 
 def _end_if_failed() -> None:
-    """Ends the process before Python deletes the client of the coordinator, whose destructor waits as well."""
+    """End the process before Python deletes the client of the coordinator, whose destructor waits as well."""
     if _failed() and "jax._src.distributed" in sys.modules:
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, OSError, ValueError):  # none, or closed

@@ -1,8 +1,8 @@
 """Makes every Python below `watch.py` dump its stacks on a signal: Python imports this file at start.
 
 The handler is in C and does not need the GIL, so it also works inside a hung collective. In JAX jobs it also prepares
-`jax.distributed.initialize()`. Programs of Hugging Face, Lightning, Keras and Ray Train get a callback that reports. In
-local runs it also notes whether ranks find each other. A `sitecustomize` of the environment itself runs as well.
+`jax.distributed.initialize()`. Programs of Hugging Face, Lightning, Keras and Ray Train get a callback that reports. A
+`sitecustomize` of the environment itself runs as well.
 """
 
 from __future__ import annotations
@@ -21,10 +21,6 @@ def main() -> None:
         import allranks_automatic_reports  # type: ignore[import-not-found]
 
         allranks_automatic_reports.install()
-    if "ALLRANKS_PEER_VARIABLES" in os.environ:  # the last one, because the others read variables
-        import allranks_peer_variables  # type: ignore[import-not-found]
-
-        allranks_peer_variables.install(os.environ["ALLRANKS_PEER_VARIABLES"])
     _run_original_sitecustomize()
 
 

@@ -23,7 +23,7 @@ ALL_LOGS_BYTES = 256 << 20
 
 
 class DebugError(AllranksError):
-    """The job cannot be found, or the archive cannot be written."""
+    """The archive cannot be written."""
 
 
 class Archive:
@@ -33,7 +33,7 @@ class Archive:
         self.job, self._secrets = job, secrets
         self._folder = tempfile.TemporaryDirectory(prefix="allranks-debug-")
         self.missing: list[str] = []
-        """What could not be read, in sentences."""
+        """Sentences about what could not be read."""
 
     def __enter__(self) -> Archive:
         return self
@@ -47,7 +47,7 @@ class Archive:
         path.write_text(clean_text(mask_text(text, self._secrets), colour=False), encoding="utf-8")
 
     def add_log(self, name: str, log: Log) -> None:
-        """Adds a log, and its stack dumps a second time where they are found at once."""
+        """Add a log, and its stack dumps a second time in a file of their own."""
         if not log.lines:
             return
         lines = [mask_text(line, self._secrets) for line in log.lines]
@@ -61,7 +61,7 @@ class Archive:
         return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
     def write(self, file: Path, at: datetime) -> None:
-        """Raises DebugError."""
+        """Raise DebugError if the file cannot be written."""
         unfinished = file.with_name(f".{file.name}.{os.getpid()}")
         try:
             # Logs may hold what the masks do not know: no other user may read the file.
@@ -108,5 +108,5 @@ class Log:
 
 
 def log_limit(logs: int) -> int:
-    """Bytes of each of so many logs."""
+    """Return the limit in bytes of each log."""
     return min(LOG_BYTES, ALL_LOGS_BYTES // max(1, logs))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
 from allranks.cli.commands.debug_archive.archive import Archive, Log, log_limit
-from allranks.cli.commands.debug_archive.overview import README, versions
 from allranks.cli.commands.describe import described
 from allranks.cli.format.yaml import dump
 from allranks.cli.job_report.forms import rendered
@@ -21,15 +21,34 @@ from allranks.kube.job_codec import pods_of
 from allranks.kube.paths import core_path
 from allranks.kube.pod_logs import Wanted, read
 from allranks.masking import masked, secrets_in
+from allranks.version import __version__
 
 CONCURRENT_LOGS = 16
+README = """\
+The job {name}, collected by `allranks debug` on {at} UTC.
+
+describe.txt   what `allranks describe` prints: start here
+report.txt     what `allranks report` prints: attempts, progress, lost time
+code.diff      what the code differs from its commit in
+job.yaml       the manifest
+status.yaml    the status: the last failure, past attempts, restarts
+events.yaml    Events of the job and its pods, the oldest first
+pods/          the pods that exist
+logs/          their logs, one file for each container, with the time (UTC) of each line
+stacks/        stack dumps that ranks printed when the job hung
+versions.yaml  of allranks, Python and Kubernetes
+
+Masked, as <masked>: values of variables and options whose names contain TOKEN, SECRET, PASSWORD, CREDENTIAL or KEY,
+the same values wherever else they occur, and logins in URLs. Other secrets that the program prints or that are passed
+in other ways are not recognised: look at the files before you give them to somebody.
+{missing}"""
 
 
 async def collect(cluster: Cluster, job: Manifest, name: str, now: datetime) -> Archive:
-    """Raises ClusterError only if nothing can be read; the rest is in `missing`."""
+    """Raise ClusterError only if nothing can be read; `missing` says what else cannot be."""
     pods, hidden = await _pods(cluster, name)
-    own = {pod.uid for pod in pods_of(job, pods)}
-    pods = [pod for pod in pods if pod["metadata"]["uid"] in own]
+    uids = {pod.uid for pod in pods_of(job, pods)}
+    pods = [pod for pod in pods if pod["metadata"]["uid"] in uids]
     events = await events_of(cluster, job)
     archive = Archive(name, secrets_in([job, pods]))
     archive.missing += [text for text in (hidden, events if isinstance(events, str) else "") if text]
@@ -48,26 +67,26 @@ async def collect(cluster: Cluster, job: Manifest, name: str, now: datetime) -> 
     archive.add("report.txt", rendered(job, "text", now, run=code))
     if code.differences:
         archive.add("code.diff", code.differences)
-    archive.add("versions.yaml", dump([versions(await _versions(cluster, archive))]))
+    archive.add("versions.yaml", dump([await _versions(cluster, archive)]))
     await _logs(cluster, archive, pods)
     archive.add("README.txt", README.format(name=name, at=f"{now:%Y-%m-%d %H:%M:%S}", missing=_listed(archive.missing)))
     return archive
 
 
 def _listed(missing: Iterable[str]) -> str:
-    found = "".join(f"- {line}\n" for line in missing)
-    return f"\nNot read:\n\n{found}" if found else ""
+    lines = "".join(f"- {line}\n" for line in missing)
+    return f"\nNot read:\n\n{lines}" if lines else ""
 
 
 async def _pods(cluster: Cluster, name: str) -> tuple[list[Manifest], str]:
     try:
         query = {"labelSelector": f"{JOB_LABEL}={name}"}
-        found: list[Manifest] = (await cluster.get(core_path(cluster.namespace, "pods"), query))["items"]
+        pods: list[Manifest] = (await cluster.get(core_path(cluster.namespace, "pods"), query))["items"]
     except ClusterError as error:
         return [], f"pods: {error}"
-    for pod in found:  # a list has them only once, for all its items
+    for pod in pods:  # a list has them only once, for all its items
         pod.update({"apiVersion": "v1", "kind": "Pod", **pod})
-    return sorted(found, key=lambda pod: str(pod["metadata"]["name"])), ""
+    return sorted(pods, key=lambda pod: str(pod["metadata"]["name"])), ""
 
 
 def _event_order(event: Manifest) -> tuple[str, str]:
@@ -75,22 +94,23 @@ def _event_order(event: Manifest) -> tuple[str, str]:
 
 
 async def _versions(cluster: Cluster, archive: Archive) -> dict[str, Any]:
+    client = {"allranks": __version__, "python": platform.python_version(), "system": platform.platform()}
     try:
         server = await cluster.get("/version")
     except ClusterError as error:
         archive.missing.append(f"the version of the API server: {error}")
-        return {}
-    return {"kubernetes": server.get("gitVersion", "")}
+        return client
+    return {**client, "kubernetes": server.get("gitVersion", "")}
 
 
 async def _logs(cluster: Cluster, archive: Archive, pods: list[Manifest]) -> None:
-    """Adds the logs of all containers that have started, and of their previous runs."""
-    wanted = [(pod["metadata"]["name"], *each) for pod in pods for each in _containers(pod)]
-    limit = log_limit(len(wanted))
+    """Add the logs of all containers that have started, and of their previous runs."""
+    logs = [(pod["metadata"]["name"], *run) for pod in pods for run in _containers(pod)]
+    limit = log_limit(len(logs))
     slots = asyncio.Semaphore(CONCURRENT_LOGS)
 
-    async def one(pod: str, container: str, previous: bool) -> str:
-        """Adds a log. Returns why it cannot be read."""
+    async def add(pod: str, container: str, previous: bool) -> str:
+        """Add a log. Return why it cannot be read."""
         log = Log(limit)
         query = {**Wanted(container, previous).query(), "tailLines": limit}  # no line is shorter than a byte
         async with slots:
@@ -104,12 +124,12 @@ async def _logs(cluster: Cluster, archive: Archive, pods: list[Manifest]) -> Non
         archive.add_log(f"{pod}/{container}{'.previous' if previous else ''}", log)
         return ""
 
-    failed = await asyncio.gather(*(one(*each) for each in wanted))
+    failed = await asyncio.gather(*(add(*run) for run in logs))
     archive.missing += [text for text in failed if text]
 
 
 def _containers(pod: Manifest) -> Iterable[tuple[str, bool]]:
-    """(container, previous run) of each log."""
+    """Yield the container of each log, and whether it is the log of its previous run."""
     status = pod.get("status") or {}
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         state = container.get("state") or {}
