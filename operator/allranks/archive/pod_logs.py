@@ -27,7 +27,7 @@ from allranks.archive.tail import Tail
 from allranks.archive.writer import Writer
 from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOLDER, RESTART_LABEL, ROLE_LABEL, TRAINER
 from allranks.errors import ClusterError
-from allranks.kube.bounded_logs import followed
+from allranks.kube.bounded_lines import followed
 from allranks.kube.cluster import Cluster
 from allranks.kube.pod_logs import Line
 from allranks.kube.raw_pod import Meta, State

@@ -14,7 +14,7 @@ from allranks.cli.live.recent_lines import MOST_PODS
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER, replica_key
 from allranks.errors import ClusterError
-from allranks.kube import bounded_logs
+from allranks.kube import bounded_lines
 from allranks.kube.job_codec import pods_of
 from allranks.kube.pod_logs import Line
 from allranks.local import stored_logs
@@ -112,7 +112,7 @@ async def _of_new_lines(jobs: ClusterJobs, entry: Entry, wanted: Wanted) -> Asyn
         return current(jobs, entry).phase in FINISHED
 
     async def read(pod: Pod, after: bytes) -> None:
-        lines = bounded_logs.followed(
+        lines = bounded_lines.followed(
             jobs.within(entry.group), entry.group, pod.name, wanted.container, after, lambda: over() or pod.uid in gone
         )
         async with contextlib.aclosing(lines):

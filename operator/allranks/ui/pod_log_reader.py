@@ -11,7 +11,7 @@ from allranks.cli.live.follow import has_log
 from allranks.cli.live.recent_lines import MOST_BYTES, MOST_PODS
 from allranks.core.model import Pod
 from allranks.errors import ClusterError
-from allranks.kube.bounded_logs import MOST_KEPT, LastLines, lines_of
+from allranks.kube.bounded_lines import MOST_KEPT, LastLines, lines_of
 from allranks.kube.cluster import Cluster
 from allranks.kube.paths import core_path
 from allranks.kube.pod_logs import Line, parse_line

@@ -9,7 +9,7 @@ from allranks.cli.live.follow import has_log
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER
 from allranks.errors import ClusterError
-from allranks.kube.bounded_logs import lines_of
+from allranks.kube.bounded_lines import lines_of
 from allranks.kube.cluster import Cluster
 from allranks.kube.paths import core_path
 
