@@ -24,7 +24,7 @@ from allranks.errors import ClusterError, JobDeleted, WaitTimeout
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.job_codec import status_of
 from allranks.kube.paths import job_path
-from allranks.kube.pod_logs import Line, Wanted
+from allranks.kube.pod_logs import Line, LogOptions
 from allranks.sdk import results
 from allranks.sdk.logs import LogLine, log_lines
 from allranks.sdk.report import Report
@@ -117,7 +117,7 @@ class AsyncJob:
         """Prints progress, and the logs of all ranks, until the job has finished."""
         async with self._connected() as cluster:
             job = await self._read(cluster)
-            wanted = Wanted() if logs else None
+            wanted = LogOptions() if logs else None
             await wait_for_job(cluster, job, "finished", file or sys.stdout, wanted=wanted)
 
     async def cancel(self) -> None:

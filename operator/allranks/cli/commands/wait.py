@@ -33,7 +33,7 @@ from allranks.core.naming import TRAINER
 from allranks.frameworks import FRAMEWORKS
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import status_of
-from allranks.kube.pod_logs import Line, Wanted
+from allranks.kube.pod_logs import Line, LogOptions
 from allranks.open_files import raise_open_files
 
 STATES: dict[str, Callable[[Status], bool]] = {
@@ -87,7 +87,7 @@ async def wait(
     If a job fails, this prints the first rank that failed, the reason, and the last lines of its log.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    wanted = Wanted(tail=0) if logs else None
+    wanted = LogOptions(tail=0) if logs else None
     human = sys.stderr if output else sys.stdout
     jobs: list[Manifest] = []
     status = OK
@@ -111,7 +111,7 @@ async def wait_for_job(
     human: TextIO,
     *,
     deadline: float | None = None,
-    wanted: Wanted | None = None,
+    wanted: LogOptions | None = None,
     quiet: bool = False,
     on_end: Callable[[Manifest], object] = lambda _job: None,
 ) -> int:
