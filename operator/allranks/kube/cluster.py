@@ -16,6 +16,7 @@ import click
 from allranks.errors import ClusterError
 from allranks.extras import install_command
 from allranks.kube.errors import DISCONNECTED, TIMED_OUT, ApiError, Target, Unavailable, explain
+from allranks.kube.store import differences
 from allranks.version import __version__
 
 if TYPE_CHECKING:
@@ -220,14 +221,8 @@ class Watch:
 
     def _on_list(self, found: Sequence[Manifest], _version: int) -> None:
         before, self._items = self._items, {metadata(item)["uid"]: item for item in found}
-        for uid, item in before.items():
-            if uid not in self._items:
-                self._changes.put_nowait(Change("deleted", item))
-        for uid, item in self._items.items():
-            if uid not in before:
-                self._changes.put_nowait(Change("added", item))
-            elif _version_of(item) != _version_of(before[uid]):
-                self._changes.put_nowait(Change("changed", item))
+        for kind, item in differences(before, self._items, _version_of):
+            self._changes.put_nowait(Change(kind, item))
 
     def _on_change(self, found: Manifest, deleted: bool) -> None:
         for item in (found.get("rows") or []) if found.get("kind") == "Table" else [found]:

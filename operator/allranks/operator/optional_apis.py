@@ -21,6 +21,7 @@ from allranks.core.optional_kinds import ObjectKey, OptionalKind, OptionalObject
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, NotFound, Refused
+from allranks.kube.store import Store
 from allranks.kube.watch import Watch
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Timing
@@ -83,9 +84,7 @@ class OptionalApis:
         self._watch_timeout = settings.watch_timeout
         self._unusable = dict(unusable or {})
         self._served: dict[str, _Served] = {}
-        self._objects: dict[ObjectKey, Manifest] = {}
-        self._deleted: dict[ObjectKey, int] = {}
-        """Versions at which objects were deleted: responses to earlier requests may arrive later."""
+        self._objects: Store[ObjectKey, Manifest] = Store(_version_of)
         self._by_owner: defaultdict[str, dict[ObjectKey, Manifest]] = defaultdict(dict)
         """UID of the controller -> objects."""
         self._discovered = not self._kinds
@@ -105,7 +104,7 @@ class OptionalApis:
             },
             problems=self._problems(),
             of_job=tuple(self._by_owner.get(uid, {}).values()),
-            shared=MappingProxyType(self._objects),
+            shared=MappingProxyType(self._objects.objects),
         )
 
     def _problems(self) -> dict[str, str]:
@@ -140,8 +139,8 @@ class OptionalApis:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def objects(self) -> list[tuple[ObjectKey, Manifest]]:
-        """Everything in the cache."""
-        return list(self._objects.items())
+        """Return everything in the cache."""
+        return list(self._objects.objects.items())
 
     def remember(self, manifest: Manifest) -> None:
         """Caches the response to the operator's own write."""
@@ -153,11 +152,7 @@ class OptionalApis:
         """Drops an object that the operator deleted in the version that it had observed."""
         kind = next((kind for kind in self._kinds if kind.id == kind_of(manifest)), None)
         if kind:
-            metadata = manifest["metadata"]
-            key = (kind.id, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
-            self._drop(key)
-            self._deleted[key] = max(_version_of(manifest), self._deleted.get(key, 0))
-            self._changed(kind, manifest)
+            self._upsert(kind, manifest, deleted=True)
 
     def watches(self) -> Iterable[tuple[str, Watch[Any]]]:
         """(name, watch), for the liveness probe. A kind that cannot be read has none."""
@@ -212,8 +207,10 @@ class OptionalApis:
             task.cancel()
         await asyncio.gather(*served.tasks, return_exceptions=True)
         del self._served[kind.id]
-        for key in [key for key in self._objects if key[0] == kind.id]:
-            self._drop(key)
+        for key, manifest in self.objects():
+            if key[0] == kind.id:
+                self._forget_owner(key, manifest)
+                self._objects.drop(key)
         logger.warning("the cluster no longer serves %s/%s %s", kind.group, served.version, kind.kind)
         self._changed(kind, None)
 
@@ -223,10 +220,11 @@ class OptionalApis:
             served.listed.add(namespace)
             served.forbidden = ""
             present = {self._upsert(kind, typed(each), deleted=False, quiet=appeared) for each in found}
-            for key, each in list(self._objects.items()):
-                listed_here = key[0] == kind.id and namespace in (None, key[1])
-                if listed_here and key not in present and _version_of(each) <= version:
-                    self._upsert(kind, _with_version(each, version), deleted=True, quiet=appeared)
+            missing = self._objects.missing_from(
+                present, version, lambda key: key[0] == kind.id and namespace in (None, key[1])
+            )
+            for _, manifest in missing:
+                self._upsert(kind, _with_version(manifest, version), deleted=True, quiet=appeared)
             if appeared:
                 self._changed(kind, None)
             self._note_synced()
@@ -264,24 +262,21 @@ class OptionalApis:
         metadata = manifest["metadata"]
         key = (kind.id, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
         version, before = _version_of(manifest), self._objects.get(key)
-        if version <= self._deleted.get(key, 0) or (before and version <= _version_of(before)):
+        if not (self._objects.delete(key, version) if deleted else self._objects.is_newer(key, version)):
             return key
-        self._drop(key)
-        if deleted:
-            self._deleted[key] = version
-            while len(self._deleted) > _TOMBSTONES:
-                del self._deleted[next(iter(self._deleted))]
-        else:
-            kept = self._objects[key] = _without(manifest, kind.dropped)
+        if before:
+            self._forget_owner(key, before)
+        if not deleted:
+            kept = _without(manifest, kind.dropped)
+            self._objects.put(key, kept)
             if owner := _controller(manifest):
                 self._by_owner[owner][key] = kept
         if not quiet:
             self._changed(kind, manifest)
         return key
 
-    def _drop(self, key: ObjectKey) -> None:
-        before = self._objects.pop(key, None)
-        if before and (owner := _controller(before)):
+    def _forget_owner(self, key: ObjectKey, manifest: Manifest) -> None:
+        if owner := _controller(manifest):
             objects = self._by_owner[owner]
             objects.pop(key, None)
             if not objects:
@@ -296,7 +291,6 @@ class OptionalApis:
             self.synced.set()
 
 
-_TOMBSTONES = 10_000
 NOTHING = OptionalObjects()
 
 
