@@ -21,15 +21,15 @@ from allranks.kube.auth import Connection, own_namespace
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError
 from allranks.kube.transport import Transport
-from allranks.operator.http_servers import HttpServers, Ports
 from allranks.operator.job_metrics import JobSample
 from allranks.operator.leader_election import Lease
-from allranks.operator.local_backend import LocalBackend
 from allranks.operator.metrics import Metrics, Sampled
-from allranks.operator.metrics_auth import MetricsGate
+from allranks.operator.ports.http_servers import HttpServers, Ports
+from allranks.operator.ports.local_backend import LocalBackend
+from allranks.operator.ports.metrics_auth import MetricsGate
+from allranks.operator.ports.socket_server import SocketServer
 from allranks.operator.session import Dependencies, Session, dict_field, stop_on_signals
 from allranks.operator.settings import Settings
-from allranks.operator.socket_server import SocketServer
 from allranks.operator.timing import Clock, Timing
 
 _LONG_SESSION = 60.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import sys
 
-from allranks.operator import socket_protocol as protocol
+from allranks.operator.ports import socket_protocol as protocol
 
 SECONDS = 4.0
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from allranks.api.cost import CostStatus, GpuTime
@@ -18,7 +17,6 @@ from allranks.api.status import FINISHED, Status, Times
 from allranks.core import cost, hang_detection
 from allranks.core.stragglers import newly_slow
 from allranks.frameworks import FRAMEWORKS
-from allranks.operator.backend import Page
 from allranks.operator.job_metrics import MAX_NAMESPACES, BoundedLabel, Families, JobSample
 from allranks.version import __version__
 
@@ -155,10 +153,6 @@ class Metrics:
     def reported(self, code: int, count: int = 1) -> None:
         """Counts reports by the HTTP code of their response."""
         self.reports.labels(_OUTCOMES.get(code, _WRONG)).inc(count)
-
-    async def page(self) -> Page:
-        """Takes up to a second with very many series."""
-        return Page(CONTENT_TYPE_LATEST, generate_latest(self.registry))
 
     def wrote(self, job: Job, before: Status, after: Status) -> None:
         """Counts the difference between two persisted statuses."""

@@ -38,8 +38,8 @@ from allranks.operator.observer import Observer
 from allranks.operator.optional_apis import OptionalApis
 from allranks.operator.outcome_store import OutcomeStore
 from allranks.operator.pool_cache import Pools
+from allranks.operator.ports.report_auth import Reviews, attempt_of
 from allranks.operator.receivers import ReceiversFile
-from allranks.operator.report_auth import Reviews, attempt_of
 from allranks.operator.resume_sources import ResumeSources
 from allranks.operator.settings import Settings
 from allranks.operator.sweep_controller import SweepController

@@ -17,11 +17,11 @@ import uvloop
 import allranks
 from allranks.kube.auth import Connection
 from allranks.kube.errors import Refused
-from allranks.operator import metrics_auth
 from allranks.operator.app import Operator
-from allranks.operator.backend import Gate, Page
-from allranks.operator.metrics_auth import MetricsGate
-from allranks.operator.probes import (
+from allranks.operator.ports import metrics_auth
+from allranks.operator.ports.backend import Gate, Page
+from allranks.operator.ports.metrics_auth import MetricsGate
+from allranks.operator.ports.probes import (
     METRICS_LIMITS,
     PROBE_LIMITS,
     SCRAPES_OF_PEER,

@@ -20,7 +20,7 @@ from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOL
 from allranks.kube.pod_codec import CachedPod, to_cached_pod
 from allranks.kube.raw_pod import Meta, Owner, Raw, RawSpec
 from allranks.operator.cache import PodCache
-from allranks.operator.report_auth import ReviewLimits, Reviews
+from allranks.operator.ports.report_auth import ReviewLimits, Reviews
 from allranks.operator.timing import Clock, Timing
 from allranks.telemetry.server import Denied
 from allranks.telemetry.store import ReportSource

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from allranks.errors import AllranksError
-from allranks.operator import socket_protocol as protocol
-from allranks.operator.backend import Backend
+from allranks.operator.ports import socket_protocol as protocol
+from allranks.operator.ports.backend import Backend
 from allranks.telemetry.answers import Answer, Denied
 from allranks.telemetry.rate_limit import Bucket
 

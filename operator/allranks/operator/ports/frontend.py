@@ -11,9 +11,9 @@ import contextlib
 import logging
 import signal
 
-from allranks.operator.http_servers import HttpServers, Ports
-from allranks.operator.probes import probe
-from allranks.operator.socket_client import SocketClient
+from allranks.operator.ports.http_servers import HttpServers, Ports
+from allranks.operator.ports.probes import probe
+from allranks.operator.ports.socket_client import SocketClient
 
 logger = logging.getLogger("allranks.frontend")
 
