@@ -108,12 +108,18 @@ def encode(of: SweepStatus) -> Manifest:
 
 
 def invalid_patch(manifest: Manifest, message: str, now: datetime) -> Manifest | None:
-    """The change of the status of a sweep that cannot be evaluated. Without trials it fails. None: it has ended."""
+    """Return the change of the status of a sweep that cannot be evaluated. Without trials it fails.
+
+    None: it has ended, or is marked already.
+    """
     before: Any = manifest.get("status") or {}
     if before.get("phase") in ("Succeeded", "Failed"):
         return None
     generation = manifest["metadata"].get("generation", 0)
     kind, value = ("Running", "False") if before.get("trials") else ("Failed", "True")
+    mark = {"type": kind, "status": value, "reason": "InvalidSpec", "message": message}
+    if any(mark.items() <= condition.items() for condition in before.get("conditions") or ()):
+        return None
     condition = SweepCondition(
         type=kind,  # type: ignore[arg-type]
         status=value,  # type: ignore[arg-type]

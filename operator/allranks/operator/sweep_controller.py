@@ -1,6 +1,6 @@
 """Reconciles sweeps: observe (caches), decide (pure core), write the status, create and suspend jobs.
 
-Nothing kept here is needed for correctness: after a crash, the status and the jobs suffice.
+After a crash, the status and the jobs suffice.
 """
 
 from __future__ import annotations
@@ -18,42 +18,38 @@ from allranks.core.sweeps.model import Suggestion, SweepObserved, SweepPlan
 from allranks.core.sweeps.plan import plan
 from allranks.kube import compact_jobs, paths, sweep_codec
 from allranks.kube.client import Client
-from allranks.kube.errors import ApiError, Conflict, Fenced, NotFound, Refused, Unavailable
+from allranks.kube.errors import ApiError, Conflict, NotFound, Refused
 from allranks.kube.job_codec import DecodeError
 from allranks.kube.merge_patch import diff
 from allranks.operator.cache import JobCache, JobKey
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.notifier import Notifier
 from allranks.operator.receivers import ReceiversFile
+from allranks.operator.reconciler import Reconciler, Result, State
 from allranks.operator.sweep_cache import DecodedSweeps, SweepCache
 from allranks.operator.timing import Clock, Timing
-from allranks.operator.workqueue import ShutDown, WorkQueue
+from allranks.operator.workqueue import WorkQueue
 from allranks.suggest.process import CannotSuggest
-from allranks.text import beginning
 
 Suggest = Callable[[SweepSpec, Suggestion], Awaitable[dict[str, str]]]
 Decide = Callable[[SweepObserved], SweepPlan]
 logger = logging.getLogger("allranks.sweeps")
 
-MAX_INVALID_BYTES = 4096
-"""Of a condition's message."""
-
 
 @dataclass
-class _State:
-    """What is remembered of one sweep between two reconciles."""
+class _State(State):
+    """`retry_at`: when jobs that were refused are tried again."""
 
     suggested: dict[int, dict[str, str]] = field(default_factory=dict)
     rejected: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Name of a job -> (reason, message) with which its creation was refused."""
-    retry_at: float = 0.0
-    """When refused jobs are tried again, on the monotonic clock."""
     wrote_at: float = float("-inf")
-    invalid: str = ""
 
 
-class SweepController:
-    """Runs a worker for each sweep in the queue."""
+class SweepController(Reconciler[_State]):
+    """Reconciles the sweeps in the queue."""
+
+    kind, logger = "sweep", logger
 
     def __init__(
         self,
@@ -71,15 +67,14 @@ class SweepController:
         receivers: ReceiversFile | None = None,
         pool: Callable[[str, str | None], PoolSpec | None] = lambda namespace, name: None,
     ) -> None:
-        """`pool`: that of a job in the namespace which names it, or names none."""
+        """`pool(namespace, name)`: the spec of the named pool, or of the namespace's default."""
+        queue: WorkQueue[JobKey] = WorkQueue(clock, lambda failures: min(timing.retry_max, 2.0 ** min(failures, 9)))
+        super().__init__(queue, recorder, _State, timing=timing, clock=clock)
         self._decide, self._pool = decide, pool
         self.notifier = Notifier(receivers or ReceiversFile(""), self._enqueue)
-        self._client, self._jobs, self._recorder, self._suggest = client, jobs, recorder, suggest
-        self._enqueue_job, self._timing, self._clock = enqueue_job, timing, clock
-        self.queue: WorkQueue[JobKey] = WorkQueue(clock, lambda failed: min(timing.retry_max, 2.0 ** min(failed, 9)))
+        self._client, self._jobs, self._suggest, self._enqueue_job = client, jobs, suggest, enqueue_job
         self.sweeps = SweepCache(client, namespaces, renewed_after, self._enqueue)
         self._decoded = DecodedSweeps()
-        self._states: dict[JobKey, _State] = {}
         self._open: set[str | None] = set()
 
     @property
@@ -98,50 +93,31 @@ class SweepController:
             self._enqueue((job["metadata"].get("namespace", ""), name))
 
     async def run(self) -> None:
-        """Runs until `close`."""
+        """Watch and reconcile until `close`."""
         async with asyncio.TaskGroup() as group:
             watches = [group.create_task(watch.run()) for watch in self.sweeps.watches.values()]
-            try:
-                while True:
-                    key = await self.queue.get()
-                    group.create_task(self._work(key), name=f"sweep {'/'.join(key)}")
-            except ShutDown:
-                for watch in watches:
-                    watch.cancel()
-
-    def close(self) -> None:
-        self.queue.shut_down()
+            await super().run()
+            for watch in watches:
+                watch.cancel()
 
     def _enqueue(self, key: JobKey) -> None:
         if None in self._open or key[0] in self._open:
             self.queue.add(key)
 
-    async def _work(self, key: JobKey) -> None:
-        state = self._states.setdefault(key, _State())
-        try:
-            tried = await self._reconcile(key, state)
-            if not state.rejected:
-                self.queue.forget(key)
-            elif tried:
-                state.retry_at = self._clock.monotonic() + self.queue.add_rate_limited(key)
-        except (Fenced, Unavailable) as error:
-            logger.warning("sweep %s: %s", "/".join(key), error)
-            self.queue.add_rate_limited(key, self._timing.unavailable_retry_max)
-        except ApiError as error:
-            logger.error("sweep %s: API request rejected: %s", "/".join(key), error)
-            self.queue.add_rate_limited(key)
-        except Exception:
-            logger.exception("sweep %s: reconcile failed", "/".join(key))
-            self.queue.add_rate_limited(key)
-        finally:
-            self.queue.done(key)
-            if key not in self.sweeps:
-                self._states.pop(key, None)
-                self._decoded.forget(key)
-                self.queue.forget(key)
+    async def _reconcile(self, key: JobKey, state: _State) -> Result:
+        tried = await self._reconcile_once(key, state)
+        if not state.rejected:
+            return Result.DONE
+        return Result.RETRY if tried else Result.WAIT
 
-    async def _reconcile(self, key: JobKey, state: _State) -> bool:
-        """Whether jobs were created, or refused."""
+    def _exists(self, key: JobKey) -> bool:
+        return key in self.sweeps
+
+    def _forget(self, key: JobKey) -> None:
+        self._decoded.forget(key)
+
+    async def _reconcile_once(self, key: JobKey, state: _State) -> bool:
+        """Return whether jobs were created, or refused."""
         tried = False
         while True:
             raw = self.sweeps.get(key)
@@ -152,14 +128,14 @@ class SweepController:
                 await self._read_missing(key[0], status)
                 wanted = self._decide(self._observe(key, sweep, status, state))
             except DecodeError as error:
-                await self._report_invalid(key, raw, state, str(error))
+                await self._report_invalid(key, raw, state, "InvalidSpec", str(error))
                 return tried
             except ApiError:
                 raise
             except Exception as error:
                 what = f"{type(error).__name__}: {error}"
                 message = f"the operator cannot evaluate this sweep ({what}): correct its spec, or report a bug"
-                await self._report_invalid(key, raw, state, message, error)
+                await self._report_invalid(key, raw, state, "InvalidSpec", message, error)
                 return tried
             state.invalid = ""
             if wanted.ask:
@@ -184,7 +160,7 @@ class SweepController:
 
     def _due(self, manifests: Iterable[Manifest], state: _State) -> list[Manifest]:
         """Jobs to create now: refused ones wait for their backoff."""
-        waits = self._clock.monotonic() < state.retry_at
+        waits = state.retry_at is not None and self._clock.monotonic() < state.retry_at
         return [each for each in manifests if not (waits and each["metadata"]["name"] in state.rejected)]
 
     def _decode(self, key: JobKey, raw: Manifest) -> Sweep:
@@ -246,10 +222,9 @@ class SweepController:
 
     async def _write(self, key: JobKey, raw: Manifest, status: SweepStatus) -> bool:
         """False: the sweep changed in the meantime; then it is read."""
-        return await self._patch(key, raw, diff(raw.get("status") or {}, sweep_codec.encode(status)))
+        return await self._patch_status(key, raw, diff(raw.get("status") or {}, sweep_codec.encode(status)))
 
-    async def _patch(self, key: JobKey, raw: Manifest, change: Manifest) -> bool:
-        """Patches the status."""
+    async def _patch_status(self, key: JobKey, raw: Manifest, change: Manifest) -> bool:
         metadata = raw["metadata"]
         guard = {"resourceVersion": metadata["resourceVersion"], "uid": metadata["uid"]}
         written = True
@@ -292,28 +267,10 @@ class SweepController:
             except (Conflict, NotFound):
                 await self._read_job(namespace, name)
 
-    async def _report_invalid(
-        self, key: JobKey, raw: Manifest, state: _State, message: str, error: Exception | None = None
-    ) -> None:
-        """A sweep that has no trials fails. One with trials waits until it can be decoded and evaluated."""
-        message = beginning(message, MAX_INVALID_BYTES)
-        if state.invalid == message:
-            return
-        logger.error("sweep %s is invalid: %s", "/".join(key), message, exc_info=error)
-        self._emit(raw, [Event("InvalidSpec", message, warning=True)])
-        change = sweep_codec.invalid_patch(raw, message, self._clock.now())
-        if change is None or await self._patch(key, raw, change):
-            state.invalid = message
-        else:
-            self.queue.add(key)
+    def _invalid_patch(self, raw: Manifest, reason: str, message: str) -> Manifest | None:
+        return sweep_codec.invalid_patch(raw, message, self._clock.now())
 
     def _emit_refusals(self, raw: Manifest, after: SweepStatus, before: SweepStatus) -> None:
         running, was = after.condition("Running"), before.condition("Running")
         if running and running.status == "False" and not after.finished and (not was or was.message != running.message):
             self._emit(raw, [Event("TrialRefused", running.message, warning=True)])
-
-    def _emit(self, raw: Manifest, events: Iterable[Event]) -> None:
-        for event in events:
-            self._recorder.record(raw, event, self._clock.now(), 0)
-            fields = {"sweep": f"{raw['metadata'].get('namespace')}/{raw['metadata']['name']}", "event": event.reason}
-            logger.log(logging.WARNING if event.warning else logging.INFO, "%s", event.message, extra=fields)
