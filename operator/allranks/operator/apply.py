@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ logger = logging.getLogger("allranks.jobs")
 JOB_CONCURRENCY = 24
 """Concurrent requests of one job, so that a large job does not block the others."""
 
+T = TypeVar("T")
 _ObjectKey = tuple[str, str]
 """(kind, name)"""
 
@@ -103,10 +104,8 @@ class Executor:
         Raises Unavailable, Fenced.
         """
         companions = [manifest for manifest in manifests if manifest["kind"] != "Pod"]
-        first: list[Callable[[], Awaitable[object]]] = []
-        first += [lambda m=m: self._create(job, m, rejections) for m in companions]  # type: ignore[misc]
-        first += [lambda n=n: self._delete_config_map(job, n) for n in superseded]  # type: ignore[misc]
-        await _gather(first)
+        await for_all(companions, lambda companion: self._create(job, companion, rejections))
+        await for_all(superseded, lambda name: self._delete_config_map(job, name))
         if not any(_key(companion) in rejections.by_object for companion in companions):
             await self._create_pods(job, [m for m in manifests if m["kind"] == "Pod"], rejections)
         wanted = {_key(manifest) for manifest in manifests}
@@ -144,8 +143,8 @@ class Executor:
             if answer and answer.reason not in ("AlreadyExists", "Conflict"):
                 rejected.setdefault(_role(pod), answer)
 
-        await _gather([lambda p=p: create(p) for p in probes])  # type: ignore[misc]
-        await _gather([lambda p=p: create(p) for p in others])  # type: ignore[misc]
+        await for_all(probes, create)
+        await for_all(others, create)
 
     async def delete(self, namespace: str, pods: Sequence[PodRef], rejections: Rejections) -> None:
         """Deletes pods, those that were never rejected first. Stops at a rejection. Raises Unavailable, Fenced."""
@@ -165,7 +164,7 @@ class Executor:
                 sent.pop(pod.uid, None)
 
         in_order = sorted(pods, key=lambda pod: sent.get(pod.uid, 0))
-        await _gather([lambda p=p: delete(p) for p in in_order])  # type: ignore[misc]
+        await for_all(in_order, delete)
 
     async def restore(self, job: Manifest, manifests: Sequence[Manifest]) -> list[Event]:
         """Creates companions that someone else deleted. Those that someone else changed stay as they are, because the
@@ -201,7 +200,7 @@ class Executor:
                 level = logging.DEBUG if kind == "Secret" else logging.WARNING
                 logger.log(level, "cannot restore %s %s: %s", kind, name, rejected.message)
 
-        await _gather([lambda m=m: restore(m) for m in manifests])  # type: ignore[misc]
+        await for_all(manifests, restore)
         return events
 
     async def status(self, job: Manifest, wanted: Manifest) -> Manifest | None:
@@ -335,19 +334,19 @@ async def _sent(request: Awaitable[object]) -> bool:
     return True
 
 
-async def _gather(requests: Sequence[Callable[[], Awaitable[object]]]) -> None:
-    """Runs a few requests at a time. The first error cancels the rest, which the next reconcile decides again."""
-    if not requests:
-        return
-    waiting = iter(requests)
+async def for_all(items: Iterable[T], send: Callable[[T], Awaitable[object]]) -> None:
+    """Send a request for each item, a few at a time. The first error cancels the rest, which the next reconcile decides
+    again."""
+    waiting = list(items)
+    rest = iter(waiting)
 
     async def work() -> None:
-        for request in waiting:
-            await request()
+        for item in rest:
+            await send(item)
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(JOB_CONCURRENCY, len(requests))):
+            for _ in range(min(JOB_CONCURRENCY, len(waiting))):
                 group.create_task(work())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors

@@ -40,16 +40,12 @@ class JobQueue(WorkQueue[JobKey]):
         """A pod of the job changed. Rejected creates keep their backoff, unless `mark_changed` is called as well."""
         cost = self._cost.get(key)
         if urgent or cost is None:
-            self._enqueue_now(key)
+            self.enqueue_now(key)
         elif self._is_open(key):
             timing = self._timing
             self._debouncing.add(key)
             grown = min(timing.pod_event_debounce_max, cost / timing.reconcile_cpu_share)
             self.add_after(key, max(timing.pod_event_debounce, grown))
-
-    def enqueue_report(self, key: JobKey) -> None:
-        """The ranks reported. Does not count as a change: rejected creates keep their backoff."""
-        self._enqueue_now(key)
 
     def begin(self, key: JobKey) -> bool:
         """A reconcile begins, which covers all delayed requests of this job. Whether the job changed since the last."""
@@ -69,7 +65,9 @@ class JobQueue(WorkQueue[JobKey]):
         self.forget(key)
         self._cost.pop(key, None)
 
-    def _enqueue_now(self, key: JobKey) -> None:
+    def enqueue_now(self, key: JobKey) -> None:
+        """Enqueue a job that did not change, for example because its ranks reported: rejected creates keep their
+        backoff."""
         if self._is_open(key):
             self.add(key)
 

@@ -15,6 +15,7 @@ from allranks.api.pool import PoolSpec
 from allranks.core.model import Manifest, Platform, PodRef
 from allranks.core.naming import JOB_LABEL
 from allranks.core.optional_kinds import GANGS, QUEUES, OptionalKind
+from allranks.core.uploads import CacheUse
 from allranks.kube import compact_jobs, paths, pod_codec, raw_pod
 from allranks.kube.auth import Connection
 from allranks.kube.client import Client
@@ -87,9 +88,7 @@ class Session:
         self.namespaces = Namespaces(self.client, settings, self.enqueue_namespace, timing, clock)
         kinds, unusable = optional_kinds(settings)
         self.optional = OptionalApis(self.client, kinds, settings, self.enqueue_owner, timing, unusable)
-        self.reports = ReportStore(
-            clock.now, self.queue.enqueue_report, monotonic=clock.monotonic, later=clock.call_later
-        )
+        self.reports = ReportStore(clock.now, self.queue.enqueue_now, monotonic=clock.monotonic, later=clock.call_later)
         self.reviews = Reviews(self.client, self.pods, self.jobs.get, timing=timing, clock=clock)
         self.outcomes = OutcomeStore(
             self.client, lambda job: attempt_of(self.jobs.get(job) or {}), monotonic=clock.monotonic
@@ -98,7 +97,11 @@ class Session:
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
         self.sweeps = (
             SweepController(
-                *(self.client, self.jobs, self.recorder, suggest, self.queue.enqueue),
+                self.client,
+                self.jobs,
+                self.recorder,
+                suggest,
+                self.queue.enqueue,
                 namespaces=self._namespaces,
                 renewed_after=settings.watch_timeout,
                 timing=timing,
@@ -117,17 +120,17 @@ class Session:
             self.queue,
             self.jobs,
             Observer(
-                self.pods,
-                self._platform,
-                clock,
-                self.reports if settings.report_url else None,
-                self.namespaces.prepare,
-                self.gpus,
-                self.optional.observe,
-                Contenders(lambda key: self.queue.enqueue_pod_event(key, True)),
-                ResumeSources(self.client, self.jobs),
-                self.notifier,
-                lambda namespace: cache_use((self.jobs.get(key) for key in self.jobs), namespace),
+                pods=self.pods,
+                platform=self._platform,
+                clock=clock,
+                reports=self.reports if settings.report_url else None,
+                read_namespace=self.namespaces.prepare,
+                gpus=self.gpus,
+                optional=self.optional.observe,
+                contenders=Contenders(self.queue.enqueue_now),
+                sources=ResumeSources(self.client, self.jobs),
+                outbox=self.notifier,
+                cache_use=self._cache_use,
             ),
             executor,
             self.recorder,
@@ -311,6 +314,9 @@ class Session:
             coscheduling_scheduler=settings.coscheduling_scheduler,
             namespace_labels=self.namespaces.labels(job.namespace),
         )
+
+    def _cache_use(self, namespace: str) -> CacheUse | None:
+        return cache_use((self.jobs.get(key) for key in self.jobs), namespace)
 
     def _pool_name(self, namespace: str, named: str | None) -> str | None:
         """The pool that the job names, or the default of its namespace."""
