@@ -18,7 +18,7 @@ from allranks.core.resume_source import ResumeSource
 from allranks.core.uploads import CacheUse
 from allranks.kube import compact_jobs, job_codec
 from allranks.operator.cache import JobKey, PodCache
-from allranks.operator.cache_use import fetches
+from allranks.operator.other_jobs import fetches
 from allranks.operator.timing import Clock
 
 _KEPT_BYTES = 16 * 1024

@@ -25,8 +25,6 @@ from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator import crd_check, job_watch
 from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, JobKey, PodCache
-from allranks.operator.cache_use import cache_use
-from allranks.operator.contention_cache import Contenders
 from allranks.operator.controller import Controller
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.job_metrics import GpuCounts
@@ -37,11 +35,11 @@ from allranks.operator.namespace_cache import Namespaces
 from allranks.operator.notifier import Notifier
 from allranks.operator.observer import Observer
 from allranks.operator.optional_apis import OptionalApis
+from allranks.operator.other_jobs import Contenders, ResumeSources, cache_use
 from allranks.operator.outcome_store import OutcomeStore
 from allranks.operator.pool_cache import Pools
 from allranks.operator.ports.report_auth import Reviews, attempt_of
 from allranks.operator.receivers import ReceiversFile
-from allranks.operator.resume_sources import ResumeSources
 from allranks.operator.settings import Settings
 from allranks.operator.sweep_controller import SweepController
 from allranks.operator.timing import Clock, Timing

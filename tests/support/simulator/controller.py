@@ -21,7 +21,7 @@ from allranks.api.job import KIND, Job
 from allranks.core.model import Event, Manifest, ObjectPatch, Observed, Plan, Platform, Pod, PodRef, RejectedCreate
 from allranks.core.optional_kinds import BY_ID, OptionalObjects
 from allranks.kube import job_codec
-from allranks.operator.contention_cache import Contenders
+from allranks.operator.other_jobs import Contenders
 
 from . import codec
 from .informer import OPTIONAL, Informer, Lag, Timer
