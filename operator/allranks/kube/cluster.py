@@ -72,8 +72,8 @@ class Cluster:
         try:
             connection = connect(where.kubeconfig, where.context, prefer_pod=False)
         except NotConfigured as error:
-            here = "`allranks run` runs the job on this machine, and `allranks runs` has its logs and reports"
-            raise ClusterError(f"{error}. Without a cluster, {here}") from error
+            advice = "`allranks run` runs the job on this machine, and `allranks runs` has its logs and reports"
+            raise ClusterError(f"{error}. Without a cluster, {advice}") from error
         client = user_client(connection)
         try:
             yield cls(client, where.namespace or connection.namespace, where.namespace)
@@ -219,13 +219,13 @@ class Watch:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    def _on_list(self, found: Sequence[Manifest], _version: int) -> None:
-        before, self._items = self._items, {metadata(item)["uid"]: item for item in found}
+    def _on_list(self, items: Sequence[Manifest], _version: int) -> None:
+        before, self._items = self._items, {metadata(item)["uid"]: item for item in items}
         for kind, item in differences(before, self._items, _version_of):
             self._changes.put_nowait(Change(kind, item))
 
-    def _on_change(self, found: Manifest, deleted: bool) -> None:
-        for item in (found.get("rows") or []) if found.get("kind") == "Table" else [found]:
+    def _on_change(self, answer: Manifest, deleted: bool) -> None:
+        for item in (answer.get("rows") or []) if answer.get("kind") == "Table" else [answer]:
             uid = metadata(item)["uid"]
             if deleted:
                 self._items.pop(uid, None)
@@ -246,8 +246,8 @@ class Watch:
 
 def metadata(item: Manifest) -> dict[str, Any]:
     """The metadata of an object, or of a table's row."""
-    found: dict[str, Any] = item["object"]["metadata"] if "cells" in item else item["metadata"]
-    return found
+    answer: dict[str, Any] = item["object"]["metadata"] if "cells" in item else item["metadata"]
+    return answer
 
 
 def _version_of(item: Manifest) -> str:

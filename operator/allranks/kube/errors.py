@@ -138,20 +138,20 @@ _FORBIDDEN = re.compile(
 
 
 def _forbidden(message: str, target: Target) -> str:
-    found = _FORBIDDEN.search(message)
-    if not found:
+    match = _FORBIDDEN.search(message)
+    if not match:
         # Not RBAC but admission (quota, pod security, webhook), whose message says what to change.
         return message
-    if found["user"] == "system:anonymous":
+    if match["user"] == "system:anonymous":
         return f"{target.place}: the request had no credentials: the kubeconfig has none for this context"
-    user, verb, resource, group = found["user"], found["verb"], found["resource"], found["group"]
-    what = f"{resource}.{group}" if group else resource
-    role = "ClusterRole" if found["all"] else "Role"
-    where = "in all namespaces" if found["all"] else f"in namespace {found['namespace']}"
-    narrower = ", or name one with -n" if found["all"] else ""
+    user, verb, resource, group = match["user"], match["verb"], match["resource"], match["group"]
+    plural = f"{resource}.{group}" if group else resource
+    role = "ClusterRole" if match["all"] else "Role"
+    where = "in all namespaces" if match["all"] else f"in namespace {match['namespace']}"
+    narrower = ", or name one with -n" if match["all"] else ""
     return (
         f"{user} may not {verb} {resource} {where}{narrower}: ask an admin of {target.server} for a {role} with verb "
-        f"{verb} on {what}"
+        f"{verb} on {plural}"
     )
 
 

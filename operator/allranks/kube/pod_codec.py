@@ -175,11 +175,11 @@ def _is_final(raw: Raw, terminated: Terminated) -> bool:
     going = raw.metadata.deletion_timestamp is not None or _disruption(raw) is not None
     if going or raw.status.phase in ("Succeeded", "Failed"):
         return True
-    own = next((c for c in raw.spec.containers if c.name == TRAINER), ContainerSpec())
-    for rule in own.restart_policy_rules:
+    trainer = next((c for c in raw.spec.containers if c.name == TRAINER), ContainerSpec())
+    for rule in trainer.restart_policy_rules:
         if (terminated.exit_code in rule.exit_codes.values) == (rule.exit_codes.operator == "In"):
             return not rule.action.startswith("Restart")
-    policy = own.restart_policy or raw.spec.restart_policy
+    policy = trainer.restart_policy or raw.spec.restart_policy
     return policy == "Never" or (policy == "OnFailure" and terminated.exit_code == 0)
 
 

@@ -86,15 +86,15 @@ def sweep(manifest: Manifest) -> Sweep:
 
 def status(manifest: Manifest) -> SweepStatus:
     """Unknown fields are left out, so that an operator can be replaced by an older one. Raises DecodeError."""
-    found = manifest.get("status") or {}
+    raw = manifest.get("status") or {}
     try:
         try:
-            return SweepStatus.model_validate(found, by_alias=True, by_name=False)
+            return SweepStatus.model_validate(raw, by_alias=True, by_name=False)
         except ValidationError as error:
             details = error.errors(include_url=False)
             if any(detail["type"] != "extra_forbidden" for detail in details):
                 raise
-            rest = copy.deepcopy(found)
+            rest = copy.deepcopy(raw)
             for detail in details:
                 drop(rest, detail["loc"])
             return SweepStatus.model_validate(rest, by_alias=True, by_name=False)
@@ -103,8 +103,8 @@ def status(manifest: Manifest) -> SweepStatus:
         raise DecodeError("; ".join(f"status.{'.'.join(map(str, w['loc']))}: {w['msg']}" for w in wrong)) from error
 
 
-def encode(of: SweepStatus) -> Manifest:
-    return of.model_dump(by_alias=True, exclude_none=True, mode="json")
+def encode(status: SweepStatus) -> Manifest:
+    return status.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
 def invalid_patch(manifest: Manifest, message: str, now: datetime) -> Manifest | None:

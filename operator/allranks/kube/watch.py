@@ -162,8 +162,8 @@ class Watch(Generic[T]):
             self.alive_at = time.monotonic()
             version, further = page.metadata.resource_version, page.metadata.further
             self.columns = page.column_definitions or self.columns
-            found = page.items if page.rows is None else page.rows
-            objects += (decoded for item in found if (decoded := self._decoded(item)) is not None)
+            items = page.items if page.rows is None else page.rows
+            objects += (decoded for item in items if (decoded := self._decoded(item)) is not None)
             if not further:
                 break
         self._listed(objects, int(version))

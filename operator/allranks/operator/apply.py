@@ -57,12 +57,12 @@ class Rejections:
         self.by_object.clear()
         self.tries = 0
 
-    def due_deletions(self, wanted: Sequence[PodRef], now: float) -> list[PodRef]:
+    def due_deletions(self, planned: Sequence[PodRef], now: float) -> list[PodRef]:
         """The pods to delete now: all, or during the backoff those that were not rejected."""
-        self.keep_deletions(wanted)
+        self.keep_deletions(planned)
         if self.deletions_retry_at is None or self.deletions_retry_at <= now:
-            return list(wanted)
-        return [pod for pod in wanted if pod.uid not in self.deletions]
+            return list(planned)
+        return [pod for pod in planned if pod.uid not in self.deletions]
 
     def delay_deletions(self, tried: Iterable[PodRef], now: float, longest: float) -> None:
         """Begins the backoff if some of the tried ones were rejected, and ends it if none is left."""
@@ -74,9 +74,9 @@ class Rejections:
             delay = min(longest, 2.0 ** max(0, self.deletion_tries - 1))
             self.deletions_retry_at = now + (min(1.0, delay) if unsent else delay)
 
-    def keep_deletions(self, wanted: Iterable[PodRef]) -> None:
+    def keep_deletions(self, planned: Iterable[PodRef]) -> None:
         """Forgets all others."""
-        uids = {reference.uid for reference in wanted}
+        uids = {reference.uid for reference in planned}
         self.deletions = {uid: rejected for uid, rejected in self.deletions.items() if uid in uids}
         self.deletions_sent = {uid: count for uid, count in self.deletions_sent.items() if uid in uids}
 
@@ -108,8 +108,8 @@ class Executor:
         await for_all(superseded, lambda name: self._delete_config_map(job, name))
         if not any(_key(companion) in rejections.by_object for companion in companions):
             await self._create_pods(job, [m for m in manifests if m["kind"] == "Pod"], rejections)
-        wanted = {_key(manifest) for manifest in manifests}
-        rejections.by_object = {key: rejected for key, rejected in rejections.by_object.items() if key in wanted}
+        planned = {_key(manifest) for manifest in manifests}
+        rejections.by_object = {key: rejected for key, rejected in rejections.by_object.items() if key in planned}
 
     async def change(
         self, removals: Sequence[Manifest], patches: Sequence[ObjectPatch], rejections: Rejections
@@ -179,17 +179,17 @@ class Executor:
             if kind != "Secret":  # The operator may not read Secrets.
                 path = paths.item(kind, manifest["metadata"]["namespace"], name)
                 try:
-                    found = msgspec.json.decode(await self._client.get(path))
+                    current = msgspec.json.decode(await self._client.get(path))
                 except NotFound:
                     pass
                 except Refused as error:
                     logger.warning("cannot read %s %s: %s", kind, name, error)
                     return
                 else:
-                    if differences := _differences(manifest, found):
-                        what = f"{kind} {name} was changed by someone else ({', '.join(differences)})"
+                    if differences := _differences(manifest, current):
+                        change = f"{kind} {name} was changed by someone else ({', '.join(differences)})"
                         advice = "delete it, and it is created again as the job needs it"
-                        events.append(Event("CompanionChanged", f"{what}: {advice}", warning=True))
+                        events.append(Event("CompanionChanged", f"{change}: {advice}", warning=True))
                     return
             rejections = Rejections()
             if await self._create(job, manifest, rejections):
@@ -203,12 +203,12 @@ class Executor:
         await for_all(manifests, restore)
         return events
 
-    async def status(self, job: Manifest, wanted: Manifest) -> Manifest | None:
+    async def status(self, job: Manifest, status: Manifest) -> Manifest | None:
         """Sends the changed fields and returns the updated job. None: the job changed in the meantime or is gone.
 
         Raises Unavailable, Fenced, Refused.
         """
-        return await self.patch_status(job["metadata"], diff(job.get("status") or {}, wanted))
+        return await self.patch_status(job["metadata"], diff(job.get("status") or {}, status))
 
     async def patch_status(self, metadata: Manifest, change: Manifest) -> Manifest | None:
         path = paths.job(metadata["namespace"], metadata["name"])
@@ -262,8 +262,8 @@ class Executor:
 
     async def _keep(self, job: Manifest, pod: Raw) -> RejectedCreate | None:
         """Caches a pod of the job, unless its label was changed during admission: the watch selects by it."""
-        name, wanted = pod.metadata.name, job["metadata"]["name"]
-        if (pod.metadata.labels or {}).get(JOB_LABEL) == wanted:
+        name, label = pod.metadata.name, job["metadata"]["name"]
+        if (pod.metadata.labels or {}).get(JOB_LABEL) == label:
             self._pods.upsert(self._decode_pod(pod))
             return None
         await self._delete(pod.metadata.namespace, PodRef(name, pod.metadata.uid))
@@ -281,14 +281,14 @@ class Executor:
             answer = await self._client.get(paths.item_of(manifest))
         except NotFound:
             return RejectedCreate(kind, name, error.reason, str(error))  # deleted in the meantime: retried
-        found = self._decode(answer)
-        owner = next((o for o in found.metadata.owner_references if o.controller), None)
+        existing = self._decode(answer)
+        owner = next((o for o in existing.metadata.owner_references if o.controller), None)
         if owner is None or owner.uid != job["metadata"]["uid"]:
             message = "an object with this name exists and belongs to another owner; it is left alone"
             return RejectedCreate(kind, name, "AlreadyExists", message)
         if kind_of(manifest) in BY_ID:
             self._remember(msgspec.json.decode(answer))
-        return await self._keep(job, found) if kind == "Pod" else None
+        return await self._keep(job, existing) if kind == "Pod" else None
 
     async def delete_unlabelled(self, namespace: str, pod: PodRef) -> bool:
         """Deletes a pod that the watch no longer shows. False: it had been deleted. Raises ApiError."""
@@ -362,31 +362,31 @@ def unwritten_field(change: Any) -> str:
     return ""
 
 
-def _differences(wanted: Manifest, found: Manifest) -> list[str]:
+def _differences(planned: Manifest, current: Manifest) -> list[str]:
     """Paths of the fields that a companion depends on and that differ."""
     parts = ("spec", "data")
     out = [
         f"{part}.{name}"
         for part in parts
-        for name, value in (wanted.get(part) or {}).items()
-        if not _equals((found.get(part) or {}).get(name), value)
+        for name, value in (planned.get(part) or {}).items()
+        if not _equals((current.get(part) or {}).get(name), value)
     ]
-    [owner] = wanted["metadata"]["ownerReferences"]
-    owners = {reference.get("uid") for reference in found["metadata"].get("ownerReferences") or ()}
+    [owner] = planned["metadata"]["ownerReferences"]
+    owners = {reference.get("uid") for reference in current["metadata"].get("ownerReferences") or ()}
     return out if owner["uid"] in owners else [*out, "metadata.ownerReferences"]
 
 
-def _equals(found: Any, wanted: Any) -> bool:
+def _equals(current: Any, planned: Any) -> bool:
     """Whether they are equal, except for fields in elements of lists that the API server adds as defaults."""
-    if isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
-        return all(_includes(one, other) for one, other in zip(found, wanted, strict=True))
-    return bool(found == wanted)
+    if isinstance(planned, list) and isinstance(current, list) and len(planned) == len(current):
+        return all(_includes(item, other) for item, other in zip(current, planned, strict=True))
+    return bool(current == planned)
 
 
-def _includes(found: Any, wanted: Any) -> bool:
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        return all(_includes(found.get(name), value) for name, value in wanted.items())
-    return _equals(found, wanted)
+def _includes(current: Any, planned: Any) -> bool:
+    if isinstance(planned, dict) and isinstance(current, dict):
+        return all(_includes(current.get(name), value) for name, value in planned.items())
+    return _equals(current, planned)
 
 
 def _role(pod: Manifest) -> str:

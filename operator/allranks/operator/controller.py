@@ -260,12 +260,14 @@ class Controller(Reconciler[JobState]):
         self, key: JobKey, raw: Manifest, state: JobState, observed: Observed | None, error: Exception
     ) -> None:
         """A rule or a codec raised. Marks the job, or names its pool."""
-        what = f"{type(error).__name__}: {error}"
+        exception = f"{type(error).__name__}: {error}"
         reason = "InvalidSpec"
-        message = f"the operator cannot evaluate this job ({what}): correct its spec, or report a bug of the operator"
+        message = (
+            f"the operator cannot evaluate this job ({exception}): correct its spec, or report a bug of the operator"
+        )
         if observed and self._pool_raised(observed):
             reason = "InvalidPool"
-            message = f'TrainingPool "{observed.pool_name}" cannot be used until it is corrected ({what})'
+            message = f'TrainingPool "{observed.pool_name}" cannot be used until it is corrected ({exception})'
         await self._report_invalid(key, raw, state, reason, message, error)
 
     def _pool_raised(self, observed: Observed) -> bool:

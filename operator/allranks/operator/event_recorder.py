@@ -109,13 +109,13 @@ def _manifest(job: Manifest, event: Event, now: datetime, attempt: int) -> dict[
     """The name is computed, so that a repeated create after a lost response is the same Event. Each attempt has its
     own."""
     metadata = job["metadata"]
-    what = f"{metadata['uid']}/{attempt}/{event.reason}/{event.message}"
+    identity = f"{metadata['uid']}/{attempt}/{event.reason}/{event.message}"
     at = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{metadata['name']}.{hashlib.sha256(what.encode()).hexdigest()[:16]}",
+            "name": f"{metadata['name']}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}",
             "namespace": metadata["namespace"],
         },
         "involvedObject": {

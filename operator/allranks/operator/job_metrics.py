@@ -95,7 +95,7 @@ def _family(name: str, text: str, labels: str, values: Mapping[tuple[str, ...], 
 
 @dataclass(frozen=True, slots=True)
 class _Gpus:
-    of: tuple[Any, ...]
+    basis: tuple[Any, ...]
     """What the numbers depend on."""
     pool: str
     per_pod: Mapping[str, int]
@@ -114,9 +114,9 @@ class GpuCounts:
         if observed.status.phase in FINISHED or observed.status.start_time is None:
             self._jobs.pop(key, None)
             return
-        of = metadata.uid, metadata.generation, platform.pool, platform.policy
+        basis = metadata.uid, metadata.generation, platform.pool, platform.policy
         before = self._jobs.get(key)
-        if before is not None and before.of == of:
+        if before is not None and before.basis == basis:
             return
         job = limits.with_defaults(observed.job, platform.policy)
         if pool_template.unavailable(job, platform):
@@ -124,7 +124,7 @@ class GpuCounts:
             return
         templates = pod_template.role_templates(job, platform)
         per_pod = {role: pod_template.gpus(job, template, platform) for role, template in templates.items()}
-        self._jobs[key] = _Gpus(of, job.spec.pool or "", {role: count for role, count in per_pod.items() if count})
+        self._jobs[key] = _Gpus(basis, job.spec.pool or "", {role: count for role, count in per_pod.items() if count})
 
     def forget(self, key: JobKey) -> None:
         self._jobs.pop(key, None)
@@ -147,8 +147,8 @@ class GpuCounts:
                 _reason(status),
                 _seconds_since(since, now) if phase in _WAITS else 0.0,
                 gpus.pool if gpus else "",
-                sum(_number(roles, role, "desired") * each for role, each in gpus.per_pod.items()) if gpus else 0,
-                sum(_running(roles, role) * each for role, each in gpus.per_pod.items()) if gpus else 0,
+                sum(_number(roles, role, "desired") * count for role, count in gpus.per_pod.items()) if gpus else 0,
+                sum(_running(roles, role) * count for role, count in gpus.per_pod.items()) if gpus else 0,
             )
 
 

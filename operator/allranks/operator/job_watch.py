@@ -187,8 +187,8 @@ def _trace(listed: Listed, alive: Callable[[], None], unserved: Callable[[], Non
             pages[url.path] = set()
         pages.setdefault(url.path, set()).update((item.metadata.namespace, item.metadata.name) for item in page.items)
         if not page.metadata.further:
-            found = _NAMESPACE.search(url.path)
-            listed(pages.pop(url.path), int(page.metadata.resource_version), found[1] if found else None)
+            match = _NAMESPACE.search(url.path)
+            listed(pages.pop(url.path), int(page.metadata.resource_version), match[1] if match else None)
 
     trace.on_request_start.append(on_request)
     trace.on_request_end.append(on_response)

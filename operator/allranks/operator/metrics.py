@@ -112,8 +112,8 @@ class Metrics:
             self.start.labels(framework).observe(seconds)
             if after.attempt_failure:
                 self.lost.labels(framework).inc(seconds)
-        if found := len(newly_slow(before.progress, after.progress)):
-            self.stragglers.labels(framework).inc(found)
+        if slow := len(newly_slow(before.progress, after.progress)):
+            self.stragglers.labels(framework).inc(slow)
         namespace = self.namespaces(job.namespace)
         self._spent(namespace, framework, before.times, after.times)
         if after.cost:

@@ -109,16 +109,16 @@ class Namespaces:
         entry = _Entry(before.policy if before else self._base, before.labels if before else {})
         entry.read_at = self._clock.monotonic()
         try:
-            found = msgspec.json.decode(await self._client.get(paths.namespace(namespace)), type=_Namespace)
-            entry.labels = found.metadata.labels
-            entry.policy = for_namespace(self._base, namespace, found.metadata.annotations)
+            answer = msgspec.json.decode(await self._client.get(paths.namespace(namespace)), type=_Namespace)
+            entry.labels = answer.metadata.labels
+            entry.policy = for_namespace(self._base, namespace, answer.metadata.annotations)
         except NotFound:
             pass  # it was deleted, and its jobs with it
         except (InvalidPolicy, msgspec.DecodeError) as error:
             entry.problem = f"{error}: ask the platform team to correct it"
         except Refused as error:
-            why = f"the operator cannot read namespace {namespace} ({error})"
-            entry.problem = f"{why}: grant it `get` of namespaces, or disable its setting `namespace_policies`"
+            problem = f"the operator cannot read namespace {namespace} ({error})"
+            entry.problem = f"{problem}: grant it `get` of namespaces, or disable its setting `namespace_policies`"
         if entry.problem and not (before and before.problem == entry.problem):
             logger.error("new jobs of namespace %s wait: %s", namespace, entry.problem)
         self._entries[namespace] = entry

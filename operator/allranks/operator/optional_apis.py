@@ -163,9 +163,9 @@ class OptionalApis:
     async def _discover(self) -> None:
         """Raises ApiError."""
         groups = msgspec.json.decode(await self._client.get(paths.GROUPS), type=_Groups).groups
-        versions = {group.name: {each.version for each in group.versions} for group in groups}
+        versions = {group.name: {served.version for served in group.versions} for group in groups}
         resources: dict[str, set[str]] = {}
-        found: dict[str, str] = {}
+        available: dict[str, str] = {}
         for kind in self._kinds:
             for version in kind.versions:
                 if version in versions.get(kind.group, ()):
@@ -173,16 +173,16 @@ class OptionalApis:
                     if path not in resources:
                         resources[path] = await self._resources(path)
                     if kind.plural in resources[path]:
-                        found[kind.id] = version
+                        available[kind.id] = version
                         break
         for kind in self._kinds:
-            served, wanted = self._served.get(kind.id), found.get(kind.id)
-            if (served.version if served else None) == wanted:
+            served, newest = self._served.get(kind.id), available.get(kind.id)
+            if (served.version if served else None) == newest:
                 continue
             if served:
                 await self._stop(kind, served)
-            if wanted:
-                self._start(kind, wanted)
+            if newest:
+                self._start(kind, newest)
         self._discovered = True
         self._note_synced()
 
@@ -215,11 +215,11 @@ class OptionalApis:
         self._changed(kind, None)
 
     def _watch(self, kind: OptionalKind, served: _Served, namespace: str | None) -> Watch[Any]:
-        def listed(found: Sequence[dict[str, Any]], version: int) -> None:
+        def listed(manifests: Sequence[dict[str, Any]], version: int) -> None:
             appeared = namespace not in served.listed
             served.listed.add(namespace)
             served.forbidden = ""
-            present = {self._upsert(kind, typed(each), deleted=False, quiet=appeared) for each in found}
+            present = {self._upsert(kind, typed(item), deleted=False, quiet=appeared) for item in manifests}
             missing = self._objects.missing_from(
                 present, version, lambda key: key[0] == kind.id and namespace in (None, key[1])
             )
@@ -229,12 +229,12 @@ class OptionalApis:
                 self._changed(kind, None)
             self._note_synced()
 
-        def changed(each: dict[str, Any], deleted: bool) -> None:
-            self._upsert(kind, typed(each), deleted)
+        def changed(manifest: dict[str, Any], deleted: bool) -> None:
+            self._upsert(kind, typed(manifest), deleted)
 
-        def typed(each: dict[str, Any]) -> Manifest:
+        def typed(manifest: dict[str, Any]) -> Manifest:
             # Items of a list have neither apiVersion nor kind.
-            return {**each, "apiVersion": f"{kind.group}/{served.version}", "kind": kind.kind}
+            return {**manifest, "apiVersion": f"{kind.group}/{served.version}", "kind": kind.kind}
 
         def forbidden(message: str) -> None:
             served.forbidden = message
@@ -319,9 +319,9 @@ def _without(manifest: Manifest, dropped: Iterable[str]) -> Manifest:
 def _without_path(value: Any, path: Sequence[str]) -> Any:
     """Lists on the way are entered: `spec.podSets.template` is that field of each pod set."""
     if isinstance(value, list):
-        return [_without_path(each, path) for each in value]
+        return [_without_path(item, path) for item in value]
     if not isinstance(value, dict) or path[0] not in value:
         return value
     if len(path) == 1:
-        return {key: each for key, each in value.items() if key != path[0]}
+        return {key: item for key, item in value.items() if key != path[0]}
     return {**value, path[0]: _without_path(value[path[0]], path[1:])}

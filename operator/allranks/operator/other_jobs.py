@@ -40,9 +40,11 @@ class Contenders:
 
     def observe(self, key: JobKey, observed: Observed) -> Contention:
         """Note the state of this job, and return the state of the others."""
-        own = contention.contender(Snapshot(observed, observed.status)) if contention.may_contend(observed) else None
-        self._note(key, own, contention.given_up_at(observed.status))
-        if own is None:
+        current = (
+            contention.contender(Snapshot(observed, observed.status)) if contention.may_contend(observed) else None
+        )
+        self._note(key, current, contention.given_up_at(observed.status))
+        if current is None:
             return Contention()
         others = tuple(contender for other, contender in self._contenders.items() if other != key)
         times = [moment for other, moment in self._given_up.items() if other != key]
@@ -52,11 +54,11 @@ class Contenders:
         """The job was deleted."""
         self._note(key, None, None)
 
-    def _note(self, key: JobKey, own: Contender | None, given_up_at: datetime | None) -> None:
+    def _note(self, key: JobKey, contender: Contender | None, given_up_at: datetime | None) -> None:
         before = self._contenders.get(key), self._given_up.get(key)
-        if before == (own, given_up_at):
+        if before == (contender, given_up_at):
             return
-        for place, value in ((self._contenders, own), (self._given_up, given_up_at)):
+        for place, value in ((self._contenders, contender), (self._given_up, given_up_at)):
             if value is None:
                 place.pop(key, None)
             else:
@@ -105,8 +107,8 @@ def fetches(status: Status) -> bool:
     if status.phase in FINISHED or not status.inputs:
         return False
     creates = status.phase not in WITHOUT_PODS and (not status.launched or bool(status.replica_restarts))
-    on_nodes = any(each.location == "Node" for each in status.inputs)
-    return (on_nodes and creates) or any(each.state != "Ready" for each in status.inputs)
+    on_nodes = any(input_status.location == "Node" for input_status in status.inputs)
+    return (on_nodes and creates) or any(input_status.state != "Ready" for input_status in status.inputs)
 
 
 def cache_use(jobs: Iterable[Manifest | None], namespace: str) -> CacheUse | None:
@@ -127,16 +129,16 @@ def cache_use(jobs: Iterable[Manifest | None], namespace: str) -> CacheUse | Non
 def _keys(job: Manifest) -> Iterable[str]:
     status = job.get("status")
     inputs = status.get("inputs") if isinstance(status, dict) and status.get("phase") not in FINISHED else None
-    revisions = {each.get("name"): each.get("revision") for each in inputs or () if each.get("revision")}
+    revisions = {item.get("name"): item.get("revision") for item in inputs or () if item.get("revision")}
     if not revisions:
         return
     try:
-        wanted = msgspec.json.decode(compact_jobs.spec_of(job).json, type=_Spec).inputs
+        declared = msgspec.json.decode(compact_jobs.spec_of(job).json, type=_Spec).inputs
     except msgspec.DecodeError:
         return
-    for each in wanted:
-        if revision := revisions.get(each.name):
-            yield cache_key(each.source, f"sha256:{each.sha256}" if each.sha256 else revision)
+    for item in declared:
+        if revision := revisions.get(item.name):
+            yield cache_key(item.source, f"sha256:{item.sha256}" if item.sha256 else revision)
 
 
 class _Input(msgspec.Struct):

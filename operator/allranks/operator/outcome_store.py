@@ -144,10 +144,10 @@ class OutcomeStore:
 
     async def _is_own(self, sender: ReportSource, outcome: Outcome, name: str) -> bool:
         try:
-            found = msgspec.json.decode(await self._client.get(paths.item("ConfigMap", sender.job[0], name)))
+            answer = msgspec.json.decode(await self._client.get(paths.item("ConfigMap", sender.job[0], name)))
         except NotFound:
             return False
-        metadata = found["metadata"]
+        metadata = answer["metadata"]
         by = (metadata.get("annotations") or {}).get(outcome_names.POD_ANNOTATION)
         rank = (metadata.get("labels") or {}).get(outcome_names.RANK_LABEL)
         return (by, rank) == (sender.pod, str(outcome.rank))

@@ -60,8 +60,8 @@ class Pools:
     def get(self, name: str) -> PoolSpec | None:
         return self._pools.get(name)
 
-    def _listed(self, found: Sequence[Raw], _: int) -> None:
-        self._pools = {raw.metadata.name: spec for raw in found if (spec := _spec(raw))}
+    def _listed(self, pools: Sequence[Raw], _: int) -> None:
+        self._pools = {raw.metadata.name: spec for raw in pools if (spec := _spec(raw))}
         self.refused = ""
         self.synced.set()
         self._changed(None)

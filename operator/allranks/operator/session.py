@@ -248,9 +248,9 @@ class Session:
     def _watch(self, namespace: str | None) -> Watch[raw_pod.Raw]:
         decode = self._using.decode_pod
 
-        def listed(found: Sequence[raw_pod.Raw], version: int) -> None:
+        def listed(pods: Sequence[raw_pod.Raw], version: int) -> None:
             self.unreadable.discard(namespace)
-            self.pods.relist([decode(raw) for raw in found], version, namespace)
+            self.pods.relist([decode(raw) for raw in pods], version, namespace)
 
         def changed(raw: raw_pod.Raw, deleted: bool) -> None:
             pod = decode(raw)
@@ -353,17 +353,17 @@ class Session:
 
 def optional_kinds(settings: Settings) -> tuple[tuple[OptionalKind, ...], dict[str, str]]:
     """(the kinds to watch, id of each other kind -> why it is not used)"""
-    wanted: list[OptionalKind] = []
+    watched: list[OptionalKind] = []
     unused: dict[str, str] = {}
-    for enabled, kinds, what in (
+    for enabled, kinds, purpose in (
         (settings.queues, QUEUES, "serve queues (setting `queues`)"),
         (settings.gangs, GANGS, "use gang schedulers (setting `gangs`)"),
     ):
         if enabled:
-            wanted += kinds
+            watched += kinds
         else:
-            unused |= {kind.id: f"this operator does not {what}" for kind in kinds}
-    return tuple(wanted), unused
+            unused |= {kind.id: f"this operator does not {purpose}" for kind in kinds}
+    return tuple(watched), unused
 
 
 async def wait_for_crds(client: Client, poll: float) -> None:

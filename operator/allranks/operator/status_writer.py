@@ -65,14 +65,14 @@ class StatusWriter:
 
     async def write(self, key: JobKey, raw: Manifest, state: WriteState, status: Status) -> bool:
         """False: the job changed in the meantime or is gone. Raises FieldDropped and other ApiErrors."""
-        wanted = job_codec.encode(status)
-        written = await self._executor.status(raw, wanted)
+        planned = job_codec.encode(status)
+        written = await self._executor.status(raw, planned)
         if written is None:
             written = await self.read_again(key, raw)
-            if written is None or diff(written.get("status") or {}, wanted):
+            if written is None or diff(written.get("status") or {}, planned):
                 return False
             # Our own write succeeded and only its response was lost.
-        elif field := unwritten_field(diff(written.get("status") or {}, wanted)):
+        elif field := unwritten_field(diff(written.get("status") or {}, planned)):
             stored = written["metadata"]["resourceVersion"] != raw["metadata"]["resourceVersion"]
             self._jobs.upsert(written)
             raise FieldDropped(f"status.{field}", stored)
@@ -82,12 +82,12 @@ class StatusWriter:
 
     async def read_again(self, key: JobKey, raw: Manifest) -> Manifest | None:
         """After a conflict: the current job, None when this one no longer exists."""
-        found = await self._executor.read(*key)
-        if found is None:
+        current = await self._executor.read(*key)
+        if current is None:
             self._jobs.forget(key)
             return None
-        self._jobs.upsert(found)
-        return found if found["metadata"]["uid"] == raw["metadata"]["uid"] else None
+        self._jobs.upsert(current)
+        return current if current["metadata"]["uid"] == raw["metadata"]["uid"] else None
 
 
 def is_deferrable(observed: Observed, plan: Plan) -> bool:

@@ -46,8 +46,8 @@ class SweepCache:
 
     def get(self, key: JobKey) -> Manifest | None:
         """The sweep, decoded. `spec` is None if it is larger than allowed."""
-        found = self._sweeps.get(key)
-        return found.manifest() if found else None
+        raw = self._sweeps.get(key)
+        return raw.manifest() if raw else None
 
     def upsert(self, sweep: RawSweep, deleted: bool = False) -> None:
         key = _key(sweep)
@@ -56,17 +56,17 @@ class SweepCache:
 
     def size(self, key: JobKey) -> int:
         """Bytes of the spec as JSON text."""
-        found = self._sweeps.get(key)
-        return len(found.spec) if found else 0
+        raw = self._sweeps.get(key)
+        return len(raw.spec) if raw else 0
 
     def forget(self, key: JobKey) -> None:
         """Remove a sweep that the API server does not find."""
         self._sweeps.forget(key)
 
     def _watch(self, client: Client, namespace: str | None, renewed_after: int) -> Watch[RawSweep]:
-        def listed(found: Sequence[RawSweep], version: int) -> None:
-            present = {_key(sweep) for sweep in found}
-            for sweep in found:
+        def listed(sweeps: Sequence[RawSweep], version: int) -> None:
+            present = {_key(sweep) for sweep in sweeps}
+            for sweep in sweeps:
                 self.upsert(sweep)
             for key, _ in self._sweeps.missing_from(present, version, lambda key: namespace in (None, key[0])):
                 self._sweeps.delete(key, version)

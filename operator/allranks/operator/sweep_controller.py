@@ -126,57 +126,57 @@ class SweepController(Reconciler[_State]):
             try:
                 sweep, status = self._decode(key, raw), sweep_codec.status(raw)
                 await self._read_missing(key[0], status)
-                wanted = self._decide(self._observe(key, sweep, status, state))
+                plan = self._decide(self._observe(key, sweep, status, state))
             except DecodeError as error:
                 await self._report_invalid(key, raw, state, "InvalidSpec", str(error))
                 return tried
             except ApiError:
                 raise
             except Exception as error:
-                what = f"{type(error).__name__}: {error}"
-                message = f"the operator cannot evaluate this sweep ({what}): correct its spec, or report a bug"
+                exception = f"{type(error).__name__}: {error}"
+                message = f"the operator cannot evaluate this sweep ({exception}): correct its spec, or report a bug"
                 await self._report_invalid(key, raw, state, "InvalidSpec", message, error)
                 return tried
             state.invalid = ""
-            if wanted.ask:
-                state.suggested[wanted.ask.number] = await self._ask(sweep, wanted.ask, raw, state)
-            if wanted.status is not None and not self._postponed(key, wanted, state):
-                written = await self._write(key, raw, wanted.status)
+            if plan.ask:
+                state.suggested[plan.ask.number] = await self._ask(sweep, plan.ask, raw, state)
+            if plan.status is not None and not self._postponed(key, plan, state):
+                written = await self._write(key, raw, plan.status)
                 state.wrote_at = self._clock.monotonic()
                 if written:
-                    self._emit(raw, wanted.events)
-                    self._emit_refusals(raw, wanted.status, status)
-                    state.suggested = {} if wanted.write_ahead else state.suggested
+                    self._emit(raw, plan.events)
+                    self._emit_refusals(raw, plan.status, status)
+                    state.suggested = {} if plan.write_ahead else state.suggested
                 continue
-            if wanted.write_ahead:
+            if plan.write_ahead:
                 continue
-            create = [] if tried and state.rejected else self._due(wanted.create, state)
+            create = [] if tried and state.rejected else self._due(plan.create, state)
             await self._create(key[0], create, state)
-            await self._suspend(key[0], wanted.stop, True)
-            await self._suspend(key[0], wanted.resume, False)
+            await self._suspend(key[0], plan.stop, True)
+            await self._suspend(key[0], plan.resume, False)
             tried = tried or bool(create)
-            if not (create or wanted.stop or wanted.resume or wanted.ask):
+            if not (create or plan.stop or plan.resume or plan.ask):
                 return tried
 
     def _due(self, manifests: Iterable[Manifest], state: _State) -> list[Manifest]:
         """Jobs to create now: refused ones wait for their backoff."""
         waits = state.retry_at is not None and self._clock.monotonic() < state.retry_at
-        return [each for each in manifests if not (waits and each["metadata"]["name"] in state.rejected)]
+        return [manifest for manifest in manifests if not (waits and manifest["metadata"]["name"] in state.rejected)]
 
     def _decode(self, key: JobKey, raw: Manifest) -> Sweep:
         """Raises DecodeError."""
         uid, generation = raw["metadata"]["uid"], raw["metadata"].get("generation", 1)
-        found = self._decoded.get(key, uid, generation)
-        if found is None:
-            found = sweep_codec.sweep(raw)
-            self._decoded.keep(key, uid, generation, self.sweeps.size(key), found)
-        return found
+        sweep = self._decoded.get(key, uid, generation)
+        if sweep is None:
+            sweep = sweep_codec.sweep(raw)
+            self._decoded.keep(key, uid, generation, self.sweeps.size(key), sweep)
+        return sweep
 
     def _observe(self, key: JobKey, sweep: Sweep, status: SweepStatus, state: _State) -> SweepObserved:
         namespace = key[0]
         names = {trial.job for trial in status.trials}
-        found = {name: job for name in names if (job := self._jobs.get((namespace, name))) is not None}
-        jobs = {name: sweep_codec.trial_job(job, sweep.metadata.uid) for name, job in found.items()}
+        cached = {name: job for name in names if (job := self._jobs.get((namespace, name))) is not None}
+        jobs = {name: sweep_codec.trial_job(job, sweep.metadata.uid) for name, job in cached.items()}
         observed = SweepObserved(sweep, status, jobs, self._clock.now(), state.suggested, state.rejected)
         notifies = self.notifier.for_all(namespace)
         if not (notifies or status.notifications):
@@ -212,10 +212,10 @@ class SweepController(Reconciler[_State]):
             self._emit(raw, [Event("CannotSuggest", str(error), warning=True)])
             raise ApiError(f"trial {request.number} has no parameters: {error}") from error
 
-    def _postponed(self, key: JobKey, wanted: SweepPlan, state: _State) -> bool:
+    def _postponed(self, key: JobKey, plan: SweepPlan, state: _State) -> bool:
         """Progress is written at most every few seconds, decisions at once."""
         due = state.wrote_at + self._timing.progress_min_interval - self._clock.monotonic()
-        if wanted.write_ahead or due <= 0:
+        if plan.write_ahead or due <= 0:
             return False
         self.queue.add_after(key, due)
         return True
