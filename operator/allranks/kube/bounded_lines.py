@@ -31,7 +31,7 @@ class Splitter:
         self._keep(rest)
 
     def end(self) -> Iterator[bytes]:
-        """The last line, if it has no newline."""
+        """Yield the last line, if it has no newline."""
         if self._rest or self._dropped:
             yield self._finish(b"")
 
@@ -90,7 +90,7 @@ class LastLines(Generic[_T]):
 
 
 def joined(blocks: Iterable[bytes], longest: int = LONGEST_LINE) -> Iterator[bytes]:
-    """The lines of blocks of a file."""
+    """Yield the lines of blocks of a file."""
     splitter = Splitter(longest)
     for block in blocks:
         yield from splitter.feed(block)

@@ -93,7 +93,7 @@ class Cluster:
         accept: str = JSON,
         content: str | None = None,
     ) -> Manifest:
-        """The answer. A PATCH is a JSON merge patch, unless `content` is another type."""
+        """Return the answer. A PATCH is a JSON merge patch, unless `content` is another type."""
         import msgspec
 
         try:
@@ -107,7 +107,7 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def stream(self, path: str, query: Query, silence: float | None) -> AsyncIterator[aiohttp.StreamReader]:
-        """The body of an answer while it arrives. An error, if nothing arrives for `silence` seconds."""
+        """Open the body of an answer while it arrives. An error, if nothing arrives for `silence` seconds."""
         try:
             async with self.client.stream(path, parameters(query), silence, accept="*/*") as content:
                 yield content
@@ -122,7 +122,7 @@ class Cluster:
 
 
 def user_client(connection: Connection) -> Client:
-    """A client for somebody who waits for the answer: it tries again for a short time, and only what is safe."""
+    """Return a client for somebody who waits for the answer: it tries again for a short time, and only what is safe."""
     from allranks.kube.client import Client
     from allranks.kube.transport import Transport
 
@@ -195,11 +195,11 @@ class Watch:
 
     @property
     def columns(self) -> list[Manifest]:
-        """The column definitions of a table."""
+        """Return the column definitions of a table."""
         return self._watch.columns
 
     async def listed(self) -> list[Manifest]:
-        """The current objects, or rows. Raises ClusterError."""
+        """Return the current objects, or rows. Raises ClusterError."""
         try:
             await self._watch.list_all()
         except ApiError as error:
@@ -245,7 +245,7 @@ class Watch:
 
 
 def metadata(item: Manifest) -> dict[str, Any]:
-    """The metadata of an object, or of a table's row."""
+    """Return the metadata of an object, or of a table's row."""
     answer: dict[str, Any] = item["object"]["metadata"] if "cells" in item else item["metadata"]
     return answer
 

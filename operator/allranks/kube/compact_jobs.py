@@ -78,12 +78,12 @@ _job, _page, _event, _any = decoder(_Job), decoder(_Page), decoder(_Event), deco
 
 
 def job(answer: bytes) -> Manifest:
-    """The job in a response."""
+    """Return the job in a response."""
     return _manifest(_job(answer))
 
 
 def page(body: bytes) -> Manifest:
-    """A page of a list of jobs, for kopf: its metadata and its items."""
+    """Return a page of a list of jobs, for kopf: its metadata and its items."""
     answer = _page(body)
     metadata = {"resourceVersion": answer.metadata.resource_version, "continue": answer.metadata.further}
     items = [_manifest(item) for item in answer.items]
@@ -106,7 +106,7 @@ def line(data: bytes) -> bytes:
 
 
 def compact(manifest: Manifest) -> Manifest:
-    """The same job, with its spec not decoded. The spec may be decoded, text, or a RawSpec already."""
+    """Return the same job, with its spec not decoded. The spec may be decoded, text, or a RawSpec already."""
     spec = manifest.get("spec")
     if isinstance(spec, RawSpec):
         return manifest
@@ -122,7 +122,7 @@ def spec_of(manifest: Manifest) -> RawSpec:
 
 
 def expanded(manifest: Manifest) -> Manifest:
-    """The job with its spec decoded. Raises DecodeError if the templates are too large or nested too deeply."""
+    """Return the job with its spec decoded. Raises DecodeError if the templates are too large or nested too deeply."""
     spec = spec_of(manifest)
     if spec.too_large:
         raise DecodeError(": ".join(too_large("spec")))
@@ -202,7 +202,7 @@ _KEPT_IN_PART = (*_LABELS, _OWNERS)
 
 
 def _kept(metadata: Manifest) -> Manifest:
-    """The labels, annotations and owners that decisions may depend on."""
+    """Return the labels, annotations and owners that decisions may depend on."""
     out: Manifest = {}
     owners = metadata.get(_OWNERS)
     for owner in owners if isinstance(owners, list) else ():

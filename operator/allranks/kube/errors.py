@@ -89,7 +89,7 @@ class Target:
 
 
 def explain(error: ApiError, target: Target) -> ClusterError:
-    """The same error, with a sentence that says what the user can do."""
+    """Return the same error, with a sentence that says what the user can do."""
     message = _clean(error.message)
     if error.status == 0:
         text = _unanswered(error.reason, message, target)
@@ -109,7 +109,8 @@ def explain(error: ApiError, target: Target) -> ClusterError:
 
 
 def _uncertain(error: ApiError, verb: str) -> bool:
-    """A 503 and a 429 are answers to a request that was not carried out; a proxy answers 502 or 504 without knowing."""
+    """Return whether the request may have been carried out. A 503 and a 429 are answers to a request that was not
+    carried out; a proxy answers 502 or 504 without knowing."""
     if verb == "GET":
         return False
     if error.status == 0:

@@ -76,7 +76,7 @@ _SUMMARY = "restartSummary"
 
 
 def restart_summary(restarts: RestartCounts) -> str:
-    """All restarts, and how many of them disruptions caused: `3 (1 disrupted)`."""
+    """Return all restarts, and the number that disruptions caused: `3 (1 disrupted)`."""
     disrupted = f" ({restarts.disruptions} disrupted)" if restarts.disruptions else ""
     return f"{restarts.counted + restarts.disruptions}{disrupted}"
 
@@ -97,7 +97,7 @@ def _status(stored: Any) -> Status:
 
 
 def invalid_spec_patch(manifest: Manifest, message: str, now: datetime, reason: str = "InvalidSpec") -> Manifest | None:
-    """The merge patch of the status of a job that cannot be decoded or evaluated. None: nothing to change.
+    """Return the merge patch of the status of a job that cannot be decoded or evaluated. None: nothing to change.
 
     A job that has not started fails, unless the reason is another than InvalidSpec. One that runs continues. Both get
     a condition with the reason.
@@ -134,7 +134,7 @@ def marks(manifest: Manifest) -> list[tuple[Any, Any]]:
 
 
 def shortened(message: str) -> str:
-    """A message that fits into a condition."""
+    """Return a message that fits into a condition."""
     return message[:_MESSAGE]
 
 
@@ -190,7 +190,7 @@ def job_of(job: Manifest) -> Job | None:
 
 
 def pods_of(job: Manifest, pods: Iterable[Manifest]) -> list[Pod]:
-    """The pods that the job owns, by attempt, then rank. Without placeholders and transfers."""
+    """Return the pods that the job owns, by attempt, then rank. Without placeholders and transfers."""
     import msgspec  # not installed everywhere: `allranks run` does without
 
     from allranks.kube.pod_codec import pod

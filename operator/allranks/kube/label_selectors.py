@@ -14,7 +14,8 @@ _CONDITION = re.compile(
 
 
 def label_selection(selector: str) -> Condition:
-    """Whether labels are selected by `a=b`, `a!=b`, `a`, `!a`, `a in (b, c)`, `a notin (b, c)`, or several of these.
+    """Return whether labels are selected by `a=b`, `a!=b`, `a`, `!a`, `a in (b, c)`, `a notin (b, c)`, or several of
+    these.
 
     Empty: all are. Raises ValueError with a sentence.
     """

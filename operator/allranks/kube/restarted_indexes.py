@@ -15,8 +15,8 @@ from allranks.core.correlation import MAX_DETAILED
 
 
 def fold(status: Status) -> Status:
-    """The status to store. Nothing is lost: replicas with a recorded failure keep their own entries, and so do all
-    replicas if they are few."""
+    """Return the status to store. Nothing is lost: replicas with a recorded failure keep their own entries, and so do
+    all replicas if they are few."""
     if len(status.replica_restarts) <= MAX_DETAILED:
         return status
     entries: dict[str, ReplicaRestarts] = {}
@@ -51,7 +51,7 @@ def _fold_role(entries: list[tuple[int, ReplicaRestarts]]) -> RestartedIndexes:
 
 
 def unfold(status: Status) -> Status:
-    """The stored status with an entry for each restarted replica. Raises ValueError."""
+    """Return the stored status with an entry for each restarted replica. Raises ValueError."""
     if not status.restarted_indexes:
         return status
     entries = {

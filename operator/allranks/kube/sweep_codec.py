@@ -49,8 +49,8 @@ class RawSweep(msgspec.Struct):
         return int(self.metadata.resource_version or 0)
 
     def compact(self) -> RawSweep:
-        """The same sweep, which does not hold the memory of the response that it was a part of. A spec that is larger
-        than allowed is dropped: such a sweep never runs."""
+        """Return the same sweep, which does not hold the memory of the response that it was a part of. A spec that is
+        larger than allowed is dropped: such a sweep never runs."""
         too_large = len(bytes(self.spec)) > MAX_SPEC_BYTES
         spec = msgspec.Raw(b"null") if too_large else self.spec.copy()
         return RawSweep(self.metadata, spec, self.status.copy())
@@ -145,7 +145,7 @@ _suspend = decoder(_Spec)
 
 
 def trial_job(job: Manifest, sweep_uid: str) -> TrialJob:
-    """What a sweep needs of a job, whose spec is not decoded."""
+    """Return the fields that a sweep needs of a job, whose spec is not decoded."""
     metadata = job["metadata"]
     try:
         suspended = _suspend(compact_jobs.spec_of(job).json).suspend is True
@@ -159,13 +159,13 @@ def trial_job(job: Manifest, sweep_uid: str) -> TrialJob:
 
 
 def is_owned(job: Manifest, sweep_uid: str) -> bool:
-    """Whether the job belongs to the sweep with this UID."""
+    """Return whether the job belongs to the sweep with this UID."""
     owners = job["metadata"].get("ownerReferences") or ()
     return any(owner.get("controller") and owner.get("uid") == sweep_uid for owner in owners)
 
 
 def sweep_of(job: Manifest) -> str:
-    """The name of the sweep that controls the job; empty if there is none."""
+    """Return the name of the sweep that controls the job; empty if there is none."""
     for owner in job["metadata"].get("ownerReferences") or ():
         if owner.get("controller") and owner.get("kind") == api.KIND:
             return str(owner.get("name", ""))

@@ -111,7 +111,7 @@ class Watch(Generic[T]):
         return time.monotonic() - self.alive_at
 
     async def run(self) -> None:
-        """Runs until cancelled, or until `on_error` raises. Lists first, unless `list_all` has done so."""
+        """Run until cancelled, or until `on_error` raises. Lists first, unless `list_all` has done so."""
         backoff, failures, logged = 0.0, 0, ""
         while True:
             self.alive_at = time.monotonic()
@@ -147,11 +147,11 @@ class Watch(Generic[T]):
             await asyncio.sleep(random.uniform(0.5, 1.0) * backoff)
 
     def relist(self) -> None:
-        """Lists everything again when the current request ends."""
+        """List everything again when the current request ends."""
         self._version = ""
 
     async def list_all(self) -> None:
-        """Lists everything. Raises ApiError."""
+        """List everything. Raises ApiError."""
         objects: list[T] = []
         further, version = "", "0"
         while True:
@@ -171,7 +171,7 @@ class Watch(Generic[T]):
         self.synced.set()
 
     async def _lines(self) -> AsyncIterator[bytes]:
-        """The lines of one watch request. They have any length, so aiohttp's own iterator does not serve."""
+        """Yield the lines of one watch request. They have any length, so aiohttp's own iterator does not serve."""
         parameters = {
             **self._parameters,
             "watch": "1",

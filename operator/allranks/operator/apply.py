@@ -58,14 +58,14 @@ class Rejections:
         self.tries = 0
 
     def due_deletions(self, planned: Sequence[PodRef], now: float) -> list[PodRef]:
-        """The pods to delete now: all, or during the backoff those that were not rejected."""
+        """Return the pods to delete now: all, or during the backoff those that were not rejected."""
         self.keep_deletions(planned)
         if self.deletions_retry_at is None or self.deletions_retry_at <= now:
             return list(planned)
         return [pod for pod in planned if pod.uid not in self.deletions]
 
     def delay_deletions(self, tried: Iterable[PodRef], now: float, longest: float) -> None:
-        """Begins the backoff if some of the tried ones were rejected, and ends it if none is left."""
+        """Begin the backoff if some of the tried ones were rejected, and end it if none is left."""
         if not self.deletions:
             self.deletion_tries, self.deletions_retry_at = 0, None
         elif any(pod.uid in self.deletions for pod in tried):
@@ -75,7 +75,7 @@ class Rejections:
             self.deletions_retry_at = now + (min(1.0, delay) if unsent else delay)
 
     def keep_deletions(self, planned: Iterable[PodRef]) -> None:
-        """Forgets all others."""
+        """Forget all others."""
         uids = {reference.uid for reference in planned}
         self.deletions = {uid: rejected for uid, rejected in self.deletions.items() if uid in uids}
         self.deletions_sent = {uid: count for uid, count in self.deletions_sent.items() if uid in uids}
@@ -99,7 +99,7 @@ class Executor:
     async def create(
         self, job: Manifest, manifests: Sequence[Manifest], rejections: Rejections, superseded: Iterable[str] = ()
     ) -> None:
-        """Creates objects; pods only if everything else exists. Deletes the ConfigMaps `superseded`.
+        """Create objects; pods only if everything else exists. Deletes the ConfigMaps `superseded`.
 
         Raises Unavailable, Fenced.
         """
@@ -114,12 +114,12 @@ class Executor:
     async def change(
         self, removals: Sequence[Manifest], patches: Sequence[ObjectPatch], rejections: Rejections
     ) -> None:
-        """Deletes, then patches objects of optional kinds. Raises Unavailable, Fenced."""
+        """Delete, then patch objects of optional kinds. Raises Unavailable, Fenced."""
         outcome = await optional_changes.apply(self._client, removals, patches, self._remember, self._forget)
         rejections.changes, rejections.conflicts = outcome
 
     async def _create_pods(self, job: Manifest, pods: Sequence[Manifest], rejections: Rejections) -> None:
-        """Stops creating pods of a role when one is rejected: the others have the same template, so a quota or a policy
+        """Stop creating pods of a role when one is rejected: the others have the same template, so a quota or a policy
         rejects them as well. After a rejection, the first pod of a role is created alone."""
         rejected: dict[str, RejectedCreate] = {}
         probed: set[str] = set()
@@ -147,7 +147,7 @@ class Executor:
         await for_all(others, create)
 
     async def delete(self, namespace: str, pods: Sequence[PodRef], rejections: Rejections) -> None:
-        """Deletes pods, those that were never rejected first. Stops at a rejection. Raises Unavailable, Fenced."""
+        """Delete pods, those that were never rejected first. Stops at a rejection. Raises Unavailable, Fenced."""
         sent = rejections.deletions_sent
         because: RejectedDelete | None = None
 
@@ -167,7 +167,7 @@ class Executor:
         await for_all(in_order, delete)
 
     async def restore(self, job: Manifest, manifests: Sequence[Manifest]) -> list[Event]:
-        """Creates companions that someone else deleted. Those that someone else changed stay as they are, because the
+        """Create companions that someone else deleted. Those that someone else changed stay as they are, because the
         operator has no right to change Services and ConfigMaps. Returns the Events that say so.
 
         Raises Unavailable, Fenced. A rejection is logged: the pods that run do not depend on it.
@@ -204,7 +204,7 @@ class Executor:
         return events
 
     async def status(self, job: Manifest, status: Manifest) -> Manifest | None:
-        """Sends the changed fields and returns the updated job. None: the job changed in the meantime or is gone.
+        """Send the changed fields and return the updated job. None: the job changed in the meantime or is gone.
 
         Raises Unavailable, Fenced, Refused.
         """
@@ -226,18 +226,19 @@ class Executor:
             return None
 
     async def delete_job(self, job: Manifest) -> bool:
-        """False: a conflict, after which it is tried again. Raises Unavailable, Fenced, Refused."""
+        """Delete the job. Return False after a conflict, after which it is tried again. Raises Unavailable, Fenced,
+        Refused."""
         metadata = job["metadata"]
         return await _sent(self._client.delete(paths.job(metadata["namespace"], metadata["name"]), metadata["uid"]))
 
     async def suspend_job(self, job: Manifest) -> bool:
-        """Sets `spec.suspend`. False: as for `delete_job`. Raises Unavailable, Fenced, Refused."""
+        """Set `spec.suspend`. False: as for `delete_job`. Raises Unavailable, Fenced, Refused."""
         metadata = job["metadata"]
         change = {"metadata": {"uid": metadata["uid"]}, "spec": {"suspend": True}}
         return await _sent(self._client.patch(paths.job(metadata["namespace"], metadata["name"]), change))
 
     async def _create(self, job: Manifest, manifest: Manifest, rejections: Rejections) -> bool:
-        """Whether the object is new."""
+        """Return whether the object is new."""
         kind, key = manifest["kind"], _key(manifest)
         if kind == "Secret":
             manifest = {**manifest, "data": secret_data(manifest)}
@@ -261,7 +262,7 @@ class Executor:
         return False
 
     async def _keep(self, job: Manifest, pod: Raw) -> RejectedCreate | None:
-        """Caches a pod of the job, unless its label was changed during admission: the watch selects by it."""
+        """Cache a pod of the job, unless its label was changed during admission: the watch selects by it."""
         name, label = pod.metadata.name, job["metadata"]["name"]
         if (pod.metadata.labels or {}).get(JOB_LABEL) == label:
             self._pods.upsert(self._decode_pod(pod))
@@ -271,7 +272,7 @@ class Executor:
         return RejectedCreate("Pod", name, "LabelChanged", message)
 
     async def _resolve_conflict(self, job: Manifest, manifest: Manifest, error: Conflict) -> RejectedCreate | None:
-        """The name exists. An object of this job is what we wanted. Any other object is left alone and reported."""
+        """Accept an existing object of this job. Any other object of the name is left alone and reported."""
         kind, name = _key(manifest)
         if kind == "Secret":
             # Secrets are not readable for the operator, but the name contains the job's UID. A quota update that
@@ -291,7 +292,7 @@ class Executor:
         return await self._keep(job, existing) if kind == "Pod" else None
 
     async def delete_unlabelled(self, namespace: str, pod: PodRef) -> bool:
-        """Deletes a pod that the watch no longer shows. False: it had been deleted. Raises ApiError."""
+        """Delete a pod that the watch no longer shows. False: it had been deleted. Raises ApiError."""
         try:
             await self._client.delete(paths.item("Pod", namespace, pod.name), pod.uid)
         except (NotFound, Conflict):
@@ -310,7 +311,7 @@ class Executor:
         return None
 
     async def _delete_config_map(self, job: Manifest, name: str) -> None:
-        """Deletes a ConfigMap of the job, if it exists."""
+        """Delete a ConfigMap of the job, if it exists."""
         path = paths.item("ConfigMap", job["metadata"]["namespace"], name)
         try:
             metadata = self._decode(await self._client.get(path)).metadata
@@ -324,7 +325,7 @@ class Executor:
 
 
 async def _sent(request: Awaitable[object]) -> bool:
-    """Whether the request had its effect, or its object is gone. False: a conflict."""
+    """Return whether the request had its effect, or its object is gone. False: a conflict."""
     try:
         await request
     except NotFound:
@@ -353,7 +354,8 @@ async def for_all(items: Iterable[T], send: Callable[[T], Awaitable[object]]) ->
 
 
 def unwritten_field(change: Any) -> str:
-    """The path of the first field that a merge patch still sets. Deletions do not count: others may add fields."""
+    """Return the path of the first field that a merge patch still sets. Deletions do not count: others may add
+    fields."""
     if not isinstance(change, dict):
         return ""
     for key, value in change.items():
@@ -377,7 +379,7 @@ def _differences(planned: Manifest, current: Manifest) -> list[str]:
 
 
 def _equals(current: Any, planned: Any) -> bool:
-    """Whether they are equal, except for fields in elements of lists that the API server adds as defaults."""
+    """Return whether they are equal, except for fields in elements of lists that the API server adds as defaults."""
     if isinstance(planned, list) and isinstance(current, list) and len(planned) == len(current):
         return all(_includes(item, other) for item, other in zip(current, planned, strict=True))
     return bool(current == planned)

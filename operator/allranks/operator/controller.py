@@ -84,7 +84,7 @@ class Controller(Reconciler[JobState]):
         return self.queue.idle and all(state.writes.due is None for state in self._states.values())
 
     def start(self, namespace: str | None = None) -> None:
-        """The pods of the namespace are listed. Without them every job would seem to have lost its pods."""
+        """Begin, as the pods of the namespace are listed: without them every job would seem to have lost its pods."""
         self.queue.open(namespace)
         self.enqueue_all()
 
@@ -93,12 +93,12 @@ class Controller(Reconciler[JobState]):
             self.queue.enqueue(key)
 
     def on_job_event(self, job: Manifest, deleted: bool) -> None:
-        """Handles an event of the job watch."""
+        """Handle an event of the job watch."""
         if self.jobs.upsert(job, deleted):
             self.queue.enqueue((job["metadata"].get("namespace", ""), job["metadata"]["name"]))
 
     def on_job_list(self, present: Set[JobKey], version: int, namespace: str | None) -> None:
-        """A complete list. The watch does not report jobs that were deleted before it."""
+        """Take a complete list. The watch does not report jobs that were deleted before it."""
         self.listed_in.add(namespace)
         for job in self.jobs.missing_from_list(present, version, namespace):
             self.on_job_event(job, deleted=True)
@@ -259,7 +259,7 @@ class Controller(Reconciler[JobState]):
     async def _report_raised(
         self, key: JobKey, raw: Manifest, state: JobState, observed: Observed | None, error: Exception
     ) -> None:
-        """A rule or a codec raised. Marks the job, or names its pool."""
+        """Mark a job on which a rule or a codec raised, or name its pool."""
         exception = f"{type(error).__name__}: {error}"
         reason = "InvalidSpec"
         message = (
@@ -271,7 +271,7 @@ class Controller(Reconciler[JobState]):
         await self._report_invalid(key, raw, state, reason, message, error)
 
     def _pool_raised(self, observed: Observed) -> bool:
-        """Whether the same decision with an empty pool succeeds."""
+        """Return whether the same decision with an empty pool succeeds."""
         if observed.platform.pool is None:
             return False
         try:

@@ -24,7 +24,7 @@ _SHOWN = 5
 
 
 async def run(client: Client, metrics: Metrics, interval: float) -> None:
-    """Checks every `interval` seconds, forever. Does nothing without the right to read CRDs; the metric then shows only
+    """Check every `interval` seconds, forever. Does nothing without the right to read CRDs; the metric then shows only
     status fields that were dropped."""
     logged: list[str] = []
     while True:

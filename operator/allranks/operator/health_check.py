@@ -15,7 +15,7 @@ SECONDS = 4.0
 
 
 def check(path: str) -> str:
-    """What is wrong, empty if nothing is."""
+    """Return the problem; empty without one."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(SECONDS)

@@ -109,7 +109,7 @@ class GpuCounts:
         self._jobs: dict[JobKey, _Gpus] = {}
 
     def note(self, key: JobKey, observed: Observed) -> None:
-        """A job was observed. Costs as much as the pod templates only if the spec or the pool changed."""
+        """Note that a job was observed. Costs as much as the pod templates only if the spec or the pool changed."""
         platform, metadata = observed.platform, observed.job.metadata
         if observed.status.phase in FINISHED or observed.status.start_time is None:
             self._jobs.pop(key, None)
@@ -132,7 +132,7 @@ class GpuCounts:
     def samples(
         self, jobs: Iterable[JobKey], read: Callable[[JobKey], Manifest | None], now: datetime
     ) -> Iterator[JobSample]:
-        """A sample of each job; `read` returns its manifest."""
+        """Yield a sample of each job; `read` returns its manifest."""
         for key in jobs:
             manifest = read(key) or {}
             status = _dict(manifest, "status")

@@ -44,11 +44,11 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether this replica is the leader right now."""
+        """Return whether this replica is the leader right now."""
         return self._clock.boottime() < self._valid_until
 
     async def acquire(self) -> None:
-        """Waits until this replica holds the Lease."""
+        """Wait until this replica holds the Lease."""
         logged = False
         while not await self._try():
             if not logged:
@@ -58,7 +58,7 @@ class Lease:
         logger.info("became the leader; holding lease %s/%s", self._namespace, self._name)
 
     async def keep(self) -> None:
-        """Renews the Lease. Returns when it is lost."""
+        """Renew the Lease. Returns when it is lost."""
         while self.held:
             await asyncio.sleep(self._seconds / 5)
             if not self.held:
@@ -72,7 +72,7 @@ class Lease:
         logger.warning("lost lease %s/%s; no longer the leader", self._namespace, self._name)
 
     async def release(self) -> None:
-        """Lets another replica take over immediately."""
+        """Let another replica take over immediately."""
         if not self.held or self._held is None:
             return
         self._valid_until = float("-inf")
@@ -85,7 +85,7 @@ class Lease:
             logger.warning("cannot release the lease: %s", error)
 
     async def _try(self) -> bool:
-        """Acquires or renews the Lease. After an API error the answer is whether it is still held.
+        """Acquire or renew the Lease. After an API error the answer is whether it is still held.
 
         A conflict says only that the Lease changed since it was read: it may be our own write, whose answer was lost,
         or that of a tool that edits annotations. The holder decides.
@@ -127,7 +127,7 @@ class Lease:
         return await self._ask("POST", "", body)
 
     async def _take(self, lease: Manifest) -> Manifest | None:
-        """None: another replica holds it."""
+        """Take the Lease; None: another replica holds it."""
         spec = lease.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
         if holder not in ("", self.identity) and not self._expired(lease, spec):
@@ -140,7 +140,7 @@ class Lease:
         return msgspec.json.decode(answer, type=dict[str, Any])
 
     def _expired(self, lease: Manifest, spec: Manifest) -> bool:
-        """Whether the Lease has not changed for its duration by our clock: clocks of machines differ."""
+        """Return whether the Lease has not changed for its duration by our clock: clocks of machines differ."""
         version, now = lease["metadata"]["resourceVersion"], self._clock.boottime()
         if self._observed[0] != version:
             self._observed = (version, now)

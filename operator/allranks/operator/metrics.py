@@ -88,18 +88,18 @@ class Metrics:
             self.latency.labels(verb).observe(seconds)
 
     def field_dropped(self) -> None:
-        """The API server did not store a field of a status."""
+        """Note that the API server did not store a field of a status."""
         self.crds_outdated.set(1)
 
     def reconciled(self, seconds: float) -> None:
         self.reconcile.observe(seconds)
 
     def reported(self, code: int, count: int = 1) -> None:
-        """Counts reports by the HTTP code of their response."""
+        """Count reports by the HTTP code of their response."""
         self.reports.labels(_OUTCOMES.get(code, _WRONG)).inc(count)
 
     def wrote(self, job: Job, before: Status, after: Status) -> None:
-        """Counts the difference between two persisted statuses."""
+        """Count the difference between two persisted statuses."""
         framework = job.spec.framework
         counted = after.restarts.counted > before.restarts.counted
         # A corrected root cause is not another restart.

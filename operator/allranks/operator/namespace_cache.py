@@ -61,12 +61,12 @@ class Namespaces:
         return entry.policy if entry else self._base
 
     def labels(self, namespace: str) -> Mapping[str, str] | None:
-        """None: namespaces are not read."""
+        """Return the labels of a namespace; None: namespaces are not read."""
         entry = self._entries.get(namespace)
         return entry.labels if entry else None
 
     async def prepare(self, namespace: str, new_job: bool) -> None:
-        """Reads the namespace before a job of it is reconciled: once, and again for a new job if that was long ago.
+        """Read the namespace before a job of it is reconciled: once, and again for a new job if that was long ago.
 
         Raises NamespaceNotUsable for a new job, ApiError if the API server does not answer. Older jobs continue with
         the last valid policy.
@@ -82,7 +82,7 @@ class Namespaces:
             raise NamespaceNotUsable(entry.problem)
 
     async def run(self, in_use: Callable[[], Iterable[str]]) -> None:
-        """Reads the namespaces that have jobs again from time to time, and forgets the others. Runs forever."""
+        """Read the namespaces that have jobs again from time to time, and forget the others. Runs forever."""
         while True:
             await asyncio.sleep(self._timing.namespace_refresh)
             used = set(in_use())

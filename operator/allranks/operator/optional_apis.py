@@ -93,7 +93,7 @@ class OptionalApis:
         self._note_synced()
 
     def observe(self, uid: str) -> OptionalObjects:
-        """The objects for the reconcile of the job with this UID."""
+        """Return the objects for the reconcile of the job with this UID."""
         if not self._served and not self._unusable:
             return NOTHING if not self._kinds else OptionalObjects(problems=self._problems())
         return OptionalObjects(
@@ -120,7 +120,7 @@ class OptionalApis:
         return out
 
     async def run(self) -> None:
-        """Runs forever. Returns at once if no kinds are enabled, after waiting for cancellation."""
+        """Run forever. Returns at once if no kinds are enabled, after waiting for cancellation."""
         if not self._kinds:
             await asyncio.Event().wait()
         try:
@@ -143,13 +143,13 @@ class OptionalApis:
         return list(self._objects.objects.items())
 
     def remember(self, manifest: Manifest) -> None:
-        """Caches the response to the operator's own write."""
+        """Cache the response to the operator's own write."""
         kind = next((kind for kind in self._kinds if kind.id == kind_of(manifest)), None)
         if kind and kind.id in self._served:
             self._upsert(kind, manifest, deleted=False)
 
     def forget(self, manifest: Manifest) -> None:
-        """Drops an object that the operator deleted in the version that it had observed."""
+        """Drop an object that the operator deleted in the version that it had observed."""
         kind = next((kind for kind in self._kinds if kind.id == kind_of(manifest)), None)
         if kind:
             self._upsert(kind, manifest, deleted=True)
@@ -187,7 +187,7 @@ class OptionalApis:
         self._note_synced()
 
     async def _resources(self, path: str) -> set[str]:
-        """Names of the resources of a version. A group may be deleted between the two requests."""
+        """Return the names of the resources of a version. A group may be deleted between the two requests."""
         try:
             answer = msgspec.json.decode(await self._client.get(path), type=_Resources)
         except (NotFound, Refused):
@@ -308,7 +308,7 @@ def _controller(manifest: Manifest) -> str:
 
 
 def _without(manifest: Manifest, dropped: Iterable[str]) -> Manifest:
-    """The object without these fields, and without managedFields."""
+    """Return the object without these fields, and without managedFields."""
     metadata = {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
     out: Any = {**manifest, "metadata": metadata}
     for path in dropped:
@@ -317,7 +317,7 @@ def _without(manifest: Manifest, dropped: Iterable[str]) -> Manifest:
 
 
 def _without_path(value: Any, path: Sequence[str]) -> Any:
-    """Lists on the way are entered: `spec.podSets.template` is that field of each pod set."""
+    """Remove a field. Lists on the way are entered: `spec.podSets.template` is that field of each pod set."""
     if isinstance(value, list):
         return [_without_path(item, path) for item in value]
     if not isinstance(value, dict) or path[0] not in value:

@@ -30,7 +30,7 @@ async def apply(
     remember: Callable[[Manifest], None],
     forget: Callable[[Manifest], None],
 ) -> Outcome:
-    """Deletes, then patches, one after the other.
+    """Delete, then patch, one after the other.
 
     An object that changed meanwhile, or is gone, is left alone: the core decides again. Raises Unavailable, Fenced.
     """

@@ -51,7 +51,7 @@ class Contenders:
         return Contention(others, max(times, default=None))
 
     def forget(self, key: JobKey) -> None:
-        """The job was deleted."""
+        """Forget a job that was deleted."""
         self._note(key, None, None)
 
     def _note(self, key: JobKey, contender: Contender | None, given_up_at: datetime | None) -> None:

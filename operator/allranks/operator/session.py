@@ -146,8 +146,8 @@ class Session:
 
     @property
     def synced(self) -> bool:
-        """Whether all caches are filled. A namespace that cannot be read, for example because it was deleted, does not
-        count unless there is no other."""
+        """Return whether all caches are filled. A namespace that cannot be read, for example because it was deleted,
+        does not count unless there is no other."""
         listed = self.controller.listed_in
         synced = {ns for ns, watch in self._by_namespace() if ns in listed and watch.synced.is_set()}
         others = self.pools.synced.is_set() and self.optional.synced.is_set()
@@ -158,7 +158,7 @@ class Session:
 
     @property
     def leading(self) -> bool:
-        """Whether this replica is the leader and its caches are filled."""
+        """Return whether this replica is the leader and its caches are filled."""
         return (self._lease is None or self._lease.held) and self.synced
 
     @property
@@ -179,7 +179,7 @@ class Session:
             yield from ((name, watch.age) for name, watch in self.sweeps.sweeps.watches.items())
 
     async def run(self, stop: asyncio.Event, stopping: asyncio.Task[bool]) -> None:
-        """Returns at shutdown or when the Lease is lost. Raises the error that ended the session otherwise."""
+        """Return at shutdown or when the Lease is lost. Raises the error that ended the session otherwise."""
         try:
             if self._lease:
                 self._tasks.append(asyncio.create_task(self._lease.keep(), name="lease"))
@@ -225,7 +225,7 @@ class Session:
             await self.client.close()
 
     async def _crds_installed(self, stopping: asyncio.Task[bool]) -> bool:
-        """Waits for the CRDs. False: the session ended before."""
+        """Wait for the CRDs. False: the session ended before."""
         installed = asyncio.create_task(
             wait_for_crds(self.client, self._using.timing.crd_poll), name="wait for the CRDs"
         )
@@ -237,7 +237,7 @@ class Session:
         return True
 
     async def _begin(self, namespace: str | None, watch: Watch[raw_pod.Raw]) -> None:
-        """Runs per namespace, so that an unreadable namespace does not block the others."""
+        """Run per namespace, so that an unreadable namespace does not block the others."""
         await watch.synced.wait()
         await self.pools.synced.wait()
         await self.optional.synced.wait()
@@ -317,7 +317,7 @@ class Session:
         return cache_use((self.jobs.get(key) for key in self.jobs), namespace)
 
     def _pool_name(self, namespace: str, named: str | None) -> str | None:
-        """The pool that the job names, or the default of its namespace."""
+        """Return the pool that the job names, or the default of its namespace."""
         return named or self.namespaces.policy(namespace).default_pool
 
     def _pool(self, namespace: str, named: str | None) -> PoolSpec | None:
@@ -325,14 +325,14 @@ class Session:
         return self.pools.get(pool) if pool else None
 
     def enqueue_users(self, pool: str | None) -> None:
-        """Enqueues the jobs that use this pool; None means any pool."""
+        """Enqueue the jobs that use this pool; None means any pool."""
         for key in self.jobs:
             used = self._pool_name(key[0], compact_jobs.spec_of(self.jobs.get(key) or {}).pool)
             if used and pool in (None, used):
                 self.queue.enqueue(key)
 
     def enqueue_owner(self, kind: OptionalKind, manifest: Manifest | None) -> None:
-        """Enqueues the job that controls an object of an optional kind, or all jobs if it has no controller."""
+        """Enqueue the job that controls an object of an optional kind, or all jobs if it has no controller."""
         owners = manifest["metadata"].get("ownerReferences") or () if manifest else ()
         owner = next((owner for owner in owners if owner.get("controller")), None)
         if manifest and owner:
@@ -345,7 +345,7 @@ class Session:
                 self.queue.enqueue(key)
 
     def enqueue_namespace(self, namespace: str) -> None:
-        """Enqueues the jobs of a namespace whose labels or policy changed."""
+        """Enqueue the jobs of a namespace whose labels or policy changed."""
         for key in self.jobs:
             if key[0] == namespace:
                 self.queue.enqueue(key)
@@ -367,7 +367,7 @@ def optional_kinds(settings: Settings) -> tuple[tuple[OptionalKind, ...], dict[s
 
 
 async def wait_for_crds(client: Client, poll: float) -> None:
-    """Waits until the API server serves our resource and lists our API group, which happens a moment later: kopf's
+    """Wait until the API server serves our resource and lists our API group, which happens a moment later: kopf's
     discovery runs once. Both may still be served right after the CRDs were deleted; then kopf ends the session."""
     logged = False
     while True:
@@ -384,7 +384,7 @@ async def wait_for_crds(client: Client, poll: float) -> None:
 
 
 def dict_field(job: Manifest, name: str) -> Manifest:
-    """A field of a job that no schema has validated; empty if it is not an object."""
+    """Return a field of a job that no schema has validated; empty if it is not an object."""
     part = job.get(name)
     return part if isinstance(part, dict) else {}
 

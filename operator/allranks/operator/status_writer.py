@@ -41,7 +41,7 @@ class StatusWriter:
         self._executor, self._jobs, self._timing, self._clock = executor, jobs, timing, clock
 
     def postpone(self, state: WriteState, observed: Observed, plan: Plan) -> bool:
-        """Whether the status can wait for further changes of its kind. Sets `state.due` then."""
+        """Return whether the status can wait for further changes of its kind. Sets `state.due` then."""
         assert plan.status is not None
         now, timing = self._clock.monotonic(), self._timing
         due = state.written_at + timing.status_min_interval
@@ -64,7 +64,7 @@ class StatusWriter:
         return max(state.written_at + timing.counts_min_interval, state.counts_since + timing.counts_debounce)
 
     async def write(self, key: JobKey, raw: Manifest, state: WriteState, status: Status) -> bool:
-        """False: the job changed in the meantime or is gone. Raises FieldDropped and other ApiErrors."""
+        """Return False if the job changed in the meantime or is gone. Raises FieldDropped and other ApiErrors."""
         planned = job_codec.encode(status)
         written = await self._executor.status(raw, planned)
         if written is None:
@@ -91,8 +91,8 @@ class StatusWriter:
 
 
 def is_deferrable(observed: Observed, plan: Plan) -> bool:
-    """Whether a decision may wait. Ranks end at about the same time: success waits for those that still run, and so do
-    later pod counts, since the result is already persisted. Every other decision is written immediately."""
+    """Return whether a decision may wait. Ranks end at about the same time: success waits for those that still run, and
+    so do later pod counts, since the result is already persisted. Every other decision is written immediately."""
     if observed.status.phase in FINISHED:
         return True
     assert plan.status is not None
@@ -104,14 +104,14 @@ def is_deferrable(observed: Observed, plan: Plan) -> bool:
 
 
 def significant_fields(status: Status) -> Any:
-    """The status without pod counts and `launched`, for comparison."""
+    """Return the status without pod counts and `launched`, for comparison."""
     conditions = [(c.type, c.status, "" if c.reason in _STARTING else c.reason) for c in status.conditions]
     counts = {"roles": {}, "ready": "", "launched": False, "selector": "", "conditions": [], "done": {}}
     return conditions, _strip_progress(status.model_copy(update=counts))
 
 
 def without_progress(status: Status) -> Any:
-    """The status without progress and without durations that can be derived, for comparison."""
+    """Return the status without progress and without durations that can be derived, for comparison."""
     return status.times and status.times.category, _strip_progress(status)
 
 

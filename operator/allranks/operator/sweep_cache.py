@@ -45,7 +45,7 @@ class SweepCache:
         return key in self._sweeps
 
     def get(self, key: JobKey) -> Manifest | None:
-        """The sweep, decoded. `spec` is None if it is larger than allowed."""
+        """Return the sweep, decoded. `spec` is None if it is larger than allowed."""
         raw = self._sweeps.get(key)
         return raw.manifest() if raw else None
 

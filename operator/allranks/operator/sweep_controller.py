@@ -82,13 +82,14 @@ class SweepController(Reconciler[_State]):
         return not len(self.queue)
 
     def open(self, namespace: str | None) -> None:
-        """The jobs of the namespace (None: of all) are listed. Before that, trials would seem to have no job."""
+        """Begin, as the jobs of the namespace (None: of all) are listed. Before that, trials would seem to have no
+        job."""
         self._open.add(namespace)
         for key in self.sweeps:
             self._enqueue(key)
 
     def on_job(self, job: Manifest) -> None:
-        """A job changed, or is gone."""
+        """Take a job that changed, or is gone."""
         if name := sweep_codec.sweep_of(job):
             self._enqueue((job["metadata"].get("namespace", ""), name))
 
@@ -187,7 +188,8 @@ class SweepController(Reconciler[_State]):
         return replace(observed, notified=self.notifier.exchange_sweep(key, observed))
 
     async def _read_missing(self, namespace: str, status: SweepStatus) -> None:
-        """A job that is not cached may only not be watched yet: it counts as deleted if the API server has none."""
+        """Read jobs that are not cached. Such a job may only not be watched yet: it counts as deleted if the API server
+        has none."""
         for trial in status.trials:
             if trial.observed and not trial.ended and self._jobs.get((namespace, trial.job)) is None:
                 await self._read_job(namespace, trial.job)
@@ -199,7 +201,7 @@ class SweepController(Reconciler[_State]):
             return
 
     def _upsert_job(self, answer: bytes) -> None:
-        """The watch of jobs will not report this version as news."""
+        """Cache a job. The watch of jobs will not report this version as news."""
         job = compact_jobs.job(answer)
         if self._jobs.upsert(job):
             self._enqueue_job((job["metadata"]["namespace"], job["metadata"]["name"]))
@@ -221,7 +223,7 @@ class SweepController(Reconciler[_State]):
         return True
 
     async def _write(self, key: JobKey, raw: Manifest, status: SweepStatus) -> bool:
-        """False: the sweep changed in the meantime; then it is read."""
+        """Return False if the sweep changed in the meantime; then it is read again."""
         return await self._patch_status(key, raw, diff(raw.get("status") or {}, sweep_codec.encode(status)))
 
     async def _patch_status(self, key: JobKey, raw: Manifest, change: Manifest) -> bool:

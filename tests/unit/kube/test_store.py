@@ -42,7 +42,7 @@ def test_an_object_that_the_server_does_not_find_returns_only_in_a_newer_version
     assert [pods.put("a", 5), pods.put("a", 6)] == [False, True]
 
 
-def test_objects_that_a_list_lacks_are_those_that_are_not_newer_than_the_list():
+def test_objects_that_are_missing_from_a_list_are_not_newer_than_it():
     pods = store()
     for key, version in (("a", 1), ("b", 5), ("c", 9), ("other", 1)):
         pods.put(key, version)

@@ -52,7 +52,7 @@ class LocalBackend:
         await self._leader().reviews.identify(token)
 
     async def report(self, token: str, body: bytes) -> Answer:
-        """Never waits: the token was accepted before, or the answer is 503."""
+        """Take a report without waiting: the token was accepted before, or the answer is 503."""
         try:
             leader = self._leader()
             return leader.reports.ingest(leader.reviews.accepted(token), body)

@@ -119,7 +119,7 @@ class Reviews:
         return self._source(key, identity)
 
     def accepted(self, token: str) -> ReportSource:
-        """The sender of a token that `identify` accepted. Starts no review. Raises Denied."""
+        """Return the sender of a token that `identify` accepted. Starts no review. Raises Denied."""
         key = token_hash(token)
         identity = self._cached(key)
         if identity is None:
@@ -155,7 +155,7 @@ class Reviews:
             raise
 
     def _parse_claims(self, token: str) -> _Identity:
-        """Checks the token without a review. Raises Denied."""
+        """Check the token without a review. Raises Denied."""
         try:
             _, payload, _ = token.split(".")
             claims = _claims(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
@@ -218,7 +218,8 @@ class Reviews:
 
 
 def attempt_of(job: Manifest) -> int:
-    """The current attempt. The status is written before pods are created, so a pod of a later attempt is not ours."""
+    """Return the current attempt. The status is written before pods are created, so a pod of a later attempt is not
+    ours."""
     status = job.get("status")
     attempt = status.get("attempt") if isinstance(status, dict) else None
     return attempt if isinstance(attempt, int) else 0

@@ -83,17 +83,17 @@ class TokenReviews(Generic[T]):
 
     @property
     def cached(self) -> tuple[int, int]:
-        """The numbers of accepted and rejected tokens."""
+        """Return the numbers of accepted and rejected tokens."""
         return len(self._decided[True]), len(self._decided[False])
 
     @property
     def reviewing(self) -> int:
-        """The number of tokens that wait for their review."""
+        """Return the number of tokens that wait for their review."""
         return len(self._reviewing)
 
     @property
     def full(self) -> bool:
-        """Whether too many tokens wait for another one to be reviewed."""
+        """Return whether too many tokens wait for another one to be reviewed."""
         return len(self._reviewing) >= self._waiting
 
     def get(self, key: bytes) -> T | None:
