@@ -33,11 +33,11 @@ from allranks.core.objects.report_env import AUDIENCE
 from allranks.core.reconcile import reconcile
 from allranks.kube.pod_codec import Meta, Owner, Raw, RawSpec, RawStatus, to_cached_pod
 from allranks.operator.cache import PodCache
-from allranks.operator.http_servers import HttpServers, Ports
-from allranks.operator.local_backend import LocalBackend
 from allranks.operator.metrics import Metrics
-from allranks.operator.report_auth import Reviews
-from allranks.operator.socket_server import SocketServer
+from allranks.operator.ports.http_servers import HttpServers, Ports
+from allranks.operator.ports.local_backend import LocalBackend
+from allranks.operator.ports.report_auth import Reviews
+from allranks.operator.ports.socket_server import SocketServer
 from allranks.operator.timing import Clock, Timing
 from allranks.telemetry.store import ReportStore
 from support.frontend_process import frontend

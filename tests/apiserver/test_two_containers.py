@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from allranks.operator.socket_protocol import Count, request_frame
-from allranks.operator.socket_server import SocketLimits
+from allranks.operator.ports.socket_protocol import Count, request_frame
+from allranks.operator.ports.socket_server import SocketLimits
 from allranks.telemetry.server import PATH
 from support.controlplane import ControlPlane
 from support.frontend_process import frontend, get

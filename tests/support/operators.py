@@ -136,7 +136,7 @@ class RunningOperator:
             if session is None:
                 return {}
             answer = session.reports.ingest(sender, body)
-            session.queue.enqueue_report(sender.job)
+            session.queue.enqueue_now(sender.job)
             return dict(answer.body)
 
         return self._ask(ingest)

@@ -33,7 +33,7 @@ from allranks.kube.paths import core_path, job_path, sweeps
 from allranks.kube.transport import Transport
 from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator.event_recorder import Recorder
-from allranks.operator.probes import METRICS_LIMITS, Server, probe
+from allranks.operator.ports.probes import METRICS_LIMITS, Server, probe
 from allranks.version import __version__
 
 logger = logging.getLogger("allranks.archiver")

@@ -35,9 +35,9 @@ from allranks.core.facts.naming import (
     TRAINER,
 )
 from allranks.errors import ClusterError
-from allranks.kube.bounded_logs import followed
+from allranks.kube.bounded_lines import LONGEST_LINE
 from allranks.kube.cluster import Cluster
-from allranks.kube.pod_logs import Line
+from allranks.kube.pod_logs import Line, LogOptions, follow
 from allranks.kube.raw_pod import Meta, State
 from allranks.masking import secrets_in
 
@@ -278,20 +278,20 @@ class PodLogs:
     async def _read(self, source: LogSource, tail: Tail) -> tuple[bool, str]:
         """Reads until the end. Returns whether there was a log, which may be empty, and why its end cannot be read."""
         answers: list[None] = []
-        lines = followed(
+        options = LogOptions(tail=max(1, self._log_bytes // SHORTEST_LINE), longest_line=LONGEST_LINE)
+        batches = follow(
             self._cluster_of(source.namespace),
             source.namespace,
             source.pod,
-            TRAINER,
+            options,
             b"",
             lambda: source.over,
-            tail=max(1, self._log_bytes // SHORTEST_LINE),
-            answered=lambda: answers.append(None),
+            on_open=lambda: answers.append(None),
         )
         try:
-            async with aclosing(lines):
-                async for some in lines:
-                    tail.add(some)
+            async with aclosing(batches):
+                async for lines in batches:
+                    tail.add(lines)
         except ClusterError as error:
             return bool(answers), str(error)
         except OSError as error:

@@ -12,7 +12,7 @@ from typing import Any
 from allranks.archive.layout import EVENTS_FILE, JOB_FILE, SWEEP_FILE, Entry, LogName, log_name
 from allranks.archive.store import Store, open_store
 from allranks.archive.writer import file_of, folder_of
-from allranks.kube.bounded_logs import joined
+from allranks.kube.bounded_lines import joined
 from allranks.kube.pod_logs import Line, parse_line
 
 Manifest = dict[str, Any]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from allranks.control_sequences import clean
-from allranks.kube.bounded_logs import without_note
+from allranks.kube.bounded_lines import without_note
 from allranks.kube.pod_logs import Line
 from allranks.masking import mask_ends, mask_log
 

@@ -23,7 +23,7 @@ from allranks.kube.cluster import Cluster, Manifest, Where
 
 if TYPE_CHECKING:
     from allranks.archive.reader import Reader
-    from allranks.kube.pod_logs import Line, Wanted
+    from allranks.kube.pod_logs import Line, LogOptions
 
 ARCHIVED = "allranks.dev/archived-in"
 """Annotation of jobs that `get --all` prints and that are deleted: the address of the archive."""
@@ -220,7 +220,7 @@ def place_of(pod: Pod) -> Place:
 def archived_logs(
     reader: Reader,
     job: Manifest,
-    wanted: Wanted,
+    wanted: LogOptions,
     selected: Callable[[Pod], bool],
     present: Collection[Place] = (),
 ) -> list[tuple[Pod, Iterable[Line]]]:
@@ -240,7 +240,7 @@ def archived_logs(
     return [(pod, _wanted(lines, wanted)) for pod, lines in zip(pods, reader.lines(job, logs), strict=True)]
 
 
-def _wanted(lines: Iterator[Line], wanted: Wanted) -> Iterable[Line]:
+def _wanted(lines: Iterator[Line], wanted: LogOptions) -> Iterable[Line]:
     if wanted.since_seconds is not None:
         then = datetime.now(UTC) - timedelta(seconds=wanted.since_seconds)
         since = then.strftime("%Y-%m-%dT%H:%M:%S").encode()

@@ -18,7 +18,7 @@ from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest, Watch
 from allranks.kube.job_codec import pods_of, status_of
 from allranks.kube.paths import core_path, job_path
-from allranks.kube.pod_logs import Line, Wanted, followed
+from allranks.kube.pod_logs import Line, LogOptions, follow
 
 LAST_LINES_SECONDS = 5.0
 """Time limit for the last log lines of a finished job: a parameter server may print forever."""
@@ -44,7 +44,7 @@ class Follower:
     cluster: Cluster
     job: Manifest
     listener: Listener
-    wanted: Wanted | None = None
+    log_options: LogOptions | None = None
     """The part of the logs to read; None: no logs."""
     selected: Callable[[Pod], bool] = lambda _pod: True
     """Selects the pods whose logs are read."""
@@ -76,7 +76,7 @@ class Follower:
         try:
             listed = await watch.listed()
         except ClusterError as error:
-            if self.wanted or error.status != 403:
+            if self.log_options or error.status != 403:
                 raise
             self.listener.message(f"ranks are not shown: {error}")
             return
@@ -99,7 +99,7 @@ class Follower:
             if failed.done():
                 failed.result()
             status = await jobs
-            if self.wanted and status.phase in FINISHED:
+            if self.log_options and status.phase in FINISHED:
                 await asyncio.sleep(SETTLE_SECONDS)  # for the last updates of the pods
                 await self._last_lines()
             return status
@@ -159,24 +159,26 @@ class Follower:
 
     def _read_logs(self) -> None:
         """Start to read the logs of pods that have one."""
-        if self.wanted is None:
+        if self.log_options is None:
             return
         for uid, pod in self._pods.items():
-            if uid not in self._readers and self.selected(pod) and has_log(pod, self.wanted.container):
+            if uid not in self._readers and self.selected(pod) and has_log(pod, self.log_options.container):
                 # Logs of later pods are read from the beginning.
-                part = self.wanted if uid in self._initial else Wanted(self.wanted.container)
-                self._readers[uid] = self._start(self._read(pod, part))
+                options = self.log_options if uid in self._initial else LogOptions(self.log_options.container)
+                self._readers[uid] = self._start(self._read(pod, options))
 
-    async def _read(self, pod: Pod, wanted: Wanted) -> None:
+    async def _read(self, pod: Pod, options: LogOptions) -> None:
         def over() -> bool:
             now = self._pods.get(pod.uid)
             return now is None or now.ended
 
         after = self.after.get(pod.uid, b"")
-        lines = followed(self.cluster, self.namespace, pod.name, wanted, after, over, self.listener.message)
-        async with aclosing(lines):
-            async for some in lines:
-                self.listener.lines(pod, some)
+        batches = follow(
+            self.cluster, self.namespace, pod.name, options, after, over, on_interruption=self.listener.message
+        )
+        async with aclosing(batches):
+            async for lines in batches:
+                self.listener.lines(pod, lines)
 
     async def _last_lines(self) -> None:
         readers = [task for task in self._readers.values() if not task.done()]

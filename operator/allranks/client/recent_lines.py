@@ -9,9 +9,8 @@ from allranks.client.follow import has_log
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER
 from allranks.errors import ClusterError
-from allranks.kube.bounded_logs import lines_of
 from allranks.kube.cluster import Cluster
-from allranks.kube.paths import core_path
+from allranks.kube.pod_logs import open_log
 
 MOST_BYTES = 8 * 2**20
 """Bytes that are read of one pod."""
@@ -22,26 +21,24 @@ MOST_PODS = 64
 async def lines_since(
     cluster: Cluster, pods: Sequence[Pod], seconds: int
 ) -> tuple[list[tuple[Pod, list[bytes]]], list[str]]:
-    """Return the lines that each pod wrote in the last `seconds`, the oldest first, and sentences about what is
-    missing.
+    """Return the lines that each pod wrote in the last `seconds`, the oldest first, and notes about missing ones.
 
     Raise ClusterError.
     """
     notes: list[str] = []
     free = asyncio.Semaphore(MOST_PODS)
 
-    async def one(pod: Pod) -> tuple[Pod, list[bytes]]:
+    async def read(pod: Pod) -> tuple[Pod, list[bytes]]:
         query: dict[str, str | int | None] = {"container": TRAINER, "sinceSeconds": seconds, "limitBytes": MOST_BYTES}
         lines: list[bytes] = []
-        path = core_path(cluster.namespace, "pods", pod.name, "log")
         try:
-            async with free, cluster.stream(path, query, None) as content:
-                async for some in lines_of(content.iter_any(), MOST_BYTES):
-                    lines += some
+            async with free, open_log(cluster, cluster.namespace, pod.name, query, limit=MOST_BYTES) as log:
+                async for batch in log:
+                    lines += batch
         except ClusterError as error:
             if error.status in (401, 403):
                 raise
             notes.append(f"{pod.name}: {error}")
         return pod, lines
 
-    return list(await asyncio.gather(*(one(pod) for pod in pods if has_log(pod, TRAINER)))), notes
+    return list(await asyncio.gather(*(read(pod) for pod in pods if has_log(pod, TRAINER)))), notes

@@ -94,7 +94,7 @@ class Client:
         self.transport = transport or Transport(connection)
 
     def session(self, **how: Any) -> aiohttp.ClientSession:
-        """A session that shares the connection pool."""
+        """Return a session that shares the connection pool."""
         return self.transport.session(**how)
 
     async def close(self) -> None:
@@ -129,8 +129,8 @@ class Client:
         content: str | None = None,
         retry_timeout: float | None = None,
     ) -> bytes:
-        """The body of a successful answer; a PATCH is a JSON merge patch, unless `content` is another type. Raises
-        ApiError."""
+        """Return the body of a successful answer; a PATCH is a JSON merge patch, unless `content` is another type.
+        Raises ApiError."""
         data = None if body is None else _encode(body)
         until = time.monotonic() + (self._retry_timeout if retry_timeout is None else retry_timeout)
         backoff = FIRST_BACKOFF_SECONDS
@@ -189,7 +189,7 @@ class Client:
         *,
         accept: str = JSON,
     ) -> AsyncIterator[aiohttp.StreamReader]:
-        """The body of an answer while it arrives: a watch, or a log that is followed.
+        """Open the body of an answer while it arrives: a watch, or a log that is followed.
 
         Raises ApiError: at once, when the connection is lost, and when nothing arrives for `silence` seconds.
         """
@@ -234,7 +234,7 @@ class Client:
 
 
 def _lost(verb: str, path: str, error: Exception) -> Unavailable:
-    """The error for a request that got no answer."""
+    """Return the error for a request that got no answer."""
     reason, message = DISCONNECTED, str(error) or type(error).__name__
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         reason, message = UNTRUSTED, str(error.certificate_error)

@@ -16,6 +16,7 @@ import click
 from allranks.errors import ClusterError
 from allranks.extras import install_command
 from allranks.kube.errors import DISCONNECTED, TIMED_OUT, ApiError, Target, Unavailable, explain
+from allranks.kube.store import differences
 from allranks.version import __version__
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ class Cluster:
         try:
             connection = connect(where.kubeconfig, where.context, prefer_pod=False)
         except NotConfigured as error:
-            here = "`allranks run` runs the job on this machine, and `allranks runs` has its logs and reports"
-            raise ClusterError(f"{error}. Without a cluster, {here}") from error
+            advice = "`allranks run` runs the job on this machine, and `allranks runs` has its logs and reports"
+            raise ClusterError(f"{error}. Without a cluster, {advice}") from error
         client = user_client(connection)
         try:
             yield cls(client, where.namespace or connection.namespace, where.namespace)
@@ -92,7 +93,7 @@ class Cluster:
         accept: str = JSON,
         content: str | None = None,
     ) -> Manifest:
-        """The answer. A PATCH is a JSON merge patch, unless `content` is another type."""
+        """Return the answer. A PATCH is a JSON merge patch, unless `content` is another type."""
         import msgspec
 
         try:
@@ -106,7 +107,7 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def stream(self, path: str, query: Query, silence: float | None) -> AsyncIterator[aiohttp.StreamReader]:
-        """The body of an answer while it arrives. An error, if nothing arrives for `silence` seconds."""
+        """Open the body of an answer while it arrives. An error, if nothing arrives for `silence` seconds."""
         try:
             async with self.client.stream(path, parameters(query), silence, accept="*/*") as content:
                 yield content
@@ -121,7 +122,7 @@ class Cluster:
 
 
 def user_client(connection: Connection) -> Client:
-    """A client for somebody who waits for the answer: it tries again for a short time, and only what is safe."""
+    """Return a client for somebody who waits for the answer: it tries again for a short time, and only what is safe."""
     from allranks.kube.client import Client
     from allranks.kube.transport import Transport
 
@@ -194,11 +195,11 @@ class Watch:
 
     @property
     def columns(self) -> list[Manifest]:
-        """The column definitions of a table."""
+        """Return the column definitions of a table."""
         return self._watch.columns
 
     async def listed(self) -> list[Manifest]:
-        """The current objects, or rows. Raises ClusterError."""
+        """Return the current objects, or rows. Raises ClusterError."""
         try:
             await self._watch.list_all()
         except ApiError as error:
@@ -218,19 +219,13 @@ class Watch:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    def _on_list(self, found: Sequence[Manifest], _version: int) -> None:
-        before, self._items = self._items, {metadata(item)["uid"]: item for item in found}
-        for uid, item in before.items():
-            if uid not in self._items:
-                self._changes.put_nowait(Change("deleted", item))
-        for uid, item in self._items.items():
-            if uid not in before:
-                self._changes.put_nowait(Change("added", item))
-            elif _version_of(item) != _version_of(before[uid]):
-                self._changes.put_nowait(Change("changed", item))
+    def _on_list(self, items: Sequence[Manifest], _version: int) -> None:
+        before, self._items = self._items, {metadata(item)["uid"]: item for item in items}
+        for kind, item in differences(before, self._items, _version_of):
+            self._changes.put_nowait(Change(kind, item))
 
-    def _on_change(self, found: Manifest, deleted: bool) -> None:
-        for item in (found.get("rows") or []) if found.get("kind") == "Table" else [found]:
+    def _on_change(self, answer: Manifest, deleted: bool) -> None:
+        for item in (answer.get("rows") or []) if answer.get("kind") == "Table" else [answer]:
             uid = metadata(item)["uid"]
             if deleted:
                 self._items.pop(uid, None)
@@ -250,9 +245,9 @@ class Watch:
 
 
 def metadata(item: Manifest) -> dict[str, Any]:
-    """The metadata of an object, or of a table's row."""
-    found: dict[str, Any] = item["object"]["metadata"] if "cells" in item else item["metadata"]
-    return found
+    """Return the metadata of an object, or of a table's row."""
+    answer: dict[str, Any] = item["object"]["metadata"] if "cells" in item else item["metadata"]
+    return answer
 
 
 def _version_of(item: Manifest) -> str:

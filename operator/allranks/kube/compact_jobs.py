@@ -71,15 +71,15 @@ _job, _page, _event, _any = decoder(_Job), decoder(_Page), decoder(_Event), deco
 
 
 def job(answer: bytes) -> Manifest:
-    """The job in a response."""
+    """Return the job in a response."""
     return _manifest(_job(answer))
 
 
 def page(body: bytes) -> Manifest:
-    """A page of a list of jobs, for kopf: its metadata and its items."""
-    found = _page(body)
-    metadata = {"resourceVersion": found.metadata.resource_version, "continue": found.metadata.further}
-    items = [_manifest(each) for each in found.items]
+    """Return a page of a list of jobs, for kopf: its metadata and its items."""
+    answer = _page(body)
+    metadata = {"resourceVersion": answer.metadata.resource_version, "continue": answer.metadata.further}
+    items = [_manifest(item) for item in answer.items]
     return {"apiVersion": API_VERSION, "kind": f"{KIND}List", "metadata": metadata, "items": items}
 
 
@@ -90,16 +90,16 @@ def line(data: bytes) -> bytes:
         event = _event(data)
         if event.type not in ("ADDED", "MODIFIED", "DELETED"):
             return data
-        found = _job(event.object)
+        job = _job(event.object)
     except msgspec.DecodeError:
         return data
-    spec = bytes(found.spec).decode() if bytes(found.spec) else None
-    compact = {**_manifest(found, with_spec=False), "spec": spec}
+    spec = bytes(job.spec).decode() if bytes(job.spec) else None
+    compact = {**_manifest(job, with_spec=False), "spec": spec}
     return msgspec.json.encode({"type": event.type, "object": compact})
 
 
 def compact(manifest: Manifest) -> Manifest:
-    """The same job, with its spec not decoded. The spec may be decoded, text, or a RawSpec already."""
+    """Return the same job, with its spec not decoded. The spec may be decoded, text, or a RawSpec already."""
     spec = manifest.get("spec")
     if isinstance(spec, RawSpec):
         return manifest
@@ -115,7 +115,7 @@ def spec_of(manifest: Manifest) -> RawSpec:
 
 
 def expanded(manifest: Manifest) -> Manifest:
-    """The job with its spec decoded. Raises DecodeError if the templates are too large or nested too deeply."""
+    """Return the job with its spec decoded. Raises DecodeError if the templates are too large or nested too deeply."""
     spec = spec_of(manifest)
     if spec.too_large:
         raise DecodeError(": ".join(too_large("spec")))
@@ -125,14 +125,14 @@ def expanded(manifest: Manifest) -> Manifest:
         raise DecodeError(f"spec: is no valid JSON: {error}") from error
 
 
-def _manifest(found: _Job, with_spec: bool = True) -> Manifest:
-    metadata = msgspec.to_builtins(found.metadata)
+def _manifest(job: _Job, with_spec: bool = True) -> Manifest:
+    metadata = msgspec.to_builtins(job.metadata)
     kept = _kept(metadata)
     metadata = {name: value for name, value in metadata.items() if name not in _KEPT_IN_PART} | kept
     out: Manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata}
     if with_spec:
-        out["spec"] = _raw_spec(bytes(found.spec) or b"null")
-    return out if found.status is None else {**out, "status": found.status}
+        out["spec"] = _raw_spec(bytes(job.spec) or b"null")
+    return out if job.status is None else {**out, "status": job.status}
 
 
 class _Fields(msgspec.Struct, rename="camel"):
@@ -195,7 +195,7 @@ _KEPT_IN_PART = (*_LABELS, _OWNERS)
 
 
 def _kept(metadata: Manifest) -> Manifest:
-    """The labels, annotations and owners that decisions may depend on."""
+    """Return the labels, annotations and owners that decisions may depend on."""
     out: Manifest = {}
     owners = metadata.get(_OWNERS)
     for owner in owners if isinstance(owners, list) else ():
@@ -203,8 +203,8 @@ def _kept(metadata: Manifest) -> Manifest:
             out[_OWNERS] = [{name: owner.get(name) for name in ("kind", "name", "uid", "controller")}]
     for part in _LABELS:
         values = metadata.get(part)
-        found = values.items() if isinstance(values, dict) else ()
-        if kept := {key: value for key, value in found if key.startswith(_KEPT_PREFIX) or _is_request(key, value)}:
+        items = values.items() if isinstance(values, dict) else ()
+        if kept := {key: value for key, value in items if key.startswith(_KEPT_PREFIX) or _is_request(key, value)}:
             out[part] = kept
     return out
 

@@ -89,7 +89,7 @@ class Target:
 
 
 def explain(error: ApiError, target: Target) -> ClusterError:
-    """The same error, with a sentence that says what the user can do."""
+    """Return the same error, with a sentence that says what the user can do."""
     message = _clean(error.message)
     if error.status == 0:
         text = _unanswered(error.reason, message, target)
@@ -109,7 +109,8 @@ def explain(error: ApiError, target: Target) -> ClusterError:
 
 
 def _uncertain(error: ApiError, verb: str) -> bool:
-    """A 503 and a 429 are answers to a request that was not carried out; a proxy answers 502 or 504 without knowing."""
+    """Return whether the request may have been carried out. A 503 and a 429 are answers to a request that was not
+    carried out; a proxy answers 502 or 504 without knowing."""
     if verb == "GET":
         return False
     if error.status == 0:
@@ -138,20 +139,20 @@ _FORBIDDEN = re.compile(
 
 
 def _forbidden(message: str, target: Target) -> str:
-    found = _FORBIDDEN.search(message)
-    if not found:
+    match = _FORBIDDEN.search(message)
+    if not match:
         # Not RBAC but admission (quota, pod security, webhook), whose message says what to change.
         return message
-    if found["user"] == "system:anonymous":
+    if match["user"] == "system:anonymous":
         return f"{target.place}: the request had no credentials: the kubeconfig has none for this context"
-    user, verb, resource, group = found["user"], found["verb"], found["resource"], found["group"]
-    what = f"{resource}.{group}" if group else resource
-    role = "ClusterRole" if found["all"] else "Role"
-    where = "in all namespaces" if found["all"] else f"in namespace {found['namespace']}"
-    narrower = ", or name one with -n" if found["all"] else ""
+    user, verb, resource, group = match["user"], match["verb"], match["resource"], match["group"]
+    plural = f"{resource}.{group}" if group else resource
+    role = "ClusterRole" if match["all"] else "Role"
+    where = "in all namespaces" if match["all"] else f"in namespace {match['namespace']}"
+    narrower = ", or name one with -n" if match["all"] else ""
     return (
         f"{user} may not {verb} {resource} {where}{narrower}: ask an admin of {target.server} for a {role} with verb "
-        f"{verb} on {what}"
+        f"{verb} on {plural}"
     )
 
 

@@ -43,24 +43,24 @@ def job(manifest: Manifest) -> Job:
 
 def status(manifest: Manifest) -> Status:
     """Unknown fields are left out, so that an operator can be replaced by an older one. Raises DecodeError."""
-    found = manifest.get("status") or {}
+    raw = manifest.get("status") or {}
     try:
-        return restarted_indexes.unfold(_status_without_unknown_fields(found))
+        return restarted_indexes.unfold(_status_without_unknown_fields(raw))
     except ValidationError as error:
         raise DecodeError(_paths("status", error)) from error
     except ValueError as error:
         raise DecodeError(f"status.restartedIndexes: {error}") from error
 
 
-def _status_without_unknown_fields(found: Any) -> Status:
+def _status_without_unknown_fields(raw: Any) -> Status:
     """Raises ValidationError."""
     try:
-        return _status(found)
+        return _status(raw)
     except ValidationError as error:
         details = error.errors(include_url=False)
         if any(detail["type"] != "extra_forbidden" for detail in details):
             raise
-        rest = copy.deepcopy(found)
+        rest = copy.deepcopy(raw)
         for detail in details:
             drop(rest, detail["loc"])
         return _status(rest)
@@ -76,7 +76,7 @@ _SUMMARY = "restartSummary"
 
 
 def restart_summary(restarts: RestartCounts) -> str:
-    """All restarts, and how many of them disruptions caused: `3 (1 disrupted)`."""
+    """Return all restarts, and the number that disruptions caused: `3 (1 disrupted)`."""
     disrupted = f" ({restarts.disruptions} disrupted)" if restarts.disruptions else ""
     return f"{restarts.counted + restarts.disruptions}{disrupted}"
 
@@ -96,8 +96,8 @@ def _status(stored: Any) -> Status:
     return Status.model_validate(old_form.status(stored), by_alias=True, by_name=False)
 
 
-def invalid_spec_patch(manifest: Manifest, why: str, now: datetime, reason: str = "InvalidSpec") -> Manifest | None:
-    """The merge patch of the status of a job that cannot be decoded or evaluated. None: nothing to change.
+def invalid_spec_patch(manifest: Manifest, message: str, now: datetime, reason: str = "InvalidSpec") -> Manifest | None:
+    """Return the merge patch of the status of a job that cannot be decoded or evaluated. None: nothing to change.
 
     A job that has not started fails, unless the reason is another than InvalidSpec. One that runs continues. Both get
     a condition with the reason.
@@ -115,7 +115,7 @@ def invalid_spec_patch(manifest: Manifest, why: str, now: datetime, reason: str 
         "type": kind,
         "status": state,
         "reason": reason,
-        "message": shortened(why),
+        "message": shortened(message),
         "lastTransitionTime": old.get("lastTransitionTime", at) if old.get("status") == state else at,
         "observedGeneration": manifest["metadata"].get("generation", 0),
     }
@@ -134,7 +134,7 @@ def marks(manifest: Manifest) -> list[tuple[Any, Any]]:
 
 
 def shortened(message: str) -> str:
-    """A message that fits into a condition."""
+    """Return a message that fits into a condition."""
     return message[:_MESSAGE]
 
 
@@ -166,18 +166,18 @@ def _paths(root: str, error: ValidationError) -> str:
 
 def status_of(job: Manifest) -> Status:
     """Leaves out what this version cannot decode, such as the fields of a newer operator."""
-    found = job.get("status") or {}
+    raw = job.get("status") or {}
     for _ in range(20):
         try:
-            return restarted_indexes.unfold(_status(found))
+            return restarted_indexes.unfold(_status(raw))
         except ValidationError as error:
             # From the end, because list items shift.
-            wrong: list[tuple[int | str, ...]] = [each["loc"] for each in reversed(error.errors(include_url=False))]
+            wrong: list[tuple[int | str, ...]] = [detail["loc"] for detail in reversed(error.errors(include_url=False))]
         except ValueError:
             wrong = [("restartedIndexes",)]
-        found = copy.deepcopy(found)  # only now: most decode at once, and the UI decodes those of a hundred jobs
+        raw = copy.deepcopy(raw)  # only now: most decode at once, and the UI decodes those of a hundred jobs
         for path in wrong:
-            drop(found, path)
+            drop(raw, path)
     return Status()
 
 
@@ -190,7 +190,7 @@ def job_of(job: Manifest) -> Job | None:
 
 
 def pods_of(job: Manifest, pods: Iterable[Manifest]) -> list[Pod]:
-    """The pods that the job owns, by attempt, then rank. Without placeholders and transfers."""
+    """Return the pods that the job owns, by attempt, then rank. Without placeholders and transfers."""
     import msgspec  # not installed everywhere: `allranks run` does without
 
     from allranks.kube.pod_codec import pod
@@ -200,7 +200,7 @@ def pods_of(job: Manifest, pods: Iterable[Manifest]) -> list[Pod]:
     decoded = (pod(msgspec.convert(manifest, Raw)) for manifest in pods if _owner(manifest) == uid)
     places = {key: place for place, key in enumerate(ranks_of(job))}
     return sorted(
-        (found for found in decoded if found.role not in NO_RANKS),
+        (candidate for candidate in decoded if candidate.role not in NO_RANKS),
         key=lambda pod: (pod.attempt, places.get(replica_key(pod.role, pod.index), 1 << 30), pod.name),
     )
 

@@ -19,7 +19,7 @@ hundred bytes of the stack."""
 
 
 def decoder(kind: type[T]) -> Callable[[Any], T]:
-    """A function that decodes bytes, text or msgspec.Raw. It raises msgspec.DecodeError."""
+    """Return a function that decodes bytes, text or msgspec.Raw. It raises msgspec.DecodeError."""
     decode: Callable[[Any], T] = msgspec.json.Decoder(kind).decode
 
     def deep(data: Any) -> T:

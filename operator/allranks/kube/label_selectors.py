@@ -14,7 +14,8 @@ _CONDITION = re.compile(
 
 
 def label_selection(selector: str) -> Condition:
-    """Whether labels are selected by `a=b`, `a!=b`, `a`, `!a`, `a in (b, c)`, `a notin (b, c)`, or several of these.
+    """Return whether labels are selected by `a=b`, `a!=b`, `a`, `!a`, `a in (b, c)`, `a notin (b, c)`, or several of
+    these.
 
     Empty: all are. Raises ValueError with a sentence.
     """
@@ -24,13 +25,13 @@ def label_selection(selector: str) -> Condition:
 
 
 def _condition(part: str) -> Condition:
-    found = _CONDITION.fullmatch(part)
-    if not found or (found["absent"] and (found["operator"] or found["set"])):
+    match = _CONDITION.fullmatch(part)
+    if not match or (match["absent"] and (match["operator"] or match["set"])):
         raise ValueError(f"{part!r} is not a label selector: use for example team=nlp,stage!=draft")
-    key, operator = found["key"], found["operator"] or found["set"]
+    key, operator = match["key"], match["operator"] or match["set"]
     if operator is None:
-        wanted = not found["absent"]
-        return lambda labels: (key in labels) == wanted
-    values = {value.strip() for value in (found["values"] or "").split(",")} if found["set"] else {found["value"]}
+        present = not match["absent"]
+        return lambda labels: (key in labels) == present
+    values = {value.strip() for value in (match["values"] or "").split(",")} if match["set"] else {match["value"]}
     negated = operator in ("!=", "notin")
     return lambda labels: (labels.get(key) in values) != negated

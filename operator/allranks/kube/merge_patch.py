@@ -7,7 +7,7 @@ from typing import Any
 
 
 def diff(before: Mapping[str, Any], after: Mapping[str, Any], *, remove: bool = True) -> dict[str, Any]:
-    """The patch that turns `before` into `after`, which has no nulls: in a patch they remove a field.
+    """Return the patch that turns `before` into `after`, which has no nulls: in a patch they remove a field.
 
     Without `remove`, fields that only `before` has stay.
     """

@@ -24,7 +24,7 @@ TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 
 def job_path(namespace: str | None, name: str = "", subresource: str = "") -> str:
-    """The path of a job, or of all jobs of a namespace; no namespace means all namespaces."""
+    """Return the path of a job, or of all jobs of a namespace; no namespace means all namespaces."""
     return _path(GROUP_VERSION, namespace, PLURAL, name, subresource)
 
 
@@ -47,7 +47,7 @@ def item(kind: str, namespace: str | None, name: str = "") -> str:
 
 
 def optional(kind: OptionalKind, version: str, namespace: str | None, name: str = "", subresource: str = "") -> str:
-    """The path of objects of an optional kind in that version; no namespace means all namespaces."""
+    """Return the path of objects of an optional kind in that version; no namespace means all namespaces."""
     scope = namespace if kind.namespaced else None
     return _path(f"/apis/{kind.group}/{version}", scope, kind.plural, name, subresource)
 
@@ -58,14 +58,14 @@ def group_version(kind: OptionalKind, version: str) -> str:
 
 
 def collection_of(manifest: Mapping[str, Any]) -> str:
-    """The path to which an object is posted."""
+    """Return the path to which an object is posted."""
     if kind := BY_ID.get(kind_of(manifest)):
         return optional(kind, _version(manifest), manifest["metadata"].get("namespace"))
     return collection(manifest["kind"], manifest["metadata"]["namespace"])
 
 
 def item_of(manifest: Mapping[str, Any], subresource: str = "") -> str:
-    """The path of an object."""
+    """Return the path of an object."""
     metadata = manifest["metadata"]
     if kind := BY_ID.get(kind_of(manifest)):
         return optional(kind, _version(manifest), metadata.get("namespace"), metadata["name"], subresource)
@@ -90,7 +90,7 @@ def pools() -> str:
 
 
 def sweeps(namespace: str | None, name: str = "", subresource: str = "") -> str:
-    """The path of a sweep, or of all sweeps of a namespace; no namespace means all namespaces."""
+    """Return the path of a sweep, or of all sweeps of a namespace; no namespace means all namespaces."""
     return _path(GROUP_VERSION, namespace, "trainingsweeps", name, subresource)
 
 

@@ -51,7 +51,7 @@ class CachedPod(NamedTuple):
 
 
 def to_cached_pod(raw: Raw) -> CachedPod:
-    """The pod as the cache keeps it."""
+    """Return the pod as the cache keeps it."""
     metadata = raw.metadata
     controller = next((o for o in metadata.owner_references if o.controller), None)
     label = (metadata.labels or {}).get(JOB_LABEL, "")
@@ -69,7 +69,7 @@ def to_cached_pod(raw: Raw) -> CachedPod:
 
 
 def pod(raw: Raw, owned: bool = True) -> Pod:
-    """The pod as the core reads it."""
+    """Return the pod as the core reads it."""
     metadata, status, labels = raw.metadata, raw.status, raw.metadata.labels or {}
     trainer = next((c for c in status.container_statuses if c.name == TRAINER), None)
     state = trainer.state if trainer else State()
@@ -140,7 +140,7 @@ def _exit(terminated: Terminated, metadata: Meta) -> Exit:
 
 
 def _signal(terminated: Terminated) -> int | None:
-    """The signal that certainly ended the container. `exit 137` and SIGKILL have the same exit code."""
+    """Return the signal that certainly ended the container. `exit 137` and SIGKILL have the same exit code."""
     if terminated.signal > 0:
         return terminated.signal
     killed_for_memory = terminated.reason == "OOMKilled" and terminated.exit_code == 128 + signal.SIGKILL
@@ -148,7 +148,7 @@ def _signal(terminated: Terminated) -> int | None:
 
 
 def _final_exit(raw: Raw, terminated: Terminated) -> Exit | None:
-    """The program's end; None if its container restarts in place."""
+    """Return the program's end; None if its container restarts in place."""
     if not _is_final(raw, terminated):
         return None
     ending = _exit(terminated, raw.metadata)
@@ -160,7 +160,7 @@ def _final_exit(raw: Raw, terminated: Terminated) -> Exit | None:
 
 
 def _is_settling(raw: Raw) -> bool:
-    """The containers have ended, and the kubelet has not written yet that the pod has.
+    """Return whether the containers have ended, and the kubelet has not written yet that the pod has.
 
     It writes the two separately, also when it ended the containers itself: only the second status has the phase
     Failed, the reason (Evicted, Terminated) and the condition DisruptionTarget (mergePodStatus in
@@ -173,20 +173,21 @@ def _is_settling(raw: Raw) -> bool:
 
 
 def _is_final(raw: Raw, terminated: Terminated) -> bool:
-    """Whether the kubelet does not run the training container again (podutil.ContainerShouldRestart in Kubernetes)."""
+    """Return whether the kubelet does not run the training container again (podutil.ContainerShouldRestart in
+    Kubernetes)."""
     going = raw.metadata.deletion_timestamp is not None or _disruption(raw) is not None
     if going or raw.status.phase in ("Succeeded", "Failed"):
         return True
-    own = next((c for c in raw.spec.containers if c.name == TRAINER), ContainerSpec())
-    for rule in own.restart_policy_rules:
+    trainer = next((c for c in raw.spec.containers if c.name == TRAINER), ContainerSpec())
+    for rule in trainer.restart_policy_rules:
         if (terminated.exit_code in rule.exit_codes.values) == (rule.exit_codes.operator == "In"):
             return not rule.action.startswith("Restart")
-    policy = own.restart_policy or raw.spec.restart_policy
+    policy = trainer.restart_policy or raw.spec.restart_policy
     return policy == "Never" or (policy == "OnFailure" and terminated.exit_code == 0)
 
 
 def _crash_loop(raw: Raw, trainer: Container | None) -> Container | None:
-    """The container in CrashLoopBackOff: the training container, or an init container that is no sidecar."""
+    """Return the container in CrashLoopBackOff: the training container, or an init container that is no sidecar."""
     init = _init_containers(raw)
     for container in [trainer, *init] if trainer else init:
         waiting = container.state.waiting
@@ -239,7 +240,8 @@ def _waiting(raw: Raw, state: State) -> _Wait:
 
 
 def _other_containers(status: RawStatus) -> _Wait:
-    """What a pending pod waits for if its trainer reports no error: init containers, sidecars, volumes, the kubelet."""
+    """Return the cause for which a pending pod waits if its trainer reports no error: init containers, sidecars,
+    volumes, the kubelet."""
     first = [(f"init container {container.name}", container.state) for container in status.init_container_statuses]
     main = [(f"container {container.name}", container.state) for container in status.container_statuses]
     init = {text: InitContainer(c.name) for (text, _), c in zip(first, status.init_container_statuses, strict=True)}
@@ -275,7 +277,7 @@ _ERRORS = START_ERRORS | {CRASH_LOOP}
 
 
 def _startup_failure(raw: Raw) -> _Wait:
-    """The reason of a failed pod, or of its init container: the program did not run."""
+    """Return the reason of a failed pod, or of its init container: the program did not run."""
     status = raw.status
     for container in _init_containers(raw):
         ending = container.state.terminated
@@ -301,7 +303,7 @@ def _disruption(raw: Raw) -> Disruption | None:
 
 
 def _exceeded_limit(raw: Raw) -> bool:
-    """The kubelet evicted the pod for a limit of its own: the size of an emptyDir, or ephemeral-storage.
+    """Return whether the kubelet evicted the pod for a limit of its own: the size of an emptyDir, or ephemeral-storage.
 
     Kubernetes leaves out the condition DisruptionTarget then. It also does so where a node under pressure rejects a
     pod, but no container of such a pod ever ran.

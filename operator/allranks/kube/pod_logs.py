@@ -1,4 +1,4 @@
-"""Reads the logs of many pods through the API server, merged by time, in one thread.
+"""Reads the logs of pods through the API server, within bounds: `read` what is there, `follow` what is written.
 
 The server prefixes each line with a timestamp. Timestamps order the lines of different pods, and after a lost
 connection they say where to continue.
@@ -11,16 +11,23 @@ import functools
 import heapq
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from allranks.core.facts.naming import TRAINER
 from allranks.errors import ClusterError
+from allranks.kube.bounded_lines import LONGEST_LINE, Splitter
 from allranks.kube.cluster import Cluster, Query
 from allranks.kube.paths import core_path
 
+if TYPE_CHECKING:
+    import aiohttp
+
 RETRY_SECONDS = 1.0
+LONGEST_PRINTED_LINE = 1 << 20
+"""Bytes of a line for people and programs who read whole logs. Pages and archives have shorter lines."""
 
 
 class Line(NamedTuple):
@@ -31,13 +38,15 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The part of each log to read."""
+class LogOptions:
+    """The part of a log to read, as PodLogOptions of Kubernetes."""
 
     container: str = TRAINER
     previous: bool = False
     tail: int | None = None
     since_seconds: float | None = None
+    longest_line: int = LONGEST_PRINTED_LINE
+    """Bytes. The rest of a longer line is left out."""
 
     def query(self) -> dict[str, str | int | None]:
         since = None if self.since_seconds is None else max(1, round(self.since_seconds))
@@ -50,31 +59,106 @@ class Wanted:
         }
 
 
-async def read(cluster: Cluster, namespace: str, pod: str, query: Query) -> AsyncGenerator[list[Line]]:
-    """The lines of one response as they arrive, several at a time. Raises ClusterError."""
-    pending: list[bytes] = []
+class LogStream:
+    """The lines of one response as they arrive, those of a chunk together. Iterate over it once."""
+
+    def __init__(self, content: aiohttp.StreamReader, longest_line: int, limit: int | None) -> None:
+        self._content, self._longest_line, self._limit = content, longest_line, limit
+        self.received = 0
+        """Bytes so far."""
+
+    async def __aiter__(self) -> AsyncGenerator[list[bytes]]:
+        splitter = Splitter(self._longest_line)
+        async for chunk in self._content.iter_any():
+            part = chunk if self._limit is None else chunk[: self._limit - self.received]
+            self.received += len(chunk)
+            if lines := list(splitter.feed(part)):
+                yield lines
+            if self._limit is not None and self.received >= self._limit:
+                break
+        if lines := list(splitter.end()):
+            yield lines
+
+
+@asynccontextmanager
+async def open_log(
+    cluster: Cluster,
+    namespace: str,
+    pod: str,
+    query: Query,
+    *,
+    longest_line: int = LONGEST_LINE,
+    limit: int | None = None,
+) -> AsyncIterator[LogStream]:
+    """Open the log of a container; the stream ends after `limit` bytes. Raises ClusterError."""
     async with cluster.stream(core_path(namespace, "pods", pod, "log"), query, None) as content:
-        async for chunk in content.iter_any():
-            head, newline, rest = chunk.rpartition(b"\n")
-            if not newline:
-                pending.append(chunk)  # a long line: joined once, at its end
-                continue
-            lines = b"".join((*pending, head)).split(b"\n")
-            pending = [rest] if rest else []
+        yield LogStream(content, longest_line, limit)
+
+
+async def read(cluster: Cluster, namespace: str, pod: str, options: LogOptions) -> AsyncGenerator[list[Line]]:
+    """Yield the lines of a log that exist, several at a time. Raises ClusterError."""
+    async with open_log(cluster, namespace, pod, options.query(), longest_line=options.longest_line) as log:
+        async for lines in log:
             yield [parse_line(line) for line in lines]
-    if pending:
-        yield [parse_line(b"".join(pending))]
+
+
+async def follow(
+    cluster: Cluster,
+    namespace: str,
+    pod: str,
+    options: LogOptions,
+    after: bytes,
+    over: Callable[[], bool],
+    *,
+    on_open: Callable[[], None] = lambda: None,
+    on_interruption: Callable[[str], None] = lambda _: None,
+) -> AsyncGenerator[list[Line]]:
+    """Yield the lines of a container after the time `after` until `over()`, across lost connections.
+
+    With an empty `after` the log begins as `options` say. `on_open` is called when there is a log, which may be empty.
+    `on_interruption` gets a sentence when the log cannot be read at the moment. Raises ClusterError if it never can.
+    """
+    reported = False
+    while True:
+        last_pass, since = over(), after
+        query = {**options.query(), "follow": "true"}
+        if after:
+            query |= {"sinceTime": after[:19].decode() + "Z", "tailLines": None, "sinceSeconds": None}
+        try:
+            async with (
+                open_log(cluster, namespace, pod, query, longest_line=options.longest_line) as log,
+                aclosing(aiter(log)) as batches,
+            ):
+                on_open()
+                async for lines in batches:
+                    reported = False
+                    # sinceTime has whole seconds: the server repeats lines.
+                    fresh = [line for line in map(parse_line, lines) if not since or line.time > since]
+                    after = max((line.time for line in fresh if line.time), default=after)
+                    if fresh:
+                        yield fresh
+        except ClusterError as error:
+            if error.status in (401, 403):
+                raise
+            if error.status == 404:
+                return  # the pod is deleted, with its log
+            if error.status != 400 and not reported:  # 400: the container is restarting
+                reported = True
+                on_interruption(f"the log of {pod} cannot be read, trying again: {error}")
+        if last_pass:
+            return
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 def parse_line(raw: bytes) -> Line:
-    """A line of an answer with timestamps."""
+    """Split a line of an answer from its timestamp."""
     stamp, _, text = raw.partition(b" ")
     time = _time(stamp)
     return Line(b"", raw) if time is None else Line(time, text)
 
 
 def _time(stamp: bytes) -> bytes | None:
-    """None if it is not a time: some lines are the kubelet's own (`unable to retrieve container logs ...`)."""
+    """Return None if it is not a time: some lines are the kubelet's own (`unable to retrieve container logs ...`)."""
     if len(stamp) < 20 or stamp[10:11] != b"T":
         return None
     fraction = b""
@@ -101,7 +185,7 @@ def _utc(moment: bytes, zone: bytes) -> bytes | None:
 
 
 async def merged(sources: Iterable[AsyncIterator[list[Line]]]) -> AsyncIterator[tuple[int, Line]]:
-    """The lines of all sources in the order of their times, each with the index of its source.
+    """Yield the lines of all sources in the order of their times, each with the index of its source.
 
     Buffers only what has arrived from each source. The sources must end.
     """
@@ -128,43 +212,3 @@ async def merged(sources: Iterable[AsyncIterator[list[Line]]]) -> AsyncIterator[
             heapq.heapreplace(heap, (max(time, waiting[place][0].time), place))
         else:
             heapq.heappop(heap)
-
-
-async def followed(
-    cluster: Cluster,
-    namespace: str,
-    pod: str,
-    wanted: Wanted,
-    after: bytes,
-    over: Callable[[], bool],
-    on_interruption: Callable[[str], None],
-) -> AsyncGenerator[list[Line]]:
-    """The lines of a container from the time `after` (empty: as `wanted` says) until `over()`, across reconnections.
-
-    `on_interruption` gets a sentence when the log cannot be read at the moment. Raises ClusterError if it never can.
-    """
-    reported = False
-    while True:
-        was_over, begun = over(), after
-        query = {**wanted.query(), "follow": "true"}
-        if after:
-            query |= {"sinceTime": after[:19].decode() + "Z", "tailLines": None, "sinceSeconds": None}
-        try:
-            async for lines in read(cluster, namespace, pod, query):
-                reported = False
-                # sinceTime has whole seconds: the server repeats lines.
-                fresh = [line for line in lines if not line.time or line.time > begun] if begun else lines
-                after = max((line.time for line in fresh if line.time), default=after)
-                if fresh:
-                    yield fresh
-        except ClusterError as error:
-            if error.status in (401, 403):
-                raise
-            if error.status == 404:
-                return  # the pod is deleted, with its log
-            if error.status != 400 and not reported:  # 400: the container is restarting
-                reported = True
-                on_interruption(f"the log of {pod} cannot be read, trying again: {error}")
-        if was_over:
-            return
-        await asyncio.sleep(RETRY_SECONDS)

@@ -15,8 +15,8 @@ from allranks.core.facts.restarts import MAX_DETAILED
 
 
 def fold(status: Status) -> Status:
-    """The status to store. Nothing is lost: replicas with a recorded failure keep their own entries, and so do all
-    replicas if they are few."""
+    """Return the status to store. Nothing is lost: replicas with a recorded failure keep their own entries, and so do
+    all replicas if they are few."""
     if len(status.replica_restarts) <= MAX_DETAILED:
         return status
     entries: dict[str, ReplicaRestarts] = {}
@@ -27,14 +27,16 @@ def fold(status: Status) -> Status:
         else:
             role, _, index = key.rpartition("-")
             by_role[role].append((int(index), entry))
-    compact = {role: _fold_role(sorted(found, key=lambda one: one[0])) for role, found in sorted(by_role.items())}
+    compact = {
+        role: _fold_role(sorted(replicas, key=lambda replica: replica[0])) for role, replicas in sorted(by_role.items())
+    }
     return status.model_copy(update={"replica_restarts": entries, "restarted_indexes": compact})
 
 
-def _fold_role(found: list[tuple[int, ReplicaRestarts]]) -> RestartedIndexes:
+def _fold_role(entries: list[tuple[int, ReplicaRestarts]]) -> RestartedIndexes:
     counts, times = defaultdict[int, list[int]](list), defaultdict[datetime, list[int]](list)
     idle = defaultdict[int, list[int]](list)
-    for index, entry in found:
+    for index, entry in entries:
         counts[entry.count].append(index)
         if entry.restart_time:
             times[entry.restart_time].append(index)
@@ -42,14 +44,14 @@ def _fold_role(found: list[tuple[int, ReplicaRestarts]]) -> RestartedIndexes:
             idle[entry.without_progress].append(index)
     return RestartedIndexes(
         counts={str(count): places.encode(counts[count]) for count in sorted(counts)},
-        unlaunched=places.encode(index for index, entry in found if not entry.launched),
+        unlaunched=places.encode(index for index, entry in entries if not entry.launched),
         without_progress={str(count): places.encode(idle[count]) for count in sorted(idle)},
         restart_times={time.isoformat().replace("+00:00", "Z"): places.encode(times[time]) for time in sorted(times)},
     )
 
 
 def unfold(status: Status) -> Status:
-    """The stored status with an entry for each restarted replica. Raises ValueError."""
+    """Return the stored status with an entry for each restarted replica. Raises ValueError."""
     if not status.restarted_indexes:
         return status
     entries = {

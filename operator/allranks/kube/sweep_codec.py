@@ -38,8 +38,8 @@ class RawSweep(msgspec.Struct):
         return int(self.metadata.resource_version or 0)
 
     def compact(self) -> RawSweep:
-        """The same sweep, which does not hold the memory of the response that it was a part of. A spec that is larger
-        than allowed is dropped: such a sweep never runs."""
+        """Return the same sweep, which does not hold the memory of the response that it was a part of. A spec that is
+        larger than allowed is dropped: such a sweep never runs."""
         too_large = len(bytes(self.spec)) > MAX_SPEC_BYTES
         spec = msgspec.Raw(b"null") if too_large else self.spec.copy()
         return RawSweep(self.metadata, spec, self.status.copy())
@@ -75,15 +75,15 @@ def sweep(manifest: Manifest) -> Sweep:
 
 def status(manifest: Manifest) -> SweepStatus:
     """Unknown fields are left out, so that an operator can be replaced by an older one. Raises DecodeError."""
-    found = manifest.get("status") or {}
+    raw = manifest.get("status") or {}
     try:
         try:
-            return SweepStatus.model_validate(found, by_alias=True, by_name=False)
+            return SweepStatus.model_validate(raw, by_alias=True, by_name=False)
         except ValidationError as error:
             details = error.errors(include_url=False)
             if any(detail["type"] != "extra_forbidden" for detail in details):
                 raise
-            rest = copy.deepcopy(found)
+            rest = copy.deepcopy(raw)
             for detail in details:
                 drop(rest, detail["loc"])
             return SweepStatus.model_validate(rest, by_alias=True, by_name=False)
@@ -92,17 +92,23 @@ def status(manifest: Manifest) -> SweepStatus:
         raise DecodeError("; ".join(f"status.{'.'.join(map(str, w['loc']))}: {w['msg']}" for w in wrong)) from error
 
 
-def encode(of: SweepStatus) -> Manifest:
-    return of.model_dump(by_alias=True, exclude_none=True, mode="json")
+def encode(status: SweepStatus) -> Manifest:
+    return status.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
 def invalid_patch(manifest: Manifest, message: str, now: datetime) -> Manifest | None:
-    """The change of the status of a sweep that cannot be evaluated. Without trials it fails. None: it has ended."""
+    """Return the change of the status of a sweep that cannot be evaluated. Without trials it fails.
+
+    None: it has ended, or is marked already.
+    """
     before: Any = manifest.get("status") or {}
     if before.get("phase") in ("Succeeded", "Failed"):
         return None
     generation = manifest["metadata"].get("generation", 0)
     kind, value = ("Running", "False") if before.get("trials") else ("Failed", "True")
+    mark = {"type": kind, "status": value, "reason": "InvalidSpec", "message": message}
+    if any(mark.items() <= condition.items() for condition in before.get("conditions") or ()):
+        return None
     condition = SweepCondition(
         type=kind,  # type: ignore[arg-type]
         status=value,  # type: ignore[arg-type]
@@ -128,7 +134,7 @@ _suspend = decoder(_Spec)
 
 
 def trial_job(job: Manifest, sweep_uid: str) -> TrialJob:
-    """What a sweep needs of a job, whose spec is not decoded."""
+    """Return the fields that a sweep needs of a job, whose spec is not decoded."""
     metadata = job["metadata"]
     try:
         suspended = _suspend(compact_jobs.spec_of(job).json).suspend is True
@@ -142,13 +148,13 @@ def trial_job(job: Manifest, sweep_uid: str) -> TrialJob:
 
 
 def is_owned(job: Manifest, sweep_uid: str) -> bool:
-    """Whether the job belongs to the sweep with this UID."""
+    """Return whether the job belongs to the sweep with this UID."""
     owners = job["metadata"].get("ownerReferences") or ()
     return any(owner.get("controller") and owner.get("uid") == sweep_uid for owner in owners)
 
 
 def sweep_of(job: Manifest) -> str:
-    """The name of the sweep that controls the job; empty if there is none."""
+    """Return the name of the sweep that controls the job; empty if there is none."""
     for owner in job["metadata"].get("ownerReferences") or ():
         if owner.get("controller") and owner.get("kind") == api.KIND:
             return str(owner.get("name", ""))

@@ -39,7 +39,7 @@ class Transport:
         self._session = self.session(read_bufsize=read_buffer)
 
     def session(self, **how: Any) -> aiohttp.ClientSession:
-        """A session that shares the connection pool."""
+        """Return a session that shares the connection pool."""
         return aiohttp.ClientSession(connector=self._connector, connector_owner=False, proxy=self._proxy, **how)
 
     async def send(self, verb: str, url: str, **how: Any) -> Response:
@@ -48,7 +48,7 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def stream(self, url: str, **how: Any) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A GET whose body the caller reads while it arrives."""
+        """Open a GET whose body the caller reads while it arrives."""
         async with self._session.get(url, **self._options, **how) as response:
             try:
                 yield response
@@ -67,18 +67,19 @@ class Transport:
 
 
 def _socket(address: Any) -> socket.socket:
-    """A socket with TCP keepalive, which detects within a minute a connection that broke while this machine slept."""
+    """Return a socket with TCP keepalive, which detects within a minute a connection that broke while this machine
+    slept."""
     family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection = socket.socket(family, kind, protocol)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):  # macOS has no TCP_KEEPIDLE
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return connection
 
 
 def _proxy(url: str) -> str | None:
-    """Reads the proxy from the environment once. With `trust_env`, aiohttp starts two threads per request, which look
+    """Read the proxy from the environment once. With `trust_env`, aiohttp starts two threads per request, which look
     for a proxy and read ~/.netrc: a third of the operator's CPU time."""
     target = urlsplit(url)
     if urllib.request.proxy_bypass(target.hostname or ""):

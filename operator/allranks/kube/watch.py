@@ -123,7 +123,7 @@ class Watch(Generic[T]):
         return time.monotonic() - self.alive_at
 
     async def run(self) -> None:
-        """Runs until cancelled, or until `on_error` raises. Lists first, unless `list_all` has done so."""
+        """Run until cancelled, or until `on_error` raises. Lists first, unless `list_all` has done so."""
         backoff, failures, logged = 0.0, 0, ""
         while True:
             self.alive_at = time.monotonic()
@@ -159,11 +159,11 @@ class Watch(Generic[T]):
             await asyncio.sleep(random.uniform(0.5, 1.0) * backoff)
 
     def relist(self) -> None:
-        """Lists everything again when the current request ends."""
+        """List everything again when the current request ends."""
         self._version = ""
 
     async def list_all(self) -> None:
-        """Lists everything. Raises ApiError."""
+        """List everything. Raises ApiError."""
         objects: list[T] = []
         further, version = "", "0"
         while True:
@@ -174,8 +174,8 @@ class Watch(Generic[T]):
             self.alive_at = time.monotonic()
             version, further = page.metadata.resource_version, page.metadata.further
             self.columns = page.column_definitions or self.columns
-            found = page.items if page.rows is None else page.rows
-            objects += (decoded for item in found if (decoded := self._decoded(item)) is not None)
+            items = page.items if page.rows is None else page.rows
+            objects += (decoded for item in items if (decoded := self._decoded(item)) is not None)
             if not further:
                 break
         self._listed(objects, int(version))
@@ -183,7 +183,7 @@ class Watch(Generic[T]):
         self.synced.set()
 
     async def _lines(self) -> AsyncIterator[bytes]:
-        """The lines of one watch request. They have any length, so aiohttp's own iterator does not serve."""
+        """Yield the lines of one watch request. They have any length, so aiohttp's own iterator does not serve."""
         parameters = {
             **self._parameters,
             "watch": "1",

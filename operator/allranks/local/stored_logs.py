@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from allranks.kube.bounded_logs import LONGEST_LINE, LastLines, Splitter, joined
+from allranks.kube.bounded_lines import LONGEST_LINE, LastLines, Splitter, joined
 
 BLOCK = 256 * 1024
 TAIL_BYTES = 8 * 2**20

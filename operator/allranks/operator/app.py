@@ -21,15 +21,15 @@ from allranks.kube.auth import Connection, own_namespace
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError
 from allranks.kube.transport import Transport
-from allranks.operator.http_servers import HttpServers, Ports
 from allranks.operator.job_metrics import JobSample
 from allranks.operator.leader_election import Lease
-from allranks.operator.local_backend import LocalBackend
 from allranks.operator.metrics import Metrics, Sampled
-from allranks.operator.metrics_auth import MetricsGate
+from allranks.operator.ports.http_servers import HttpServers, Ports
+from allranks.operator.ports.local_backend import LocalBackend
+from allranks.operator.ports.metrics_auth import MetricsGate
+from allranks.operator.ports.socket_server import SocketServer
 from allranks.operator.session import Dependencies, Session, dict_field, stop_on_signals
 from allranks.operator.settings import Settings
-from allranks.operator.socket_server import SocketServer
 from allranks.operator.timing import Clock, Timing
 
 _LONG_SESSION = 60.0
@@ -80,7 +80,7 @@ class Operator:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Runs until `stop` is set or SIGTERM or SIGINT arrives. Raises OSError when a port is in use, SocketError when
+        """Run until `stop` is set or SIGTERM or SIGINT arrives. Raises OSError when a port is in use, SocketError when
         a socket cannot be created."""
         stop_on_signals(stop)
         stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -98,7 +98,8 @@ class Operator:
         logger.info("stopped")
 
     def _review_client(self) -> Client:
-        """A client of its own: a standby serves metrics too, and the slots of a session are for its jobs."""
+        """Return a client for reviews alone: a standby serves metrics too, and the slots of a session are for its
+        jobs."""
         connection = self._using.connection
         return Client(
             connection,
@@ -135,7 +136,7 @@ class Operator:
 
     @contextlib.asynccontextmanager
     async def _elected(self, stopping: asyncio.Task[bool]) -> AsyncIterator[Lease | None]:
-        """Holds the Lease when leader election is enabled, and releases it at the end."""
+        """Hold the Lease when leader election is enabled, and release it at the end."""
         if not self.settings.leader_election:
             yield None
             return
@@ -171,13 +172,13 @@ class Operator:
         return self.session is not None and self.session.idle
 
     def unhealthy(self) -> str:
-        """What is wrong, for the liveness probe."""
+        """Return the problem that the liveness probe reports; empty without one."""
         limit = self.settings.watch_timeout + self._using.timing.watch_margin
         silent = [f"{name} ({age:.0f} s)" for name, age in self._ages() if age > limit]
         return f"no activity of the watch of {', '.join(silent)}" if silent else ""
 
     def unready(self) -> str:
-        """What is wrong, for the readiness probe."""
+        """Return the problem that the readiness probe reports; empty without one."""
         if self._lease and not self._lease.held:
             return ""  # A standby is ready.
         return "" if self.session and self.session.synced else "caches are not synced yet"
@@ -208,6 +209,6 @@ def _ports(settings: Settings) -> Ports:
 
 
 def _is_true(conditions: Any, kind: str) -> bool:
-    """Whether the condition of this type is True. No schema has validated the list."""
+    """Return whether the condition of this type is True. No schema has validated the list."""
     entries = conditions if isinstance(conditions, list) else []
     return any(isinstance(c, dict) and c.get("type") == kind and c.get("status") == "True" for c in entries)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ logger = logging.getLogger("allranks.jobs")
 JOB_CONCURRENCY = 24
 """Concurrent requests of one job, so that a large job does not block the others."""
 
+T = TypeVar("T")
 _ObjectKey = tuple[str, str]
 """(kind, name)"""
 
@@ -56,15 +57,15 @@ class Rejections:
         self.by_object.clear()
         self.tries = 0
 
-    def due_deletions(self, wanted: Sequence[PodRef], now: float) -> list[PodRef]:
-        """The pods to delete now: all, or during the backoff those that were not rejected."""
-        self.keep_deletions(wanted)
+    def due_deletions(self, planned: Sequence[PodRef], now: float) -> list[PodRef]:
+        """Return the pods to delete now: all, or during the backoff those that were not rejected."""
+        self.keep_deletions(planned)
         if self.deletions_retry_at is None or self.deletions_retry_at <= now:
-            return list(wanted)
-        return [pod for pod in wanted if pod.uid not in self.deletions]
+            return list(planned)
+        return [pod for pod in planned if pod.uid not in self.deletions]
 
     def delay_deletions(self, tried: Iterable[PodRef], now: float, longest: float) -> None:
-        """Begins the backoff if some of the tried ones were rejected, and ends it if none is left."""
+        """Begin the backoff if some of the tried ones were rejected, and end it if none is left."""
         if not self.deletions:
             self.deletion_tries, self.deletions_retry_at = 0, None
         elif any(pod.uid in self.deletions for pod in tried):
@@ -73,9 +74,9 @@ class Rejections:
             delay = min(longest, 2.0 ** max(0, self.deletion_tries - 1))
             self.deletions_retry_at = now + (min(1.0, delay) if unsent else delay)
 
-    def keep_deletions(self, wanted: Iterable[PodRef]) -> None:
-        """Forgets all others."""
-        uids = {reference.uid for reference in wanted}
+    def keep_deletions(self, planned: Iterable[PodRef]) -> None:
+        """Forget all others."""
+        uids = {reference.uid for reference in planned}
         self.deletions = {uid: rejected for uid, rejected in self.deletions.items() if uid in uids}
         self.deletions_sent = {uid: count for uid, count in self.deletions_sent.items() if uid in uids}
 
@@ -98,29 +99,27 @@ class Executor:
     async def create(
         self, job: Manifest, manifests: Sequence[Manifest], rejections: Rejections, superseded: Iterable[str] = ()
     ) -> None:
-        """Creates objects; pods only if everything else exists. Deletes the ConfigMaps `superseded`.
+        """Create objects; pods only if everything else exists. Deletes the ConfigMaps `superseded`.
 
         Raises Unavailable, Fenced.
         """
         companions = [manifest for manifest in manifests if manifest["kind"] != "Pod"]
-        first: list[Callable[[], Awaitable[object]]] = []
-        first += [lambda m=m: self._create(job, m, rejections) for m in companions]  # type: ignore[misc]
-        first += [lambda n=n: self._delete_config_map(job, n) for n in superseded]  # type: ignore[misc]
-        await _gather(first)
+        await for_all(companions, lambda companion: self._create(job, companion, rejections))
+        await for_all(superseded, lambda name: self._delete_config_map(job, name))
         if not any(_key(companion) in rejections.by_object for companion in companions):
             await self._create_pods(job, [m for m in manifests if m["kind"] == "Pod"], rejections)
-        wanted = {_key(manifest) for manifest in manifests}
-        rejections.by_object = {key: rejected for key, rejected in rejections.by_object.items() if key in wanted}
+        planned = {_key(manifest) for manifest in manifests}
+        rejections.by_object = {key: rejected for key, rejected in rejections.by_object.items() if key in planned}
 
     async def change(
         self, removals: Sequence[Manifest], patches: Sequence[ObjectPatch], rejections: Rejections
     ) -> None:
-        """Deletes, then patches objects of optional kinds. Raises Unavailable, Fenced."""
+        """Delete, then patch objects of optional kinds. Raises Unavailable, Fenced."""
         outcome = await optional_changes.apply(self._client, removals, patches, self._remember, self._forget)
         rejections.changes, rejections.conflicts = outcome
 
     async def _create_pods(self, job: Manifest, pods: Sequence[Manifest], rejections: Rejections) -> None:
-        """Stops creating pods of a role when one is rejected: the others have the same template, so a quota or a policy
+        """Stop creating pods of a role when one is rejected: the others have the same template, so a quota or a policy
         rejects them as well. After a rejection, the first pod of a role is created alone."""
         rejected: dict[str, RejectedCreate] = {}
         probed: set[str] = set()
@@ -144,11 +143,11 @@ class Executor:
             if answer and answer.reason not in ("AlreadyExists", "Conflict"):
                 rejected.setdefault(_role(pod), answer)
 
-        await _gather([lambda p=p: create(p) for p in probes])  # type: ignore[misc]
-        await _gather([lambda p=p: create(p) for p in others])  # type: ignore[misc]
+        await for_all(probes, create)
+        await for_all(others, create)
 
     async def delete(self, namespace: str, pods: Sequence[PodRef], rejections: Rejections) -> None:
-        """Deletes pods, those that were never rejected first. Stops at a rejection. Raises Unavailable, Fenced."""
+        """Delete pods, those that were never rejected first. Stops at a rejection. Raises Unavailable, Fenced."""
         sent = rejections.deletions_sent
         because: RejectedDelete | None = None
 
@@ -165,10 +164,10 @@ class Executor:
                 sent.pop(pod.uid, None)
 
         in_order = sorted(pods, key=lambda pod: sent.get(pod.uid, 0))
-        await _gather([lambda p=p: delete(p) for p in in_order])  # type: ignore[misc]
+        await for_all(in_order, delete)
 
     async def restore(self, job: Manifest, manifests: Sequence[Manifest]) -> list[Event]:
-        """Creates companions that someone else deleted. Those that someone else changed stay as they are, because the
+        """Create companions that someone else deleted. Those that someone else changed stay as they are, because the
         operator has no right to change Services and ConfigMaps. Returns the Events that say so.
 
         Raises Unavailable, Fenced. A rejection is logged: the pods that run do not depend on it.
@@ -180,17 +179,17 @@ class Executor:
             if kind != "Secret":  # The operator may not read Secrets.
                 path = paths.item(kind, manifest["metadata"]["namespace"], name)
                 try:
-                    found = msgspec.json.decode(await self._client.get(path))
+                    current = msgspec.json.decode(await self._client.get(path))
                 except NotFound:
                     pass
                 except Refused as error:
                     logger.warning("cannot read %s %s: %s", kind, name, error)
                     return
                 else:
-                    if differences := _differences(manifest, found):
-                        what = f"{kind} {name} was changed by someone else ({', '.join(differences)})"
+                    if differences := _differences(manifest, current):
+                        change = f"{kind} {name} was changed by someone else ({', '.join(differences)})"
                         advice = "delete it, and it is created again as the job needs it"
-                        events.append(Event("CompanionChanged", f"{what}: {advice}", warning=True))
+                        events.append(Event("CompanionChanged", f"{change}: {advice}", warning=True))
                     return
             rejections = Rejections()
             if await self._create(job, manifest, rejections):
@@ -201,15 +200,15 @@ class Executor:
                 level = logging.DEBUG if kind == "Secret" else logging.WARNING
                 logger.log(level, "cannot restore %s %s: %s", kind, name, rejected.message)
 
-        await _gather([lambda m=m: restore(m) for m in manifests])  # type: ignore[misc]
+        await for_all(manifests, restore)
         return events
 
-    async def status(self, job: Manifest, wanted: Manifest) -> Manifest | None:
-        """Sends the changed fields and returns the updated job. None: the job changed in the meantime or is gone.
+    async def status(self, job: Manifest, status: Manifest) -> Manifest | None:
+        """Send the changed fields and return the updated job. None: the job changed in the meantime or is gone.
 
         Raises Unavailable, Fenced, Refused.
         """
-        return await self.patch_status(job["metadata"], diff(job.get("status") or {}, wanted))
+        return await self.patch_status(job["metadata"], diff(job.get("status") or {}, status))
 
     async def patch_status(self, metadata: Manifest, change: Manifest) -> Manifest | None:
         path = paths.job(metadata["namespace"], metadata["name"])
@@ -227,18 +226,19 @@ class Executor:
             return None
 
     async def delete_job(self, job: Manifest) -> bool:
-        """False: a conflict, after which it is tried again. Raises Unavailable, Fenced, Refused."""
+        """Delete the job. Return False after a conflict, after which it is tried again. Raises Unavailable, Fenced,
+        Refused."""
         metadata = job["metadata"]
         return await _sent(self._client.delete(paths.job(metadata["namespace"], metadata["name"]), metadata["uid"]))
 
     async def suspend_job(self, job: Manifest) -> bool:
-        """Sets `spec.suspend`. False: as for `delete_job`. Raises Unavailable, Fenced, Refused."""
+        """Set `spec.suspend`. False: as for `delete_job`. Raises Unavailable, Fenced, Refused."""
         metadata = job["metadata"]
         change = {"metadata": {"uid": metadata["uid"]}, "spec": {"suspend": True}}
         return await _sent(self._client.patch(paths.job(metadata["namespace"], metadata["name"]), change))
 
     async def _create(self, job: Manifest, manifest: Manifest, rejections: Rejections) -> bool:
-        """Whether the object is new."""
+        """Return whether the object is new."""
         kind, key = manifest["kind"], _key(manifest)
         if kind == "Secret":
             manifest = {**manifest, "data": secret_data(manifest)}
@@ -262,9 +262,9 @@ class Executor:
         return False
 
     async def _keep(self, job: Manifest, pod: Raw) -> RejectedCreate | None:
-        """Caches a pod of the job, unless its label was changed during admission: the watch selects by it."""
-        name, wanted = pod.metadata.name, job["metadata"]["name"]
-        if (pod.metadata.labels or {}).get(JOB_LABEL) == wanted:
+        """Cache a pod of the job, unless its label was changed during admission: the watch selects by it."""
+        name, label = pod.metadata.name, job["metadata"]["name"]
+        if (pod.metadata.labels or {}).get(JOB_LABEL) == label:
             self._pods.upsert(self._decode_pod(pod))
             return None
         await self._delete(pod.metadata.namespace, PodRef(name, pod.metadata.uid))
@@ -272,7 +272,7 @@ class Executor:
         return RejectedCreate("Pod", name, "LabelChanged", message)
 
     async def _resolve_conflict(self, job: Manifest, manifest: Manifest, error: Conflict) -> RejectedCreate | None:
-        """The name exists. An object of this job is what we wanted. Any other object is left alone and reported."""
+        """Accept an existing object of this job. Any other object of the name is left alone and reported."""
         kind, name = _key(manifest)
         if kind == "Secret":
             # Secrets are not readable for the operator, but the name contains the job's UID. A quota update that
@@ -282,17 +282,17 @@ class Executor:
             answer = await self._client.get(paths.item_of(manifest))
         except NotFound:
             return RejectedCreate(kind, name, error.reason, str(error))  # deleted in the meantime: retried
-        found = self._decode(answer)
-        owner = next((o for o in found.metadata.owner_references if o.controller), None)
+        existing = self._decode(answer)
+        owner = next((o for o in existing.metadata.owner_references if o.controller), None)
         if owner is None or owner.uid != job["metadata"]["uid"]:
             message = "an object with this name exists and belongs to another owner; it is left alone"
             return RejectedCreate(kind, name, "AlreadyExists", message)
         if kind_of(manifest) in BY_ID:
             self._remember(msgspec.json.decode(answer))
-        return await self._keep(job, found) if kind == "Pod" else None
+        return await self._keep(job, existing) if kind == "Pod" else None
 
     async def delete_unlabelled(self, namespace: str, pod: PodRef) -> bool:
-        """Deletes a pod that the watch no longer shows. False: it had been deleted. Raises ApiError."""
+        """Delete a pod that the watch no longer shows. False: it had been deleted. Raises ApiError."""
         try:
             await self._client.delete(paths.item("Pod", namespace, pod.name), pod.uid)
         except (NotFound, Conflict):
@@ -311,7 +311,7 @@ class Executor:
         return None
 
     async def _delete_config_map(self, job: Manifest, name: str) -> None:
-        """Deletes a ConfigMap of the job, if it exists."""
+        """Delete a ConfigMap of the job, if it exists."""
         path = paths.item("ConfigMap", job["metadata"]["namespace"], name)
         try:
             metadata = self._decode(await self._client.get(path)).metadata
@@ -325,7 +325,7 @@ class Executor:
 
 
 async def _sent(request: Awaitable[object]) -> bool:
-    """Whether the request had its effect, or its object is gone. False: a conflict."""
+    """Return whether the request had its effect, or its object is gone. False: a conflict."""
     try:
         await request
     except NotFound:
@@ -335,26 +335,27 @@ async def _sent(request: Awaitable[object]) -> bool:
     return True
 
 
-async def _gather(requests: Sequence[Callable[[], Awaitable[object]]]) -> None:
-    """Runs a few requests at a time. The first error cancels the rest, which the next reconcile decides again."""
-    if not requests:
-        return
-    waiting = iter(requests)
+async def for_all(items: Iterable[T], send: Callable[[T], Awaitable[object]]) -> None:
+    """Send a request for each item, a few at a time. The first error cancels the rest, which the next reconcile decides
+    again."""
+    waiting = list(items)
+    rest = iter(waiting)
 
     async def work() -> None:
-        for request in waiting:
-            await request()
+        for item in rest:
+            await send(item)
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(JOB_CONCURRENCY, len(requests))):
+            for _ in range(min(JOB_CONCURRENCY, len(waiting))):
                 group.create_task(work())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
 
 
 def unwritten_field(change: Any) -> str:
-    """The path of the first field that a merge patch still sets. Deletions do not count: others may add fields."""
+    """Return the path of the first field that a merge patch still sets. Deletions do not count: others may add
+    fields."""
     if not isinstance(change, dict):
         return ""
     for key, value in change.items():
@@ -363,31 +364,31 @@ def unwritten_field(change: Any) -> str:
     return ""
 
 
-def _differences(wanted: Manifest, found: Manifest) -> list[str]:
+def _differences(planned: Manifest, current: Manifest) -> list[str]:
     """Paths of the fields that a companion depends on and that differ."""
     parts = ("spec", "data")
     out = [
         f"{part}.{name}"
         for part in parts
-        for name, value in (wanted.get(part) or {}).items()
-        if not _equals((found.get(part) or {}).get(name), value)
+        for name, value in (planned.get(part) or {}).items()
+        if not _equals((current.get(part) or {}).get(name), value)
     ]
-    [owner] = wanted["metadata"]["ownerReferences"]
-    owners = {reference.get("uid") for reference in found["metadata"].get("ownerReferences") or ()}
+    [owner] = planned["metadata"]["ownerReferences"]
+    owners = {reference.get("uid") for reference in current["metadata"].get("ownerReferences") or ()}
     return out if owner["uid"] in owners else [*out, "metadata.ownerReferences"]
 
 
-def _equals(found: Any, wanted: Any) -> bool:
-    """Whether they are equal, except for fields in elements of lists that the API server adds as defaults."""
-    if isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
-        return all(_includes(one, other) for one, other in zip(found, wanted, strict=True))
-    return bool(found == wanted)
+def _equals(current: Any, planned: Any) -> bool:
+    """Return whether they are equal, except for fields in elements of lists that the API server adds as defaults."""
+    if isinstance(planned, list) and isinstance(current, list) and len(planned) == len(current):
+        return all(_includes(item, other) for item, other in zip(current, planned, strict=True))
+    return bool(current == planned)
 
 
-def _includes(found: Any, wanted: Any) -> bool:
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        return all(_includes(found.get(name), value) for name, value in wanted.items())
-    return _equals(found, wanted)
+def _includes(current: Any, planned: Any) -> bool:
+    if isinstance(planned, dict) and isinstance(current, dict):
+        return all(_includes(current.get(name), value) for name, value in planned.items())
+    return _equals(current, planned)
 
 
 def _role(pod: Manifest) -> str:

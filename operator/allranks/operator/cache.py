@@ -1,62 +1,22 @@
-"""Caches of pods and jobs, fed by watches and by the responses to our own writes. Older versions never replace newer
-ones.
-
-Resource versions are compared as numbers, which Kubernetes guarantees since 1.35 and etcd has always fulfilled.
-"""
+"""Caches of pods and jobs, fed by watches and by the responses to our own writes."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
-from typing import Any
 
 from allranks.core.diagnosis.root_cause import says_what_ended_it
 from allranks.core.facts.model import Manifest, Pod
 from allranks.kube import compact_jobs
 from allranks.kube.pod_codec import CachedPod
+from allranks.kube.store import TOMBSTONE_TTL, Store
 from allranks.operator.timing import Clock
 
 JobKey = tuple[str, str]
 """(namespace, name)"""
 
-_TOMBSTONES = 20_000
 _REMOVED = 5_000
-TOMBSTONE_TTL = 120.0
-"""Tombstone TTL: four request timeouts, after which no response can still arrive."""
-
-
-class _Versions:
-    """Highest resourceVersion per key. Deletions leave a tombstone, because the response to our own request may arrive
-    after the watch event."""
-
-    def __init__(self, ttl: float, clock: Clock) -> None:
-        self._ttl, self._clock = ttl, clock
-        self._present: dict[Any, int] = {}
-        self._tombstones: OrderedDict[Any, tuple[int, float]] = OrderedDict()
-        """Key -> (version, time of the deletion event), the latest last."""
-
-    def is_newer(self, key: Any, version: int, deleted: bool) -> bool:
-        """Records the version. Whether it changes what is cached."""
-        if version < self._present.get(key, 0):
-            return False
-        if key in self._tombstones and version <= self._tombstones[key][0]:
-            return False
-        if deleted:
-            self._present.pop(key, None)
-            now = self._clock.monotonic()
-            self._tombstones[key] = version, now
-            self._tombstones.move_to_end(key)
-            while len(self._tombstones) > _TOMBSTONES or next(iter(self._tombstones.values()))[1] < now - self._ttl:
-                self._tombstones.popitem(last=False)
-            return True
-        previous = self._present.get(key)
-        self._present[key] = version
-        return previous != version
-
-    def __len__(self) -> int:
-        """Tombstones that are kept."""
-        return len(self._tombstones)
 
 
 class PodCache:
@@ -71,9 +31,10 @@ class PodCache:
         freed: Callable[[JobKey], None] = lambda job: None,
     ) -> None:
         self._enqueue, self._freed = enqueue, freed
-        self._pods: dict[tuple[str, str], CachedPod] = {}
+        self._pods: Store[tuple[str, str], CachedPod] = Store(
+            lambda cached: cached.version, tombstone_ttl, (clock or Clock()).monotonic
+        )
         self._by_job: defaultdict[JobKey, dict[str, CachedPod]] = defaultdict(dict)
-        self._versions = _Versions(tombstone_ttl, clock or Clock())
         self._removed: defaultdict[str, dict[str, Pod]] = defaultdict(dict)
         """UID of the owner -> name -> pod that is gone, with the status in its deletion event. The pod garbage
         collector, and a kubelet that starts after a reboot, write what ended a pod and delete it within milliseconds,
@@ -84,11 +45,11 @@ class PodCache:
         return len(self._pods)
 
     def __iter__(self) -> Iterator[CachedPod]:
-        return iter(list(self._pods.values()))
+        return iter(list(self._pods.objects.values()))
 
     @property
     def tombstones(self) -> int:
-        return len(self._versions)
+        return self._pods.tombstones
 
     def for_job(self, job: JobKey, uid: str) -> tuple[Pod, ...]:
         """Pods with the job's label, also those of other owners, and pods that the job owns, also those without the
@@ -112,16 +73,15 @@ class PodCache:
 
     def upsert(self, cached: CachedPod, deleted: bool = False) -> None:
         key = (cached.namespace, cached.pod.name)
-        if not self._versions.is_newer(key, cached.version, deleted):
+        before = self._pods.get(key)
+        if not (self._pods.delete(key, cached.version) if deleted else self._pods.put(key, cached)):
             return
-        before = self._pods.pop(key, None)
         if before:
             for name in before.jobs:
                 self._forget((cached.namespace, name), cached.pod.name)
         if deleted:
             self._keep_removed(cached)
         else:
-            self._pods[key] = cached
             for name in cached.jobs:
                 self._by_job[(cached.namespace, name)][cached.pod.name] = cached
         urgent = _is_urgent(cached.pod, deleted) and not (before and _is_urgent(before.pod))
@@ -132,14 +92,12 @@ class PodCache:
             self._enqueue((cached.namespace, name), urgent)
 
     def relist(self, present: Sequence[CachedPod], version: int, namespace: str | None) -> None:
-        """A complete list (of that namespace) at `version`. A cached pod that is newer came with a response to our own
-        request and stays."""
+        """Take a complete list (of that namespace) at `version`."""
         for cached in present:
             self.upsert(cached)
         names = {(cached.namespace, cached.pod.name) for cached in present}
-        for key, cached in list(self._pods.items()):
-            if key not in names and cached.version <= version and namespace in (None, cached.namespace):
-                self.upsert(cached._replace(version=version), deleted=True)
+        for _, cached in self._pods.missing_from(names, version, lambda key: namespace in (None, key[0])):
+            self.upsert(cached._replace(version=version), deleted=True)
 
     def _keep_removed(self, cached: CachedPod) -> None:
         """Until 5000 others are gone: its job may be reconciled later."""
@@ -175,41 +133,39 @@ class JobCache:
         changed: Callable[[Manifest], None] = lambda job: None,
     ) -> None:
         self._changed = changed
-        self._jobs: dict[JobKey, Manifest] = {}
-        self._versions = _Versions(tombstone_ttl, clock or Clock())
+        self._jobs: Store[JobKey, Manifest] = Store(_version_of, tombstone_ttl, (clock or Clock()).monotonic)
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def __iter__(self) -> Iterator[JobKey]:
-        return iter(list(self._jobs))
+        return iter(self._jobs)
 
     def get(self, key: JobKey) -> Manifest | None:
         return self._jobs.get(key)
 
     def upsert(self, job: Manifest, deleted: bool = False) -> bool:
-        """Whether it was newer than the cached version."""
+        """Return whether it was newer than the cached version."""
         metadata = job["metadata"]
         key = (metadata.get("namespace", ""), metadata["name"])
-        if not self._versions.is_newer(key, int(metadata.get("resourceVersion") or 0), deleted):
+        if not (self._jobs.delete(key, _version_of(job)) if deleted else self._jobs.is_newer(key, _version_of(job))):
             return False
         compact = compact_jobs.compact(job)
-        if deleted:
-            self._jobs.pop(key, None)
-        else:
-            self._jobs[key] = compact
+        if not deleted:
+            self._jobs.put(key, compact)
         self._changed(compact)
         return True
 
     def forget(self, key: JobKey) -> None:
-        """The API server answered 404."""
-        if (gone := self._jobs.pop(key, None)) is not None:
+        """Remove a job that the API server does not find."""
+        if (gone := self._jobs.forget(key)) is not None:
             self._changed(gone)
 
     def missing_from_list(self, present: Set[JobKey], version: int, namespace: str | None) -> list[Manifest]:
-        """Cached jobs that a complete list (of that namespace) at `version` does not contain."""
-        return [
-            {**job, "metadata": {**job["metadata"], "resourceVersion": str(version)}}
-            for key, job in self._jobs.items()
-            if key not in present and namespace in (None, key[0]) and int(job["metadata"]["resourceVersion"]) <= version
-        ]
+        """Return the cached jobs that a complete list (of that namespace) at `version` does not contain."""
+        missing = self._jobs.missing_from(present, version, lambda key: namespace in (None, key[0]))
+        return [{**job, "metadata": {**job["metadata"], "resourceVersion": str(version)}} for _, job in missing]
+
+
+def _version_of(job: Manifest) -> int:
+    return int(job["metadata"].get("resourceVersion") or 0)

@@ -24,7 +24,7 @@ _SHOWN = 5
 
 
 async def run(client: Client, metrics: Metrics, interval: float) -> None:
-    """Checks every `interval` seconds, forever. Does nothing without the right to read CRDs; the metric then shows only
+    """Check every `interval` seconds, forever. Does nothing without the right to read CRDs; the metric then shows only
     status fields that were dropped."""
     logged: list[str] = []
     while True:
@@ -50,12 +50,12 @@ async def missing_fields(client: Client) -> list[str]:
     out: list[str] = []
     for kind, resource in RESOURCES.items():
         try:
-            found = msgspec.json.decode(await client.get(f"{paths.CRDS}/{resource.plural}.{GROUP}"))
+            crd = msgspec.json.decode(await client.get(f"{paths.CRDS}/{resource.plural}.{GROUP}"))
         except NotFound:
             if kind == KIND:
                 raise
             continue  # an operator without pools
-        for version in found["spec"]["versions"]:
+        for version in crd["spec"]["versions"]:
             if version["name"] == VERSION:
                 out += differences(root_schema(kind), version["schema"]["openAPIV3Schema"], kind)
     return out

@@ -53,7 +53,7 @@ class Recorder:
         self._queue.put_nowait(_manifest(job, event, now, attempt))
 
     async def run(self) -> None:
-        """Runs forever. A rejected Event is dropped: the status has the same information."""
+        """Run forever. A rejected Event is dropped: the status has the same information."""
         while True:
             manifest = await self._queue.get()
             self._sending = True
@@ -65,7 +65,7 @@ class Recorder:
                 self._sending = False
 
     async def flush(self, seconds: float) -> None:
-        """Sends queued Events for at most that time."""
+        """Send queued Events for at most that time."""
         until = time.monotonic() + seconds
         while not self._queue.empty() and time.monotonic() < until:
             try:
@@ -106,16 +106,16 @@ class Recorder:
 
 
 def _manifest(job: Manifest, event: Event, now: datetime, attempt: int) -> dict[str, Any]:
-    """The name is computed, so that a repeated create after a lost response is the same Event. Each attempt has its
-    own."""
+    """Return the Event. Its name is computed, so that a repeated create after a lost response is the same Event. Each
+    attempt has its own."""
     metadata = job["metadata"]
-    what = f"{metadata['uid']}/{attempt}/{event.reason}/{event.message}"
+    identity = f"{metadata['uid']}/{attempt}/{event.reason}/{event.message}"
     at = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{metadata['name']}.{hashlib.sha256(what.encode()).hexdigest()[:16]}",
+            "name": f"{metadata['name']}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}",
             "namespace": metadata["namespace"],
         },
         "involvedObject": {

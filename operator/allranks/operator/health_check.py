@@ -9,13 +9,13 @@ from __future__ import annotations
 import socket
 import sys
 
-from allranks.operator import socket_protocol as protocol
+from allranks.operator.ports import socket_protocol as protocol
 
 SECONDS = 4.0
 
 
 def check(path: str) -> str:
-    """What is wrong, empty if nothing is."""
+    """Return the problem; empty without one."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(SECONDS)

@@ -94,7 +94,7 @@ def _family(name: str, text: str, labels: str, values: Mapping[tuple[str, ...], 
 
 @dataclass(frozen=True, slots=True)
 class _Gpus:
-    of: tuple[Any, ...]
+    basis: tuple[Any, ...]
     """What the numbers depend on."""
     pool: str
     per_pod: Mapping[str, int]
@@ -108,14 +108,14 @@ class GpuCounts:
         self._jobs: dict[JobKey, _Gpus] = {}
 
     def note(self, key: JobKey, observed: Observed) -> None:
-        """A job was observed. Costs as much as the pod templates only if the spec or the pool changed."""
+        """Note that a job was observed. Costs as much as the pod templates only if the spec or the pool changed."""
         platform, metadata = observed.platform, observed.job.metadata
         if observed.persisted.phase in FINISHED or observed.persisted.start_time is None:
             self._jobs.pop(key, None)
             return
-        of = metadata.uid, metadata.generation, platform.pool, platform.policy
+        basis = metadata.uid, metadata.generation, platform.pool, platform.policy
         before = self._jobs.get(key)
-        if before is not None and before.of == of:
+        if before is not None and before.basis == basis:
             return
         job = limits.with_defaults(observed.job, platform.policy)
         if pool_template.unavailable(job, platform):
@@ -123,7 +123,7 @@ class GpuCounts:
             return
         templates = pod_template.role_templates(job, platform)
         per_pod = {role: pod_template.gpus(job, template, platform) for role, template in templates.items()}
-        self._jobs[key] = _Gpus(of, job.spec.pool or "", {role: count for role, count in per_pod.items() if count})
+        self._jobs[key] = _Gpus(basis, job.spec.pool or "", {role: count for role, count in per_pod.items() if count})
 
     def forget(self, key: JobKey) -> None:
         self._jobs.pop(key, None)
@@ -131,7 +131,7 @@ class GpuCounts:
     def samples(
         self, jobs: Iterable[JobKey], read: Callable[[JobKey], Manifest | None], now: datetime
     ) -> Iterator[JobSample]:
-        """A sample of each job; `read` returns its manifest."""
+        """Yield a sample of each job; `read` returns its manifest."""
         for key in jobs:
             manifest = read(key) or {}
             status = _dict(manifest, "status")
@@ -146,8 +146,8 @@ class GpuCounts:
                 _reason(status),
                 _seconds_since(since, now) if phase in _WAITS else 0.0,
                 gpus.pool if gpus else "",
-                sum(_number(roles, role, "desired") * each for role, each in gpus.per_pod.items()) if gpus else 0,
-                sum(_running(roles, role) * each for role, each in gpus.per_pod.items()) if gpus else 0,
+                sum(_number(roles, role, "desired") * count for role, count in gpus.per_pod.items()) if gpus else 0,
+                sum(_running(roles, role) * count for role, count in gpus.per_pod.items()) if gpus else 0,
             )
 
 

@@ -24,35 +24,33 @@ class JobQueue(WorkQueue[JobKey]):
         return not (len(self) or self._debouncing or self.failing)
 
     def open(self, namespace: str | None) -> None:
-        """None: all namespaces."""
+        """Serve the jobs of a namespace; None: of all namespaces."""
         self._open.add(namespace)
 
     def enqueue(self, key: JobKey, urgent: bool = True) -> None:
-        """The job or its pool changed. What is not urgent is debounced."""
+        """Enqueue a job that changed, or whose pool did. A change that is not urgent is debounced."""
         self.mark_changed(key)
         self.enqueue_pod_event(key, urgent)
 
     def mark_changed(self, key: JobKey) -> None:
-        """The next reconcile sends rejected creates again, without waiting for their backoff."""
+        """Let the next reconcile send rejected creates again, without waiting for their backoff."""
         self._changed.add(key)
 
     def enqueue_pod_event(self, key: JobKey, urgent: bool) -> None:
-        """A pod of the job changed. Rejected creates keep their backoff, unless `mark_changed` is called as well."""
+        """Enqueue a job of which a pod changed. Rejected creates keep their backoff, unless `mark_changed` is called as
+        well."""
         cost = self._cost.get(key)
         if urgent or cost is None:
-            self._enqueue_now(key)
+            self.enqueue_now(key)
         elif self._is_open(key):
             timing = self._timing
             self._debouncing.add(key)
             grown = min(timing.pod_event_debounce_max, cost / timing.reconcile_cpu_share)
             self.add_after(key, max(timing.pod_event_debounce, grown))
 
-    def enqueue_report(self, key: JobKey) -> None:
-        """The ranks reported. Does not count as a change: rejected creates keep their backoff."""
-        self._enqueue_now(key)
-
     def begin(self, key: JobKey) -> bool:
-        """A reconcile begins, which covers all delayed requests of this job. Whether the job changed since the last."""
+        """Begin a reconcile, which covers all delayed requests of this job. Return whether the job changed since the
+        last."""
         self.cancel_delay(key)
         self._debouncing.discard(key)
         changed = key in self._changed
@@ -64,12 +62,14 @@ class JobQueue(WorkQueue[JobKey]):
         self._cost[key] = seconds
 
     def remove(self, key: JobKey) -> None:
-        """The job is deleted."""
+        """Forget a job that is deleted."""
         self.begin(key)
         self.forget(key)
         self._cost.pop(key, None)
 
-    def _enqueue_now(self, key: JobKey) -> None:
+    def enqueue_now(self, key: JobKey) -> None:
+        """Enqueue a job that did not change, for example because its ranks reported: rejected creates keep their
+        backoff."""
         if self._is_open(key):
             self.add(key)
 

@@ -1,38 +1,47 @@
-"""What the controller remembers about a job between two reconciles: rejected requests, deadlines, decoded objects.
-
-Losing it costs a little work. All moments are those of the monotonic clock.
-"""
+"""What the controller remembers about a job between two reconciles: rejected requests, deadlines, decoded objects."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from enum import Enum, auto
 
 from allranks.api.status import FINISHED, WITHOUT_PODS
 from allranks.core.facts.model import Observed, Plan
 from allranks.operator.apply import Rejections
 from allranks.operator.observer import Decoded
+from allranks.operator.reconciler import State
 from allranks.operator.status_writer import WriteState
 from allranks.operator.timing import Clock, Timing
 
 
+class Creates(Enum):
+    """Whether a reconcile sends the creates of its plan."""
+
+    ALLOWED = auto()
+    REJECTED = auto()
+    """A create was rejected, and neither the job changed nor a pod ended since: nothing else makes room in a quota."""
+    INTERRUPTED = auto()
+    """An error interrupted the creates, and the retry sends them again."""
+
+
 @dataclass
-class JobState:
+class JobState(State):
+    """`creates` leaves ALLOWED when creates are sent. It returns when all succeed, when nothing is to be created, when
+    the job changed, or when `retry_at` or `wake_at` has passed.
+
+    The five deadlines (`deadline` is the next one) are each cleared by the reconcile that they cause.
+    """
+
     rejections: Rejections = field(default_factory=Rejections)
-    create_blocked: Literal["", "rejected", "interrupted"] = ""
-    """rejected: a create was rejected, and neither the job changed nor a pod ended since: nothing else makes room in a
-    quota. interrupted: an error interrupted the creates, and the retry sends them again."""
+    creates: Creates = Creates.ALLOWED
     companions_due: float | None = None
     """When to check the companions of a running job again."""
     check_companions: bool = False
-    retry_at: float | None = None
     wake_at: float | None = None
     """When the plan asks for the next reconcile."""
     writes: WriteState = field(default_factory=WriteState)
-    invalid: str = ""
-    """Why the job cannot be decoded or evaluated, once it is reported."""
     status_rejected: str = ""
     """Why the status could not be written; already reported."""
     suspend_rejected: str = ""
@@ -40,8 +49,8 @@ class JobState:
     decoded: Decoded = field(default_factory=Decoded)
 
     def begin(self, now: float, changed: bool) -> None:
-        """Begins a reconcile: clears deadlines that have passed, and permits creates again if one of them, or a change
-        of the job, gives a reason."""
+        """Begin a reconcile: clear deadlines that have passed, and allow creates again if one of them, or a change of
+        the job, gives a reason."""
         due = False
         if self.retry_at is not None and self.retry_at <= now:
             self.retry_at, due = None, True
@@ -54,11 +63,11 @@ class JobState:
         self.writes.due = None
         self.rejections.conflicts = False
         if changed or due:
-            self.create_blocked = ""
+            self.creates = Creates.ALLOWED
 
     @property
     def deadline(self) -> float | None:
-        """The next moment at which the job is to be reconciled without any event."""
+        """Return the next moment at which the job is reconciled without any event."""
         moments = (
             self.wake_at,
             self.retry_at,
@@ -69,7 +78,7 @@ class JobState:
         return min((at for at in moments if at is not None), default=None)
 
     def end(self) -> None:
-        """A reconcile succeeded and left no creates to the retry after an error."""
+        """End a reconcile that succeeded and left no creates to the retry after an error."""
         if not self.rejections.by_object:
             self.retry_at = None
 
@@ -87,9 +96,9 @@ class JobState:
         self.check_companions = self.check_companions and plan.write_ahead
 
     def created(self, clock: Clock, timing: Timing) -> None:
-        """The creates of a plan were sent. Rejected ones are tried again with a backoff."""
+        """Note that the creates of a plan were sent. Rejected ones are tried again with a backoff."""
         rejections = self.rejections
-        self.create_blocked = "rejected" if rejections.by_object else ""
+        self.creates = Creates.REJECTED if rejections.by_object else Creates.ALLOWED
         if rejections.by_object:
             rejections.tries += 1
             self.retry_at = clock.monotonic() + min(timing.retry_max, 2.0 ** (rejections.tries - 1))

@@ -59,7 +59,7 @@ def registry(
     unserved: Callable[[], None],
     sessions: deque[aiohttp.ClientSession],
 ) -> kopf.OperatorRegistry:
-    """Calls `changed(job, deleted)` for every job event, `alive()` for every activity of the watch, `unserved()` when
+    """Call `changed(job, deleted)` for every job event, `alive()` for every activity of the watch, `unserved()` when
     the API server does not serve the resource. The caller closes `sessions`."""
     handlers = kopf.OperatorRegistry()
     backoffs: Iterator[float] = iter(())
@@ -156,7 +156,7 @@ async def _keep_open() -> None:
 
 
 def _trace(listed: Listed, alive: Callable[[], None], unserved: Callable[[], None]) -> aiohttp.TraceConfig:
-    """Reads kopf's own requests and responses."""
+    """Read kopf's own requests and responses."""
     trace = aiohttp.TraceConfig()
     pages: dict[str, set[JobKey]] = {}
     """URL path -> jobs in the pages of the current list."""
@@ -187,8 +187,8 @@ def _trace(listed: Listed, alive: Callable[[], None], unserved: Callable[[], Non
             pages[url.path] = set()
         pages.setdefault(url.path, set()).update((item.metadata.namespace, item.metadata.name) for item in page.items)
         if not page.metadata.further:
-            found = _NAMESPACE.search(url.path)
-            listed(pages.pop(url.path), int(page.metadata.resource_version), found[1] if found else None)
+            match = _NAMESPACE.search(url.path)
+            listed(pages.pop(url.path), int(page.metadata.resource_version), match[1] if match else None)
 
     trace.on_request_start.append(on_request)
     trace.on_request_end.append(on_response)
@@ -231,7 +231,7 @@ class _NoEssence(kopf.DiffBaseStorage):
 
 
 def kopf_settings(ours: Settings) -> kopf.OperatorSettings:
-    """Disables peering, Events and scanning of kopf; errors never end it."""
+    """Disable peering, Events and scanning of kopf; errors never end it."""
     out = kopf.OperatorSettings()
     out.posting.enabled = False
     out.peering.standalone = True
@@ -256,7 +256,7 @@ async def run(
     alive: Callable[[], None],
     stop: asyncio.Event,
 ) -> None:
-    """Runs until `stop` is set or a signal arrives. Raises NotFound when the API server does not serve jobs: kopf's
+    """Run until `stop` is set or a signal arrives. Raises NotFound when the API server does not serve jobs: kopf's
     discovery runs once, and would then watch nothing forever."""
     sessions: deque[aiohttp.ClientSession] = deque()
     missing = False

@@ -44,11 +44,11 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether this replica is the leader right now."""
+        """Return whether this replica is the leader right now."""
         return self._clock.boottime() < self._valid_until
 
     async def acquire(self) -> None:
-        """Waits until this replica holds the Lease."""
+        """Wait until this replica holds the Lease."""
         logged = False
         while not await self._try():
             if not logged:
@@ -58,7 +58,7 @@ class Lease:
         logger.info("became the leader; holding lease %s/%s", self._namespace, self._name)
 
     async def keep(self) -> None:
-        """Renews the Lease. Returns when it is lost."""
+        """Renew the Lease. Returns when it is lost."""
         while self.held:
             await asyncio.sleep(self._seconds / 5)
             if not self.held:
@@ -72,20 +72,20 @@ class Lease:
         logger.warning("lost lease %s/%s; no longer the leader", self._namespace, self._name)
 
     async def release(self) -> None:
-        """Lets another replica take over immediately."""
+        """Let another replica take over immediately."""
         if not self.held or self._held is None:
             return
         self._valid_until = float("-inf")
         try:
-            found = await self._read() or self._held  # a renewal whose answer was lost made ours outdated
-            if found["spec"].get("holderIdentity") == self.identity:
-                spec = {**found["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
-                await self._ask("PUT", self._name, {**found, "spec": spec})
+            lease = await self._read() or self._held  # a renewal whose answer was lost made ours outdated
+            if lease["spec"].get("holderIdentity") == self.identity:
+                spec = {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
+                await self._ask("PUT", self._name, {**lease, "spec": spec})
         except ApiError as error:
             logger.warning("cannot release the lease: %s", error)
 
     async def _try(self) -> bool:
-        """Acquires or renews the Lease. After an API error the answer is whether it is still held.
+        """Acquire or renew the Lease. After an API error the answer is whether it is still held.
 
         A conflict says only that the Lease changed since it was read: it may be our own write, whose answer was lost,
         or that of a tool that edits annotations. The holder decides.
@@ -93,8 +93,8 @@ class Lease:
         for _ in range(_CONFLICTS):
             began = self._clock.boottime()
             try:
-                found = await self._read()
-                written = await (self._create() if found is None else self._take(found))
+                lease = await self._read()
+                written = await (self._create() if lease is None else self._take(lease))
             except Conflict:
                 continue
             except ApiError as error:
@@ -126,22 +126,22 @@ class Lease:
         }
         return await self._ask("POST", "", body)
 
-    async def _take(self, found: Manifest) -> Manifest | None:
-        """None: another replica holds it."""
-        spec = found.get("spec") or {}
+    async def _take(self, lease: Manifest) -> Manifest | None:
+        """Take the Lease; None: another replica holds it."""
+        spec = lease.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
-        if holder not in ("", self.identity) and not self._expired(found, spec):
+        if holder not in ("", self.identity) and not self._expired(lease, spec):
             return None
-        return await self._ask("PUT", self._name, {**found, "spec": self._spec(spec)})
+        return await self._ask("PUT", self._name, {**lease, "spec": self._spec(spec)})
 
     async def _ask(self, verb: str, name: str, body: Manifest | None = None) -> Manifest:
         path = paths.lease(self._namespace, name)
         answer = await self._client.request(verb, path, body, retry_timeout=self._seconds / 5)
         return msgspec.json.decode(answer, type=dict[str, Any])
 
-    def _expired(self, found: Manifest, spec: Manifest) -> bool:
-        """Whether the Lease has not changed for its duration by our clock: clocks of machines differ."""
-        version, now = found["metadata"]["resourceVersion"], self._clock.boottime()
+    def _expired(self, lease: Manifest, spec: Manifest) -> bool:
+        """Return whether the Lease has not changed for its duration by our clock: clocks of machines differ."""
+        version, now = lease["metadata"]["resourceVersion"], self._clock.boottime()
         if self._observed[0] != version:
             self._observed = (version, now)
         duration = spec.get("leaseDurationSeconds") or self._seconds

@@ -7,7 +7,7 @@ import sys
 
 from pythonjsonlogger.json import JsonFormatter
 
-_FIELDS = ("job", "attempt", "event")
+_FIELDS = ("job", "sweep", "attempt", "event")
 _QUIET = ("kopf", "aiohttp", "asyncio")
 """Loggers of libraries: only warnings."""
 

@@ -5,11 +5,10 @@ Each operator has its own registry, because tests run several operators in one p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from allranks.api.cost import CostStatus, GpuTime
@@ -19,7 +18,6 @@ from allranks.core.accounting import cost
 from allranks.core.diagnosis import hang_detection
 from allranks.core.diagnosis.stragglers import newly_slow
 from allranks.frameworks import FRAMEWORKS
-from allranks.operator.backend import Page
 from allranks.operator.job_metrics import MAX_NAMESPACES, BoundedLabel, Families, JobSample
 from allranks.version import __version__
 
@@ -37,93 +35,41 @@ class Metrics:
     """Counters and histograms. `Sampled` reads the current values (jobs, queue, age of watches) when it is scraped."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        registry = self.registry
-        self.restarts = Counter(
-            "allranks_restarts",
-            "Restarts of jobs and of single replicas by the reason of their root cause.",
-            ["framework", "reason", "counted"],
-            registry=registry,
-        )
-        self.start = Histogram(
-            "allranks_job_start_seconds",
-            "Time from the decision to start an attempt until all its pods run.",
-            ["framework"],
-            buckets=_START_SECONDS,
-            registry=registry,
-        )
-        self.lost = Counter(
-            "allranks_lost_seconds",
-            "Time from the end of an attempt until the next one runs.",
-            ["framework"],
-            registry=registry,
-        )
-        self.seconds = Counter(
-            "allranks_job_seconds",
-            "Time of jobs by kind: queued, starting, productive, lost, uploading.",
-            ["kind", "job_namespace", "framework"],
-            registry=registry,
-        )
-        self.gpu_seconds = Counter(
-            "allranks_gpu_seconds",
-            "GPU time of jobs by kind: waiting, starting, productive, lost.",
-            ["kind", "job_namespace", "pool"],
-            registry=registry,
-        )
-        self.spent = Counter(
-            "allranks_gpu_cost",
-            "Price of this GPU time, at the prices of the pools.",
-            ["kind", "job_namespace", "pool", "currency"],
-            registry=registry,
-        )
-        self.stragglers = Counter(
-            "allranks_stragglers",
-            "Ranks that were detected as slower than their peers.",
-            ["framework"],
-            registry=registry,
-        )
-        self.finished = Counter(
-            "allranks_jobs_finished",
-            "Jobs that finished, by phase: Succeeded or Failed.",
-            ["job_namespace", "framework", "phase"],
-            registry=registry,
-        )
-        self.hangs = Counter(
-            "allranks_hangs",
-            "Hangs that were detected, whatever the action.",
-            ["job_namespace", "framework"],
-            registry=registry,
-        )
-        self.namespaces = BoundedLabel(MAX_NAMESPACES)
-        self._pool, self._currency = BoundedLabel(MAX_POOLS), BoundedLabel(MAX_CURRENCIES)
-        self._owed: dict[tuple[str, ...], float] = {}
-        """Seconds that were counted too early, such as work that a restart discarded. Counters never decrease, so later
-        increments are reduced."""
-        self.reconcile = Histogram(
-            "allranks_reconcile_seconds",
-            "Time to decide about one job.",
-            buckets=_RECONCILE_SECONDS,
-            registry=registry,
-        )
-        self.requests = Counter(
-            "allranks_api_requests",
-            "Requests to the API server by verb and HTTP code.",
-            ["verb", "code"],
-            registry=registry,
-        )
-        self.latency = Histogram(
-            "allranks_api_request_seconds",
-            "Latency of requests to the API server.",
-            ["verb"],
-            buckets=_API_SECONDS,
-            registry=registry,
-        )
-        self.reports = Counter(
-            "allranks_reports",
-            "Reports of ranks by outcome.",
-            ["outcome"],
-            registry=registry,
-        )
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, labels: str) -> Counter:
+            return Counter(f"allranks_{name}", text, labels.split(), registry=registry)
+
+        def histogram(name: str, text: str, labels: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"allranks_{name}", text, labels.split(), buckets=buckets, registry=registry)
+
+        def gauge(name: str, text: str, labels: str = "") -> Gauge:
+            return Gauge(f"allranks_{name}", text, labels.split(), registry=registry)
+
+        text = "Restarts of jobs and of single replicas by the reason of their root cause."
+        self.restarts = counter("restarts", text, "framework reason counted")
+        text = "Time from the decision to start an attempt until all its pods run."
+        self.start = histogram("job_start_seconds", text, "framework", _START_SECONDS)
+        self.lost = counter("lost_seconds", "Time from the end of an attempt until the next one runs.", "framework")
+        text = "Time of jobs by kind: queued, starting, productive, lost, uploading."
+        self.seconds = counter("job_seconds", text, "kind job_namespace framework")
+        text = "GPU time of jobs by kind: waiting, starting, productive, lost."
+        self.gpu_seconds = counter("gpu_seconds", text, "kind job_namespace pool")
+        text = "Price of this GPU time, at the prices of the pools."
+        self.spent = counter("gpu_cost", text, "kind job_namespace pool currency")
+        self.stragglers = counter("stragglers", "Ranks that were detected as slower than their peers.", "framework")
+        text = "Jobs that finished, by phase: Succeeded or Failed."
+        self.finished = counter("jobs_finished", text, "job_namespace framework phase")
+        self.hangs = counter("hangs", "Hangs that were detected, whatever the action.", "job_namespace framework")
+        self.reconcile = histogram("reconcile_seconds", "Time to decide about one job.", "", _RECONCILE_SECONDS)
+        self.requests = counter("api_requests", "Requests to the API server by verb and HTTP code.", "verb code")
+        text = "Latency of requests to the API server."
+        self.latency = histogram("api_request_seconds", text, "verb", _API_SECONDS)
+        self.reports = counter("reports", "Reports of ranks by outcome.", "outcome")
+        text = "1 if the CustomResourceDefinitions are older than the operator and do not store all its fields."
+        self.crds_outdated = gauge("crds_outdated", text)
+        self.leader = gauge("leader", "1 while this replica is the leader.")
+        gauge("build_info", "Version of the operator.", "version").labels(__version__).set(1)
         # A series that starts with its first event hides this event from increase() and rate().
         for framework in FRAMEWORKS:
             self.start.labels(framework)
@@ -131,15 +77,11 @@ class Metrics:
             self.stragglers.labels(framework)
         for outcome in sorted({*_OUTCOMES.values(), _WRONG}):
             self.reports.labels(outcome)
-        self.crds_outdated = Gauge(
-            "allranks_crds_outdated",
-            "1 if the CustomResourceDefinitions are older than the operator and do not store all its fields.",
-            registry=registry,
-        )
-        self.leader = Gauge("allranks_leader", "1 while this replica is the leader.", registry=registry)
-        Gauge("allranks_build_info", "Version of the operator.", ["version"], registry=registry).labels(
-            __version__
-        ).set(1)
+        self.namespaces = BoundedLabel(MAX_NAMESPACES)
+        self._pool, self._currency = BoundedLabel(MAX_POOLS), BoundedLabel(MAX_CURRENCIES)
+        self._owed: dict[tuple[str, ...], float] = {}
+        """Seconds that were counted too early, such as work that a restart discarded. Counters never decrease, so later
+        increments are reduced."""
 
     def requested(self, verb: str, code: str, seconds: float) -> None:
         self.requests.labels(verb, code).inc()
@@ -147,22 +89,18 @@ class Metrics:
             self.latency.labels(verb).observe(seconds)
 
     def field_dropped(self) -> None:
-        """The API server did not store a field of a status."""
+        """Note that the API server did not store a field of a status."""
         self.crds_outdated.set(1)
 
     def reconciled(self, seconds: float) -> None:
         self.reconcile.observe(seconds)
 
     def reported(self, code: int, count: int = 1) -> None:
-        """Counts reports by the HTTP code of their response."""
+        """Count reports by the HTTP code of their response."""
         self.reports.labels(_OUTCOMES.get(code, _WRONG)).inc(count)
 
-    async def page(self) -> Page:
-        """Takes up to a second with very many series."""
-        return Page(CONTENT_TYPE_LATEST, generate_latest(self.registry))
-
     def wrote(self, job: Job, before: Status, after: Status) -> None:
-        """Counts the difference between two persisted statuses."""
+        """Count the difference between two persisted statuses."""
         framework = job.spec.framework
         counted = after.restarts.counted > before.restarts.counted
         # A corrected root cause is not another restart.
@@ -175,8 +113,8 @@ class Metrics:
             self.start.labels(framework).observe(seconds)
             if after.attempt_failure:
                 self.lost.labels(framework).inc(seconds)
-        if found := len(newly_slow(before.progress, after.progress)):
-            self.stragglers.labels(framework).inc(found)
+        if slow := len(newly_slow(before.progress, after.progress)):
+            self.stragglers.labels(framework).inc(slow)
         namespace = self.namespaces(job.namespace)
         self._spent(namespace, framework, before.times, after.times)
         if after.cost:

@@ -61,12 +61,12 @@ class Namespaces:
         return entry.policy if entry else self._base
 
     def labels(self, namespace: str) -> Mapping[str, str] | None:
-        """None: namespaces are not read."""
+        """Return the labels of a namespace; None: namespaces are not read."""
         entry = self._entries.get(namespace)
         return entry.labels if entry else None
 
     async def prepare(self, namespace: str, new_job: bool) -> None:
-        """Reads the namespace before a job of it is reconciled: once, and again for a new job if that was long ago.
+        """Read the namespace before a job of it is reconciled: once, and again for a new job if that was long ago.
 
         Raises NamespaceNotUsable for a new job, ApiError if the API server does not answer. Older jobs continue with
         the last valid policy.
@@ -82,7 +82,7 @@ class Namespaces:
             raise NamespaceNotUsable(entry.problem)
 
     async def run(self, in_use: Callable[[], Iterable[str]]) -> None:
-        """Reads the namespaces that have jobs again from time to time, and forgets the others. Runs forever."""
+        """Read the namespaces that have jobs again from time to time, and forget the others. Runs forever."""
         while True:
             await asyncio.sleep(self._timing.namespace_refresh)
             used = set(in_use())
@@ -109,16 +109,16 @@ class Namespaces:
         entry = _Entry(before.policy if before else self._base, before.labels if before else {})
         entry.read_at = self._clock.monotonic()
         try:
-            found = msgspec.json.decode(await self._client.get(paths.namespace(namespace)), type=_Namespace)
-            entry.labels = found.metadata.labels
-            entry.policy = for_namespace(self._base, namespace, found.metadata.annotations)
+            answer = msgspec.json.decode(await self._client.get(paths.namespace(namespace)), type=_Namespace)
+            entry.labels = answer.metadata.labels
+            entry.policy = for_namespace(self._base, namespace, answer.metadata.annotations)
         except NotFound:
             pass  # it was deleted, and its jobs with it
         except (InvalidPolicy, msgspec.DecodeError) as error:
             entry.problem = f"{error}: ask the platform team to correct it"
         except Refused as error:
-            why = f"the operator cannot read namespace {namespace} ({error})"
-            entry.problem = f"{why}: grant it `get` of namespaces, or disable its setting `namespace_policies`"
+            problem = f"the operator cannot read namespace {namespace} ({error})"
+            entry.problem = f"{problem}: grant it `get` of namespaces, or disable its setting `namespace_policies`"
         if entry.problem and not (before and before.problem == entry.problem):
             logger.error("new jobs of namespace %s wait: %s", namespace, entry.problem)
         self._entries[namespace] = entry

@@ -18,7 +18,7 @@ from allranks.core.facts.resume_source import ResumeSource
 from allranks.core.facts.uploads import CacheUse
 from allranks.kube import compact_jobs, job_codec
 from allranks.operator.cache import JobKey, PodCache
-from allranks.operator.cache_use import fetches
+from allranks.operator.other_jobs import fetches
 from allranks.operator.timing import Clock
 
 _KEPT_BYTES = 16 * 1024
@@ -101,7 +101,7 @@ class Observer:
     """What the jobs of a namespace have in the cache of inputs."""
 
     async def prepare(self, raw: Manifest) -> None:
-        """Reads what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""
+        """Read what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""
         if self.read_namespace:
             status, namespace = raw.get("status"), raw["metadata"].get("namespace", "")
             await self.read_namespace(namespace, not (isinstance(status, dict) and status.get("startTime")))
@@ -156,7 +156,7 @@ class Observer:
         return replace(observed, contention=self.contenders.observe(key, observed)) if self.contenders else observed
 
     def forget(self, key: JobKey) -> None:
-        """The job was deleted."""
+        """Forget a job that was deleted."""
         for part in (self.reports, self.gpus, self.contenders):
             if part:
                 part.forget(key)

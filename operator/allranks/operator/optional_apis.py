@@ -21,6 +21,7 @@ from allranks.core.facts.optional_kinds import ObjectKey, OptionalKind, Optional
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, NotFound, Refused
+from allranks.kube.store import Store
 from allranks.kube.watch import Watch
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Timing
@@ -83,9 +84,7 @@ class OptionalApis:
         self._watch_timeout = settings.watch_timeout
         self._unusable = dict(unusable or {})
         self._served: dict[str, _Served] = {}
-        self._objects: dict[ObjectKey, Manifest] = {}
-        self._deleted: dict[ObjectKey, int] = {}
-        """Versions at which objects were deleted: responses to earlier requests may arrive later."""
+        self._objects: Store[ObjectKey, Manifest] = Store(_version_of)
         self._by_owner: defaultdict[str, dict[ObjectKey, Manifest]] = defaultdict(dict)
         """UID of the controller -> objects."""
         self._discovered = not self._kinds
@@ -94,7 +93,7 @@ class OptionalApis:
         self._note_synced()
 
     def observe(self, uid: str) -> OptionalObjects:
-        """The objects for the reconcile of the job with this UID."""
+        """Return the objects for the reconcile of the job with this UID."""
         if not self._served and not self._unusable:
             return NOTHING if not self._kinds else OptionalObjects(problems=self._problems())
         return OptionalObjects(
@@ -105,7 +104,7 @@ class OptionalApis:
             },
             problems=self._problems(),
             of_job=tuple(self._by_owner.get(uid, {}).values()),
-            shared=MappingProxyType(self._objects),
+            shared=MappingProxyType(self._objects.objects),
         )
 
     def _problems(self) -> dict[str, str]:
@@ -121,7 +120,7 @@ class OptionalApis:
         return out
 
     async def run(self) -> None:
-        """Runs forever. Returns at once if no kinds are enabled, after waiting for cancellation."""
+        """Run forever. Returns at once if no kinds are enabled, after waiting for cancellation."""
         if not self._kinds:
             await asyncio.Event().wait()
         try:
@@ -140,24 +139,20 @@ class OptionalApis:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def objects(self) -> list[tuple[ObjectKey, Manifest]]:
-        """Everything in the cache."""
-        return list(self._objects.items())
+        """Return everything in the cache."""
+        return list(self._objects.objects.items())
 
     def remember(self, manifest: Manifest) -> None:
-        """Caches the response to the operator's own write."""
+        """Cache the response to the operator's own write."""
         kind = next((kind for kind in self._kinds if kind.id == kind_of(manifest)), None)
         if kind and kind.id in self._served:
             self._upsert(kind, manifest, deleted=False)
 
     def forget(self, manifest: Manifest) -> None:
-        """Drops an object that the operator deleted in the version that it had observed."""
+        """Drop an object that the operator deleted in the version that it had observed."""
         kind = next((kind for kind in self._kinds if kind.id == kind_of(manifest)), None)
         if kind:
-            metadata = manifest["metadata"]
-            key = (kind.id, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
-            self._drop(key)
-            self._deleted[key] = max(_version_of(manifest), self._deleted.get(key, 0))
-            self._changed(kind, manifest)
+            self._upsert(kind, manifest, deleted=True)
 
     def watches(self) -> Iterable[tuple[str, Watch[Any]]]:
         """(name, watch), for the liveness probe. A kind that cannot be read has none."""
@@ -168,9 +163,9 @@ class OptionalApis:
     async def _discover(self) -> None:
         """Raises ApiError."""
         groups = msgspec.json.decode(await self._client.get(paths.GROUPS), type=_Groups).groups
-        versions = {group.name: {each.version for each in group.versions} for group in groups}
+        versions = {group.name: {served.version for served in group.versions} for group in groups}
         resources: dict[str, set[str]] = {}
-        found: dict[str, str] = {}
+        available: dict[str, str] = {}
         for kind in self._kinds:
             for version in kind.versions:
                 if version in versions.get(kind.group, ()):
@@ -178,21 +173,21 @@ class OptionalApis:
                     if path not in resources:
                         resources[path] = await self._resources(path)
                     if kind.plural in resources[path]:
-                        found[kind.id] = version
+                        available[kind.id] = version
                         break
         for kind in self._kinds:
-            served, wanted = self._served.get(kind.id), found.get(kind.id)
-            if (served.version if served else None) == wanted:
+            served, newest = self._served.get(kind.id), available.get(kind.id)
+            if (served.version if served else None) == newest:
                 continue
             if served:
                 await self._stop(kind, served)
-            if wanted:
-                self._start(kind, wanted)
+            if newest:
+                self._start(kind, newest)
         self._discovered = True
         self._note_synced()
 
     async def _resources(self, path: str) -> set[str]:
-        """Names of the resources of a version. A group may be deleted between the two requests."""
+        """Return the names of the resources of a version. A group may be deleted between the two requests."""
         try:
             answer = msgspec.json.decode(await self._client.get(path), type=_Resources)
         except (NotFound, Refused):
@@ -212,31 +207,34 @@ class OptionalApis:
             task.cancel()
         await asyncio.gather(*served.tasks, return_exceptions=True)
         del self._served[kind.id]
-        for key in [key for key in self._objects if key[0] == kind.id]:
-            self._drop(key)
+        for key, manifest in self.objects():
+            if key[0] == kind.id:
+                self._forget_owner(key, manifest)
+                self._objects.drop(key)
         logger.warning("the cluster no longer serves %s/%s %s", kind.group, served.version, kind.kind)
         self._changed(kind, None)
 
     def _watch(self, kind: OptionalKind, served: _Served, namespace: str | None) -> Watch[Any]:
-        def listed(found: Sequence[dict[str, Any]], version: int) -> None:
+        def listed(manifests: Sequence[dict[str, Any]], version: int) -> None:
             appeared = namespace not in served.listed
             served.listed.add(namespace)
             served.forbidden = ""
-            present = {self._upsert(kind, typed(each), deleted=False, quiet=appeared) for each in found}
-            for key, each in list(self._objects.items()):
-                listed_here = key[0] == kind.id and namespace in (None, key[1])
-                if listed_here and key not in present and _version_of(each) <= version:
-                    self._upsert(kind, _with_version(each, version), deleted=True, quiet=appeared)
+            present = {self._upsert(kind, typed(item), deleted=False, quiet=appeared) for item in manifests}
+            missing = self._objects.missing_from(
+                present, version, lambda key: key[0] == kind.id and namespace in (None, key[1])
+            )
+            for _, manifest in missing:
+                self._upsert(kind, _with_version(manifest, version), deleted=True, quiet=appeared)
             if appeared:
                 self._changed(kind, None)
             self._note_synced()
 
-        def changed(each: dict[str, Any], deleted: bool) -> None:
-            self._upsert(kind, typed(each), deleted)
+        def changed(manifest: dict[str, Any], deleted: bool) -> None:
+            self._upsert(kind, typed(manifest), deleted)
 
-        def typed(each: dict[str, Any]) -> Manifest:
+        def typed(manifest: dict[str, Any]) -> Manifest:
             # Items of a list have neither apiVersion nor kind.
-            return {**each, "apiVersion": f"{kind.group}/{served.version}", "kind": kind.kind}
+            return {**manifest, "apiVersion": f"{kind.group}/{served.version}", "kind": kind.kind}
 
         def forbidden(message: str) -> None:
             served.forbidden = message
@@ -264,24 +262,21 @@ class OptionalApis:
         metadata = manifest["metadata"]
         key = (kind.id, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
         version, before = _version_of(manifest), self._objects.get(key)
-        if version <= self._deleted.get(key, 0) or (before and version <= _version_of(before)):
+        if not (self._objects.delete(key, version) if deleted else self._objects.is_newer(key, version)):
             return key
-        self._drop(key)
-        if deleted:
-            self._deleted[key] = version
-            while len(self._deleted) > _TOMBSTONES:
-                del self._deleted[next(iter(self._deleted))]
-        else:
-            kept = self._objects[key] = _without(manifest, kind.dropped)
+        if before:
+            self._forget_owner(key, before)
+        if not deleted:
+            kept = _without(manifest, kind.dropped)
+            self._objects.put(key, kept)
             if owner := _controller(manifest):
                 self._by_owner[owner][key] = kept
         if not quiet:
             self._changed(kind, manifest)
         return key
 
-    def _drop(self, key: ObjectKey) -> None:
-        before = self._objects.pop(key, None)
-        if before and (owner := _controller(before)):
+    def _forget_owner(self, key: ObjectKey, manifest: Manifest) -> None:
+        if owner := _controller(manifest):
             objects = self._by_owner[owner]
             objects.pop(key, None)
             if not objects:
@@ -296,7 +291,6 @@ class OptionalApis:
             self.synced.set()
 
 
-_TOMBSTONES = 10_000
 NOTHING = OptionalObjects()
 
 
@@ -314,7 +308,7 @@ def _controller(manifest: Manifest) -> str:
 
 
 def _without(manifest: Manifest, dropped: Iterable[str]) -> Manifest:
-    """The object without these fields, and without managedFields."""
+    """Return the object without these fields, and without managedFields."""
     metadata = {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
     out: Any = {**manifest, "metadata": metadata}
     for path in dropped:
@@ -323,11 +317,11 @@ def _without(manifest: Manifest, dropped: Iterable[str]) -> Manifest:
 
 
 def _without_path(value: Any, path: Sequence[str]) -> Any:
-    """Lists on the way are entered: `spec.podSets.template` is that field of each pod set."""
+    """Remove a field. Lists on the way are entered: `spec.podSets.template` is that field of each pod set."""
     if isinstance(value, list):
-        return [_without_path(each, path) for each in value]
+        return [_without_path(item, path) for item in value]
     if not isinstance(value, dict) or path[0] not in value:
         return value
     if len(path) == 1:
-        return {key: each for key, each in value.items() if key != path[0]}
+        return {key: item for key, item in value.items() if key != path[0]}
     return {**value, path[0]: _without_path(value[path[0]], path[1:])}

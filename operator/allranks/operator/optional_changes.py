@@ -30,7 +30,7 @@ async def apply(
     remember: Callable[[Manifest], None],
     forget: Callable[[Manifest], None],
 ) -> Outcome:
-    """Deletes, then patches, one after the other.
+    """Delete, then patch, one after the other.
 
     An object that changed meanwhile, or is gone, is left alone: the core decides again. Raises Unavailable, Fenced.
     """
@@ -68,10 +68,10 @@ async def apply(
             logger.warning("the deletion of %s %s was rejected: %s", *key, error)
         else:
             forget(manifest)
-    for each in patches:
-        found = each.object["metadata"]
-        guard = {"uid": found["uid"], "resourceVersion": found["resourceVersion"]}
-        metadata = {**each.change.get("metadata", {}), **guard}
-        path = paths.item_of(each.object, each.subresource)
-        await change(each.object, client.patch(path, {**each.change, "metadata": metadata}))
+    for patch in patches:
+        current = patch.object["metadata"]
+        guard = {"uid": current["uid"], "resourceVersion": current["resourceVersion"]}
+        metadata = {**patch.change.get("metadata", {}), **guard}
+        path = paths.item_of(patch.object, patch.subresource)
+        await change(patch.object, client.patch(path, {**patch.change, "metadata": metadata}))
     return Outcome(rejected, conflicts)

@@ -71,7 +71,7 @@ class OutcomeStore:
         self._decode = msgspec.json.Decoder(Raw).decode
 
     async def receive(self, sender: ReportSource, body: bytes) -> Answer:
-        """Takes a part of an outcome; stores the outcome if it is complete."""
+        """Take a part of an outcome; store the outcome if it is complete."""
         if sender.attempt < self._attempt(sender.job):
             return Answer(409, {"error": "this attempt is over"})
         recorded = self._jobs.get(sender.job_uid)
@@ -99,7 +99,7 @@ class OutcomeStore:
             task.cancel()
 
     async def _store(self, sender: ReportSource, outcome: Outcome) -> bool:
-        """False: enough exceptions of this attempt are stored. Raises ApiError."""
+        """Return False if enough exceptions of this attempt are stored. Raises ApiError."""
         recorded = self._entry(sender.job_uid)
         key = (sender.pod_uid, outcome.rank if outcome.kind == "returned" else -1 - outcome.rank)
         if key in recorded.names:
@@ -118,7 +118,7 @@ class OutcomeStore:
         return False
 
     def _names(self, sender: ReportSource, outcome: Outcome, recorded: _Stored) -> Iterator[str]:
-        """The names to try, the first one that is free or the sender's own counts."""
+        """Yield the names to try, the first one that is free or the sender's own counts."""
         job, uid = sender.job[1], sender.job_uid
         if outcome.kind == "returned":
             yield outcome_names.value_name(job, uid, sender.attempt, outcome.rank)
@@ -129,7 +129,7 @@ class OutcomeStore:
             yield outcome_names.error_name(job, uid, *turn, number)
 
     async def _create(self, sender: ReportSource, outcome: Outcome, name: str) -> bool:
-        """False: another rank has this name."""
+        """Return False if another rank has this name."""
         manifest = _config_map(sender, outcome, name)
         where = paths.collection("ConfigMap", sender.job[0])
         try:
@@ -144,10 +144,10 @@ class OutcomeStore:
 
     async def _is_own(self, sender: ReportSource, outcome: Outcome, name: str) -> bool:
         try:
-            found = msgspec.json.decode(await self._client.get(paths.item("ConfigMap", sender.job[0], name)))
+            answer = msgspec.json.decode(await self._client.get(paths.item("ConfigMap", sender.job[0], name)))
         except NotFound:
             return False
-        metadata = found["metadata"]
+        metadata = answer["metadata"]
         by = (metadata.get("annotations") or {}).get(outcome_names.POD_ANNOTATION)
         rank = (metadata.get("labels") or {}).get(outcome_names.RANK_LABEL)
         return (by, rank) == (sender.pod, str(outcome.rank))
@@ -160,7 +160,7 @@ class OutcomeStore:
         return recorded
 
     def _clean(self, sender: ReportSource, recorded: _Stored) -> None:
-        """Deletes, in the background, what belongs neither to this attempt nor to the one before."""
+        """Delete, in the background, what belongs neither to this attempt nor to the one before."""
         old = {
             key: name
             for key, (name, attempt, restart) in recorded.names.items()

@@ -50,14 +50,14 @@ class Pools:
         )
 
     async def run(self) -> None:
-        """Runs forever."""
+        """Run forever."""
         await (self.watch.run() if self.watch else asyncio.Event().wait())
 
     def get(self, name: str) -> PoolSpec | None:
         return self._pools.get(name)
 
-    def _listed(self, found: Sequence[Raw], _: int) -> None:
-        self._pools = {raw.metadata.name: spec for raw in found if (spec := _spec(raw))}
+    def _listed(self, pools: Sequence[Raw], _: int) -> None:
+        self._pools = {raw.metadata.name: spec for raw in pools if (spec := _spec(raw))}
         self.refused = ""
         self.synced.set()
         self._changed(None)
@@ -71,7 +71,8 @@ class Pools:
         self._changed(raw.metadata.name)
 
     def _forbidden(self, message: str) -> None:
-        """The ClusterRole that reads pools, or their CRD, is missing. Jobs without a pool are not affected."""
+        """Note that the ClusterRole that reads pools, or their CRD, is missing. Jobs without a pool are not
+        affected."""
         missing = "its ClusterRole for them, or their CustomResourceDefinition, is missing"
         self.refused = f"this operator cannot read TrainingPools ({message}): {missing}"
         self.synced.set()
@@ -79,7 +80,7 @@ class Pools:
 
 
 def _spec(raw: Raw) -> PoolSpec | None:
-    """None: invalid. The core reports errors inside the template to the jobs that use the pool."""
+    """Return None for an invalid pool. The core reports errors inside the template to the jobs that use the pool."""
     try:
         return PoolSpec.model_validate(raw.spec, by_alias=True, by_name=False)
     except ValidationError as error:

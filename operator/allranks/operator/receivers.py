@@ -50,7 +50,11 @@ class Receivers(Model):
     def for_all(self, namespace: str) -> dict[str, tuple[str, ...]]:
         """Occasion -> the receivers that are notified about every job of the namespace."""
         return {
-            occasion: tuple(one.name for one in self.receivers if occasion in one.all_jobs and _admits(one, namespace))
+            occasion: tuple(
+                receiver.name
+                for receiver in self.receivers
+                if occasion in receiver.all_jobs and _admits(receiver, namespace)
+            )
             for occasion in OCCASIONS
         }
 
@@ -58,12 +62,12 @@ class Receivers(Model):
         """The receiver of an entry. Raises ValueError with the reason why it cannot be used."""
         if (entry := named.get(name)) is not None and entry.webhook is not None:
             return self._webhook(name, entry.webhook)
-        found = next((one for one in self.receivers if one.name == name), None)
-        if found is None:
+        match = next((receiver for receiver in self.receivers if receiver.name == name), None)
+        if match is None:
             raise ValueError(f"there is no receiver {name}")
-        if not _admits(found, namespace):
+        if not _admits(match, namespace):
             raise ValueError(f"receiver {name} does not admit namespace {namespace}")
-        return found
+        return match
 
     def _webhook(self, name: str, webhook: Webhook) -> ReceiverConfig:
         target = urlsplit(webhook.url)
@@ -102,6 +106,6 @@ class ReceiversFile:
         except (OSError, yaml.YAMLError) as error:
             logger.error("receivers of notifications: %s", type(error).__name__)  # not its text: the file is secret
         except ValidationError as error:
-            where = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            where = "; ".join(f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors())
             logger.error("receivers of notifications: %s", where)
         return self._content

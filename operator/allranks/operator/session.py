@@ -15,6 +15,7 @@ from allranks.api.pool import PoolSpec
 from allranks.core.facts.model import Manifest, Platform, PodRef
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.core.facts.optional_kinds import GANGS, QUEUES, OptionalKind
+from allranks.core.facts.uploads import CacheUse
 from allranks.kube import compact_jobs, paths, pod_codec, raw_pod
 from allranks.kube.auth import Connection
 from allranks.kube.client import Client
@@ -24,8 +25,6 @@ from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator import crd_check, job_watch
 from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, JobKey, PodCache
-from allranks.operator.cache_use import cache_use
-from allranks.operator.contention_cache import Contenders
 from allranks.operator.controller import Controller
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.job_metrics import GpuCounts
@@ -36,11 +35,11 @@ from allranks.operator.namespace_cache import Namespaces
 from allranks.operator.notifier import Notifier
 from allranks.operator.observer import Observer
 from allranks.operator.optional_apis import OptionalApis
+from allranks.operator.other_jobs import Contenders, ResumeSources, cache_use
 from allranks.operator.outcome_store import OutcomeStore
 from allranks.operator.pool_cache import Pools
+from allranks.operator.ports.report_auth import Reviews, attempt_of
 from allranks.operator.receivers import ReceiversFile
-from allranks.operator.report_auth import Reviews, attempt_of
-from allranks.operator.resume_sources import ResumeSources
 from allranks.operator.settings import Settings
 from allranks.operator.sweep_controller import SweepController
 from allranks.operator.timing import Clock, Timing
@@ -87,9 +86,7 @@ class Session:
         self.namespaces = Namespaces(self.client, settings, self.enqueue_namespace, timing, clock)
         kinds, unusable = optional_kinds(settings)
         self.optional = OptionalApis(self.client, kinds, settings, self.enqueue_owner, timing, unusable)
-        self.reports = ReportStore(
-            clock.now, self.queue.enqueue_report, monotonic=clock.monotonic, later=clock.call_later
-        )
+        self.reports = ReportStore(clock.now, self.queue.enqueue_now, monotonic=clock.monotonic, later=clock.call_later)
         self.reviews = Reviews(self.client, self.pods, self.jobs.get, timing=timing, clock=clock)
         self.outcomes = OutcomeStore(
             self.client, lambda job: attempt_of(self.jobs.get(job) or {}), monotonic=clock.monotonic
@@ -98,7 +95,11 @@ class Session:
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
         self.sweeps = (
             SweepController(
-                *(self.client, self.jobs, self.recorder, suggest, self.queue.enqueue),
+                self.client,
+                self.jobs,
+                self.recorder,
+                suggest,
+                self.queue.enqueue,
                 namespaces=self._namespaces,
                 renewed_after=settings.watch_timeout,
                 timing=timing,
@@ -117,17 +118,17 @@ class Session:
             self.queue,
             self.jobs,
             Observer(
-                self.pods,
-                self._platform,
-                clock,
-                self.reports if settings.report_url else None,
-                self.namespaces.prepare,
-                self.gpus,
-                self.optional.observe,
-                Contenders(lambda key: self.queue.enqueue_pod_event(key, True)),
-                ResumeSources(self.client, self.jobs),
-                self.notifier,
-                lambda namespace: cache_use((self.jobs.get(key) for key in self.jobs), namespace),
+                pods=self.pods,
+                platform=self._platform,
+                clock=clock,
+                reports=self.reports if settings.report_url else None,
+                read_namespace=self.namespaces.prepare,
+                gpus=self.gpus,
+                optional=self.optional.observe,
+                contenders=Contenders(self.queue.enqueue_now),
+                sources=ResumeSources(self.client, self.jobs),
+                outbox=self.notifier,
+                cache_use=self._cache_use,
             ),
             executor,
             self.recorder,
@@ -145,8 +146,8 @@ class Session:
 
     @property
     def synced(self) -> bool:
-        """Whether all caches are filled. A namespace that cannot be read, for example because it was deleted, does not
-        count unless there is no other."""
+        """Return whether all caches are filled. A namespace that cannot be read, for example because it was deleted,
+        does not count unless there is no other."""
         listed = self.controller.listed_in
         synced = {ns for ns, watch in self._by_namespace() if ns in listed and watch.synced.is_set()}
         others = self.pools.synced.is_set() and self.optional.synced.is_set()
@@ -157,7 +158,7 @@ class Session:
 
     @property
     def leading(self) -> bool:
-        """Whether this replica is the leader and its caches are filled."""
+        """Return whether this replica is the leader and its caches are filled."""
         return (self._lease is None or self._lease.held) and self.synced
 
     @property
@@ -178,7 +179,7 @@ class Session:
             yield from ((name, watch.age) for name, watch in self.sweeps.sweeps.watches.items())
 
     async def run(self, stop: asyncio.Event, stopping: asyncio.Task[bool]) -> None:
-        """Returns at shutdown or when the Lease is lost. Raises the error that ended the session otherwise."""
+        """Return at shutdown or when the Lease is lost. Raises the error that ended the session otherwise."""
         try:
             if self._lease:
                 self._tasks.append(asyncio.create_task(self._lease.keep(), name="lease"))
@@ -224,7 +225,7 @@ class Session:
             await self.client.close()
 
     async def _crds_installed(self, stopping: asyncio.Task[bool]) -> bool:
-        """Waits for the CRDs. False: the session ended before."""
+        """Wait for the CRDs. False: the session ended before."""
         installed = asyncio.create_task(
             wait_for_crds(self.client, self._using.timing.crd_poll), name="wait for the CRDs"
         )
@@ -236,7 +237,7 @@ class Session:
         return True
 
     async def _begin(self, namespace: str | None, watch: Watch[raw_pod.Raw]) -> None:
-        """Runs per namespace, so that an unreadable namespace does not block the others."""
+        """Run per namespace, so that an unreadable namespace does not block the others."""
         await watch.synced.wait()
         await self.pools.synced.wait()
         await self.optional.synced.wait()
@@ -247,9 +248,9 @@ class Session:
     def _watch(self, namespace: str | None) -> Watch[raw_pod.Raw]:
         decode = self._using.decode_pod
 
-        def listed(found: Sequence[raw_pod.Raw], version: int) -> None:
+        def listed(pods: Sequence[raw_pod.Raw], version: int) -> None:
             self.unreadable.discard(namespace)
-            self.pods.relist([decode(raw) for raw in found], version, namespace)
+            self.pods.relist([decode(raw) for raw in pods], version, namespace)
 
         def changed(raw: raw_pod.Raw, deleted: bool) -> None:
             pod = decode(raw)
@@ -312,8 +313,11 @@ class Session:
             namespace_labels=self.namespaces.labels(job.namespace),
         )
 
+    def _cache_use(self, namespace: str) -> CacheUse | None:
+        return cache_use((self.jobs.get(key) for key in self.jobs), namespace)
+
     def _pool_name(self, namespace: str, named: str | None) -> str | None:
-        """The pool that the job names, or the default of its namespace."""
+        """Return the pool that the job names, or the default of its namespace."""
         return named or self.namespaces.policy(namespace).default_pool
 
     def _pool(self, namespace: str, named: str | None) -> PoolSpec | None:
@@ -321,14 +325,14 @@ class Session:
         return self.pools.get(pool) if pool else None
 
     def enqueue_users(self, pool: str | None) -> None:
-        """Enqueues the jobs that use this pool; None means any pool."""
+        """Enqueue the jobs that use this pool; None means any pool."""
         for key in self.jobs:
             used = self._pool_name(key[0], compact_jobs.spec_of(self.jobs.get(key) or {}).pool)
             if used and pool in (None, used):
                 self.queue.enqueue(key)
 
     def enqueue_owner(self, kind: OptionalKind, manifest: Manifest | None) -> None:
-        """Enqueues the job that controls an object of an optional kind, or all jobs if it has no controller."""
+        """Enqueue the job that controls an object of an optional kind, or all jobs if it has no controller."""
         owners = manifest["metadata"].get("ownerReferences") or () if manifest else ()
         owner = next((owner for owner in owners if owner.get("controller")), None)
         if manifest and owner:
@@ -341,7 +345,7 @@ class Session:
                 self.queue.enqueue(key)
 
     def enqueue_namespace(self, namespace: str) -> None:
-        """Enqueues the jobs of a namespace whose labels or policy changed."""
+        """Enqueue the jobs of a namespace whose labels or policy changed."""
         for key in self.jobs:
             if key[0] == namespace:
                 self.queue.enqueue(key)
@@ -349,21 +353,21 @@ class Session:
 
 def optional_kinds(settings: Settings) -> tuple[tuple[OptionalKind, ...], dict[str, str]]:
     """(the kinds to watch, id of each other kind -> why it is not used)"""
-    wanted: list[OptionalKind] = []
+    watched: list[OptionalKind] = []
     unused: dict[str, str] = {}
-    for enabled, kinds, what in (
+    for enabled, kinds, purpose in (
         (settings.queues, QUEUES, "serve queues (setting `queues`)"),
         (settings.gangs, GANGS, "use gang schedulers (setting `gangs`)"),
     ):
         if enabled:
-            wanted += kinds
+            watched += kinds
         else:
-            unused |= {kind.id: f"this operator does not {what}" for kind in kinds}
-    return tuple(wanted), unused
+            unused |= {kind.id: f"this operator does not {purpose}" for kind in kinds}
+    return tuple(watched), unused
 
 
 async def wait_for_crds(client: Client, poll: float) -> None:
-    """Waits until the API server serves our resource and lists our API group, which happens a moment later: kopf's
+    """Wait until the API server serves our resource and lists our API group, which happens a moment later: kopf's
     discovery runs once. Both may still be served right after the CRDs were deleted; then kopf ends the session."""
     logged = False
     while True:
@@ -380,7 +384,7 @@ async def wait_for_crds(client: Client, poll: float) -> None:
 
 
 def dict_field(job: Manifest, name: str) -> Manifest:
-    """A field of a job that no schema has validated; empty if it is not an object."""
+    """Return a field of a job that no schema has validated; empty if it is not an object."""
     part = job.get(name)
     return part if isinstance(part, dict) else {}
 

@@ -218,7 +218,7 @@ class Settings(BaseSettings):
 
     @property
     def policy(self) -> policy.Policy:
-        """The operator-wide defaults and limits."""
+        """Return the operator-wide defaults and limits."""
         return policy.Policy(
             default_ttl_seconds_after_finished=self.default_ttl_seconds_after_finished,
             default_active_deadline_seconds=self.default_active_deadline_seconds,

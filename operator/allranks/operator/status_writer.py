@@ -41,7 +41,7 @@ class StatusWriter:
         self._executor, self._jobs, self._timing, self._clock = executor, jobs, timing, clock
 
     def postpone(self, state: WriteState, observed: Observed, plan: Plan) -> bool:
-        """Whether the status can wait for further changes of its kind. Sets `state.due` then."""
+        """Return whether the status can wait for further changes of its kind. Sets `state.due` then."""
         assert plan.next is not None
         now, timing = self._clock.monotonic(), self._timing
         due = state.written_at + timing.status_min_interval
@@ -64,15 +64,15 @@ class StatusWriter:
         return max(state.written_at + timing.counts_min_interval, state.counts_since + timing.counts_debounce)
 
     async def write(self, key: JobKey, raw: Manifest, state: WriteState, status: Status) -> bool:
-        """False: the job changed in the meantime or is gone. Raises FieldDropped and other ApiErrors."""
-        wanted = job_codec.encode(status)
-        written = await self._executor.status(raw, wanted)
+        """Return False if the job changed in the meantime or is gone. Raises FieldDropped and other ApiErrors."""
+        planned = job_codec.encode(status)
+        written = await self._executor.status(raw, planned)
         if written is None:
             written = await self.read_again(key, raw)
-            if written is None or diff(written.get("status") or {}, wanted):
+            if written is None or diff(written.get("status") or {}, planned):
                 return False
             # Our own write succeeded and only its response was lost.
-        elif field := unwritten_field(diff(written.get("status") or {}, wanted)):
+        elif field := unwritten_field(diff(written.get("status") or {}, planned)):
             stored = written["metadata"]["resourceVersion"] != raw["metadata"]["resourceVersion"]
             self._jobs.upsert(written)
             raise FieldDropped(f"status.{field}", stored)
@@ -82,17 +82,17 @@ class StatusWriter:
 
     async def read_again(self, key: JobKey, raw: Manifest) -> Manifest | None:
         """After a conflict: the current job, None when this one no longer exists."""
-        found = await self._executor.read(*key)
-        if found is None:
+        current = await self._executor.read(*key)
+        if current is None:
             self._jobs.forget(key)
             return None
-        self._jobs.upsert(found)
-        return found if found["metadata"]["uid"] == raw["metadata"]["uid"] else None
+        self._jobs.upsert(current)
+        return current if current["metadata"]["uid"] == raw["metadata"]["uid"] else None
 
 
 def is_deferrable(observed: Observed, plan: Plan) -> bool:
-    """Whether a decision may wait. Ranks end at about the same time: success waits for those that still run, and so do
-    later pod counts, since the result is already persisted. Every other decision is written immediately."""
+    """Return whether a decision may wait. Ranks end at about the same time: success waits for those that still run, and
+    so do later pod counts, since the result is already persisted. Every other decision is written immediately."""
     if observed.persisted.phase in FINISHED:
         return True
     assert plan.next is not None
@@ -104,14 +104,14 @@ def is_deferrable(observed: Observed, plan: Plan) -> bool:
 
 
 def significant_fields(status: Status) -> Any:
-    """The status without pod counts and `launched`, for comparison."""
+    """Return the status without pod counts and `launched`, for comparison."""
     conditions = [(c.type, c.status, "" if c.reason in _STARTING else c.reason) for c in status.conditions]
     counts = {"roles": {}, "ready": "", "launched": False, "selector": "", "conditions": [], "done": {}}
     return conditions, _strip_progress(status.model_copy(update=counts))
 
 
 def without_progress(status: Status) -> Any:
-    """The status without progress and without durations that can be derived, for comparison."""
+    """Return the status without progress and without durations that can be derived, for comparison."""
     return status.times and status.times.category, _strip_progress(status)
 
 

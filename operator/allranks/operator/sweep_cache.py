@@ -13,6 +13,7 @@ from allranks.api.sweep import Sweep
 from allranks.core.facts.model import Manifest
 from allranks.kube import paths
 from allranks.kube.client import Client
+from allranks.kube.store import Store
 from allranks.kube.sweep_codec import RawSweep
 from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator.cache import JobKey
@@ -29,7 +30,7 @@ class SweepCache:
     def __init__(
         self, client: Client, namespaces: Sequence[str | None], renewed_after: int, changed: Callable[[JobKey], None]
     ) -> None:
-        self._sweeps: dict[JobKey, RawSweep] = {}
+        self._sweeps: Store[JobKey, RawSweep] = Store(lambda sweep: sweep.version)
         self._changed = changed
         self._unavailable: set[str] = set()
         self.watches = {
@@ -38,47 +39,38 @@ class SweepCache:
         }
 
     def __iter__(self) -> Iterator[JobKey]:
-        return iter(list(self._sweeps))
+        return iter(self._sweeps)
 
     def __contains__(self, key: JobKey) -> bool:
         return key in self._sweeps
 
     def get(self, key: JobKey) -> Manifest | None:
-        """The sweep, decoded. `spec` is None if it is larger than allowed."""
-        found = self._sweeps.get(key)
-        return found.manifest() if found else None
+        """Return the sweep, decoded. `spec` is None if it is larger than allowed."""
+        raw = self._sweeps.get(key)
+        return raw.manifest() if raw else None
 
     def upsert(self, sweep: RawSweep, deleted: bool = False) -> None:
-        """Older versions never replace newer ones."""
         key = _key(sweep)
-        cached = self._sweeps.get(key)
-        if cached is not None and sweep.version < cached.version:
-            return
-        if deleted:
-            self._sweeps.pop(key, None)
-        else:
-            self._sweeps[key] = sweep.compact()
-        if cached is None or deleted or sweep.version > cached.version:
+        if self._sweeps.delete(key, sweep.version) if deleted else self._sweeps.put(key, sweep.compact()):
             self._changed(key)
 
     def size(self, key: JobKey) -> int:
         """Bytes of the spec as JSON text."""
-        found = self._sweeps.get(key)
-        return len(found.spec) if found else 0
+        raw = self._sweeps.get(key)
+        return len(raw.spec) if raw else 0
 
     def forget(self, key: JobKey) -> None:
-        """The API server answered 404."""
-        self._sweeps.pop(key, None)
+        """Remove a sweep that the API server does not find."""
+        self._sweeps.forget(key)
 
     def _watch(self, client: Client, namespace: str | None, renewed_after: int) -> Watch[RawSweep]:
-        def listed(found: Sequence[RawSweep], version: int) -> None:
-            present = {_key(sweep) for sweep in found}
-            for sweep in found:
+        def listed(sweeps: Sequence[RawSweep], version: int) -> None:
+            present = {_key(sweep) for sweep in sweeps}
+            for sweep in sweeps:
                 self.upsert(sweep)
-            for key in self:
-                stale = key not in present and namespace in (None, key[0])
-                if stale and self._sweeps[key].version <= version:
-                    del self._sweeps[key]
+            for key, _ in self._sweeps.missing_from(present, version, lambda key: namespace in (None, key[0])):
+                self._sweeps.delete(key, version)
+                self._changed(key)
 
         def forbidden(message: str) -> None:
             logger.warning("this operator cannot read TrainingSweeps, and serves none: %s", message)

@@ -1,6 +1,6 @@
 """Reconciles sweeps: observe (caches), decide (pure core), write the status, create and suspend jobs.
 
-Nothing kept here is needed for correctness: after a crash, the status and the jobs suffice.
+After a crash, the status and the jobs suffice.
 """
 
 from __future__ import annotations
@@ -18,42 +18,38 @@ from allranks.core.sweeps.model import Suggestion, SweepObserved, SweepPlan
 from allranks.core.sweeps.plan import plan
 from allranks.kube import compact_jobs, paths, sweep_codec
 from allranks.kube.client import Client
-from allranks.kube.errors import ApiError, Conflict, Fenced, NotFound, Refused, Unavailable
+from allranks.kube.errors import ApiError, Conflict, NotFound, Refused
 from allranks.kube.job_codec import DecodeError
 from allranks.kube.merge_patch import diff
 from allranks.operator.cache import JobCache, JobKey
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.notifier import Notifier
 from allranks.operator.receivers import ReceiversFile
+from allranks.operator.reconciler import Reconciler, Result, State
 from allranks.operator.sweep_cache import DecodedSweeps, SweepCache
 from allranks.operator.timing import Clock, Timing
-from allranks.operator.workqueue import ShutDown, WorkQueue
+from allranks.operator.workqueue import WorkQueue
 from allranks.suggest.process import CannotSuggest
-from allranks.text import beginning
 
 Suggest = Callable[[SweepSpec, Suggestion], Awaitable[dict[str, str]]]
 Decide = Callable[[SweepObserved], SweepPlan]
 logger = logging.getLogger("allranks.sweeps")
 
-MAX_INVALID_BYTES = 4096
-"""Of a condition's message."""
-
 
 @dataclass
-class _State:
-    """What is remembered of one sweep between two reconciles."""
+class _State(State):
+    """`retry_at`: when jobs that were refused are tried again."""
 
     suggested: dict[int, dict[str, str]] = field(default_factory=dict)
     rejected: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Name of a job -> (reason, message) with which its creation was refused."""
-    retry_at: float = 0.0
-    """When refused jobs are tried again, on the monotonic clock."""
     wrote_at: float = float("-inf")
-    invalid: str = ""
 
 
-class SweepController:
-    """Runs a worker for each sweep in the queue."""
+class SweepController(Reconciler[_State]):
+    """Reconciles the sweeps in the queue."""
+
+    kind, logger = "sweep", logger
 
     def __init__(
         self,
@@ -71,15 +67,14 @@ class SweepController:
         receivers: ReceiversFile | None = None,
         pool: Callable[[str, str | None], PoolSpec | None] = lambda namespace, name: None,
     ) -> None:
-        """`pool`: that of a job in the namespace which names it, or names none."""
+        """`pool(namespace, name)`: the spec of the named pool, or of the namespace's default."""
+        queue: WorkQueue[JobKey] = WorkQueue(clock, lambda failures: min(timing.retry_max, 2.0 ** min(failures, 9)))
+        super().__init__(queue, recorder, _State, timing=timing, clock=clock)
         self._decide, self._pool = decide, pool
         self.notifier = Notifier(receivers or ReceiversFile(""), self._enqueue)
-        self._client, self._jobs, self._recorder, self._suggest = client, jobs, recorder, suggest
-        self._enqueue_job, self._timing, self._clock = enqueue_job, timing, clock
-        self.queue: WorkQueue[JobKey] = WorkQueue(clock, lambda failed: min(timing.retry_max, 2.0 ** min(failed, 9)))
+        self._client, self._jobs, self._suggest, self._enqueue_job = client, jobs, suggest, enqueue_job
         self.sweeps = SweepCache(client, namespaces, renewed_after, self._enqueue)
         self._decoded = DecodedSweeps()
-        self._states: dict[JobKey, _State] = {}
         self._open: set[str | None] = set()
 
     @property
@@ -87,61 +82,43 @@ class SweepController:
         return not len(self.queue)
 
     def open(self, namespace: str | None) -> None:
-        """The jobs of the namespace (None: of all) are listed. Before that, trials would seem to have no job."""
+        """Begin, as the jobs of the namespace (None: of all) are listed. Before that, trials would seem to have no
+        job."""
         self._open.add(namespace)
         for key in self.sweeps:
             self._enqueue(key)
 
     def on_job(self, job: Manifest) -> None:
-        """A job changed, or is gone."""
+        """Take a job that changed, or is gone."""
         if name := sweep_codec.sweep_of(job):
             self._enqueue((job["metadata"].get("namespace", ""), name))
 
     async def run(self) -> None:
-        """Runs until `close`."""
+        """Watch and reconcile until `close`."""
         async with asyncio.TaskGroup() as group:
             watches = [group.create_task(watch.run()) for watch in self.sweeps.watches.values()]
-            try:
-                while True:
-                    key = await self.queue.get()
-                    group.create_task(self._work(key), name=f"sweep {'/'.join(key)}")
-            except ShutDown:
-                for watch in watches:
-                    watch.cancel()
-
-    def close(self) -> None:
-        self.queue.shut_down()
+            await super().run()
+            for watch in watches:
+                watch.cancel()
 
     def _enqueue(self, key: JobKey) -> None:
         if None in self._open or key[0] in self._open:
             self.queue.add(key)
 
-    async def _work(self, key: JobKey) -> None:
-        state = self._states.setdefault(key, _State())
-        try:
-            tried = await self._reconcile(key, state)
-            if not state.rejected:
-                self.queue.forget(key)
-            elif tried:
-                state.retry_at = self._clock.monotonic() + self.queue.add_rate_limited(key)
-        except (Fenced, Unavailable) as error:
-            logger.warning("sweep %s: %s", "/".join(key), error)
-            self.queue.add_rate_limited(key, self._timing.unavailable_retry_max)
-        except ApiError as error:
-            logger.error("sweep %s: API request rejected: %s", "/".join(key), error)
-            self.queue.add_rate_limited(key)
-        except Exception:
-            logger.exception("sweep %s: reconcile failed", "/".join(key))
-            self.queue.add_rate_limited(key)
-        finally:
-            self.queue.done(key)
-            if key not in self.sweeps:
-                self._states.pop(key, None)
-                self._decoded.forget(key)
-                self.queue.forget(key)
+    async def _reconcile(self, key: JobKey, state: _State) -> Result:
+        tried = await self._reconcile_once(key, state)
+        if not state.rejected:
+            return Result.DONE
+        return Result.RETRY if tried else Result.WAIT
 
-    async def _reconcile(self, key: JobKey, state: _State) -> bool:
-        """Whether jobs were created, or refused."""
+    def _exists(self, key: JobKey) -> bool:
+        return key in self.sweeps
+
+    def _forget(self, key: JobKey) -> None:
+        self._decoded.forget(key)
+
+    async def _reconcile_once(self, key: JobKey, state: _State) -> bool:
+        """Return whether jobs were created, or refused."""
         tried = False
         while True:
             raw = self.sweeps.get(key)
@@ -150,57 +127,57 @@ class SweepController:
             try:
                 sweep, status = self._decode(key, raw), sweep_codec.status(raw)
                 await self._read_missing(key[0], status)
-                wanted = self._decide(self._observe(key, sweep, status, state))
+                plan = self._decide(self._observe(key, sweep, status, state))
             except DecodeError as error:
-                await self._report_invalid(key, raw, state, str(error))
+                await self._report_invalid(key, raw, state, "InvalidSpec", str(error))
                 return tried
             except ApiError:
                 raise
             except Exception as error:
-                what = f"{type(error).__name__}: {error}"
-                message = f"the operator cannot evaluate this sweep ({what}): correct its spec, or report a bug"
-                await self._report_invalid(key, raw, state, message, error)
+                exception = f"{type(error).__name__}: {error}"
+                message = f"the operator cannot evaluate this sweep ({exception}): correct its spec, or report a bug"
+                await self._report_invalid(key, raw, state, "InvalidSpec", message, error)
                 return tried
             state.invalid = ""
-            if wanted.ask:
-                state.suggested[wanted.ask.number] = await self._ask(sweep, wanted.ask, raw, state)
-            if wanted.status is not None and not self._postponed(key, wanted, state):
-                written = await self._write(key, raw, wanted.status)
+            if plan.ask:
+                state.suggested[plan.ask.number] = await self._ask(sweep, plan.ask, raw, state)
+            if plan.status is not None and not self._postponed(key, plan, state):
+                written = await self._write(key, raw, plan.status)
                 state.wrote_at = self._clock.monotonic()
                 if written:
-                    self._emit(raw, wanted.events)
-                    self._emit_refusals(raw, wanted.status, status)
-                    state.suggested = {} if wanted.write_ahead else state.suggested
+                    self._emit(raw, plan.events)
+                    self._emit_refusals(raw, plan.status, status)
+                    state.suggested = {} if plan.write_ahead else state.suggested
                 continue
-            if wanted.write_ahead:
+            if plan.write_ahead:
                 continue
-            create = [] if tried and state.rejected else self._due(wanted.create, state)
+            create = [] if tried and state.rejected else self._due(plan.create, state)
             await self._create(key[0], create, state)
-            await self._suspend(key[0], wanted.stop, True)
-            await self._suspend(key[0], wanted.resume, False)
+            await self._suspend(key[0], plan.stop, True)
+            await self._suspend(key[0], plan.resume, False)
             tried = tried or bool(create)
-            if not (create or wanted.stop or wanted.resume or wanted.ask):
+            if not (create or plan.stop or plan.resume or plan.ask):
                 return tried
 
     def _due(self, manifests: Iterable[Manifest], state: _State) -> list[Manifest]:
         """Jobs to create now: refused ones wait for their backoff."""
-        waits = self._clock.monotonic() < state.retry_at
-        return [each for each in manifests if not (waits and each["metadata"]["name"] in state.rejected)]
+        waits = state.retry_at is not None and self._clock.monotonic() < state.retry_at
+        return [manifest for manifest in manifests if not (waits and manifest["metadata"]["name"] in state.rejected)]
 
     def _decode(self, key: JobKey, raw: Manifest) -> Sweep:
         """Raises DecodeError."""
         uid, generation = raw["metadata"]["uid"], raw["metadata"].get("generation", 1)
-        found = self._decoded.get(key, uid, generation)
-        if found is None:
-            found = sweep_codec.sweep(raw)
-            self._decoded.keep(key, uid, generation, self.sweeps.size(key), found)
-        return found
+        sweep = self._decoded.get(key, uid, generation)
+        if sweep is None:
+            sweep = sweep_codec.sweep(raw)
+            self._decoded.keep(key, uid, generation, self.sweeps.size(key), sweep)
+        return sweep
 
     def _observe(self, key: JobKey, sweep: Sweep, status: SweepStatus, state: _State) -> SweepObserved:
         namespace = key[0]
         names = {trial.job for trial in status.trials}
-        found = {name: job for name in names if (job := self._jobs.get((namespace, name))) is not None}
-        jobs = {name: sweep_codec.trial_job(job, sweep.metadata.uid) for name, job in found.items()}
+        cached = {name: job for name in names if (job := self._jobs.get((namespace, name))) is not None}
+        jobs = {name: sweep_codec.trial_job(job, sweep.metadata.uid) for name, job in cached.items()}
         observed = SweepObserved(sweep, status, jobs, self._clock.now(), state.suggested, state.rejected)
         notifies = self.notifier.for_all(namespace)
         if not (notifies or status.notifications):
@@ -211,7 +188,8 @@ class SweepController:
         return replace(observed, notified=self.notifier.exchange_sweep(key, observed))
 
     async def _read_missing(self, namespace: str, status: SweepStatus) -> None:
-        """A job that is not cached may only not be watched yet: it counts as deleted if the API server has none."""
+        """Read jobs that are not cached. Such a job may only not be watched yet: it counts as deleted if the API server
+        has none."""
         for trial in status.trials:
             if trial.observed and not trial.ended and self._jobs.get((namespace, trial.job)) is None:
                 await self._read_job(namespace, trial.job)
@@ -223,7 +201,7 @@ class SweepController:
             return
 
     def _upsert_job(self, answer: bytes) -> None:
-        """The watch of jobs will not report this version as news."""
+        """Cache a job. The watch of jobs will not report this version as news."""
         job = compact_jobs.job(answer)
         if self._jobs.upsert(job):
             self._enqueue_job((job["metadata"]["namespace"], job["metadata"]["name"]))
@@ -236,20 +214,19 @@ class SweepController:
             self._emit(raw, [Event("CannotSuggest", str(error), warning=True)])
             raise ApiError(f"trial {request.number} has no parameters: {error}") from error
 
-    def _postponed(self, key: JobKey, wanted: SweepPlan, state: _State) -> bool:
+    def _postponed(self, key: JobKey, plan: SweepPlan, state: _State) -> bool:
         """Progress is written at most every few seconds, decisions at once."""
         due = state.wrote_at + self._timing.progress_min_interval - self._clock.monotonic()
-        if wanted.write_ahead or due <= 0:
+        if plan.write_ahead or due <= 0:
             return False
         self.queue.add_after(key, due)
         return True
 
     async def _write(self, key: JobKey, raw: Manifest, status: SweepStatus) -> bool:
-        """False: the sweep changed in the meantime; then it is read."""
-        return await self._patch(key, raw, diff(raw.get("status") or {}, sweep_codec.encode(status)))
+        """Return False if the sweep changed in the meantime; then it is read again."""
+        return await self._patch_status(key, raw, diff(raw.get("status") or {}, sweep_codec.encode(status)))
 
-    async def _patch(self, key: JobKey, raw: Manifest, change: Manifest) -> bool:
-        """Patches the status."""
+    async def _patch_status(self, key: JobKey, raw: Manifest, change: Manifest) -> bool:
         metadata = raw["metadata"]
         guard = {"resourceVersion": metadata["resourceVersion"], "uid": metadata["uid"]}
         written = True
@@ -292,28 +269,10 @@ class SweepController:
             except (Conflict, NotFound):
                 await self._read_job(namespace, name)
 
-    async def _report_invalid(
-        self, key: JobKey, raw: Manifest, state: _State, message: str, error: Exception | None = None
-    ) -> None:
-        """A sweep that has no trials fails. One with trials waits until it can be decoded and evaluated."""
-        message = beginning(message, MAX_INVALID_BYTES)
-        if state.invalid == message:
-            return
-        logger.error("sweep %s is invalid: %s", "/".join(key), message, exc_info=error)
-        self._emit(raw, [Event("InvalidSpec", message, warning=True)])
-        change = sweep_codec.invalid_patch(raw, message, self._clock.now())
-        if change is None or await self._patch(key, raw, change):
-            state.invalid = message
-        else:
-            self.queue.add(key)
+    def _invalid_patch(self, raw: Manifest, reason: str, message: str) -> Manifest | None:
+        return sweep_codec.invalid_patch(raw, message, self._clock.now())
 
     def _emit_refusals(self, raw: Manifest, after: SweepStatus, before: SweepStatus) -> None:
         running, was = after.condition("Running"), before.condition("Running")
         if running and running.status == "False" and not after.finished and (not was or was.message != running.message):
             self._emit(raw, [Event("TrialRefused", running.message, warning=True)])
-
-    def _emit(self, raw: Manifest, events: Iterable[Event]) -> None:
-        for event in events:
-            self._recorder.record(raw, event, self._clock.now(), 0)
-            fields = {"sweep": f"{raw['metadata'].get('namespace')}/{raw['metadata']['name']}", "event": event.reason}
-            logger.log(logging.WARNING if event.warning else logging.INFO, "%s", event.message, extra=fields)

@@ -24,7 +24,7 @@ class UnlabelledPods:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def delete(self, key: JobKey, uid: str, pod: PodRef) -> None:
-        """Deletes a pod of the job with that UID, unless it is gone already."""
+        """Delete a pod of the job with that UID, unless it is gone already."""
         if (self._jobs.get(key) or {"metadata": {}})["metadata"].get("uid") != uid:
             return
         task = asyncio.create_task(self._delete(key, pod), name=f"delete {pod.name}")

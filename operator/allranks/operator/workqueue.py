@@ -41,7 +41,7 @@ class WorkQueue(Generic[K]):
 
     @property
     def failing(self) -> bool:
-        """Whether any key is in backoff."""
+        """Return whether any key is in backoff."""
         return bool(self._failures)
 
     def add(self, key: K) -> None:
@@ -53,7 +53,7 @@ class WorkQueue(Generic[K]):
             self._wake_getter()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Adds the key when the time has passed. Of several delays the earliest counts."""
+        """Add the key when the time has passed. Of several delays the earliest counts."""
         if self._shutting_down:
             return
         if seconds <= 0:
@@ -67,7 +67,7 @@ class WorkQueue(Generic[K]):
         self._delayed[key] = due, self._clock.call_later(seconds, self._expire, key)
 
     def add_rate_limited(self, key: K, longest: float = float("inf")) -> float:
-        """Counts a failure and adds the key after its backoff, at most `longest` seconds. Returns the delay."""
+        """Count a failure and add the key after its backoff, at most `longest` seconds. Returns the delay."""
         self._failures[key] = self.failures(key) + 1
         delay = random.uniform(0.5, 1.0) * min(longest, self._backoff(self._failures[key]))
         self.add_after(key, delay)
@@ -78,7 +78,7 @@ class WorkQueue(Generic[K]):
         return self._failures.get(key, 0)
 
     def forget(self, key: K) -> None:
-        """Resets the backoff after a success."""
+        """Reset the backoff after a success."""
         self._failures.pop(key, None)
 
     def cancel_delay(self, key: K) -> None:
@@ -92,7 +92,7 @@ class WorkQueue(Generic[K]):
         return None if delayed is None else delayed[0] - self._clock.monotonic()
 
     async def get(self) -> K:
-        """Waits for a key, which the caller must pass to `done`. Raises ShutDown."""
+        """Wait for a key, which the caller must pass to `done`. Raises ShutDown."""
         while not self._queue:
             if self._shutting_down:
                 raise ShutDown

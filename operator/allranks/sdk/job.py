@@ -22,7 +22,7 @@ from allranks.errors import AllranksError, ClusterError, JobDeleted, WaitTimeout
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.job_codec import status_of
 from allranks.kube.paths import job_path
-from allranks.kube.pod_logs import Line, Wanted
+from allranks.kube.pod_logs import Line, LogOptions
 from allranks.sdk import background, job_view, notebook, results
 from allranks.sdk.job_view import JobView
 from allranks.sdk.logs import LogLine, log_lines
@@ -117,7 +117,7 @@ class Job:
 
         In a notebook it also shows a progress bar, the curves and the ranks.
         """
-        wanted = Wanted() if logs else None
+        wanted = LogOptions() if logs else None
         with _detached_by_interrupt(self), notebook.displayed(self._view(), job_view.REFRESH_SECONDS):
             self._run(lambda cluster, job: wait_for_job(cluster, job, "finished", sys.stdout, wanted=wanted))
 

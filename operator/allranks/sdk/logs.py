@@ -15,7 +15,7 @@ from allranks.core.facts.naming import replica_key
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import ranks_of, status_of
-from allranks.kube.pod_logs import Line, Wanted, merged, read
+from allranks.kube.pod_logs import Line, LogOptions, merged, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ async def log_lines(
     def selected(pod: Pod) -> bool:
         return pod.attempt >= status.attempt and (not ranks or rank_of(pod) in ranks)
 
-    wanted = Wanted(tail=tail)
+    options = LogOptions(tail=tail)
     queue: asyncio.Queue[tuple[Pod, list[Line]]] = asyncio.Queue()
-    follower = Follower(cluster, job, _ToQueue(queue.put_nowait), wanted, selected)
+    follower = Follower(cluster, job, _ToQueue(queue.put_nowait), options, selected)
     await follower.list_pods()
     pods = [pod for pod in follower.pods if selected(pod) and has_log(pod)]
-    async for place, line in merged([_existing(cluster, job, pod, wanted) for pod in pods]):
+    async for place, line in merged([_existing(cluster, job, pod, options) for pod in pods]):
         pod = pods[place]
         follower.after[pod.uid] = max(line.time, follower.after.get(pod.uid, b""))
         yield _line(pod, rank_of(pod), line)
@@ -80,9 +80,9 @@ async def log_lines(
         await asyncio.gather(following, return_exceptions=True)
 
 
-async def _existing(cluster: Cluster, job: Manifest, pod: Pod, wanted: Wanted) -> AsyncGenerator[list[Line]]:
+async def _existing(cluster: Cluster, job: Manifest, pod: Pod, options: LogOptions) -> AsyncGenerator[list[Line]]:
     try:
-        async with contextlib.aclosing(read(cluster, job["metadata"]["namespace"], pod.name, wanted.query())) as blocks:
+        async with contextlib.aclosing(read(cluster, job["metadata"]["namespace"], pod.name, options)) as blocks:
             async for lines in blocks:
                 yield lines
     except ClusterError as error:

@@ -13,7 +13,7 @@ from allranks.archive.reader import Reader
 from allranks.archive.writer import folder_of
 from allranks.client.recent_lines import MOST_PODS
 from allranks.core.facts.naming import TRAINER, replica_key
-from allranks.kube.bounded_logs import LastLines
+from allranks.kube.bounded_lines import LastLines
 from allranks.kube.pod_logs import Line
 from allranks.local.stored_logs import matches
 from allranks.ui.entries import Entry, Manifest

@@ -19,6 +19,7 @@ from allranks.kube.cluster import Cluster
 from allranks.kube.errors import ApiError
 from allranks.kube.job_codec import pods_of
 from allranks.kube.paths import core_path, job_path
+from allranks.kube.store import differences
 from allranks.kube.watch import LAST_BACKOFF_SECONDS, Watch
 from allranks.ui import garbage
 from allranks.ui.changes import Hub
@@ -96,13 +97,8 @@ class ClusterJobs:
     def _on_list(self, found: Sequence[Manifest], _version: int) -> None:
         before = self._entries
         self._entries = {(entry.group, entry.name): entry for entry in map(_entry, found)}
-        for key, entry in self._entries.items():
-            if key not in before:
-                self._hub.publish("added", entry)
-            elif _version_of(entry) != _version_of(before[key]):
-                self._hub.publish("changed", entry)
-        for key in before.keys() - self._entries.keys():
-            self._hub.publish("deleted", before[key])
+        for kind, entry in differences(before, self._entries, _version_of):
+            self._hub.publish(kind, entry)
         garbage.after_list()
         self._say("")
 

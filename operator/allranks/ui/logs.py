@@ -14,9 +14,10 @@ from allranks.client.recent_lines import MOST_PODS
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, replica_key
 from allranks.errors import ClusterError
-from allranks.kube import bounded_logs
+from allranks.kube import pod_logs
+from allranks.kube.bounded_lines import LONGEST_LINE
 from allranks.kube.job_codec import pods_of
-from allranks.kube.pod_logs import Line
+from allranks.kube.pod_logs import Line, LogOptions
 from allranks.local import stored_logs
 from allranks.local.stored_logs import StoredLog, matches
 from allranks.ui import pod_log_reader
@@ -112,8 +113,9 @@ async def _of_new_lines(jobs: ClusterJobs, entry: Entry, wanted: Wanted) -> Asyn
         return current(jobs, entry).phase in FINISHED
 
     async def read(pod: Pod, after: bytes) -> None:
-        lines = bounded_logs.followed(
-            jobs.within(entry.group), entry.group, pod.name, wanted.container, after, lambda: over() or pod.uid in gone
+        options = LogOptions(wanted.container, longest_line=LONGEST_LINE)
+        lines = pod_logs.follow(
+            jobs.within(entry.group), entry.group, pod.name, options, after, lambda: over() or pod.uid in gone
         )
         async with contextlib.aclosing(lines):
             async for some in lines:

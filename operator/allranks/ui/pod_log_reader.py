@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from allranks.client.follow import has_log
 from allranks.client.recent_lines import MOST_BYTES, MOST_PODS
 from allranks.core.facts.model import Pod
 from allranks.errors import ClusterError
-from allranks.kube.bounded_logs import MOST_KEPT, LastLines, lines_of
+from allranks.kube.bounded_lines import MOST_KEPT, LastLines
 from allranks.kube.cluster import Cluster
-from allranks.kube.paths import core_path
-from allranks.kube.pod_logs import Line, parse_line
+from allranks.kube.pod_logs import Line, open_log, parse_line
 from allranks.local.stored_logs import matches
-
-if TYPE_CHECKING:
-    import aiohttp
 
 MOST_OF_ALL = 64 * 2**20
 """Bytes of lines that are in memory for one page, of all pods."""
@@ -43,19 +38,13 @@ async def last_lines(
         query: dict[str, str | int | None] = {"container": container, "timestamps": "true"}
         query |= {"tailLines": tail, "limitBytes": MOST_BYTES}
         received = 0
-
-        async def counted(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
-            nonlocal received
-            async for chunk in content.iter_any():
-                received += len(chunk)
-                yield chunk
-
         try:
-            async with cluster.stream(core_path(namespace, "pods", pod.name, "log"), query, None) as content:
-                async for some in lines_of(counted(content), MOST_BYTES):
-                    for line in map(parse_line, some):
+            async with open_log(cluster, namespace, pod.name, query, limit=MOST_BYTES) as log:
+                async for batch in log:
+                    for line in map(parse_line, batch):
                         if matches(line.text, search.lower().encode()):
                             kept.add(line, len(line.text))
+                received = log.received
         except ClusterError as error:
             if error.status in (401, 403):
                 raise

@@ -31,7 +31,7 @@ from allranks.core.facts.model import (
 )
 from allranks.core.facts.optional_kinds import BY_ID, OptionalObjects
 from allranks.kube import job_codec
-from allranks.operator.contention_cache import Contenders
+from allranks.operator.other_jobs import Contenders
 
 from . import codec
 from .informer import OPTIONAL, Informer, Lag, Timer

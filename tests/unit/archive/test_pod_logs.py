@@ -22,7 +22,8 @@ from allranks.archive.pod_secrets import SecretValues
 from allranks.archive.store import ArchiveError, DirectoryStore
 from allranks.archive.writer import Writer
 from allranks.errors import ClusterError
-from allranks.kube import bounded_logs
+from allranks.kube import pod_logs as kube_pod_logs
+from allranks.kube.bounded_lines import LONGEST_LINE
 
 STAMP = b"2026-03-04T10:00:00.000000000Z "
 FOLDER = "team/penguins-u1"
@@ -163,7 +164,7 @@ def run(folder: Path, scenario: Callable[[World], Any], most: int = 8) -> World:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_logs, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(kube_pod_logs, "RETRY_SECONDS", 0.0)
 
 
 def test_an_archiver_that_ends_writes_the_logs_of_pods_that_are_being_deleted(tmp_path: Path):
@@ -426,7 +427,7 @@ def test_the_values_of_the_secrets_of_the_pod_are_masked_wherever_the_stream_is_
 
 @pytest.mark.parametrize("shown", [0, 1, 5, 6, 7, 20, 21])
 def test_a_line_that_is_cut_within_a_secret_shows_at_most_five_characters_of_it(tmp_path: Path, shown: int):
-    before = STAMP + b"x" * (bounded_logs.LONGEST_LINE - len(STAMP) - shown)
+    before = STAMP + b"x" * (LONGEST_LINE - len(STAMP) - shown)
     [line] = masked(tmp_path, before + SECRET.encode() + b" and more\n").splitlines()
     kept = line.removeprefix(before.decode()).partition(" … (")[0]
     assert kept == (SECRET[:shown] if shown < 6 else "<masked>")

@@ -13,8 +13,8 @@ from allranks.cache_key import cache_key
 from allranks.core.facts.model import Manifest
 from allranks.core.facts.uploads import CacheUse
 from allranks.kube import compact_jobs
-from allranks.operator import cache_use as module
-from allranks.operator.cache_use import cache_use, fetches
+from allranks.operator import other_jobs
+from allranks.operator.other_jobs import cache_use, fetches
 from support.builders import at, manifest
 
 
@@ -44,7 +44,7 @@ def test_the_data_of_unfinished_jobs_is_used(found: Manifest | None, pin: str | 
 
 
 def test_nothing_may_be_evicted_if_jobs_use_too_much_to_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_KEYS", 1)
+    monkeypatch.setattr(other_jobs, "MOST_KEYS", 1)
     assert cache_use([job()], "team") is not None
     assert cache_use([job(), job(revision="r2")], "team") is None
 

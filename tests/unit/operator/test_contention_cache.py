@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from allranks.core.facts.contenders import Contention
 from allranks.core.reconcile import reconcile
-from allranks.operator.contention_cache import Contenders
+from allranks.operator.other_jobs import Contenders
 from support.builders import Life, at, job, pending, pod
 
 ONE, OTHER = ("team", "one"), ("team", "other")

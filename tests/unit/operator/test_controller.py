@@ -297,13 +297,13 @@ def test_progress_alone_is_written_once_per_interval() -> None:
             began.append(time.monotonic())
             while ranks.step < 100:
                 ranks.step += 1
-                controller.queue.enqueue_report(key)
+                controller.queue.enqueue_now(key)
                 await asyncio.sleep(0.005)
             while '"step": 100' not in json.dumps(api.job):
                 await asyncio.sleep(0.01)
             began.append(time.monotonic())
             for _ in range(50):
-                controller.queue.enqueue_report(key)
+                controller.queue.enqueue_now(key)
                 await asyncio.sleep(0.008)
             steps = [
                 body["status"].get("progress", {}).get("step") for verb, *_, body in asked.asked if verb == "PATCH"

@@ -21,13 +21,14 @@ import pytest
 import uvloop
 
 from allranks.kube.auth import Connection
-from allranks.operator import health_check, socket_protocol
+from allranks.operator import health_check
 from allranks.operator.app import Operator
-from allranks.operator.backend import NoAnswer, Page
+from allranks.operator.ports import socket_protocol
+from allranks.operator.ports.backend import NoAnswer, Page
+from allranks.operator.ports.socket_client import ClientLimits, SocketClient
+from allranks.operator.ports.socket_protocol import Check, Count, Identify, Metrics, Report, request_frame
+from allranks.operator.ports.socket_server import SocketError, SocketLimits, SocketServer
 from allranks.operator.settings import Settings
-from allranks.operator.socket_client import ClientLimits, SocketClient
-from allranks.operator.socket_protocol import Check, Count, Identify, Metrics, Report, request_frame
-from allranks.operator.socket_server import SocketError, SocketLimits, SocketServer
 from allranks.telemetry import outcomes
 from allranks.telemetry.answers import Answer, Denied
 from allranks.telemetry.listener import Listener

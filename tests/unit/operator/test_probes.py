@@ -17,11 +17,11 @@ import uvloop
 import allranks
 from allranks.kube.auth import Connection
 from allranks.kube.errors import Refused
-from allranks.operator import metrics_auth
 from allranks.operator.app import Operator
-from allranks.operator.backend import Gate, Page
-from allranks.operator.metrics_auth import MetricsGate
-from allranks.operator.probes import (
+from allranks.operator.ports import metrics_auth
+from allranks.operator.ports.backend import Gate, Page
+from allranks.operator.ports.metrics_auth import MetricsGate
+from allranks.operator.ports.probes import (
     METRICS_LIMITS,
     PROBE_LIMITS,
     SCRAPES_OF_PEER,
@@ -251,6 +251,9 @@ class ApiServer:
         self.hold: asyncio.Event | None = None
         self.fails = False
 
+    async def request(self, _verb: str, path: str, body: Any, **_: Any) -> bytes:
+        return await self.create(path, body)
+
     async def create(self, path: str, body: Any) -> bytes:
         self.asked.append(body["kind"])
         if self.hold:
@@ -318,7 +321,7 @@ def test_reviews_are_limited_per_address_and_in_total(monkeypatch: pytest.Monkey
         codes = [await protected.admits(f"Bearer forged-{number}", "a") for number in range(20)]
         assert codes == [401] * metrics_auth.REVIEWS_OF_PEER + [503] * (20 - metrics_auth.REVIEWS_OF_PEER)
         assert await protected.admits("Bearer scraper", "b") == 200
-        assert len(protected._decided) == 3
+        assert protected.tokens.cached == (1, 3)
         api.hold = asyncio.Event()
         waiting = [
             asyncio.create_task(protected.admits(f"Bearer t{n}", f"c{n}")) for n in range(2 * metrics_auth.WAITING)
@@ -329,6 +332,6 @@ def test_reviews_are_limited_per_address_and_in_total(monkeypatch: pytest.Monkey
         assert rejected == [503] * metrics_auth.WAITING
         api.hold.set()
         await asyncio.gather(*waiting)
-        assert len(protected._reviewing) == 0
+        assert protected.tokens.reviewing == 0
 
     run(scenario())

@@ -20,7 +20,7 @@ from allranks.core.objects.report_env import AUDIENCE
 from allranks.kube.pod_codec import CachedPod, to_cached_pod
 from allranks.kube.raw_pod import Meta, Owner, Raw, RawSpec
 from allranks.operator.cache import PodCache
-from allranks.operator.report_auth import ReviewLimits, Reviews
+from allranks.operator.ports.report_auth import ReviewLimits, Reviews
 from allranks.operator.timing import Clock, Timing
 from allranks.telemetry.server import Denied
 from allranks.telemetry.store import ReportSource
@@ -278,7 +278,7 @@ def test_a_token_becomes_invalid_with_its_pod_and_at_its_expiry() -> None:
             await world.reviews.identify(mine)
             world.pods.upsert(pod(3), deleted=True)
             assert await world.denied(mine) == 403
-            assert not world.reviews._accepted
+            assert world.reviews.tokens.cached == (0, 0)
             world.pods.upsert(pod(5, uid="of-the-next"))
             assert await world.denied(mine) == 403
 
@@ -332,8 +332,8 @@ def test_the_caches_are_limited() -> None:
             world.api.script = [review()]
             for number in range(10, 20):
                 await world.reviews.identify(token(signature=str(number)))
-            assert (len(world.reviews._accepted), len(world.reviews._rejected)) == (5, 5)
-            assert world.reviews._reviewing == {}
+            assert world.reviews.tokens.cached == (5, 5)
+            assert world.reviews.tokens.reviewing == 0
 
     run(scenario())
 

@@ -217,7 +217,7 @@ def test_jobs_of_a_namespace_whose_pods_are_not_listed_are_ignored(jobs: tuple[J
     queue.open("ns")
     for key in (KEY, OTHER):
         queue.enqueue(key)
-        queue.enqueue_report(key)
+        queue.enqueue_now(key)
     assert len(queue) == 1
     queue.open(None)
     queue.enqueue(OTHER)
@@ -243,7 +243,7 @@ def test_the_debounce_grows_with_the_cost_of_a_reconcile(jobs: tuple[JobQueue, S
 def test_a_report_is_not_a_change(jobs: tuple[JobQueue, SteppedClock]) -> None:
     queue, _ = jobs
     queue.open(None)
-    queue.enqueue_report(KEY)
+    queue.enqueue_now(KEY)
     assert not queue.begin(KEY)
     queue.enqueue(KEY, urgent=False)
     assert queue.begin(KEY)

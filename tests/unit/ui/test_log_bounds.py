@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 
-from allranks.kube.bounded_logs import LONGEST_LINE, MOST_KEPT, LastLines, Splitter, joined
+from allranks.kube.bounded_lines import LONGEST_LINE, MOST_KEPT, LastLines, Splitter, joined
 from allranks.kube.pod_logs import parse_line
 from allranks.local import stored_logs
 from allranks.local.stored_logs import BLOCK, appended, last_lines

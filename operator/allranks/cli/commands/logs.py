@@ -43,7 +43,7 @@ from allranks.core.facts.naming import TRAINER, replica_key
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.job_codec import ranks_of, status_of
-from allranks.kube.pod_logs import Line, Wanted, merged, read
+from allranks.kube.pod_logs import Line, LogOptions, merged, read
 from allranks.open_files import raise_open_files
 
 
@@ -164,7 +164,7 @@ class View:
     """What is printed, and how."""
 
     selected: Selection
-    wanted: Wanted
+    wanted: LogOptions
     printer: Printer
     all_attempts: bool
 
@@ -195,7 +195,7 @@ def _view(
         if output
         else Printer(container, timestamps=timestamps, prefix=not no_prefix, attempts=all_attempts)
     )
-    return View(selected, Wanted(container, previous, tail, since), printer, all_attempts)
+    return View(selected, LogOptions(container, previous, tail, since), printer, all_attempts)
 
 
 async def _logs(cluster: Cluster, job: Manifest, view: View, archive: Archive, follow: bool) -> int:
@@ -299,7 +299,7 @@ async def _history(
     cluster: Cluster,
     job: Manifest,
     pods: Sequence[Pod],
-    wanted: Wanted,
+    wanted: LogOptions,
     printer: Printer,
     after: dict[str, bytes],
     archived: Archived = (),
@@ -315,7 +315,7 @@ async def _history(
 
     async def one(pod: Pod) -> Any:
         try:
-            async for lines in read(cluster, namespace, pod.name, wanted.query()):
+            async for lines in read(cluster, namespace, pod.name, wanted):
                 yield lines
         except ClusterError as error:
             if error.status in (401, 403):

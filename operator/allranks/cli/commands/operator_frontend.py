@@ -66,8 +66,8 @@ def operator_frontend(
     import uvloop
 
     from allranks.operator import log_config
-    from allranks.operator.frontend import Frontend
-    from allranks.operator.http_servers import Ports
+    from allranks.operator.ports.frontend import Frontend
+    from allranks.operator.ports.http_servers import Ports
 
     log_config.configure(log_level, log_format)
 

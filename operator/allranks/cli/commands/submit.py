@@ -115,13 +115,13 @@ async def submit(
     from allranks.cli.live.waiting import wait_for_job
     from allranks.client.actions import delete_job
     from allranks.client.interrupt import asks_on_interrupt
-    from allranks.kube.pod_logs import Wanted
+    from allranks.kube.pod_logs import LogOptions
 
     deadline = None if timeout is None else time.monotonic() + timeout
     human = sys.stderr if output else sys.stdout
     for job in jobs:
         sys.stdout.flush()
-        wanted = Wanted() if logs else None
+        wanted = LogOptions() if logs else None
         cluster.namespace = job["metadata"]["namespace"]
         async with asks_on_interrupt(cluster, job, delete_job, detach=detach):
             status = await wait_for_job(cluster, job, "succeeded", human, deadline=deadline, wanted=wanted)

@@ -19,7 +19,7 @@ from allranks.cli.options import (
 )
 from allranks.client.jobs import get_job
 from allranks.kube.cluster import Cluster, Manifest
-from allranks.kube.pod_logs import Wanted
+from allranks.kube.pod_logs import LogOptions
 
 
 @click.command(
@@ -65,7 +65,7 @@ async def wait(
     If a job fails, this prints the first rank that failed, the reason, and the last lines of its log.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    wanted = Wanted(tail=0) if logs else None
+    wanted = LogOptions(tail=0) if logs else None
     human = sys.stderr if output else sys.stdout
     jobs: list[Manifest] = []
     status = OK

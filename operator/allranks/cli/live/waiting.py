@@ -21,7 +21,7 @@ from allranks.core.facts.naming import TRAINER
 from allranks.frameworks import FRAMEWORKS
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import status_of
-from allranks.kube.pod_logs import Line, Wanted
+from allranks.kube.pod_logs import Line, LogOptions
 from allranks.open_files import raise_open_files
 
 STATES: dict[str, Callable[[Status], bool]] = {
@@ -39,7 +39,7 @@ async def wait_for_job(
     human: TextIO,
     *,
     deadline: float | None = None,
-    wanted: Wanted | None = None,
+    wanted: LogOptions | None = None,
     quiet: bool = False,
     on_end: Callable[[Manifest], object] = lambda _job: None,
 ) -> int:

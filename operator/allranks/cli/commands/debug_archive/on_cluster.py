@@ -19,7 +19,7 @@ from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import pods_of
 from allranks.kube.paths import core_path
-from allranks.kube.pod_logs import Wanted, read
+from allranks.kube.pod_logs import LogOptions, read
 from allranks.masking import masked, secrets_in
 from allranks.version import __version__
 
@@ -112,10 +112,10 @@ async def _logs(cluster: Cluster, archive: Archive, pods: list[Manifest]) -> Non
     async def add(pod: str, container: str, previous: bool) -> str:
         """Add a log. Return why it cannot be read."""
         log = Log(limit)
-        query = {**Wanted(container, previous).query(), "tailLines": limit}  # no line is shorter than a byte
+        options = LogOptions(container, previous, tail=limit)  # no line is shorter than a byte
         async with slots:
             try:
-                async for lines in read(cluster, cluster.namespace, pod, query):
+                async for lines in read(cluster, cluster.namespace, pod, options):
                     for line in lines:
                         log.add(line.time + b" " + line.text if line.time else line.text)
             except ClusterError as error:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
-from allranks.operator.backend import Gate, NoAnswer, Page
+from allranks.operator.ports.backend import Gate, NoAnswer, Page
 from allranks.telemetry.connections import Connection, Limits
 from allranks.telemetry.listener import Listener
 

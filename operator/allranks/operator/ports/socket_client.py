@@ -15,8 +15,8 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from allranks.operator import socket_protocol as protocol
-from allranks.operator.backend import NoAnswer, Page
+from allranks.operator.ports import socket_protocol as protocol
+from allranks.operator.ports.backend import NoAnswer, Page
 from allranks.telemetry.answers import Answer, Denied
 
 T = TypeVar("T")

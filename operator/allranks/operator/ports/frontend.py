@@ -11,9 +11,9 @@ import contextlib
 import logging
 import signal
 
-from allranks.operator.http_servers import HttpServers, Ports
-from allranks.operator.probes import probe
-from allranks.operator.socket_client import SocketClient
+from allranks.operator.ports.http_servers import HttpServers, Ports
+from allranks.operator.ports.probes import probe
+from allranks.operator.ports.socket_client import SocketClient
 
 logger = logging.getLogger("allranks.frontend")
 
@@ -26,7 +26,7 @@ class Frontend:
         self.http = HttpServers(ports, self.client, {"/livez": probe(_alive)})
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Runs until `stop` is set or SIGTERM or SIGINT arrives. Raises OSError when a port is in use."""
+        """Run until `stop` is set or SIGTERM or SIGINT arrives. Raises OSError when a port is in use."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         client = asyncio.create_task(self.client.run(), name="socket")

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from allranks.operator.backend import Backend
-from allranks.operator.probes import METRICS_LIMITS, PROBE_LIMITS, Handler, Scrapes, Server, SharedPage, probe
+from allranks.operator.ports.backend import Backend
+from allranks.operator.ports.probes import METRICS_LIMITS, PROBE_LIMITS, Handler, Scrapes, Server, SharedPage, probe
 from allranks.telemetry import server as reports
 
 logger = logging.getLogger("allranks.operator")

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from allranks.operator.backend import Gate, Page
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
 from allranks.operator.metrics import Metrics
 from allranks.operator.outcome_store import OutcomeStore
-from allranks.operator.probes import SharedPage
-from allranks.operator.report_auth import Reviews
+from allranks.operator.ports.backend import Gate, Page
+from allranks.operator.ports.probes import SharedPage
+from allranks.operator.ports.report_auth import Reviews
 from allranks.telemetry.answers import Answer, Denied
 from allranks.telemetry.store import ReportStore
 
@@ -44,13 +46,13 @@ class LocalBackend:
         gate: Gate | None,
     ) -> None:
         self._session, self._checks, self._metrics, self._gate = session, checks, metrics, gate
-        self._page = SharedPage(metrics.page)
+        self._page = SharedPage(self._render)
 
     async def identify(self, token: str) -> None:
         await self._leader().reviews.identify(token)
 
     async def report(self, token: str, body: bytes) -> Answer:
-        """Never waits: the token was accepted before, or the answer is 503."""
+        """Take a report without waiting: the token was accepted before, or the answer is 503."""
         try:
             leader = self._leader()
             return leader.reports.ingest(leader.reviews.accepted(token), body)
@@ -69,6 +71,10 @@ class LocalBackend:
 
     async def metrics(self) -> Page:
         return await self._page()
+
+    async def _render(self) -> Page:
+        """Take up to a second with very many series."""
+        return Page(CONTENT_TYPE_LATEST, generate_latest(self._metrics.registry))
 
     async def admits(self, authorization: str, peer: str) -> int:
         return await self._gate.admits(authorization, peer) if self._gate else 200

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from allranks.errors import AllranksError
-from allranks.operator import socket_protocol as protocol
-from allranks.operator.backend import Backend
+from allranks.operator.ports import socket_protocol as protocol
+from allranks.operator.ports.backend import Backend
 from allranks.telemetry.answers import Answer, Denied
 from allranks.telemetry.rate_limit import Bucket
 
@@ -126,7 +126,7 @@ class SocketServer:
                 await asyncio.sleep(0)
 
     async def _start(self, request: protocol.Request, size: int, writer: asyncio.StreamWriter) -> None:
-        """Handles a request that may wait for the API server, beside those that follow it."""
+        """Handle a request that may wait for the API server, beside those that follow it."""
         while self._in_flight + size > self._limits.in_flight_bytes:
             self._room.clear()
             await self._room.wait()
@@ -143,7 +143,7 @@ class SocketServer:
             self._room.set()
 
     async def _answer(self, request: protocol.Request, writer: asyncio.StreamWriter) -> int:
-        """Returns the size of the reply."""
+        """Return the size of the reply."""
         failed = False
         try:
             result = await self._handle(request)
@@ -198,7 +198,7 @@ class SocketServer:
 
 
 def _bind(path: str) -> socket.socket:
-    """A listening socket that only this user may use. Raises OSError."""
+    """Return a listening socket that only this user may use. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)  # noqa: PTH108
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -30,18 +30,18 @@ class Backend(Gate, Protocol):
     """Callers are authenticated here, not by the HTTP servers: these may run in a process without any rights."""
 
     async def identify(self, token: str) -> None:
-        """Accepts the token of a rank. Raises Denied."""
+        """Accept the token of a rank. Raises Denied."""
 
     async def report(self, token: str, body: bytes) -> Answer:
-        """Stores a message of the owner of an accepted token."""
+        """Store a message of the owner of an accepted token."""
         ...
 
     async def outcome(self, token: str, body: bytes) -> Answer:
-        """Takes a part of what a rank's function returned or raised, from the owner of an accepted token."""
+        """Take a part of what a rank's function returned or raised, from the owner of an accepted token."""
         ...
 
     async def check(self, name: str) -> str:
-        """What is wrong for the probe `healthz` or `readyz`, empty if nothing is."""
+        """Return the problem for the probe `healthz` or `readyz`, empty if nothing is."""
         ...
 
     async def metrics(self) -> Page:
@@ -49,4 +49,4 @@ class Backend(Gate, Protocol):
         ...
 
     def count(self, status: int, count: int = 1) -> None:
-        """Counts responses to reports by their HTTP code."""
+        """Count responses to reports by their HTTP code."""

@@ -1,0 +1,97 @@
+"""Lines within bounds: a log of any size, also one without newlines, takes a bounded amount of memory."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
+
+from allranks.text import size
+
+LONGEST_LINE = 16 * 1024
+"""Bytes. The rest of a longer line is left out."""
+_TIME = re.compile(rb"\d{4}-\d\d-\d\dT[0-9:.]{8,24}(?:Z|[+-]\d\d:\d\d) ")
+_NOTE = re.compile(r" … \([^()]{1,20} left out\)$")
+
+
+class Splitter:
+    """Splits chunks into lines without their newlines. It keeps at most `longest` bytes of an unfinished line."""
+
+    def __init__(self, longest: int = LONGEST_LINE) -> None:
+        self._longest = longest
+        self._rest = b""
+        self._dropped = 0
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        *lines, rest = chunk.split(b"\n")
+        for line in lines:
+            whole = not self._rest and not self._dropped and len(line) <= self._longest and b"\r" not in line
+            yield line if whole else self._finish(line)
+        self._keep(rest)
+
+    def end(self) -> Iterator[bytes]:
+        """Yield the last line, if it has no newline."""
+        if self._rest or self._dropped:
+            yield self._finish(b"")
+
+    def _finish(self, tail: bytes) -> bytes:
+        self._keep(tail)
+        line, dropped = self._rest, self._dropped
+        self._rest, self._dropped = b"", 0
+        return line + f" … ({size(dropped)} left out)".encode() if dropped else line
+
+    def _keep(self, more: bytes) -> None:
+        if b"\r" in more:
+            # A progress bar redraws its line: what was before the last but one redraw is never shown.
+            place = more.rstrip(b"\r").rfind(b"\r")
+            if place >= 0:
+                self._rest, self._dropped, more = _time_of(self._rest + more[:place]), 0, more[place + 1 :]
+        room = self._longest - len(self._rest)
+        self._dropped += max(0, len(more) - room)
+        self._rest += more[: max(0, room)]
+
+
+def _time_of(line: bytes) -> bytes:
+    """Return the time at the beginning of a line of a kubelet, with the space behind it; empty without one."""
+    match = _TIME.match(line)
+    return match[0] if match else b""
+
+
+def without_note(line: str) -> tuple[str, str]:
+    """Split a line from the note of `Splitter` that its end is left out."""
+    note = _NOTE.search(line) if line.endswith(")") else None
+    return (line[: note.start()], note[0]) if note else (line, "")
+
+
+MOST_KEPT = 8 * 2**20
+"""Bytes of lines that one answer has."""
+_T = TypeVar("_T")
+
+
+class LastLines(Generic[_T]):
+    """The last lines within a number and a size. `cut`: there was no room for earlier ones."""
+
+    def __init__(self, lines: int, size: int = MOST_KEPT) -> None:
+        self.cut = False
+        self._lines, self._size, self._used = lines, size, 0
+        self._kept: deque[tuple[_T, int]] = deque()
+
+    def __iter__(self) -> Iterator[_T]:
+        return (line for line, _ in self._kept)
+
+    def add(self, line: _T, size: int) -> None:
+        """`size`: of its text, in bytes."""
+        self._kept.append((line, size))
+        self._used += size
+        while len(self._kept) > self._lines or (self._used > self._size and len(self._kept) > 1):
+            self.cut = True
+            self._used -= self._kept.popleft()[1]
+
+
+def joined(blocks: Iterable[bytes], longest: int = LONGEST_LINE) -> Iterator[bytes]:
+    """Yield the lines of blocks of a file."""
+    splitter = Splitter(longest)
+    for block in blocks:
+        yield from splitter.feed(block)
+    yield from splitter.end()
