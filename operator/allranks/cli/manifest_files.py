@@ -107,14 +107,6 @@ def _items(document: Any) -> list[Any]:
     return document["items"] if is_list else [document]
 
 
-def item_nodes(document: yaml.Node) -> list[yaml.Node]:
-    """The items of a list; any other document itself."""
-    fields = {key.value: value for key, value in document.value} if isinstance(document, yaml.MappingNode) else {}
-    kind, items = fields.get("kind"), fields.get("items")
-    is_list = kind is not None and kind.value == _LIST and isinstance(items, yaml.SequenceNode)
-    return list(items.value) if is_list and items else [document]
-
-
 def _marked(error: yaml.MarkedYAMLError, text: str) -> Unreadable:
     message = f"is not YAML: {error.problem or error.context}"
     mark = error.problem_mark

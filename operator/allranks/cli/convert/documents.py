@@ -39,10 +39,6 @@ class Converted:
         return "---\n".join([first, *(yaml.dump([one]) for one in self.draft.further)])
 
 
-def has_jobs(documents: Iterable[Any]) -> bool:
-    return any(kinds.kind_of(document) for document in unlisted(documents))
-
-
 def unlisted(documents: Iterable[Any]) -> Iterator[dict[str, Any]]:
     """The documents, with the items of lists in place of these, as `kubectl get -o yaml` prints several objects."""
     for document in documents:
