@@ -18,13 +18,6 @@ _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _T = TypeVar("_T")
 _LIST = "List"
 _SHOWN_COLUMNS = 100
-_HINTS = {
-    "did not find expected key": "keys of the same mapping must begin in the same column",
-    "mapping values are not allowed in this context": "check the indentation, and put text with ': ' in quotes",
-    "did not find expected '-' indicator": "items of the same list must begin in the same column",
-    "could not find expected ':'": "a key is followed by ': '",
-}
-"""libyaml's message -> what is usually the cause."""
 
 
 class _Loader(_FastLoader):  # type: ignore[misc]
@@ -113,11 +106,6 @@ def _marked(error: yaml.MarkedYAMLError, text: str) -> Unreadable:
     if mark is None:
         return Unreadable(message)
     lines = text.splitlines()
-    line = lines[mark.line] if mark.line < len(lines) else ""
-    if "\t" in line[: mark.column + 1]:
-        message += ": YAML allows no tabs in the indentation, use spaces"
-    elif hint := _HINTS.get(str(error.problem)):
-        message += f": {hint}"
     return Unreadable(message, mark.line + 1, mark.column + 1, "\n".join(_excerpt(lines, mark.line, mark.column)))
 
 
