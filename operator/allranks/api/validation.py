@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from allranks.api import cel_rules, job, meant, pod_template, pool
+from allranks.api import cel_rules, job, pod_template, pool
 from allranks.api.crd import Schema, root_schema
 from allranks.api.data import upper
 from allranks.api.job import API_VERSION, Job, Metadata, Spec
@@ -130,8 +130,8 @@ def rule_problems(
     skipped, broken = tuple(wrong), []
     for rule, place, field, message, value in _rules(root_schema(kind), document, ""):
         if not _reads(rule, place, skipped) and not _holds(rule, value, lenient):
-            hint = _about_address(rule, field, value)
-            broken.append(((place + field).removeprefix("."), _about_variables(message, field, value) + hint))
+            text = _about_variables(message, field, value) + _about_directory(field, value)
+            broken.append(((place + field).removeprefix("."), text))
     # The messages of rules of the whole object begin with the path.
     return [(path, message) if path else _split(message) for path, message in broken]
 
@@ -152,16 +152,12 @@ def _about_variables(message: str, field: str, value: Any) -> str:
     return f"{what}remove {', '.join(found)}" if found else message
 
 
-def _about_address(rule: str, field: str, value: Any) -> str:
-    """What is meant by an address of data that breaks the rule about its form."""
-    key = field.removeprefix(".")
-    if key not in ("from", "to") or "://[^/]+" not in rule or not isinstance(text := value.get(key), str):
+def _about_directory(field: str, value: Any) -> str:
+    """The cure for a directory of this machine as the address of data."""
+    address = value.get(field.removeprefix(".")) if field in (".from", ".to") else None
+    if not isinstance(address, str) or not address.removeprefix("file://").startswith(("/", "./", "../", "~")):
         return ""
-    if (near := meant.address(text)) and _holds(rule, {**value, key: near}, lenient=True):
-        return f", did you mean {near}?"
-    if directory := meant.directory(text):
-        return f"; for a directory of this machine, run with --volume {value.get('name')}={directory}"
-    return ""
+    return f"; for a directory of this machine, run with --volume {value.get('name')}={address.removeprefix('file://')}"
 
 
 def _split(message: str) -> Problem:

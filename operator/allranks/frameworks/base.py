@@ -185,9 +185,6 @@ class Framework(ABC):
     """One framework. Instances are stateless."""
 
     name: ClassVar[str]
-    other_names: ClassVar[frozenset[str]] = frozenset()
-    """What users write for `framework`, in lower case, and mean this one. They are not accepted, but answered with the
-    right name."""
     description: ClassVar[str]
     package: ClassVar[Package | None] = None
     """None: programs of this framework need no Python package."""

@@ -19,7 +19,6 @@ class JaxOptions(Model):
 
 class Jax(Framework):
     name = "jax"
-    other_names = frozenset({"flax"})
     description = "JAX"
     package = Package("jax")  # asking for its devices would take most of a GPU's memory
     options = JaxOptions

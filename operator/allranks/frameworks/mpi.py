@@ -27,7 +27,6 @@ class MpiOptions(Model):
 
 class Mpi(Framework):
     name = "mpi"
-    other_names = frozenset({"openmpi", "mpich", "mpi4py"})
     description = "MPI"
     package = Package("mpi4py")
     options = MpiOptions

@@ -42,7 +42,6 @@ class PyTorchOptions(Model):
 
 class PyTorch(Framework):
     name = "pytorch"
-    other_names = frozenset({"torch", "lightning", "accelerate", "deepspeed", "huggingface"})
     description = "PyTorch"
     package = Package(
         "torch",

@@ -24,7 +24,6 @@ CLUSTER = "ALLRANKS_TF_CLUSTER"
 
 class TensorFlow(Framework):
     name = "tensorflow"
-    other_names = frozenset({"tf", "keras"})
     description = "TensorFlow"
     package = Package("tensorflow", details="', %d GPUs' % len(m.config.list_physical_devices('GPU'))")
     options = TensorFlowOptions

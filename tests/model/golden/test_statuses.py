@@ -60,7 +60,12 @@ def decided(before: Observed, plan: Plan) -> list[str]:
 def test_the_corpus_has_jobs_in_every_phase_and_of_every_framework(version):
     phases = Counter(entry["job"]["status"]["phase"] for entry in ENTRIES[version])
     assert set(phases) == {"Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"}
-    assert {entry["job"]["spec"]["framework"] for entry in ENTRIES[version]} == {"pytorch", "tensorflow", "horovod", "ray"}
+    assert {entry["job"]["spec"]["framework"] for entry in ENTRIES[version]} == {
+        "pytorch",
+        "tensorflow",
+        "horovod",
+        "ray",
+    }
 
 
 @every_version

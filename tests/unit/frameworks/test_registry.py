@@ -44,12 +44,6 @@ def test_no_other_module_names_a_framework():
     assert {path for path in named if not path.startswith(allowed)} == set()
 
 
-def test_another_name_of_a_framework_belongs_to_one_alone():
-    others = [other for framework in FRAMEWORKS.values() for other in framework.other_names]
-    assert len(others) == len({*others, *FRAMEWORKS}) - len(FRAMEWORKS)
-    assert all(other == other.lower() for other in others)
-
-
 def test_the_page_on_adding_a_framework_lists_the_files_of_jax():
     page = (ROOT / "docs" / "dev" / "frameworks.md").read_text()
     listed = {path for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for path in re.findall("`(.*?)`", row)}
