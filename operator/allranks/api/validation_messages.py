@@ -37,7 +37,7 @@ CONTAINER_FIELDS = frozenset(
 _AMOUNTS = frozenset({"cpu", "memory", "ephemeral-storage"})
 _LONGEST_LIST = 120
 _LIKELY = 0.7
-"""Similarity from which one of a few known words is suggested for a word that is wrong in any case."""
+"""Similarity from which a field or value is suggested for a word that is wrong in any case."""
 _ROLES = tuple(dict.fromkeys(role for framework in FRAMEWORKS.values() for role in framework.roles))
 MIGRATION = "docs/guides/migrate.md"
 PATTERNS = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from allranks.api.gang_status import GangStatus
 from allranks.api.job import Job
+from allranks.api.scheduling import GangStatus
 from allranks.api.status import Status
 from allranks.core.gangs import members
 from allranks.core.gangs.base import Backend

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
-from allranks.api.queue_status import Eviction, QueueStatus
+from allranks.api.scheduling import Eviction, QueueStatus
 from allranks.api.status import CodeStatus, Failure, PastAttempt, ReplicaRestarts, RestartCounts, Status
 from allranks.core import elasticity, naming, restart_policy
 from allranks.core.manifests import data

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from allranks.api import validation
 from allranks.api.job import Job, Metadata, Spec, SpecBase
-from allranks.api.repair import drop
 from allranks.api.status import FINISHED, RestartCounts, Status
+from allranks.api.validation import drop
 from allranks.core import topology
 from allranks.core.model import Manifest, Pod
 from allranks.core.naming import NO_RANKS, replica_key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from allranks.api.queue_status import QueueStatus
+from allranks.api.scheduling import QueueStatus
 from allranks.core import topology, transitions, workload_sync
 from allranks.core.manifests import admission
 from allranks.core.model import Event
