@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_T = TypeVar("_T")
 _LIST = "List"
 _SHOWN_COLUMNS = 100
 
@@ -46,19 +45,23 @@ class Unreadable:
 
 def read(file: str) -> list[Any] | Unreadable:
     """The documents of a file; `-` is stdin. Empty documents are left out."""
-    text = read_text(file)
+    text = _text(file)
     if isinstance(text, Unreadable):
         return text
     if file.endswith(".py"):
         return Unreadable(f"is a Python script: allranks run {file} --save job.yaml writes its manifest")
-    found = parsed(text, lambda text: list(yaml.load_all(text, Loader=_Loader)))
-    if isinstance(found, Unreadable):
-        return found
-    return [item for document in found for item in _items(document) if item is not None]
+    try:
+        documents = list(yaml.load_all(text, Loader=_Loader))
+    except yaml.MarkedYAMLError as error:
+        return _marked(error, text)
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError: for example month 13 in a timestamp
+        return Unreadable(f"is not YAML: {str(error).splitlines()[0]}")
+    except RecursionError:
+        return Unreadable("is nested too deeply")
+    return [item for document in documents for item in _items(document) if item is not None]
 
 
-def read_text(file: str) -> str | Unreadable:
-    """The text of a file, with its line ends; `-` is stdin."""
+def _text(file: str) -> str | Unreadable:
     try:
         raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         return raw.decode("utf-8-sig")
@@ -79,20 +82,6 @@ def did_you_mean(file: str) -> str:
         return ""
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.7)
     return f", did you mean {path.with_name(near[0])}?" if near else ""
-
-
-def parsed(text: str, parse: Callable[[str], _T]) -> _T | Unreadable:
-    """What `parse` makes of a YAML text, or why it is not YAML."""
-    try:
-        return parse(text)
-    except yaml.MarkedYAMLError as error:
-        return _marked(error, text)
-    except yaml.YAMLError as error:
-        return Unreadable(f"is not YAML: {str(error).splitlines()[0]}")
-    except ValueError as error:  # for example month 13 in a timestamp
-        return Unreadable(f"is not YAML: {error}")
-    except RecursionError:
-        return Unreadable("is nested too deeply")
 
 
 def _items(document: Any) -> list[Any]:
