@@ -24,7 +24,7 @@ from support.kubelet import Hand, Program
 from support.live import eventually, job, phase
 
 ROOT = Path(__file__).parents[2]
-PREVIOUS = "1ca16f4"
+PREVIOUS = "cf5a79a5"
 """Commit of the previous version."""
 SETTLED = {"running": "Running", "elastic": "Running", "suspended": "Suspended", "finished": "Succeeded"}
 
@@ -36,8 +36,8 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def extracted(commit: str, folder: Path) -> Path:
-    """A folder with the package and the CRDs of a commit."""
-    command = ["git", "-C", str(ROOT), "archive", commit, "operator", "crds"]
+    """A folder with the package of a commit."""
+    command = ["git", "-C", str(ROOT), "archive", commit, "operator"]
     archive = subprocess.run(command, capture_output=True, check=False)
     if archive.returncode:
         pytest.skip(f"the history has no commit {commit}: {archive.stderr.decode().strip()}")

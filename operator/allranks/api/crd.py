@@ -7,7 +7,7 @@ Kubernetes wants a *structural* schema: no references, no unions but int-or-stri
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -333,6 +333,22 @@ def main() -> None:
     print("# Generated from operator/allranks/api by `make generate`. Do not edit.")
     kinds = sys.argv[1:] or RESOURCES
     print(yaml.safe_dump_all([crd(kind) for kind in kinds], sort_keys=False, width=140), end="")
+
+
+def differences(wanted: dict[str, Any], installed: dict[str, Any], path: str) -> Iterator[str]:
+    """Paths of fields, and of values of enumerations, that are in `wanted` alone."""
+    if installed.get("x-kubernetes-preserve-unknown-fields"):
+        return
+    if "enum" in wanted and "enum" in installed:
+        yield from (f"{path}={value}" for value in wanted["enum"] if value not in installed["enum"])
+    for name, child in wanted.get("properties", {}).items():
+        if name not in installed.get("properties", {}):
+            yield f"{path}.{name}"
+        else:
+            yield from differences(child, installed["properties"][name], f"{path}.{name}")
+    for inner in ("items", "additionalProperties"):
+        if isinstance(wanted.get(inner), dict) and isinstance(installed.get(inner), dict):
+            yield from differences(wanted[inner], installed[inner], f"{path}[]")
 
 
 if __name__ == "__main__":

@@ -237,12 +237,6 @@ Roles = Annotated[
 ]
 
 
-def _not_old(success: str) -> str:
-    if success == "all":
-        raise ValueError("all is the old form: write All")
-    return success
-
-
 class SpecBase(Container):
     """Specification of the job."""
 
@@ -263,7 +257,7 @@ class SpecBase(Container):
         json_schema_extra={"default": {}},
     )
     elastic: Elastic | None = Field(None, description="Bounds for the number of workers of an elastic job.")
-    success: Annotated[Name, AfterValidator(_not_old)] | None = Field(
+    success: Name | None = Field(
         None,
         description="The pods whose completion completes the job: All, or those of a role. Default: by framework: "
         "the master, chief or launcher; without one all workers (TensorFlow and elastic Horovod: worker 0).",

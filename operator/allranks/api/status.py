@@ -9,9 +9,8 @@ from pydantic import Field, StringConstraints
 
 from allranks.api.cost import CostStatus, UtilizationStatus
 from allranks.api.data import InputStatus, OutputStatus
-from allranks.api.gang_status import GangStatus
 from allranks.api.notify import Entry
-from allranks.api.queue_status import QueueStatus
+from allranks.api.scheduling import GangStatus, QueueStatus
 from allranks.fields import Commit, Count, Model, Name, Reason, Replicas, Sha256
 
 Phase = Literal["Queued", "Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]

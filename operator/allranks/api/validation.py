@@ -5,25 +5,27 @@ The pydantic types from which the CRD is generated check the schema. The CRD's o
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from allranks.api import cel_rules, job, meant, pod_template, pool
+from allranks.api import cel_rules, job, pod_template, pool
 from allranks.api.crd import Schema, root_schema
 from allranks.api.data import upper
 from allranks.api.job import API_VERSION, Job, Metadata, Spec
 from allranks.api.pool import Pool, PoolSpec
-from allranks.api.repair import repaired, with_values
 from allranks.api.sweep import SweepSpec
-from allranks.api.validation_messages import json_type, path_step, problem, unknown_roles
+from allranks.api.validation_messages import json_type, path_step, problem, steps_of, unknown_roles
 from allranks.errors import InvalidManifest
+from allranks.frameworks import FRAMEWORKS
 
 Problem = tuple[str, str]
 """(field path, message)"""
@@ -33,6 +35,15 @@ MAX_TEMPLATE_BYTES = 256 * 1024
 times as much of the operator's memory. Templates in practice have a few KiB."""
 MAX_TEMPLATE_DEPTH = 64
 """Nesting of a part without a schema. A complete PodTemplateSpec has about twenty levels."""
+M = TypeVar("M", bound=BaseModel)
+
+_ROUNDS = 3
+"""An object without a required field is left out in the next round."""
+_ANY: dict[tuple[int | str, ...], str] = {
+    ("spec", "framework"): next(name for name, framework in FRAMEWORKS.items() if framework.any_role),
+    ("metadata", "name"): "name",
+}
+"""Fields without which nothing can be checked -> a value that stands for any."""
 
 
 class _Document(BaseModel):
@@ -130,8 +141,8 @@ def rule_problems(
     skipped, broken = tuple(wrong), []
     for rule, place, field, message, value in _rules(root_schema(kind), document, ""):
         if not _reads(rule, place, skipped) and not _holds(rule, value, lenient):
-            hint = _about_address(rule, field, value)
-            broken.append(((place + field).removeprefix("."), _about_variables(message, field, value) + hint))
+            text = _about_variables(message, field, value) + _about_directory(field, value)
+            broken.append(((place + field).removeprefix("."), text))
     # The messages of rules of the whole object begin with the path.
     return [(path, message) if path else _split(message) for path, message in broken]
 
@@ -152,16 +163,12 @@ def _about_variables(message: str, field: str, value: Any) -> str:
     return f"{what}remove {', '.join(found)}" if found else message
 
 
-def _about_address(rule: str, field: str, value: Any) -> str:
-    """What is meant by an address of data that breaks the rule about its form."""
-    key = field.removeprefix(".")
-    if key not in ("from", "to") or "://[^/]+" not in rule or not isinstance(text := value.get(key), str):
+def _about_directory(field: str, value: Any) -> str:
+    """The cure for a directory of this machine as the address of data."""
+    address = value.get(field.removeprefix(".")) if field in (".from", ".to") else None
+    if not isinstance(address, str) or not address.removeprefix("file://").startswith(("/", "./", "../", "~")):
         return ""
-    if (near := meant.address(text)) and _holds(rule, {**value, key: near}, lenient=True):
-        return f", did you mean {near}?"
-    if directory := meant.directory(text):
-        return f"; for a directory of this machine, run with --volume {value.get('name')}={directory}"
-    return ""
+    return f"; for a directory of this machine, run with --volume {value.get('name')}={address.removeprefix('file://')}"
 
 
 def _split(message: str) -> Problem:
@@ -286,3 +293,50 @@ def _program(rule: str) -> Any:
     import cel
 
     return cel.compile(rule)
+
+
+# --- the rest of a document with errors ------------------------------------------------------------------------------
+
+
+def repaired(document: dict[str, Any], model: type[M], errors: Sequence[ErrorDetails]) -> M | None:
+    """The document without the values that `errors` are about. None if too little of it is left."""
+    rest = copy.deepcopy(document)
+    for _ in range(_ROUNDS):
+        for detail in reversed(errors):
+            path = tuple(steps_of(detail))
+            drop(rest, path)
+            parent = rest.get(str(path[0])) if len(path) == 2 else None
+            if path in _ANY and isinstance(parent, dict):
+                parent[str(path[1])] = _ANY[path]
+        try:
+            return model.model_validate(rest, by_alias=True, by_name=False)
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+    return None
+
+
+def with_values(complete: Any, written: Any) -> Any:
+    """`complete`, which has all defaults, with the values as they are written, also the wrong ones."""
+    if isinstance(complete, dict) and isinstance(written, dict):
+        own = {key: with_values(complete.get(key), value) for key, value in written.items() if value is not None}
+        return {**complete, **own}
+    if isinstance(complete, list) and isinstance(written, list) and len(complete) == len(written):
+        return [with_values(one, other) for one, other in zip(complete, written, strict=True)]
+    return written
+
+
+def drop(value: Any, path: Sequence[int | str]) -> None:
+    """Removes the value at `path`, or the nearest one above it that exists: an object without a required field."""
+    found: list[tuple[Any, int | str]] = []
+    for step in path:
+        if not (step in value if isinstance(value, dict) else _has(value, step)):
+            break
+        found.append((value, step))
+        value = value[step]
+    if found:
+        container, step = found[-1]
+        del container[step]
+
+
+def _has(value: Any, step: int | str) -> bool:
+    return isinstance(value, list) and isinstance(step, int) and step < len(value)

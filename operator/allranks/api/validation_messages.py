@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from allranks.api import meant, old_form, placement
 from allranks.api.cost import AMOUNT, CURRENCY
 from allranks.api.crd import Schema
 from allranks.api.data import DATA_NAME
@@ -19,8 +19,27 @@ from allranks.api.notify import RECEIVER, WEBHOOK_URL
 from allranks.fields import COMMIT, LABEL_KEY, SHA256
 from allranks.frameworks import FRAMEWORKS
 
-_MEANT = {other: name for name, framework in FRAMEWORKS.items() for other in framework.other_names}
-"""Names that users write for `framework`, and the framework that runs such programs."""
+# Lists of words read better without quotes.
+# ruff: noqa: SIM905
+POD_FIELDS = frozenset(
+    "activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig dnsPolicy enableServiceLinks "
+    "ephemeralContainers evictionResponders hostAliases hostIPC hostNetwork hostPID hostUsers hostname "
+    "hostnameOverride imagePullSecrets initContainers nodeName nodeSelector os overhead preemptionPolicy priority "
+    "priorityClassName readinessGates resourceClaims restartPolicy runtimeClassName schedulerName schedulingGates "
+    "schedulingGroup securityContext serviceAccount serviceAccountName setHostnameAsFQDN shareProcessNamespace "
+    "subdomain terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes".split()
+)
+CONTAINER_FIELDS = frozenset(
+    "envFrom imagePullPolicy lifecycle livenessProbe ports readinessProbe resizePolicy restartPolicyRules "
+    "startupProbe stdin stdinOnce terminationMessagePath terminationMessagePolicy tty volumeDevices "
+    "volumeMounts".split()
+)
+_AMOUNTS = frozenset({"cpu", "memory", "ephemeral-storage"})
+_LONGEST_LIST = 120
+_LIKELY = 0.7
+"""Similarity from which a field or value is suggested for a word that is wrong in any case."""
+_ROLES = tuple(dict.fromkeys(role for framework in FRAMEWORKS.values() for role in framework.roles))
+MIGRATION = "docs/guides/migrate.md"
 PATTERNS = {
     "^/": "must be an absolute path, which begins with /",
     LABEL_KEY: "must be the key of a label of nodes, for example topology.kubernetes.io/zone",
@@ -63,9 +82,8 @@ def unknown_roles(spec: Any, root: Schema) -> Iterator[tuple[str, str]]:
     framework = FRAMEWORKS.get(str(spec.get("framework"))) if isinstance(spec, dict) else None
     if not isinstance(roles, dict) or (framework and framework.any_role):
         return
-    existing = {role for each in FRAMEWORKS.values() for role in each.roles}
     for role in roles:
-        if isinstance(role, str) and role not in existing:
+        if isinstance(role, str) and role not in _ROLES:
             near = _suggestion(role, ["spec", "roles"], root)
             yield f"spec.roles{path_step(role)}", f"unknown field{near}"
 
@@ -103,8 +121,6 @@ def quotes_hint(value: Any, wanted: str) -> str:
 def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> str:
     given = detail["input"]
     schema = _schema_at(location, root)
-    if sentence := old_form.sentence(location, given):
-        return sentence
     if schema.get("x-kubernetes-int-or-string") and detail["type"] != "missing":
         if word := schema.get("pattern", "").strip("^$"):
             return f"must be a whole number from {schema['minimum']} to {schema['maximum']}, or {word}"
@@ -129,7 +145,7 @@ def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> s
         case "list_type":
             return f"must be a list, not {json_type(given)}{_list_hint(given, location, schema)}"
         case "literal_error":
-            return f"should be {context['expected']}{_value_hint(given, str(context['expected']), location)}"
+            return f"should be {context['expected']}{_value_hint(given, str(context['expected']))}"
         case "string_pattern_mismatch" if sentence := PATTERNS.get(str(context.get("pattern"))):
             return sentence
         case "string_too_short":
@@ -219,15 +235,23 @@ def _plain_or_quoted(word: str) -> str:
     return word if plain and not special else json.dumps(word)
 
 
-def _value_hint(given: Any, expected: str, location: list[int | str]) -> str:
-    """For one of a few words, the one that is meant."""
+def _value_hint(given: Any, expected: str) -> str:
     if not isinstance(given, str):
         return f", not {json_type(given)}"
-    allowed = re.findall(r"'([^']*)'", expected)
-    other = _MEANT.get(given.lower()) if location == ["spec", "framework"] else None
-    if near := other or meant.value(given, allowed):
-        return f", did you mean {near}?"
-    return f": there is no support for {given}" if location == ["spec", "framework"] else f", not {given!r}"
+    near = similar(given, re.findall(r"'([^']*)'", expected), _LIKELY)
+    return f", did you mean {near}?" if near else f", not {given!r}"
+
+
+def similar(word: str, names: Iterable[str], cutoff: float = 0.8) -> str | None:
+    """Return the name of which `word` is probably a misspelling: other capitals, `_`, or a few other letters."""
+    plain = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(word.lower().replace("_", "").replace("-", ""), plain, n=1, cutoff=cutoff)
+    return plain[near[0]] if near else None
+
+
+def _properties(location: list[int | str], root: Schema) -> dict[str, Schema]:
+    found: dict[str, Schema] = _schema_at(location, root).get("properties", {})
+    return found
 
 
 def _schema_at(location: list[int | str], schema: Schema) -> Schema:
@@ -241,18 +265,52 @@ def _schema_at(location: list[int | str], schema: Schema) -> Schema:
 
 
 def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
-    """`: belongs under spec.template.spec.volumes` or `, did you mean replicas?`; empty if nothing is close."""
-    spec = root.get("properties", {}).get("spec", {}).get("properties", {})
-    roles = frozenset(role for framework in FRAMEWORKS.values() for role in framework.roles)
-    if "roles" in spec:
-        place = ".".join(str(part) for part in parents)
-        if where := placement.in_spec(name, place, roles, frozenset(spec)):
-            return f": {where}"
-    of_job = _schema_at(["spec", "template", "spec"], root).get("properties", {})
-    if parents in (["spec"], ["spec", "template"]) and name in of_job:
-        return f": belongs under spec.template.spec.{name}"
-    if parents[:-1] == ["spec", "parameters"] and name in ("min", "max"):
-        return ": belongs under uniform, logUniform or int, for example uniform: {min: 0, max: 1}"
-    names = roles if parents == ["spec", "roles"] else _schema_at(parents, root).get("properties", {})
-    near = meant.field(name, names)
-    return f", did you mean {near}?" if near else ""
+    """`: belongs under spec.template.spec.volumes` or `, did you mean replicas?`, else the fields that exist there."""
+    if name.endswith("ReplicaSpecs"):
+        return f": allranks convert converts jobs of Kubeflow ({MIGRATION})"
+    if place := _place(name, parents, root):
+        return f": belongs under {place}"
+    names = list(_ROLES if parents[-1:] == ["roles"] else _properties(parents, root))
+    if near := similar(name, names, _LIKELY):
+        return f", did you mean {near}?"
+    listed = ", ".join(names)
+    return f": the fields here are {listed}" if names and len(listed) < _LONGEST_LIST else ""
+
+
+def _place(name: str, parents: list[int | str], root: Schema) -> str | None:
+    """Return the path at which a job has a field of this name; None if there is none or if several are likely."""
+    job: list[int | str] = ["spec"] if "roles" in _properties(["spec"], root) else ["spec", "template", "spec"]
+    fields, base = _properties(job, root), ".".join(map(str, job))
+    at_job, in_role = parents in ([], ["metadata"], job[:-1], job), parents[:-1] == [*job, "roles"]
+    if not fields or any(isinstance(part, int) for part in parents):
+        return None
+    here = ".".join(map(str, parents))
+    if parents[-1:] == ["resources"]:
+        return f"{here}.limits" if name in _AMOUNTS or "/" in name else None
+    if parents != job and name in fields:
+        return f"{base}.{name}"
+    if name in _properties([*job, "roles", "worker"], root) and not in_role:
+        return f"{base}.roles.worker.{name}"
+    if not at_job and not in_role:
+        return None
+    if at_job and name in _ROLES:
+        return f"{base}.roles.{name}"
+    if name in ("name", "generateName", "namespace"):
+        return f"metadata.{name}"
+    owner = here if in_role else base
+    for place, blocks in ((owner, _properties(parents if in_role else job, root)), (base, fields)):
+        having = [block for block, schema in blocks.items() if name in schema.get("properties", {})]
+        if len(having) == 1:
+            return f"{place}.{having[0]}.{name}"
+    return _place_in_pod(name, owner)
+
+
+def _place_in_pod(name: str, owner: str) -> str | None:
+    """`owner`: path of the spec of a job or of a role."""
+    if name in ("labels", "annotations"):
+        return f"{owner}.template.metadata.{name}"
+    if name in POD_FIELDS:
+        return f"{owner}.template.spec.{name}"
+    if name in CONTAINER_FIELDS:
+        return f"{owner}.template.spec.containers: [{{name: trainer, {name}: ...}}]"
+    return f"{owner}.resources.limits" if name in _AMOUNTS or "/" in name else None

@@ -14,7 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from allranks.api import meant
 from allranks.archive.layout import Entry
 from allranks.data.errors import explain
 from allranks.data.object_source import PACKAGES, filesystem
@@ -53,13 +52,9 @@ def open_store(url: str) -> Store:
     """`url`: a directory, or an address that fsspec knows. Sends nothing yet."""
     if url.partition("://")[0] in PACKAGES and "://" in url:
         return ObjectStore(url)
-    near = meant.address(url)
-    hint = f", did you mean {near}?" if near and near.partition("://")[0] in PACKAGES else ""
-    if "://" in url:
+    if ":/" in url:
         schemes = ", ".join(f"{scheme}://" for scheme in PACKAGES)
-        raise ArchiveError(f"{url}: an archive is a directory, or an address that begins with one of {schemes}{hint}")
-    if hint and not Path(url).exists():
-        raise ArchiveError(f"{url}: there is no such directory{hint}")
+        raise ArchiveError(f"{url}: an archive is a directory, or an address that begins with one of {schemes}")
     return DirectoryStore(Path(url))
 
 

@@ -7,24 +7,16 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_T = TypeVar("_T")
 _LIST = "List"
 _SHOWN_COLUMNS = 100
-_HINTS = {
-    "did not find expected key": "keys of the same mapping must begin in the same column",
-    "mapping values are not allowed in this context": "check the indentation, and put text with ': ' in quotes",
-    "did not find expected '-' indicator": "items of the same list must begin in the same column",
-    "could not find expected ':'": "a key is followed by ': '",
-}
-"""libyaml's message -> what is usually the cause."""
 
 
 class _Loader(_FastLoader):  # type: ignore[misc]
@@ -53,19 +45,23 @@ class Unreadable:
 
 def read(file: str) -> list[Any] | Unreadable:
     """The documents of a file; `-` is stdin. Empty documents are left out."""
-    text = read_text(file)
+    text = _text(file)
     if isinstance(text, Unreadable):
         return text
     if file.endswith(".py"):
         return Unreadable(f"is a Python script: allranks run {file} --save job.yaml writes its manifest")
-    found = parsed(text, lambda text: list(yaml.load_all(text, Loader=_Loader)))
-    if isinstance(found, Unreadable):
-        return found
-    return [item for document in found for item in _items(document) if item is not None]
+    try:
+        documents = list(yaml.load_all(text, Loader=_Loader))
+    except yaml.MarkedYAMLError as error:
+        return _marked(error, text)
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError: for example month 13 in a timestamp
+        return Unreadable(f"is not YAML: {str(error).splitlines()[0]}")
+    except RecursionError:
+        return Unreadable("is nested too deeply")
+    return [item for document in documents for item in _items(document) if item is not None]
 
 
-def read_text(file: str) -> str | Unreadable:
-    """The text of a file, with its line ends; `-` is stdin."""
+def _text(file: str) -> str | Unreadable:
     try:
         raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         return raw.decode("utf-8-sig")
@@ -88,31 +84,9 @@ def did_you_mean(file: str) -> str:
     return f", did you mean {path.with_name(near[0])}?" if near else ""
 
 
-def parsed(text: str, parse: Callable[[str], _T]) -> _T | Unreadable:
-    """What `parse` makes of a YAML text, or why it is not YAML."""
-    try:
-        return parse(text)
-    except yaml.MarkedYAMLError as error:
-        return _marked(error, text)
-    except yaml.YAMLError as error:
-        return Unreadable(f"is not YAML: {str(error).splitlines()[0]}")
-    except ValueError as error:  # for example month 13 in a timestamp
-        return Unreadable(f"is not YAML: {error}")
-    except RecursionError:
-        return Unreadable("is nested too deeply")
-
-
 def _items(document: Any) -> list[Any]:
     is_list = isinstance(document, dict) and document.get("kind") == _LIST and isinstance(document.get("items"), list)
     return document["items"] if is_list else [document]
-
-
-def item_nodes(document: yaml.Node) -> list[yaml.Node]:
-    """The items of a list; any other document itself."""
-    fields = {key.value: value for key, value in document.value} if isinstance(document, yaml.MappingNode) else {}
-    kind, items = fields.get("kind"), fields.get("items")
-    is_list = kind is not None and kind.value == _LIST and isinstance(items, yaml.SequenceNode)
-    return list(items.value) if is_list and items else [document]
 
 
 def _marked(error: yaml.MarkedYAMLError, text: str) -> Unreadable:
@@ -121,11 +95,6 @@ def _marked(error: yaml.MarkedYAMLError, text: str) -> Unreadable:
     if mark is None:
         return Unreadable(message)
     lines = text.splitlines()
-    line = lines[mark.line] if mark.line < len(lines) else ""
-    if "\t" in line[: mark.column + 1]:
-        message += ": YAML allows no tabs in the indentation, use spaces"
-    elif hint := _HINTS.get(str(error.problem)):
-        message += f": {hint}"
     return Unreadable(message, mark.line + 1, mark.column + 1, "\n".join(_excerpt(lines, mark.line, mark.column)))
 
 

@@ -15,7 +15,6 @@ from allranks.api.validation import parse, parse_pool
 from allranks.api.validation_messages import json_type
 from allranks.cli import manifest_files, overrides
 from allranks.cli.additions import Additions
-from allranks.cli.checks import kinds
 from allranks.cli.checks import manifest as checks
 from allranks.cli.checks.problem import Problem, Severity
 from allranks.cli.overrides import Override
@@ -138,7 +137,7 @@ def load(
     )
     if not (loaded.jobs or (loaded.pools and pools_suffice) or (loaded.sweeps and sweeps_suffice)):
         other = [str(document.get("kind")) for document in loaded.documents if document.get("kind") != pool.KIND]
-        problem = Problem("", kinds.instead_of_jobs(other))
+        problem = Problem("", checks.instead_of_jobs(other))
         raise InvalidManifests([Finding(manifest_files.sources(files), problem)])
     return loaded
 
@@ -205,7 +204,7 @@ class _Loading:
         self.written.append(document)
         kind = document.get("kind")
         if kind not in (KIND, pool.KIND, sweep.KIND, None):
-            if problem := kinds.misspelt(document):
+            if problem := checks.misspelt_kind(document):
                 self._report(place, [problem])
             self.others.append(Other(str(kind), name, source))
         elif kind == pool.KIND:

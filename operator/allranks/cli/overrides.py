@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from allranks.api.validation_messages import similar
 from allranks.cli.checks.problem import below
-from allranks.cli.checks.schema import similar
 from allranks.errors import InvalidManifest
 
 _STEP = re.compile(r"\[([^\]]+)\]|([^.\[\]]+)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from allranks.api.job import Job
 from allranks.api.sweep import Sweep
 from allranks.api.sweep_validation import in_template, parse_sweep
 from allranks.api.validation import parse
+from allranks.api.validation_messages import similar
 from allranks.cli.checks import manifest as checks
 from allranks.cli.checks.problem import Problem
-from allranks.cli.checks.schema import similar
 from allranks.cli.shipping import Shipping
 from allranks.core.objects import pods
 from allranks.errors import InvalidManifest
@@ -61,9 +61,26 @@ def load_sweep(document: dict[str, Any], shipping: Shipping, file: str) -> tuple
 
 def finish_sweep(loaded: LoadedSweep, beside: checks.Beside) -> list[Problem]:
     """Problems of the pods of a trial, and notes, of a sweep that has no other errors."""
-    parameters = tuple(loaded.sweep.spec.parameters)
-    found = [_placed(problem) for problem in checks.finished(loaded.job, replace(beside, parameters=parameters))]
-    return [*found, *_about_metric(loaded)]
+    of_job = [*checks.finished(loaded.job, beside), *_misspelt_parameters(loaded)]
+    return [*map(_placed, of_job), *_about_metric(loaded)]
+
+
+def _misspelt_parameters(loaded: LoadedSweep) -> Iterator[Problem]:
+    """Kubernetes leaves a reference to an unknown variable as it is, so a misspelt parameter has no effect."""
+    parameters = list(loaded.sweep.spec.parameters)
+    for path, text in _texts(loaded.job):
+        for name in re.findall(r"\$\(([A-Za-z_][-A-Za-z0-9_.]*)\)", text):
+            if name not in parameters and (near := similar(name, parameters)):
+                yield Problem(path, f"$({name}) is no parameter of the sweep, did you mean $({near})?", "warning")
+
+
+def _texts(job: Job) -> Iterator[tuple[str, str]]:
+    """(path, text) of commands, arguments and variables."""
+    for place, part in (("spec", job.spec), *((f"spec.roles.{role}", spec) for role, spec in job.spec.roles.items())):
+        for field, words in (("command", part.command), ("args", part.args)):
+            yield from ((f"{place}.{field}[{number}]", word) for number, word in enumerate(words or ()))
+        for number, variable in enumerate(part.env or ()):
+            yield f"{place}.env[{number}].value", variable.value or ""
 
 
 def _about_metric(loaded: LoadedSweep) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
-from allranks.api.queue_status import Eviction, QueueStatus
+from allranks.api.scheduling import Eviction, QueueStatus
 from allranks.api.status import CodeStatus, Failure, PastAttempt, ReplicaRestarts, RestartCounts, Status
 from allranks.core.accounting.progress import finalize, reset_for_attempt
 from allranks.core.diagnosis import elasticity, restart_policy

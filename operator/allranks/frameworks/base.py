@@ -187,9 +187,6 @@ class Framework(ABC):
     log: ClassVar[LogReader] = LogReader()
     probe: ClassVar[DoctorProbe | None] = None
     """None: programs of this framework need no Python package."""
-    other_names: ClassVar[frozenset[str]] = frozenset()
-    """What users write for `framework`, in lower case, and mean this one. They are not accepted, but answered with the
-    right name."""
     has_image: ClassVar[bool] = True
     """There is an image for it in images/."""
     any_role: ClassVar[bool] = False

@@ -20,7 +20,6 @@ class JaxOptions(Model):
 
 class Jax(Framework):
     name = "jax"
-    other_names = frozenset({"flax"})
     description = "JAX"
     options = JaxOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {"worker": RoleKind("The processes. worker-0 runs the coordinator.")}

@@ -28,7 +28,6 @@ class MpiOptions(Model):
 
 class Mpi(Framework):
     name = "mpi"
-    other_names = frozenset({"openmpi", "mpich", "mpi4py"})
     description = "MPI"
     options = MpiOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {

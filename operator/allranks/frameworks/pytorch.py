@@ -39,7 +39,6 @@ class PyTorchOptions(Model):
 
 class PyTorch(Framework):
     name = "pytorch"
-    other_names = frozenset({"torch", "lightning", "accelerate", "deepspeed", "huggingface"})
     description = "PyTorch"
     options = PyTorchOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {

@@ -68,7 +68,6 @@ _EXIST = f"{_RANKS}.all(r, r in self.roles)"
 
 class Spmd(Framework):
     name = "spmd"
-    other_names = frozenset({"none", "generic"})
     description = "SPMD programs"
     options = SpmdOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {"worker": RoleKind("The ranks.")}

@@ -25,7 +25,6 @@ CLUSTER = "ALLRANKS_TF_CLUSTER"
 
 class TensorFlow(Framework):
     name = "tensorflow"
-    other_names = frozenset({"tf", "keras"})
     description = "TensorFlow"
     options = TensorFlowOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {

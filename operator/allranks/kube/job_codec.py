@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from allranks.api import old_form, validation
+from allranks.api import validation
 from allranks.api.job import Job, Metadata, Spec, SpecBase
-from allranks.api.repair import drop
 from allranks.api.status import FINISHED, RestartCounts, Status
+from allranks.api.validation import drop
 from allranks.core.facts import topology
 from allranks.core.facts.model import Manifest, Pod
 from allranks.core.facts.naming import NO_RANKS, replica_key
@@ -87,13 +87,13 @@ def _job(manifest: Manifest) -> Job:
 
 
 def _spec(stored: Any) -> SpecBase:
-    return Spec.model_validate(old_form.spec(stored), by_alias=True, by_name=False)
+    return Spec.model_validate(stored, by_alias=True, by_name=False)
 
 
 def _status(stored: Any) -> Status:
     if isinstance(stored, dict) and _SUMMARY in stored:
         stored = {name: value for name, value in stored.items() if name != _SUMMARY}
-    return Status.model_validate(old_form.status(stored), by_alias=True, by_name=False)
+    return Status.model_validate(stored, by_alias=True, by_name=False)
 
 
 def invalid_spec_patch(manifest: Manifest, message: str, now: datetime, reason: str = "InvalidSpec") -> Manifest | None:
@@ -146,7 +146,7 @@ def _conditions(status: Manifest) -> list[Manifest]:
 def _sentence(manifest: Manifest, error: ValidationError) -> str:
     metadata = {"name": manifest["metadata"]["name"]}
     try:
-        validation.parse({**manifest, "metadata": metadata, "spec": old_form.spec(manifest.get("spec"))})
+        validation.parse({**manifest, "metadata": metadata, "spec": manifest.get("spec")})
     except InvalidManifest as invalid:
         return "; ".join(str(invalid).splitlines())
     except Exception:  # validation may fail in other ways on an unexpected shape

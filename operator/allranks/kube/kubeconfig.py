@@ -1,4 +1,4 @@
-"""Reads kubeconfig files. Each error is a sentence that names the file, the field and the cure."""
+"""Reads kubeconfig files. Each error is a sentence that names the file and the field."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from allranks.kube import yaml_mistakes
 from allranks.kube.errors import LoginError
 
 Entry = dict[str, Any]
@@ -27,7 +26,6 @@ _TEXTS = (
 )
 _MAPPINGS = ("exec", "auth-provider")
 _NEW = "name another file, or get a new one of the cluster"
-_CORRECT = "correct it, or get a new kubeconfig of the cluster"
 
 
 @dataclass(frozen=True)
@@ -136,35 +134,34 @@ def _loaded(file: Path) -> Entry:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise LoginError(f"{file} cannot be read: {_why(error)}{_read_cure(error)}") from error
+        raise LoginError(f"{file} cannot be read: {(error.strerror or str(error)).lower()}") from error
     except UnicodeDecodeError as error:
         raise LoginError(f"{file} is not a kubeconfig: it is not text in UTF-8: {_NEW}") from error
     try:
         config = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise LoginError(f"{file}{yaml_mistakes.describe(error, text)}") from error
+        raise LoginError(f"{file}{_problem(error)}") from error
     if config is None:
         return {}
     if not isinstance(config, dict):
-        contents = "a mapping with clusters, users and contexts"
-        raise LoginError(f"{file} is not a kubeconfig: it must be {contents}, and it is {_type(config)}: {_NEW}")
+        raise LoginError(f"{file} is not a kubeconfig: it must be a mapping with clusters, users and contexts: {_NEW}")
     return config
 
 
 def _entries(file: Path, kind: str, items: Any) -> list[tuple[str, Entry]]:
     """(name, entry) of each item of `clusters`, `users` or `contexts`, with paths relative to the file resolved."""
     if items is not None and not isinstance(items, list):
-        raise _wrong(file, f"{kind}s", "a list", items)
+        raise _wrong(file, f"{kind}s", "a list")
     out = []
     for number, item in enumerate(items or ()):
         place = f"{kind}s[{number}]"
         if not isinstance(item, dict):
-            raise _wrong(file, place, "a mapping", item)
+            raise _wrong(file, place, "a mapping")
         name, entry = item.get("name"), item.get(kind)
         if not isinstance(name, str) or not name:
-            raise _wrong(file, f"{place}.name", "a string", name)
+            raise _wrong(file, f"{place}.name", "a string")
         if entry is not None and not isinstance(entry, dict):
-            raise _wrong(file, f"{place}.{kind}", "a mapping", entry)
+            raise _wrong(file, f"{place}.{kind}", "a mapping")
         out.append((name, _resolved(file, f"{place}.{kind}", entry or {})))
     return out
 
@@ -174,10 +171,10 @@ def _resolved(file: Path, place: str, entry: Entry) -> Entry:
         _text(file, f"{place}.{key}", entry.get(key))
     skip = entry.get("insecure-skip-tls-verify")
     if skip is not None and not isinstance(skip, bool):  # the text "false" would switch the verification off
-        raise _wrong(file, f"{place}.insecure-skip-tls-verify", "true or false", skip)
+        raise _wrong(file, f"{place}.insecure-skip-tls-verify", "true or false")
     for key in _MAPPINGS:
         if entry.get(key) is not None and not isinstance(entry[key], dict):
-            raise _wrong(file, f"{place}.{key}", "a mapping", entry[key])
+            raise _wrong(file, f"{place}.{key}", "a mapping")
     entry = entry | {key: str(file.parent / entry[key]) for key in _PATHS if entry.get(key)}
     program = entry.get("exec") or {}
     command = _text(file, f"{place}.exec.command", program.get("command"))
@@ -188,26 +185,17 @@ def _resolved(file: Path, place: str, entry: Entry) -> Entry:
 
 def _text(file: Path, place: str, value: Any) -> str:
     if value is not None and not isinstance(value, str):
-        raise _wrong(file, place, "a string", value)
+        raise _wrong(file, place, "a string")
     return value or ""
 
 
-def _wrong(file: Path, place: str, wanted: str, value: Any) -> LoginError:
-    return LoginError(f"{file} is not a kubeconfig: {place} must be {wanted}, and it is {_type(value)}: {_CORRECT}")
+def _wrong(file: Path, place: str, type_name: str) -> LoginError:
+    return LoginError(f"{file} is not a kubeconfig: {place} must be {type_name}")
 
 
-def _type(value: Any) -> str:
-    types = ((bool, "a boolean"), (dict, "a mapping"), (list, "a list"), (str, "a string"), ((int, float), "a number"))
-    if value is None or value == "":
-        return "empty"
-    return next((name for kind, name in types if isinstance(value, kind)), f"a {type(value).__name__}")
-
-
-def _read_cure(error: OSError) -> str:
-    if isinstance(error, PermissionError):
-        return ": make it readable for you, for example with chmod u+r"
-    return ": name a file" if isinstance(error, IsADirectoryError) else ""
-
-
-def _why(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()
+def _problem(error: yaml.YAMLError | ValueError | RecursionError) -> str:
+    """`:LINE:COLUMN: is not YAML: ...` in the words of PyYAML."""
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    place = f":{mark.line + 1}:{mark.column + 1}:" if mark else ""
+    problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
+    return f"{place} is not YAML: {problem or str(error).splitlines()[0]}"

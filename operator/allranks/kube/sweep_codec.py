@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from allranks.api import sweep as api
 from allranks.api.job import API_VERSION
-from allranks.api.repair import drop
 from allranks.api.status import Status
 from allranks.api.sweep import Sweep
 from allranks.api.sweep_status import SweepCondition, SweepStatus
 from allranks.api.sweep_validation import MAX_SPEC_BYTES, parse_sweep, too_large
+from allranks.api.validation import drop
 from allranks.core.facts.model import Manifest
 from allranks.core.sweeps.model import TrialJob
 from allranks.errors import InvalidManifest

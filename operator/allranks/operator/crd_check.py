@@ -10,9 +10,8 @@ import logging
 
 import msgspec
 
-from allranks.api.crd import RESOURCES, root_schema
+from allranks.api.crd import RESOURCES, differences, root_schema
 from allranks.api.job import GROUP, KIND, VERSION
-from allranks.api.schema_differences import differences
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, NotFound, Refused

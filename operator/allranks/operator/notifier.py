@@ -86,7 +86,7 @@ class Notifier:
             key,
             _About(
                 observed.job.metadata.uid,
-                observed.status.notifications,
+                observed.persisted.notifications,
                 lambda: dict(notifications.named_notifications(observed.job, observed.platform)),
                 lambda entry, receivers: texts.note(observed, entry, receivers.link),
             ),

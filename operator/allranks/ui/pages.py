@@ -14,7 +14,6 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment
 
-from allranks.api import old_form
 from allranks.api.status import FINISHED
 from allranks.cli.format.duration import age, human
 from allranks.cli.format.events import group_events
@@ -52,7 +51,6 @@ def _environment() -> Environment:
 
 def warm_up() -> None:
     """Does in advance, while the API server lists the jobs, what the first request would wait for. Blocks."""
-    old_form.values()  # makes the schema of the CRD
     for name in ("jobs", "job"):
         _environment().get_template(f"{name}.html.j2")
 

@@ -164,7 +164,17 @@ INVALID = [
         {"template": {"spec": sweep()["spec"]}},
         [("spec.template", "a sweep of sweeps is refused: the template is a DistributedTraining")],
     ),
-    ("an unknown field", {"goal": "Minimize"}, [("spec.goal", "unknown field")]),
+    (
+        "an unknown field",
+        {"goal": "Minimize"},
+        [
+            (
+                "spec.goal",
+                "unknown field: the fields here are parameters, objective, algorithm, seed, trials, parallel, suspend, "
+                "stop, notify, template",
+            )
+        ],
+    ),
     (
         "an unknown algorithm",
         {"algorithm": "bayes"},

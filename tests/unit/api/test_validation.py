@@ -660,8 +660,7 @@ TYPES = [
         {"framework": "caffe"},
         (
             "spec.framework",
-            "should be 'pytorch', 'tensorflow', 'horovod', 'jax', 'ray', 'mpi' or 'spmd': there is no support for "
-            "caffe",
+            "should be 'pytorch', 'tensorflow', 'horovod', 'jax', 'ray', 'mpi' or 'spmd', not 'caffe'",
         ),
     ),
     (
@@ -749,7 +748,11 @@ UNKNOWN = [
         {"resources": {"limit": {}}},
         ("spec.resources.limit", "unknown field, did you mean limits?"),
     ),
-    ("an unknown role is rejected", {"roles": {"boss": 1, "worker": 1}}, ("spec.roles.boss", "unknown field")),
+    (
+        "an unknown role is rejected",
+        {"roles": {"boss": 1, "worker": 1}},
+        ("spec.roles.boss", "unknown field: the fields here are master, worker, chief, ps, evaluator, launcher, head"),
+    ),
 ]
 
 

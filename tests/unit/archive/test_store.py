@@ -103,14 +103,7 @@ def test_a_missing_bucket_is_a_sentence(bucket: str):
         open_store("s3://absent/x").put("a/b/job.json", b"1")
 
 
-def test_other_addresses_are_refused():
-    with pytest.raises(ArchiveError, match=r"ftp://host/x: an archive is a directory, or an address"):
-        open_store("ftp://host/x")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "right"), [("gcs://b/x", "gs://b/x"), ("s3:/b/x", "s3://b/x"), ("S3://b/x", "s3://b/x")]
-)
-def test_a_misspelt_address_is_answered_with_the_right_one(wrong: str, right: str):
-    with pytest.raises(ArchiveError, match=f"did you mean {right}"):
-        open_store(wrong)
+@pytest.mark.parametrize("url", ["ftp://host/x", "gcs://b/x", "s3:/b/x", "S3://b/x"])
+def test_other_addresses_are_refused(url: str):
+    with pytest.raises(ArchiveError, match=f"{url}: an archive is a directory, or an address"):
+        open_store(url)

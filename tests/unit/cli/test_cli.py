@@ -211,20 +211,18 @@ UNREADABLE: list[tuple[str, str | bytes, str]] = [
     (
         "an extra colon",
         "spec:\n  a: b: c",
-        "stdin:2:7: is not YAML: mapping values are not allowed in this context: check the indentation, and put text "
-        "with ': ' in quotes\n  1 | spec:\n  2 |   a: b: c\n    |       ^",
+        "stdin:2:7: is not YAML: mapping values are not allowed in this context\n"
+        "  1 | spec:\n  2 |   a: b: c\n    |       ^",
     ),
     (
         "a tab",
         "\ta: 1",
-        "stdin:1:1: is not YAML: found character that cannot start any token: YAML allows no tabs in the indentation, "
-        "use spaces\n  1 |  a: 1\n    | ^",
+        "stdin:1:1: is not YAML: found character that cannot start any token\n  1 |  a: 1\n    | ^",
     ),
     (
         "a key that begins too far to the left",
         "spec:\n  roles:\n    worker: {}\n   master: {}\n",
-        "stdin:4:4: is not YAML: did not find expected key: keys of the same mapping must begin in the same column\n"
-        "  3 |     worker: {}\n  4 |    master: {}\n    |    ^",
+        "stdin:4:4: is not YAML: did not find expected key\n  3 |     worker: {}\n  4 |    master: {}\n    |    ^",
     ),
     (
         "a Python tag",

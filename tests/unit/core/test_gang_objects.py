@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from allranks.api.gang_status import GangStatus
 from allranks.api.job import Job
+from allranks.api.scheduling import GangStatus
 from allranks.api.status import Status
 from allranks.core.facts.model import Manifest
 from allranks.core.facts.optional_kinds import (

@@ -40,14 +40,8 @@ def test_no_other_module_names_a_framework():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value in FRAMEWORKS
     }
-    allowed = ("frameworks/", "inpod/", "cli/convert/", "api/old_form.py")
+    allowed = ("frameworks/", "inpod/", "cli/convert/")
     assert {path for path in named if not path.startswith(allowed)} == set()
-
-
-def test_another_name_of_a_framework_belongs_to_one_alone():
-    others = [other for framework in FRAMEWORKS.values() for other in framework.other_names]
-    assert len(others) == len({*others, *FRAMEWORKS}) - len(FRAMEWORKS)
-    assert all(other == other.lower() for other in others)
 
 
 def test_the_page_on_adding_a_framework_lists_the_files_of_jax():

@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 import pytest
 
-from allranks.api import old_form
 from allranks.ui import pages
 from allranks.ui.entries import Entry
 from support.job_api import JobApi
@@ -203,7 +202,3 @@ def test_what_the_first_request_needs_is_made_before_it(api, tmp_path, monkeypat
     monkeypatch.setattr(pages, "warm_up", lambda: calls.append("begun"))
     with UiServer(api.kubeconfig, tmp_path / "runs"):
         assert eventually(lambda: calls == ["begun"])
-    monkeypatch.undo()
-    old_form.values.cache_clear()
-    pages.warm_up()
-    assert old_form.values.cache_info().currsize == 1

@@ -7,29 +7,40 @@ that is, or belongs elsewhere; anything else is a warning.
 
 from __future__ import annotations
 
-import difflib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from allranks.api.validation_messages import json_type, quotes_hint
-from allranks.cli.checks import placement, quantities, undocumented
+from allranks.api.validation_messages import json_type, quotes_hint, similar
+from allranks.cli.checks import quantities
 from allranks.cli.checks.problem import Problem, below, last_key
 from allranks.core.facts.strategic_merge import MERGE_KEYS
 
-_TYPO = 0.8
-"""Similarity from which an unknown word is taken for a misspelling."""
 _FROM_ELSEWHERE = {"PodSpec": frozenset({"containers"})}
 """Required fields that other parts of the manifest provide: the training container."""
 
 
-class OneOf(NamedTuple):
-    """A type of which at most one of some fields may be set, and with `needed` exactly one."""
-
-    fields: frozenset[str]
-    needed: bool
+_CONTAINER = re.compile(r"\.(containers|initContainers)\[\d+\]$")
+_OTHER_PLACES = {
+    "PodTemplateSpec": (
+        ("PodSpec", "belongs under {path}.spec.{name}"),
+        ("Container", "belongs to a container: {path}.spec.containers: [{{name: trainer, {name}: ...}}]"),
+        ("ObjectMeta", "belongs under {path}.metadata.{name}"),
+    ),
+    "PodSpec": (("Container", "belongs to a container: {path}.containers: [{{name: trainer, {name}: ...}}]"),),
+    "Container": (
+        ("ResourceRequirements", "belongs under {path}.resources.{name}"),
+        ("PodSpec", "belongs to the pod: {pod}.{name}"),
+    ),
+    "PodSecurityContext": (("SecurityContext", "belongs to the securityContext of a container"),),
+    "SecurityContext": (("PodSecurityContext", "belongs to the securityContext of the pod"),),
+    "VolumeMount": (("Volume", "belongs to the volume of this name, under volumes of the pod"),),
+    "Volume": (("VolumeMount", "belongs to the mount of this volume, under volumeMounts of a container"),),
+}
+"""Type -> (type that has a field of this name, the place of such a field)."""
 
 
 class Kubernetes(NamedTuple):
@@ -43,18 +54,6 @@ class Kubernetes(NamedTuple):
         """Field -> type of a type such as `PodSpec`; empty for scalars."""
         found: dict[str, str] = self.types.get(kind, {}).get("fields", {})
         return found
-
-    def one_of(self, kind: str) -> OneOf | None:
-        """The API documents these unions in prose only (Source: pkg/apis/core/validation)."""
-        if kind == "Volume":
-            return OneOf(frozenset(self.fields(kind)) - {"name"}, False)  # none is an emptyDir
-        if kind in ("EnvVarSource", "LifecycleHandler", "VolumeProjection"):
-            return OneOf(frozenset(self.fields(kind)), kind != "VolumeProjection")
-        if kind == "EnvFromSource":
-            return OneOf(frozenset({"configMapRef", "secretRef"}), True)
-        if kind == "Probe":
-            return OneOf(frozenset({"exec", "grpc", "httpGet", "tcpSocket"}), True)
-        return None
 
 
 @cache
@@ -123,18 +122,12 @@ def _object(value: Any, kind: str, path: str, merged: list[Any]) -> Iterator[Pro
     fields = kubernetes().fields(kind)
     for name, one in value.items():
         if name in fields:
-            of = undocumented.VALUES.get((kind, name), fields[name])
-            yield from _problems(one, of, below(path, name), _members(merged, name))
+            yield from _problems(one, fields[name], below(path, name), _members(merged, name))
         else:
             yield _unknown(str(name), kind, path)
-    for name in (*kubernetes().types[kind].get("required", ()), *undocumented.REQUIRED.get(kind, ())):
-        if value.get(name) == "" and name not in undocumented.MAY_BE_EMPTY:
-            yield Problem(below(path, name), "must not be empty")
-        elif name not in _FROM_ELSEWHERE.get(kind, ()) and any(_absent(node, name) for node in merged):
+    for name in kubernetes().types[kind].get("required", ()):
+        if name not in _FROM_ELSEWHERE.get(kind, ()) and any(_absent(node, name) for node in merged):
             yield Problem(below(path, name), "is required")
-    yield from undocumented.problems(value, kind, path)
-    if union := kubernetes().one_of(kind):
-        yield from _union(value, union, path, merged)
     if kind == "ResourceRequirements":
         yield from quantities.resource_names(path, value)
 
@@ -145,30 +138,6 @@ def _absent(node: Any, name: str) -> bool:
 
 def _members(merged: list[Any], name: Any) -> list[Any]:
     return [node[name] for node in merged if isinstance(node, dict) and node.get(name) is not None]
-
-
-def _union(value: dict[str, Any], union: OneOf, path: str, merged: list[Any]) -> Iterator[Problem]:
-    given = [name for name in value if name in union.fields and value[name] is not None]
-    if len(given) > 1:
-        yield Problem(path, f"must have only one of {', '.join(given)}")
-    elif not given and union.needed and not set(value) - set(union.fields) - _BESIDE_UNION:
-        empty = [node for node in merged if isinstance(node, dict) and not union.fields & set(node)]
-        if empty:
-            yield Problem(path, f"must have one of {', '.join(sorted(union.fields))}")
-
-
-_BESIDE_UNION = frozenset(
-    {
-        "prefix",
-        "failureThreshold",
-        "initialDelaySeconds",
-        "periodSeconds",
-        "successThreshold",
-        "terminationGracePeriodSeconds",
-        "timeoutSeconds",
-    }
-)
-"""Other fields of these types. An unknown field may be the member of the union that a newer Kubernetes has."""
 
 
 def _scalar(value: Any, kind: str, path: str) -> Iterator[Problem]:
@@ -209,17 +178,12 @@ def _unknown_value(value: str, allowed: list[str], path: str) -> Problem:
 def _unknown(name: str, kind: str, path: str) -> Problem:
     at = below(path, name)
     types = kubernetes()
-    if place := placement.in_template(name, kind, path, types.fields):
-        return Problem(at, f"unknown field: {place}")
+    if kind == "ResourceRequirements" and (name in quantities.STANDARD or "/" in name):
+        return Problem(at, f"unknown field: belongs under {path}.limits")
+    for other, place in _OTHER_PLACES.get(kind, ()):
+        if name in types.fields(other):
+            return Problem(at, f"unknown field: {place.format(path=path, pod=_CONTAINER.sub('', path), name=name)}")
     if near := similar(name, types.fields(kind)):
         return Problem(at, f"unknown field, did you mean {near}?")
     what = f"Kubernetes {types.version} has no such field here, and its API server ignores it"
     return Problem(at, what, "warning")
-
-
-def similar(word: str, candidates: Sequence[str] | dict[str, str]) -> str | None:
-    """The candidate of which `word` is probably a misspelling: other capitals, `_`, or a few other letters."""
-    plain = {candidate.lower(): candidate for candidate in candidates}
-    bare = word.lower().replace("_", "").replace("-", "")
-    near = difflib.get_close_matches(bare, plain, n=1, cutoff=_TYPO)
-    return plain[near[0]] if near else None

@@ -1,4 +1,4 @@
-"""`allranks convert`: converts jobs of other operators, and manifests of earlier versions."""
+"""`allranks convert`: converts jobs of other operators."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 
 from allranks.cli import manifest_files
 from allranks.cli.completers import complete_files
-from allranks.cli.convert import old_form
 from allranks.cli.manifest_files import Unreadable
 from allranks.cli.options import BAD_MANIFEST, FAILED, OK, cluster_options, print_problem, run_on_cluster, set_option
 from allranks.kube.cluster import Cluster, Where
@@ -39,7 +37,6 @@ Examples:
   allranks convert job.yaml --set 'command=[python3, train.py]'
   allranks convert job.yaml --check            # run the result on this machine
   allranks convert job.yaml -o json | jq '.[].dropped'
-  allranks convert --in-place jobs/*.yaml      # manifests of allranks 0.1
 \b
 Exit status:
   0 converted, or nothing to convert; 1 something was dropped, the result is not complete, or --check failed;
@@ -50,7 +47,6 @@ Exit status:
 @click.option("--live", is_flag=True, help="Read objects of a cluster instead of files: KIND/NAME, or KIND for all.")
 @click.option("--check", is_flag=True, help="Run the result on this machine, if its programs are here.")
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", help="The format. [default: yaml]")
-@click.option("-i", "--in-place", is_flag=True, help="Rewrite manifests of allranks 0.1 instead of printing them.")
 @set_option
 @cluster_options
 def convert(
@@ -59,7 +55,6 @@ def convert(
     live: bool,
     check: bool,
     output: str,
-    in_place: bool,
     sets: tuple[str, ...],
 ) -> None:
     """Convert jobs of other operators into DistributedTrainings.
@@ -67,43 +62,26 @@ def convert(
     Supported are PyTorchJob, TFJob, MPIJob, JAXJob, TrainJob, RayJob, and Indexed Jobs of batch/v1. FILE can be - for
     standard input, and a List. The result has a comment above each line that means something else, and lists what was
     dropped, which is also printed on standard error. Other objects stay as they are.
-
-    Values of allranks 0.1, such as `action: restart`, become `action: Restart`. Comments and layout stay there.
     """
-    if in_place and (live or "-" in arguments):
-        raise click.UsageError("--in-place needs files: standard input cannot be rewritten.")
     if live:
         sys.exit(run_on_cluster(_live, where, {"arguments": arguments, "sets": sets, "output": output, "check": check}))
-    texts = [(file, _read(file)) for file in arguments]
-    found = [(file, document) for file, text in texts for document in _documents(file, text)]
-    from allranks.cli.convert import documents
-
-    if documents.has_jobs(document for _, document in found):
-        if in_place:
-            raise click.UsageError("--in-place is for manifests of allranks 0.1: redirect the output to a new file.")
-        sys.exit(_convert(found, sets, output, check))
-    if sets or check or output == "json":
-        raise click.UsageError("--set, --check and -o json need a job of another operator, and the input has none.")
-    _rewrite(texts, in_place)
+    sys.exit(_convert([pair for file in arguments for pair in _documents(file)], sets, output, check))
 
 
 async def _live(cluster: Cluster, arguments: Sequence[str], sets: Sequence[str], output: str, check: bool) -> int:
     from allranks.cli.other_operators import read
 
-    found = [(LIVE, document) for document in await read(cluster, arguments)]
-    return _convert(found, sets, output, check)
+    documents = [(LIVE, document) for document in await read(cluster, arguments)]
+    return _convert(documents, sets, output, check)
 
 
-# --- other operators -------------------------------------------------------------------------------------------------
-
-
-def _convert(found: list[tuple[str, Any]], sets: Sequence[str], output: str, check: bool) -> int:
+def _convert(documents: list[tuple[str, Any]], sets: Sequence[str], output: str, check: bool) -> int:
     from allranks.cli.convert.documents import convert, unlisted
 
-    pairs = [
-        (manifest_files.source_name(file), document) for file, content in found for document in unlisted([content])
-    ]
-    results = convert(pairs)
+    results = convert([(name, item) for name, document in documents for item in unlisted([document])])
+    if all(one.draft is None and not one.problems for one in results):
+        for name in dict.fromkeys(name for name, _ in documents):
+            click.echo(f"{name}: nothing to convert", err=True)
     if failed := [one for one in results if one.problems]:
         for one in failed:
             for path, message in one.problems:
@@ -209,45 +187,11 @@ def _missing_programs(loaded: Loaded) -> list[str]:
     return list(dict.fromkeys(out))
 
 
-# --- manifests of allranks 0.1 ---------------------------------------------------------------------------------------
-
-
-def _rewrite(texts: Sequence[tuple[str, str]], in_place: bool) -> None:
-    written = []
-    for file, text in texts:
-        changes = old_form.found(text)
-        new = old_form.applied(text, changes)
-        if in_place and changes:
-            Path(file).write_bytes(new.encode())
-        name = manifest_files.source_name(file)
-        for change in changes:
-            click.echo(f"{name}:{change.line}: {change.path}: {change.old} -> {change.new}", err=True)
-        if not changes:
-            click.echo(f"{name}: nothing to convert", err=True)
-        written.append(new)
-    if not in_place:
-        click.echo("".join(_separated(written)), nl=False)
-
-
-def _read(file: str) -> str:
-    """The text of a file. Its line ends stay."""
-    text = manifest_files.read_text(file)
-    return _refuse(file, text) if isinstance(text, Unreadable) else text
-
-
-def _documents(file: str, text: str) -> list[Any]:
-    found = manifest_files.parsed(text, lambda text: [one for one in yaml.safe_load_all(text) if one is not None])
-    return _refuse(file, found) if isinstance(found, Unreadable) else found
-
-
-def _refuse(file: str, why: Unreadable) -> NoReturn:
-    place = manifest_files.source_name(file) + (f":{why.line}:{why.column}" if why.line else "")
-    print_problem("error", f"{place}: {why.message}" + (f"\n{why.excerpt}" if why.excerpt else ""))
+def _documents(file: str) -> list[tuple[str, Any]]:
+    """(name of the file, document) of each document of a file. Exits if it has none that can be read."""
+    content, name = manifest_files.read(file), manifest_files.source_name(file)
+    if not isinstance(content, Unreadable):
+        return [(name, document) for document in content]
+    place = name + (f":{content.line}:{content.column}" if content.line else "")
+    print_problem("error", f"{place}: {content.message}" + (f"\n{content.excerpt}" if content.excerpt else ""))
     sys.exit(BAD_MANIFEST)
-
-
-def _separated(texts: list[str]) -> Iterator[str]:
-    for number, text in enumerate(texts):
-        if number and not text.startswith("---"):
-            yield "---\n"
-        yield text if text.endswith("\n") else f"{text}\n"

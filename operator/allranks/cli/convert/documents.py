@@ -1,17 +1,21 @@
-"""Converts all jobs in the documents of files; other objects stay as they are."""
+"""Converts all jobs in the documents of files, and prints them with comments; other objects stay as they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.cli.convert import kinds
-from allranks.cli.convert.commented_yaml import dump
-from allranks.cli.convert.draft import Draft
+from allranks.cli.convert.draft import Draft, Path
 from allranks.cli.convert.source import Fields
 from allranks.cli.format import yaml
 from allranks.errors import InvalidManifest
+
+_WIDTH = 118
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,8 @@ class Converted:
             return yaml.dump(self.documents)
         head = [f"Converted from {self.name} by allranks convert."]
         head += [f"Dropped: {path}: {why}." for path, why in self.draft.dropped]
-        first = dump(self.draft.document, head, self.draft.comments)
+        first = _commented(self.draft.document, head, self.draft.comments)
         return "---\n".join([first, *(yaml.dump([one]) for one in self.draft.further)])
-
-
-def has_jobs(documents: Iterable[Any]) -> bool:
-    return any(kinds.kind_of(document) for document in unlisted(documents))
 
 
 def unlisted(documents: Iterable[Any]) -> Iterator[dict[str, Any]]:
@@ -88,3 +88,49 @@ def _converted(source: str, document: dict[str, Any], find: Any) -> Converted:
         text = f"a field has a type that no {kind.name} has: `kubectl apply --dry-run=server` names it"
         return Converted(source, (), problems=(("spec", text),), name=name)
     return Converted(source, (draft.document, *draft.further), draft, name=name)
+
+
+def _commented(document: Mapping[str, Any], head: Iterable[str], comments: Iterable[tuple[Path, str]]) -> str:
+    """`head`: lines before the document. A comment on a field that does not exist is above the nearest field around
+    it; one on an item of a list is above the list."""
+    marker = "comment"
+    while marker in json.dumps(document, default=str):
+        marker += "_"
+    texts: list[str] = []
+    marked = _copy(document)
+    for path, text in comments:
+        if text not in texts:  # several roles can have the same remark
+            _mark(marked, path, f"{marker}{len(texts)}")
+            texts.append(text)
+    out = [line for text in head for line in _lines(text, "")]
+    for line in yaml.dump([marked]).splitlines():
+        found = re.fullmatch(rf"( *){marker}(\d+): null", line)
+        out += _lines(texts[int(found[2])], found[1]) if found else [line]
+    return "\n".join(out) + "\n"
+
+
+def _lines(text: str, indent: str) -> list[str]:
+    start = f"{indent}# "
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=start, subsequent_indent=start, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def _copy(value: Any) -> Any:
+    return {key: _copy(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def _mark(document: dict[str, Any], path: Path, marker: str) -> None:
+    """Puts a marker before the last key of the path that exists."""
+    here, name = document, ""
+    parent = document
+    for step in path:
+        if not isinstance(here, dict) or step not in here:
+            break
+        parent, name, here = here, step, here[step]
+    items = list(parent.items())
+    parent.clear()
+    for key, value in items:
+        if key == name:
+            parent[marker] = None
+        parent[key] = value

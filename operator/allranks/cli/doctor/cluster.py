@@ -7,10 +7,9 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from allranks.api.crd import RESOURCES, root_schema
+from allranks.api.crd import RESOURCES, differences, root_schema
 from allranks.api.job import GROUP, PLURAL, VERSION
 from allranks.api.pool import KIND as POOL_KIND
-from allranks.api.schema_differences import differences
 from allranks.api.sweep import KIND as SWEEP_KIND
 from allranks.cli.doctor.findings import Finding, describe_error, not_checked, note, ok, problem
 from allranks.core.facts import gpu_count

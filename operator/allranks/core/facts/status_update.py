@@ -11,8 +11,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 from allranks.api.cost import CostStatus, GpuTime, UtilizationStatus
 from allranks.api.data import InputState, InputStatus, OutputState, OutputStatus
-from allranks.api.gang_status import GangStatus
-from allranks.api.queue_status import QueueStatus
+from allranks.api.scheduling import GangStatus, QueueStatus
 from allranks.api.status import (
     CheckpointRequest,
     CodeStatus,

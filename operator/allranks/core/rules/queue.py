@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.api.queue_status import QueueStatus
+from allranks.api.scheduling import QueueStatus
 from allranks.core import checkpoints, transitions
 from allranks.core.facts import queue, topology
 from allranks.core.facts import workload as workloads

@@ -10,17 +10,14 @@ Runs the scenarios on the simulated cluster, and keeps one settled moment for ea
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-try:
-    simulator = importlib.import_module("support.simulator.cluster")
-except ModuleNotFoundError:
-    simulator = importlib.import_module("allranks.drivers.memory.cluster")  # up to commit 850393f
+from support.simulator import cluster as simulator
+
 KIND = "DistributedTraining"
 kept: dict[Any, dict[str, Any]] = {}
 _settle = simulator.Cluster.settle
@@ -34,7 +31,8 @@ def settle(self: Any) -> None:
         if not status or self.operator is None or not self.operator.alive or len(pods) > 8:
             continue
         observed = replace(self.operator.observe(job), reports=None)
-        if job["spec"].get("pool") or observed.refused:
+        # The decision about these also depends on other objects.
+        if {"pool", "inputs", "outputs"} & job["spec"].keys() or status["phase"] == "Queued" or observed.refused:
             continue
         if not self.reconcile(observed).empty or len(observed.pods) != len(pods):
             continue

@@ -120,11 +120,29 @@ def test_a_name_that_is_too_long_is_an_error():
     assert call("-", "--set", "metadata.name=n", stdin=text(job)).exit_code == 0
 
 
-def test_jobs_of_other_operators_are_not_rewritten_in_place(tmp_path):
+def test_without_a_job_of_another_operator_the_documents_stay_as_they_are():
+    result = call("-", stdin=text(CLAIM))
+    assert (result.exit_code, result.stderr) == (0, "stdin: nothing to convert\n")
+    assert yaml.safe_load(result.stdout) == CLAIM
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, ": cannot be read: no such file or directory"),
+        (b"a: 1\nb: [\n", ":3:1: is not YAML: "),
+        (b"\xff", ": is not a UTF-8 text file"),
+    ],
+    ids=["no file", "no YAML", "no text"],
+)
+def test_what_cannot_be_read_is_named(tmp_path, content, message):
     file = tmp_path / "job.yaml"
-    file.write_text(text(pytorch()))
-    result = call("-i", str(file))
-    assert (result.exit_code, file.read_text()) == (2, text(pytorch()))
+    if content is not None:
+        file.write_bytes(content)
+    result = call(str(file))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {file}")
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize("argument", ["deployment/x", "mnist"])

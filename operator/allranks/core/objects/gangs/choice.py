@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from allranks.api.gang_status import GangStatus
 from allranks.api.job import Job
+from allranks.api.scheduling import GangStatus
 from allranks.api.status import FINISHED, Status
 from allranks.core.facts import pod_template
 from allranks.core.facts.model import Plan, Platform

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from allranks.api.job import Job
-from allranks.api.queue_status import PodPlacement, PodSetAdmission, Toleration
+from allranks.api.scheduling import PodPlacement, PodSetAdmission, Toleration
 from allranks.api.status import Status
 from allranks.core.facts import workload as workloads
 from allranks.core.facts.model import Manifest, Observed
