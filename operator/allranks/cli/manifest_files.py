@@ -58,10 +58,15 @@ def read(file: str) -> list[Any] | Unreadable:
         return text
     if file.endswith(".py"):
         return Unreadable(f"is a Python script: allranks run {file} --save job.yaml writes its manifest")
-    found = parsed(text, lambda text: list(yaml.load_all(text, Loader=_Loader)))
-    if isinstance(found, Unreadable):
-        return found
-    return [item for document in found for item in _items(document) if item is not None]
+    return documents(text)
+
+
+def documents(text: str) -> list[Any] | Unreadable:
+    """Return the documents of a YAML text. Empty documents are left out."""
+    loaded = parsed(text, lambda text: list(yaml.load_all(text, Loader=_Loader)))
+    if isinstance(loaded, Unreadable):
+        return loaded
+    return [item for document in loaded for item in _items(document) if item is not None]
 
 
 def read_text(file: str) -> str | Unreadable:

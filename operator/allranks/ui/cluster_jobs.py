@@ -21,7 +21,6 @@ from allranks.kube.errors import ApiError
 from allranks.kube.job_codec import pods_of
 from allranks.kube.paths import core_path, job_path
 from allranks.kube.watch import LAST_BACKOFF_SECONDS, Watch
-from allranks.ui import garbage
 from allranks.ui.changes import Hub
 from allranks.ui.entries import Entry, Manifest
 from allranks.ui.problems import Problem
@@ -104,7 +103,6 @@ class ClusterJobs:
                 self._hub.publish("changed", entry)
         for key in before.keys() - self._entries.keys():
             self._hub.publish("deleted", before[key])
-        garbage.after_list()
         self._say("")
 
     def _on_change(self, found: Manifest, deleted: bool) -> None:

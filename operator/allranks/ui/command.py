@@ -19,7 +19,6 @@ from allranks.cli.options import FAILED, cluster_options, print_error
 from allranks.errors import AllranksError
 from allranks.extras import install_command
 from allranks.kube.cluster import Where
-from allranks.ui import garbage
 
 if TYPE_CHECKING:
     import uvicorn
@@ -130,8 +129,6 @@ def _serve(app: FastAPI, listener: socket.socket, address: str, *, browser: bool
 def run_server(app: FastAPI, listener: socket.socket, started: Callable[[], None]) -> None:
     """Serves until a signal. `started` is called when the server answers."""
     import uvicorn
-
-    garbage.own_process()
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

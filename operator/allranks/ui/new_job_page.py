@@ -1,21 +1,20 @@
-"""The page for a new job: fields and a manifest that say the same, a check by the API server, and the button that
-creates the job."""
+"""The page for a new job: a manifest that is checked while it is typed, and on the API server before it is created."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from allranks.api.validation import parse
 from allranks.cli.format.yaml import dump
-from allranks.errors import AllranksError, InvalidManifest
-from allranks.ui import job_form, new_job
+from allranks.cli.manifests import Finding
+from allranks.errors import AllranksError
+from allranks.ui import new_job
 from allranks.ui.pages import read_form, render
-from allranks.ui.problems import Problem, status_of
+from allranks.ui.problems import status_of
 from allranks.ui.rest import StateOf
 from allranks.ui.state import State
 
@@ -23,103 +22,82 @@ router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
 @router.get("/new")
-async def form(
-    state: StateOf, namespace: str = "", source: Annotated[str, Query(alias="from", max_length=253)] = ""
+async def editor(
+    state: StateOf,
+    namespace: str = "",
+    template: str = new_job.TEMPLATES[0],
+    source: Annotated[str, Query(alias="from", max_length=253)] = "",
 ) -> Response:
-    """An example, or the manifest of another job."""
+    """Show the template of a framework, or the manifest of another job."""
     if state.jobs is None:
         return render("new", live="", warning="", note=state.no_cluster)
-    text = new_job.EXAMPLE
-    if source:
-        entry = await state.find("jobs", namespace or state.jobs.cluster.namespace, source)
-        taken = [one.name for one in state.jobs.all() if one.group == entry.group]
-        text = dump([new_job.copy_of(entry, taken)])
-    return _page(state, namespace, text, source=source)
+    if not source:
+        return await _checked_page(state, namespace, new_job.template(template), template=template)
+    entry = await state.find("jobs", namespace or state.jobs.cluster.namespace, source)
+    names = [other.name for other in state.jobs.all() if other.group == entry.group]
+    return await _checked_page(state, namespace, dump([new_job.copy_of(entry, names)]), source=source)
+
+
+@router.post("/new/problems")
+async def problems(request: Request, state: StateOf) -> Response:
+    """Return the list of problems, which a script shows while somebody types."""
+    _, findings = await asyncio.to_thread(new_job.check, (await _form(request))["manifest"])
+    return render("problems", findings=findings, verdict="")
 
 
 @router.post("/new")
 async def submit(request: Request, state: StateOf, namespace: str = "") -> Response:
-    """Writes fields into the manifest, checks it, or creates the job. With mistakes the page keeps the text."""
+    """Check the manifest, here and then on the API server, or create the job. With errors the page keeps the text."""
     jobs = state.cluster()
-    given = await read_form(request, 6 * new_job.MOST_BYTES)  # a form needs up to three bytes for one
-    text = given.get("manifest", "").replace("\r\n", "\n")
-    action = given.get("action")
-    if action in ("edit", "apply"):
-        fields = {name: value for name, value in given.items() if name.startswith(job_form.PREFIX)}
-        return await asyncio.to_thread(_edited, state, namespace, text, fields)
-    dry_run = action != "create"
-    late = set(given.get("pending", "").split())
+    form = await _form(request)
+    text, dry_run = form["manifest"], form.get("action") != "create"
+    job, findings = await asyncio.to_thread(new_job.check, text)
+    if job is None:
+        return _page(state, namespace, text, findings, status=422)
     try:
-        document = new_job.read(text)
-        if isinstance(document, dict) and late:
-            document, wrong = job_form.change(document, {name: given[name] for name in late & given.keys()})
-            text = dump([document])
-            if wrong:
-                raise InvalidManifest(wrong)
-        done = await new_job.create(jobs, namespace or None, document, dry_run=dry_run)
+        changed = await new_job.create(jobs, namespace or None, job, dry_run=dry_run)
     except AllranksError as error:
-        page = _page(state, namespace, text, error=error)
-        page.status_code = status_of(error)
-        return page
+        return _page(state, namespace, text, [*new_job.findings_of(error), *findings], status=status_of(error))
     if dry_run:
-        return _page(state, namespace, text, valid=done.line)
-    metadata = done.job["metadata"]
+        return _page(state, namespace, text, findings, verdict=changed.line)
+    metadata = changed.job["metadata"]
     return RedirectResponse(f"/jobs/{metadata['namespace']}/{metadata['name']}", 303)
 
 
-def _edited(state: State, namespace: str, text: str, fields: dict[str, str]) -> HTMLResponse:
-    """The page after a change: the fields in the manifest, and every mistake that can be found without a cluster."""
-    try:
-        document = new_job.read(text)
-    except Problem as error:
-        return _page(state, namespace, text, error=error)
-    wrong: job_form.Problems = []
-    if isinstance(document, dict) and fields:
-        changed, wrong = job_form.change(document, fields)
-        if changed != document:
-            text = dump([changed])
-        document = changed
-    problems = [*wrong, *_mistakes(document)]
-    kept = {name: fields[name] for name in (f"{job_form.PREFIX}{path}" for path, _ in wrong)}
-    if problems:
-        return _page(state, namespace, text, error=InvalidManifest(problems), given=kept)
-    return _page(state, namespace, text, valid="The manifest has no mistakes")
+async def _form(request: Request) -> dict[str, str]:
+    fields = await read_form(request, 6 * new_job.MOST_BYTES)  # a form needs up to three bytes for one
+    return fields | {"manifest": fields.get("manifest", "").replace("\r\n", "\n")}
 
 
-def _mistakes(document: object) -> job_form.Problems:
-    try:
-        parse(document)
-    except InvalidManifest as error:
-        return error.problems
-    return []
+async def _checked_page(state: State, namespace: str, text: str, *, template: str = "", source: str = "") -> Response:
+    _, findings = await asyncio.to_thread(new_job.check, text)
+    return _page(state, namespace, text, findings, template=template, source=source)
 
 
 def _page(
     state: State,
     namespace: str,
     text: str,
+    findings: Sequence[Finding],
     *,
+    verdict: str = "",
+    template: str = "",
     source: str = "",
-    valid: str = "",
-    error: AllranksError | None = None,
-    given: Mapping[str, str] | None = None,
+    status: int = 200,
 ) -> HTMLResponse:
-    namespace = namespace or (state.jobs and state.jobs.namespace) or ""
-    problems = error.problems if isinstance(error, InvalidManifest) else ()
-    try:
-        sections, broken = job_form.form(new_job.read(text), problems, given), False
-    except Problem:
-        sections, broken = [], True
-    return render(
+    page = render(
         "new",
         live="",
         warning=state.problem,
         note="",
-        source=source,
-        namespace=namespace,
+        namespace=namespace or (state.jobs and state.jobs.namespace) or "",
         text=text,
-        valid=valid,
-        problems=new_job.sentences(error) if error else None,
-        sections=sections,
-        broken=broken,
+        findings=findings,
+        verdict=verdict,
+        template=template,
+        templates=new_job.TEMPLATES,
+        source=source,
+        typed=not template and not source,
     )
+    page.status_code = status
+    return page

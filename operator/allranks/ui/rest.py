@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
+from allranks.api.validation import parse
 from allranks.cli.commands.delete import delete_job
 from allranks.cli.commands.scale import scale_job
 from allranks.cli.commands.suspend import set_suspended
@@ -287,6 +288,7 @@ async def create(
     dry_run: Annotated[bool, Query(alias="dryRun", description="Only ask whether it could be created.")] = False,
 ) -> Any:
     """The body is the manifest, as JSON."""
+    parse(body)
     return _answer(await new_job.create(state.cluster(), namespace, body, dry_run=dry_run))
 
 
@@ -295,7 +297,9 @@ async def resubmit(state: StateOf, entry: EntryOf, uid: Uid = None) -> Any:
     """The new job has the same spec, and the next free name: penguins-2 for penguins."""
     _job_of(state, entry, uid)
     taken = [one.name for one in state.cluster().all() if one.group == entry.group]
-    return _answer(await new_job.create(state.cluster(), entry.group, new_job.copy_of(entry, taken)))
+    copied = new_job.copy_of(entry, taken)
+    parse(copied)
+    return _answer(await new_job.create(state.cluster(), entry.group, copied))
 
 
 @router.post(Item + "/suspend", response_model=Answer, summary="Suspend a job: delete its pods, keep the job")
