@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from allranks.api.job import GROUP, PLURAL
 from allranks.api.sweep import PLURAL as SWEEPS_PLURAL
 from allranks.archive.reader import Reader
-from allranks.ui.archived_jobs import ArchivedJobs
+from allranks.ui.archive import ArchivedJobs
 from allranks.ui.entries import Entry, Manifest
 from allranks.ui.logs import Found, Wanted
 from allranks.ui.problems import Problem

@@ -18,13 +18,16 @@ from allranks.archive.reader import Reader
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.auth import Connection
 from allranks.kube.cluster import Cluster, Where
-from allranks.ui import new_job_page, openapi, pages, queues_page, rest, stack_routes, sweeps, views
+from allranks.ui import openapi
 from allranks.ui.access import Access
 from allranks.ui.allowed_archive import SharedArchive
-from allranks.ui.archived_jobs import ArchivedJobs
+from allranks.ui.archive import ArchivedJobs
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.problems import MEDIA_TYPE, Problem, details
+from allranks.ui.routes import new_job as new_job_page
+from allranks.ui.routes import pages, rest, stack_routes, sweeps, views
+from allranks.ui.routes import queues as queues_page
 from allranks.ui.runs import Runs
 from allranks.ui.sign_in import SignIn, challenge
 from allranks.ui.state import USER, State

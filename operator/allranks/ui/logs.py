@@ -19,7 +19,7 @@ from allranks.kube.job_codec import pods_of
 from allranks.kube.pod_logs import Line
 from allranks.local import stored_logs
 from allranks.local.stored_logs import StoredLog, matches
-from allranks.ui import pod_log_reader
+from allranks.ui import pod_logs as pod_log_reader
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.entries import Entry
 from allranks.ui.log_lines import LogLine, shown

@@ -18,9 +18,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from allranks.errors import AllranksError
-from allranks.ui import pages
 from allranks.ui.access import HEADERS, SAFE, cookies
 from allranks.ui.problems import MEDIA_TYPE, Problem, details
+from allranks.ui.routes import pages
 from allranks.ui.state import USER, SignedIn
 from allranks.ui.users import NAMESPACE_COOKIE, USER_HEADER, Users, is_namespace
 

@@ -13,7 +13,7 @@ from allranks.cli.job_report.model import Report, build_report
 from allranks.cli.job_report.run_files import RunFiles, read_run_files
 from allranks.errors import ClusterError
 from allranks.ui.allowed_archive import AllowedArchive
-from allranks.ui.archived_jobs import ArchivedJobs
+from allranks.ui.archive import ArchivedJobs
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.entries import Entry, Manifest, Source

@@ -12,7 +12,7 @@ import pytest
 from allranks.archive.layout import LogName
 from allranks.ui import allowed_archive
 from allranks.ui.allowed_archive import EVENTS, JOBS, LOGS, SWEEPS, AllowedArchive, Right, SharedArchive
-from allranks.ui.archived_jobs import ArchivedJobs
+from allranks.ui.archive import ArchivedJobs
 from allranks.ui.logs import Wanted
 from allranks.ui.problems import Problem
 from support.archives import WrittenArchive

@@ -18,9 +18,9 @@ from allranks.cli.queues import Queue
 from allranks.kube.cluster import Where
 from allranks.ui import answers
 from allranks.ui.app import application
-from allranks.ui.history import HistoryGroup
-from allranks.ui.nodes import Node
 from allranks.ui.openapi import DistributedTraining, TrainingSweep
+from allranks.ui.routes.history import HistoryGroup
+from allranks.ui.routes.nodes import Node
 from support.job_api import JobApi
 from support.sweep_samples import with_gpu_time
 from support.ui_samples import (

@@ -9,8 +9,8 @@ from urllib.parse import quote
 import pytest
 
 from allranks.api import old_form
-from allranks.ui import pages
 from allranks.ui.entries import Entry
+from allranks.ui.routes import pages
 from support.job_api import JobApi
 from support.live import eventually
 from support.ui_samples import (

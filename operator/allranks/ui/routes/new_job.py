@@ -13,9 +13,9 @@ from allranks.cli.format.yaml import dump
 from allranks.cli.manifests import Finding
 from allranks.errors import AllranksError
 from allranks.ui import new_job
-from allranks.ui.pages import read_form, render
 from allranks.ui.problems import status_of
-from allranks.ui.rest import StateOf
+from allranks.ui.routes.pages import read_form, render
+from allranks.ui.routes.rest import StateOf
 from allranks.ui.state import State
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)

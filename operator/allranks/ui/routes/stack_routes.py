@@ -11,10 +11,10 @@ from allranks.cli.format.duration import age
 from allranks.cli.live.rank_stacks import Stacks
 from allranks.core import stack_requests
 from allranks.errors import ClusterError
-from allranks.ui import stacks
-from allranks.ui.pages import MOST_FORM_BYTES, about, read_form, render
 from allranks.ui.problems import RESPONSES
-from allranks.ui.rest import EntryOf, Item, StateOf, Uid, unchanged
+from allranks.ui.routes import stacks
+from allranks.ui.routes.pages import MOST_FORM_BYTES, about, read_form, render
+from allranks.ui.routes.rest import EntryOf, Item, StateOf, Uid, unchanged
 
 api = APIRouter(prefix="/api/v1", responses=RESPONSES)
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)

@@ -25,12 +25,13 @@ from allranks.core.naming import SWEEP_LABEL, replica_key
 from allranks.errors import ClusterError
 from allranks.local.run_directories import INTERRUPTED
 from allranks.local.stored_logs import stored_logs
-from allranks.ui import job_rows, rest
+from allranks.ui import job_rows
 from allranks.ui import logs as job_logs
 from allranks.ui.actions import Action, actions
 from allranks.ui.entries import Entry, in_order, owner_sweep, selection
 from allranks.ui.problems import Problem, ProblemDetails
-from allranks.ui.rest import EntryOf, Item, StateOf
+from allranks.ui.routes import rest
+from allranks.ui.routes.rest import EntryOf, Item, StateOf
 from allranks.ui.state import USER, State
 from allranks.version import __version__
 

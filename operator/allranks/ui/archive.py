@@ -19,7 +19,7 @@ from allranks.local.stored_logs import matches
 from allranks.ui.entries import Entry, Manifest
 from allranks.ui.log_lines import LogLine, shown
 from allranks.ui.logs import Found, Wanted, chosen
-from allranks.ui.pod_log_reader import MOST_OF_ALL
+from allranks.ui.pod_logs import MOST_OF_ALL
 from allranks.ui.problems import Problem
 
 FRESH_SECONDS = 30.0

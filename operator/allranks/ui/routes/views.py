@@ -16,18 +16,19 @@ from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import elapsed
 from allranks.cli.format.json_form import as_json
 from allranks.errors import ClusterError
-from allranks.ui import answers, found_sweeps, job_rows
-from allranks.ui import compare as comparison
-from allranks.ui import history as histories
+from allranks.ui import answers, job_rows
+from allranks.ui import sweeps as found_sweeps
 from allranks.ui.answers import as_printed
 from allranks.ui.entries import Entry, Manifest, Source, in_order, selection
-from allranks.ui.found_sweeps import Found
-from allranks.ui.history import By, HistoryGroup
-from allranks.ui.nodes import Node, nodes
-from allranks.ui.pages import render, stream_address
 from allranks.ui.problems import RESPONSES, Problem
-from allranks.ui.rest import StateOf
+from allranks.ui.routes import compare as comparison
+from allranks.ui.routes import history as histories
+from allranks.ui.routes.history import By, HistoryGroup
+from allranks.ui.routes.nodes import Node, nodes
+from allranks.ui.routes.pages import render, stream_address
+from allranks.ui.routes.rest import StateOf
 from allranks.ui.state import State
+from allranks.ui.sweeps import Found
 
 api = APIRouter(prefix="/api/v1", responses=RESPONSES)
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)

@@ -8,8 +8,8 @@ from fastapi.responses import HTMLResponse, Response
 from allranks.cli.format.duration import age, human
 from allranks.core.quantity import quantity
 from allranks.errors import ClusterError
-from allranks.ui.pages import render, stream_address
-from allranks.ui.rest import StateOf
+from allranks.ui.routes.pages import render, stream_address
+from allranks.ui.routes.rest import StateOf
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
