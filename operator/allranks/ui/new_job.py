@@ -47,22 +47,22 @@ def template(framework: str) -> str:
 
 
 def copy_of(entry: Entry, taken: Iterable[str]) -> Manifest:
-    """The manifest of a job as that of a new one, with a name that no job has. It is not suspended."""
+    """Return the manifest of a new job like this one, with the next free name. It is not suspended."""
     metadata = entry.metadata
-    made: Manifest = {"name": next_name(entry.name, taken), "namespace": entry.group}
+    copied: Manifest = {"name": next_name(entry.name, taken), "namespace": entry.group}
     for part in ("labels", "annotations"):
-        own = {key: value for key, value in (metadata.get(part) or {}).items() if not key.startswith(_OF_OTHERS)}
-        if own:
-            made[part] = own
+        kept = {key: value for key, value in (metadata.get(part) or {}).items() if not key.startswith(_OF_OTHERS)}
+        if kept:
+            copied[part] = kept
     spec = {key: value for key, value in (entry.manifest.get("spec") or {}).items() if key != "suspend"}
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": made, "spec": spec}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": copied, "spec": spec}
 
 
 def next_name(name: str, taken: Iterable[str]) -> str:
-    """`penguins-2` for penguins, `penguins-3` for penguins-2."""
+    """Return `penguins-2` for penguins, `penguins-3` for penguins-2."""
     used = set(taken)
-    found = _NUMBERED.fullmatch(name)
-    base, number = (found["name"], int(found["number"])) if found else (name, 1)
+    numbered = _NUMBERED.fullmatch(name)
+    base, number = (numbered["name"], int(numbered["number"])) if numbered else (name, 1)
     while True:
         number += 1
         candidate = f"{base}-{number}"
@@ -98,7 +98,7 @@ def _single_document(text: str) -> tuple[Any, list[Finding]]:
 
 def _alias_lines(text: str) -> Iterator[int]:
     for event in yaml.parse(text, yaml.CSafeLoader):
-        if isinstance(event, yaml.AliasEvent):
+        if isinstance(event, yaml.AliasEvent) and event.start_mark:
             yield event.start_mark.line + 1
 
 
@@ -160,24 +160,24 @@ async def create(jobs: ClusterJobs, namespace: str | None, document: Manifest, *
 
     `namespace` None: the namespace of the manifest, else the user's.
     """
-    own = document["metadata"].get("namespace")
-    if own and namespace and own != namespace:
-        raise Problem(422, f"metadata.namespace: it is {own}, and the request is for namespace {namespace}")
-    place = str(own or namespace or jobs.cluster.namespace)
+    written = document["metadata"].get("namespace")
+    if written and namespace and written != namespace:
+        raise Problem(422, f"metadata.namespace: it is {written}, and the request is for namespace {namespace}")
+    place = str(written or namespace or jobs.cluster.namespace)
     if jobs.namespace not in (None, place):
         raise Problem(422, f"metadata.namespace: it is {place}, and this page shows namespace {jobs.namespace}")
     cluster = jobs.within(place)
     query = {"fieldManager": "allranks", "fieldValidation": "Strict", "dryRun": "All" if dry_run else None}
-    made = await cluster.request("POST", job_path(place), query, document)
-    name = made["metadata"]["name"]
+    job = await cluster.request("POST", job_path(place), query, document)
+    name = job["metadata"]["name"]
     if dry_run:
-        return Changed(f"{name} can be created in namespace {place}", made)
-    jobs.add(made)
-    return Changed(f"{name} created{await _share_code(jobs, place, made)}", made)
+        return Changed(f"{name} can be created in namespace {place}", job)
+    jobs.add(job)
+    return Changed(f"{name} created{await _share_code(jobs, place, job)}", job)
 
 
 async def _share_code(jobs: ClusterJobs, namespace: str, job: Manifest) -> str:
-    """Keeps the code that the job shares with another one, which may be deleted earlier. A sentence if it cannot."""
+    """Keep the code that the job shares with jobs that may be deleted earlier. Return a sentence if that fails."""
     config_map = ship.config_map_of(job)
     if not config_map:
         return ""

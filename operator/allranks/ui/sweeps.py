@@ -1,5 +1,4 @@
-"""Sweeps of the cluster, of this machine, and deleted ones of the archive: where they are, what lists show, and their
-reports."""
+"""Sweeps of the cluster and of this machine, and deleted sweeps of the archive: their places, rows and reports."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ from allranks.ui.problems import Problem
 from allranks.ui.state import State
 
 
-class Found(NamedTuple):
-    """A sweep, and where it is: `jobs/NAMESPACE/NAME`, `runs/SWEEP/TIME` or `archive/NAMESPACE/NAME-UID`."""
+class SweepEntry(NamedTuple):
+    """A sweep, and its place: `jobs/NAMESPACE/NAME`, `runs/SWEEP/TIME` or `archive/NAMESPACE/NAME-UID`."""
 
     source: Source
     group: str
@@ -48,63 +47,63 @@ class Found(NamedTuple):
         return phase_of(str((self.manifest.get("status") or {}).get("phase") or "Pending"), active=self.active)
 
 
-def row(found: Found, now: datetime) -> tuple[str, tuple[str, ...]]:
-    """(address, cells) for a table of sweeps."""
-    status, metadata = found.manifest.get("status") or {}, found.manifest.get("metadata") or {}
-    objective = (found.manifest.get("spec") or {}).get("objective") or {}
+def row(sweep: SweepEntry, now: datetime) -> tuple[str, tuple[str, ...]]:
+    """Return (address, cells) for a table of sweeps."""
+    status, metadata = sweep.manifest.get("status") or {}, sweep.manifest.get("metadata") or {}
+    objective = (sweep.manifest.get("spec") or {}).get("objective") or {}
     created = age(metadata["creationTimestamp"], now) if metadata.get("creationTimestamp") else ""
     best = f"{objective.get('metric', '')} {status['bestSummary']}" if status.get("bestSummary") else ""
-    name = f"{found.group}/{found.name if found.source == 'runs' else metadata.get('name')}"
-    return f"/sweeps/{found.path}", (name, found.phase, str(status.get("summary", "")), best, created)
+    name = f"{sweep.group}/{sweep.name if sweep.source == 'runs' else metadata.get('name')}"
+    return f"/sweeps/{sweep.path}", (name, sweep.phase, str(status.get("summary", "")), best, created)
 
 
-def newest_first(found: Iterable[Found]) -> list[Found]:
-    def created(one: Found) -> str:
-        return str((one.manifest.get("metadata") or {}).get("creationTimestamp"))
+def newest_first(sweeps: Iterable[SweepEntry]) -> list[SweepEntry]:
+    def created(sweep: SweepEntry) -> str:
+        return str((sweep.manifest.get("metadata") or {}).get("creationTimestamp"))
 
-    return sorted(found, key=created, reverse=True)
+    return sorted(sweeps, key=created, reverse=True)
 
 
 # --- lists -----------------------------------------------------------------------------------------------------------
 
 
-async def of_cluster(jobs: ClusterJobs, namespace: str | None) -> list[Found]:
-    """Raises ClusterError."""
-    found = await jobs.read_shared(paths.sweeps(namespace or jobs.namespace))
-    return [Found("jobs", one["metadata"]["namespace"], one["metadata"]["name"], one) for one in found]
+async def of_cluster(jobs: ClusterJobs, namespace: str | None) -> list[SweepEntry]:
+    """Return the sweeps of a namespace, or of all. Raises ClusterError."""
+    manifests = await jobs.objects(paths.sweeps(namespace or jobs.namespace))
+    return [SweepEntry("jobs", item["metadata"]["namespace"], item["metadata"]["name"], item) for item in manifests]
 
 
-async def deleted(state: State, namespace: str | None = None) -> list[Found]:
-    """Those of the archive that do not exist, as far as the cluster says. Raises ArchiveError, ClusterError."""
+async def deleted(state: State, namespace: str | None = None) -> list[SweepEntry]:
+    """Return the sweeps of the archive that the cluster does not have. Raises ArchiveError and ClusterError."""
     if state.archive is None:
         return []
-    found = [_archived(one) for one in await state.archive.sweeps()]
-    there: set[str] = set()
+    archived = list(map(_archived, await state.archive.sweeps()))
+    existing: set[str] = set()
     if state.jobs:
         with contextlib.suppress(ClusterError):
-            there = {one.manifest["metadata"]["uid"] for one in await of_cluster(state.jobs, None)}
+            existing = {sweep.manifest["metadata"]["uid"] for sweep in await of_cluster(state.jobs, None)}
     return [
-        one
-        for one in newest_first(found)
-        if one.manifest["metadata"]["uid"] not in there and namespace in (None, "", one.group)
+        sweep
+        for sweep in newest_first(archived)
+        if sweep.manifest["metadata"]["uid"] not in existing and namespace in (None, "", sweep.group)
     ]
 
 
-async def of_machine(state: State) -> list[Found]:
-    """The newest first, without what cannot be read."""
+async def of_machine(state: State) -> list[SweepEntry]:
+    """Return the sweeps of this machine, the newest first, without files that cannot be read."""
     return await asyncio.to_thread(_runs, state)
 
 
-def _archived(manifest: Manifest) -> Found:
+def _archived(manifest: Manifest) -> SweepEntry:
     namespace, _, folder = folder_of(manifest).partition("/")
-    return Found("archive", namespace, folder, manifest, active=False)
+    return SweepEntry("archive", namespace, folder, manifest, active=False)
 
 
 def _directories(state: State) -> list[Path]:
     return list(stored_sweeps(state.runs.root))
 
 
-def _runs(state: State) -> list[Found]:
+def _runs(state: State) -> list[SweepEntry]:
     out = []
     for directory in sorted(_directories(state), key=lambda path: (path / SWEEP_FILE).stat().st_mtime_ns, reverse=True):
         with contextlib.suppress(AllranksError):
@@ -112,17 +111,17 @@ def _runs(state: State) -> list[Found]:
     return out
 
 
-def _run(directory: Path) -> Found:
+def _run(directory: Path) -> SweepEntry:
     """Raises RunsError."""
     active = StoredSweep(directory).running
-    return Found("runs", directory.parent.name, directory.name, read_sweep(directory), active)
+    return SweepEntry("runs", directory.parent.name, directory.name, read_sweep(directory), active)
 
 
 # --- one sweep -------------------------------------------------------------------------------------------------------
 
 
-async def find(state: State, source: Source, group: str, name: str) -> Found:
-    """Raises Problem, ClusterError and ArchiveError."""
+async def find(state: State, source: Source, group: str, name: str) -> SweepEntry:
+    """Return a sweep. Raises Problem, ClusterError and ArchiveError."""
     if source == "archive":
         return _archived(await state.archived().sweep(group, name))
     if source == "runs":
@@ -136,49 +135,49 @@ async def find(state: State, source: Source, group: str, name: str) -> Found:
     jobs = state.cluster()
     if jobs.namespace not in (None, group):
         raise Problem(404, f"this server shows namespace {jobs.namespace}: allranks ui -n {group} shows {name}")
-    found = next((one for one in await of_cluster(jobs, group) if one.name == name), None)
-    if found is None:
+    sweep = next((sweep for sweep in await of_cluster(jobs, group) if sweep.name == name), None)
+    if sweep is None:
         raise Problem(404, f"there is no sweep {name} in namespace {group}")
-    return found
+    return sweep
 
 
-async def report(state: State, found: Found) -> SweepReport:
-    """The report, which has the GPU time of the trials. Raises Problem."""
-    jobs = await _trial_jobs(state, found)
+async def report(state: State, sweep: SweepEntry) -> SweepReport:
+    """Return the report, which has the GPU time of the trials. Raises Problem."""
+    jobs = await _trial_jobs(state, sweep)
     try:
         # Hundreds of statuses are decoded: other requests must not wait for it.
-        return await asyncio.to_thread(_built, found, jobs)
+        return await asyncio.to_thread(_build_report, sweep, jobs)
     except DecodeError as error:
-        raise Problem(409, f"the sweep {found.name} cannot be read: {error}") from error
+        raise Problem(409, f"the sweep {sweep.name} cannot be read: {error}") from error
 
 
-def _built(found: Found, jobs: Callable[[], TrialJobs]) -> SweepReport:
-    made = sweep_report.build(found.manifest, jobs())
-    _ = made.cost
-    return made
+def _build_report(sweep: SweepEntry, jobs: Callable[[], TrialJobs]) -> SweepReport:
+    report = sweep_report.build(sweep.manifest, jobs())
+    _ = report.cost  # cached, so that it is computed in this thread
+    return report
 
 
-async def _trial_jobs(state: State, found: Found) -> Callable[[], TrialJobs]:
-    """What decodes the jobs of the trials: those that exist until now, and deleted ones until their last moment."""
-    if found.source == "runs":
-        return lambda: sweep_jobs.of_run(state.runs.root / found.group / found.name)
-    own: list[Entry] = []
+async def _trial_jobs(state: State, sweep: SweepEntry) -> Callable[[], TrialJobs]:
+    """Return a function that decodes the jobs of the trials: existing jobs until now, deleted jobs until their end."""
+    if sweep.source == "runs":
+        return lambda: sweep_jobs.of_run(state.runs.root / sweep.group / sweep.name)
+    existing: list[Entry] = []
     deleted: list[Manifest] = []
     problem = ""
     try:
-        uid = found.manifest["metadata"].get("uid")
+        uid = sweep.manifest["metadata"].get("uid")
         entries = await state.entries("jobs")
-        own = [one for one in entries if one.group == found.group and _is_trial(one, uid)]
-        names = sweep_jobs.missing(found.manifest, {entry.name for entry in own})
+        existing = [entry for entry in entries if entry.group == sweep.group and _is_trial(entry, uid)]
+        names = sweep_jobs.missing(sweep.manifest, {entry.name for entry in existing})
         if names and state.archive:
-            deleted = await state.archive.trials(found.manifest, names)
+            deleted = await state.archive.trials(sweep.manifest, names)
     except (AllranksError, Problem) as error:
         problem = str(error)
     now = state.now()
 
     def decoded() -> TrialJobs:
-        there = [FoundJob(entry.name, entry.status, now) for entry in own]
-        return TrialJobs([*there, *map(sweep_jobs.ended, deleted)], problem)
+        jobs = [FoundJob(entry.name, entry.status, now) for entry in existing]
+        return TrialJobs([*jobs, *map(sweep_jobs.ended, deleted)], problem)
 
     return decoded
 
@@ -188,22 +187,24 @@ def _is_trial(entry: Entry, uid: str | None) -> bool:
     return owner is not None and owner["uid"] == uid
 
 
-async def events(state: State, found: Found) -> list[Manifest]:
-    """Those of the sweep itself, none of a run. Raises Problem, ClusterError and ArchiveError."""
-    if found.source == "archive":
-        return await state.archived().sweep_events(found.manifest)
-    if found.source == "runs":
+async def events(state: State, sweep: SweepEntry) -> list[Manifest]:
+    """Return the Events of the sweep itself; none for a run. Raises Problem, ClusterError and ArchiveError."""
+    if sweep.source == "archive":
+        return await state.archived().sweep_events(sweep.manifest)
+    if sweep.source == "runs":
         return []
-    return await state.cluster().events_of(found.group, str(found.manifest["metadata"].get("uid")))
+    return await state.cluster().events_of(sweep.group, str(sweep.manifest["metadata"].get("uid")))
 
 
-async def trial_path(state: State, found: Found, job: str) -> str:
-    """The address of the job of a trial of an archived sweep: of the cluster, if it is still there. Raises Problem,
-    ArchiveError."""
-    uid = found.manifest["metadata"]["uid"]
+async def trial_path(state: State, sweep: SweepEntry, job: str) -> str:
+    """Return the address of the job of a trial of an archived sweep: on the cluster if it exists, else in the archive.
+
+    Raises Problem and ArchiveError.
+    """
+    uid = sweep.manifest["metadata"]["uid"]
     for entry in await state.entries("jobs") if state.jobs else ():
         owner = owner_sweep(entry.manifest)
-        if (entry.group, entry.name) == (found.group, job) and owner and owner["uid"] == uid:
+        if (entry.group, entry.name) == (sweep.group, job) and owner and owner["uid"] == uid:
             return entry.path
-    entry = await state.archived().trial(found.manifest, job)
+    entry = await state.archived().trial(sweep.manifest, job)
     return entry.path

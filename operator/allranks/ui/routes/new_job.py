@@ -14,7 +14,7 @@ from allranks.cli.manifests import Finding
 from allranks.errors import AllranksError
 from allranks.ui import new_job
 from allranks.ui.problems import status_of
-from allranks.ui.routes.pages import read_form, render
+from allranks.ui.rendering import read_form, render
 from allranks.ui.routes.rest import StateOf
 from allranks.ui.state import State
 
