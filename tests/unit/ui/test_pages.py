@@ -9,8 +9,8 @@ from urllib.parse import quote
 import pytest
 
 from allranks.api import old_form
+from allranks.ui import rendering
 from allranks.ui.entries import Entry
-from allranks.ui.routes import pages
 from support.job_api import JobApi
 from support.live import eventually
 from support.ui_samples import (
@@ -200,10 +200,10 @@ def test_decoding_a_job_is_done_once_for_all_pages():
 
 def test_what_the_first_request_needs_is_made_before_it(api, tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(pages, "warm_up", lambda: calls.append("begun"))
+    monkeypatch.setattr(rendering, "warm_up", lambda: calls.append("begun"))
     with UiServer(api.kubeconfig, tmp_path / "runs"):
         assert eventually(lambda: calls == ["begun"])
     monkeypatch.undo()
     old_form.values.cache_clear()
-    pages.warm_up()
+    rendering.warm_up()
     assert old_form.values.cache_info().currsize == 1
