@@ -1,14 +1,13 @@
-"""The form of a new job, and stacks on demand, in Chromium."""
+"""The page of a new job, and stacks on demand, in Chromium."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-import yaml
 
 from allranks.core.facts.stack_requests import ANNOTATION
-from browser.helpers import JOB, WAIT_MS, answer_with_stacks, expect, see
+from browser.helpers import JOB, answer_with_stacks, expect, see
 from support.live import eventually
 
 pytestmark = pytest.mark.nightly
@@ -16,77 +15,73 @@ pytestmark = pytest.mark.nightly
 NEW = "/new?namespace=team"
 
 
-def manifest(page) -> dict:
-    return yaml.safe_load(page.input_value("#manifest"))
+MANIFEST, PROBLEMS = "#manifest", "#problems"
 
 
-def field(page, path: str):
-    return page.locator(f"[name='field:spec.{path}']")
+def type_instead(page, before: str, after: str) -> None:
+    page.fill(MANIFEST, page.input_value(MANIFEST).replace(before, after))
 
 
-def test_fields_and_manifest_are_in_step_and_checked_as_one_types(open_page, api):
+def test_mistakes_are_shown_with_their_lines_while_somebody_types(open_page, api):
     page = open_page(NEW)
-    field(page, "roles.worker.replicas").fill("-3")
-    expect(page.locator("#manifest")).to_have_value(re.compile("replicas: -3"), timeout=WAIT_MS)
-    see(page, "spec.roles.worker.replicas: ", "#verdict")
-    expect(field(page, "roles.worker.replicas")).to_have_attribute("aria-invalid", "true")
-    field(page, "roles.worker.replicas").fill("3")
-    see(page, "The manifest has no mistakes", "#verdict")
-    assert manifest(page)["spec"]["roles"]["worker"]["replicas"] == 3
-    page.fill("#manifest", page.input_value("#manifest").replace("replicas: 3", "replicas: 5  # five"))
-    expect(field(page, "roles.worker.replicas")).to_have_value("5", timeout=WAIT_MS)
-    assert "# five" in page.input_value("#manifest")
-    assert "my-job" not in api.jobs
+    see(page, "The manifest has no mistakes", PROBLEMS)
+    type_instead(page, "replicas: 2", "replicas: two")
+    see(page, "spec.roles.worker.replicas: must be a whole number", PROBLEMS)
+    page.click(f"{PROBLEMS} a")
+    selected = "(({value, selectionStart, selectionEnd}) => value.slice(selectionStart, selectionEnd))"
+    line = page.evaluate(f"{selected}(document.activeElement)")
+    assert line == "      replicas: two  # pods"
+    type_instead(page, "replicas: two", "a: b: c")
+    see(page, "the text is not YAML", PROBLEMS)
+    type_instead(page, "a: b: c", "replicas: 2")
+    see(page, "The manifest has no mistakes", PROBLEMS)
+    assert "train" not in api.jobs
 
 
-def test_a_job_is_made_with_fields_alone_also_typed_quickly(open_page, api):
+def test_a_job_is_made_from_a_template_also_typed_quickly(open_page, api):
     page = open_page(NEW)
-    page.fill("[name='field:metadata.name']", "otters")
-    field(page, "framework").select_option("jax")
-    field(page, "image").fill("me/otters:2")
-    field(page, "command").fill("python\ntrain.py")
-    page.click("summary:text-is('restart')")
-    field(page, "restart.maxRestarts").fill("7")
-    expect(page.locator("#manifest")).to_have_value(re.compile("maxRestarts: 7"), timeout=WAIT_MS)
-    found = manifest(page)
-    assert found["metadata"]["name"] == "otters"
-    assert (found["spec"]["framework"], found["spec"]["image"]) == ("jax", "me/otters:2")
-    assert (found["spec"]["command"], found["spec"]["restart"]) == (["python", "train.py"], {"maxRestarts": 7})
-    expect(field(page, "restart.maxRestarts")).to_be_visible()  # what was opened stays open
-    page.click("summary:text-is('jax')")  # its options have come
-    field(page, "restart.backoffSeconds").fill("4")
-    page.click("button:has-text('Create')")  # before the manifest has it
+    page.click("nav.templates >> text=jax")
+    expect(page.locator(MANIFEST)).to_have_value(re.compile("framework: jax"))
+    type_instead(page, "name: train", "name: otters")
+    page.click("button:has-text('Check on the cluster')")
+    see(page, "otters can be created in namespace team", PROBLEMS)
+    type_instead(page, "maxRestarts: 3", "maxRestarts: 7")
+    page.click("button:has-text('Create')")  # before the check has begun
     expect(page).to_have_url(re.compile("/jobs/team/otters$"))
-    assert api.jobs["otters"]["spec"]["restart"] == {"maxRestarts": 7, "backoffSeconds": 4}
+    assert api.jobs["otters"]["spec"]["restart"] == {"maxRestarts": 7}
 
 
-def test_a_manifest_that_is_not_yaml_keeps_the_fields(open_page):
-    page = open_page(NEW)
-    text = page.input_value("#manifest")
-    page.fill("#manifest", f"{text}a: b: c")
-    see(page, "this is not YAML", "#verdict")
-    expect(field(page, "framework")).to_have_value("pytorch")
-    page.fill("#manifest", text)
-    see(page, "The manifest has no mistakes", "#verdict")
+def test_a_new_job_is_made_without_a_script(open_page, api):
+    page = open_page(NEW, java_script_enabled=False, lost=True)
+    type_instead(page, "replicas: 2", "replicas: two")
+    page.click("button:has-text('Create')")
+    see(page, "spec.roles.worker.replicas: must be a whole number", PROBLEMS)
+    type_instead(page, "replicas: two", "replicas: 4")
+    page.click("button:has-text('Create')")
+    expect(page).to_have_url(re.compile("/jobs/team/train$"))
+    assert api.jobs["train"]["spec"]["roles"]["worker"]["replicas"] == 4
 
 
-def test_the_form_says_when_the_server_does_not_answer(open_page, server):
+def test_the_page_says_when_the_server_does_not_answer_and_keeps_the_text(open_page, server):
     page = open_page(NEW, lost=True)
     server.stop()
-    field(page, "image").fill("me/other:1")
-    see(page, "The fields and the manifest are not in step", "#connection")
+    type_instead(page, "train:dev", "me/other:1")
+    see(page, "The manifest is not checked", "#connection")
     server.start()
-    field(page, "image").fill("me/other:2")
-    expect(page.locator("#manifest")).to_have_value(re.compile("image: me/other:2"), timeout=WAIT_MS)
+    type_instead(page, "me/other:1", "me/other:2")
     expect(page.locator("#connection")).to_be_hidden()
+    assert "image: me/other:2" in page.input_value(MANIFEST)
 
 
-def test_the_form_works_with_the_keyboard(open_page):
+def test_the_page_asks_before_typed_text_is_left(open_page):
     page = open_page(NEW)
-    field(page, "framework").focus()
-    page.keyboard.press("ArrowDown")
-    expect(page.locator("#manifest")).to_have_value(re.compile("framework: tensorflow"), timeout=WAIT_MS)
-    assert page.evaluate("document.activeElement.name") == "field:spec.framework"
+    questions = []
+    page.on("dialog", lambda dialog: (questions.append(dialog.type), dialog.dismiss()))
+    page.click(MANIFEST)
+    page.keyboard.type("# mine")
+    page.click("nav.templates >> text=jax", no_wait_after=True)
+    assert eventually(lambda: page.evaluate("1") and questions == ["beforeunload"])
+    assert "# mine" in page.input_value(MANIFEST)
 
 
 def test_ranks_are_asked_for_their_stacks_and_answers_appear(open_page, api):

@@ -56,7 +56,7 @@ HIDDEN = {
     "operator-frontend": "allranks.cli.commands.operator_frontend:operator_frontend",
     "archiver": "allranks.cli.commands.archiver:archiver",
     "inject": "allranks.cli.commands.inject:inject",
-    "ui-server": "allranks.ui.server_command:ui_server",
+    "ui-server": "allranks.ui.command:ui_server",
 }
 """Name -> module:attribute of commands that the help does not list: programs of pods, and another name of get."""
 

@@ -50,15 +50,20 @@ def read(file: str) -> list[Any] | Unreadable:
         return text
     if file.endswith(".py"):
         return Unreadable(f"is a Python script: allranks run {file} --save job.yaml writes its manifest")
+    return documents(text)
+
+
+def documents(text: str) -> list[Any] | Unreadable:
+    """Return the documents of a YAML text. Empty documents are left out."""
     try:
-        documents = list(yaml.load_all(text, Loader=_Loader))
+        loaded = list(yaml.load_all(text, Loader=_Loader))
     except yaml.MarkedYAMLError as error:
         return _marked(error, text)
     except (yaml.YAMLError, ValueError) as error:  # a ValueError: for example month 13 in a timestamp
         return Unreadable(f"is not YAML: {str(error).splitlines()[0]}")
     except RecursionError:
         return Unreadable("is nested too deeply")
-    return [item for document in documents for item in _items(document) if item is not None]
+    return [item for document in loaded for item in _items(document) if item is not None]
 
 
 def _text(file: str) -> str | Unreadable:

@@ -1,8 +1,7 @@
-"""Checks who uses the server: only the user who started it, in a page that the server itself delivered.
+"""Check who uses the server: only the user who started it, in a page that the server itself delivered.
 
 The address that `allranks ui` opens has a random token, which becomes a cookie. The checks are against pages of other
-sites: of the Host header against DNS rebinding, of the Origin header against forged requests. Every answer forbids
-scripts that are not files of the server, and frames.
+sites: of the Host header against DNS rebinding, of the Origin header against forged requests.
 """
 
 from __future__ import annotations
@@ -37,8 +36,26 @@ HEADERS = {
 SAFE = frozenset({"GET", "HEAD"})
 
 
+class SecurityHeaders:
+    """ASGI middleware that forbids frames, and scripts that are not files of the server, in every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        if scope["type"] != "websocket":  # there are none
+            await self._app(scope, receive, send_with_headers)
+
+
 class Access:
-    """ASGI middleware. It rejects requests without the token, and adds the headers to every answer."""
+    """ASGI middleware that rejects requests without the token."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token
@@ -48,37 +65,25 @@ class Access:
         self._cookie, self._session = f"allranks-ui-{digest[:8]}", digest[8:]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            return  # no websockets
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
         try:
-            answer = self._answer(scope)
+            answer = self._answer(scope) if scope["type"] == "http" else None
         except Problem as problem:
-            answer = _rejected(scope, problem)
-        await (answer or self._app)(scope, receive, send_with_headers)
+            answer = _rejection(scope, problem)
+        await (answer or self._app)(scope, receive, send)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """The answer to a request that goes no further; None for one that does. Raises Problem."""
+        """Return the answer to a request that goes no further, None for any other request. Raises Problem."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if _hostname(host) not in HOSTS:
+        if _hostname(host) not in HOSTS:  # TrustedHostMiddleware would not say what to do
             raise Problem(421, "the Host header is not localhost: open the address that allranks ui printed")
         origin = headers.get("origin")
         if origin is not None and origin != f"http://{host}":
             raise Problem(403, "the request comes from a page of another site")
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        given = dict(query).get("token")
-        if given is not None and scope["method"] in SAFE:
-            if not _equal(given, self._token):
+        token = dict(query).get("token")
+        if token is not None and scope["method"] in SAFE:
+            if not _equal(token, self._token):
                 raise Problem(401, "the token is not that of this server: open the address that allranks ui printed")
             return self._opened(scope["path"], [item for item in query if item[0] != "token"])
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
@@ -91,7 +96,7 @@ class Access:
         return None
 
     def _opened(self, path: str, query: list[tuple[str, str]]) -> Response:
-        """Sets the cookie and loads the page again without the token.
+        """Set the cookie, and load the page again without the token.
 
         The page loads itself, because browsers do not send a strict cookie after a redirection from another site.
         """
@@ -110,15 +115,15 @@ class Access:
 
 
 def cookies(headers: Headers, name: str) -> Iterator[str]:
-    """The values of the cookies of that name."""
+    """Return the values of the cookies with this name."""
     for line in headers.getlist("cookie"):
-        found: SimpleCookie = SimpleCookie()
+        jar: SimpleCookie = SimpleCookie()
         try:
-            found.load(line)
+            jar.load(line)
         except CookieError:
             continue
-        if name in found:
-            yield found[name].value
+        if name in jar:
+            yield jar[name].value
 
 
 def _hostname(host: str) -> str:
@@ -128,15 +133,15 @@ def _hostname(host: str) -> str:
         return ""
 
 
-def _equal(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(errors="replace"), expected.encode())
+def _equal(text: str, secret: str) -> bool:
+    return hmac.compare_digest(text.encode(errors="replace"), secret.encode())
 
 
 def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _rejected(scope: Scope, problem: Problem) -> Response:
+def _rejection(scope: Scope, problem: Problem) -> Response:
     if scope["path"].startswith("/api/"):
         return JSONResponse(details(problem).model_dump(), problem.status, media_type=MEDIA_TYPE)
     page = f'<!DOCTYPE html><html lang="en"><title>allranks</title><body><h1>allranks</h1><p>{_escaped(str(problem))}.'

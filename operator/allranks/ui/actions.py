@@ -1,4 +1,4 @@
-"""The actions on a job, and what each one will do, in sentences for the page that asks for confirmation. Pure."""
+"""The actions on a job and their effects, in sentences for the page that asks for confirmation. Pure."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Action:
 
 
 def actions(entry: Entry, now: datetime) -> list[Action]:
-    """What can be done with the job in its present state. Nothing with a run, which its terminal controls, and
-    with a deleted job."""
+    """Return the actions that the state of the job allows; none for a run, which its terminal controls, or a deleted
+    job."""
     if entry.source != "jobs" or entry.metadata.get("deletionTimestamp"):
         return []
     spec, status = entry.manifest.get("spec") or {}, entry.status
-    made = []
+    allowed = []
     finished = status.phase in FINISHED
     if spec.get("suspend") and not finished:
-        made.append(Action("resume", "Resume", f"Resume {entry.name}?", tuple(_resume(status))))
+        allowed.append(Action("resume", "Resume", f"Resume {entry.name}?", tuple(_resume(status))))
     elif not finished or status.hold is not None:
-        made.append(Action("suspend", "Suspend", f"Suspend {entry.name}?", tuple(_suspend(entry, now))))
+        allowed.append(Action("suspend", "Suspend", f"Suspend {entry.name}?", tuple(_suspend(entry, now))))
     if "worker" in (spec.get("roles") or {}) and not finished:
-        made.append(_scale(entry))
-    made.append(Action("delete", "Delete", f"Delete {entry.name}?", tuple(_delete(status))))
-    return made
+        allowed.append(_scale(entry))
+    allowed.append(Action("delete", "Delete", f"Delete {entry.name}?", tuple(_delete(status))))
+    return allowed
 
 
 def _pods(status: Status) -> str:

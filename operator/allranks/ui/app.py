@@ -13,18 +13,19 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 
 from allranks.archive.reader import Reader
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.auth import Connection
 from allranks.kube.cluster import Cluster, Where
-from allranks.ui import new_job_page, openapi, pages, queues_page, rest, stack_routes, sweeps, views
-from allranks.ui.access import Access
-from allranks.ui.allowed_archive import SharedArchive
-from allranks.ui.archived_jobs import ArchivedJobs
+from allranks.ui import openapi, rendering
+from allranks.ui.access import Access, SecurityHeaders
+from allranks.ui.archive import ArchivedJobs, SharedArchive
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.problems import MEDIA_TYPE, Problem, details
+from allranks.ui.routes import compare, history, new_job, nodes, pages, queues, rest, stacks, sweeps
 from allranks.ui.runs import Runs
 from allranks.ui.sign_in import SignIn, challenge
 from allranks.ui.state import USER, State
@@ -46,7 +47,7 @@ FILES = {
 
 
 def application(where: Where, *, all_namespaces: bool, runs: Path, token: str, archive: str | None = None) -> FastAPI:
-    """The server for a cluster, if there is one, for the runs below a directory, and for deleted jobs of an archive.
+    """Return the server for a cluster, if there is one, for runs below a directory, and for deleted jobs of an archive.
 
     Raises ArchiveError if `archive` cannot be the address of one.
     """
@@ -79,15 +80,15 @@ def application(where: Where, *, all_namespaces: bool, runs: Path, token: str, a
         state: State = app.state.allranks
         return state
 
-    app = build(lifespan, "Send the token of the address that `allranks ui` printed as a bearer token.")
+    access = Middleware(Access, token=token)
+    app = build(lifespan, access, "Send the token of the address that `allranks ui` printed as a bearer token.")
     app.state.close_streams = lambda: app.state.allranks.hub.close()
     app.state.find_state = find_state
-    app.add_middleware(Access, token=token)
     return app
 
 
 def _warming_up() -> asyncio.Task[None]:
-    return asyncio.create_task(asyncio.to_thread(pages.warm_up))
+    return asyncio.create_task(asyncio.to_thread(rendering.warm_up))
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
@@ -97,7 +98,7 @@ async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
 
 
 def in_cluster(api: Connection, namespaces: Sequence[str] = (), archive: str | None = None) -> FastAPI:
-    """The server for all users of a cluster: it has no rights, and asks the API server with each user's own token.
+    """Return the server for all users of a cluster: it has no rights, and asks the API server with each user's token.
 
     `namespaces`: suggestions for users who must choose one. `archive`: its jobs are shown to users who may read the
     jobs of their namespaces. Raises ArchiveError if it cannot be the address of one.
@@ -113,29 +114,32 @@ def in_cluster(api: Connection, namespaces: Sequence[str] = (), archive: str | N
             await users.close()
             await _cancel(tasks)
 
-    app = build(lifespan, "Send a token for the API server as a bearer token.")
+    app = build(lifespan, Middleware(SignIn, users=users), "Send a token for the API server as a bearer token.")
     app.state.users, app.state.close_streams = users, users.close_streams
     app.state.find_state = users.state
-    app.add_middleware(SignIn, users=users)
     return app
 
 
-def build(lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]], how_to_sign_in: str) -> FastAPI:
-    """REST, pages and files, open to everybody: the caller adds the middleware that checks who asks."""
+def build(
+    lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]], access: Middleware, how_to_sign_in: str
+) -> FastAPI:
+    """Return the server of pages, REST and files. `access` checks who sends a request."""
     app = FastAPI(
         title="allranks",
         version=__version__,
         description=f"Jobs of a cluster, and runs of this machine. {how_to_sign_in}",
         lifespan=lifespan,
+        middleware=[Middleware(SecurityHeaders), access],
         openapi_url="/api/openapi.json",
         docs_url=None,  # it would load scripts of another host
         redoc_url=None,
         generate_unique_id_function=openapi.operation_id,
     )
-    for router in (sweeps.rest, views.api, stack_routes.api, rest.router):
+    for router in (sweeps.rest, nodes.api, history.api, compare.api, stacks.api, rest.router):
         app.include_router(router)
-    others = (pages.router, queues_page.router, new_job_page.router)
-    for router in (sweeps.pages, views.pages, stack_routes.pages, *others):
+    for router in (sweeps.pages, nodes.pages, history.pages, compare.pages, stacks.pages, pages.router):
+        app.include_router(router)
+    for router in (queues.router, new_job.router):
         app.include_router(router)
     app.add_api_route("/static/{name}", static, include_in_schema=False)
     app.add_api_route("/favicon.ico", icon, include_in_schema=False)
@@ -146,7 +150,7 @@ def build(lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[N
 
 
 async def static(name: str) -> Response:
-    """A file of the pages."""
+    """Return a file of the pages."""
     if name not in FILES:
         raise Problem(404, f"there is no file {name}")
     package, file, kind = FILES[name]
@@ -156,18 +160,18 @@ async def static(name: str) -> Response:
 
 
 async def icon() -> Response:
-    """Browsers ask for it on a page that names no icon."""
+    """Return the icon for pages that name none, such as reports."""
     return await static("icon.svg")
 
 
 async def _answer(request: Request, error: Exception) -> Response:
-    """An error as a problem, or as a page if a person looks."""
+    """Answer with an error: a page, or a problem for programs."""
     if isinstance(error, RequestValidationError):
-        found = error.errors()
-        if any(item["loc"][0] == "path" for item in found):
+        mistakes = error.errors()
+        if any(mistake["loc"][0] == "path" for mistake in mistakes):
             error = HTTPException(404, "not found")
         else:
-            error = Problem(422, "; ".join(map(_sentence, found)))
+            error = Problem(422, "; ".join(map(_sentence, mistakes)))
     if isinstance(error, HTTPException):
         error = Problem(error.status_code, f"{request.method} {request.url.path}: {str(error.detail).lower()}")
     elif not isinstance(error, AllranksError):
@@ -177,11 +181,11 @@ async def _answer(request: Request, error: Exception) -> Response:
     problem = details(error)
     if request.url.path.startswith(("/api/", "/static/")):
         return JSONResponse(problem.model_dump(), problem.status, media_type=MEDIA_TYPE)
-    return pages.problem_page(problem, choose_namespace=isinstance(error, ChooseNamespace))
+    return rendering.problem_page(problem, choose_namespace=isinstance(error, ChooseNamespace))
 
 
 def _sentence(item: dict[str, object]) -> str:
-    """`tail: Input should be less than or equal to 10000`."""
+    """Return `tail: Input should be less than or equal to 10000`."""
     place = item.get("loc")
     parts = [str(part) for part in place[1:]] if isinstance(place, tuple) else []
     return f"{'.'.join(parts) or 'body'}: {item.get('msg')}"

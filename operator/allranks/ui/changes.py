@@ -1,4 +1,4 @@
-"""Passes changes of jobs and runs on to any number of viewers.
+"""Changes of jobs and runs for any number of viewers, as server-sent events.
 
 A slow viewer gets the newest state of each job, not every change: what waits for it is bounded by the number of jobs.
 """
@@ -7,12 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from allranks.ui.entries import Entry, Key
 
+SILENCE_SECONDS = 15.0
+"""A comment is sent after this time without an event: it shows both sides that the connection is alive."""
+PAUSE_SECONDS = 0.5
+"""Changes within this time are sent together."""
+HEARTBEAT = ": alive\n\n"
 Kind = Literal["added", "changed", "deleted"]
+
+
+def event(name: str, data: Any) -> str:
+    """Return a server-sent event (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"  # JSON has no newlines
 
 
 class Change(NamedTuple):
@@ -23,24 +34,24 @@ class Change(NamedTuple):
 
 
 class Viewer:
-    """Receives the changes that `wanted` selects."""
+    """Receives the changes of the entries that `selects` accepts."""
 
-    def __init__(self, wanted: Callable[[Entry], bool]) -> None:
-        self._wanted = wanted
+    def __init__(self, selects: Callable[[Entry], bool]) -> None:
+        self._selects = selects
         self._waiting: dict[Key, Change] = {}
         self._news = asyncio.Event()
 
     def put(self, change: Change) -> None:
-        if self._wanted(change.entry):
+        if self._selects(change.entry):
             self._waiting[change.entry.key] = change
             self._news.set()
 
     def wake(self) -> None:
-        """Makes `take` return, for example because the connection to the cluster was lost."""
+        """Make `take` return, for example because the connection to the cluster was lost."""
         self._news.set()
 
     async def take(self, seconds: float) -> list[Change]:
-        """What has changed since the last call; waits for it, but at most so long. Empty: nothing."""
+        """Return the changes since the last call; wait up to `seconds` for one."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._news.wait()
@@ -55,11 +66,11 @@ class Hub:
     def __init__(self) -> None:
         self.viewers: set[Viewer] = set()
         self.closed = False
-        """The server ends: streams end, too."""
+        """Whether the server ends, and all streams with it."""
 
     @contextlib.contextmanager
-    def viewer(self, wanted: Callable[[Entry], bool]) -> Iterator[Viewer]:
-        viewer = Viewer(wanted)
+    def viewer(self, selects: Callable[[Entry], bool]) -> Iterator[Viewer]:
+        viewer = Viewer(selects)
         self.viewers.add(viewer)
         try:
             yield viewer

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,14 +21,14 @@ from allranks.kube.job_codec import pods_of
 from allranks.kube.paths import core_path, job_path
 from allranks.kube.store import differences
 from allranks.kube.watch import LAST_BACKOFF_SECONDS, Watch
-from allranks.ui import garbage
 from allranks.ui.changes import Hub
 from allranks.ui.entries import Entry, Manifest
 from allranks.ui.problems import Problem
 
 FRESH_SECONDS = 2.0
-"""Viewers of the same job share one answer of the API server for so long."""
-MOST_READINGS = 256
+"""How long viewers share one answer of the API server."""
+MOST_READS = 256
+T = TypeVar("T")
 
 
 class ClusterJobs:
@@ -38,12 +38,12 @@ class ClusterJobs:
         """`namespace` None: all namespaces."""
         self.cluster, self.namespace = cluster, namespace
         self.problem = ""
-        """Why the jobs are not current, as a sentence; empty if they are."""
+        """Reason why the jobs are not current, as a sentence; empty if they are."""
         self.listed = asyncio.Event()
         """Set when the jobs were listed, or when the first try has failed."""
         self._hub = hub
         self._entries: dict[tuple[str, str], Entry] = {}
-        self._readings = Readings()
+        self._reads = SharedReads()
 
     def all(self) -> list[Entry]:
         return list(self._entries.values())
@@ -56,23 +56,23 @@ class ClusterJobs:
                 f"this server shows namespace {self.namespace}: allranks ui -n {namespace} shows that of {name}, "
                 "and allranks ui -A all",
             )
-        found = self._entries.get((namespace, name))
-        if found is None:
-            why = f" ({self.problem})" if self.problem else ""
-            raise Problem(404, f"there is no job {name} in namespace {namespace}{why}")
-        return found
+        entry = self._entries.get((namespace, name))
+        if entry is None:
+            reason = f" ({self.problem})" if self.problem else ""
+            raise Problem(404, f"there is no job {name} in namespace {namespace}{reason}")
+        return entry
 
     def within(self, namespace: str) -> Cluster:
-        """The session for requests in that namespace."""
+        """Return the session for requests in a namespace."""
         return replace(self.cluster, namespace=namespace)
 
     def add(self, job: Manifest) -> None:
-        """A job that was just created here: its page must not wait for the watch."""
+        """Show a job that was just created here, before the watch has it."""
         if (job["metadata"]["namespace"], job["metadata"]["name"]) not in self._entries:
             self._on_change(job, False)
 
     async def run(self) -> None:
-        """Watches until it is cancelled. After an error it tries again."""
+        """Watch until cancelled. Try again after an error."""
         watch = Watch(
             self.cluster.client,
             job_path(self.namespace),
@@ -92,18 +92,17 @@ class ClusterJobs:
             await asyncio.sleep(LAST_BACKOFF_SECONDS)
 
     async def close(self) -> None:
-        await self._readings.close()
+        await self._reads.close()
 
-    def _on_list(self, found: Sequence[Manifest], _version: int) -> None:
+    def _on_list(self, jobs: Sequence[Manifest], _resource_version: int) -> None:
         before = self._entries
-        self._entries = {(entry.group, entry.name): entry for entry in map(_entry, found)}
-        for kind, entry in differences(before, self._entries, _version_of):
+        self._entries = {(entry.group, entry.name): entry for entry in map(_entry, jobs)}
+        for kind, entry in differences(before, self._entries, _version):
             self._hub.publish(kind, entry)
-        garbage.after_list()
         self._say("")
 
-    def _on_change(self, found: Manifest, deleted: bool) -> None:
-        entry = _entry(found)
+    def _on_change(self, job: Manifest, deleted: bool) -> None:
+        entry = _entry(job)
         key = (entry.group, entry.name)
         if deleted:
             self._entries.pop(key, None)
@@ -122,130 +121,114 @@ class ClusterJobs:
             self.problem = problem
             self._hub.wake()
 
-    # --- one job -----------------------------------------------------------------------------------------------------
+    # --- reads that viewers share; they raise ClusterError -----------------------------------------------------------
 
     async def pods(self, entry: Entry) -> list[Manifest]:
-        """The manifests of the job's own pods, by attempt, then rank. Raises ClusterError."""
+        """Return the manifests of the job's own pods, by attempt, then rank."""
 
         async def read() -> list[Manifest]:
-            query = {"labelSelector": f"{JOB_LABEL}={entry.name}"}
-            found = (await self.cluster.get(core_path(entry.group, "pods"), query))["items"]
-            manifests = {pod["metadata"]["uid"]: pod for pod in found}
-            return [manifests[pod.uid] for pod in pods_of(entry.manifest, found)]
+            path = core_path(entry.group, "pods")
+            pods = (await self.cluster.get(path, {"labelSelector": f"{JOB_LABEL}={entry.name}"}))["items"]
+            manifests = {pod["metadata"]["uid"]: pod for pod in pods}
+            return [manifests[pod.uid] for pod in pods_of(entry.manifest, pods)]
 
-        uid = entry.metadata.get("uid")
-        found: list[Manifest] = await self._readings.get(("pods", uid, entry.status.attempt, entry.status.ready), read)
-        return found
+        return await self._reads.get(("pods", _uid(entry), entry.status.attempt, entry.status.ready), read)
 
     async def events(self, entry: Entry) -> list[Manifest]:
-        """The Events of the job and its pods, the oldest first. Raises ClusterError."""
+        """Return the Events of the job and its pods, the oldest first."""
 
         async def read() -> list[Manifest]:
-            found = await events_of(self.within(entry.group), entry.manifest)
-            if isinstance(found, str):
-                raise ClusterError(found, 403, "Forbidden")
-            for event in found:
-                event["metadata"].pop("managedFields", None)
-            return sorted(found, key=lambda event: str(event["metadata"].get("creationTimestamp")))
+            events = await events_of(self.within(entry.group), entry.manifest)
+            if isinstance(events, str):
+                raise ClusterError(events, 403, "Forbidden")
+            return _oldest_first(map(_without_managed_fields, events))
 
-        found: list[Manifest] = await self._readings.get(("events", entry.metadata.get("uid")), read)
-        return found
+        return await self._reads.get(("events", _uid(entry)), read)
 
     async def events_of(self, namespace: str, uid: str) -> list[Manifest]:
-        """The Events of one object, the oldest first. Raises ClusterError."""
-
-        async def read() -> list[Manifest]:
-            query = {"fieldSelector": f"involvedObject.uid={uid}"}
-            found: list[Manifest] = (await self.within(namespace).get(core_path(namespace, "events"), query))["items"]
-            for event in found:
-                event["metadata"].pop("managedFields", None)
-            return sorted(found, key=lambda event: str(event["metadata"].get("creationTimestamp")))
-
-        found: list[Manifest] = await self._readings.get(("events", uid), read)
-        return found
-
-    async def read_shared(self, path: str) -> list[Manifest]:
-        """The objects at a path, without their managed fields. Raises ClusterError."""
-
-        async def read() -> list[Manifest]:
-            found: list[Manifest] = (await self.cluster.get(path))["items"]
-            for each in found:
-                each["metadata"].pop("managedFields", None)
-            return found
-
-        found: list[Manifest] = await self._readings.get(("objects", path), read)
-        return list(found)
+        """Return the Events of one object, the oldest first."""
+        path, query = core_path(namespace, "events"), {"fieldSelector": f"involvedObject.uid={uid}"}
+        return _oldest_first(await self.objects(path, query))
 
     async def all_pods(self) -> list[Manifest]:
-        """The pods of all jobs that the server shows. Raises ClusterError."""
-        return await self._listed("pods", core_path(self.namespace, "pods"), {"labelSelector": JOB_LABEL})
+        """Return the pods of all jobs that the server shows."""
+        return await self.objects(core_path(self.namespace, "pods"), {"labelSelector": JOB_LABEL})
 
     async def nodes(self) -> list[Manifest]:
-        """The Nodes of the cluster. Raises ClusterError."""
-        return await self._listed("nodes", core_path(None, "nodes"), {})
-
-    async def _listed(self, what: str, path: str, query: Manifest) -> list[Manifest]:
-        async def read() -> list[Manifest]:
-            found: list[Manifest] = (await self.cluster.get(path, query))["items"]
-            return found
-
-        found: list[Manifest] = await self._readings.get((what,), read)
-        return found
+        """Return the Nodes of the cluster."""
+        return await self.objects(core_path(None, "nodes"))
 
     async def queues(self, namespace: str) -> list[Queue]:
-        """Raises ClusterError."""
+        return await self._reads.get(("queues", namespace), lambda: read_queues(self.within(namespace), ()))
 
-        async def read() -> list[Queue]:
-            return await read_queues(self.within(namespace), ())
+    async def objects(self, path: str, query: Mapping[str, str] | None = None) -> list[Manifest]:
+        """Return the objects at a path, without their managed fields."""
 
-        found: list[Queue] = await self._readings.get(("queues", namespace), read)
-        return found
+        async def read() -> list[Manifest]:
+            return [_without_managed_fields(item) for item in (await self.cluster.get(path, query))["items"]]
+
+        return await self._reads.get((path, str(query)), read)
 
 
 def _entry(job: Manifest) -> Entry:
-    metadata = {key: value for key, value in job["metadata"].items() if key != "managedFields"}
-    return Entry("jobs", metadata["namespace"], metadata["name"], {**job, "metadata": metadata})
+    job = _without_managed_fields(job)
+    return Entry("jobs", job["metadata"]["namespace"], job["metadata"]["name"], job)
 
 
-def _version_of(entry: Entry) -> str:
+def _without_managed_fields(manifest: Manifest) -> Manifest:
+    metadata = {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
+    return {**manifest, "metadata": metadata}
+
+
+def _oldest_first(events: Iterable[Manifest]) -> list[Manifest]:
+    return sorted(events, key=lambda event: str(event["metadata"].get("creationTimestamp")))
+
+
+def _uid(entry: Entry) -> str:
+    return str(entry.metadata.get("uid") or "")
+
+
+def _version(entry: Entry) -> str:
     return str(entry.metadata.get("resourceVersion") or "")
 
 
+class SharedReads:
+    """Answers that viewers share: a second request for the same key joins the first, or gets its recent answer."""
+
+    def __init__(self, fresh_seconds: float | None = None) -> None:
+        """`fresh_seconds` None: FRESH_SECONDS."""
+        self._fresh = fresh_seconds
+        self._reads: dict[Hashable, _Read] = {}
+
+    async def get(self, key: Hashable, read: Callable[[], Awaitable[T]]) -> T:
+        """Raises what `read` raises."""
+        now, fresh = time.monotonic(), FRESH_SECONDS if self._fresh is None else self._fresh
+        shared = self._reads.get(key)
+        if shared is None or (shared.task.done() and (now - shared.began > fresh or _failed(shared.task))):
+            self._reads = {
+                other: entry
+                for other, entry in list(self._reads.items())[-MOST_READS:]
+                if not entry.task.done() or now - entry.began <= fresh
+            }
+            shared = self._reads[key] = _Read(asyncio.ensure_future(_call(read)), now)
+        # A viewer who leaves does not end the request of the others.
+        answer: T = await asyncio.shield(shared.task)
+        return answer
+
+    async def close(self) -> None:
+        for shared in self._reads.values():
+            shared.task.cancel()
+            with contextlib.suppress(BaseException):
+                await shared.task
+
+
 @dataclass
-class _Reading:
+class _Read:
     task: asyncio.Task[Any]
     began: float
 
 
-class Readings:
-    """Answers that viewers share: a second request for the same key joins the first, or gets its recent answer."""
-
-    def __init__(self, fresh_seconds: float | None = None) -> None:
-        self._fresh = fresh_seconds
-        self._readings: dict[Hashable, _Reading] = {}
-
-    async def get(self, key: Hashable, read: Callable[[], Awaitable[Any]]) -> Any:
-        """Raises what `read` raises."""
-        found = self._readings.get(key)
-        now, fresh = time.monotonic(), FRESH_SECONDS if self._fresh is None else self._fresh
-        if found is None or (found.task.done() and (now - found.began > fresh or _failed(found.task))):
-            self._readings = {
-                other: one
-                for other, one in list(self._readings.items())[-MOST_READINGS:]
-                if not one.task.done() or now - one.began <= fresh
-            }
-            found = self._readings[key] = _Reading(asyncio.ensure_future(_call(read)), now)
-        # A viewer who leaves does not end the request of the others.
-        return await asyncio.shield(found.task)
-
-    async def close(self) -> None:
-        for one in self._readings.values():
-            one.task.cancel()
-            with contextlib.suppress(BaseException):
-                await one.task
-
-
-async def _call(read: Callable[[], Awaitable[Any]]) -> Any:
+async def _call(read: Callable[[], Awaitable[T]]) -> T:
     return await read()
 
 

@@ -1,4 +1,4 @@
-"""What the server shows: jobs of a cluster, runs of this machine, archived jobs, and how they are selected. Pure."""
+"""Entries of the server: jobs of a cluster, runs of this machine, archived jobs, and how they are selected. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Source = Literal["jobs", "runs", "archive"]
 Key = tuple[Source, str, str]
 
 ORDER = {"Running": 0, "Restarting": 0, "Pending": 1, "Queued": 2, "Suspended": 2, "Failed": 3, "Interrupted": 3}
-"""Jobs that run come first, then those that wait, then failed ones."""
+"""First jobs that run, then jobs that wait, then failed jobs."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Entry:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.manifest.get("metadata") or {}
-        return found
+        metadata: Mapping[str, Any] = self.manifest.get("metadata") or {}
+        return metadata
 
     @cached_property
     def status(self) -> Status:
@@ -89,20 +89,20 @@ class Entry:
         return {**self.manifest, "status": {**status, "phase": self.phase}}
 
     def until(self, status: Status, now: datetime) -> datetime:
-        """The time up to which its times count. `status` is its own."""
+        """Return the time up to which times count. `status`: the status of this entry."""
         return now if self.active else last_update(status) or now
 
     @property
     def created(self) -> datetime | None:
         try:
-            found = datetime.fromisoformat(str(self.metadata.get("creationTimestamp")))
+            created = datetime.fromisoformat(str(self.metadata.get("creationTimestamp")))
         except ValueError:
             return self.status.start_time
-        return found if found.tzinfo else found.replace(tzinfo=UTC)
+        return created if created.tzinfo else created.replace(tzinfo=UTC)
 
 
 def owner_sweep(job: Mapping[str, Any]) -> dict[str, str] | None:
-    """`name` and `uid` of the sweep of which the job is a trial."""
+    """Return `name` and `uid` of the sweep of which the job is a trial."""
     owners = (job.get("metadata") or {}).get("ownerReferences")
     for owner in owners if isinstance(owners, list) else ():
         if isinstance(owner, dict) and owner.get("kind") == SWEEP and owner.get("controller"):
@@ -111,17 +111,22 @@ def owner_sweep(job: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """Sorted by phase, the newest first, so that what needs attention is on the first page."""
+    """Sort by phase, then the newest first, so that jobs that need attention are on the first page."""
     never = datetime.min.replace(tzinfo=UTC)
-    by_time = sorted(entries, key=lambda one: (one.created or never, one.key), reverse=True)
-    return sorted(by_time, key=lambda one: ORDER.get(one.phase, 4))
+    by_time = sorted(entries, key=lambda entry: (entry.created or never, entry.key), reverse=True)
+    return sorted(by_time, key=lambda entry: ORDER.get(entry.phase, 4))
+
+
+def newest_first(entries: Iterable[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: str(entry.metadata.get("creationTimestamp") or ""), reverse=True)
 
 
 def selection(
     namespace: str | None = None, phase: str | None = None, label: str | None = None, text: str | None = None
 ) -> Callable[[Entry], bool]:
-    """Whether an entry is selected. A run has no namespace: only `phase`, `label` and `text` select it.
+    """Return a function that says whether an entry is selected.
 
+    A run has no namespace: only `phase`, `label` and `text` select it.
     `text` is a part of the name. Raises Problem for a label selector that is not valid.
     """
     try:

@@ -19,7 +19,7 @@ SPARK_WIDTH, SPARK_HEIGHT = 90, 20
 
 @dataclass(frozen=True)
 class JobRow:
-    """What the table says of one job or run."""
+    """The row of a job or a run."""
 
     entry: Entry
     framework: str

@@ -24,6 +24,7 @@ _REFS = "#/components/schemas/{model}"
 
 Job = Annotated[dict[str, Any], WithJsonSchema(described_as(KIND))]
 """A job as the API server returned it. Only the document describes its fields: answers are not checked again."""
+Sweep = Annotated[dict[str, Any], WithJsonSchema(described_as("TrainingSweep"))]
 
 
 class ObjectMeta(BaseModel):
@@ -75,36 +76,71 @@ class TrainingSweep(BaseModel):
     )
 
 
-def document(app: FastAPI) -> Callable[[], Schema]:
-    """What the application returns as its document, made once."""
+class _List(BaseModel):
+    """The form of `allranks get -o json`."""
 
-    def made() -> Schema:
+    apiVersion: Literal["v1"] = "v1"
+    kind: Literal["List"] = "List"
+
+
+class JobList(_List):
+    """Jobs."""
+
+    items: list[Job]
+
+
+class SweepList(_List):
+    """Sweeps."""
+
+    items: list[Sweep]
+
+
+class KubernetesObject(BaseModel):
+    """An object as the API server returned it; the clients of Kubernetes have the types of its other fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    apiVersion: str | None = None
+    kind: str | None = None
+    metadata: Annotated[dict[str, Any], WithJsonSchema(described_as("ObjectMeta"))]
+
+
+class ObjectList(_List):
+    """Pods, or Events from the oldest to the newest."""
+
+    items: list[KubernetesObject]
+
+
+def document(app: FastAPI) -> Callable[[], Schema]:
+    """Return the function that returns the document of the application."""
+
+    def cached() -> Schema:
         if app.openapi_schema is None:
-            app.openapi_schema = _made(app)
+            app.openapi_schema = _document(app)
         return app.openapi_schema
 
-    return made
+    return cached
 
 
-def _made(app: FastAPI) -> Schema:
-    found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    schemas = found["components"]["schemas"]
+def _document(app: FastAPI) -> Schema:
+    generated = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    schemas = generated["components"]["schemas"]
     models: list[type[BaseModel]] = [DistributedTraining, TrainingSweep]
-    _, own = models_json_schema([(model, "validation") for model in models], ref_template=_REFS)
+    _, of_crds = models_json_schema([(model, "validation") for model in models], ref_template=_REFS)
     for status in ("Status", "SweepStatus"):
-        own["$defs"][status]["properties"]["phase"]["enum"].append(INTERRUPTED)  # only of a run of this machine
-    if both := sorted(own["$defs"].keys() & schemas.keys()):
-        raise ValueError(f"types of answers and of the CRDs have the same names: {', '.join(both)}")
-    schemas.update(own["$defs"])
+        of_crds["$defs"][status]["properties"]["phase"]["enum"].append(INTERRUPTED)  # only of a run of this machine
+    if duplicates := sorted(of_crds["$defs"].keys() & schemas.keys()):
+        raise ValueError(f"types of answers and of the CRDs have the same names: {', '.join(duplicates)}")
+    schemas.update(of_crds["$defs"])
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for path in found["paths"].values():
+    for path in generated["paths"].values():
         for operation in path.values():
             answers = operation["responses"]
             answers.pop("422", None)  # FastAPI's own form, which is answered as a problem
             [problem] = answers["default"]["content"].values()
             answers["default"] = {**answers["default"], "content": {MEDIA_TYPE: problem}}
-    resolved: Schema = _resolved(found)
+    resolved: Schema = _resolved(generated)
     return resolved
 
 
@@ -113,18 +149,18 @@ def _resolved(part: Any) -> Any:
         if MODEL_MARK in part:
             return {"$ref": _REFS.format(model=part[MODEL_MARK])}
         return {key: _resolved(value) for key, value in part.items()}
-    return [_resolved(each) for each in part] if isinstance(part, list) else part
+    return [_resolved(item) for item in part] if isinstance(part, list) else part
 
 
 def operation_id(route: APIRoute) -> str:
-    """The name of the function of a generated client: `get_jobs`, `get_job_logs`, `suspend_job`."""
+    """Return the name of the function of a generated client: `get_jobs`, `get_job_logs`, `suspend_job`."""
     names = [part for part in route.path.removeprefix("/api/v1/").split("/") if not part.startswith("{")]
     if "{source}" in route.path:
         names = ["sweep", *names[1:]] if names[:1] == ["sweeps"] else ["job", *names]
     *_, verb = sorted(route.methods or {"GET"})
-    what = "_".join(names).replace(".", "_").replace("-", "_")
+    subject = "_".join(names).replace(".", "_").replace("-", "_")
     if verb != "POST":
-        return f"{verb.lower()}_{what}"
+        return f"{verb.lower()}_{subject}"
     if names[-1] == "jobs":
         return "create_job"
     return "ask_job_for_stacks" if names[-1] == "stacks" else f"{names[-1]}_job"

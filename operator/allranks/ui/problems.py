@@ -32,14 +32,14 @@ class Problem(AllranksError):
 
 
 def details(error: Exception) -> ProblemDetails:
-    """The problem of any error. The text of an unexpected one stays in the log of the server."""
+    """Return the problem of any error. The text of an unexpected error stays in the log of the server."""
     status = status_of(error)
     text = str(error) if isinstance(error, AllranksError) else "the server met an error: its terminal shows it"
     return ProblemDetails(title=HTTPStatus(status).phrase, status=status, detail=clean_text(text, colour=False))
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status of an error."""
+    """Return the HTTP status of an error."""
     if isinstance(error, Problem):
         return error.status
     if isinstance(error, ClusterError):

@@ -43,46 +43,45 @@ class Rank(BaseModel):
 
 
 def ranks(entry: Entry, pods: Sequence[Manifest]) -> list[Rank]:
-    """Sorted by rank, then those without a rank. `pods`: none for a run of this machine."""
+    """Return the replicas, by rank, then replicas without a rank. `pods`: none for a run of this machine."""
     status = entry.status
     newest: dict[str, Pod] = {}
-    for pod in pods_of(entry.manifest, pods) if pods else ():
-        key = replica_key(pod.role, pod.index)
-        if pod.attempt == status.attempt and pod.restart >= getattr(newest.get(key), "restart", 0):
-            newest[key] = pod
+    for candidate in pods_of(entry.manifest, pods) if pods else ():
+        key = replica_key(candidate.role, candidate.index)
+        if candidate.attempt == status.attempt and candidate.restart >= getattr(newest.get(key), "restart", 0):
+            newest[key] = candidate
     failure = status.last_failure
     first = replica_key(failure.role, failure.index) if failure and failure.attempt == status.attempt else ""
-    reports = {one.replica: one for one in status.progress.ranks} if status.progress else {}
-    slow = {one.replica: one.slowdown for one in status.progress.stragglers} if status.progress else {}
-    loading = {one.replica for one in status.progress.stragglers if one.loading} if status.progress else set()
-    made = []
+    reports = {report.replica: report for report in status.progress.ranks} if status.progress else {}
+    stragglers = {straggler.replica: straggler for straggler in status.progress.stragglers} if status.progress else {}
+    replicas = []
     for key, number in entry.ranks.items():
         role, _, index = key.rpartition("-")
-        found, report = newest.get(key), reports.get(key)
-        alone = status.replica_restarts.get(key)
+        pod, report, straggler = newest.get(key), reports.get(key), stragglers.get(key)
+        restarts = status.replica_restarts.get(key)
         values: dict[str, Any] = {}
         if report:
             values = {"step": report.step, "lag": report.lag}
             values |= {"step_seconds": report.step_seconds, "busy_seconds": report.busy_seconds}
-        made.append(
+        replicas.append(
             Rank(
                 replica=key,
                 role=role,
                 index=int(index),
                 rank=number,
                 attempt=status.attempt,
-                pod=found.name if found else "",
-                node=(found.node if found else None) or "",
-                state=_state(found, entry, failed=key == first),
-                reason=_reason(found, failure if key == first else None),
-                restarts=alone.count if alone else 0,
+                pod=pod.name if pod else "",
+                node=(pod.node if pod else None) or "",
+                state=_state(pod, entry, failed=key == first),
+                reason=_reason(pod, failure if key == first else None),
+                restarts=restarts.count if restarts else 0,
                 failed_first=key == first,
-                slowdown=slow.get(key),
-                loading=True if key in loading else None,
+                slowdown=straggler.slowdown if straggler else None,
+                loading=True if straggler and straggler.loading else None,
                 **values,
             )
         )
-    return made
+    return replicas
 
 
 def _state(pod: Pod | None, entry: Entry, *, failed: bool) -> str:

@@ -1,15 +1,21 @@
-"""The runs of `allranks run` on this machine. Their directories are read again when their job file has changed."""
+"""The runs of `allranks run` on this machine: their jobs, which are read again when the file has changed, and logs."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from allranks.core.facts.naming import replica_key
+from allranks.local import stored_logs
 from allranks.local.run_directories import RUN_FILE, StoredRun, stored_runs
+from allranks.local.stored_logs import StoredLog, matches
 from allranks.ui.changes import Hub
 from allranks.ui.entries import Entry
+from allranks.ui.logs import POLL_SECONDS, LogLine, LogQuery, LogTail, shown
 from allranks.ui.problems import Problem
 
 FRESH_SECONDS = 1.0
@@ -35,13 +41,13 @@ class Runs:
     async def get(self, job: str, time: str) -> Entry:
         """Raises Problem."""
         await self._refresh()
-        found = self._entries.get((job, time))
-        if found is None:
+        entry = self._entries.get((job, time))
+        if entry is None:
             raise Problem(404, f"there is no run {job}/{time} in {self.root}: allranks runs lists them")
-        return found
+        return entry
 
     async def run(self) -> None:
-        """Reads the directories while somebody looks, until it is cancelled."""
+        """Read the directories while somebody looks, until cancelled."""
         while True:
             await asyncio.sleep(FRESH_SECONDS)
             if self._hub.viewers:
@@ -67,13 +73,13 @@ class Runs:
 def _read(
     root: Path, marks: dict[tuple[str, str], _Mark], before: dict[tuple[str, str], Entry]
 ) -> tuple[dict[tuple[str, str], _Mark], dict[tuple[str, str], Entry]]:
-    """(mark, entry) of each run. An entry whose mark is that of before is not read again."""
-    made: dict[tuple[str, str], _Mark] = {}
+    """Return (mark, entry) of each run. An entry with the same mark as before is not read again."""
+    new_marks: dict[tuple[str, str], _Mark] = {}
     entries: dict[tuple[str, str], Entry] = {}
     try:
         stored = stored_runs(root)
     except OSError:
-        return made, entries
+        return new_marks, entries
     for run in stored:
         key = (run.job, run.directory.name)
         try:
@@ -87,12 +93,12 @@ def _read(
         mark = (info.st_mtime_ns, info.st_size, active)
         entry = old if old is not None and marks.get(key) == mark else _entry(run, active)
         if entry is not None:
-            made[key], entries[key] = mark, entry
-    return made, entries
+            new_marks[key], entries[key] = mark, entry
+    return new_marks, entries
 
 
 def _entry(run: StoredRun, active: bool) -> Entry | None:
-    """None if the file cannot be read."""
+    """Return None if the file cannot be read."""
     try:
         job = json.loads((run.directory / RUN_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -105,3 +111,87 @@ def _entry(run: StoredRun, active: bool) -> Entry | None:
 
 
 _PARTS = ("metadata", "spec", "status")
+
+
+# --- logs ------------------------------------------------------------------------------------------------------------
+
+
+def log_file(entry: Entry, query: LogQuery) -> StoredLog | None:
+    """Return the log of the chosen replica and attempt.
+
+    Without a choice it is the log of the first failure, or of rank 0, in the newest attempt.
+    """
+    files = stored_logs.stored_logs(entry.directory, entry.job) if entry.directory else []
+    if query.replica:
+        files = [log for log in files if log.replica == query.replica]
+    else:
+        first = next(iter(entry.ranks), "")
+        failure = entry.status.last_failure
+        if failure and failure.attempt == entry.status.attempt:
+            first = replica_key(failure.role, failure.index)
+        files = [log for log in files if log.replica == first] or files
+    attempt = max((log.attempt for log in files), default=0) if query.attempt is None else query.attempt
+    return next((log for log in reversed(files) if log.attempt == attempt), None)
+
+
+async def last_lines(entry: Entry, query: LogQuery) -> LogTail:
+    log = log_file(entry, query)
+    if log is None:
+        return LogTail([], [_no_file(entry, query)])
+    try:
+        lines, end, more = await asyncio.to_thread(stored_logs.last_lines, log.path, query.tail, query.search)
+    except OSError as error:
+        return LogTail([], [f"{log.path.name} cannot be read: {error.strerror}"])
+    notes = [f"the log has more lines before these: {log.path}"] if more else []
+    return LogTail([_log_line(entry, log, line) for line in lines], notes, str(end))
+
+
+async def follow(runs: Runs, entry: Entry, query: LogQuery) -> AsyncGenerator[list[LogLine]]:
+    """Yield new lines, of one replica at a time, until the run has ended; an empty list after a while without lines."""
+    place, search = int(query.after) if query.after.isdigit() else 0, query.search.lower().encode()
+    last: StoredLog | None = None
+    while True:
+        current = await _current_entry(runs, entry)
+        log = await asyncio.to_thread(log_file, current, query)
+        if log is not None and log != last:
+            last = log
+            async for batch in stored_logs.appended(log.path, place, _EndOfLog(runs, entry, query, log)):
+                yield [_log_line(current, log, line) for line in batch if matches(line, search)]
+            place = 0
+        elif not current.active:
+            return
+        else:
+            yield []
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def _current_entry(runs: Runs, entry: Entry) -> Entry:
+    try:
+        return await runs.get(entry.group, entry.name)
+    except Problem:
+        return replace(entry, active=False)  # the run was removed
+
+
+@dataclass(frozen=True)
+class _EndOfLog:
+    """Whether nothing more is written to a log: the run has ended, or a later attempt has a log."""
+
+    runs: Runs
+    entry: Entry
+    query: LogQuery
+    log: StoredLog
+
+    async def __call__(self) -> bool:
+        current = await _current_entry(self.runs, self.entry)
+        return not current.active or await asyncio.to_thread(log_file, current, self.query) != self.log
+
+
+def _log_line(entry: Entry, log: StoredLog, line: bytes) -> LogLine:
+    rank = entry.ranks.get(log.replica) if log.attempt == entry.status.attempt else None
+    return LogLine(time=None, role=log.role, index=log.index, rank=rank, attempt=log.attempt, line=shown(line))
+
+
+def _no_file(entry: Entry, query: LogQuery) -> str:
+    replica = f" of {query.replica}" if query.replica else ""
+    attempt = "" if query.attempt is None else f" in attempt {query.attempt}"
+    return f"the run {entry.job}/{entry.name} has no log{replica}{attempt}"

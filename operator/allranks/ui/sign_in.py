@@ -1,8 +1,8 @@
-"""Checks who uses a server in the cluster: every request is that of a user whose token the API server accepts.
+"""Check who uses a server in the cluster: every request is that of a user whose token the API server accepts.
 
 The token comes with each request as a bearer token, from a program or from an OIDC proxy in front of the server, or
 from the sign-in page. Then the browser gets a cookie, and the token stays in the memory of the server. As on the user's
-own machine, no page of another site can act, and every answer forbids scripts of others, and frames.
+own machine, no page of another site can act.
 """
 
 from __future__ import annotations
@@ -10,26 +10,24 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass
-from urllib.parse import parse_qsl
 
-from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from allranks.errors import AllranksError
-from allranks.ui import pages
-from allranks.ui.access import HEADERS, SAFE, cookies
+from allranks.ui import rendering
+from allranks.ui.access import SAFE, cookies
 from allranks.ui.problems import MEDIA_TYPE, Problem, details
 from allranks.ui.state import USER, SignedIn
-from allranks.ui.users import NAMESPACE_COOKIE, USER_HEADER, Users, is_namespace
+from allranks.ui.users import NAMESPACE_COOKIE, USER_HEADER, Users
 
 COOKIE = "allranks-session"
 SESSION_SECONDS = 12 * 3600.0
 MOST_SESSIONS = 1000
 MOST_FORM_BYTES = 64 * 1024
 HEALTH = "/healthz"
-"""For the kubelet. It sends no request: pages say it if the API server is away."""
+"""For the kubelet. It sends no request to the API server: pages say whether that is available."""
 OPEN = ("/static/", "/favicon.ico")
 
 
@@ -40,7 +38,7 @@ class _Session:
 
 
 class SignIn:
-    """ASGI middleware. It rejects requests without a user, and adds the headers to every answer."""
+    """ASGI middleware that rejects requests without a user."""
 
     def __init__(self, app: ASGIApp, users: Users) -> None:
         self._app, self._users = app, users
@@ -48,28 +46,17 @@ class SignIn:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            return  # no websockets
-        request = Request(scope, receive)
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-                _remember_namespace(request, message["status"], headers)
-            await send(message)
-
+            await self._app(scope, receive, send)
+            return
         try:
-            answer = await self._answer(request, send_with_headers)
+            answer = await self._answer(Request(scope, receive), send)
         except AllranksError as error:
             answer = challenge(scope, error)
         if answer is not None:
-            await answer(scope, receive, send_with_headers)
+            await answer(scope, receive, send)
 
     async def _answer(self, request: Request, send: Send) -> Response | None:
-        """None if the request was passed on. Raises Problem and ClusterError."""
+        """Return the answer, None if the request was passed on. Raises Problem and ClusterError."""
         scope, path = request.scope, request.url.path
         if path == HEALTH:
             return PlainTextResponse("ok\n")
@@ -80,8 +67,8 @@ class SignIn:
         if path == "/sign-in":
             return await self._sign_in(request) if request.method == "POST" else RedirectResponse("/", 303)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        here = scheme.lower() != "bearer"
-        if here:
+        has_session = scheme.lower() != "bearer"
+        if has_session:
             token = self._token_of(request)
             if request.method not in SAFE and "origin" not in request.headers:
                 raise Problem(403, "the request has no Origin header: a program sends a bearer token")
@@ -89,7 +76,7 @@ class SignIn:
             return self._sign_out(request)
         user = await self._users.of(token.strip())
         scope[USER_HEADER] = user
-        context = USER.set(SignedIn(user.name, here))
+        context = USER.set(SignedIn(user.name, has_session))
         try:
             with user.active():
                 await self._app(scope, request.receive, send)
@@ -98,7 +85,7 @@ class SignIn:
         return None
 
     def _token_of(self, request: Request) -> str:
-        """The token of the session that the cookie names. Raises Problem."""
+        """Return the token of the session that the cookie names. Raises Problem."""
         key = next(cookies(request.headers, COOKIE), "")
         if not key:
             raise Problem(401, "")
@@ -109,15 +96,15 @@ class SignIn:
         return session.token
 
     async def _sign_in(self, request: Request) -> Response:
-        form = await pages.read_form(request, MOST_FORM_BYTES)
-        target = _own_path(form.get("target", "/"))
+        form = await rendering.read_form(request, MOST_FORM_BYTES)
+        target = _local_path(form.get("target", "/"))
         token = "".join(form.get("token", "").split())
         try:
             await self._users.of(token)
         except AllranksError as error:
-            return pages.sign_in_page(details(error), target)
+            return rendering.sign_in_page(details(error), target)
         now = time.monotonic()
-        self._sessions = {key: one for key, one in self._sessions.items() if one.until > now}
+        self._sessions = {key: session for key, session in self._sessions.items() if session.until > now}
         while len(self._sessions) >= MOST_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
         key = secrets.token_urlsafe(32)
@@ -136,7 +123,7 @@ class SignIn:
 
 
 def challenge(scope: Scope, error: AllranksError) -> Response:
-    """The answer to a request without a user: a problem for programs, the sign-in page for people."""
+    """Answer a request without a user: with a problem for programs, with the sign-in page for people."""
     problem = details(error)
     path = str(scope["path"])
     if path.startswith("/api/"):
@@ -144,10 +131,10 @@ def challenge(scope: Scope, error: AllranksError) -> Response:
         problem.detail = problem.detail or "there is no token: send a token for the API server as a bearer token"
         return JSONResponse(problem.model_dump(), problem.status, headers, media_type=MEDIA_TYPE)
     if problem.status != 401:
-        return pages.problem_page(problem)
+        return rendering.problem_page(problem)
     query = scope.get("query_string", b"").decode("latin-1")
-    target = _own_path(path + (f"?{query}" if query else "")) if scope["method"] in SAFE else "/"
-    return pages.sign_in_page(problem if problem.detail else None, target)
+    target = _local_path(path + (f"?{query}" if query else "")) if scope["method"] in SAFE else "/"
+    return rendering.sign_in_page(problem if problem.detail else None, target)
 
 
 def _check_origin(request: Request) -> None:
@@ -159,8 +146,8 @@ def _check_origin(request: Request) -> None:
         raise Problem(403, "the request comes from a page of another site")
 
 
-def _own_path(target: str) -> str:
-    """The target if it is a path of this server, and no other address."""
+def _local_path(target: str) -> str:
+    """Return the target if it is a path of this server, and no other address."""
     safe = target.startswith("/") and not target.startswith(("//", "/\\")) and target.isprintable()
     return target if safe else "/"
 
@@ -168,13 +155,3 @@ def _own_path(target: str) -> str:
 def _is_https(request: Request) -> bool:
     """Also behind a proxy that ends TLS."""
     return request.headers.get("x-forwarded-proto", request.url.scheme).split(",")[0].strip() == "https"
-
-
-def _remember_namespace(request: Request, status: int, headers: MutableHeaders) -> None:
-    """The first page shows the namespace again that was shown last."""
-    if status != 200 or request.url.path != "/":
-        return
-    query = dict(parse_qsl(request.url.query))
-    if is_namespace(query.get("namespace", "")):
-        cookie = f"{NAMESPACE_COOKIE}={query['namespace']}; Path=/; HttpOnly; SameSite=Lax; Max-Age=31536000"
-        headers.append("set-cookie", cookie)

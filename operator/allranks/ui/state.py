@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -12,26 +13,27 @@ from typing import NamedTuple
 from allranks.cli.job_report.model import Report, build_report
 from allranks.cli.job_report.run_files import RunFiles, read_run_files
 from allranks.errors import ClusterError
-from allranks.ui.allowed_archive import AllowedArchive
-from allranks.ui.archived_jobs import ArchivedJobs
+from allranks.ui import pod_logs
+from allranks.ui import runs as local_runs
+from allranks.ui.archive import AllowedArchive, ArchivedJobs
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.entries import Entry, Manifest, Source
-from allranks.ui.logs import Found, Wanted, last_lines
+from allranks.ui.logs import LogLine, LogQuery, LogTail, with_replica
 from allranks.ui.problems import Problem
 from allranks.ui.ranks import Rank, ranks
 from allranks.ui.runs import Runs
 
 
 class SignedIn(NamedTuple):
-    """The user of a server in the cluster. `here`: signed in on its page, not by a proxy in front of it."""
+    """The user of a server in the cluster. `has_session`: signed in on its page, not by a proxy in front of it."""
 
     name: str
-    here: bool
+    has_session: bool
 
 
 USER: ContextVar[SignedIn | None] = ContextVar("user", default=None)
-"""Whose request is answered. None on the user's own machine."""
+"""The user whose request is answered. None on the user's own machine."""
 
 
 def _now() -> datetime:
@@ -40,7 +42,7 @@ def _now() -> datetime:
 
 @dataclass
 class State:
-    """One for each server."""
+    """The data of one server, or of one user of a server in the cluster."""
 
     hub: Hub
     runs: Runs
@@ -48,38 +50,40 @@ class State:
     """None without a cluster."""
     archive: ArchivedJobs | AllowedArchive | None = None
     no_cluster: str = ""
-    """Why there is none."""
+    """Reason why there is none."""
     choices: tuple[str, ...] | None = None
     """Suggested namespaces, where the user may name any; None where the server shows what it was started for."""
     now: Callable[[], datetime] = field(default=_now)
 
     @property
     def problem(self) -> str:
-        """Why the jobs are not current or not there; empty if they are."""
+        """Reason why the list of jobs is stale or missing; empty if it is up to date."""
         return self.jobs.problem if self.jobs else self.no_cluster
 
     def cluster(self) -> ClusterJobs:
-        """Raises Problem without a cluster."""
+        """Return the jobs of the cluster. Raises Problem without one."""
         if self.jobs is None:
             raise Problem(404, self.no_cluster or "there is no cluster")
         return self.jobs
 
     def archived(self) -> ArchivedJobs | AllowedArchive:
-        """Raises Problem without an archive."""
+        """Return the archive. Raises Problem without one."""
         if self.archive is None:
             how = "allranks ui --archive names one" if self.choices is None else "ui.archive of the chart adds one"
             raise Problem(404, f"there is no archive: {how}")
         return self.archive
 
     async def entries(self, source: Source) -> list[Entry]:
-        """All jobs, all runs, or deleted jobs of the archive. Raises Problem if the cluster has not been read yet, and
-        ArchiveError."""
+        """Return all jobs, all runs, or deleted jobs of the archive.
+
+        Raises Problem if the cluster has not been read yet, and ArchiveError.
+        """
         if source == "runs":
             return await self.runs.all()
         if source == "archive":
-            there = {entry.metadata.get("uid") for entry in await self.entries("jobs")}
-            found = await self.archive.all() if self.archive else []
-            return [entry for entry in found if entry.metadata.get("uid") not in there]
+            existing = {entry.metadata.get("uid") for entry in await self.entries("jobs")}
+            archived = await self.archive.all() if self.archive else []
+            return [entry for entry in archived if entry.metadata.get("uid") not in existing]
         if self.jobs is None:
             return []
         try:
@@ -100,37 +104,59 @@ class State:
         return jobs.get(group, name)
 
     async def pods(self, entry: Entry) -> list[Manifest]:
-        """None for a run and a deleted job. Raises ClusterError."""
+        """Return the pods of a job; none for a run and a deleted job. Raises ClusterError."""
         return await self.cluster().pods(entry) if entry.source == "jobs" else []
 
     async def events(self, entry: Entry) -> list[Manifest]:
-        """None for a run. Raises ClusterError and ArchiveError."""
+        """Return the Events of a job; none for a run. Raises ClusterError and ArchiveError."""
         if entry.source == "archive":
             return await self.archived().events(entry)
         return [] if entry.source == "runs" else await self.cluster().events(entry)
 
-    async def last_lines(self, entry: Entry, wanted: Wanted) -> Found:
-        """The end of the logs, of an archive if the pods are deleted. Raises Problem, ClusterError and ArchiveError."""
+    async def last_lines(self, entry: Entry, query: LogQuery) -> LogTail:
+        """Return the end of the logs, from the archive if the pods are deleted.
+
+        Raises Problem, ClusterError and ArchiveError.
+        """
+        query = with_replica(entry, query)
         if entry.source == "archive":
-            return await self.archived().last_lines(entry, wanted)
-        found = await last_lines(self.jobs, entry, wanted)
-        if entry.source == "runs" or found.lines or self.archive is None:
-            return found
+            return await self.archived().last_lines(entry, query)
+        if entry.source == "runs":
+            return await local_runs.last_lines(entry, query)
+        tail = await pod_logs.last_lines(self.cluster(), entry, query)
+        if tail.lines or self.archive is None:
+            return tail
         try:
-            kept = await self.archive.last_lines(entry, wanted)
+            archived = await self.archive.last_lines(entry, query)
         except Problem as problem:
-            return replace(found, notes=[*found.notes, str(problem)])
-        return replace(kept, notes=["from the archive", *kept.notes]) if kept.lines else found
+            return replace(tail, notes=[*tail.notes, str(problem)])
+        return replace(archived, notes=["from the archive", *archived.notes]) if archived.lines else tail
+
+    async def follow_lines(self, entry: Entry, query: LogQuery) -> AsyncGenerator[list[LogLine]]:
+        """Yield new lines in batches, across restarts unless an attempt is chosen, until the job has finished.
+
+        An empty batch says that nothing has happened for a while. Raises Problem and ClusterError.
+        """
+        if entry.source == "archive":
+            return  # nothing more is written
+        query = with_replica(entry, query)
+        if entry.source == "runs":
+            batches = local_runs.follow(self.runs, entry, query)
+        else:
+            batches = pod_logs.follow(self.cluster(), entry, query)
+        async with aclosing(batches):
+            async for lines in batches:
+                yield lines
 
     async def ranks(self, entry: Entry) -> tuple[list[Rank], str]:
-        """The ranks, and why their pods are not shown."""
+        """Return the ranks, and the reason why their pods are not shown."""
         try:
             return ranks(entry, await self.pods(entry)), ""
         except ClusterError as error:
             return ranks(entry, []), str(error)
 
     async def report(self, entry: Entry) -> Report:
-        """The report on a job until now; on a run that has ended and on a deleted job, until its last moment."""
+        """Return the report on a job until now; on a run that has ended and on a deleted job, until its last moment."""
         files = RunFiles()
         if entry.directory is not None:
             files = replace(await asyncio.to_thread(read_run_files, entry.directory), logs=())

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request, Response
 
 from allranks.api.job import GROUP, PLURAL
 from allranks.errors import ClusterError
 from allranks.kube.auth import Connection
 from allranks.kube.cluster import Cluster, user_client
-from allranks.ui.allowed_archive import AllowedArchive, Right, SharedArchive
+from allranks.ui.archive import AllowedArchive, Right, SharedArchive
 from allranks.ui.changes import Hub
-from allranks.ui.cluster_jobs import ClusterJobs, Readings
+from allranks.ui.cluster_jobs import ClusterJobs, SharedReads
 from allranks.ui.entries import Entry
 from allranks.ui.problems import Problem
 from allranks.ui.runs import Runs
@@ -34,20 +34,20 @@ CHECK_SECONDS = 60.0
 RIGHTS_SECONDS = 30.0
 """How long an answer about a right in an archive is used."""
 IDLE_SECONDS = 600.0
-"""The jobs of a user who has not looked for so long are no longer watched."""
+"""Stop the watch of a user after this many seconds without a request."""
 CLOSE_SECONDS = 5.0
 MOST_USERS = 200
 MOST_SCOPES = 64
 """Watches of jobs, of all users together: each holds the jobs that it watches in memory."""
 NAMESPACE_COOKIE = "allranks-namespace"
-"""The namespace that the user looked at last, for pages whose address names none."""
+"""Name of the cookie with the last namespace, for pages whose address names none."""
 _LIST = Right("list", GROUP, PLURAL)
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _TOKEN = re.compile(r"[\x21-\x7e]{1,32768}")
 REJECTED = "the API server does not accept the token: sign in with a new one"
 FULL = "too many users look at jobs at the same time: try again later"
 USER_HEADER = "allranks.user"
-"""Where the user of a request is in its ASGI scope."""
+"""Key of the user of a request in its ASGI scope."""
 
 
 class ChooseNamespace(Problem):
@@ -91,16 +91,16 @@ class User:
         self.scopes: dict[str | None, _Scope] = {}
         self.used = time.monotonic()
         self.requests = 0
-        """Those that are being answered, streams included."""
+        """Number of requests that are being answered, streams included."""
         self._suggested = tuple(suggested)
         self._lock = asyncio.Lock()
-        self._rights = Readings(RIGHTS_SECONDS)
+        self._rights = SharedReads(RIGHTS_SECONDS)
         self._every: bool | None = None
         """Whether the user may list the jobs of all namespaces; None: not asked yet."""
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """While a request of the user is answered."""
+        """Count a request of the user while it is answered."""
         self.requests += 1
         try:
             yield
@@ -113,7 +113,7 @@ class User:
         return not self.requests and time.monotonic() - self.used > IDLE_SECONDS
 
     async def state(self, namespace: str | None, users: Users) -> State:
-        """The jobs of the namespace, or of all if the user may list them. Raises Problem and ClusterError."""
+        """Return the jobs of the namespace, or of all if the user may list them. Raises Problem and ClusterError."""
         async with self._lock:
             if self._every is None:
                 self._every = await self.may_list(None)
@@ -121,8 +121,8 @@ class User:
                 namespace = None
             elif namespace is None:
                 raise ChooseNamespace(403, f"{self.name} may not list the jobs of all namespaces: choose a namespace")
-            found = self.scopes.get(namespace)
-            if found is None:
+            scope = self.scopes.get(namespace)
+            if scope is None:
                 if namespace is not None and not await self.may_list(namespace):
                     raise ChooseNamespace(
                         403,
@@ -130,9 +130,9 @@ class User:
                         "role view, or choose another namespace",
                     )
                 await users.make_room()
-                found = self.scopes[namespace] = self._open(namespace, users.archive)
-            found.used = time.monotonic()
-            return found.state
+                scope = self.scopes[namespace] = self._open(namespace, users.archive)
+            scope.used = time.monotonic()
+            return scope.state
 
     def _open(self, namespace: str | None, archive: SharedArchive | None) -> _Scope:
         hub = Hub()
@@ -147,9 +147,8 @@ class User:
         return await self._ask(_LIST, namespace)
 
     async def may(self, right: Right, namespace: str | None) -> bool:
-        """The API server's answer of the last RIGHTS_SECONDS. Raises ClusterError."""
-        found: bool = await self._rights.get((right, namespace), lambda: self._ask(right, namespace))
-        return found
+        """Return the API server's answer of the last RIGHTS_SECONDS. Raises ClusterError."""
+        return await self._rights.get((right, namespace), lambda: self._ask(right, namespace))
 
     async def _ask(self, right: Right, namespace: str | None) -> bool:
         attributes = {key: value for key, value in right._asdict().items() if value}
@@ -165,7 +164,10 @@ class User:
         return bool((answer.get("status") or {}).get("allowed"))
 
     async def check(self) -> None:
-        """Ends what the user may no longer see. Raises ClusterError, with status 401 if the token has ended."""
+        """End watches of jobs that the user may no longer see, or does not look at.
+
+        Raises ClusterError, with status 401 if the token has ended.
+        """
         await name_of(self.cluster)
         async with self._lock:
             if self._every is not None:
@@ -178,7 +180,7 @@ class User:
                     await scope.close()
 
     async def close(self) -> None:
-        """Streams end first: the connection serves them."""
+        """End streams first: the connection serves them."""
         await self._rights.close()
         for scope in self.scopes.values():
             scope.state.hub.close()
@@ -192,24 +194,24 @@ class User:
 
 
 async def name_of(cluster: Cluster) -> str:
-    """The user's name. Raises ClusterError, with status 401 if the API server does not accept the token."""
+    """Return the user's name. Raises ClusterError, with status 401 if the API server rejects the token."""
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     answer = await cluster.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", None, review)
     return str(((answer.get("status") or {}).get("userInfo") or {}).get("username") or "")
 
 
 class Users:
-    """Those who use the server, by their tokens."""
+    """The users of the server, by their tokens."""
 
     def __init__(self, api: Connection, namespaces: Sequence[str] = (), archive: SharedArchive | None = None) -> None:
         """`api`: the API server, without credentials. `namespaces`: suggestions for users who must choose one."""
         self._api, self._suggested, self.archive = api, namespaces, archive
         self._users: dict[str, User] = {}
-        self._openings = Readings()
+        self._openings = SharedReads()
         self._closing: set[asyncio.Task[None]] = set()
 
     async def of(self, token: str) -> User:
-        """Raises Problem (401) for a token that the API server does not accept, and ClusterError."""
+        """Return the user of a token. Raises Problem (401) if the API server does not accept it, and ClusterError."""
         if not _TOKEN.fullmatch(token):
             raise Problem(401, REJECTED)
         key = hashlib.sha256(token.encode()).hexdigest()
@@ -221,9 +223,11 @@ class Users:
                 self._users[key] = opened
             return self._users[key]
 
-        found = self._users.get(key) or await self._openings.get(key, sign_in)
-        found.used = time.monotonic()
-        return found
+        user = self._users.get(key)
+        if user is None:
+            user = await self._openings.get(key, sign_in)
+        user.used = time.monotonic()
+        return user
 
     async def _open(self, token: str) -> User:
         client = user_client(replace(self._api, token=token))
@@ -240,13 +244,13 @@ class Users:
             raise
 
     async def state(self, request: Request) -> State:
-        """What the user of a request sees. Raises Problem and ClusterError."""
+        """Return the data that the user of a request may see. Raises Problem and ClusterError."""
         user: User = request.scope[USER_HEADER]
-        return await user.state(wanted_namespace(request), self)
+        return await user.state(requested_namespace(request), self)
 
     async def make_room(self) -> None:
-        """Ends the watch that was not used for the longest time, if there are too many. Raises Problem."""
-        scopes = [(user, key, one) for user in self._users.values() for key, one in user.scopes.items()]
+        """End the watch that was not used for the longest time, if there are too many. Raises Problem."""
+        scopes = [(user, key, scope) for user in self._users.values() for key, scope in user.scopes.items()]
         if len(scopes) >= MOST_SCOPES:
             unused = [item for item in scopes if not item[0].requests]
             if not unused:
@@ -261,13 +265,13 @@ class Users:
             await self._users.pop(min(free, key=lambda key: self._users[key].used)).close()
 
     async def run(self) -> None:
-        """Checks tokens and rights until it is cancelled."""
+        """Check tokens and rights until cancelled."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             await self.check()
 
     async def check(self) -> None:
-        """Once. If the API server does not answer, everything stays as it is."""
+        """Check all users. Without an answer of the API server everything stays as it is."""
         for key, user in list(self._users.items()):
             try:
                 await user.check()
@@ -292,17 +296,24 @@ class Users:
         await asyncio.gather(*ending, *self._closing, return_exceptions=True)
 
 
-def wanted_namespace(request: Request) -> str | None:
-    """The namespace that the address names, else the one of the last page. Raises Problem."""
+def requested_namespace(request: Request) -> str | None:
+    """Return the namespace that the address names, else the one of the last page. Raises Problem."""
     path, query = request.path_params, request.query_params
-    found = path.get("namespace") or query.get("namespace")
+    namespace = path.get("namespace") or query.get("namespace")
     if path.get("source", query.get("source", "jobs")) in ("jobs", "archive"):
-        found = path.get("group") or found or query.get("group")
-    if found and not is_namespace(found):
-        raise Problem(422, f"namespace: {found!r} is not the name of a namespace")
+        namespace = path.get("group") or namespace or query.get("group")
+    if namespace and not is_namespace(namespace):
+        raise Problem(422, f"namespace: {namespace!r} is not the name of a namespace")
     remembered = request.cookies.get(NAMESPACE_COOKIE, "")
-    return found or (remembered if is_namespace(remembered) else None)
+    return namespace or (remembered if is_namespace(remembered) else None)
 
 
 def is_namespace(text: str) -> bool:
     return _NAMESPACE.fullmatch(text) is not None
+
+
+def remember_namespace(page: Response, namespace: str) -> None:
+    """Make the first page show this namespace again, when its address names none."""
+    if is_namespace(namespace):
+        year = 365 * 24 * 3600
+        page.set_cookie(NAMESPACE_COOKIE, namespace, max_age=year, path="/", httponly=True, samesite="lax")

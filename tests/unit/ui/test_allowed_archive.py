@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 import pytest
 
 from allranks.archive.layout import LogName
-from allranks.ui import allowed_archive
-from allranks.ui.allowed_archive import EVENTS, JOBS, LOGS, SWEEPS, AllowedArchive, Right, SharedArchive
-from allranks.ui.archived_jobs import ArchivedJobs
-from allranks.ui.logs import Wanted
+from allranks.ui import archive as archives
+from allranks.ui.archive import EVENTS, JOBS, LOGS, SWEEPS, AllowedArchive, ArchivedJobs, Right, SharedArchive
+from allranks.ui.logs import LogQuery
 from allranks.ui.problems import Problem
 from support.archives import WrittenArchive
 from support.sweep_samples import a_sweep, trial_of
@@ -125,9 +124,9 @@ def test_a_job_that_the_user_may_not_get_and_one_that_does_not_exist_have_the_sa
 def test_logs_need_the_rights_to_get_jobs_and_logs(shared: SharedArchive, granted: Granted, right: str):
     entry = do(user(shared, {(JOBS, None)}).get(*folder("mine")))
     with pytest.raises(Problem, match=f"ada may not {right} in namespace mine"):
-        do(user(shared, granted).last_lines(entry, Wanted()))
+        do(user(shared, granted).last_lines(entry, LogQuery()))
     allowed = user(shared, {(JOBS, "mine"), (LOGS, "mine")})
-    assert [line.line for line in do(allowed.last_lines(entry, Wanted())).lines] == ["log of mine"]
+    assert [line.line for line in do(allowed.last_lines(entry, LogQuery())).lines] == ["log of mine"]
 
 
 def test_events_need_the_right_to_list_them(shared: SharedArchive):
@@ -149,7 +148,7 @@ def test_without_the_rights_nothing_is_read(shared: SharedArchive, monkeypatch: 
         monkeypatch.setattr(ArchivedJobs, method, fail)
     archive = user(shared, set(), "mine")
     assert do(archive.all()) == do(archive.sweeps()) == []
-    readings = [archive.get(*folder("mine")), archive.events(entry), archive.last_lines(entry, Wanted())]
+    readings = [archive.get(*folder("mine")), archive.events(entry), archive.last_lines(entry, LogQuery())]
     readings += [archive.sweep("mine", "x"), archive.sweep_events(sweep), archive.trial(sweep, "x")]
     for reading in readings:
         with pytest.raises(Problem, match="ada may not"):
@@ -157,7 +156,7 @@ def test_without_the_rights_nothing_is_read(shared: SharedArchive, monkeypatch: 
 
 
 def test_users_share_the_lists_and_the_number_of_lists_is_bounded(shared: SharedArchive, monkeypatch):
-    monkeypatch.setattr(allowed_archive, "MOST_NAMESPACES", 2)
+    monkeypatch.setattr(archives, "MOST_NAMESPACES", 2)
     mine = shared.of("mine")
     assert shared.of("mine") is mine
     shared.of("a")

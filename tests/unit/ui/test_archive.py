@@ -11,7 +11,7 @@ import pytest
 
 from allranks.archive.layout import LogName
 from allranks.archive.store import DirectoryStore
-from allranks.ui import archived_jobs
+from allranks.ui import archive as archived_jobs
 from support.archives import WrittenArchive
 from support.job_api import JobApi
 from support.ui_samples import HOSTILE, a_job, event, failure, progress, times

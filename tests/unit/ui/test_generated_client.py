@@ -93,8 +93,12 @@ def test_the_parts_of_a_job(call, api):
     [attempt] = call("get_job_attempts", **OF_PENGUINS)
     assert isinstance(attempt, model("Attempt"))
     assert (attempt.number, attempt.cause, attempt.segments[0].kind) == (0, None, "queued")
-    assert {item.reason for item in call("get_job_events", **OF_PENGUINS).items} == {"Started", "BackOff"}
-    assert [pod.spec.node_name for pod in call("get_job_pods", **OF_PENGUINS).items] == ["node-7", "node-8", "node-9"]
+    assert {item["reason"] for item in call("get_job_events", **OF_PENGUINS).items} == {"Started", "BackOff"}
+    assert [pod["spec"]["nodeName"] for pod in call("get_job_pods", **OF_PENGUINS).items] == [
+        "node-7",
+        "node-8",
+        "node-9",
+    ]
     report = call("get_job_report", **OF_PENGUINS)
     assert isinstance(report, model("Report"))
     assert (report.progress.step, list(report.points[-1].metrics.additional_properties)) == (1200, ["loss"])

@@ -12,7 +12,7 @@ from allranks.kube.bounded_lines import LONGEST_LINE, MOST_KEPT, LastLines, Spli
 from allranks.kube.pod_logs import parse_line
 from allranks.local import stored_logs
 from allranks.local.stored_logs import BLOCK, appended, last_lines
-from allranks.ui.log_lines import shown
+from allranks.ui.logs import shown
 from support.ui_samples import a_run
 from support.ui_server import UiServer
 

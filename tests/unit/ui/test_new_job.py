@@ -10,8 +10,7 @@ from urllib.parse import urlencode
 import pytest
 
 from allranks.ui.entries import Entry
-from allranks.ui.new_job import EXAMPLE, copy_of, next_name, read
-from allranks.ui.problems import Problem
+from allranks.ui.new_job import TEMPLATES, check, copy_of, next_name, template
 
 FORM = {"content_type": "application/x-www-form-urlencoded"}
 
@@ -120,43 +119,114 @@ def test_the_next_name_is_the_next_free_number(name, taken, expected):
     assert next_name(name, taken) == expected
 
 
+EXAMPLE = template("pytorch")
+
+
+def mistakes(text: str) -> list[tuple[int, str, str]]:
+    """(line, path, message) of each error, warning and note."""
+    return [(one.line, one.problem.path, one.problem.message) for one in check(text)[1]]
+
+
+@pytest.mark.parametrize("framework", TEMPLATES)
+def test_each_framework_has_a_template_without_mistakes(server, framework):
+    text = text_of(server.get(f"/new?namespace=team&template={framework}"))
+    job, found = check(text)
+    assert (job["spec"]["framework"], found) == (framework, [])
+    assert "  # " in text, "comments say what may be filled in"
+    assert server.get("/new?namespace=team&template=none").status == 404
+
+
 def test_the_page_checks_and_creates_what_somebody_types(server, api):
     text = text_of(server.get("/new?namespace=team"))
     assert text.strip() == EXAMPLE.strip()
     page = submit(server, text, "check")
-    assert "my-job can be created in namespace team" in page.text
-    assert "my-job" not in api.jobs
+    assert "train can be created in namespace team" in page.text
+    assert text_of(page).strip() == text.strip()
+    assert "train" not in api.jobs
     answer = submit(server, text, "create")
-    assert (answer.status, answer.headers["location"]) == (303, "/jobs/team/my-job")
-    assert server.get("/jobs/team/my-job").status == 200
+    assert (answer.status, answer.headers["location"]) == (303, "/jobs/team/train")
+    assert server.get("/jobs/team/train").status == 200
 
 
 def test_the_page_has_the_manifest_of_the_job_that_runs_again(server, api):
     assert "/new?namespace=team&amp;from=broken" in server.get("/jobs/team/broken").text
-    found = read(text_of(server.get("/new?namespace=team&from=broken")))
+    found, _ = check(text_of(server.get("/new?namespace=team&from=broken")))
     assert (found["metadata"]["name"], found["spec"]) == ("broken-2", api.jobs["broken"]["spec"])
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("a: b: c", "line 1, column 5: this is not YAML"),
-        ("", "the text has 0 documents: write one job"),
-        (f"{EXAMPLE}---\n{EXAMPLE}", "the text has 2 documents: write one job"),
-        ("a: &x [1]\nb: *x\n", "the manifest has an alias (*NAME): write its value instead"),
-        (EXAMPLE.replace("replicas: 2", "replicas: two"), "spec.roles.worker.replicas: "),
-        ("<script>alert(1)</script>: 1", "kind: "),
-    ],
-)
-def test_mistakes_are_on_the_page_and_the_text_is_kept(server, api, text, problem):
+LINES = EXAMPLE.splitlines()
+MISTAKES = [
+    ("a: b: c", 1, "the text is not YAML"),
+    ("", 0, "the text has 0 documents: write one job"),
+    (f"{EXAMPLE}---\n{EXAMPLE}", 0, "the text has 2 documents: write one job"),
+    ("a: &x [1]\nb: *x\n", 2, "an alias (*NAME) cannot be used here: write its value"),
+    ("kind: Pod\nkind: Pod\n", 2, "duplicate key kind"),
+    ("- 1", 0, "a manifest must be a mapping, not a list"),
+    (EXAMPLE.replace("replicas: 2", "replicas: two"), LINES.index("      replicas: 2  # pods") + 1, "worker.replicas"),
+    (EXAMPLE.replace("framework:", "frmework:"), LINES.index("  framework: pytorch") + 1, "did you mean framework?"),
+    (EXAMPLE.replace("  framework: pytorch\n", ""), LINES.index("spec:") + 1, "spec.framework: is required"),
+    (EXAMPLE.replace("spec:", "spec:\n  code: /etc"), LINES.index("spec:") + 2, "spec.code: must be a mapping"),
+    ("<script>alert(1)</script>: 1", 0, "kind: is required"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "problem"), MISTAKES)
+def test_mistakes_are_on_the_page_with_their_lines_and_the_text_is_kept(server, api, text, line, problem):
     page = submit(server, text, "create")
     assert page.status == 422
-    assert problem in html.unescape(page.text)
+    place = f"line {line}: " if line else ""
+    shown = html.unescape(re.sub("<.*?>", "", page.text[page.text.index('id="problems"') :]))
+    assert re.search(f"{place}.*{re.escape(problem)}", shown)
     assert text_of(page).strip() == text.strip()
     assert "<script>alert" not in page.text
     assert set(api.jobs) == {"penguins", "broken"}
+    live = server.request("POST", "/new/problems", urlencode({"manifest": text}), **FORM)
+    assert live.status == 200
+    assert "<html" not in live.text
+    assert live.text.strip() in page.text
+
+
+def test_paths_into_lists_and_maps_have_lines():
+    text = (
+        EXAMPLE + "  resources:\n    limits:\n      nvidia.com/gpu: 1x\n  env:\n  - name: A\n    value: a\n  - nam: B\n"
+    )
+    begin = len(LINES)
+    found = {path: line for line, path, _ in mistakes(text)}
+    assert found["spec.resources.limits[nvidia.com/gpu]"] == begin + 3
+    assert found["spec.env[1].nam"] == begin + 7
+
+
+def test_no_file_of_the_server_is_read(tmp_path):
+    (tmp_path / "train.py").write_text("secret = 1")
+    [(_, path, message)] = mistakes(EXAMPLE.replace("spec:", f"spec:\n  code: {tmp_path}"))
+    assert (path, message) == ("spec.code", "must be a mapping, not a string")
+
+
+def test_warnings_do_not_keep_a_job_from_its_creation(server, api):
+    text = EXAMPLE.replace(
+        "  restart:", "  template: {spec: {containers: [{name: main, image: me/proxy:1}]}}\n  restart:"
+    )
+    assert "warning: " in server.request("POST", "/new/problems", urlencode({"manifest": text}), **FORM).text
+    assert submit(server, text, "create").status == 303
+
+
+def test_a_job_with_a_generated_name_can_be_created():
+    job, found = check(EXAMPLE.replace("  name: train", "  generateName: train-"))
+    assert (job["metadata"], found) == ({"generateName": "train-"}, [])
+
+
+@pytest.mark.parametrize("action", ["check", "create"])
+def test_the_page_says_what_the_api_server_answers_and_keeps_the_text(server, api, action):
+    server.get("/api/v1/jobs")
+    page = submit(server, EXAMPLE.replace("name: train", "name: penguins"), action)
+    assert page.status == 409
+    assert "already exists" in page.text
+    api.forbidden.add("distributedtrainings")
+    page = submit(server, EXAMPLE, action)
+    assert page.status == 403
+    assert "me may not create distributedtrainings in namespace team" in page.text
+    assert text_of(page).strip() == EXAMPLE.strip()
 
 
 def test_a_text_that_is_too_deep_is_a_problem():
-    with pytest.raises(Problem):
-        read("[" * 20_000)
+    assert mistakes("[" * 20_000)

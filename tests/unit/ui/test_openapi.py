@@ -16,11 +16,11 @@ from allranks.cli.job_report.model import Report
 from allranks.cli.job_report.timeline import Attempt
 from allranks.client.queues import Queue
 from allranks.kube.cluster import Where
-from allranks.ui import answers
 from allranks.ui.app import application
-from allranks.ui.history import HistoryGroup
-from allranks.ui.nodes import Node
-from allranks.ui.openapi import DistributedTraining, TrainingSweep
+from allranks.ui.openapi import DistributedTraining, ObjectList, TrainingSweep
+from allranks.ui.routes.compare import Comparison
+from allranks.ui.routes.history import HistoryGroup
+from allranks.ui.routes.nodes import Node
 from support.job_api import JobApi
 from support.sweep_samples import with_gpu_time
 from support.ui_samples import (
@@ -87,10 +87,6 @@ def test_every_answer_in_json_has_a_type(document: Schema):
     assert untyped == []
 
 
-PARTS_OF_PODS = {"containers", "containerStatuses"}
-"""Of Kubernetes: their types are those of its own clients."""
-
-
 def unknown_parts(document: Schema, schema: Schema, place: str, inside: tuple[str, ...] = ()) -> Iterator[str]:
     """Places of values of which the schema says nothing. The types of the CRDs have such fields on purpose."""
     if reference := schema.get("$ref"):
@@ -109,8 +105,7 @@ def unknown_parts(document: Schema, schema: Schema, place: str, inside: tuple[st
         yield from unknown_parts(document, schema.get("items", {}), f"{place}[]", inside)
     elif schema.get("type") == "object" and "properties" in schema:
         for name, part in schema["properties"].items():
-            if name not in PARTS_OF_PODS:
-                yield from unknown_parts(document, part, f"{place}.{name}", inside)
+            yield from unknown_parts(document, part, f"{place}.{name}", inside)
     elif schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):
         yield from unknown_parts(document, schema["additionalProperties"], f"{place}.*", inside)
     elif schema.get("type") in (None, "object") and "const" not in schema and "enum" not in schema:
@@ -194,13 +189,13 @@ def test_answers_on_many_jobs_have_exactly_the_fields_of_their_types(server: UiS
     assert_has_type(history, list[HistoryGroup])
     compared = server.get("/api/v1/compare?job=jobs/team/penguins&job=jobs/team/broken").json
     assert compared["differences"][0] == {"field": "spec.inputs[birds].name", "values": ["birds", ""]}
-    assert_has_type(compared, answers.Comparison)
+    assert_has_type(compared, Comparison)
 
 
 def test_pods_and_events_have_the_types_that_the_document_names(server: UiServer, api: JobApi):
     pods = server.get("/api/v1/jobs/team/penguins/pods").json
-    assert len(TypeAdapter(answers.PodList).validate_python(pods).items) == 3
-    assert_has_type(pods, answers.PodList)
+    assert len(TypeAdapter(ObjectList).validate_python(pods).items) == 3
+    assert_has_type(pods, ObjectList)
 
 
 def test_a_sweep_and_its_job_have_the_types_that_the_document_names(server: UiServer, tmp_path: Path, document: Schema):

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from allranks.ui import pages
+from allranks.ui import rendering
 from allranks.ui.entries import Entry
 from support.job_api import JobApi
 from support.live import eventually
@@ -199,6 +199,6 @@ def test_decoding_a_job_is_done_once_for_all_pages():
 
 def test_what_the_first_request_needs_is_made_before_it(api, tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(pages, "warm_up", lambda: calls.append("begun"))
+    monkeypatch.setattr(rendering, "warm_up", lambda: calls.append("begun"))
     with UiServer(api.kubeconfig, tmp_path / "runs"):
         assert eventually(lambda: calls == ["begun"])

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from allranks.kube.auth import service_url
-from allranks.ui.server_command import everywhere, ui_server
+from allranks.ui.command import everywhere, ui_server
 
 
 def test_outside_of_a_pod_the_api_server_must_be_named(monkeypatch):

@@ -12,11 +12,11 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from allranks.ui import sign_in
-from allranks.ui.access import HEADERS
+from allranks.ui.access import HEADERS, SecurityHeaders
 from allranks.ui.problems import Problem
 from allranks.ui.sign_in import COOKIE, SignIn
 from allranks.ui.state import USER
-from allranks.ui.users import NAMESPACE_COOKIE, REJECTED, USER_HEADER, User, wanted_namespace
+from allranks.ui.users import NAMESPACE_COOKIE, REJECTED, USER_HEADER, User, remember_namespace, requested_namespace
 from support.ui_server import Answer
 
 HOST = "ui.example"
@@ -33,13 +33,13 @@ class KnownUsers:
 
 async def _page(scope: Scope, receive: Receive, send: Send) -> None:
     signed_in = USER.get()
-    text = "file" if signed_in is None else f"{scope[USER_HEADER].name}, here: {signed_in.here}"
+    text = "file" if signed_in is None else f"{scope[USER_HEADER].name}, here: {signed_in.has_session}"
     await PlainTextResponse(text)(scope, receive, send)
 
 
 class Browser:
     def __init__(self) -> None:
-        self.app = SignIn(_page, KnownUsers())  # type: ignore[arg-type]
+        self.app = SecurityHeaders(SignIn(_page, KnownUsers()))  # type: ignore[arg-type]
 
     def request(self, verb: str, path: str, body: str = "", **headers: str) -> Answer:
         path, _, query = path.partition("?")
@@ -170,11 +170,12 @@ def test_a_form_of_any_size_is_not_read(browser):
     assert browser.sign_in("good" * 20_000).status == 413
 
 
-def test_the_namespace_that_was_shown_is_remembered(browser):
-    answer = browser.request("GET", "/?namespace=team-a", authorization="Bearer good")
-    assert answer.headers["set-cookie"].startswith(f"{NAMESPACE_COOKIE}=team-a;")
-    for query in ("", "?namespace=", "?namespace=no/name"):
-        assert "set-cookie" not in browser.request("GET", f"/{query}", authorization="Bearer good").headers
+@pytest.mark.parametrize("namespace", ["team-a", "", "no/name"])
+def test_the_namespace_that_was_shown_is_remembered(namespace):
+    page = PlainTextResponse("")
+    remember_namespace(page, namespace)
+    cookie = page.headers.get("set-cookie", "")
+    assert cookie.startswith(f"{NAMESPACE_COOKIE}=team-a;") == (namespace == "team-a") == bool(cookie)
 
 
 def request(path_params: dict[str, str], query: str = "", cookie: str = "") -> Request:
@@ -196,9 +197,9 @@ def request(path_params: dict[str, str], query: str = "", cookie: str = "") -> R
     ],
 )
 def test_the_address_names_the_namespace_else_it_is_the_last_one(path, query, cookie, namespace):
-    assert wanted_namespace(request(path, query, cookie)) == namespace
+    assert requested_namespace(request(path, query, cookie)) == namespace
 
 
 def test_a_name_that_is_none_of_a_namespace_is_said():
     with pytest.raises(Problem, match=r"'team/\.\./x' is not the name of a namespace"):
-        wanted_namespace(request({"source": "jobs", "group": "team/../x"}))
+        requested_namespace(request({"source": "jobs", "group": "team/../x"}))

@@ -1,62 +1,62 @@
-// Keeps the fields and the manifest of a new job in step: the server changes and checks what somebody types.
+// Checks the manifest of a new job while somebody types, and asks before the page is left with unsaved text.
 "use strict";
 
 (() => {
-  const PAUSE_MS = 250;
+  const PAUSE_MS = 300;
   const form = document.querySelector("form.new-job");
   const notice = document.getElementById("connection");
-  let timer = 0;
-  let request = null;
-
   if (!form) return;
-  document.documentElement.classList.add("scripted");
+  const text = form.elements.manifest;
+  const problems = document.getElementById("problems");
+  let timer = 0;
+  let request = new AbortController();
+  let submitted = false;
 
-  // What somebody has opened, closed or is typing stays as it is.
-  const keep = {
-    beforeAttributeUpdated: (name, node) => !(name === "open" && node.tagName === "DETAILS"),
-  };
-
-  const pending = new Set(); // names of fields that are not in the manifest yet
-
-  async function update() {
-    const mine = (request = new AbortController());
-    const body = new URLSearchParams({ action: "edit", manifest: form.elements.manifest.value });
-    for (const name of pending) body.set(name, form.elements[name].value);
+  async function check() {
+    request.abort();
+    const { signal } = (request = new AbortController());
     try {
-      const answer = await fetch(form.getAttribute("action"), { method: "POST", body, signal: mine.signal, redirect: "error" });
-      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-      const found = page.querySelector("form.new-job");
-      if (!found) throw new Error(String(answer.status));
-      notice.hidden = true;
-      if ("broken" in found.dataset) {
-        // Not YAML at present: the fields stay as they are.
-        document.getElementById("verdict").replaceWith(found.querySelector("#verdict"));
-        return;
-      }
-      Idiomorph.morph(form, found, { morphStyle: "outerHTML", ignoreActiveValue: true, callbacks: keep });
-      for (const name of pending) {
-        if (form.elements[name]?.getAttribute("aria-invalid") !== "true") pending.delete(name);
-      }
+      const body = new URLSearchParams({ manifest: text.value });
+      const answer = await fetch(form.dataset.problems, { method: "POST", body, signal, redirect: "error" });
+      const found = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("problems");
+      if (found) problems.replaceChildren(...found.childNodes);
+      notice.hidden = Boolean(found);
+      notice.textContent =
+        answer.status === 401
+          ? "Your session has ended: sign in in another tab, and continue here."
+          : `The manifest is not checked: allranks ui answers with status ${answer.status}.`;
     } catch (error) {
       if (error.name === "AbortError") return;
-      notice.textContent = "The fields and the manifest are not in step: allranks ui does not answer. Type again to try again.";
+      notice.textContent = "The manifest is not checked: allranks ui does not answer. Type again to try again.";
       notice.hidden = false;
     }
   }
 
-  // A click on Create right after typing includes what was typed.
-  form.addEventListener("formdata", (event) => {
+  text.addEventListener("input", () => {
     clearTimeout(timer);
-    if (request) request.abort();
-    if (pending.size) event.formData.set("pending", [...pending].join("\n"));
+    timer = setTimeout(check, PAUSE_MS);
   });
 
-  form.addEventListener("input", (event) => {
-    const name = event.target.name;
-    if (request) request.abort();
-    if (name === "manifest") pending.clear();
-    else pending.add(name);
+  // Selects the line of a problem, and scrolls to it.
+  problems.addEventListener("click", (event) => {
+    const number = Number(event.target.dataset.line);
+    if (!number) return;
+    event.preventDefault();
+    const lines = text.value.split("\n");
+    const begin = lines.slice(0, number - 1).join("\n").length + (number > 1);
+    text.focus();
+    text.setSelectionRange(begin, begin + lines[number - 1].length);
+    text.scrollTop = (text.scrollHeight / lines.length) * (number - 4);
+  });
+
+  form.addEventListener("submit", () => {
+    submitted = true;
     clearTimeout(timer);
-    timer = setTimeout(update, PAUSE_MS);
+    request.abort();
+  });
+
+  window.addEventListener("beforeunload", (event) => {
+    const changed = "typed" in form.dataset || text.value !== text.defaultValue;
+    if (changed && !submitted) event.preventDefault();
   });
 })();

@@ -1,4 +1,4 @@
-"""The page of queues: quota, and who runs and waits."""
+"""The page of queues: quota, and the jobs that run and wait."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from fastapi.responses import HTMLResponse, Response
 from allranks.cli.format.duration import age, human
 from allranks.core.facts.quantity import quantity
 from allranks.errors import ClusterError
-from allranks.ui.pages import render, stream_address
-from allranks.ui.rest import StateOf
+from allranks.ui.rendering import render, stream_address
+from allranks.ui.routes.rest import StateOf
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
 @router.get("/queues")
 async def queues(state: StateOf, namespace: str = "") -> Response:
-    """Quota, and who runs and waits."""
-    found, note, namespaces = [], state.no_cluster, []
+    """Show quota, and the jobs that run and wait."""
+    shown, note, namespaces = [], state.no_cluster, []
     if state.jobs:
         namespace = namespace or state.jobs.namespace or state.jobs.cluster.namespace
         namespaces = sorted({namespace, *(entry.group for entry in state.jobs.all())})
         try:
-            found = await state.jobs.queues(namespace)
+            shown = await state.jobs.queues(namespace)
         except ClusterError as error:
             note = str(error)
     now = state.now()
@@ -30,23 +30,23 @@ async def queues(state: StateOf, namespace: str = "") -> Response:
         "queues",
         live=stream_address(source="jobs", namespace=namespace) if state.jobs else "",
         warning=state.problem if state.jobs else "",
-        queues=found,
+        queues=shown,
         note=note,
         namespace=namespace,
         namespaces=namespaces,
         share=_share,
-        running=lambda queue: [(one.job, one.priority, _human(one.eta_seconds)) for one in queue.running],
+        running=lambda queue: [(job.job, job.priority, _human(job.eta_seconds)) for job in queue.running],
         waiting=lambda queue: [
             (
-                one.job,
-                "" if one.position is None else one.position + 1,
-                age(one.since, now) if one.since else "",
-                _human(one.starts_in_seconds),
-                one.message or one.reason or "not considered yet",
+                job.job,
+                "" if job.position is None else job.position + 1,
+                age(job.since, now) if job.since else "",
+                _human(job.starts_in_seconds),
+                job.message or job.reason or "not considered yet",
             )
-            for one in queue.waiting
+            for job in queue.waiting
         ],
-        preempted=lambda queue: [(one.job, age(one.time, now), one.by or one.message) for one in queue.preempted],
+        preempted=lambda queue: [(job.job, age(job.time, now), job.by or job.message) for job in queue.preempted],
     )
 
 
@@ -55,7 +55,7 @@ def _human(seconds: float | None) -> str:
 
 
 def _share(used: str, of: str) -> float | None:
-    """The share of a quota that is in use."""
+    """Return the share of a quota that is in use."""
     try:
         whole = float(quantity(of))
         return min(1.0, float(quantity(used)) / whole) if whole > 0 else None

@@ -8,11 +8,10 @@ from __future__ import annotations
 import functools
 from datetime import datetime
 from typing import Annotated, Any
-from urllib.parse import parse_qs, quote, urlencode
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from jinja2 import Environment
 
 from allranks.api.status import FINISHED
 from allranks.cli.format.duration import age, human
@@ -24,14 +23,17 @@ from allranks.core.facts.naming import SWEEP_LABEL, replica_key
 from allranks.errors import ClusterError
 from allranks.local.run_directories import INTERRUPTED
 from allranks.local.stored_logs import stored_logs
-from allranks.ui import job_rows, rest
-from allranks.ui import logs as job_logs
+from allranks.ui import job_rows
 from allranks.ui.actions import Action, actions
 from allranks.ui.entries import Entry, in_order, owner_sweep, selection
-from allranks.ui.problems import Problem, ProblemDetails
-from allranks.ui.rest import EntryOf, Item, StateOf
+from allranks.ui.logs import MOST_LINES, LogQuery, LogTail
+from allranks.ui.problems import Problem
+from allranks.ui.rendering import MOST_FORM_BYTES, read_form, render, stream_address
+from allranks.ui.routes import rest
+from allranks.ui.routes.rest import EntryOf, Item, StateOf
+from allranks.ui.runs import log_file
 from allranks.ui.state import USER, State
-from allranks.version import __version__
+from allranks.ui.users import remember_namespace
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -39,45 +41,13 @@ PAGE = 100
 """Jobs on one page."""
 MOST_RANKS = 512
 """Ranks that are drawn."""
-MOST_FORM_BYTES = 4096
-
-
-@functools.cache
-def _environment() -> Environment:
-    made = html.environment("allranks.ui")
-    made.globals |= {"version": __version__, "user": USER.get}
-    return made
-
-
-def warm_up() -> None:
-    """Does in advance, while the API server lists the jobs, what the first request would wait for. Blocks."""
-    for name in ("jobs", "job"):
-        _environment().get_template(f"{name}.html.j2")
-
-
-def render(name: str, **values: Any) -> HTMLResponse:
-    return HTMLResponse(_environment().get_template(f"{name}.html.j2").render(**values))
-
-
-def problem_page(problem: ProblemDetails, *, choose_namespace: bool = False) -> HTMLResponse:
-    """An error, for a person."""
-    page = render("problem", problem=problem, live="", warning="", choose_namespace=choose_namespace)
-    page.status_code = problem.status
-    return page
-
-
-def sign_in_page(problem: ProblemDetails | None, target: str) -> HTMLResponse:
-    """Asks for a token. `target`: the address of the page that is shown afterwards."""
-    page = render("sign_in", problem=problem, target=target, live="", warning="")
-    page.status_code = problem.status if problem else 401
-    return page
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
 
 
 @router.get("/")
-async def overview(
+async def show_jobs(
     request: Request,
     state: StateOf,
     namespace: str = "",
@@ -86,11 +56,11 @@ async def overview(
     text: str = "",
     page: Annotated[int, Query(ge=1, le=100_000)] = 1,
 ) -> Response:
-    """Jobs of the cluster and runs of this machine."""
+    """Show jobs of the cluster and runs of this machine."""
     selects = selection(namespace, phase, label, text)
-    every = await state.entries("jobs")
+    entries = await state.entries("jobs")
     now = state.now()
-    found = in_order(filter(selects, every))
+    jobs = in_order(filter(selects, entries))
     runs = in_order(filter(selects, await state.entries("runs")))
     begin = (page - 1) * PAGE
 
@@ -98,40 +68,37 @@ async def overview(
         values = {**dict(request.query_params), "page": str(number)}
         return f"?{urlencode({key: value for key, value in values.items() if value})}"
 
-    return render(
+    overview = render(
         "jobs",
         live=stream_address(namespace=namespace),
         warning=state.problem if state.jobs else "",
         no_cluster=state.no_cluster,
-        rows=[job_rows.job_row(entry, now) for entry in found[begin : begin + PAGE]],
+        rows=[job_rows.job_row(entry, now) for entry in jobs[begin : begin + PAGE]],
         runs=[job_rows.job_row(entry, now) for entry in runs[:PAGE]],
-        totals=_totals(found),
+        totals=_totals(jobs),
         run_count=len(runs),
         page=page,
-        pages=max(1, -(-len(found) // PAGE)),
+        pages=max(1, -(-len(jobs) // PAGE)),
         page_address=page_address,
-        namespaces=sorted({entry.group for entry in every}),
+        namespaces=sorted({entry.group for entry in entries}),
         phases=["Pending", "Queued", "Running", "Restarting", "Suspended", "Succeeded", "Failed", INTERRUPTED],
         chosen={"namespace": namespace, "phase": phase, "label": label, "text": text},
         root=str(state.runs.root),
         one_namespace=state.jobs.namespace if state.jobs else None,
         choices=state.choices,
     )
+    if USER.get():
+        remember_namespace(overview, namespace)
+    return overview
 
 
-def _totals(found: list[Entry]) -> str:
+def _totals(jobs: list[Entry]) -> str:
     """`3 jobs: 2 Running, 1 Failed`."""
     counts: dict[str, int] = {}
-    for entry in found:
+    for entry in jobs:
         counts[entry.phase] = counts.get(entry.phase, 0) + 1
     words = ", ".join(f"{number} {phase}" for phase, number in counts.items())
-    return f"{len(found)} job{'s' * (len(found) != 1)}" + (f": {words}" if words else "")
-
-
-def stream_address(**query: str) -> str:
-    """The address of the changes that concern a page."""
-    given = {key: value for key, value in query.items() if value}
-    return f"/api/v1/stream?{urlencode(given)}"
+    return f"{len(jobs)} job{'s' * (len(jobs) != 1)}" + (f": {words}" if words else "")
 
 
 @router.get("/jobs")
@@ -146,7 +113,7 @@ async def jobs_of(namespace: str) -> Response:
 
 @router.get("/runs/{job}")
 async def newest_run(state: StateOf, job: str) -> Response:
-    """The newest run of a job."""
+    """Lead to the newest run of a job."""
     names = [entry.name for entry in await state.entries("runs") if entry.group == job]
     if not names:
         raise Problem(404, f"there is no run of {job} in {state.runs.root}: allranks runs lists them")
@@ -158,7 +125,7 @@ async def newest_run(state: StateOf, job: str) -> Response:
 
 
 def about(state: State, entry: Entry, tab: str) -> dict[str, Any]:
-    """What all pages of a job have."""
+    """Return the values for the head of each page of a job."""
     sweep, sweep_path = _sweep_of(entry)
     return {
         "entry": entry,
@@ -173,7 +140,7 @@ def about(state: State, entry: Entry, tab: str) -> dict[str, Any]:
 
 @router.get(Item)
 async def job(state: StateOf, entry: EntryOf) -> Response:
-    """Progress, attempts, ranks and the first failure."""
+    """Show progress, attempts, ranks and the first failure."""
     report = await state.report(entry)
     ranks, hidden = await state.ranks(entry)
     now = state.now()
@@ -201,7 +168,7 @@ async def job(state: StateOf, entry: EntryOf) -> Response:
 
 
 def _ended_by_failure(entry: Entry) -> bool:
-    """Whether the failure in the status is why nothing runs, and not one before a restart."""
+    """Return whether the failure in the status is the reason why nothing runs, and not one before a restart."""
     failure = entry.status.last_failure
     of_last = failure is not None and failure.attempt == entry.status.attempt
     return entry.phase == "Failed" or (entry.phase == INTERRUPTED and of_last)
@@ -219,42 +186,42 @@ async def logs(
     replica: str = "",
     attempt: str = "",
     search: Annotated[str, Query(max_length=1000)] = "",
-    tail: Annotated[int, Query(ge=1, le=job_logs.MOST_LINES)] = 500,
+    tail: Annotated[int, Query(ge=1, le=MOST_LINES)] = 500,
 ) -> Response:
-    """The end of the logs of a rank, or of all ranks."""
+    """Show the end of the logs of a rank, or of all ranks."""
     if attempt and not attempt.isdigit():
         raise Problem(422, f"attempt: {attempt!r} is not a number")
     number = int(attempt) if attempt else None
-    wanted = job_logs.Wanted(replica=replica or None, attempt=number, tail=tail, search=search)
+    query = LogQuery(replica=replica or None, attempt=number, tail=tail, search=search)
     readable = True
     try:
-        found = await state.last_lines(entry, wanted)
+        last = await state.last_lines(entry, query)
     except ClusterError as error:  # a right that not every user has: the other views stay in reach
         if error.status == 401:
             raise
-        found, readable = job_logs.Found([], [str(error)]), False
+        last, readable = LogTail([], [str(error)]), False
     if entry.directory is not None:
         attempts = sorted({log.attempt for log in stored_logs(entry.directory, entry.job)})
-        log = job_logs.file_of(entry, wanted)
+        log = log_file(entry, query)
         replica = replica or (log.replica if log else "")
     else:
         attempts = list(range(entry.status.attempt + 1))
     current = number is None or number == entry.status.attempt
     follows = readable and entry.active and entry.phase not in FINISHED and current
-    query = {"follow": "true", "replica": replica, "attempt": attempt, "search": search, "after": found.after}
+    following = {"follow": "true", "replica": replica, "attempt": attempt, "search": search, "after": last.after}
     return render(
         "logs",
         **{**about(state, entry, "logs"), "live": ""},
-        found=found,
+        last=last,
         replicas=list(entry.ranks.items()),
         attempts=attempts,
         chosen={"replica": replica, "attempt": attempt, "search": search, "tail": tail},
-        follow=f"/api/v1/{entry.path}/logs?{urlencode({k: v for k, v in query.items() if v})}" if follows else "",
+        follow=f"/api/v1/{entry.path}/logs?{urlencode({k: v for k, v in following.items() if v})}" if follows else "",
     )
 
 
 def _sweep_of(entry: Entry) -> tuple[str, str]:
-    """The name of the sweep of which the job is a trial, and the address of its page; empty without one."""
+    """Return the name of the sweep of which the job is a trial, and the address of its page; empty without one."""
     if entry.source == "jobs":
         name = (entry.metadata.get("labels") or {}).get(SWEEP_LABEL, "")
         return name, f"/sweeps/jobs/{quote(entry.group, safe='')}/{quote(name, safe='')}" if name else ""
@@ -267,7 +234,7 @@ def _sweep_of(entry: Entry) -> tuple[str, str]:
 
 @router.get(Item + "/events")
 async def events(state: StateOf, entry: EntryOf) -> Response:
-    """The Events of the job and its pods, the newest first."""
+    """Show the Events of the job and its pods, the newest first."""
     note = "Events are objects of a cluster: a run of this machine has none." if entry.source == "runs" else ""
     rows: list[tuple[str, ...]] = []
     try:
@@ -278,23 +245,23 @@ async def events(state: StateOf, entry: EntryOf) -> Response:
 
 
 def event_rows(events: list[dict[str, Any]], now: datetime) -> list[tuple[str, ...]]:
-    """Similar Events as one row, the newest first."""
+    """Return similar Events as one row, the newest first."""
     return [
         (
-            one.kind,
-            age(one.last, now)
-            + (f" (x{one.count} over {human((now - one.first).total_seconds())})" if one.count > 1 else ""),
-            one.reason,
-            one.objects,
-            one.message,
+            group.kind,
+            age(group.last, now)
+            + (f" (x{group.count} over {human((now - group.first).total_seconds())})" if group.count > 1 else ""),
+            group.reason,
+            group.objects,
+            group.message,
         )
-        for one in group_events(events)[::-1]
+        for group in group_events(events)[::-1]
     ]
 
 
 @router.get(Item + "/manifest")
 async def manifest(state: StateOf, entry: EntryOf) -> Response:
-    """The job as YAML: its spec first, then its status."""
+    """Show the job as YAML: its spec first, then its status."""
     status = entry.manifest.get("status")
     spec = {key: value for key, value in entry.manifest.items() if key != "status"}
     return render(
@@ -310,22 +277,22 @@ async def manifest(state: StateOf, entry: EntryOf) -> Response:
 
 def _action(state: State, entry: Entry, name: str) -> Action:
     """Raises Problem if it is not possible."""
-    found = next((each for each in actions(entry, state.now()) if each.name == name), None)
-    if found is None:
+    action = next((action for action in actions(entry, state.now()) if action.name == name), None)
+    if action is None:
         raise Problem(409, f"{entry.job} is {entry.phase}: {name} is not possible")
-    return found
+    return action
 
 
 @router.get(Item + "/actions/{name_of_action}")
 async def confirm(state: StateOf, entry: EntryOf, name_of_action: str) -> Response:
-    """Says what an action will do, and asks."""
+    """Say what an action will do, and ask."""
     values = {**about(state, entry, "actions"), "live": ""}
     return render("confirm", **values, action=_action(state, entry, name_of_action))
 
 
 @router.post(Item + "/actions/{name_of_action}")
 async def act(request: Request, state: StateOf, entry: EntryOf, name_of_action: str) -> Response:
-    """Carries an action out, and shows the job, or all jobs after a deletion."""
+    """Do an action, and show the job, or all jobs after a deletion."""
     form = await read_form(request, MOST_FORM_BYTES)
     uid = form.get("uid")
     action = _action(state, entry, name_of_action)
@@ -342,13 +309,3 @@ async def act(request: Request, state: StateOf, entry: EntryOf, name_of_action: 
         await rest.delete(state, entry, uid)
         return RedirectResponse("/", 303)
     return RedirectResponse(f"/{entry.path}", 303)
-
-
-async def read_form(request: Request, most_bytes: int) -> dict[str, str]:
-    """The fields of a form. Raises Problem if it is too large."""
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most_bytes:
-            raise Problem(413, "the form is too large")
-    return {key: values[0] for key, values in parse_qs(body.decode(errors="replace"), keep_blank_values=True).items()}

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
+from allranks.api.validation import parse
 from allranks.cli.job_report import html
 from allranks.cli.job_report.model import Report
 from allranks.cli.job_report.timeline import Attempt
 from allranks.client.actions import Changed, delete_job, scale_job, set_suspended
 from allranks.client.queues import Queue
 from allranks.core.facts.naming import TRAINER
-from allranks.ui import answers, new_job
-from allranks.ui import logs as job_logs
-from allranks.ui.answers import as_printed, listed
+from allranks.ui import new_job
+from allranks.ui.changes import HEARTBEAT, PAUSE_SECONDS, SILENCE_SECONDS, event
 from allranks.ui.entries import Entry, Manifest, Source, in_order, selection
-from allranks.ui.event_stream import HEARTBEAT, PAUSE_SECONDS, SILENCE_SECONDS, event
-from allranks.ui.log_lines import LogLine
-from allranks.ui.openapi import Job
+from allranks.ui.logs import MOST_LINES, LogLine, LogQuery, with_replica
+from allranks.ui.openapi import Job, JobList, ObjectList
 from allranks.ui.problems import RESPONSES, Problem, details
 from allranks.ui.ranks import Rank
 from allranks.ui.state import State
@@ -32,7 +32,7 @@ router = APIRouter(prefix="/api/v1", responses=RESPONSES)
 
 
 async def _state(request: Request) -> State:
-    """Always the same on a user's machine, that of the user in a cluster. Raises Problem."""
+    """Return the data that the user may see. Raises Problem."""
     state: State = await request.app.state.find_state(request)
     return state
 
@@ -53,12 +53,14 @@ Item = "/{source}/{group}/{name}"
 """`jobs/NAMESPACE/NAME`, `runs/JOB/TIME` for a run of `allranks run`, or `archive/NAMESPACE/NAME-UID`."""
 
 
-class JobList(BaseModel):
-    """A list of jobs in the form of `allranks get -o json`."""
+def object_list(items: list[Any]) -> Response:
+    """Answer with objects in the form of `allranks get -o json`."""
+    return as_printed({"apiVersion": "v1", "kind": "List", "items": items})
 
-    apiVersion: Literal["v1"] = "v1"
-    kind: Literal["List"] = "List"
-    items: list[Job]
+
+def as_printed(content: Any) -> Response:
+    """Answer with the JSON that a command prints. Numbers that JSON does not have, such as the loss NaN, are null."""
+    return Response(msgspec.json.encode(content), media_type="application/json")
 
 
 class Replicas(BaseModel):
@@ -87,8 +89,8 @@ class LogLines(BaseModel):
 
 @router.get("/jobs", response_model=JobList, summary="Jobs of the cluster")
 async def jobs(state: StateOf, namespace: Namespace = None, phase: Phase = None, label: Label = None) -> Any:
-    found = await state.entries("jobs")
-    if state.problem and not found:
+    entries = await state.entries("jobs")
+    if state.problem and not entries:
         raise Problem(503 if state.jobs else 404, state.problem)
     return await _list(state, "jobs", namespace, phase, label)
 
@@ -106,7 +108,7 @@ async def archive(state: StateOf, namespace: Namespace = None, phase: Phase = No
 
 async def _list(state: State, source: Source, namespace: str | None, phase: str | None, label: str | None) -> Response:
     selects = selection(namespace, phase, label)
-    return listed([entry.printed for entry in in_order(await state.entries(source)) if selects(entry)])
+    return object_list([entry.printed for entry in in_order(await state.entries(source)) if selects(entry)])
 
 
 @router.get(
@@ -129,7 +131,7 @@ async def stream(
     jobs when the stream is open.
     """
 
-    def wanted(entry: Entry) -> bool:
+    def selects(entry: Entry) -> bool:
         return (
             source in (None, entry.source)
             and (namespace is None or (entry.source == "jobs" and entry.group == namespace))
@@ -138,7 +140,7 @@ async def stream(
         )
 
     async def events() -> AsyncIterator[str]:
-        with state.hub.viewer(wanted) as viewer:
+        with state.hub.viewer(selects) as viewer:
             problem: str | None = None
             while not state.hub.closed:
                 if state.problem != problem:
@@ -168,7 +170,7 @@ async def queues(state: StateOf, namespace: Namespace = None) -> Response:
 
 
 @router.get(Item, response_model=Job, summary="A job or a run, with its status")
-async def one(entry: EntryOf) -> Response:
+async def job(entry: EntryOf) -> Response:
     return as_printed(entry.printed)
 
 
@@ -180,20 +182,20 @@ async def attempts(state: StateOf, entry: EntryOf) -> Response:
 
 @router.get(Item + "/ranks", response_model=list[Rank], summary="The ranks of a job, with their pods")
 async def ranks(state: StateOf, entry: EntryOf) -> Any:
-    found, problem = await state.ranks(entry)
+    ranks, problem = await state.ranks(entry)
     if problem:
         raise Problem(403, problem)
-    return found
+    return ranks
 
 
-@router.get(Item + "/pods", response_model=answers.PodList, summary="The pods of a job")
+@router.get(Item + "/pods", response_model=ObjectList, summary="The pods of a job")
 async def pods(state: StateOf, entry: EntryOf) -> Response:
-    return listed(await state.pods(entry))
+    return object_list(await state.pods(entry))
 
 
-@router.get(Item + "/events", response_model=answers.EventList, summary="The Events of a job and its pods")
+@router.get(Item + "/events", response_model=ObjectList, summary="The Events of a job and its pods")
 async def events(state: StateOf, entry: EntryOf) -> Response:
-    return listed(await state.events(entry))
+    return object_list(await state.events(entry))
 
 
 @router.get(Item + "/report", response_model=Report, summary="The report on a job")
@@ -225,25 +227,23 @@ async def logs(
     attempt: Annotated[
         int | None, Query(ge=0, description="This attempt, if its pods exist. Default: the current.")
     ] = None,
-    tail: Annotated[int, Query(ge=1, le=job_logs.MOST_LINES, description="The last lines of all logs together.")] = 500,
+    tail: Annotated[int, Query(ge=1, le=MOST_LINES, description="The last lines of all logs together.")] = 500,
     search: Annotated[str, Query(max_length=1000, description="Only lines that contain this text.")] = "",
     container: str = TRAINER,
     follow: Annotated[bool, Query(description="Send new lines until the job has finished.")] = False,
     after: Annotated[str, Query(max_length=64, description="With follow: `after` of an earlier answer.")] = "",
 ) -> Any:
     """Lines in the form of `allranks logs -o json`. With follow: events `lines` with lists of them, at last `end`."""
-    wanted = job_logs.Wanted(rank, replica, attempt, tail, search, after, container)
+    query = LogQuery(rank, replica, attempt, tail, search, after, container)
     if follow:
-        return StreamingResponse(
-            _followed(state, entry, job_logs.chosen(entry, wanted)), media_type="text/event-stream"
-        )
-    found = await state.last_lines(entry, wanted)
-    return LogLines(lines=found.lines, notes=found.notes, after=found.after)
+        return StreamingResponse(_log_events(state, entry, with_replica(entry, query)), media_type="text/event-stream")
+    last = await state.last_lines(entry, query)
+    return LogLines(lines=last.lines, notes=last.notes, after=last.after)
 
 
-async def _followed(state: State, entry: Entry, wanted: job_logs.Wanted) -> AsyncIterator[str]:
+async def _log_events(state: State, entry: Entry, query: LogQuery) -> AsyncIterator[str]:
     try:
-        async for lines in job_logs.followed(state, entry, wanted):
+        async for lines in state.follow_lines(entry, query):
             yield event("lines", [line.model_dump() for line in lines]) if lines else HEARTBEAT
             if state.hub.closed:
                 return
@@ -284,6 +284,7 @@ async def create(
     dry_run: Annotated[bool, Query(alias="dryRun", description="Only ask whether it could be created.")] = False,
 ) -> Any:
     """The body is the manifest, as JSON."""
+    parse(body)
     return _answer(await new_job.create(state.cluster(), namespace, body, dry_run=dry_run))
 
 
@@ -291,8 +292,10 @@ async def create(
 async def resubmit(state: StateOf, entry: EntryOf, uid: Uid = None) -> Any:
     """The new job has the same spec, and the next free name: penguins-2 for penguins."""
     _job_of(state, entry, uid)
-    taken = [one.name for one in state.cluster().all() if one.group == entry.group]
-    return _answer(await new_job.create(state.cluster(), entry.group, new_job.copy_of(entry, taken)))
+    names = [other.name for other in state.cluster().all() if other.group == entry.group]
+    copied = new_job.copy_of(entry, names)
+    parse(copied)
+    return _answer(await new_job.create(state.cluster(), entry.group, copied))
 
 
 @router.post(Item + "/suspend", response_model=Answer, summary="Suspend a job: delete its pods, keep the job")

@@ -1,0 +1,64 @@
+"""Renders pages, and reads their forms."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+from urllib.parse import parse_qs, urlencode
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment
+
+from allranks.cli.job_report import html
+from allranks.ui.problems import Problem, ProblemDetails
+from allranks.ui.state import USER
+from allranks.version import __version__
+
+MOST_FORM_BYTES = 4096
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = html.environment("allranks.ui")
+    environment.globals |= {"version": __version__, "user": USER.get}
+    return environment
+
+
+def warm_up() -> None:
+    """Do in advance, while the API server lists the jobs, what the first request would wait for. Blocks."""
+    for name in ("jobs", "job"):
+        _environment().get_template(f"{name}.html.j2")
+
+
+def render(name: str, **values: Any) -> HTMLResponse:
+    return HTMLResponse(_environment().get_template(f"{name}.html.j2").render(**values))
+
+
+def problem_page(problem: ProblemDetails, *, choose_namespace: bool = False) -> HTMLResponse:
+    """Return the page of an error."""
+    page = render("problem", problem=problem, live="", warning="", choose_namespace=choose_namespace)
+    page.status_code = problem.status
+    return page
+
+
+def sign_in_page(problem: ProblemDetails | None, target: str) -> HTMLResponse:
+    """Ask for a token. `target`: the address of the page that is shown afterwards."""
+    page = render("sign_in", problem=problem, target=target, live="", warning="")
+    page.status_code = problem.status if problem else 401
+    return page
+
+
+def stream_address(**query: str) -> str:
+    """Return the address of the changes that concern a page."""
+    return f"/api/v1/stream?{urlencode({key: value for key, value in query.items() if value})}"
+
+
+async def read_form(request: Request, most_bytes: int) -> dict[str, str]:
+    """Return the fields of a form. Raises Problem if it is too large."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most_bytes:
+            raise Problem(413, "the form is too large")
+    return {key: values[0] for key, values in parse_qs(body.decode(errors="replace"), keep_blank_values=True).items()}

@@ -1,0 +1,195 @@
+"""Comparison of jobs and runs: their curves in one plot, and the fields in which their manifests differ."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, cast, get_args
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse, Response
+from pydantic import BaseModel, ConfigDict
+
+from allranks.archive.store import ArchiveError
+from allranks.cli.format import cost as costs
+from allranks.cli.format import progress as progress_text
+from allranks.cli.format.duration import elapsed
+from allranks.cli.job_report import plots
+from allranks.cli.job_report.model import Report
+from allranks.cli.job_report.plots import Plot
+from allranks.ui.entries import Entry, Manifest, Source, in_order, newest_first
+from allranks.ui.problems import RESPONSES, Problem
+from allranks.ui.rendering import render
+from allranks.ui.routes.rest import StateOf, as_printed
+from allranks.ui.state import State
+from allranks.views.json_form import CONFIG
+
+api = APIRouter(prefix="/api/v1", responses=RESPONSES)
+pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+MOST_CHOICES = 100
+"""Jobs that the page offers."""
+MOST_JOBS = 6
+MOST_ROWS = 300
+MOST_CHARACTERS = 200
+
+
+Jobs = Annotated[
+    list[str],
+    Query(
+        alias="job",
+        max_length=MOST_JOBS,
+        description="jobs/NAMESPACE/NAME, runs/JOB/TIME or archive/NAMESPACE/NAME-UID.",
+    ),
+]
+
+
+class Difference(BaseModel):
+    """A field in which manifests differ."""
+
+    field: str
+    values: list[str]
+    """One of each job; empty if its manifest does not have the field."""
+
+    model_config = ConfigDict(**CONFIG)
+
+
+class Comparison(BaseModel):
+    """Jobs, the fields in which their manifests differ, and their reports."""
+
+    jobs: list[str]
+    differences: list[Difference]
+    reports: list[Report]
+
+    model_config = ConfigDict(**CONFIG)
+
+
+def curve(reports: Sequence[Report]) -> tuple[Plot | None, str]:
+    """Return the curves of the metric that most reports have, over the time since the creation, and the metric.
+
+    The kind of a stroke is `line-N` for the job number N.
+    """
+    names = [name for report in reports for name in report.metric_names()]
+    if not names:
+        return None, ""
+    metric = max(dict.fromkeys(names), key=lambda name: (names.count(name), name == reports[0].metric))
+    strokes, kinds = list[list[tuple[float, float]]](), list[str]()
+    for number, report in enumerate(reports):
+        of_job = report.strokes(lambda point: point.metrics.get(metric, math.nan))
+        strokes += of_job
+        kinds += [f"line-{number}"] * len(of_job)
+    longest = max((report.seconds for report in reports), default=0.0)
+    if sum(map(len, strokes)) < 2 or longest <= 0:
+        return None, metric
+    description = "; ".join(
+        f"{report.name}: {_last(report, metric)} after {report.seconds:.0f} s" for report in reports
+    )
+    plot = plots.curve("compare", f"{metric} of {len(reports)} jobs", description, strokes, longest)
+    plot.stroke_kinds = kinds
+    return plot, metric
+
+
+def _last(report: Report, metric: str) -> str:
+    values = [value for point in report.points if math.isfinite(value := point.metrics.get(metric, math.nan))]
+    return progress_text.number(values[-1]) if values else "no values"
+
+
+def differences(specs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Return (path, its value in each spec) of the fields that differ; empty where a spec does not have the field."""
+    fields = [dict(_fields(spec, "spec")) for spec in specs]
+    paths = dict.fromkeys(path for of_spec in fields for path in of_spec)
+    rows = [(path, [of_spec.get(path, "") for of_spec in fields]) for path in paths]
+    return [(path, values) for path, values in rows if len(set(values)) > 1][:MOST_ROWS]
+
+
+def _fields(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, part in value.items():
+            yield from _fields(part, f"{path}.{key}")
+    elif isinstance(value, list) and value and any(isinstance(part, Mapping | list) for part in value):
+        for key, part in _named(value):
+            yield from _fields(part, f"{path}[{key}]")
+    else:
+        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        yield path, text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"
+
+
+def _named(items: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Return the items of a list by their names, such as containers, so that an added item does not shift others."""
+    for place, item in enumerate(items):
+        yield (item["name"] if isinstance(item, Mapping) and isinstance(item.get("name"), str) else place), item
+
+
+# --- routes ----------------------------------------------------------------------------------------------------------
+
+
+async def _entries_of(state: State, paths: Sequence[str]) -> list[Entry]:
+    """Raises Problem."""
+    entries = []
+    for path in dict.fromkeys(paths):
+        source, _, rest = path.partition("/")
+        group, _, name = rest.partition("/")
+        if source not in get_args(Source) or not group or not name:
+            raise Problem(422, f"job: {path!r} is not jobs/NAMESPACE/NAME, runs/JOB/TIME or archive/NAMESPACE/NAME-UID")
+        entries.append(await state.find(cast("Source", source), group, name))
+    return entries
+
+
+def _spec(entry: Entry) -> Manifest:
+    spec: Manifest = entry.manifest.get("spec") or {}
+    return spec
+
+
+@api.get(
+    "/compare",
+    response_model=Comparison,
+    summary="The fields in which jobs differ, and the reports of these jobs",
+)
+async def compare(state: StateOf, job: Jobs) -> Response:
+    entries = await _entries_of(state, job)
+    reports = [await state.report(entry) for entry in entries]
+    rows = differences([_spec(entry) for entry in entries])
+    return as_printed(
+        {
+            "jobs": [f"{entry.source}/{entry.group}/{entry.name}" for entry in entries],
+            "differences": [{"field": path, "values": values} for path, values in rows],
+            "reports": [report.as_json() for report in reports],
+        }
+    )
+
+
+@pages.get("/compare")
+async def compare_page(state: StateOf, job: Jobs = []) -> Response:  # noqa: B006 (FastAPI copies it)
+    """Show curves of several jobs in one plot, their figures, and the differences of their manifests."""
+    entries = await _entries_of(state, job)
+    reports = [await state.report(entry) for entry in entries]
+    plot, metric = curve(reports) if reports else (None, "")
+    offered = [*in_order(await state.entries("jobs")), *in_order(await state.entries("runs"))]
+    with contextlib.suppress(ArchiveError):  # the others can be compared
+        offered += newest_first(await state.entries("archive"))
+    return render(
+        "compare",
+        live="",
+        warning=state.problem if state.jobs else "",
+        entries=entries,
+        chosen={entry.key for entry in entries},
+        offered=offered[:MOST_CHOICES],
+        plot=plot,
+        metric=metric,
+        rows=[_figures(entry, report) for entry, report in zip(entries, reports, strict=True)],
+        differences=differences([_spec(entry) for entry in entries]),
+        most=MOST_JOBS,
+    )
+
+
+def _figures(entry: Entry, report: Any) -> tuple[Entry, tuple[str, ...]]:
+    progress = report.progress
+    return entry, (
+        entry.phase,
+        progress_text.summary(progress) if progress else "",
+        ", ".join(list(progress_text.metrics(progress))[:3]) if progress else "",
+        progress_text.percent(report.goodput),
+        elapsed(report.seconds),
+        costs.summary(report.cost),
+    )

@@ -1,0 +1,172 @@
+"""Nodes: the GPUs that jobs hold there, what was lost there, and which jobs avoid them.
+
+The sentences below fields describe them in the OpenAPI document as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse, Response
+from pydantic import ConfigDict
+
+from allranks.api.status import FINISHED, Failure
+from allranks.cli.format.duration import elapsed
+from allranks.core.facts import gpu_count
+from allranks.core.facts.naming import JOB_LABEL, TRAINER
+from allranks.errors import ClusterError
+from allranks.ui.entries import Entry, Manifest
+from allranks.ui.problems import RESPONSES
+from allranks.ui.rendering import render, stream_address
+from allranks.ui.routes.rest import StateOf, as_printed
+from allranks.ui.state import State
+from allranks.views.json_form import CONFIG, as_json
+
+api = APIRouter(prefix="/api/v1", responses=RESPONSES)
+pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+MOST_JOBS = 20
+"""Names of jobs that a node lists."""
+
+
+@dataclass
+class Node:
+    """A node: the GPUs that jobs hold there, what was lost there, and which jobs avoid it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CONFIG
+
+    name: str
+    gpus: int | None = None
+    """Allocatable; null without the right to list Nodes."""
+    gpus_used: int = 0
+    """Of the pods of jobs."""
+    unschedulable: bool = False
+    jobs: list[str] = field(default_factory=list)
+    """NAMESPACE/NAME of jobs with pods there, the first 20."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Root causes of failures there, by reason."""
+    lost_seconds: float = 0.0
+    """Work that was lost by them."""
+    avoided_by: list[str] = field(default_factory=list)
+    """NAMESPACE/NAME of jobs whose pods prefer other nodes, the first 20."""
+
+
+def nodes(
+    entries: Iterable[Entry], pods: Iterable[Mapping[str, Any]], manifests: Sequence[Mapping[str, Any]] | None
+) -> list[Node]:
+    """Return the nodes: first those with failures, then those in use.
+
+    `pods`: the pods of jobs. `manifests`: the Nodes of the cluster, None if they cannot be read.
+    """
+    by_name: dict[str, Node] = {}
+
+    def node(name: str) -> Node:
+        return by_name.setdefault(name, Node(name))
+
+    for manifest in manifests or ():
+        shown = node(manifest["metadata"]["name"])
+        shown.gpus = _gpus(((manifest.get("status") or {}).get("allocatable")) or {})
+        shown.unschedulable = (manifest.get("spec") or {}).get("unschedulable") is True
+    for pod in pods:
+        _add_pod(pod, node)
+    for entry in entries:
+        _add_job(entry, node)
+    return sorted(
+        by_name.values(),
+        key=lambda node: (-sum(node.failures.values()), not node.avoided_by, -node.gpus_used, node.name),
+    )
+
+
+def _add_pod(pod: Mapping[str, Any], node_of: Callable[[str], Node]) -> None:
+    spec, metadata = pod.get("spec") or {}, pod["metadata"]
+    name = spec.get("nodeName")
+    if not name or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+        return
+    node = node_of(name)
+    trainers = [container for container in spec.get("containers") or () if container.get("name") == TRAINER]
+    node.gpus_used += sum(gpu_count.gpus(trainer.get("resources")) for trainer in trainers)
+    job = f"{metadata.get('namespace', '')}/{(metadata.get('labels') or {}).get(JOB_LABEL, '')}"
+    if job not in node.jobs and len(node.jobs) < MOST_JOBS:
+        node.jobs.append(job)
+
+
+def _add_job(entry: Entry, node_of: Callable[[str], Node]) -> None:
+    status = entry.status
+    for past in status.history:
+        if past.failure and past.failure.node:
+            _add_failure(node_of(past.failure.node), past.failure, past.lost_seconds or 0.0)
+    recorded = {past.failure.attempt for past in status.history if past.failure}
+    alone = [restarts.failure for restarts in status.replica_restarts.values() if restarts.failure]
+    last = [status.last_failure] if status.last_failure and status.last_failure.attempt not in recorded else []
+    counted = set()
+    for failure in [*alone, *last]:
+        key = (failure.pod, failure.time)
+        if failure.node and key not in counted:
+            counted.add(key)
+            _add_failure(node_of(failure.node), failure, 0.0)
+    for name in status.avoided_nodes if status.phase not in FINISHED else ():
+        avoided_by = node_of(name).avoided_by
+        if len(avoided_by) < MOST_JOBS:
+            avoided_by.append(f"{entry.group}/{entry.name}")
+
+
+def _add_failure(node: Node, failure: Failure, lost: float) -> None:
+    node.failures[failure.reason] += 1
+    node.lost_seconds += lost
+
+
+def _gpus(amounts: Mapping[str, Any]) -> int:
+    return gpu_count.gpus({"limits": amounts})
+
+
+# --- routes ----------------------------------------------------------------------------------------------------------
+
+
+async def _nodes(state: State) -> tuple[list[Node], str]:
+    """Return the nodes, and sentences about what could not be read."""
+    entries = await state.entries("jobs")
+    if state.jobs is None:
+        return [], state.no_cluster
+    notes: list[str] = []
+
+    async def read(objects: Awaitable[list[Manifest]]) -> list[Manifest] | None:
+        try:
+            return await objects
+        except ClusterError as error:
+            notes.append(str(error))
+            return None
+
+    pods, manifests = await read(state.jobs.all_pods()), await read(state.jobs.nodes())
+    return nodes(entries, pods or (), manifests), " ".join(notes)
+
+
+@api.get("/nodes", response_model=list[Node], summary="Nodes: GPUs in use, failures, avoided")
+async def list_nodes(state: StateOf) -> Response:
+    state.cluster()
+    return as_printed([as_json(node) for node in (await _nodes(state))[0]])
+
+
+@pages.get("/nodes")
+async def nodes_page(state: StateOf) -> Response:
+    """Show the GPUs of each node, what was lost there, and the jobs that avoid it."""
+    shown, note = await _nodes(state)
+    rows = [
+        (
+            node.name,
+            f"{node.gpus_used} of {node.gpus}" if node.gpus is not None else str(node.gpus_used or ""),
+            node.gpus_used / node.gpus if node.gpus else None,
+            ", ".join(f"{reason} {count}" for reason, count in node.failures.most_common()),
+            elapsed(node.lost_seconds) if node.lost_seconds else "",
+            node.avoided_by,
+            node.jobs,
+            node.unschedulable,
+        )
+        for node in shown
+    ]
+    return render(
+        "nodes", live=stream_address(source="jobs"), warning=state.problem if state.jobs else "", rows=rows, note=note
+    )
