@@ -20,12 +20,12 @@ class Snapshot:
 
     observed: Observed
 
-    @property
+    @cached_property
     def persisted(self) -> Status:
         """The status from the API server."""
         return self.observed.persisted
 
-    @property
+    @cached_property
     def current(self) -> Status:
         """The persisted status with what was observed since, such as the progress that ranks reported."""
         return self.observed.current

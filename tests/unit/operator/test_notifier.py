@@ -53,7 +53,7 @@ class Operator:
 
         def over() -> bool:
             found.update(self.notifier.exchange(KEY, observed_job))
-            return len(found) == len([e for e in observed_job.status.notifications if e.count(" ") == 1])
+            return len(found) == len([e for e in observed_job.persisted.notifications if e.count(" ") == 1])
 
         await until(over)
         return found

@@ -22,7 +22,6 @@ from allranks.core.facts.model import (
     ANY_PLATFORM,
     BY_KUBELET,
     CRASH_LOOP,
-    DISRUPTIONS,
     FETCH_FAILED,
     INIT_FAILED,
     LIMIT_EXCEEDED,
@@ -35,6 +34,16 @@ from allranks.exit_warnings import without_exit_warnings
 from allranks.frameworks.base import Replica
 from allranks.frameworks.hints import RootCause
 from allranks.text import last_lines
+
+DISRUPTIONS: dict[str, str] = {
+    "PreemptionByScheduler": "Preempted",
+    "DeletionByTaintManager": "NodeLost",
+    "EvictionByEvictionAPI": "Evicted",
+    "TerminationByKubelet": "Evicted",
+    "DeletionByPodGC": "NodeLost",
+}
+"""Reason of the pod condition `DisruptionTarget` -> reason of the failure."""
+
 
 REJECTIONS = frozenset(
     {"NodeShutdown", "UnexpectedAdmissionError", "NodeAffinity", "NodeName", "NodePorts", "TaintToleration"}

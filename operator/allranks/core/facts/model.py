@@ -45,21 +45,14 @@ FETCHING, FETCH_RETRYING = "FetchingInputs", "FetchRetrying"
 """Reasons of the condition Running."""
 LIMIT_EXCEEDED = "LimitExceeded"
 """Reason of a failure: the kubelet evicted the pod for a limit of its own, such as the size of an emptyDir."""
+NODE_LOST = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
+"""Reasons of `DisruptionTarget`: the node of the pod was declared lost."""
 BY_KUBELET = "TerminationByKubelet"
 """Reason of `DisruptionTarget`: the kubelet evicted the pod for a resource of its node, or its node shuts down."""
 UNKNOWN_END = "ContainerStatusUnknown"
 """The kubelet lost track of the container, after a reboot for example: its exit code and time are invalid."""
 LOST_BY_RUNTIME = 255
 """containerd's exit code of a container whose process it cannot find, with reason `Unknown`."""
-
-DISRUPTIONS: dict[str, str] = {
-    "PreemptionByScheduler": "Preempted",
-    "DeletionByTaintManager": "NodeLost",
-    "EvictionByEvictionAPI": "Evicted",
-    "TerminationByKubelet": "Evicted",
-    "DeletionByPodGC": "NodeLost",
-}
-"""Reason of the pod condition `DisruptionTarget` -> reason of the failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +175,7 @@ class Pod:
     @property
     def node_lost_at(self) -> datetime | None:
         """Time at which the pod's node was declared lost; None if it was not, or if the pod's exit was reported."""
-        lost = self.exit is None and self.disruption and DISRUPTIONS.get(self.disruption.reason) == "NodeLost"
+        lost = self.exit is None and self.disruption and self.disruption.reason in NODE_LOST
         return self.disruption.at if lost and self.disruption else None
 
     @property
