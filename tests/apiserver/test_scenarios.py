@@ -1,4 +1,5 @@
-"""Every scenario on a real API server, with the real operator, garbage collection and quota."""
+"""Scenarios on a real API server, with the real operator, garbage collection and quota: those with the key `rules` for
+each change, all of them at night and in the part `scenarios`."""
 
 from __future__ import annotations
 
@@ -21,12 +22,7 @@ def _id(scenario: Scenario) -> str:
 
 
 def _case(scenario: Scenario) -> Any:
-    """Only the first scenario with Kueue's API runs in `make test`."""
-    kueue = any("kueue" in change for change in scenario.before) and scenario is not _FIRST_WITH_KUEUE
-    return pytest.param(scenario, id=_id(scenario), marks=[pytest.mark.nightly] if kueue else [])
-
-
-_FIRST_WITH_KUEUE = next(each for each in SCENARIOS if {"kueue": "installed"} in each.before)
+    return pytest.param(scenario, id=_id(scenario), marks=[pytest.mark.nightly] if scenario.rules is None else [])
 
 
 @pytest.mark.parametrize("scenario", [_case(scenario) for scenario in SCENARIOS])
