@@ -22,7 +22,15 @@ def _id(scenario: Scenario) -> str:
 
 
 def _case(scenario: Scenario) -> Any:
-    return pytest.param(scenario, id=_id(scenario), marks=[pytest.mark.nightly] if scenario.rules is None else [])
+    marks = [pytest.mark.scenario]
+    if scenario.rules is None:
+        marks.append(pytest.mark.nightly)
+    if any("kueue" in change for change in scenario.before) and scenario is not _FIRST_WITH_KUEUE:
+        marks.append(pytest.mark.kueue)
+    return pytest.param(scenario, id=_id(scenario), marks=marks)
+
+
+_FIRST_WITH_KUEUE = next(each for each in SCENARIOS if {"kueue": "installed"} in each.before)
 
 
 @pytest.mark.parametrize("scenario", [_case(scenario) for scenario in SCENARIOS])
