@@ -48,7 +48,6 @@ AREAS: Sequence[tuple[str, str]] = (
     ("train/*", "tests/unit/docs tests/unit/cli frameworks-all"),
     ("bench/*", "tests/unit/bench"),
     ("docs/*", "tests/unit/docs tests/unit/cli"),
-    ("*.md", "tests/unit/docs"),
     ("mkdocs.yml", "tests/unit/docs"),
     (".github/*", "static"),
     ("tests/unit/*", "processes"),
@@ -129,7 +128,9 @@ def choose(paths: Sequence[str], root: Path = ROOT) -> Choice:
 
 
 def needs_of(path: str) -> list[str]:
-    """Return the parts and folders that AREAS names for a path; everything for a path that it does not know."""
+    """Return what AREAS names for a path; everything for an unknown path. Pages need the tests of pages."""
+    if path.endswith(".md") and not path.startswith("docs/"):
+        return ["tests/unit/docs"]
     needs = [need for pattern, need in AREAS if fnmatch(path, pattern) and pattern != f"{SOURCE}*"]
     if not needs:
         needs = [need for pattern, need in AREAS if fnmatch(path, pattern)]

@@ -42,6 +42,7 @@ def test_without_a_change_nothing_runs():
         (f"{SOURCE}/new_room/file.py", {"static", "processes", "frameworks", "apiserver"}),
         ("images/operator/Dockerfile", {"static", "unit", "nodes", "pods"}),
         ("docs/start.md", {"static", "unit"}),
+        ("tests/queueing/README.md", {"static", "unit"}),
         ("tests/apiserver/test_scenarios.py", {"static", "apiserver", "more-scenarios"}),
         ("tests/faults/runs.py", {"static", "apiserver-all"}),
         ("something/new", {"static", "unit", "processes", "frameworks", "apiserver"}),
