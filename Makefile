@@ -23,14 +23,14 @@ $(DOCS)/.installed: pyproject.toml
 demo: $(STAMP) ## Train on penguins with three real PyTorch ranks on this machine
 	@tools/demo.sh
 
-test: $(STAMP) ## Set up and run what every change must pass, fast tests first (docs/dev/testing.md)
-	@$(BIN)/python tools/test.py
+test: $(STAMP) ## Set up and run what every change must pass (docs/dev/testing.md); SINCE=main: what the changes since then need
+	@$(BIN)/python -E tools/test.py $(if $(SINCE),--since $(SINCE))
 
 test-all: $(STAMP) ## Run every test: all frameworks, faults, images, nodes and real pods (hours; as root)
-	@$(BIN)/python tools/test.py all
+	@$(BIN)/python -E tools/test.py all
 
 check: $(STAMP) ## The fast part of `make test`: lint, types, generated files, tests without frameworks
-	@$(BIN)/python tools/test.py static unit
+	@$(BIN)/python -E tools/test.py static unit
 
 lint: $(STAMP) ## ruff, mypy --strict, import-linter, wording
 	@$(BIN)/ruff check --no-cache .
@@ -84,7 +84,7 @@ cluster-down: ## Stop the cluster, and check that nothing is left
 	@tools/cluster.sh down
 
 e2e: $(STAMP) ## Build the images, and run every example and fault in real pods, as root (docs/dev/e2e.md)
-	@$(BIN)/python tools/test.py pods
+	@$(BIN)/python -E tools/test.py pods
 
 bench: $(STAMP) ## Measure the core, the operator on a real API server, training speed, and recovery
 	@$(BIN)/python -m bench

@@ -1,10 +1,10 @@
-"""What all tests share: the import path, a terminal's signals, the frameworks for those that need them."""
+"""What all tests share: environment, import path, a terminal's signals, the frameworks for those that need them."""
 
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from support import tools  # noqa: E402
+from support.environment import Environment  # noqa: E402
+
 # No test may depend on the machine's speed. The seed is fixed; the randomized runs of `make test-all` set their own.
 hypothesis.settings.register_profile(
     "allranks", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -30,17 +33,42 @@ hypothesis.settings.load_profile("allranks")
 @pytest.fixture(scope="session")
 def frameworks() -> Path:
     """The virtual environment with all frameworks, installed now if it is not there."""
-    script = Path(__file__).parents[1] / "tools" / "frameworks.sh"
-    done = subprocess.run([script], stdout=subprocess.PIPE, text=True, check=True, timeout=3000)
-    return Path(done.stdout.strip())
+    return tools.built("frameworks.sh")
 
 
 @pytest.fixture(scope="session")
 def libraries(frameworks: Path) -> Path:
     """The same environment with Lightning and the libraries of Hugging Face."""
-    script = Path(__file__).parents[1] / "tools" / "frameworks.sh"
-    subprocess.run([script, "libraries"], stdout=subprocess.DEVNULL, check=True, timeout=3000)
+    tools.built("frameworks.sh", "libraries")
     return frameworks
+
+
+ENVIRONMENT = pytest.StashKey[Environment]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Replaces the user's environment in each process that runs tests: before test modules are imported."""
+    starts_workers = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
+    if not starts_workers:
+        config.stash[ENVIRONMENT] = Environment()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    if environment := session.config.stash.get(ENVIRONMENT, None):
+        environment.enter()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if environment := config.stash.get(ENVIRONMENT, None):
+        environment.close()
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind(pytestconfig: pytest.Config) -> Iterator[None]:
+    yield
+    pytestconfig.stash[ENVIRONMENT].check()
 
 
 @pytest.hookimpl(trylast=True)

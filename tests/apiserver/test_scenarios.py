@@ -1,4 +1,5 @@
-"""Every scenario on a real API server, with the real operator, garbage collection and quota."""
+"""Scenarios on a real API server, with the real operator, garbage collection and quota: those with the key `rules` for
+each change, all of them at night and in the part `scenarios`."""
 
 from __future__ import annotations
 
@@ -21,9 +22,12 @@ def _id(scenario: Scenario) -> str:
 
 
 def _case(scenario: Scenario) -> Any:
-    """Only the first scenario with Kueue's API runs in `make test`."""
-    kueue = any("kueue" in change for change in scenario.before) and scenario is not _FIRST_WITH_KUEUE
-    return pytest.param(scenario, id=_id(scenario), marks=[pytest.mark.nightly] if kueue else [])
+    marks = [pytest.mark.scenario]
+    if scenario.rules is None:
+        marks.append(pytest.mark.nightly)
+    if any("kueue" in change for change in scenario.before) and scenario is not _FIRST_WITH_KUEUE:
+        marks.append(pytest.mark.kueue)
+    return pytest.param(scenario, id=_id(scenario), marks=marks)
 
 
 _FIRST_WITH_KUEUE = next(each for each in SCENARIOS if {"kueue": "installed"} in each.before)

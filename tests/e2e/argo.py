@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from support import tools
+
 from . import image_archive
-from .cluster import REPOSITORY, Cluster
+from .cluster import Cluster
 
 IMAGE = "localhost/argo:3.6.10"
 NAMESPACE = "argo-workflows"
@@ -20,8 +21,7 @@ CONTROLLER = "deployment/workflow-controller"
 @contextlib.contextmanager
 def installed(cluster: Cluster, folder: Path) -> Iterator[None]:
     """Deletes the installed objects at the end; the log of the controller stays in the folder."""
-    command = [REPOSITORY / "tools" / "go-tools.sh", "argo"]
-    programs = Path(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=1500).stdout.strip())
+    programs = tools.built("go-tools.sh", "argo")
     image_archive.load(cluster, folder, IMAGE, *(programs / name for name in ("argoexec", "workflow-controller")))
     write_kustomization(programs, folder)
     try:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from support import environment
+
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "tools" / "cluster.sh"
 IMAGE = "localhost/busybox:1"
@@ -53,7 +55,9 @@ class Cluster:
     def script(self, *arguments: str, timeout: float = 1500) -> subprocess.CompletedProcess[str]:
         """Runs tools/cluster.sh, with any exit status. The first call builds programs, which takes minutes."""
         command = [SCRIPT, *arguments, "--dir", self.folder]
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, check=False, env=environment.USERS
+        )
 
     def up(self, *arguments: str) -> str:
         done = self.script("up", *arguments)

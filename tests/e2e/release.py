@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 
+from support import tools
+
 from .cluster import REPOSITORY, Cluster
 from .jobs import PREFIX, TAG
 
@@ -14,9 +16,8 @@ DATA_CLAIM = "allranks-data"
 
 
 def helm(cluster: Cluster, *arguments: str) -> str:
-    found = subprocess.run([REPOSITORY / "tools" / "helm.sh"], stdout=subprocess.PIPE, text=True, check=True)
     env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
-    command = [f"{found.stdout.strip()}/helm", *arguments, f"--namespace={NAMESPACE}", "--timeout=1200s"]
+    command = [tools.built("helm.sh") / "helm", *arguments, f"--namespace={NAMESPACE}", "--timeout=1200s"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stderr + cluster.ask("get", "pods,events", "-A").stdout
     return done.stdout

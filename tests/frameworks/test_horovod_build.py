@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from support.environment import USERS
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 REPOSITORY = Path(__file__).parents[2]
@@ -64,7 +66,7 @@ sys.exit(max(rank.wait() for rank in ranks))
 @pytest.fixture(scope="module")
 def venv() -> Path:
     """The environment with all frameworks; installed if it does not exist."""
-    made = subprocess.run([FRAMEWORKS, "horovod"], stdout=subprocess.PIPE, text=True, check=True)
+    made = subprocess.run([FRAMEWORKS, "horovod"], stdout=subprocess.PIPE, text=True, check=True, env=USERS)
     return Path(made.stdout.rstrip("\n"))
 
 
@@ -114,7 +116,7 @@ class TestFrameworksScript:
     @pytest.mark.nightly
     def test_a_second_call_does_nothing_and_prints_only_the_path(self, venv: Path) -> None:
         stamps = {path: path.stat().st_mtime_ns for path in (venv / ".allranks").iterdir()}
-        again = subprocess.run([FRAMEWORKS, "horovod"], capture_output=True, text=True, check=True)
+        again = subprocess.run([FRAMEWORKS, "horovod"], capture_output=True, text=True, check=True, env=USERS)
         assert (again.stdout, again.stderr) == (f"{venv}\n", "")
         assert {path: path.stat().st_mtime_ns for path in (venv / ".allranks").iterdir()} == stamps
 
@@ -134,7 +136,7 @@ class TestFrameworksScript:
 
 
 def call_frameworks_script(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([FRAMEWORKS, *arguments], env=os.environ | environment, capture_output=True, text=True)
+    return subprocess.run([FRAMEWORKS, *arguments], env=USERS | environment, capture_output=True, text=True)
 
 
 @dataclass(frozen=True)

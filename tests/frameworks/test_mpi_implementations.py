@@ -18,6 +18,7 @@ from allranks.core.objects import pods
 from allranks.frameworks.mpirun import read_mpirun_report
 from allranks.local.shim import descendants
 from support.builders import CLUSTER, environment, job
+from support.environment import USERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
@@ -71,7 +72,7 @@ def mpi(request, tmp_path_factory) -> tuple[Mpi, Path]:
     folder = tmp_path_factory.mktemp("mpi")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, *request.param.packages, "mpi4py==4.1.2"], check=True, timeout=900)
+    subprocess.run([*pip, *request.param.packages, "mpi4py==4.1.2"], check=True, timeout=900, env=USERS)
     return request.param, folder
 
 

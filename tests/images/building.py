@@ -6,6 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from support import environment
+
 SCRIPT = Path(__file__).parents[2] / "tools" / "images.sh"
 SECONDS = 3000
 TAG = "e2e"
@@ -18,5 +20,7 @@ WITHOUT_CUDA = ["--build-arg", "TEST_ONLY_STUB_CUDA=1"]
 def build(*args: str) -> list[str]:
     """Runs tools/images.sh; returns the image names on its stdout."""
     options = OPTIONS if os.environ.get("ALLRANKS_IMAGES_WITH_CUDA") else OPTIONS + WITHOUT_CUDA
-    done = subprocess.run([SCRIPT, *options, *args], stdout=subprocess.PIPE, text=True, check=True, timeout=SECONDS)
+    done = subprocess.run(
+        [SCRIPT, *options, *args], stdout=subprocess.PIPE, text=True, check=True, timeout=SECONDS, env=environment.USERS
+    )
     return done.stdout.split()

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from support import environment
+
 from . import containers
 from .building import SCRIPT, build
 
@@ -15,7 +17,7 @@ from .building import SCRIPT, build
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], containers.Image]]:
     """Returns an image by name; builds and mounts it at most once in a run."""
-    subprocess.run([SCRIPT, "tools"], check=True, timeout=600)
+    subprocess.run([SCRIPT, "tools"], check=True, timeout=600, env=environment.USERS)
     mounted: dict[str, containers.Image] = {}
     with ExitStack() as stack:
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import SCRIPT, Cluster, pod
+from support.environment import USERS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(os.geteuid() != 0, reason="only root may start nodes")]
 
@@ -65,7 +66,7 @@ def processes_of(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def before() -> dict[str, set[str]]:
-    subprocess.run([SCRIPT.parent / "system-packages.sh", "node"], check=True, timeout=600)
+    subprocess.run([SCRIPT.parent / "system-packages.sh", "node"], check=True, timeout=600, env=USERS)
     return machine()
 
 
@@ -98,7 +99,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def stored(cache: Path) -> str:
     """The output of tools/image-store.sh."""
-    env = {**os.environ, "ALLRANKS_CACHE": str(cache)}
+    env = {**USERS, "ALLRANKS_CACHE": str(cache)}
     command = [SCRIPT.parent / "image-store.sh", STORED]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=True)
     assert bool(done.stderr) != (cache / "imported").exists()  # imported once
@@ -333,7 +334,7 @@ def test_an_interrupted_up_leaves_only_logs(before, tmp_path):
 @contextlib.contextmanager
 def start_until(cluster: Cluster, words: str) -> Iterator[subprocess.Popen[str]]:
     command = [SCRIPT, "up", "--dir", cluster.folder]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=USERS) as process:
         assert process.stderr
         assert any(words in line for line in process.stderr)
         yield process

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from support.controlplane import TOOLS, ControlPlane
+from support import tools
+from support.controlplane import ControlPlane
 from support.kueue import Kueue
 from support.scheduler import Scheduler
 
@@ -16,10 +16,7 @@ from .team_day import TeamDay
 
 @pytest.fixture(scope="session")
 def frameworks() -> Path:
-    done = subprocess.run(
-        [TOOLS / "frameworks.sh", "pytorch"], stdout=subprocess.PIPE, text=True, check=True, timeout=1800
-    )
-    return Path(done.stdout.strip())
+    return tools.built("frameworks.sh", "pytorch")
 
 
 @pytest.mark.nightly

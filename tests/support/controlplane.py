@@ -23,14 +23,13 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from . import processes
+from . import processes, tools
 from .api import Api, ApiError
 
 HOST = "127.0.0.1"
 START_SECONDS = 600.0
 SECOND = "kube-apiserver-2"
 MORE_CONTROLLERS = "kube-controller-manager-2"
-TOOLS = Path(__file__).parents[2] / "tools"
 CONTROLLERS = (
     "garbage-collector-controller",
     "namespace-controller",
@@ -43,9 +42,7 @@ CONTROLLERS = (
 
 def build() -> Path:
     """The folder with the programs, built if necessary: of $KUBERNETES_VERSION, or of the usual version."""
-    command = [TOOLS / "controlplane.sh", *filter(None, [os.environ.get("KUBERNETES_VERSION")])]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=3000)
-    return Path(done.stdout.strip())
+    return tools.built("controlplane.sh", *filter(None, [os.environ.get("KUBERNETES_VERSION")]))
 
 
 class DoesNotStart(Exception):

@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from . import tools
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "allranks"
 Manifest = dict[str, Any]
@@ -18,9 +20,7 @@ Manifest = dict[str, Any]
 
 def built(name: str) -> Path:
     """The path of `helm`, of Helm 3 (`helm3`) or of `untt`, which is built if it is missing."""
-    script = [ROOT / "tools" / "go-tools.sh", name]
-    done = subprocess.run(script, stdout=subprocess.PIPE, text=True, check=True, timeout=1500)
-    return Path(done.stdout.strip()) / name.removesuffix("3")
+    return tools.built("go-tools.sh", name) / name.removesuffix("3")
 
 
 class HelmError(Exception):

@@ -17,10 +17,10 @@ from typing import Any
 
 import yaml
 
-from . import processes
+from . import processes, tools
 from .api import Api, ApiError, Manifest, path
 from .certificates import Authority
-from .controlplane import HOST, START_SECONDS, TOOLS, ControlPlane, DoesNotStart, free_ports
+from .controlplane import HOST, START_SECONDS, ControlPlane, DoesNotStart, free_ports
 
 GROUP = "kueue.x-k8s.io"
 NAMESPACE = "kueue-system"
@@ -36,8 +36,7 @@ _WEBHOOK_SERVICE, _VISIBILITY_SERVICE = "kueue-webhook-service", "kueue-visibili
 
 def build() -> Path:
     """The folder with Kueue's manager and its manifests, built if necessary."""
-    done = subprocess.run([TOOLS / "go-tools.sh", "kueue"], stdout=subprocess.PIPE, text=True, check=True, timeout=3000)
-    return Path(done.stdout.strip())
+    return tools.built("go-tools.sh", "kueue")
 
 
 class Kueue:

@@ -209,6 +209,8 @@ class Scenario:
     before: list[Manifest]
     """Changes before the creation of the job."""
     steps: list[Step]
+    rules: list[str] | None = None
+    """The rules of the core that decide in it. With this key, it runs on an API server for each change."""
 
     def manifest(self, world: World) -> Manifest:
         """The manifest of the job in that world."""
@@ -225,11 +227,11 @@ class Scenario:
 def load(path: Path) -> Iterator[Scenario]:
     """The scenarios of one file."""
     for document in yaml.safe_load_all(path.read_text()):
-        unknown = set(document) - {"name", "case", "job", "before", "steps"}
+        unknown = set(document) - {"name", "case", "rules", "job", "before", "steps"}
         assert not unknown, f"{path.name}: unknown keys {sorted(unknown)}"
         steps = [Step(step.get("change", []), step.get("expect", {})) for step in document["steps"]]
-        case = document.get("case", "")
-        yield Scenario(document["name"].strip(), case, document["job"], document.get("before", []), steps)
+        name, case, before = document["name"].strip(), document.get("case", ""), document.get("before", [])
+        yield Scenario(name, case, document["job"], before, steps, document.get("rules"))
 
 
 def run(scenario: Scenario, world: World, *, events: bool = True) -> None:

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import processes
+from . import processes, tools
 from .api import Api, Manifest
-from .controlplane import TOOLS
 
 _OLDER = os.environ.get("KUBERNETES_VERSION") == "1.36"
 POD_GROUP_VERSION = "v1alpha2" if _OLDER else "v1beta1"
@@ -26,9 +25,7 @@ COSCHEDULING_NAME = "coscheduling"
 def build(name: str = "scheduler") -> Path:
     """The folder with kube-scheduler (`scheduler`), or with `coscheduling` and its CRDs. Built if necessary."""
     version = os.environ.get("KUBERNETES_VERSION") if name == "scheduler" else None
-    command = [TOOLS / "go-tools.sh", name, *filter(None, [version])]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=3000)
-    return Path(done.stdout.strip())
+    return tools.built("go-tools.sh", name, *filter(None, [version]))
 
 
 class Served(Protocol):

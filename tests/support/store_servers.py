@@ -11,11 +11,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-TOOLS = Path(__file__).parents[2] / "tools"
+from .tools import built
+
 SECONDS = 300.0
 """Limit for the start of a server on a busy machine."""
 ACCOUNT = "devstoreaccount1"
@@ -27,7 +27,7 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 def gcs_server(address: str = "127.0.0.1") -> Iterator[str]:
     """Yields the URL of a server that speaks Google's JSON API. It checks no credentials."""
     port, url = free_port(address)
-    folder = tool("go-tools.sh", "gcs")
+    folder = built("go-tools.sh", "gcs")
     where = ("-scheme", "http", "-host", address, "-port", str(port), "-public-host", f"{address}:{port}")
     command = [str(folder / "fake-gcs-server"), "-backend", "memory", "-external-url", url, *where]
     with running([*command, "-log-level", "error"], f"{url}/storage/v1/b"):
@@ -43,7 +43,7 @@ def azure_server(address: str = "127.0.0.1") -> Iterator[str]:
     # Clients on PyPI may name a newer version of the API than Azurite has.
     options = ("--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck", "--silent")
     where = ("--blobHost", address, "--blobPort", str(port))
-    with running([str(tool("azurite.sh") / "azurite-blob"), *options, *where], url):
+    with running([str(built("azurite.sh") / "azurite-blob"), *options, *where], url):
         yield f"{url}/{ACCOUNT}"
 
 
@@ -74,12 +74,6 @@ def token_answer(token: str) -> tuple[int, dict[str, str], bytes]:
     """What Google answers to who has a key."""
     body = {"access_token": token, "expires_in": 3600, "token_type": "Bearer"}
     return 200, {"Content-Type": "application/json"}, json.dumps(body).encode()
-
-
-def tool(name: str, *words: str) -> Path:
-    """The folder of programs that a script of tools/ builds or installs."""
-    done = subprocess.run([TOOLS / name, *words], stdout=subprocess.PIPE, text=True, check=True)
-    return Path(done.stdout.strip())
 
 
 def free_port(address: str) -> tuple[int, str]:

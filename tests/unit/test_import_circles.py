@@ -5,55 +5,14 @@ import-linter checks the layers that pyproject.toml lists. This test needs no li
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "operator"
+from support.import_graph import Graph, import_graph, modules
 
 ALLOWED: dict[frozenset[str], str] = {}
 """A circle -> the reason why it stays."""
-
-Graph = dict[str, set[str]]
-
-
-def modules() -> dict[str, Path]:
-    """Module name -> file. A package is the module of its `__init__.py`."""
-    out = {}
-    for path in SOURCE.joinpath("allranks").rglob("*.py"):
-        parts = path.relative_to(SOURCE).with_suffix("").parts
-        out[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return out
-
-
-def import_graph(files: Mapping[str, Path]) -> Graph:
-    """Module -> the modules that it imports, also inside functions."""
-    return {name: set(imported(ast.parse(path.read_text()), files)) - {name} for name, path in files.items()}
-
-
-def imported(tree: ast.AST, files: Mapping[str, Path]) -> Iterator[str]:
-    for node in executed(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in files)
-        elif isinstance(node, ast.ImportFrom) and node.module in files:
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                yield inner if inner in files else node.module
-
-
-def executed(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those under `if TYPE_CHECKING`, which only type checkers read."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-            for other in child.orelse:
-                yield other
-                yield from executed(other)
-        else:
-            yield child
-            yield from executed(child)
 
 
 def children_of(package: str, graph: Graph) -> Graph:

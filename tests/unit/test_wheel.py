@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support import environment
 from support.some_api import SomeApi
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +20,7 @@ EXAMPLE = ROOT / "examples" / "penguins-pytorch.yaml"
 
 def clean() -> dict[str, str]:
     """The environment without PYTHONPATH, which would make pip take the repository for an installed allranks."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {name: value for name, value in environment.USERS.items() if name != "PYTHONPATH"}
 
 
 @pytest.fixture(scope="module")

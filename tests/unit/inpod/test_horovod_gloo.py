@@ -21,6 +21,7 @@ import pytest
 
 from allranks.local import ports
 from allranks.pod_bundle import HELPERS
+from support import tools
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -331,9 +332,7 @@ def test_without_a_secret_the_rendezvous_works_as_before(start, out):
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_real_Horovod_ranks_meet_and_add_up(start):
-    setup = [ROOT / "tools/frameworks.sh", "pytorch", "horovod"]
-    done = subprocess.run(setup, stdout=subprocess.PIPE, check=True, text=True)
-    python = str(Path(done.stdout.strip()) / "bin" / "python")
+    python = str(tools.built("frameworks.sh", "pytorch", "horovod") / "bin" / "python")
     real = {"PYTHONPATH": "", "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
     workers = [start(worker, 2, python, "-c", PROGRAM, helper=(python, str(HELPER)), **real) for worker in range(2)]
     outputs = [worker.communicate(timeout=300)[0] for worker in workers]

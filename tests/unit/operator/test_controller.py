@@ -29,49 +29,13 @@ from allranks.operator.job_queue import JobQueue
 from allranks.operator.metrics import Metrics
 from allranks.operator.observer import Observer
 from allranks.operator.timing import Clock, Timing
+from support import fake_api
 from support.builders import NOW, failed, manifest, rank, started
 from support.builders import job as job_of
+from support.fake_api import OneObject
 from support.scripted import Scripted, client_of, says, status
 
-SPEC = {"framework": "pytorch", "image": "x", "command": ["a"], "roles": {"worker": {"replicas": 2}}}
-
-
-def merged(before: Any, change: Any) -> Any:
-    """RFC 7396"""
-    if not isinstance(change, dict):
-        return change
-    before = before if isinstance(before, dict) else {}
-    after = before | {key: merged(before.get(key), value) for key, value in change.items()}
-    return {key: value for key, value in after.items() if change.get(key, 0) is not None}
-
-
-class Api:
-    """Keeps one job, and rejects the creation of pods with a given message."""
-
-    def __init__(self, refusal: Callable[[], str] | None = None, unknown: str = "") -> None:
-        self.refusal, self.unknown = refusal, unknown
-        self.versions = itertools.count(2)
-        self.job: dict[str, Any] = {
-            "metadata": {"name": "demo", "namespace": "ns", "uid": "u", "generation": 1, "resourceVersion": "1"},
-            "spec": SPEC,
-        }
-
-    async def __call__(self, request: web.Request) -> web.StreamResponse:
-        body = json.loads(await request.text())
-        version = str(next(self.versions))
-        if request.path.endswith("/status"):
-            body["status"].pop(self.unknown, None)
-            after = merged(self.job.get("status", {}), body["status"])
-            if after != self.job.get("status"):
-                newer = {"status": after, "metadata": self.job["metadata"] | {"resourceVersion": version}}
-                self.job = self.job | newer
-            return await says(self.job)(request)
-        if request.path.endswith("/pods") and self.refusal:
-            return await status(403, "Forbidden", self.refusal())(request)
-        body["metadata"] |= {"uid": body["metadata"]["name"], "resourceVersion": version}
-        return await says(body)(request)
-
-
+SPEC = fake_api.JOB["spec"]
 NOTHING_POSTPONED = Timing(status_min_interval=0.0, counts_min_interval=0.0, counts_debounce=0.0)
 
 
@@ -103,10 +67,10 @@ async def running(controller: Controller, *jobs: Any) -> AsyncIterator[Controlle
 
 @asynccontextmanager
 async def controlled(
-    api: Api, may_write: Callable[[], bool] = lambda: True, timing: Timing = NOTHING_POSTPONED
+    api: OneObject, may_write: Callable[[], bool] = lambda: True, timing: Timing = NOTHING_POSTPONED
 ) -> AsyncIterator[Scripted]:
     """The controller runs with the job of `api`."""
-    async with client_of(api, fence=may_write) as (client, asked), running(controller_of(client, timing), api.job):
+    async with client_of(api, fence=may_write) as (client, asked), running(controller_of(client, timing), api.object):
         yield asked
 
 
@@ -117,7 +81,7 @@ def created(asked: Scripted) -> list[str]:
 def test_a_job_that_was_fenced_by_a_late_lease_renewal_is_retried() -> None:
     async def scenario() -> None:
         may = iter([False])
-        async with controlled(Api(), lambda: next(may, True)) as asked, asyncio.timeout(300):
+        async with controlled(OneObject(), lambda: next(may, True)) as asked, asyncio.timeout(300):
             while len(created(asked)) < 2:
                 await asyncio.sleep(0.01)
 
@@ -132,7 +96,7 @@ def test_after_a_long_outage_of_the_api_server_a_job_is_retried_within_half_a_mi
             for _ in range(100):
                 controller.queue.add_rate_limited(key)
             controller.queue.cancel_delay(key)
-            async with running(controller, Api().job):
+            async with running(controller, OneObject().object):
                 while controller.queue.failures(key) == 100:
                     await asyncio.sleep(0.01)
                 while len(controller.queue):
@@ -152,9 +116,9 @@ def messages() -> Callable[[], str]:
 @pytest.mark.parametrize("refusal", [messages(), lambda: "denied"], ids=["different messages", "the same message"])
 def test_rejected_creates_are_retried_only_after_their_backoff(refusal: Callable[[], str]) -> None:
     async def scenario() -> None:
-        began, api = time.monotonic(), Api(refusal)
+        began, api = time.monotonic(), OneObject(refusal=refusal)
         async with controlled(api) as asked, asyncio.timeout(300):
-            while "Forbidden" not in str(api.job.get("status")):
+            while "Forbidden" not in str(api.object.get("status")):
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.3)
             # After 1, 2, 4, ... seconds.
@@ -169,7 +133,7 @@ def test_a_status_field_that_the_api_server_prunes_is_not_written_again_and_agai
     """An operator that is newer than its CRDs."""
 
     async def scenario() -> list[Any]:
-        async with controlled(Api(unknown="selector")) as asked, asyncio.timeout(300):
+        async with controlled(OneObject(unknown="selector")) as asked, asyncio.timeout(300):
             while "older than the operator" not in caplog.text:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.5)
@@ -182,8 +146,8 @@ def test_an_operator_that_is_newer_than_its_crds_records_events(caplog: pytest.L
     """And logs a dropped field once."""
 
     async def scenario() -> list[str]:
-        api = Api(unknown="selector")
-        async with client_of(api) as (client, _), running(controller_of(client), api.job) as controller:
+        api = OneObject(unknown="selector")
+        async with client_of(api) as (client, _), running(controller_of(client), api.object) as controller:
             while not controller._recorder._queue.qsize():
                 await asyncio.sleep(0.01)
             controller.queue.add(("ns", "demo"))
@@ -208,12 +172,12 @@ def test_the_first_reconciles_of_many_jobs_yield_to_other_tasks() -> None:
                 turns += 1
                 await asyncio.sleep(0)
 
-        api = Api()
-        api.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        api = OneObject()
+        api.object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
         jobs = []
         for number in range(1000):
-            metadata = api.job["metadata"] | {"name": f"demo-{number}", "resourceVersion": str(number + 1)}
-            jobs.append(api.job | {"metadata": metadata})
+            metadata = api.object["metadata"] | {"name": f"demo-{number}", "resourceVersion": str(number + 1)}
+            jobs.append(api.object | {"metadata": metadata})
         async with client_of(api) as (client, _), running(controller_of(client), *jobs) as controller:
             task = asyncio.create_task(others())
             while len(controller.queue):
@@ -237,11 +201,11 @@ def test_benign_changes_are_one_reconcile_and_urgent_changes_are_reconciled_imme
         reconciled.clear()
 
     async def scenario() -> None:
-        api, key = Api(), ("ns", "demo")
+        api, key = OneObject(), ("ns", "demo")
         debounced = replace(NOTHING_POSTPONED, pod_event_debounce=0.2)
         async with (
             client_of(api) as (client, _),
-            running(controller_of(client, debounced, decide=decide), api.job) as it,
+            running(controller_of(client, debounced, decide=decide), api.object) as it,
         ):
             await settled(it)
             began = time.monotonic()
@@ -254,10 +218,10 @@ def test_benign_changes_are_one_reconcile_and_urgent_changes_are_reconciled_imme
             assert reconciled[0] - began >= 0.19
             await asyncio.sleep(0.25)
             assert len(reconciled) == 1
-        api = Api()
+        api = OneObject()
         debounced = replace(NOTHING_POSTPONED, pod_event_debounce=60.0)
-        async with client_of(api) as (client, _), running(controller_of(client, debounced), api.job) as it:
-            while "phase" not in api.job.get("status", {}) or len(it.queue):
+        async with client_of(api) as (client, _), running(controller_of(client, debounced), api.object) as it:
+            while "phase" not in api.object.get("status", {}) or len(it.queue):
                 await asyncio.sleep(0.01)
             it.queue.enqueue(key, urgent=False)
             it.queue.enqueue(key, urgent=True)
@@ -288,18 +252,18 @@ def test_progress_alone_is_written_once_per_interval() -> None:
     began: list[float] = []
 
     async def scenario() -> list[int]:
-        api, ranks, key = Api(), Ranks(), ("ns", "demo")
+        api, ranks, key = OneObject(), Ranks(), ("ns", "demo")
         timing = replace(NOTHING_POSTPONED, progress_min_interval=interval)
         async with (
             client_of(api) as (client, asked),
-            running(controller_of(client, timing, reports=ranks), api.job) as controller,
+            running(controller_of(client, timing, reports=ranks), api.object) as controller,
         ):
             began.append(time.monotonic())
             while ranks.step < 100:
                 ranks.step += 1
                 controller.queue.enqueue_now(key)
                 await asyncio.sleep(0.005)
-            while '"step": 100' not in json.dumps(api.job):
+            while '"step": 100' not in json.dumps(api.object):
                 await asyncio.sleep(0.01)
             began.append(time.monotonic())
             for _ in range(50):
@@ -317,7 +281,7 @@ def test_progress_alone_is_written_once_per_interval() -> None:
     assert len(steps) <= 2 + (began[1] - began[0]) / interval
 
 
-class LargeAndSmall(Api):
+class LargeAndSmall(OneObject):
     """Keeps two jobs: all replicas of `large` have failed. `small` is created after the first decision about them."""
 
     def __init__(self, replicas: int) -> None:
@@ -326,7 +290,7 @@ class LargeAndSmall(Api):
         self.pods = [replace(failed("worker", index), name=f"large-worker-{index}-0") for index in range(replicas)]
         shown = manifest(roles={"worker": replicas}, name="large", restart={"scope": "Pod"})
         metadata = {"name": "large", "namespace": "ns", "uid": "u", "generation": 1, "resourceVersion": "1"}
-        self.job = shown | {"metadata": metadata, "status": job_codec.encode(life.status)}
+        self.object = shown | {"metadata": metadata, "status": job_codec.encode(life.status)}
         self.small = shown | {"metadata": metadata | {"name": "small", "uid": "v"}, "spec": SPEC}
         self.order: list[str] = []
         self.controller: Controller | None = None
@@ -356,7 +320,7 @@ def test_another_job_has_its_turn_between_the_decisions_about_a_large_one(monkey
                 controller._observer.pods.upsert(
                     pod_codec.CachedPod(number + 1, "ns", "u", frozenset({"large"}), "large", pod)
                 )
-            async with running(controller, api.job):
+            async with running(controller, api.object):
                 while sum(entry == "PATCH large" for entry in api.order) < 20:
                     await asyncio.sleep(0.01)
         return api.order

@@ -12,9 +12,10 @@ from allranks.api.pool import PoolSpec
 from allranks.core.facts.model import Observed, Plan, Platform
 from allranks.core.reconcile import reconcile
 from allranks.operator.observer import Observer
+from support.fake_api import OneObject
 from support.scripted import client_of
 
-from .test_controller import SPEC, Api, controller_of, running
+from .test_controller import SPEC, controller_of, running
 
 KEY = ("ns", "demo")
 
@@ -44,19 +45,19 @@ async def settled(done: Callable[[], bool]) -> None:
     await asyncio.sleep(0.2)
 
 
-def conditions(api: Api) -> dict[str, dict[str, Any]]:
-    return {condition["type"]: condition for condition in api.job.get("status", {}).get("conditions", ())}
+def conditions(api: OneObject) -> dict[str, dict[str, Any]]:
+    return {condition["type"]: condition for condition in api.object.get("status", {}).get("conditions", ())}
 
 
 def test_a_job_on_which_the_core_raises_before_its_first_status_fails_as_invalid() -> None:
     async def scenario() -> None:
-        api, decide = Api(), Broken(lambda observed: True)
+        api, decide = OneObject(), Broken(lambda observed: True)
         async with (
             client_of(api) as (client, asked),
-            running(controller_of(client, decide=decide), api.job) as controller,
+            running(controller_of(client, decide=decide), api.object) as controller,
         ):
-            await settled(lambda: "phase" in api.job.get("status", {}))
-            assert api.job["status"]["phase"] == "Failed"
+            await settled(lambda: "phase" in api.object.get("status", {}))
+            assert api.object["status"]["phase"] == "Failed"
             condition = conditions(api)["Failed"]
             assert condition["reason"] == "InvalidSpec"
             assert "TypeError: unhashable type: 'list'" in condition["message"]
@@ -71,20 +72,23 @@ def test_a_job_on_which_the_core_raises_before_its_first_status_fails_as_invalid
 
 def test_a_job_on_which_the_core_raises_later_keeps_its_phase_and_recovers() -> None:
     async def scenario() -> None:
-        api, broken = Api(), False
+        api, broken = OneObject(), False
         decide = Broken(lambda observed: broken)
-        async with client_of(api) as (client, _), running(controller_of(client, decide=decide), api.job) as controller:
-            await settled(lambda: "phase" in api.job.get("status", {}))
-            before, broken = api.job["status"], True
+        async with (
+            client_of(api) as (client, _),
+            running(controller_of(client, decide=decide), api.object) as controller,
+        ):
+            await settled(lambda: "phase" in api.object.get("status", {}))
+            before, broken = api.object["status"], True
             controller.queue.enqueue(KEY)
-            await settled(lambda: "TypeError" in str(api.job["status"]))
-            assert api.job["status"]["phase"] == before["phase"]
+            await settled(lambda: "TypeError" in str(api.object["status"]))
+            assert api.object["status"]["phase"] == before["phase"]
             assert conditions(api)["Running"]["reason"] == "InvalidSpec"
             assert [event["reason"] for event in events(controller)].count("InvalidSpec") == 1
             broken = False
             controller.queue.enqueue(KEY)
-            await settled(lambda: "TypeError" not in str(api.job["status"]))
-            assert api.job["status"]["phase"] == before["phase"]
+            await settled(lambda: "TypeError" not in str(api.object["status"]))
+            assert api.object["status"]["phase"] == before["phase"]
 
     asyncio.run(scenario())
 
@@ -92,8 +96,8 @@ def test_a_job_on_which_the_core_raises_later_keeps_its_phase_and_recovers() -> 
 @pytest.mark.parametrize("started", [False, True], ids=["before its first status", "later"])
 def test_a_pool_on_which_the_core_raises_is_named_and_the_job_waits_for_its_correction(started: bool) -> None:
     async def scenario() -> None:
-        api, pool = Api(), PoolSpec(scheduler_name="fine" if started else "odd")
-        api.job = api.job | {"spec": {**SPEC, "pool": "h200"}}
+        api, pool = OneObject(), PoolSpec(scheduler_name="fine" if started else "odd")
+        api.object = api.object | {"spec": {**SPEC, "pool": "h200"}}
 
         def raises(observed: Observed) -> bool:
             return observed.platform.pool is not None and observed.platform.pool.scheduler_name == "odd"
@@ -104,28 +108,30 @@ def test_a_pool_on_which_the_core_raises_is_named_and_the_job_waits_for_its_corr
             controller._observer = Observer(
                 observer.pods, lambda job: Platform(helper_image="x", pool=pool), observer.clock
             )
-            async with running(controller, api.job):
+            async with running(controller, api.object):
                 if started:
-                    await settled(lambda: "phase" in api.job.get("status", {}))
+                    await settled(lambda: "phase" in api.object.get("status", {}))
                     pool = PoolSpec(scheduler_name="odd")
                     controller.queue.enqueue(KEY)
-                await settled(lambda: "InvalidPool" in str(api.job.get("status")))
-                assert 'TrainingPool "h200" cannot be used until it is corrected (TypeError' in str(api.job["status"])
-                assert api.job["status"].get("phase", "Pending") != "Failed"
+                await settled(lambda: "InvalidPool" in str(api.object.get("status")))
+                assert 'TrainingPool "h200" cannot be used until it is corrected (TypeError' in str(
+                    api.object["status"]
+                )
+                assert api.object["status"].get("phase", "Pending") != "Failed"
                 assert {event["reason"] for event in events(controller)} >= {"InvalidPool"}
                 pool = PoolSpec(scheduler_name="fine")
                 controller.queue.enqueue(KEY)
-                await settled(lambda: api.job["status"].get("startTime") and "InvalidPool" not in str(api.job))
+                await settled(lambda: api.object["status"].get("startTime") and "InvalidPool" not in str(api.object))
 
     asyncio.run(scenario())
 
 
 def test_other_jobs_are_not_affected() -> None:
     async def scenario() -> None:
-        api = Api()
-        other = api.job | {"metadata": api.job["metadata"] | {"name": "other", "uid": "o"}}
+        api = OneObject()
+        other = api.object | {"metadata": api.object["metadata"] | {"name": "other", "uid": "o"}}
         decide = Broken(lambda observed: observed.job.name == "other")
-        async with client_of(api) as (client, asked), running(controller_of(client, decide=decide), other, api.job):
+        async with client_of(api) as (client, asked), running(controller_of(client, decide=decide), other, api.object):
             await settled(lambda: sum(path.endswith("/pods") for _, path, *_ in asked.asked) >= 2)
 
     asyncio.run(scenario())

@@ -7,8 +7,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from aiohttp import web
-
 from allranks.core.sweeps.model import SweepObserved, SweepPlan
 from allranks.core.sweeps.plan import plan
 from allranks.kube import sweep_codec
@@ -17,34 +15,15 @@ from allranks.operator.cache import JobCache
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.sweep_controller import SweepController
 from allranks.operator.timing import Clock, Timing
-from support.scripted import client_of, says
+from support.fake_api import OneObject
+from support.scripted import client_of
 from unit.api.test_sweep import sweep
-
-from .test_controller import merged
 
 KEY = ("team", "search")
 
 
-class Api:
-    """Keeps one sweep."""
-
-    def __init__(self, document: dict[str, Any]) -> None:
-        metadata = {**document["metadata"], "uid": "u", "generation": 1, "resourceVersion": "1"}
-        self.sweep: dict[str, Any] = {**document, "metadata": metadata}
-
-    async def __call__(self, request: web.Request) -> web.StreamResponse:
-        body = json.loads(await request.text())
-        if request.path.endswith("/status"):
-            version = str(1 + int(self.sweep["metadata"]["resourceVersion"]))
-            status = merged(self.sweep.get("status", {}), body["status"])
-            metadata = self.sweep["metadata"] | {"resourceVersion": version}
-            self.sweep = self.sweep | {"status": status, "metadata": metadata}
-            return await says(self.sweep)(request)
-        body["metadata"] |= {"uid": body["metadata"]["name"], "resourceVersion": "1"}
-        return await says(body)(request)
-
-    def conditions(self) -> dict[str, dict[str, Any]]:
-        return {each["type"]: each for each in self.sweep.get("status", {}).get("conditions", ())}
+def conditions(api: OneObject) -> dict[str, dict[str, Any]]:
+    return {condition["type"]: condition for condition in api.object.get("status", {}).get("conditions", ())}
 
 
 class Broken:
@@ -60,20 +39,22 @@ class Broken:
         return plan(observed)
 
 
-async def settle(controller: SweepController, api: Api) -> None:
+async def settle(controller: SweepController, api: OneObject) -> None:
     """Works until nothing is queued."""
-    controller.sweeps.upsert(sweep_codec.raw_sweep(json.dumps(api.sweep)))
+    controller.sweeps.upsert(sweep_codec.raw_sweep(json.dumps(api.object)))
     controller.queue.add(KEY)
     while len(controller.queue):
         await controller._work(await controller.queue.get())
 
 
-def controlled(scenario: Callable[[SweepController, Api, Broken], Any], document: dict[str, Any] | None = None) -> None:
+def controlled(
+    scenario: Callable[[SweepController, OneObject, Broken], Any], document: dict[str, Any] | None = None
+) -> None:
     async def suggest(*_: Any) -> dict[str, str]:
         raise AssertionError
 
     async def main() -> None:
-        api, decide = Api(document or sweep()), Broken()
+        api, decide = OneObject(document or sweep()), Broken()
         async with asyncio.timeout(300), client_of(api) as (client, _):
             controller = controller_of(client, suggest, decide)
             controller.open(None)
@@ -93,10 +74,10 @@ def controlled(scenario: Callable[[SweepController, Api, Broken], Any], document
 
 
 def test_a_sweep_on_which_the_core_raises_before_its_first_trial_fails_as_invalid() -> None:
-    async def scenario(controller: SweepController, api: Api, decide: Broken) -> None:
+    async def scenario(controller: SweepController, api: OneObject, decide: Broken) -> None:
         await settle(controller, api)
-        assert api.sweep["status"]["phase"] == "Failed"
-        condition = api.conditions()["Failed"]
+        assert api.object["status"]["phase"] == "Failed"
+        condition = conditions(api)["Failed"]
         assert (condition["reason"], condition["status"]) == ("InvalidSpec", "True")
         assert "TypeError: unhashable type: 'list'" in condition["message"]
         assert decide.calls <= 3
@@ -107,27 +88,27 @@ def test_a_sweep_on_which_the_core_raises_before_its_first_trial_fails_as_invali
 
 
 def test_a_sweep_on_which_the_core_raises_later_says_so_and_continues() -> None:
-    async def scenario(controller: SweepController, api: Api, decide: Broken) -> None:
+    async def scenario(controller: SweepController, api: OneObject, decide: Broken) -> None:
         decide.raises = False
         await settle(controller, api)
-        assert api.conditions()["Running"]["status"] == "True"
+        assert conditions(api)["Running"]["status"] == "True"
         decide.raises, decide.calls = True, 0
         await settle(controller, api)
-        assert api.sweep["status"]["phase"] == "Running"
-        assert api.conditions()["Running"]["reason"] == "InvalidSpec"
-        assert api.sweep["status"]["trials"]
+        assert api.object["status"]["phase"] == "Running"
+        assert conditions(api)["Running"]["reason"] == "InvalidSpec"
+        assert api.object["status"]["trials"]
         assert decide.calls <= 3
         decide.raises = False
         await settle(controller, api)
-        assert api.conditions()["Running"]["reason"] == "TrialsRunning"
+        assert conditions(api)["Running"]["reason"] == "TrialsRunning"
 
     controlled(scenario)
 
 
 def test_a_sweep_that_is_too_large_fails_as_invalid() -> None:
-    async def scenario(controller: SweepController, api: Api, decide: Broken) -> None:
+    async def scenario(controller: SweepController, api: OneObject, decide: Broken) -> None:
         await settle(controller, api)
-        assert "has more than 256 KiB as JSON" in api.conditions()["Failed"]["message"]
+        assert "has more than 256 KiB as JSON" in conditions(api)["Failed"]["message"]
         assert decide.calls == 0
 
     document = sweep()

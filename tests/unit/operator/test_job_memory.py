@@ -16,8 +16,9 @@ import asyncio, gc, json, sys
 sys.path.insert(0, {tests!r})
 from allranks.core.facts.model import Plan
 from allranks.kube import compact_jobs
+from support.fake_api import OneObject
 from support.scripted import client_of
-from unit.operator.test_controller import Api, controller_of, running
+from unit.operator.test_controller import controller_of, running
 
 def resident():
     gc.collect()
@@ -31,7 +32,7 @@ def line(number, spec, status):
     return json.dumps({{"type": "ADDED", "object": job}}).encode()
 
 async def hold(count, spec, status):
-    async with client_of(Api()) as (client, _):
+    async with client_of(OneObject()) as (client, _):
         controller = controller_of(client, decide=lambda observed: Plan())
         async with running(controller):
             before = resident()

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiohttp import web
-
 from allranks.core.facts.model import ObjectPatch
 from allranks.core.facts.optional_kinds import LOCAL_QUEUE, WORKLOAD, OptionalKind
 from allranks.kube import pod_codec
@@ -19,7 +17,8 @@ from allranks.operator.cache import PodCache
 from allranks.operator.optional_apis import OptionalApis
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Timing
-from support.scripted import client_of, says, status, streams
+from support.fake_api import KueueGroup
+from support.scripted import client_of, says, status
 
 UID = "6d9ce3a2-0000-4000-8000-000000000001"
 
@@ -31,29 +30,8 @@ def workload(version: int, uid: str = UID) -> dict[str, Any]:
     return {"metadata": {**metadata, "ownerReferences": [owner]}, "spec": {"podSets": pod_sets}}
 
 
-class Api:
-    """Serves Kueue in `versions`, with these Workloads. A test changes both."""
-
-    def __init__(self, *versions: str) -> None:
-        self.versions: tuple[str, ...] = versions
-        self.workloads = [workload(5)]
-        self.forbidden = False
-
-    async def __call__(self, request: web.Request) -> web.StreamResponse:
-        parts = request.path.strip("/").split("/")
-        if parts == ["apis"]:
-            versions = [{"version": version} for version in self.versions]
-            groups = [{"name": "kueue.x-k8s.io", "versions": versions}] if versions else []
-            return await says({"groups": groups})(request)
-        if len(parts) == 3:
-            return await says({"resources": [{"name": "workloads"}, {"name": "workloads/status"}]})(request)
-        if self.forbidden:
-            return await status(403, "Forbidden", "no right to list")(request)
-        if parts[2] not in self.versions:
-            return await status(404, "NotFound", "not here")(request)
-        if "watch" in request.query:
-            return await streams(then="hang")(request)
-        return await says({"metadata": {"resourceVersion": "9"}, "items": self.workloads})(request)
+def api_of(*versions: str) -> KueueGroup:
+    return KueueGroup([workload(5)], *versions)
 
 
 @asynccontextmanager
@@ -79,14 +57,14 @@ async def until(holds: Callable[[], object]) -> None:
 
 def test_the_preferred_version_that_the_cluster_serves_is_used_and_large_fields_are_dropped() -> None:
     async def scenario() -> None:
-        async with running(Api("v1beta1", "v1beta2"), WORKLOAD) as (apis, _):
+        async with running(api_of("v1beta1", "v1beta2"), WORKLOAD) as (apis, _):
             objects = apis.observe(UID)
             assert objects.api_version(WORKLOAD) == "kueue.x-k8s.io/v1beta2"
             [found] = objects.owned(WORKLOAD)
             assert found["apiVersion"] == "kueue.x-k8s.io/v1beta2"
             assert found["spec"]["podSets"] == [{"name": "worker", "count": 2}]
             assert apis.observe("another").owned(WORKLOAD) == ()
-        async with running(Api("v1beta1"), WORKLOAD) as (apis, _):
+        async with running(api_of("v1beta1"), WORKLOAD) as (apis, _):
             assert apis.observe(UID).api_version(WORKLOAD) == "kueue.x-k8s.io/v1beta1"
 
     asyncio.run(scenario())
@@ -94,7 +72,7 @@ def test_the_preferred_version_that_the_cluster_serves_is_used_and_large_fields_
 
 def test_a_kind_that_is_not_served_is_named_until_it_appears_and_again_when_it_goes() -> None:
     async def scenario() -> None:
-        api = Api()
+        api = api_of()
         async with running(api, WORKLOAD, LOCAL_QUEUE) as (apis, changes):
             assert "does not serve workloads.kueue.x-k8s.io" in apis.observe(UID).problems[WORKLOAD.id]
             api.versions = ("v1beta2",)
@@ -113,7 +91,7 @@ def test_a_kind_that_is_not_served_is_named_until_it_appears_and_again_when_it_g
 
 def test_a_missing_right_is_named_and_blocks_nothing() -> None:
     async def scenario() -> None:
-        api = Api("v1beta2")
+        api = api_of("v1beta2")
         api.forbidden = True
         async with running(api, WORKLOAD) as (apis, _):
             assert "cannot read workloads.kueue.x-k8s.io (no right to list)" in apis.observe(UID).problems[WORKLOAD.id]
@@ -123,7 +101,7 @@ def test_a_missing_right_is_named_and_blocks_nothing() -> None:
 
 def test_an_older_version_never_replaces_a_newer_one() -> None:
     async def scenario() -> None:
-        async with running(Api("v1beta2"), WORKLOAD) as (apis, _):
+        async with running(api_of("v1beta2"), WORKLOAD) as (apis, _):
             newer = {**workload(7), "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "status": {"a": 1}}
             apis.remember(newer)
             apis.remember({**newer, "metadata": {**newer["metadata"], "resourceVersion": "6"}, "status": {}})
@@ -134,7 +112,7 @@ def test_an_older_version_never_replaces_a_newer_one() -> None:
 
 def test_no_request_is_sent_if_no_kind_is_enabled() -> None:
     async def scenario() -> None:
-        async with client_of(Api(), retry_timeout=0.0) as (client, asked):
+        async with client_of(api_of(), retry_timeout=0.0) as (client, asked):
             apis = OptionalApis(client, (), Settings(), lambda *_: None, Timing(), {WORKLOAD.id: "off"})
             assert apis.synced.is_set()
             run = asyncio.create_task(apis.run())

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,88 +20,29 @@ from allranks.core.facts.model import Plan, PodRef
 from allranks.kube import pod_codec, raw_pod
 from allranks.operator.apply import JOB_CONCURRENCY, Rejections
 from allranks.operator.controller import Controller
+from support.fake_api import Object, Objects
 from support.scripted import client_of, says, status
 
-from .test_controller import NOTHING_POSTPONED, controller_of, merged, running
-
-Object = dict[str, Any]
+from .test_controller import NOTHING_POSTPONED, controller_of, running
 
 
-class Cluster:
-    """Keeps one job and its objects. `quota` is the number of pods, `frozen` rejects deletions."""
-
-    def __init__(self, workers: int, quota: int = 10_000) -> None:
-        self.quota, self.frozen = quota, False
-        self.objects: dict[str, Object] = {}
-        """By path."""
-        self.refused: Counter[str] = Counter()
-        """By verb."""
-        self.events: list[Object] = []
-        self._versions = itertools.count(2)
-        self.job: Object = {
-            "metadata": {"name": "demo", "namespace": "ns", "uid": "u", "generation": 1, "resourceVersion": "1"},
-            "spec": {
-                "framework": "pytorch",
-                "image": "x",
-                "command": ["a"],
-                "roles": {"worker": {"replicas": workers}},
-            },
-        }
-
-    @property
-    def pods(self) -> list[Object]:
-        return [found for path, found in self.objects.items() if "/pods/" in path]
-
-    async def __call__(self, request: web.Request) -> web.StreamResponse:
-        text = await request.text()
-        body = json.loads(text) if text else {}
-        version = str(next(self._versions))
-        if request.path.endswith("/status"):
-            after = merged(self.job.get("status", {}), body["status"])
-            self.job = self.job | {"status": after, "metadata": self.job["metadata"] | {"resourceVersion": version}}
-            return await says(self.job)(request)
-        if request.path.endswith("/events"):
-            self.events.append(body)
-            return await says(body)(request)
-        if request.method == "POST":
-            return await self._create(request, body, version)
-        found = self.objects.get(request.path)
-        if found is None:
-            return await status(404, "NotFound")(request)
-        if request.method == "DELETE":
-            if self.frozen:
-                self.refused["DELETE"] += 1
-                return await status(403, "Forbidden", "change freeze")(request)
-            times = {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": version}
-            found = self.objects[request.path] = found | {"metadata": found["metadata"] | times}
-        return await says(found)(request)
-
-    async def _create(self, request: web.Request, body: Object, version: str) -> web.StreamResponse:
-        path = f"{request.path}/{body['metadata']['name']}"
-        if path in self.objects:
-            return await status(409, "AlreadyExists")(request)
-        if request.path.endswith("/pods") and len(self.pods) >= self.quota:
-            self.refused["POST"] += 1
-            return await status(403, "Forbidden", "exceeded quota: pods")(request)
-        body["metadata"] |= {"uid": body["metadata"]["name"], "resourceVersion": version}
-        self.objects[path] = body
-        return await says(body)(request)
-
-    def changed(self, controller: Controller, pod: Object, phase: str = "Running", deleted: bool = False) -> None:
-        """An event of the pod watch."""
-        meta = pod["metadata"] | {"resourceVersion": str(next(self._versions))}
-        raw = {**pod, "metadata": meta, "status": {"phase": phase}}
-        if deleted:
-            del self.objects[f"/api/v1/namespaces/ns/pods/{meta['name']}"]
-        decoded = pod_codec.to_cached_pod(msgspec.convert(raw, raw_pod.Raw))
-        controller._observer.pods.upsert(decoded, deleted)
+def changed(
+    cluster: Objects, controller: Controller, pod: Object, phase: str = "Running", deleted: bool = False
+) -> None:
+    """Sends an event of the pod watch."""
+    meta = pod["metadata"] | {"resourceVersion": str(next(cluster.versions))}
+    raw = {**pod, "metadata": meta, "status": {"phase": phase}}
+    if deleted:
+        del cluster.objects[f"/api/v1/namespaces/ns/pods/{meta['name']}"]
+    decoded = pod_codec.to_cached_pod(msgspec.convert(raw, raw_pod.Raw))
+    controller._observer.pods.upsert(decoded, deleted)
 
 
 @asynccontextmanager
-async def controlled(cluster: Cluster, **timing: float) -> AsyncIterator[Controller]:
+async def controlled(cluster: Objects, **timing: float) -> AsyncIterator[Controller]:
     async with (
         client_of(cluster) as (client, _),
-        running(controller_of(client, replace(NOTHING_POSTPONED, **timing)), cluster.job) as controller,
+        running(controller_of(client, replace(NOTHING_POSTPONED, **timing)), cluster.object) as controller,
     ):
         recorder = asyncio.create_task(controller._recorder.run())
         try:
@@ -121,14 +61,14 @@ def test_a_quota_that_admits_a_part_costs_a_bounded_number_of_rejected_creations
     wanted, admitted, changes = 100, 20, 40
 
     async def scenario() -> None:
-        cluster = Cluster(wanted, admitted)
+        cluster = Objects(wanted, admitted)
         # Retries would come after 1, 2, 4, ... seconds; here only changes of pods can cause them.
         async with controlled(cluster) as controller:
-            await until(lambda: "exceeded quota" in str(cluster.job.get("status")))
+            await until(lambda: "exceeded quota" in str(cluster.object.get("status")))
             first = cluster.refused["POST"]
             assert 1 <= first <= JOB_CONCURRENCY
             for pod, _ in zip(itertools.cycle(cluster.pods), range(changes)):
-                cluster.changed(controller, pod)
+                changed(cluster, controller, pod)
                 await asyncio.sleep(0.001)
             await until(lambda: controller.idle)
             # At most a few retries of one request each, by the clock.
@@ -142,7 +82,7 @@ def test_a_conflict_of_the_quota_does_not_stop_the_other_pods() -> None:
     """Concurrent creations update the same ResourceQuota: the API server then answers 409 for one of them."""
 
     async def scenario() -> None:
-        cluster, once = Cluster(60), iter([True])
+        cluster, once = Objects(60), iter([True])
 
         async def answer(request: web.Request) -> web.StreamResponse:
             if request.path.endswith("/pods") and request.method == "POST" and next(once, False):
@@ -156,7 +96,7 @@ def test_a_conflict_of_the_quota_does_not_stop_the_other_pods() -> None:
                 for number in range(60)
             ]
             rejections = Rejections()
-            await controller_of(client)._executor.create(cluster.job, pods, rejections)
+            await controller_of(client)._executor.create(cluster.object, pods, rejections)
             assert len(cluster.pods) == 59
             assert len(rejections.by_object) == 1
 
@@ -165,21 +105,21 @@ def test_a_conflict_of_the_quota_does_not_stop_the_other_pods() -> None:
 
 def test_the_end_and_the_deletion_of_a_pod_return_room_at_once() -> None:
     async def scenario() -> None:
-        cluster = Cluster(4, 2)
+        cluster = Objects(4, 2)
         async with controlled(cluster, deletion_retry_max=60.0) as controller:
-            await until(lambda: "exceeded quota" in str(cluster.job.get("status")))
+            await until(lambda: "exceeded quota" in str(cluster.object.get("status")))
             key = ("ns", "demo")
             for _ in range(8):
                 controller._states[key].rejections.tries += 1  # the next retry by the clock is far away
             controller._states[key].retry_at = controller._clock.monotonic() + 300
             before = cluster.refused["POST"]
-            cluster.changed(controller, cluster.pods[0])
+            changed(cluster, controller, cluster.pods[0])
             await until(lambda: controller.idle)
             assert cluster.refused["POST"] == before
-            cluster.changed(controller, cluster.pods[0], "Succeeded")
+            changed(cluster, controller, cluster.pods[0], "Succeeded")
             await until(lambda: cluster.refused["POST"] > before)
             before = cluster.refused["POST"]
-            cluster.changed(controller, cluster.pods[0], deleted=True)
+            changed(cluster, controller, cluster.pods[0], deleted=True)
             await until(lambda: len(cluster.pods) == 2)
 
     asyncio.run(scenario())
@@ -189,7 +129,7 @@ def test_creations_that_an_outage_interrupted_are_retried_although_a_pod_changed
     """The change of a pod causes a reconcile before the retry is due. It sends no creations, and the retry remains."""
 
     async def scenario() -> None:
-        cluster, once, begun = Cluster(2), iter([True]), asyncio.Event()
+        cluster, once, begun = Objects(2), iter([True]), asyncio.Event()
 
         async def answer(request: web.Request) -> web.StreamResponse:
             if request.path.endswith("/pods") and "demo-worker-1-0" in await request.text() and next(once, False):
@@ -200,10 +140,10 @@ def test_creations_that_an_outage_interrupted_are_retried_although_a_pod_changed
 
         async with (
             client_of(answer, retry_timeout=0.0) as (client, _),
-            running(controller_of(client), cluster.job) as controller,
+            running(controller_of(client), cluster.object) as controller,
         ):
             await begun.wait()
-            cluster.changed(controller, cluster.pods[0])
+            changed(cluster, controller, cluster.pods[0])
             async with asyncio.timeout(300):
                 while not controller.idle:  # nothing else is left to do only when both pods exist
                     await asyncio.sleep(0.01)
@@ -214,21 +154,21 @@ def test_creations_that_an_outage_interrupted_are_retried_although_a_pod_changed
 
 def test_a_rejected_deletion_is_retried_and_holds_back_the_pods_of_the_next_attempt() -> None:
     async def scenario() -> None:
-        cluster = Cluster(2)
+        cluster = Objects(2)
         async with controlled(cluster, deletion_retry_max=0.2) as controller:
             await until(lambda: len(cluster.pods) == 2)
-            await until(lambda: controller.idle and "phase" in cluster.job.get("status", {}))
+            await until(lambda: controller.idle and "phase" in cluster.object.get("status", {}))
             cluster.frozen = True
             old = {pod["metadata"]["name"] for pod in cluster.pods}
-            cluster.changed(controller, cluster.pods[0], "Failed")
+            changed(cluster, controller, cluster.pods[0], "Failed")
             await until(lambda: cluster.refused["DELETE"] > 4)  # it is tried again
             assert {pod["metadata"]["name"] for pod in cluster.pods} == old, "no pod of the next attempt"
-            await until(lambda: "DeletionRefused" in str(cluster.job["status"]["conditions"]))
+            await until(lambda: "DeletionRefused" in str(cluster.object["status"]["conditions"]))
             await until(lambda: any(event["reason"] == "DeletionRefused" for event in cluster.events))
-            assert "change freeze" in str(cluster.job["status"]["conditions"])
+            assert "change freeze" in str(cluster.object["status"]["conditions"])
             cluster.frozen = False
             await until(lambda: len(cluster.pods) == 4)
-            await until(lambda: "DeletionRefused" not in str(cluster.job["status"]["conditions"]))
+            await until(lambda: "DeletionRefused" not in str(cluster.object["status"]["conditions"]))
             assert [e["reason"] for e in cluster.events].count("DeletionRefused") == 1
 
     asyncio.run(scenario())
@@ -274,18 +214,18 @@ def test_a_suspension_or_deletion_of_a_job_is_retried_until_it_succeeds(
     """Nothing else causes a reconcile: the job does not change."""
 
     async def scenario() -> None:
-        cluster, sent = Cluster(1), 0
+        cluster, sent = Objects(1), 0
 
         async def answer(request: web.Request) -> web.StreamResponse:
             nonlocal sent
             if request.path.endswith("/distributedtrainings/demo") and request.method == method:
                 sent += 1
-                return await (status(code, reason, "not now") if sent < 3 else says(cluster.job))(request)
+                return await (status(code, reason, "not now") if sent < 3 else says(cluster.object))(request)
             return await cluster(request)
 
         async with (
             client_of(answer) as (client, _),
-            running(controller_of(client, decide=lambda observed: plan), cluster.job) as controller,
+            running(controller_of(client, decide=lambda observed: plan), cluster.object) as controller,
         ):
             await until(lambda: sent == 3 and controller.idle)
             await controller._recorder.flush(300)

@@ -16,6 +16,7 @@ import pytest
 
 from allranks.kube.cluster import Where
 from allranks.ui.app import application
+from support import tools
 from support.live import eventually
 from support.ui_samples import serve_queues
 from support.ui_server import TOKEN, UiServer
@@ -31,8 +32,7 @@ LINE = b"2026-03-04T10:00:01.000000000Z hello\n"
 @pytest.fixture(scope="module")
 def client_package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     """The package, which openapi-python-client has generated without a warning."""
-    tool = subprocess.run([ROOT / "tools" / "openapi-client.sh"], stdout=subprocess.PIPE, text=True, check=True)
-    programs = Path(tool.stdout.strip())
+    programs = tools.built("openapi-client.sh")
     folder = tmp_path_factory.mktemp("client")
     app = application(Where(None, None, str(folder / "none")), all_namespaces=True, runs=folder, token="")
     (folder / "openapi.json").write_text(json.dumps(app.openapi()))

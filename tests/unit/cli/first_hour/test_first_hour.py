@@ -13,6 +13,7 @@ To print all entries as tables in Markdown, from the files alone:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -23,6 +24,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from click.testing import CliRunner
+
+from allranks.cli.main import cli
 
 HERE = Path(__file__).parent
 FILES: dict[str, str] = yaml.safe_load((HERE / "files.yaml").read_text())
@@ -87,23 +91,35 @@ def play(entry: Entry, folder: Path) -> tuple[int, str]:
         (folder / name).chmod(mode)
     home = folder / ".home"
     home.mkdir()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ALLRANKS", "KUBE"))}
-    environment = kept | {"HOME": str(home), "COLUMNS": "100", "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}"}
+    run = in_a_process if any(command.startswith("allranks run") for command in entry.types) else in_this_process
     for command in entry.types:
         words = shlex.split(command)
         assert words.pop(0) == "allranks"
-        done = subprocess.run(
-            [sys.executable, "-m", "allranks", *words],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-    return done.returncode, normal(done.stdout, folder)
+        code, output = run(words, folder, {"HOME": str(home), "COLUMNS": "100"})
+    return code, normal(output, folder)
+
+
+def in_a_process(words: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [sys.executable, "-m", "allranks", *words],
+        cwd=folder,
+        env=os.environ | environment | {"PATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def in_this_process(words: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """Run a command that starts no rank: ten times as fast."""
+    with contextlib.chdir(folder):
+        result = CliRunner().invoke(cli, words, env=environment, prog_name="allranks", catch_exceptions=False)
+    return result.exit_code, result.output
 
 
 def normal(output: str, folder: Path) -> str:

@@ -1,0 +1,51 @@
+"""The scenarios that run on an API server for each change (key `rules`) represent the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from allranks.core import reconcile
+from support.scenario_runner import Scenario, load
+
+SCENARIOS = [scenario for path in sorted(Path(__file__).parent.glob("*.yaml")) for scenario in load(path)]
+CHOSEN = [scenario for scenario in SCENARIOS if scenario.rules is not None]
+WITHOUT_SCENARIO = {
+    "gang.choose_backend": "needs a scheduler with gangs: tests/queueing",
+    "resize.reject_resize": "the API server rejects the change first: tests/unit/core",
+}
+
+
+def rules_of(tables: Iterable[Any]) -> set[str]:
+    """Return the names of the rules in tuples, and in mappings of tuples."""
+    functions: set[Callable] = set()
+    for table in tables:
+        rows = table.values() if isinstance(table, Mapping) else [table]
+        functions |= {entry for row in rows if isinstance(row, tuple) for entry in row if callable(entry)}
+    names = {(function.__module__, function.__name__) for function in functions}
+    return {f"{module.rpartition('.')[2]}.{name}" for module, name in names if ".rules." in module}
+
+
+def test_each_rule_decides_in_a_scenario_that_runs_for_each_change():
+    rules = rules_of(vars(reconcile).values())
+    assert len(rules) > 20
+    assert {rule for scenario in CHOSEN for rule in scenario.rules or ()} == rules - WITHOUT_SCENARIO.keys()
+
+
+def reasons(scenario: Scenario) -> Iterator[str]:
+    """Yield the reasons of Events and the conditions with their reasons that a scenario expects."""
+    for step in scenario.steps:
+        yield from step.expect.get("events", [])
+        conditions = (step.expect.get("status") or {}).get("conditions") or {}
+        yield from (f"{kind}={value['reason']}" for kind, value in conditions.items() if value and "reason" in value)
+
+
+def test_each_reason_is_expected_in_a_scenario_that_runs_for_each_change():
+    missing = {reason for scenario in SCENARIOS for reason in reasons(scenario)}
+    missing -= {reason for scenario in CHOSEN for reason in reasons(scenario)}
+    assert missing == set()
+
+
+def test_about_a_quarter_of_the_scenarios_runs_for_each_change():
+    assert 0.2 < len(CHOSEN) / len(SCENARIOS) < 0.35
