@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from allranks.cli.checks.schema import kubernetes
+from allranks.authoring.checks.schema import kubernetes
+from allranks.authoring.manifests import Loaded, load, load_documents
 from allranks.cli.commands.render import rendered
-from allranks.cli.manifests import Loaded, load, load_documents
 from allranks.core.facts.strategic_merge import merge
 from allranks.errors import InvalidManifest
 from support.api import ApiError, path

@@ -82,7 +82,7 @@ def test_the_command_line_starts_fast_because_it_imports_nothing_heavy(statement
 
 
 def test_validating_imports_no_framework_and_no_client():
-    statement = "import allranks.cli.manifests, allranks.cli.commands.render, allranks.core.reconcile"
+    statement = "import allranks.authoring.manifests, allranks.cli.commands.render, allranks.core.reconcile"
     assert imported_by(statement) & {"torch", "tensorflow", "horovod", "kubernetes", "kopf", "rich", "numpy"} == set()
 
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from allranks.cli.format.duration import age
-from allranks.cli.sweep_objects import sweep_instead
 from allranks.client.jobs import get_job
+from allranks.client.sweep_objects import sweep_instead
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, pod_name
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster, Manifest, Where
+from allranks.views.format.duration import age
 
 if TYPE_CHECKING:
     from allranks.archive.reader import Reader

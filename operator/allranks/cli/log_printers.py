@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import click
 
 from allranks.api.status import Status
-from allranks.cli.format.log_lines import label, prefixed
-from allranks.cli.format.outcome import failure_line
 from allranks.cli.safe_output import use_colour
 from allranks.control_sequences import clean
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import replica_key
 from allranks.kube.pod_logs import Line
+from allranks.views.format.log_lines import label, prefixed
+from allranks.views.format.outcome import failure_line
 
 
 class Printer:

@@ -16,13 +16,13 @@ import click
 
 from allranks.api.job import GROUP, KIND, PLURAL
 from allranks.cli.completers import complete_contexts, complete_files, complete_namespaces
-from allranks.cli.format import duration
-from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
 from allranks.client.actions import Changed
 from allranks.client.interrupt import signals_wake_the_loop
 from allranks.client.jobs import get_job, with_suggestion
 from allranks.errors import AllranksError, ClusterError, InvalidManifest
 from allranks.kube.cluster import Cluster, Manifest, Where
+from allranks.views.format import duration
+from allranks.views.format.objects import OBJECT_OUTPUTS, render_objects
 
 OK, FAILED, BAD_MANIFEST, TIMED_OUT = 0, 1, 2, 124
 """Exit statuses. 124 is that of timeout(1). 2 is also click's, for wrong usage."""

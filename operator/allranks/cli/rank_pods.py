@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from allranks.api.status import FINISHED, Status
-from allranks.cli.format.progress import pod_state
 from allranks.cli.options import Count
 from allranks.client.jobs import get_job
 from allranks.core.facts import places
@@ -21,6 +20,7 @@ from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import pods_of, ranks_of, status_of
 from allranks.kube.paths import core_path
 from allranks.text import joined
+from allranks.views.format.progress import pod_state
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from allranks.cli.archived import Archive
-from allranks.cli.job_report.sweep_cost import FoundJob, TrialJobs, observed_names
 from allranks.core.accounting.time_accounting import last_update
 from allranks.core.facts.naming import SWEEP_LABEL
 from allranks.errors import AllranksError, ClusterError
@@ -19,6 +18,7 @@ from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import DecodeError, status_of
 from allranks.local.run_directories import RUN_FILE
 from allranks.local.sweep_files import TRIALS
+from allranks.views.report.sweep_cost import FoundJob, TrialJobs, observed_names
 
 
 async def of_cluster(cluster: Cluster, sweep: Mapping[str, Any], archive: Archive) -> TrialJobs:

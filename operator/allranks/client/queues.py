@@ -18,7 +18,7 @@ from allranks.errors import ClusterError
 from allranks.kube import paths
 from allranks.kube.cluster import Cluster
 from allranks.kube.job_codec import status_of
-from allranks.views.json_form import CONFIG, Moment
+from allranks.views.format.json_form import CONFIG, Moment
 
 Manifest = Mapping[str, Any]
 

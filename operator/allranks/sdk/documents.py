@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from allranks.cli.script_job import Script, choose_framework, job_document, job_name, make_job, read_script
+from allranks.authoring.script_job import Script, choose_framework, job_document, job_name, make_job, read_script
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.base import HELPER_DIR
 from allranks.inpod.call_function import UNUSABLE

@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from allranks.api.status import FINISHED, Phase, ProgressStatus, Status
-from allranks.cli.format.events import EventGroup, group_events
-from allranks.cli.job_report.run_files import read_differences
 from allranks.cli.live.waiting import wait_for_job
 from allranks.client import interrupt
 from allranks.client.actions import delete_job, scale_job, set_suspended
@@ -27,6 +25,8 @@ from allranks.sdk import background, job_view, notebook, results
 from allranks.sdk.job_view import JobView
 from allranks.sdk.logs import LogLine, log_lines
 from allranks.sdk.report import Report
+from allranks.views.format.events import EventGroup, group_events
+from allranks.views.report.run_files import read_differences
 
 T = TypeVar("T")
 

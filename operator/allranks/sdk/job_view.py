@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from allranks.cli.job_report.model import samples_of
 from allranks.kube.cluster import Manifest
 from allranks.kube.job_codec import status_of
 from allranks.sdk.run_view import View, html_of, view_of
+from allranks.views.report.model import samples_of
 
 REFRESH_SECONDS = 5.0
 """The ranks report as often."""

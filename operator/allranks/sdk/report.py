@@ -8,9 +8,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from allranks.cli.job_report.forms import SUFFIXES, rendered
-from allranks.cli.job_report.run_files import RunFiles
 from allranks.kube.cluster import Manifest
+from allranks.views.report.forms import SUFFIXES, rendered
+from allranks.views.report.run_files import RunFiles
 
 
 class Report:

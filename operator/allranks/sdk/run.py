@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from allranks.cli.manifests import load_documents
-from allranks.cli.script_job import job_name
+from allranks.authoring.manifests import load_documents
+from allranks.authoring.script_job import job_name
 from allranks.errors import AllranksError, CannotRun
 from allranks.frameworks import FRAMEWORKS
 from allranks.local import run_directories

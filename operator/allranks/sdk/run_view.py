@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from allranks.api.status import ProgressStatus, Status
-from allranks.cli.format.duration import human
-from allranks.cli.format.progress import number
-from allranks.cli.job_report.run_files import Sample, read_run_files
 from allranks.control_sequences import clean_text
 from allranks.core.diagnosis.root_cause import describe_failure
 from allranks.errors import AllranksError
 from allranks.extras import install_command
 from allranks.kube.job_codec import status_of
 from allranks.local.run_directories import RUN_FILE, phase_of
+from allranks.views.format.duration import human
+from allranks.views.format.progress import number
+from allranks.views.report.run_files import Sample, read_run_files
 
 WIDTH, HEIGHT = 600, 100
 MOST_CURVES = 2

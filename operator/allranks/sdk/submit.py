@@ -9,7 +9,7 @@ from typing import Any
 
 from allranks.api.code import Code
 from allranks.api.job import KIND
-from allranks.cli.manifests import load_documents
+from allranks.authoring.manifests import load_documents
 from allranks.client.creation import Creation
 from allranks.code.bundle import EMPTY, Bundle, collect
 from allranks.code.ship import create_with_code

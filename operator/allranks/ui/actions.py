@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from allranks.api.status import FINISHED, Status
-from allranks.cli.format.duration import age
 from allranks.client.actions import scaling_effect
 from allranks.ui.entries import Entry
+from allranks.views.format.duration import age
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 FILES = {
     "ui.css": ("allranks.ui", "static/ui.css", "text/css"),
-    "report.css": ("allranks.cli.job_report", "report.css", "text/css"),
+    "report.css": ("allranks.views.report", "report.css", "text/css"),
     "live.js": ("allranks.ui", "static/live.js", "text/javascript"),
     "logs.js": ("allranks.ui", "static/logs.js", "text/javascript"),
     "new.js": ("allranks.ui", "static/new.js", "text/javascript"),

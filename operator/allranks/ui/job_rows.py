@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from allranks.cli.format import cost as costs
-from allranks.cli.format import gpus
-from allranks.cli.format import progress as progress_text
-from allranks.cli.format.duration import age, elapsed
-from allranks.cli.format.plots import scaled
 from allranks.ui.entries import Entry
+from allranks.views.format import cost as costs
+from allranks.views.format import gpus
+from allranks.views.format import progress as progress_text
+from allranks.views.format.duration import age, elapsed
+from allranks.views.format.plots import scaled
 
 SPARK_WIDTH, SPARK_HEIGHT = 90, 20
 

@@ -13,11 +13,11 @@ import yaml
 
 from allranks.api.job import API_VERSION, KIND
 from allranks.api.validation import parse
-from allranks.cli import manifest_files
-from allranks.cli.checks.problem import Problem as Mistake
-from allranks.cli.manifests import Finding, InvalidManifests, load_documents
-from allranks.cli.script_job import Script
-from allranks.cli.starter_manifest import make_starter
+from allranks.authoring import manifest_files
+from allranks.authoring.checks.problem import Problem as Mistake
+from allranks.authoring.manifests import Finding, InvalidManifests, load_documents
+from allranks.authoring.script_job import Script
+from allranks.authoring.starter_manifest import make_starter
 from allranks.client.actions import Changed
 from allranks.code import ship
 from allranks.errors import AllranksError, ClusterError, InvalidManifest

@@ -16,7 +16,7 @@ from allranks.api.job import KIND, Spec
 from allranks.api.status import Status
 from allranks.local.run_directories import INTERRUPTED
 from allranks.ui.problems import MEDIA_TYPE
-from allranks.views.json_form import MODEL_MARK, described_as
+from allranks.views.format.json_form import MODEL_MARK, described_as
 
 Schema = dict[str, Any]
 _REFS = "#/components/schemas/{model}"

@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from allranks.api.status import Failure
-from allranks.cli.format.outcome import ended_how
-from allranks.cli.format.progress import pod_state
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import replica_key
 from allranks.kube.job_codec import pods_of
 from allranks.local.run_directories import INTERRUPTED
 from allranks.ui.entries import Entry, Manifest
+from allranks.views.format.outcome import ended_how
+from allranks.views.format.progress import pod_state
 
 
 class Rank(BaseModel):

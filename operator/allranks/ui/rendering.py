@@ -10,10 +10,10 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment
 
-from allranks.cli.job_report import html
 from allranks.ui.problems import Problem, ProblemDetails
 from allranks.ui.state import USER
 from allranks.version import __version__
+from allranks.views.report import html
 
 MOST_FORM_BYTES = 4096
 

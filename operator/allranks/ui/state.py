@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from allranks.cli.job_report.model import Report, build_report
-from allranks.cli.job_report.run_files import RunFiles, read_run_files
 from allranks.errors import ClusterError
 from allranks.ui import pod_logs
 from allranks.ui import runs as local_runs
@@ -23,6 +21,8 @@ from allranks.ui.logs import LogLine, LogQuery, LogTail, with_replica
 from allranks.ui.problems import Problem
 from allranks.ui.ranks import Rank, ranks
 from allranks.ui.runs import Runs
+from allranks.views.report.model import Report, build_report
+from allranks.views.report.run_files import RunFiles, read_run_files
 
 
 class SignedIn(NamedTuple):

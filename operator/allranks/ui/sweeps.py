@@ -12,10 +12,6 @@ from urllib.parse import quote
 
 from allranks.archive.writer import folder_of
 from allranks.cli import sweep_jobs
-from allranks.cli.format.duration import age
-from allranks.cli.job_report import sweep as sweep_report
-from allranks.cli.job_report.sweep import SweepReport
-from allranks.cli.job_report.sweep_cost import FoundJob, TrialJobs
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube import paths
 from allranks.kube.job_codec import DecodeError
@@ -25,6 +21,10 @@ from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.entries import Entry, Manifest, Source, owner_sweep
 from allranks.ui.problems import Problem
 from allranks.ui.state import State
+from allranks.views.format.duration import age
+from allranks.views.report import sweep as sweep_report
+from allranks.views.report.sweep import SweepReport
+from allranks.views.report.sweep_cost import FoundJob, TrialJobs
 
 
 class SweepEntry(NamedTuple):

@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 from allranks.archive.layout import LogName
 from allranks.cli.archived import Archive
 from allranks.cli.commands import logs
-from allranks.cli.job_report.forms import rendered
-from allranks.cli.job_report.model import last_update
 from allranks.cli.main import cli
 from allranks.core.facts.model import Pod
+from allranks.views.report.forms import rendered
+from allranks.views.report.model import last_update
 from support import reported
 from support.archives import WrittenArchive
 from support.some_api import SomeApi

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from allranks.cli.format.duration import human, parse
-from allranks.cli.format.events import group_events
-from allranks.cli.format.table import Table, cell
 from allranks.client.submission import difference
 from allranks.text import joined
+from allranks.views.format.duration import human, parse
+from allranks.views.format.events import group_events
+from allranks.views.format.table import Table, cell
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from typing import Any
 
 from allranks.api.cost import CostStatus, GpuTime
 from allranks.api.status import Status, Times
-from allranks.cli.format import cost as costs
-from allranks.cli.job_report import html, text
-from allranks.cli.job_report.model import build_report
 from allranks.kube import job_codec
 from allranks.ui.entries import Entry
 from allranks.ui.job_rows import job_row
+from allranks.views.format import cost as costs
+from allranks.views.report import html, text
+from allranks.views.report.model import build_report
 from support.builders import NOW, UID, at, manifest
 
 TIMES = Times(

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from allranks.authoring.manifests import load
 from allranks.cli.main import cli
-from allranks.cli.manifests import load
 
 REPOSITORY = Path(__file__).parents[3]
 PROGRAMS = sorted(

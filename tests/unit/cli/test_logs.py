@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.cli.format.log_lines import LINE_BYTES, Source, Splitter
 from allranks.control_sequences import clean
+from allranks.views.format.log_lines import LINE_BYTES, Source, Splitter
 from support.builders import table
 
 

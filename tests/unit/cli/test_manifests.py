@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 
 from allranks.api.job import SpecBase
 from allranks.api.validation_messages import CONTAINER_FIELDS, POD_FIELDS
-from allranks.cli.checks import schema
+from allranks.authoring.checks import schema
+from allranks.authoring.manifests import load_documents
 from allranks.cli.main import cli
-from allranks.cli.manifests import load_documents
 from allranks.errors import InvalidManifest
 from support.builders import manifest
 

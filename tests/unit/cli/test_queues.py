@@ -8,7 +8,7 @@ from typing import Any
 
 from allranks.cli.commands.queue import _lines
 from allranks.client.queues import Queue, Waiting, describe
-from allranks.views.json_form import as_json
+from allranks.views.format.json_form import as_json
 
 QUEUE = {"metadata": {"name": "team-a"}, "spec": {"clusterQueue": "gpus"}}
 CLUSTER_QUEUE: dict[str, Any] = {

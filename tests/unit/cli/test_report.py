@@ -13,14 +13,14 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from allranks.cli.format import plots
-from allranks.cli.job_report import html, run_files
-from allranks.cli.job_report import plots as drawn_plots
-from allranks.cli.job_report.forms import rendered
-from allranks.cli.job_report.model import Report, build_report
-from allranks.cli.job_report.run_files import read_run_files
 from allranks.cli.main import cli
 from allranks.local.run_directories import in_use
+from allranks.views.format import plots
+from allranks.views.report import html, run_files
+from allranks.views.report import plots as drawn_plots
+from allranks.views.report.forms import rendered
+from allranks.views.report.model import Report, build_report
+from allranks.views.report.run_files import read_run_files
 from support import reported
 from support.builders import table
 from support.reported import at

@@ -9,8 +9,8 @@ import pytest
 
 from allranks.api.data import InputStatus, OutputStatus
 from allranks.cli.commands.describe import described
-from allranks.cli.format.table import Grid
-from allranks.cli.job_report.forms import rendered
+from allranks.views.format.table import Grid
+from allranks.views.report.forms import rendered
 from support import reported
 from support.reported import at
 

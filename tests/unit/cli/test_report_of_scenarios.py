@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from allranks.cli.job_report.html import page
-from allranks.cli.job_report.model import build_report
-from allranks.cli.job_report.text import lines
+from allranks.views.report.html import page
+from allranks.views.report.model import build_report
+from allranks.views.report.text import lines
 from model.scenarios.test_memory import SCENARIOS, MemoryWorld
 from support import scenario_runner
 from support.scenario_runner import Scenario

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 import allranks.cli
-from allranks.cli.format.yaml import dump
+from allranks.authoring.yaml_text import dump
 from allranks.cli.live import dashboard
 from allranks.cli.live.renderer import Renderer
 from allranks.cli.live.terminal import FullScreen, terminal

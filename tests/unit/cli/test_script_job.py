@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allranks.api.validation import parse
-from allranks.cli.script_job import job_name, make_job, read_script
+from allranks.authoring.script_job import job_name, make_job, read_script
 from allranks.core.objects import pods
 from allranks.errors import InvalidManifest
 from allranks.frameworks import FRAMEWORKS

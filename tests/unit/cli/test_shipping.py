@@ -9,8 +9,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from allranks.authoring.manifests import Loaded, load
 from allranks.cli.main import cli
-from allranks.cli.manifests import Loaded, load
 from allranks.code import bundle as bundles
 from allranks.code.bundle import collect
 from allranks.errors import InvalidManifest

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from allranks.cli.job_report import sweep as sweep_report
-from allranks.cli.job_report.sweep_cost import TrialJobs
 from allranks.cli.main import cli
 from allranks.cli.sweep_jobs import ended
+from allranks.views.report import sweep as sweep_report
+from allranks.views.report.sweep_cost import TrialJobs
 from support.archives import WrittenArchive
 from support.some_api import SomeApi
 from support.sweep_samples import a_sweep, trial_of, with_gpu_time

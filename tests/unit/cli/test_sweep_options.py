@@ -9,8 +9,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from allranks.authoring.sweep_options import parameter, sweep_document
 from allranks.cli.main import cli
-from allranks.cli.sweep_options import parameter, sweep_document
 from allranks.errors import InvalidManifest
 from support.builders import manifest, table
 from unit.api.test_sweep import sweep

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from allranks.api.sweep import Parameter
 from allranks.api.sweep_validation import parse_sweep
-from allranks.cli.job_report import sweep as sweep_report
 from allranks.cli.main import cli
 from allranks.kube import sweep_codec
+from allranks.views.report import sweep as sweep_report
 from support.builders import table
 from support.sweep_world import World
 from unit.api.test_sweep import sweep

@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from allranks.cli.job_report.forms import rendered
 from allranks.cli.live import dashboard
 from allranks.cli.main import cli
+from allranks.views.report.forms import rendered
 from support import reported
 from support.builders import table
 from support.reported import at

@@ -40,7 +40,7 @@ def test_no_other_module_names_a_framework():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value in FRAMEWORKS
     }
-    allowed = ("frameworks/", "inpod/", "cli/convert/")
+    allowed = ("frameworks/", "inpod/", "authoring/convert/")
     assert {path for path in named if not path.startswith(allowed)} == set()
 
 

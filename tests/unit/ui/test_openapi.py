@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from allranks.cli.format.cost import Cost
-from allranks.cli.job_report.model import Report
-from allranks.cli.job_report.timeline import Attempt
 from allranks.client.queues import Queue
 from allranks.kube.cluster import Where
 from allranks.ui.app import application
@@ -21,6 +18,9 @@ from allranks.ui.openapi import DistributedTraining, ObjectList, TrainingSweep
 from allranks.ui.routes.compare import Comparison
 from allranks.ui.routes.history import HistoryGroup
 from allranks.ui.routes.nodes import Node
+from allranks.views.format.cost import Cost
+from allranks.views.report.model import Report
+from allranks.views.report.timeline import Attempt
 from support.job_api import JobApi
 from support.sweep_samples import with_gpu_time
 from support.ui_samples import (

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from allranks.cli import manifest_files
+from allranks.authoring import manifest_files
+from allranks.authoring.manifest_files import Unreadable
 from allranks.cli.completers import complete_files
-from allranks.cli.manifest_files import Unreadable
 from allranks.cli.options import BAD_MANIFEST, FAILED, OK, cluster_options, print_problem, run_on_cluster, set_option
 from allranks.kube.cluster import Cluster, Where
 
 if TYPE_CHECKING:
-    from allranks.cli.convert.documents import Converted
-    from allranks.cli.manifests import Loaded
+    from allranks.authoring.convert.documents import Converted
+    from allranks.authoring.manifests import Loaded
 
 LIVE = "live objects"
 """Stands for a file in messages about objects of a cluster."""
@@ -69,14 +69,14 @@ def convert(
 
 
 async def _live(cluster: Cluster, arguments: Sequence[str], sets: Sequence[str], output: str, check: bool) -> int:
-    from allranks.cli.other_operators import read
+    from allranks.client.other_operators import read
 
     documents = [(LIVE, document) for document in await read(cluster, arguments)]
     return _convert(documents, sets, output, check)
 
 
 def _convert(documents: list[tuple[str, Any]], sets: Sequence[str], output: str, check: bool) -> int:
-    from allranks.cli.convert.documents import convert, unlisted
+    from allranks.authoring.convert.documents import convert, unlisted
 
     results = convert([(name, item) for name, document in documents for item in unlisted([document])])
     if all(one.draft is None and not one.problems for one in results):
@@ -109,7 +109,7 @@ def _convert(documents: list[tuple[str, Any]], sets: Sequence[str], output: str,
 
 def _set_and_validate(results: Iterable[Converted], sets: Sequence[str]) -> list[str]:
     """Applies --set to the jobs. Returns what `allranks validate` would refuse."""
-    from allranks.cli.manifests import InvalidManifests, load_documents
+    from allranks.authoring.manifests import InvalidManifests, load_documents
 
     out = []
     for one in results:
@@ -152,8 +152,8 @@ def _summarize(results: Iterable[Converted]) -> None:
 
 def _check(results: Iterable[Converted]) -> int:
     """Runs the jobs with `allranks run`. A job whose programs are not here is not run."""
-    from allranks.cli.format.yaml import dump
-    from allranks.cli.manifests import load_documents
+    from allranks.authoring.manifests import load_documents
+    from allranks.authoring.yaml_text import dump
 
     status = OK
     for one in results:

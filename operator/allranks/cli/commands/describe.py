@@ -14,15 +14,6 @@ from allranks.api.status import Status
 from allranks.api.sweep import KIND as SWEEP
 from allranks.cli.archived import Archive, also_missing, archive_options, find_job_or_sweep, without_cluster
 from allranks.cli.completers import complete_jobs
-from allranks.cli.description import Fact, conditions, facts, of_object, section
-from allranks.cli.description import events as events_table
-from allranks.cli.format import cost as costs
-from allranks.cli.format import gpus, outcome
-from allranks.cli.format import progress as progress_text
-from allranks.cli.format.duration import age, elapsed, human
-from allranks.cli.format.objects import DATA_OUTPUTS, render_data
-from allranks.cli.format.table import Grid
-from allranks.cli.job_report import data
 from allranks.cli.live.terminal import terminal
 from allranks.cli.local_runs import note_run
 from allranks.cli.options import FAILED, OK, cluster_options, name_callback, print_error, run_on_cluster
@@ -36,6 +27,15 @@ from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.job_codec import pods_of, ranks_of, status_of
 from allranks.kube.paths import core_path
+from allranks.views.description import Fact, conditions, facts, of_object, section
+from allranks.views.description import events as events_table
+from allranks.views.format import cost as costs
+from allranks.views.format import gpus, outcome
+from allranks.views.format import progress as progress_text
+from allranks.views.format.duration import age, elapsed, human
+from allranks.views.format.objects import DATA_OUTPUTS, render_data
+from allranks.views.format.table import Grid
+from allranks.views.report import data
 
 MAX_PODS = 64
 """A larger job lists only pods that need attention."""
@@ -109,7 +109,8 @@ async def _describe_sweep(
     cluster: Cluster | None, sweep: Manifest, exists: bool, archive: Archive, output: str | None
 ) -> int:
     """`cluster` None: nothing says what exists. Raises AllranksError."""
-    from allranks.cli import sweep_description, sweep_jobs
+    from allranks.cli import sweep_jobs
+    from allranks.views import sweep_description
 
     events: list[Manifest] | str
     if exists and cluster:

@@ -11,11 +11,11 @@ import click
 from allranks.cli.doctor import cluster as of_cluster
 from allranks.cli.doctor import machine as of_machine
 from allranks.cli.doctor.findings import Finding, not_checked, problem, run_checks
-from allranks.cli.format.objects import DATA_OUTPUTS, render_data
-from allranks.cli.format.table import cell
 from allranks.cli.options import FAILED, OK, cluster_options, run_on_cluster
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Cluster, Where
+from allranks.views.format.objects import DATA_OUTPUTS, render_data
+from allranks.views.format.table import cell
 
 COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 

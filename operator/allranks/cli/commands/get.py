@@ -14,8 +14,6 @@ from allranks.api.sweep import KIND as SWEEP
 from allranks.cli import archived
 from allranks.cli.archived import ARCHIVED, VARIABLE, Archive, archive_option
 from allranks.cli.completers import complete_jobs
-from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
-from allranks.cli.format.table import Table
 from allranks.cli.local_runs import note_run
 from allranks.cli.options import FAILED, OK, cluster_options, names_callback, print_error, print_problem, run_on_cluster
 from allranks.client.jobs import get_job, with_suggestion
@@ -24,6 +22,8 @@ from allranks.kube import paths
 from allranks.kube.cluster import TABLE, Change, Cluster, Manifest, Watch, Where, metadata
 from allranks.kube.label_selectors import label_selection
 from allranks.kube.paths import job_path
+from allranks.views.format.objects import OBJECT_OUTPUTS, render_objects
+from allranks.views.format.table import Table
 
 OUTPUTS = ("wide", *OBJECT_OUTPUTS)
 

@@ -49,8 +49,8 @@ def init(script: str, output: str, replicas: int, gpus: int, image: str | None, 
     The script is read and not run. Its imports choose the framework and the command; its command-line options
     (argparse, click) become arguments with their defaults; ALLRANKS_CHECKPOINT_DIR in it adds a volume for checkpoints.
     """
-    from allranks.cli.script_job import read_script
-    from allranks.cli.starter_manifest import make_starter, source_of
+    from allranks.authoring.script_job import read_script
+    from allranks.authoring.starter_manifest import make_starter, source_of
 
     if not script.endswith(".py"):
         raise click.UsageError(f"{script}: specify a Python script (FILE.py).")

@@ -23,7 +23,6 @@ from allranks.cli.archived import (
     without_cluster,
 )
 from allranks.cli.completers import complete_jobs
-from allranks.cli.format.progress import pod_state
 from allranks.cli.local_runs import note_run, print_logs, run_instead
 from allranks.cli.log_printers import JsonPrinter, Printer
 from allranks.cli.options import (
@@ -45,6 +44,7 @@ from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.job_codec import ranks_of, status_of
 from allranks.kube.pod_logs import Line, LogOptions, merged, read
 from allranks.open_files import raise_open_files
+from allranks.views.format.progress import pod_state
 
 
 @dataclass(frozen=True)

@@ -141,8 +141,8 @@ def _print(
     has_job: Callable[[Trial], bool] = lambda _: True,
 ) -> int:
     """Print the job for a trial. `has_job`: whether the job of a trial exists."""
-    from allranks.cli.format.yaml import dump
-    from allranks.cli.manifests import load_documents
+    from allranks.authoring.manifests import load_documents
+    from allranks.authoring.yaml_text import dump
     from allranks.core.sweeps import trial_job
     from allranks.kube import sweep_codec
 

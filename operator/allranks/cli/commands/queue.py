@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 import click
 
-from allranks.cli.format.duration import age, human
-from allranks.cli.format.table import Table
 from allranks.cli.options import OK, on_cluster
 from allranks.client.queues import Queue, read_queues
 from allranks.kube.cluster import Cluster
-from allranks.views.json_form import as_json
+from allranks.views.format.duration import age, human
+from allranks.views.format.json_form import as_json
+from allranks.views.format.table import Table
 
 
 @click.command(

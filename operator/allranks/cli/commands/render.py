@@ -15,7 +15,7 @@ from allranks.version import OPERATOR_IMAGE
 if TYPE_CHECKING:
     from allranks.api.job import Job
     from allranks.api.pool import PoolSpec
-    from allranks.cli.manifests import Loaded
+    from allranks.authoring.manifests import Loaded
 
 REPORT_URL = "http://allranks.allranks-system.svc:8081/v1/report"
 """The address of the operator's report server where docs/platform/install.md installs it."""
@@ -65,8 +65,8 @@ def render(
     The files must contain the TrainingPool that a job names. Owner references have a UID of zeros, because the API
     server assigns the UID, and a job with generateName has the name NAME00001.
     """
-    from allranks.cli.format.yaml import dump
-    from allranks.cli.manifests import load
+    from allranks.authoring.manifests import load
+    from allranks.authoring.yaml_text import dump
 
     try:
         loaded = load(files, sets)

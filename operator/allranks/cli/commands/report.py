@@ -16,15 +16,15 @@ from click.shell_completion import CompletionItem
 from allranks.api.job import KIND
 from allranks.cli.archived import Archive, also_missing, archive_options, find_job_or_sweep, without_cluster
 from allranks.cli.completers import complete_files, complete_jobs_and_runs
-from allranks.cli.job_report.forms import FORMS, SUFFIXES, WIDTH, rendered
 from allranks.cli.options import FAILED, OK, cluster_options, name_callback, print_error, run_on_cluster
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.local.run_directories import LATEST, RUN_FILE
+from allranks.views.report.forms import FORMS, SUFFIXES, WIDTH, rendered
 
 if TYPE_CHECKING:
-    from allranks.cli.job_report.run_files import RunFiles
-    from allranks.cli.job_report.sweep_cost import TrialJobs
+    from allranks.views.report.run_files import RunFiles
+    from allranks.views.report.sweep_cost import TrialJobs
 
 
 class Output(NamedTuple):
@@ -140,10 +140,10 @@ def report(
 
 
 async def _from_cluster(cluster: Cluster, name: str, output: Output, archive: Archive) -> int:
-    from allranks.cli.job_report.model import last_update
-    from allranks.cli.job_report.run_files import read_differences
-    from allranks.cli.job_report.sweep import is_sweep
     from allranks.cli.sweep_jobs import of_cluster
+    from allranks.views.report.model import last_update
+    from allranks.views.report.run_files import read_differences
+    from allranks.views.report.sweep import is_sweep
 
     found, exists = await find_job_or_sweep(cluster, name, archive)
     if is_sweep([found]):
@@ -155,9 +155,9 @@ async def _from_cluster(cluster: Cluster, name: str, output: Output, archive: Ar
 
 def _without_cluster(error: AllranksError, where: Where, name: str, output: Output, archive: Archive) -> int:
     """Reports on an archived job or sweep, or on a local run, if the cluster has none. Returns the exit status."""
-    from allranks.cli.job_report.model import last_update
-    from allranks.cli.job_report.sweep import is_sweep
     from allranks.cli.sweep_jobs import of_archive
+    from allranks.views.report.model import last_update
+    from allranks.views.report.sweep import is_sweep
 
     try:
         if found := without_cluster(error, where, name, archive, sweeps=True):
@@ -206,9 +206,9 @@ def write_of_run(run_dir: Path, output: Output, name: str | None = None) -> None
 
 
 def _write_of_file(source: str, name: str | None, shown: str, output: Output, run_dir: Path | None = None) -> None:
-    from allranks.cli.job_report.model import last_update
-    from allranks.cli.job_report.run_files import read_run_files
-    from allranks.cli.job_report.sweep import is_sweep
+    from allranks.views.report.model import last_update
+    from allranks.views.report.run_files import read_run_files
+    from allranks.views.report.sweep import is_sweep
 
     documents = _read(source)
     if sweep := is_sweep(documents):
@@ -220,7 +220,7 @@ def _write_of_file(source: str, name: str | None, shown: str, output: Output, ru
 
 def write(job: Manifest, output: Output, now: datetime | None = None, run: RunFiles | None = None) -> None:
     """Prints the report, or writes it to a file. `now`: end of the report. Raises NoReport."""
-    from allranks.cli.format.plots import supports_unicode
+    from allranks.views.format.plots import supports_unicode
 
     file = output.file
     width = max(60, min(shutil.get_terminal_size().columns, 140)) if sys.stdout.isatty() and not file else WIDTH
@@ -237,7 +237,7 @@ def _write_sweep_of_run(run_dir: Path, name: str, output: Output) -> None:
 
 
 def _write_sweep(sweep: Mapping[str, Any], output: Output, jobs: TrialJobs | None = None) -> None:
-    from allranks.cli.job_report.sweep import rendered as rendered_sweep
+    from allranks.views.report.sweep import rendered as rendered_sweep
 
     if output.form == "diff":
         raise NoReport("a sweep has no code of its own: name one of its trials to see what its code differs in")

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from allranks.authoring.script_job import is_script
 from allranks.cli.completers import complete_files
 from allranks.cli.live.session import NOT_STARTED, WORDS, Session, exit_on_ctrl_c
 from allranks.cli.options import OK, Count, code_option, print_error, set_option
 from allranks.cli.safe_output import use_colour
-from allranks.cli.script_job import is_script
 from allranks.frameworks import FRAMEWORKS
 
 if TYPE_CHECKING:
     from allranks.api.job import Job
-    from allranks.cli.manifests import Loaded
+    from allranks.authoring.manifests import Loaded
     from allranks.code.bundle import Bundle
     from allranks.local import LocalRun
 
@@ -166,7 +166,7 @@ def run(
     Ctrl-C sends SIGTERM to the ranks and waits for the grace period, a second Ctrl-C kills them immediately. Ranks that
     store checkpoints on request are asked for one before SIGTERM.
     """
-    from allranks.cli.script_loading import load_script
+    from allranks.authoring.script_loading import load_script
     from allranks.cli.volume_option import mapped_volumes
     from allranks.errors import AllranksError
     from allranks.local import LocalRun, Options, run_directories
@@ -296,8 +296,8 @@ _Additions = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 
 
 def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions, code: Path | None) -> Loaded:
-    from allranks.cli.additions import Additions
-    from allranks.cli.manifests import load
+    from allranks.authoring.additions import Additions
+    from allranks.authoring.manifests import load
 
     return load(
         files, sets, additions=Additions(*additions), random_names=True, code=code, here=True, sweeps_suffice=True
@@ -350,7 +350,7 @@ def _run_dir(given: Path | None, job: str, reserved: list[Path] | None, *, sever
 
 
 def _print_pods(runs: Iterable[LocalRun]) -> None:
-    from allranks.cli.format.yaml import dump
+    from allranks.authoring.yaml_text import dump
 
     click.echo("# The pods that allranks run would start. The ports are examples: each run uses free ports.")
     click.echo(dump([pod for one in runs for pod in one.preview()]), nl=False)

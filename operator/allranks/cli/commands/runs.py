@@ -16,11 +16,11 @@ import click
 from allranks.cli.commands.report import Output, output_option
 from allranks.cli.commands.stacks import stacks_options
 from allranks.cli.completers import complete_runs
-from allranks.cli.format.duration import age, elapsed
 from allranks.cli.options import FAILED, Count, Duration, print_error, root_option
 from allranks.cli.suggestions import SuggestingGroup
 from allranks.errors import AllranksError
 from allranks.text import size
+from allranks.views.format.duration import age, elapsed
 
 if TYPE_CHECKING:
     from allranks.local.run_directories import StoredRun
@@ -65,8 +65,8 @@ def runs(ctx: click.Context, root: Path | None, output: str | None, trials: bool
 @click.option("--trials", is_flag=True, help="Also list the trials of sweeps. JSON always has them.")
 def list_(root: Path, output: str | None, trials: bool) -> None:
     """List the stored runs and sweeps, by name, the oldest first. TRIALS: those of a sweep that have ended, of all."""
-    from allranks.cli.format.table import Table
     from allranks.local.sweep_files import StoredSweep, list_stored
+    from allranks.views.format.table import Table
 
     found = list_stored(root)
     if output:

@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 
 from allranks.api.job import KIND
-from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
 from allranks.cli.options import (
     BAD_MANIFEST,
     FAILED,
@@ -26,6 +25,7 @@ from allranks.cli.options import (
 from allranks.client.submission import Session
 from allranks.errors import ClusterError, InvalidManifest
 from allranks.kube.cluster import Cluster, Manifest
+from allranks.views.format.objects import OBJECT_OUTPUTS, render_objects
 
 
 @click.command(
@@ -74,7 +74,7 @@ async def submit(
     All manifests are validated first: if one is not valid, nothing is sent. An object that already exists is updated
     if it differs and can be changed. FILE can be - for standard input.
     """
-    from allranks.cli.manifests import load
+    from allranks.authoring.manifests import load
 
     try:
         loaded = load(files, sets, pools_suffice=True, code=code)

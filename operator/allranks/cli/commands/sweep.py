@@ -90,7 +90,7 @@ def sweep(file: str, dry_run: bool, sets: tuple[str, ...], code: Path | None, **
 
     The manifest of the best trial is printed to stdout, ready to run. On a cluster, kubectl apply runs a TrainingSweep.
     """
-    from allranks.cli.format.yaml import dump
+    from allranks.authoring.yaml_text import dump
     from allranks.cli.live.sweep_session import run_sweep
     from allranks.cli.volume_option import mapped_volumes
     from allranks.errors import AllranksError
@@ -125,9 +125,9 @@ _NAMES = {"random": "Random", "grid": "Grid", "tpe": "TPE", "asha": "ASHA", "med
 
 def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str, Any]) -> Any:
     """(the loaded sweep, its document). Raises AllranksError."""
-    from allranks.cli import manifest_files
-    from allranks.cli.manifests import load, load_documents
-    from allranks.cli.sweep_options import is_job, parameter, sweep_document
+    from allranks.authoring import manifest_files
+    from allranks.authoring.manifests import load, load_documents
+    from allranks.authoring.sweep_options import is_job, parameter, sweep_document
     from allranks.errors import InvalidManifest
 
     content = manifest_files.read(file)

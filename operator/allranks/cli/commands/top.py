@@ -17,9 +17,6 @@ import click
 
 from allranks.api.status import FINISHED
 from allranks.cli.completers import complete_jobs
-from allranks.cli.format.objects import DATA_OUTPUTS, render_data
-from allranks.cli.format.plots import supports_unicode
-from allranks.cli.format.table import Grid
 from allranks.cli.live import dashboard
 from allranks.cli.live.dashboard import JobRow, data, job_row, plain
 from allranks.cli.live.terminal import FullScreen, Line, terminal
@@ -30,6 +27,9 @@ from allranks.client.jobs import get_job
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Change, Cluster, Manifest, Watch, Where, metadata
 from allranks.kube.paths import job_path
+from allranks.views.format.objects import DATA_OUTPUTS, render_data
+from allranks.views.format.plots import supports_unicode
+from allranks.views.format.table import Grid
 
 MIN_INTERVAL = 0.2
 

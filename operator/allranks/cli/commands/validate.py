@@ -12,7 +12,7 @@ import click
 from allranks.cli.options import BAD_MANIFEST, files_argument, print_problem, set_option
 
 if TYPE_CHECKING:
-    from allranks.cli.manifests import Finding, Loaded
+    from allranks.authoring.manifests import Finding, Loaded
 
 
 @click.command(
@@ -39,7 +39,7 @@ def validate(files: tuple[str, ...], sets: tuple[str, ...], output: str, strict:
     Pod templates are checked with the types of Kubernetes. A field that this version of Kubernetes does not have is an
     error if it is a misspelling, and a warning otherwise. Notes are advice. FILE can be - for standard input.
     """
-    from allranks.cli.manifests import InvalidManifests, load
+    from allranks.authoring.manifests import InvalidManifests, load
 
     try:
         loaded = load(files, sets, pools_suffice=True, sweeps_suffice=True)

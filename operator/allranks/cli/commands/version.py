@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from allranks.cli.format.yaml import dump
+from allranks.authoring.yaml_text import dump
 from allranks.version import __version__
 
 

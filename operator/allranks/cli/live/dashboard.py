@@ -12,16 +12,16 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from allranks.api.status import ProgressStatus, Status
-from allranks.cli.format import gpus, plots
-from allranks.cli.format import progress as progress_text
-from allranks.cli.format.duration import age, elapsed, human
-from allranks.cli.format.outcome import failure_line
-from allranks.cli.format.table import Grid, Styled, cell
-from allranks.cli.job_report.model import Report, build_report
 from allranks.cli.live.summary import PHASES
 from allranks.cli.live.terminal import Line
 from allranks.core.accounting import time_accounting
 from allranks.kube.job_codec import status_of
+from allranks.views.format import gpus, plots
+from allranks.views.format import progress as progress_text
+from allranks.views.format.duration import age, elapsed, human
+from allranks.views.format.outcome import failure_line
+from allranks.views.format.table import Grid, Styled, cell
+from allranks.views.report.model import Report, build_report
 
 KINDS = {"queued": "bright_black", "starting": "yellow", "productive": "green", "lost": "red", "uploading": "cyan"}
 """Kind of time -> style."""

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from allranks.api.status import FINISHED, Status
-from allranks.cli.format import progress as progress_text
-from allranks.cli.format.duration import elapsed
-from allranks.cli.format.log_lines import Fold, Source, label, prefixed
 from allranks.cli.live.summary import Summary, open_screen
 from allranks.control_sequences import clean
 from allranks.core.facts.model import Event, Pod
 from allranks.core.facts.naming import replica_key
 from allranks.frameworks.hints import LogReader
+from allranks.views.format import progress as progress_text
+from allranks.views.format.duration import elapsed
+from allranks.views.format.log_lines import Fold, Source, label, prefixed
 
 DRAW_SECONDS = 0.1
 COUNT_SECONDS = 1.0

@@ -119,7 +119,7 @@ class Session:
                 self._loop.call_soon_threadsafe(self._stop, signal.SIGPIPE)
 
     def _print_outcome(self, local: LocalRun, how: str, broken: AllranksError | None) -> None:
-        from allranks.cli.format.outcome import failure_block, rendered, resource, summary
+        from allranks.views.format.outcome import failure_block, rendered, resource, summary
 
         shown = resource(local.job.name, local.job.namespace, local.status)
         if how == "stopped" and not local.started:

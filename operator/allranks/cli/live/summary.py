@@ -9,16 +9,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
 from allranks.api.status import ProgressStatus, Status
-from allranks.cli.format import plots
-from allranks.cli.format import progress as progress_text
-from allranks.cli.format.duration import elapsed, human
-from allranks.cli.format.log_lines import COLOURS
-from allranks.cli.format.outcome import failure_line
-from allranks.cli.format.progress import pod_state
 from allranks.cli.live.terminal import set_keys, terminal
 from allranks.control_sequences import clean
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import replica_key
+from allranks.views.format import plots
+from allranks.views.format import progress as progress_text
+from allranks.views.format.duration import elapsed, human
+from allranks.views.format.log_lines import COLOURS
+from allranks.views.format.outcome import failure_line
+from allranks.views.format.progress import pod_state
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

@@ -17,17 +17,17 @@ import click
 from allranks.api import sweep_values
 from allranks.api.sweep import Sweep
 from allranks.api.sweep_status import ENDED, SweepStatus, Trial
-from allranks.cli.format.table import Grid, Styled
-from allranks.cli.format.yaml import dump
+from allranks.authoring.yaml_text import dump
 from allranks.cli.live.session import NOT_STARTED, exit_on_ctrl_c
 from allranks.cli.options import FAILED, OK, print_error
 from allranks.cli.safe_output import use_colour
 from allranks.core.facts.model import Event
+from allranks.views.format.table import Grid, Styled
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from allranks.cli.sweep_manifests import LoadedSweep
+    from allranks.authoring.sweep_manifests import LoadedSweep
     from allranks.local.sweep import LocalSweep
 
 

@@ -11,7 +11,6 @@ from typing import Any, TextIO
 import click
 
 from allranks.api.status import FINISHED, Status
-from allranks.cli.format.outcome import failure_block, failure_line, summary
 from allranks.cli.live.renderer import Renderer
 from allranks.cli.options import FAILED, OK, TIMED_OUT
 from allranks.cli.safe_output import use_colour
@@ -23,6 +22,7 @@ from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import status_of
 from allranks.kube.pod_logs import Line, LogOptions
 from allranks.open_files import raise_open_files
+from allranks.views.format.outcome import failure_block, failure_line, summary
 
 STATES: dict[str, Callable[[Status], bool]] = {
     "succeeded": lambda status: status.phase in FINISHED,

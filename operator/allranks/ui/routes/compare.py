@@ -12,18 +12,18 @@ from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, ConfigDict
 
 from allranks.archive.store import ArchiveError
-from allranks.cli.format import cost as costs
-from allranks.cli.format import progress as progress_text
-from allranks.cli.format.duration import elapsed
-from allranks.cli.job_report import plots
-from allranks.cli.job_report.model import Report
-from allranks.cli.job_report.plots import Plot
 from allranks.ui.entries import Entry, Manifest, Source, in_order, newest_first
 from allranks.ui.problems import RESPONSES, Problem
 from allranks.ui.rendering import render
 from allranks.ui.routes.rest import StateOf, as_printed
 from allranks.ui.state import State
-from allranks.views.json_form import CONFIG
+from allranks.views.format import cost as costs
+from allranks.views.format import progress as progress_text
+from allranks.views.format.duration import elapsed
+from allranks.views.format.json_form import CONFIG
+from allranks.views.report import plots
+from allranks.views.report.model import Report
+from allranks.views.report.plots import Plot
 
 api = APIRouter(prefix="/api/v1", responses=RESPONSES)
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)

@@ -18,8 +18,6 @@ from pydantic import ConfigDict, Field
 
 from allranks.api.status import FINISHED, Status
 from allranks.archive.store import ArchiveError
-from allranks.cli.format import cost as costs
-from allranks.cli.format import progress as progress_text
 from allranks.core.accounting import time_accounting
 from allranks.kube.job_codec import status_of
 from allranks.ui import job_rows, sweeps
@@ -29,7 +27,9 @@ from allranks.ui.rendering import render
 from allranks.ui.routes.rest import StateOf, as_printed
 from allranks.ui.state import State
 from allranks.ui.sweeps import SweepEntry
-from allranks.views.json_form import CONFIG, as_json
+from allranks.views.format import cost as costs
+from allranks.views.format import progress as progress_text
+from allranks.views.format.json_form import CONFIG, as_json
 
 api = APIRouter(prefix="/api/v1", responses=RESPONSES)
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)

@@ -9,8 +9,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from allranks.cli.format.yaml import dump
-from allranks.cli.manifests import Finding
+from allranks.authoring.manifests import Finding
+from allranks.authoring.yaml_text import dump
 from allranks.errors import AllranksError
 from allranks.ui import new_job
 from allranks.ui.problems import status_of

@@ -15,7 +15,6 @@ from fastapi.responses import HTMLResponse, Response
 from pydantic import ConfigDict
 
 from allranks.api.status import FINISHED, Failure
-from allranks.cli.format.duration import elapsed
 from allranks.core.facts import gpu_count
 from allranks.core.facts.naming import JOB_LABEL, TRAINER
 from allranks.errors import ClusterError
@@ -24,7 +23,8 @@ from allranks.ui.problems import RESPONSES
 from allranks.ui.rendering import render, stream_address
 from allranks.ui.routes.rest import StateOf, as_printed
 from allranks.ui.state import State
-from allranks.views.json_form import CONFIG, as_json
+from allranks.views.format.duration import elapsed
+from allranks.views.format.json_form import CONFIG, as_json
 
 api = APIRouter(prefix="/api/v1", responses=RESPONSES)
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)

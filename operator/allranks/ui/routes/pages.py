@@ -14,11 +14,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from allranks.api.status import FINISHED
-from allranks.cli.format.duration import age, human
-from allranks.cli.format.events import group_events
-from allranks.cli.format.outcome import describe, hint_for
-from allranks.cli.format.yaml import dump
-from allranks.cli.job_report import html
+from allranks.authoring.yaml_text import dump
 from allranks.core.facts.naming import SWEEP_LABEL, replica_key
 from allranks.errors import ClusterError
 from allranks.local.run_directories import INTERRUPTED
@@ -34,6 +30,10 @@ from allranks.ui.routes.rest import EntryOf, Item, StateOf
 from allranks.ui.runs import log_file
 from allranks.ui.state import USER, State
 from allranks.ui.users import remember_namespace
+from allranks.views.format.duration import age, human
+from allranks.views.format.events import group_events
+from allranks.views.format.outcome import describe, hint_for
+from allranks.views.report import html
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 

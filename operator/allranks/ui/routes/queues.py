@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, Response
 
-from allranks.cli.format.duration import age, human
 from allranks.core.facts.quantity import quantity
 from allranks.errors import ClusterError
 from allranks.ui.rendering import render, stream_address
 from allranks.ui.routes.rest import StateOf
+from allranks.views.format.duration import age, human
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 

@@ -12,9 +12,6 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
 from allranks.api.validation import parse
-from allranks.cli.job_report import html
-from allranks.cli.job_report.model import Report
-from allranks.cli.job_report.timeline import Attempt
 from allranks.client.actions import Changed, delete_job, scale_job, set_suspended
 from allranks.client.queues import Queue
 from allranks.core.facts.naming import TRAINER
@@ -26,7 +23,10 @@ from allranks.ui.openapi import Job, JobList, ObjectList
 from allranks.ui.problems import RESPONSES, Problem, details
 from allranks.ui.ranks import Rank
 from allranks.ui.state import State
-from allranks.views.json_form import as_json
+from allranks.views.format.json_form import as_json
+from allranks.views.report import html
+from allranks.views.report.model import Report
+from allranks.views.report.timeline import Attempt
 
 router = APIRouter(prefix="/api/v1", responses=RESPONSES)
 

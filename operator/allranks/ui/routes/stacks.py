@@ -11,7 +11,6 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel
 
 from allranks.api.status import FINISHED
-from allranks.cli.format.duration import age
 from allranks.client import rank_stacks
 from allranks.client.rank_stacks import ANSWER_SECONDS, CLOCK_SECONDS, Stacks
 from allranks.client.recent_lines import MOST_PODS, lines_since
@@ -26,6 +25,7 @@ from allranks.ui.rendering import MOST_FORM_BYTES, read_form, render
 from allranks.ui.routes.pages import about
 from allranks.ui.routes.rest import EntryOf, Item, StateOf, Uid, unchanged
 from allranks.ui.state import State
+from allranks.views.format.duration import age
 
 api = APIRouter(prefix="/api/v1", responses=RESPONSES)
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)

@@ -8,8 +8,6 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from allranks.cli.job_report import html
-from allranks.cli.job_report import sweep as sweep_report
 from allranks.errors import ClusterError
 from allranks.ui import sweeps
 from allranks.ui.entries import Source
@@ -19,6 +17,8 @@ from allranks.ui.rendering import render, stream_address
 from allranks.ui.routes.pages import event_rows
 from allranks.ui.routes.rest import Namespace, StateOf, as_printed, object_list
 from allranks.ui.sweeps import SweepEntry
+from allranks.views.report import html
+from allranks.views.report import sweep as sweep_report
 
 rest = APIRouter(prefix="/api/v1", responses=RESPONSES)
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from allranks.cli.convert.documents import Converted, convert
-from allranks.cli.convert.draft import Draft
+from allranks.authoring.convert.documents import Converted, convert
+from allranks.authoring.convert.draft import Draft
 
 from .rendered import Rendered
 

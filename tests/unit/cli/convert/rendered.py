@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from allranks.authoring.manifests import load_documents
 from allranks.cli.commands.render import rendered
-from allranks.cli.manifests import load_documents
 
 Pods = dict[tuple[str, int], dict[str, Any]]
 

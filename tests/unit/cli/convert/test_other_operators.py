@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from allranks.cli.convert.documents import convert
+from allranks.authoring.convert.documents import convert
 from support.builders import table
 
 from .inputs import comments, draft, manifest, result

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from allranks.cli.convert.documents import Converted, convert
-from allranks.cli.convert.training_runtimes import published
+from allranks.authoring.convert.documents import Converted, convert
+from allranks.authoring.convert.training_runtimes import published
 
 from . import original
 from .rendered import Rendered

@@ -8,11 +8,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+from allranks.authoring.yaml_text import dump
 from allranks.cli.commands.debug_archive.archive import Archive, Log, log_limit
 from allranks.cli.commands.describe import described
-from allranks.cli.format.yaml import dump
-from allranks.cli.job_report.forms import rendered
-from allranks.cli.job_report.run_files import read_differences
 from allranks.client.jobs import events_of
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import ClusterError
@@ -22,6 +20,8 @@ from allranks.kube.paths import core_path
 from allranks.kube.pod_logs import LogOptions, read
 from allranks.masking import masked, secrets_in
 from allranks.version import __version__
+from allranks.views.report.forms import rendered
+from allranks.views.report.run_files import read_differences
 
 CONCURRENT_LOGS = 16
 README = """\

@@ -1,0 +1,136 @@
+"""Converts all jobs in the documents of files, and prints them with comments; other objects stay as they are."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from allranks.authoring import yaml_text as yaml
+from allranks.authoring.convert import kinds
+from allranks.authoring.convert.draft import Draft, Path
+from allranks.authoring.convert.source import Fields
+from allranks.errors import InvalidManifest
+
+_WIDTH = 118
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A document of the output."""
+
+    source: str
+    """The file."""
+    documents: tuple[dict[str, Any], ...]
+    """One object, and for a job those that complete it."""
+    draft: Draft | None = None
+    """None for an object that stays as it is."""
+    problems: tuple[tuple[str, str], ...] = field(default=())
+    """(path in the source, message) of a job that cannot be converted; it has no documents."""
+    name: str = ""
+    """`PyTorchJob mnist`"""
+
+    def text(self) -> str:
+        """YAML with comments."""
+        if self.draft is None:
+            return yaml.dump(self.documents)
+        head = [f"Converted from {self.name} by allranks convert."]
+        head += [f"Dropped: {path}: {why}." for path, why in self.draft.dropped]
+        first = _commented(self.draft.document, head, self.draft.comments)
+        return "---\n".join([first, *(yaml.dump([one]) for one in self.draft.further)])
+
+
+def unlisted(documents: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """The documents, with the items of lists in place of these, as `kubectl get -o yaml` prints several objects."""
+    for document in documents:
+        if not isinstance(document, dict):
+            continue
+        items = document.get("items")
+        if str(document.get("kind", "")).endswith("List") and isinstance(items, list):
+            kind = str(document["kind"])[: -len("List")]
+            inherited = {"apiVersion": document.get("apiVersion"), "kind": kind} if kind else {}
+            yield from unlisted({**inherited, **item} for item in items if isinstance(item, dict))
+        else:
+            yield document
+
+
+def convert(documents: Sequence[tuple[str, dict[str, Any]]]) -> list[Converted]:
+    """`documents`: (file, object). TrainingRuntimes are used and not printed."""
+    runtimes = [document for _, document in documents if kinds.is_runtime(document)]
+
+    def find(kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        for runtime in runtimes:
+            metadata = runtime.get("metadata") or {}
+            same = kind != "TrainingRuntime" or not namespace or metadata.get("namespace", namespace) == namespace
+            if (runtime.get("kind"), metadata.get("name")) == (kind, name) and same:
+                return runtime
+        return None
+
+    return [_converted(source, document, find) for source, document in documents if not kinds.is_runtime(document)]
+
+
+def _converted(source: str, document: dict[str, Any], find: Any) -> Converted:
+    kind = kinds.kind_of(document)
+    if kind is None:
+        return Converted(source, (document,))
+    metadata = document.get("metadata")
+    found = metadata if isinstance(metadata, dict) else {}
+    name = f"{kind.name} {found.get('name') or found.get('generateName') or ''}".strip()
+    try:
+        draft = kind.convert(Fields(document), find)
+    except InvalidManifest as error:
+        return Converted(source, (), problems=tuple(error.problems), name=name)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        # No schema of the other operator is at hand, and its API server accepts nothing that leads here.
+        text = f"a field has a type that no {kind.name} has: `kubectl apply --dry-run=server` names it"
+        return Converted(source, (), problems=(("spec", text),), name=name)
+    return Converted(source, (draft.document, *draft.further), draft, name=name)
+
+
+def _commented(document: Mapping[str, Any], head: Iterable[str], comments: Iterable[tuple[Path, str]]) -> str:
+    """`head`: lines before the document. A comment on a field that does not exist is above the nearest field around
+    it; one on an item of a list is above the list."""
+    marker = "comment"
+    while marker in json.dumps(document, default=str):
+        marker += "_"
+    texts: list[str] = []
+    marked = _copy(document)
+    for path, text in comments:
+        if text not in texts:  # several roles can have the same remark
+            _mark(marked, path, f"{marker}{len(texts)}")
+            texts.append(text)
+    out = [line for text in head for line in _lines(text, "")]
+    for line in yaml.dump([marked]).splitlines():
+        found = re.fullmatch(rf"( *){marker}(\d+): null", line)
+        out += _lines(texts[int(found[2])], found[1]) if found else [line]
+    return "\n".join(out) + "\n"
+
+
+def _lines(text: str, indent: str) -> list[str]:
+    start = f"{indent}# "
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=start, subsequent_indent=start, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def _copy(value: Any) -> Any:
+    return {key: _copy(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def _mark(document: dict[str, Any], path: Path, marker: str) -> None:
+    """Puts a marker before the last key of the path that exists."""
+    here, name = document, ""
+    parent = document
+    for step in path:
+        if not isinstance(here, dict) or step not in here:
+            break
+        parent, name, here = here, step, here[step]
+    items = list(parent.items())
+    parent.clear()
+    for key, value in items:
+        if key == name:
+            parent[marker] = None
+        parent[key] = value

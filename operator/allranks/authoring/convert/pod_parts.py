@@ -1,0 +1,168 @@
+"""Splits the pod templates of roles into the fields of a job's spec and what remains of the templates."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from allranks.authoring.convert.draft import ADDED, Draft
+from allranks.authoring.convert.source import NotConvertible, check
+from allranks.core.facts.naming import TRAINER
+from allranks.frameworks import FRAMEWORKS
+
+_LIFTED = ("image", "command", "args", "env", "resources", "workingDir")
+_TOGETHER = (("image",), ("command", "args"), ("env",), ("resources",), ("workingDir",))
+"""Fields that move to the job's spec if they are equal in all roles. A role's command discards the args of the spec."""
+
+
+@dataclass
+class Part:
+    """The pods of one role."""
+
+    role: str
+    replicas: int
+    template: dict[str, Any]
+    """Without the lifted fields."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """The lifted ones."""
+    path: str = ""
+    """The template's path in the source."""
+    ports: dict[str, int] = field(default_factory=dict)
+    """Name -> number of the ports that the other operator connects ranks on."""
+
+    @property
+    def command_line(self) -> list[str]:
+        return [str(text) for name in ("command", "args") for text in self.fields.get(name) or () if text is not None]
+
+    @property
+    def resources(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.fields.get("resources") or {}
+        return found
+
+
+def read(
+    role: str, replicas: int, template: Any, path: str, containers: Sequence[str] = (), ports: Iterable[str] = ()
+) -> Part:
+    """`containers`: names that the training container may have; without one of these it is the first. `ports`: names
+    of its ports that are for the operator. Raises NotConvertible."""
+    check(template, "PodTemplateSpec", path)
+    pod: dict[str, Any] = copy.deepcopy(template) if isinstance(template, dict) else {}
+    labels = (pod.get("metadata") or {}).get("labels") or {}
+    for name in ADDED & labels.keys():
+        del labels[name]
+    spec = pod.setdefault("spec", {})
+    listed = spec.get("containers") if isinstance(spec, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed) or not listed:
+        raise NotConvertible(f"{path}.spec.containers", "a container is needed")
+    spec.pop("restartPolicy", None)  # the operators replace it
+    _remove_defaults(spec)
+    trainer = next((one for one in listed if one.get("name") in containers), listed[0])
+    fields = {name: trainer.pop(name) for name in _LIFTED if name in trainer}
+    fields = {name: value for name, value in fields.items() if value not in (None, [], {}, "")}
+    own = {port["name"]: port["containerPort"] for port in trainer.get("ports") or () if port.get("name") in ports}
+    if own:
+        trainer["ports"] = [port for port in trainer["ports"] if port.get("name") not in own]
+    trainer["name"] = TRAINER
+    spec["containers"] = [one for one in listed if one is not trainer or len(_without_empty(one)) > 1]
+    return Part(role, replicas, _without_empty(pod), fields, path, own)
+
+
+_POD_DEFAULTS = {
+    "dnsPolicy": "ClusterFirst",
+    "schedulerName": "default-scheduler",
+    "terminationGracePeriodSeconds": 30,
+    "securityContext": {},
+}
+_CONTAINER_DEFAULTS = {"terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"}
+
+
+def _remove_defaults(spec: dict[str, Any]) -> None:
+    """Removes what the API server adds to the pod template of a Job. A written default of Kubernetes would replace
+    that of allranks, which for example reads the end of the log of a rank that failed."""
+    for name, value in _POD_DEFAULTS.items():
+        if spec.get(name) == value:
+            del spec[name]
+    for container in (*spec.get("containers", ()), *(spec.get("initContainers") or ())):
+        for name, value in _CONTAINER_DEFAULTS.items():
+            if container.get(name) == value:
+                del container[name]
+        image = str(container.get("image")).rpartition("/")[2]
+        latest = "@" not in image and (":" not in image or image.endswith(":latest"))
+        if container.get("imagePullPolicy") == ("Always" if latest else "IfNotPresent"):
+            del container["imagePullPolicy"]
+
+
+def assemble(draft: Draft, parts: Sequence[Part]) -> None:
+    """Sets image, command, args, env, resources, workingDir, roles and template of the spec."""
+    framework = FRAMEWORKS[draft.spec["framework"]]
+    for part in parts:
+        _remove_variables(draft, part, framework.reserved_env)
+        _mount_token(part)
+    roles: dict[str, Any] = {part.role: {"replicas": part.replicas} for part in parts}
+    for names in _TOGETHER:
+        values = [{name: part.fields[name] for name in names if name in part.fields} for part in parts]
+        if all(value == values[0] for value in values):
+            for name, value in values[0].items():
+                draft.set(name, value)
+        else:
+            for part, value in zip(parts, values, strict=True):
+                roles[part.role] |= value
+    templates = [part.template for part in parts]
+    if all(template == templates[0] for template in templates):
+        if templates[0]:
+            draft.set("template", templates[0])
+    else:
+        for part in parts:
+            roles[part.role] |= {"template": part.template} if part.template else {}
+    draft.set("roles", roles)
+    _comment(draft, parts)
+
+
+def _remove_variables(draft: Draft, part: Part, reserved: frozenset[str]) -> None:
+    kept = []
+    for variable in part.fields.get("env") or ():
+        name = variable.get("name", "") if isinstance(variable, dict) else ""
+        if name in reserved or name.startswith("ALLRANKS_"):
+            draft.drop(f"{part.path}.spec.containers[{TRAINER}].env[{name}]", "allranks sets this variable")
+        else:
+            kept.append(variable)
+    if "env" in part.fields:
+        part.fields["env"] = kept
+        if not kept:
+            del part.fields["env"]
+
+
+def _mount_token(part: Part) -> None:
+    """Kubernetes mounts the token of a service account by default, allranks only on request."""
+    spec = part.template.get("spec") or {}
+    if spec.get("serviceAccountName") or spec.get("serviceAccount"):
+        spec.setdefault("automountServiceAccountToken", True)
+
+
+def _comment(draft: Draft, parts: Sequence[Part]) -> None:
+    if not any(_names_user(part) for part in parts):
+        text = "Pods must not run as root here: an image without a USER needs template.spec.securityContext.runAsUser."
+        shared = "image" in draft.spec
+        draft.comment(("spec", "image") if shared else ("spec", "roles", parts[0].role, "image"), text)
+
+
+def _names_user(part: Part) -> bool:
+    spec = part.template.get("spec") or {}
+    contexts = [spec.get("securityContext"), *(one.get("securityContext") for one in spec.get("containers") or ())]
+    return any(key in (context or {}) for context in contexts for key in ("runAsUser", "runAsNonRoot"))
+
+
+def _without_empty(value: Any) -> Any:
+    """The value without null and without empty parts, except emptyDir: {} and the like."""
+    if isinstance(value, dict):
+        inner = {key: item if item == {} else _without_empty(item) for key, item in value.items()}
+        return {
+            key: item
+            for key, item in inner.items()
+            if item is not None
+            and not (key in ("containers", "ports", "metadata", "labels", "spec") and not item)
+            and key != "creationTimestamp"
+        }
+    return [_without_empty(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,85 @@
+"""The option --set: values of the command line at paths of a manifest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from allranks.api.validation_messages import similar
+from allranks.authoring.checks.problem import below
+from allranks.errors import InvalidManifest
+
+_STEP = re.compile(r"\[([^\]]+)\]|([^.\[\]]+)")
+Step = str | int
+"""A name, or the number of an item in brackets."""
+Override = tuple[list[Step], Any]
+"""(path, value)"""
+
+
+def parsed(item: str) -> Override:
+    """The override in `path=value`; `spec.` may be left out. Raises InvalidManifest."""
+    path, equals, text = item.partition("=")
+    steps: list[Step] = [
+        (int(bracketed) if bracketed.isdigit() else bracketed) if bracketed else plain
+        for bracketed, plain in _STEP.findall(path)
+    ]
+    if not equals or not steps:
+        raise InvalidManifest([(f"--set {item}", "must be path=value, for example roles.worker.replicas=2")])
+    first = str(steps[0])
+    if first in ("metadata", "spec"):
+        prefix, steps = steps[:1], steps[1:]
+    elif len(steps) > 1 and (near := similar(first, ("metadata", "spec"))):
+        meant = near + path[path.index(first) + len(first) :]
+        raise InvalidManifest([(f"--set {item}", f"there is no field {first}, did you mean {meant}?")])
+    else:
+        prefix = ["spec"]
+    try:
+        return prefix + steps, yaml.safe_load(text) if text else ""
+    except yaml.YAMLError as error:
+        raise InvalidManifest([(f"--set {item}", "the value is not YAML")]) from error
+
+
+def apply(document: dict[str, Any], overrides: Sequence[Override]) -> None:
+    """Sets each value at its path, and creates missing maps.
+
+    Raises InvalidManifest if a path leads through a value that is not a map, or to a missing list item.
+    """
+    for path, value in overrides:
+        _set(document, path, value)
+
+
+def _set(document: dict[str, Any], path: list[Step], value: Any) -> None:
+    here: Any = document
+    for depth, step in enumerate(path):
+        last = depth == len(path) - 1
+        if isinstance(here, list):
+            number = int(step) if str(step).isdigit() else len(here)
+            if number >= len(here):
+                raise InvalidManifest([(_text(path), f"--set: the list has no item {step}")])
+            if last:
+                here[number] = value
+            else:
+                here = here[number]
+        elif isinstance(here, dict):
+            key = str(step)
+            if last:
+                here[key] = value
+            else:
+                if here.get(key) is None:
+                    if isinstance(path[depth + 1], int):
+                        what = f"--set: there is no list {_text(path[: depth + 1])}: set the whole list"
+                        raise InvalidManifest([(_text(path), what)])
+                    here[key] = {}
+                here = here[key]
+        else:
+            raise InvalidManifest([(_text(path), f"--set: {_text(path[:depth])} is not a map")])
+
+
+def _text(path: Sequence[Step]) -> str:
+    out = ""
+    for step in path:
+        out = below(out, step)
+    return out

@@ -1,0 +1,167 @@
+"""Makes the job for a Python script that has no manifest: `allranks run train.py --replicas 2`.
+
+The framework follows from the packages that the script, and the modules beside it, import.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from allranks.api.job import API_VERSION, KIND
+from allranks.authoring.manifest_files import did_you_mean
+from allranks.errors import InvalidManifest
+from allranks.frameworks import FRAMEWORKS
+
+MAX_MODULES = 100
+"""Modules beside the script that are read at most, to find out what it imports."""
+_NAME_LENGTH = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What the source of a script, and of the modules beside it that it imports, says."""
+
+    path: str
+    imports: Mapping[str, str]
+    """Top-level package -> the file that imports it."""
+    names: frozenset[str]
+    """Names of functions, classes and attributes that the source uses."""
+
+    def guess_framework(self) -> tuple[str, str] | None:
+        """(framework, package whose import shows it). Frameworks that build on others come last in the registry."""
+        for framework in reversed(FRAMEWORKS.values()):
+            for package in self.imports:  # in their order, for the same message each time
+                if package in framework.script.imports:
+                    return framework.name, package
+        return None
+
+
+def is_script(file: str) -> bool:
+    return file.endswith(".py")
+
+
+def read_script(path: str, workdir: Path) -> Script:
+    """`path` is relative to `workdir`. Raises InvalidManifest if the script cannot be read or is not Python."""
+    imports: dict[str, str] = {}
+    names: set[str] = set()
+    first = workdir / path
+    waiting, done = [first], set[Path]()
+    while waiting and len(done) < MAX_MODULES:
+        file = waiting.pop()
+        if file in done:
+            continue
+        done.add(file)
+        for node in ast.walk(_parse(file, required=file == first)):
+            if isinstance(node, ast.Name):
+                names.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                names.add(node.attr)
+            for module in _imported(node):
+                imports.setdefault(
+                    module.partition(".")[0], str(file.relative_to(workdir) if file.is_relative_to(workdir) else file)
+                )
+                waiting += _beside(file, module)
+    return Script(path, imports, frozenset(names))
+
+
+def make_job(
+    script: Script,
+    *,
+    framework: str | None = None,
+    replicas: int = 1,
+    gpus: int = 0,
+    env: Sequence[tuple[str, str]] = (),
+    arguments: Sequence[str] = (),
+    image: str | None = None,
+    cure: str = f"specify --framework {' | '.join(FRAMEWORKS)}",
+) -> tuple[dict[str, Any], list[str]]:
+    """The manifest of the job, and notes on what was assumed. Raises InvalidManifest if the framework is unclear;
+    `cure` says how to specify it."""
+    framework, notes = choose_framework(script, framework, cure)
+    hints = FRAMEWORKS[framework].script
+    if replicas > 1 and hints.joins_group and not hints.joins_group & script.names:
+        calls = ", ".join(sorted(hints.joins_group))
+        uses = f"uses none of {calls}" if len(hints.joins_group) > 1 else f"does not use {calls}"
+        notes.append(f"{script.path} {uses}: the {replicas} ranks may be independent copies that do not train together")
+    command = [*hints.command, script.path]
+    name = job_name(script.path)
+    return job_document(name, framework, command, replicas, gpus, env, arguments, image), notes
+
+
+def choose_framework(script: Script, framework: str | None, cure: str) -> tuple[str, list[str]]:
+    """The framework, `framework` if it is given, and notes on what was assumed.
+
+    Raises InvalidManifest if it is unclear; `cure` says how to specify it.
+    """
+    if framework is not None:
+        return framework, []
+    guess = script.guess_framework()
+    if guess is None:
+        packages = ", ".join(sorted(package for item in FRAMEWORKS.values() for package in item.script.imports))
+        raise InvalidManifest([(script.path, f"imports none of {packages}: {cure}")])
+    framework, package = guess
+    return framework, [f"framework {framework}, because {script.imports[package]} imports {package}"]
+
+
+def job_document(
+    name: str,
+    framework: str,
+    command: Sequence[str],
+    replicas: int = 1,
+    gpus: int = 0,
+    env: Sequence[tuple[str, str]] = (),
+    arguments: Sequence[str] = (),
+    image: str | None = None,
+) -> dict[str, Any]:
+    """The manifest of a job whose pods are all workers with the same command. `gpus` are those of each pod."""
+    spec: dict[str, Any] = {
+        "framework": framework,
+        "image": image or f"{name}:dev",
+        "command": list(command),
+        **({"args": list(arguments)} if arguments else {}),
+        **({"env": [{"name": key, "value": value} for key, value in env]} if env else {}),
+        "roles": {
+            "worker": {"replicas": replicas},
+            **{role: {"replicas": count} for role, count in FRAMEWORKS[framework].script.roles.items()},
+        },
+        **({"resources": {"limits": {"nvidia.com/gpu": gpus}}} if gpus else {}),
+    }
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
+
+
+def job_name(path: str) -> str:
+    """A valid name of a job, from the name of the script: `Train_GPT.py` is train-gpt."""
+    name = re.sub(r"[^a-z0-9]+", "-", Path(path).stem.lower()).strip("-")[:_NAME_LENGTH].strip("-")
+    return name if name[:1].isalpha() else f"job-{name}".strip("-")
+
+
+def _parse(file: Path, *, required: bool) -> ast.AST:
+    try:
+        return ast.parse(file.read_bytes(), str(file))
+    except OSError as error:
+        problem = f"cannot be read: {(error.strerror or str(error)).lower()}{did_you_mean(str(file))}"
+    except (SyntaxError, ValueError) as error:
+        line = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
+        problem = f"is not Python: {line}{error.msg if isinstance(error, SyntaxError) else error}"
+    if required:
+        raise InvalidManifest([(str(file), problem)])
+    return ast.Module([], [])
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+        yield node.module
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _beside(file: Path, module: str) -> Iterator[Path]:
+    """The files of a module in the folder of the file that imports it."""
+    base = file.parent.joinpath(*module.split("."))
+    yield from (path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file())

@@ -1,0 +1,104 @@
+"""Loads TrainingSweeps from manifests: the sweep, and the job of its template with all checks of a job."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from allranks.api import sweep_validation
+from allranks.api.job import Job
+from allranks.api.sweep import Sweep
+from allranks.api.sweep_validation import in_template, parse_sweep
+from allranks.api.validation import parse
+from allranks.api.validation_messages import similar
+from allranks.authoring.checks import manifest as checks
+from allranks.authoring.checks.problem import Problem
+from allranks.authoring.shipping import Shipping
+from allranks.core.objects import pods
+from allranks.errors import InvalidManifest
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSweep:
+    """A sweep and the job of its template."""
+
+    sweep: Sweep
+    job: Job
+    code: Path | None = None
+    """The directory that the template names as its code."""
+
+
+def load_sweep(document: dict[str, Any], shipping: Shipping, file: str) -> tuple[LoadedSweep | None, list[Problem]]:
+    """The sweep, None if there are errors; and its problems with the paths in the sweep."""
+    document = copy.deepcopy(document)
+    inner = sweep_validation.job_document(document)
+    code = _code(inner, shipping, file)
+    problems: list[Problem] = []
+    if inner is not None:
+        try:
+            problems += [_placed(note) for note in shipping.apply(inner, file)]
+        except InvalidManifest as error:
+            return None, [_placed(Problem(*problem)) for problem in error.problems]
+    try:
+        sweep = parse_sweep(document)
+    except InvalidManifest as error:
+        wrong = [Problem(*problem) for problem in error.problems]
+        reported = {problem.path for problem in wrong}
+        more = checks.written(inner) if inner is not None else []
+        return None, [*wrong, *(found for each in more if (found := _placed(each)).path not in reported)]
+    job = parse(inner)
+    of_job = [Problem(*problem) for problem in pods.problems(job)]
+    of_job += checks.written(inner or {}, None if of_job else job)
+    problems += [_placed(problem) for problem in of_job]
+    if any(problem.severity == "error" for problem in problems):
+        return None, problems
+    return LoadedSweep(sweep, job, code), problems
+
+
+def finish_sweep(loaded: LoadedSweep, beside: checks.Beside) -> list[Problem]:
+    """Problems of the pods of a trial, and notes, of a sweep that has no other errors."""
+    of_job = [*checks.finished(loaded.job, beside), *_misspelt_parameters(loaded)]
+    return [*map(_placed, of_job), *_about_metric(loaded)]
+
+
+def _misspelt_parameters(loaded: LoadedSweep) -> Iterator[Problem]:
+    """Kubernetes leaves a reference to an unknown variable as it is, so a misspelt parameter has no effect."""
+    parameters = list(loaded.sweep.spec.parameters)
+    for path, text in _texts(loaded.job):
+        for name in re.findall(r"\$\(([A-Za-z_][-A-Za-z0-9_.]*)\)", text):
+            if name not in parameters and (near := similar(name, parameters)):
+                yield Problem(path, f"$({name}) is no parameter of the sweep, did you mean $({near})?", "warning")
+
+
+def _texts(job: Job) -> Iterator[tuple[str, str]]:
+    """(path, text) of commands, arguments and variables."""
+    for place, part in (("spec", job.spec), *((f"spec.roles.{role}", spec) for role, spec in job.spec.roles.items())):
+        for field, words in (("command", part.command), ("args", part.args)):
+            yield from ((f"{place}.{field}[{number}]", word) for number, word in enumerate(words or ()))
+        for number, variable in enumerate(part.env or ()):
+            yield f"{place}.env[{number}].value", variable.value or ""
+
+
+def _about_metric(loaded: LoadedSweep) -> Iterator[Problem]:
+    """A program may report metrics by itself, so only a name that resembles one of the log is a mistake."""
+    metric, progress = loaded.sweep.spec.objective.metric, loaded.job.spec.progress
+    groups = re.compile(progress.log_pattern).groupindex if progress and progress.log_pattern else {}
+    if metric not in groups and (near := similar(metric, list(groups))):
+        what = f"no group of logPattern is named {metric}, did you mean {near}?"
+        yield Problem("spec.objective.metric", what, "warning")
+
+
+def _placed(problem: Problem) -> Problem:
+    return problem._replace(path=in_template(problem.path))
+
+
+def _code(inner: dict[str, Any] | None, shipping: Shipping, file: str) -> Path | None:
+    """The directory with the code, if the manifest or the command line names one."""
+    if isinstance(shipping.code, Path):
+        return shipping.code.absolute()
+    written = inner["spec"].get("code") if inner else None
+    return (Path(file).parent / Path(written).expanduser()).absolute() if isinstance(written, str) else None

@@ -1,0 +1,117 @@
+"""How pods, attempts and jobs ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from allranks.api.job import API_VERSION, KIND
+from allranks.api.status import Failure, Status
+from allranks.authoring.yaml_text import dump, without_empty
+from allranks.control_sequences import clean
+from allranks.core.diagnosis.exit_codes import describe as describe_exit_code
+from allranks.core.diagnosis.exit_codes import signal_name
+from allranks.core.facts.naming import replica_key
+from allranks.views.format.duration import elapsed
+
+
+def resource(name: str, namespace: str, status: Status) -> dict[str, Any]:
+    """The job with its status, as the API server returns it."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name, "namespace": namespace},
+        "status": without_empty(status.model_dump(by_alias=True, exclude_none=True, mode="json")),
+    }
+
+
+def rendered(shown: dict[str, Any], output: str) -> str:
+    """`output`: yaml or json. YAML begins with a document separator."""
+    return json.dumps(shown, indent=2) + "\n" if output == "json" else "---\n" + dump([shown])
+
+
+def summary(name: str, status: Status, created: datetime | None, seconds: float, how: str) -> str:
+    """One line. `seconds` is the duration of a job that has not finished. Otherwise it is the time since its creation,
+    with fetches, the queue, and uploads."""
+    if created and status.completion_time:
+        seconds = (status.completion_time - created).total_seconds()
+    took = elapsed(seconds)
+    if how == "stopped":
+        return f"{name} was interrupted after {took}: all its processes have ended"
+    if how == "not started":
+        return f"{name} was interrupted after {took}, before its ranks started"
+    if how == "suspended":
+        return f"{name} is suspended (spec.suspend: true): add --set suspend=false to run it"
+    if how == "settled":
+        return f"{name} is stuck in {status.phase}: no pod left to run"
+    counted, disruptions = status.restarts.counted, status.restarts.disruptions
+    ranks = sum(role.desired for role in status.roles.values())
+    parts = [f"{ranks} pod{'s' * (ranks != 1)}", f"{counted or 'no'} restart{'s' * (counted != 1)}"]
+    if disruptions:
+        parts.append(f"{disruptions} disruption{'s' * (disruptions != 1)}")
+    failed = status.condition("Failed")
+    why = f": {failed.reason}" if failed and failed.status == "True" else ""
+    return f"{name} {status.phase} {'in' if status.phase == 'Succeeded' else 'after'} {took}{why} ({', '.join(parts)})"
+
+
+def failure_block(status: Status, logs: Path | None = None) -> Iterator[str]:
+    """The reason of the failure, the first rank that failed and its last lines; for a local run also its log file."""
+    failed = status.condition("Failed")
+    if failed and failed.status == "True" and failed.message:
+        yield clean(failed.message.encode(), colour=False)
+    failure = status.last_failure
+    if failure is None:
+        return
+    yield f"First failure: {describe(failure)}"
+    yield from (f"  | {clean(line.encode(), colour=False)}" for line in failure.message.splitlines())
+    if hint := hint_for(failure):
+        yield f"Hint: {hint}"
+    if logs is not None and (log := logs / f"{failure.pod}.log").exists():
+        yield f"Full log: {log}"
+
+
+def hint_for(failure: Failure) -> str:
+    """What to change, if the last line of the log is a frequent mistake; empty if it is not."""
+    lines = failure.message.rstrip().splitlines()
+    return _HINTS.get(lines[-1].strip(), "") if lines else ""
+
+
+_HINTS = {
+    "EOFError: EOF when reading a line": "the standard input of a rank is always empty; pass values as arguments or "
+    "environment variables instead of input()",
+}
+"""Last line of a log -> what to change."""
+
+
+def describe(failure: Failure) -> str:
+    """Replica, rank, attempt, duration and reason, in one line."""
+    rank = "" if failure.rank is None else f" (rank {failure.rank})"
+    how = ended_how(failure.exit_code, failure.signal, failure.reason)
+    ran = "" if failure.ran_seconds is None else f", after {elapsed(failure.ran_seconds)}"
+    return f"{replica_key(failure.role, failure.index)}{rank} in attempt {failure.attempt}{ran}: {how}"
+
+
+def failure_line(failure: Failure) -> str:
+    """Replica, attempt, reason and the last line of its log, in one line."""
+    reason = ended_how(failure.exit_code, failure.signal, failure.reason)
+    line = f"{replica_key(failure.role, failure.index)} in attempt {failure.attempt}: {reason}"
+    if failure.signal is not None:
+        return line  # the last line of the log does not explain a signal
+    last = next((text.strip() for text in reversed(failure.message.splitlines()) if text.strip()), "")
+    return line + (f": {clean(last.encode(), colour=False)}" if last else "")
+
+
+def ended_how(exit_code: int | None, signal: int | None, reason: str) -> str:
+    """`exit code 1`, `exit code 139, the code of SIGSEGV`, `signal 9 (SIGKILL)`, `OOMKilled`."""
+    if exit_code is None and signal is None:
+        return reason
+    if signal is not None:
+        name = signal_name(signal)
+        text = f"signal {signal} ({name})" if name.startswith("SIG") else name
+    else:
+        assert exit_code is not None
+        text = describe_exit_code(exit_code)
+    return text if reason in ("Error", "") else f"{reason}, {text}"

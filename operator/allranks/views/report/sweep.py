@@ -1,0 +1,283 @@
+"""The report on a sweep: trials, the best one, GPU time and cost, the importance of parameters, and parallel
+coordinates. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from allranks.api import sweep_values
+from allranks.api.sweep import Parameter, Sweep
+from allranks.api.sweep_status import SweepStatus, Trial
+from allranks.authoring.yaml_text import dump
+from allranks.core.sweeps import importance, trial_job
+from allranks.kube import sweep_codec
+from allranks.version import __version__
+from allranks.views.format import cost as costs
+from allranks.views.format.cost import Cost
+from allranks.views.format.json_form import as_json
+from allranks.views.format.table import Grid
+from allranks.views.report import html, sweep_cost
+from allranks.views.report.sweep_cost import TrialJobs
+
+WIDTH, HEIGHT, MARGIN = 1000, 260, 70
+"""Of the drawing of parallel coordinates."""
+_UNKNOWN = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One vertical axis. `low` and `high` are the texts at its ends."""
+
+    name: str
+    x: float
+    low: str
+    high: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One trial: the points of a polyline."""
+
+    number: int
+    points: str
+    kind: str
+    """CSS class."""
+    title: str
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """What the pages and the text show of a sweep."""
+
+    sweep: Sweep
+    status: SweepStatus
+    manifest: Mapping[str, Any]
+    jobs: TrialJobs | None = None
+    """None: they were not read, so there is no GPU time."""
+
+    @property
+    def name(self) -> str:
+        return self.sweep.name
+
+    @property
+    def metric(self) -> str:
+        return self.sweep.spec.objective.metric
+
+    @property
+    def phase(self) -> str:
+        return self.status.phase
+
+    @property
+    def verdict(self) -> str:
+        final = [one.message for one in self.status.conditions if one.type != "Running" and one.status == "True"]
+        running = self.status.condition("Running")
+        return final[0] if final else running.message if running else "the sweep has not begun"
+
+    @cached_property
+    def trial_costs(self) -> dict[int, Cost]:
+        """Number of the trial -> its GPU time and price, for trials with GPUs."""
+        return sweep_cost.by_trial(self.sweep, self.status, self.jobs) if self.jobs else {}
+
+    @cached_property
+    def cost(self) -> Cost | None:
+        """GPU time and price of all trials; None without GPUs."""
+        return costs.total(self.trial_costs.values())
+
+    @property
+    def cost_note(self) -> str:
+        """Which jobs the GPU time does not contain; empty if those that were found have no GPUs."""
+        without_gpus = self.jobs is not None and self.jobs.found and self.cost is None
+        return "" if without_gpus else sweep_cost.note(self.sweep, self.status, self.jobs)
+
+    @property
+    def cost_table(self) -> Grid | None:
+        """None without GPU time."""
+        return Grid(*sweep_cost.rows(self.cost)) if self.cost and self.cost.total_hours else None
+
+    @property
+    def tiles(self) -> list[tuple[str, str, str]]:
+        """(title, value, note) of the page."""
+        if self.cost is None:
+            return self.facts
+        money, hours = costs.amount(self.cost.total_money, self.cost.currency), costs.hours(self.cost.total_hours)
+        return [*self.facts, ("Cost", money, hours) if money else ("GPU time", hours, "")]
+
+    @property
+    def facts(self) -> list[tuple[str, str, str]]:
+        """(title, value, note)"""
+        counts, best = self.status.counts, self.status.best
+        named = counts.model_dump()
+        spec = self.sweep.spec
+        out = [("Trials", self.status.summary or "0", ", ".join(f"{n} {k}" for k, n in named.items() if n))]
+        out.append((f"Best {self.metric}", f"{best.value:.4g}" if best else "-", f"trial {best.trial}" if best else ""))
+        rule = f"stops by {spec.stop.rule}" if spec.stop else "no early stopping"
+        out.append(("Algorithm", spec.algorithm, f"{rule}, {spec.parallel} at a time"))
+        return out
+
+    @property
+    def headers(self) -> list[str]:
+        of_cost = sweep_cost.headers(self.cost) if self.cost else []
+        return ["Trial", *sweep_values.names(self.sweep.spec), "Phase", "Step", self.metric, *of_cost, "Note"]
+
+    @property
+    def rows(self) -> list[tuple[Trial, list[str]]]:
+        """(trial, cells)"""
+        return [(trial, self._cells(trial)) for trial in self.status.trials]
+
+    def _cells(self, trial: Trial) -> list[str]:
+        best = self.status.best and self.status.best.trial == trial.number
+        note = "best" if best else trial.message or ""
+        step = "" if trial.step is None else str(trial.step)
+        values = [trial.parameters.get(name, "") for name in sweep_values.names(self.sweep.spec)]
+        of_cost = sweep_cost.cells(self.trial_costs.get(trial.number), self.cost) if self.cost else ()
+        return [str(trial.number), *values, trial.phase, step, _number(trial.value), *of_cost, note]
+
+    @property
+    def importances(self) -> dict[str, float]:
+        return importance.importances(self.sweep.spec, self.status.trials)
+
+    @property
+    def importance_note(self) -> str:
+        number = len(importance.compared(self.status.trials))
+        if number < importance.MIN_TRIALS:
+            return f"Shown from {importance.MIN_TRIALS} trials with a value on; there are {number}."
+        return (
+            f"The share of the differences in {self.metric} between {number} trials that each parameter explains alone."
+        )
+
+    @property
+    def best_manifest(self) -> str:
+        """The job with the parameters of the best trial as YAML; empty if there is none."""
+        return dump([trial_job.best(self.sweep, self.status.best.parameters)]) if self.status.best else ""
+
+    @property
+    def axes(self) -> list[Axis]:
+        """The parameters by name, then the metric."""
+        names = sweep_values.names(self.sweep.spec)
+        gap = (WIDTH - 2 * MARGIN) / len(names)
+        ends = [_ends(self.sweep.spec.parameters[name]) for name in names]
+        out = [
+            Axis(name, MARGIN + place * gap, *between)
+            for place, (name, between) in enumerate(zip(names, ends, strict=True))
+        ]
+        low, high = self._bounds()
+        return [*out, Axis(self.metric, WIDTH - MARGIN, _number(low), _number(high))]
+
+    @property
+    def lines(self) -> list[Line]:
+        """One for each trial with a value, the best one last, so that it is drawn on top."""
+        best = self.status.best.trial if self.status.best else None
+        trials = sorted(importance.compared(self.status.trials), key=lambda trial: (trial.number == best, trial.number))
+        return [self._line(trial, trial.number == best) for trial in trials]
+
+    def _line(self, trial: Trial, best: bool) -> Line:
+        low, high = self._bounds()
+        parameters = self.sweep.spec.parameters
+        shares = [share(parameters[name], trial.parameters[name]) for name in sweep_values.names(self.sweep.spec)]
+        value = trial.value if trial.value is not None else low
+        shares.append((value - low) / (high - low) if high > low else _UNKNOWN)
+        points = " ".join(
+            f"{axis.x:.1f},{(1 - part) * HEIGHT:.1f}" for axis, part in zip(self.axes, shares, strict=True)
+        )
+        kind = "best" if best else trial.phase.lower()
+        return Line(trial.number, points, kind, f"trial {trial.number}: {self.metric} {_number(trial.value)}")
+
+    def _bounds(self) -> tuple[float, float]:
+        """Smallest and largest value, without what is no finite number."""
+        found = [trial.value for trial in importance.compared(self.status.trials) if trial.value is not None]
+        finite = [value for value in found if math.isfinite(value)]
+        return (min(finite), max(finite)) if finite else (0.0, 0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: the sweep with its status, and what is computed here."""
+        return {
+            **self.manifest,
+            "importances": self.importances,
+            "cost": as_json(self.cost) if self.cost else None,
+            "trialCosts": {str(number): as_json(cost) for number, cost in self.trial_costs.items()},
+        }
+
+
+def build(manifest: Mapping[str, Any], jobs: TrialJobs | None = None) -> SweepReport:
+    """Raises DecodeError."""
+    return SweepReport(sweep_codec.sweep(dict(manifest)), sweep_codec.status(dict(manifest)), manifest, jobs)
+
+
+def share(parameter: Parameter, value: str) -> float:
+    """The place of a value on the axis of its parameter, from 0 to 1."""
+    if parameter.values is not None:
+        texts = [sweep_values.text(each) for each in parameter.values]
+        return texts.index(value) / (len(texts) - 1) if value in texts and len(texts) > 1 else _UNKNOWN
+    bounds = parameter.whole or parameter.uniform or parameter.log_uniform
+    assert bounds is not None
+    low, high, number = float(bounds.min), float(bounds.max), float(value)
+    if parameter.log_uniform:
+        low, high, number = math.log(low), math.log(high), math.log(number)
+    return min(1.0, max(0.0, (number - low) / (high - low)))
+
+
+def _ends(parameter: Parameter) -> tuple[str, str]:
+    if parameter.values is not None:
+        return sweep_values.text(parameter.values[0]), sweep_values.text(parameter.values[-1])
+    bounds = parameter.whole or parameter.uniform or parameter.log_uniform
+    assert bounds is not None
+    return sweep_values.text(bounds.min), sweep_values.text(bounds.max)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def page(report: SweepReport) -> str:
+    """One HTML file, with the rules of the report on a job."""
+    template = html.environment().get_template("sweep_report.html.j2")
+    return template.render(policy=html.POLICY, report=report, address="", footer=f"allranks {__version__}")
+
+
+def text(report: SweepReport) -> Iterator[str]:
+    yield f"{report.name}: {report.phase}, {report.verdict}"
+    yield ""
+    for title, value, note in report.facts:
+        yield f"{title}: {value}{f' ({note})' if note else ''}"
+    if report.cost:
+        yield f"GPU time: {costs.summary(report.cost)}"
+    if report.cost_note:
+        yield report.cost_note
+    if table := report.cost_table:
+        yield ""
+        yield "GPU time"
+        yield from table.plain()
+    if table or report.importances:
+        yield ""
+    if report.importances:
+        yield "Importance"
+        width = max(map(len, report.importances))
+        for name, part in report.importances.items():
+            yield f"  {name:{width}}  {part:4.0%}  {'#' * round(30 * part)}".rstrip()
+    yield f"  {report.importance_note}" if report.importances else report.importance_note
+    yield ""
+    yield from Grid(report.headers, [cells for _, cells in report.rows]).plain()
+
+
+def rendered(manifest: Mapping[str, Any], form: str, jobs: TrialJobs | None = None) -> str:
+    """The report as text, html or json. Raises DecodeError."""
+    import json
+
+    report = build(manifest, jobs)
+    if form == "html":
+        return page(report)
+    if form == "json":
+        return json.dumps(report.as_json(), indent=2) + "\n"
+    return "".join(f"{line}\n" for line in text(report))
+
+
+def is_sweep(documents: Sequence[Any]) -> Mapping[str, Any] | None:
+    """The only document, if it is a TrainingSweep."""
+    if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "TrainingSweep":
+        found: Mapping[str, Any] = documents[0]
+        return found
+    return None

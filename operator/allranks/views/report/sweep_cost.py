@@ -1,0 +1,102 @@
+"""GPU-hours of a sweep and their price: those of the jobs of its trials, of which a trial that was run again has
+several. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+
+from allranks.api.status import Status
+from allranks.api.sweep import Sweep
+from allranks.api.sweep_status import SweepStatus, Trial
+from allranks.core.sweeps import trial_job
+from allranks.views.format import cost as costs
+from allranks.views.format.cost import Cost
+
+_NAMED = 5
+"""Jobs that the note about missing ones names."""
+
+
+class FoundJob(NamedTuple):
+    """A job of a trial."""
+
+    name: str
+    status: Status
+    until: datetime
+    """The time up to which its GPU time counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialJobs:
+    """The jobs of the trials of a sweep, as far as they were found."""
+
+    found: Sequence[FoundJob] = field(default_factory=list)
+    problem: str = ""
+    """Why some could not be read."""
+
+
+def job_names(sweep: Sweep, trial: Trial) -> list[str]:
+    """The jobs of all runs of a trial."""
+    return [*(trial_job.name(sweep, trial.number, run) for run in range(trial.runs)), trial.job]
+
+
+def observed_names(sweep: Sweep, status: SweepStatus) -> list[str]:
+    """All jobs of the sweep that exist or existed."""
+    return [name for trial in status.trials for name in job_names(sweep, trial)[: trial.runs + trial.observed]]
+
+
+def by_trial(sweep: Sweep, status: SweepStatus, jobs: TrialJobs) -> dict[int, Cost]:
+    """Number of the trial -> its cost, for trials with GPUs."""
+    found: dict[str, list[Cost]] = {}
+    for job in jobs.found:
+        if cost := costs.of(job.status, job.until):
+            found.setdefault(job.name, []).append(cost)
+    sums = {
+        trial.number: costs.total(cost for name in job_names(sweep, trial) for cost in found.get(name, ()))
+        for trial in status.trials
+    }
+    return {number: cost for number, cost in sums.items() if cost}
+
+
+def note(sweep: Sweep, status: SweepStatus, jobs: TrialJobs | None) -> str:
+    """What the GPU time does not contain; empty if it contains everything."""
+    if jobs is None:
+        return ""
+    there = {job.name for job in jobs.found}
+    missing = [name for name in observed_names(sweep, status) if name not in there]
+    if not missing:
+        return ""
+    are = "1 job is missing, and its" if len(missing) == 1 else f"{len(missing)} jobs are missing, and their"
+    why = f" ({jobs.problem})" if jobs.problem else ""
+    return f"{are} GPU time is not counted: {_some(missing)}{why}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def headers(whole: Cost) -> list[str]:
+    """The columns of the table of trials."""
+    return ["GPU-hours", "Productive", "Lost", *(["Cost"] if whole.spent is not None else [])]
+
+
+def cells(cost: Cost | None, whole: Cost) -> Iterator[str]:
+    """The cells in these columns; empty for a trial without GPU time."""
+    if cost is None:
+        yield from ("" for _ in headers(whole))
+        return
+    yield costs.hours(cost.total_hours)
+    yield costs.hours(cost.gpu_hours["productive"])
+    yield costs.hours(cost.gpu_hours["lost"])
+    if whole.spent is not None:
+        yield costs.amount(cost.total_money, cost.currency)
+
+
+def rows(whole: Cost) -> tuple[list[str], list[Sequence[str]]]:
+    """(headers, rows) of the table of GPU time, as in the report on a job."""
+    priced = whole.spent is not None
+    lines: Iterable[Sequence[str]] = (row if priced else row[:2] for row in costs.rows(whole))
+    return ["What", "GPU-hours", *(["Price"] if priced else [])], list(lines)
