@@ -26,8 +26,8 @@ EVERYTHING = " ".join(part.name for part in EVERY_CHANGE)
 
 AREAS: Sequence[tuple[str, str]] = (
     (f"{SOURCE}core/*", "unit-all processes frameworks apiserver more-scenarios"),
-    (f"{SOURCE}core/queueing/*", "queueing"),
-    (f"{SOURCE}core/gangs/*", "queueing"),
+    (f"{SOURCE}core/objects/queueing/*", "queueing"),
+    (f"{SOURCE}core/objects/gangs/*", "queueing"),
     (f"{SOURCE}kube/*", "processes apiserver more-scenarios"),
     (f"{SOURCE}operator/*", "processes apiserver more-scenarios"),
     (f"{SOURCE}api/*", "processes frameworks apiserver"),
@@ -39,6 +39,9 @@ AREAS: Sequence[tuple[str, str]] = (
     (f"{SOURCE}data/*", "processes more-processes apiserver"),
     (f"{SOURCE}telemetry/*", "processes frameworks apiserver"),
     (f"{SOURCE}ui/*", "browser"),
+    (f"{SOURCE}authoring/*", "processes apiserver tests/unit/cli tests/unit/local tests/unit/sdk"),
+    (f"{SOURCE}client/*", "processes apiserver tests/unit/cli tests/unit/sdk tests/unit/ui"),
+    (f"{SOURCE}views/*", "processes apiserver tests/unit/cli tests/unit/sdk tests/unit/ui"),
     (f"{SOURCE}cli/*", "processes apiserver tests/unit/local tests/unit/sdk"),
     (f"{SOURCE}*", "processes frameworks apiserver"),  # every other room
     ("charts/*", "tests/unit/chart apiserver pods"),

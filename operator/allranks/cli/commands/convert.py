@@ -69,7 +69,7 @@ def convert(
 
 
 async def _live(cluster: Cluster, arguments: Sequence[str], sets: Sequence[str], output: str, check: bool) -> int:
-    from allranks.client.other_operators import read
+    from allranks.cli.other_operators import read
 
     documents = [(LIVE, document) for document in await read(cluster, arguments)]
     return _convert(documents, sets, output, check)
