@@ -30,10 +30,10 @@ def chosen(part: parts.Part, marks: set[str]) -> bool:
     return bool(eval(expression, {name: name in marks for name in (*MARKERS, "kueue", "scenario")}))
 
 
-@pytest.mark.parametrize("marks", [set(), {"processes"}, {"nightly"}, {"nightly", "processes"}], ids=str)
+@pytest.mark.parametrize("marks", [(), ("processes",), ("nightly",), ("nightly", "processes")], ids=str)
 @pytest.mark.parametrize("place", ["", "slow", "cluster"])
 def test_every_test_runs_at_night_and_without_nightly_once_for_each_change(place, marks):
-    marks = marks | {place}
+    marks = {*marks, place}
     every = [part for part in parts.EVERY_CHANGE[1:] if chosen(part, marks)]
     assert len(every) == ("nightly" not in marks)
     night = [parts.PARTS[name] for name in ("unit-all", "frameworks-all", "apiserver-all")]
