@@ -501,7 +501,7 @@ def test_a_cluster_that_is_asked_for_and_not_there_is_a_problem(quick, tmp_path)
     }
     absent = doctor("--kubeconfig", str(tmp_path / "no"))
     assert absent.exit_code == 1
-    assert "problem  api server     --kubeconfig" in absent.stdout
+    assert "problem  api server     kubeconfig" in absent.stdout
     assert doctor("--local", "--cluster").exit_code == 2
 
 

@@ -79,7 +79,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 def notifications(api: OneObject) -> list[str]:
-    found: list[str] = api.sweep["status"].get("notifications", [])
+    found: list[str] = api.object["status"].get("notifications", [])
     return found
 
 
@@ -106,7 +106,7 @@ def test_a_sweep_that_ends_is_one_notification_with_the_best_trial(tmp_path: Pat
             assert event["type"] == "dev.allranks.sweep.succeeded"
             assert event["source"] == "/apis/allranks.dev/namespaces/team/trainingsweeps/search"
             data = event["data"]
-            best = api.sweep["status"]["best"]
+            best = api.object["status"]["best"]
             assert data["message"] == "sweep team/search succeeded"
             assert f"the best loss is {best['value']:.6g}, of trial {best['trial']}" in data["details"]
             assert f"lr={best['parameters']['lr']}" in data["details"]
