@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StringConstraints, create_model
 
 from allranks.api import cel_rules as cel
-from allranks.api.code import Code, Packages
 from allranks.api.cost import Utilization
-from allranks.api.data import Inputs, Outputs
+from allranks.api.data import Code, Inputs, Outputs, Packages
 from allranks.api.notify import Notifications
 from allranks.api.scheduling import Scheduling
 from allranks.fields import (

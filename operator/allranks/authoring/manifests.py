@@ -14,10 +14,9 @@ from allranks.api.pool import Pool
 from allranks.api.validation import parse, parse_pool
 from allranks.api.validation_messages import json_type
 from allranks.authoring import manifest_files, overrides
-from allranks.authoring.additions import Additions
 from allranks.authoring.checks import manifest as checks
 from allranks.authoring.checks.problem import Problem, Severity
-from allranks.authoring.overrides import Override
+from allranks.authoring.overrides import Additions, Override
 from allranks.authoring.shipping import Shipping
 from allranks.authoring.sweep_manifests import LoadedSweep, finish_sweep, load_sweep
 from allranks.code.bundle import Bundle

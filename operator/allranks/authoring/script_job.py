@@ -1,4 +1,4 @@
-"""Makes the job for a Python script that has no manifest: `allranks run train.py --replicas 2`.
+"""Makes and loads the job for a Python script that has no manifest: `allranks run train.py --replicas 2`.
 
 The framework follows from the packages that the script, and the modules beside it, import.
 """
@@ -6,15 +6,20 @@ The framework follows from the packages that the script, and the modules beside 
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
 from allranks.api.job import API_VERSION, KIND
 from allranks.authoring.manifest_files import did_you_mean
-from allranks.errors import InvalidManifest
+from allranks.authoring.manifests import Loaded, load_documents
+from allranks.authoring.yaml_text import dump
+from allranks.errors import CannotRun, InvalidManifest
 from allranks.frameworks import FRAMEWORKS
 
 MAX_MODULES = 100
@@ -165,3 +170,78 @@ def _beside(file: Path, module: str) -> Iterator[Path]:
     """The files of a module in the folder of the file that imports it."""
     base = file.parent.joinpath(*module.split("."))
     yield from (path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file())
+
+
+# --- the job, loaded --------------------------------------------------------------------------------------------------
+
+Additions = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
+"""(arguments, variables) of the command line."""
+
+
+def load_script(
+    script: str,
+    sets: Sequence[str],
+    additions: Additions,
+    replicas: int,
+    gpus: int,
+    framework: str | None,
+    workdir: Path,
+    save: Path | None,
+    *,
+    ships: bool,
+) -> tuple[Loaded, list[str]]:
+    """The script's job and notes on it; writes its manifest to `save`. `ships`: the code in `workdir` is shipped.
+    Raises InvalidManifest."""
+    arguments, env = additions
+    framework = _framework_of_script(framework, sets)
+    if ships:
+        script = _inside(script, workdir)
+    source = read_script(script, workdir)
+    document, notes = make_job(source, framework=framework, replicas=replicas, gpus=gpus, env=env, arguments=arguments)
+    loaded = load_documents([(script, document)], sets, code=workdir if ships else None, here=True)
+    if save:
+        written, needed = loaded.documents[0], f"contains {script}"
+        if ships:
+            written = {**written, "spec": {**written["spec"], "code": os.path.relpath(workdir, save.parent)}}
+            needed = "has the packages that it imports"
+        _save(save, written)
+        notes.append(f"the manifest is in {save}: set its image to one that {needed}, then submit it")
+    return loaded, notes
+
+
+def _inside(script: str, code: Path) -> str:
+    """The path of the script in the shipped code. It is relative to the current directory, as is `code`, or to `code`.
+    Raises CannotRun."""
+    given = Path(script)
+    if not given.is_file() and (code / script).is_file():
+        return script
+    if not given.resolve().is_relative_to(code.resolve()):
+        raise CannotRun(f"{script} is not in {code}, the directory of --code: name a directory that contains it")
+    return str(given.resolve().relative_to(code.resolve()))
+
+
+def _framework_of_script(option: str | None, sets: Sequence[str]) -> str | None:
+    """The framework of --framework, or of --set framework=NAME, which means the same: it also chooses the command."""
+    values = [value for path, _, value in (item.partition("=") for item in sets) if path in _FRAMEWORK_PATHS]
+    if not values:
+        return option
+    if values[-1] not in FRAMEWORKS:
+        names = ", ".join(FRAMEWORKS)
+        raise click.UsageError(f"--set framework={values[-1]}: there is no such framework; there are {names}.")
+    if option not in (None, values[-1]):
+        raise click.UsageError(f"--framework {option} and --set framework={values[-1]} differ: specify one of them.")
+    return values[-1]
+
+
+_FRAMEWORK_PATHS = ("framework", "spec.framework")
+
+
+def _save(file: Path, document: dict[str, Any]) -> None:
+    """Raises CannotRun if the file exists or cannot be written."""
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            out.write(dump([document]))
+    except FileExistsError:
+        raise CannotRun(f"--save {file}: the file exists; choose another name or remove it") from None
+    except OSError as error:
+        raise CannotRun(f"--save {file}: cannot be written: {(error.strerror or str(error)).lower()}") from error

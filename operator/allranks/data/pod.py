@@ -22,11 +22,10 @@ from typing import Any
 
 from allranks.data.cache import Cache
 from allranks.data.checkpoint import clear, copy_checkpoint, write_json
-from allranks.data.destination import check
 from allranks.data.errors import ChangedError, DiskFullError, TemporaryError
 from allranks.data.fetch import Result, Wanted, fetch, look_up, pin
 from allranks.data.tries import Tries
-from allranks.data.upload import upload
+from allranks.data.upload import check_destination, upload
 from allranks.errors import DataError
 from allranks.text import size as text_size
 
@@ -79,7 +78,7 @@ def _resolve(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(request: Mapping[str, Any]) -> dict[str, Any]:
-    return {"checked": check(request["to"])}
+    return {"checked": check_destination(request["to"])}
 
 
 def _fetch(request: Mapping[str, Any]) -> dict[str, Any]:

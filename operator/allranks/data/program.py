@@ -19,10 +19,9 @@ from typing import Any
 
 from allranks.data.cache import Cache
 from allranks.data.checkpoint import clear, copy_checkpoint
-from allranks.data.destination import check
 from allranks.data.fetch import Wanted, fetch, look_up
 from allranks.data.tries import Tries
-from allranks.data.upload import Progress, upload
+from allranks.data.upload import Progress, check_destination, upload
 from allranks.errors import DataError
 
 _PR_SET_PDEATHSIG = 1
@@ -78,7 +77,7 @@ def main(argv: list[str]) -> int:
             listing = look_up(request["uri"], request.get("revision"), tries)
             write({"resolved": {"revision": listing.revision, "bytes": listing.size}})
         elif argv == ["check"]:
-            write({"checked": check(request["to"])})
+            write({"checked": check_destination(request["to"])})
         elif argv == ["upload"]:
             directory = Path(request["directory"])
             if "step" in request:

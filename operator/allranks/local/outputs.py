@@ -20,7 +20,7 @@ from allranks.core.transfers import data
 from allranks.core.transfers import outputs as uploads
 from allranks.core.transfers.output_condition import CONDITION, FAILED
 from allranks.core.transfers.provenance import provenance
-from allranks.data.destination import check
+from allranks.data.upload import check_destination
 from allranks.errors import CannotRun, DataError
 from allranks.local.inputs import LocalInputs
 from allranks.local.transfer import Transfer
@@ -107,7 +107,7 @@ class LocalOutputs:
 
     async def _check(self, item: Output, tell: Callable[[Event], None]) -> None:
         if (to := self._to(item)).startswith("/"):
-            note = await asyncio.to_thread(check, to)
+            note = await asyncio.to_thread(check_destination, to)
         else:
             transfer = Transfer("check", {"to": to}, self._environ)
             self._checks.append(transfer)

@@ -13,9 +13,8 @@ from typing import Protocol
 
 from allranks.core.facts.model import CRASH_LOOP, Exit, Manifest, Pod, PodPhase
 from allranks.core.facts.naming import ATTEMPT_LABEL, INDEX_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
-from allranks.local.log_file import LogFile
 from allranks.local.prepare import ContainerPlan, PodPlan
-from allranks.local.process import Process
+from allranks.local.process import LogFile, Process
 
 GRACE_SECONDS = 30
 _STABLE_SECONDS = 600.0

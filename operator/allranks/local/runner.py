@@ -27,8 +27,7 @@ from allranks.core.reconcile import reconcile
 from allranks.core.transfers import outputs
 from allranks.errors import CannotRun
 from allranks.local import ports, run_directories
-from allranks.local.code import LocalCode
-from allranks.local.code_version import CodeVersion
+from allranks.local.code import CodeVersion, LocalCode
 from allranks.local.environment import machine_environment
 from allranks.local.errors import LocalRunError
 from allranks.local.gpus import Gpus, list_gpus

@@ -15,7 +15,7 @@ from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
 from allranks.api.sweep import KIND as SWEEP
 from allranks.api.validation_messages import MIGRATION, similar
-from allranks.authoring.checks import quantities, schema
+from allranks.authoring.checks import schema
 from allranks.authoring.checks.problem import Problem, below
 from allranks.core.facts import pod_template
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
@@ -60,9 +60,9 @@ def written_pool(document: Mapping[str, Any]) -> list[Problem]:
         return []
     out = list(_container(spec, "spec", []))  # what a pool does not have, its jobs may have
     if spec.get("sharedMemory") is not None:
-        out += quantities.problems("spec.sharedMemory", "sharedMemory", spec["sharedMemory"])
+        out += schema.quantity_problems("spec.sharedMemory", "sharedMemory", spec["sharedMemory"])
     for name, amount in spec["rdma"].items() if isinstance(spec.get("rdma"), dict) else ():
-        out += quantities.problems(below("spec.rdma", str(name)), str(name), amount)
+        out += schema.quantity_problems(below("spec.rdma", str(name)), str(name), amount)
     return out
 
 

@@ -15,8 +15,8 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from allranks.api.validation_messages import json_type, quotes_hint, similar
-from allranks.authoring.checks import quantities
 from allranks.authoring.checks.problem import Problem, below, last_key
+from allranks.core.facts.quantity import quantity
 from allranks.core.facts.strategic_merge import MERGE_KEYS
 
 _FROM_ELSEWHERE = {"PodSpec": frozenset({"containers"})}
@@ -129,7 +129,7 @@ def _object(value: Any, kind: str, path: str, merged: list[Any]) -> Iterator[Pro
         if name not in _FROM_ELSEWHERE.get(kind, ()) and any(_absent(node, name) for node in merged):
             yield Problem(below(path, name), "is required")
     if kind == "ResourceRequirements":
-        yield from quantities.resource_names(path, value)
+        yield from resource_names(path, value)
 
 
 def _absent(node: Any, name: str) -> bool:
@@ -158,7 +158,7 @@ def _scalar(value: Any, kind: str, path: str) -> Iterator[Problem]:
             if isinstance(value, bool) or not isinstance(value, int | float | str):
                 yield Problem(path, f"must be a number or a string, not {json_type(value)}")
             else:
-                yield from quantities.problems(path, last_key(path), value)
+                yield from quantity_problems(path, last_key(path), value)
         case _:
             if not isinstance(value, str):
                 yield Problem(path, f"must be a string, not {json_type(value)}{quotes_hint(value, 'string')}")
@@ -178,7 +178,7 @@ def _unknown_value(value: str, allowed: list[str], path: str) -> Problem:
 def _unknown(name: str, kind: str, path: str) -> Problem:
     at = below(path, name)
     types = kubernetes()
-    if kind == "ResourceRequirements" and (name in quantities.STANDARD or "/" in name):
+    if kind == "ResourceRequirements" and (name in STANDARD or "/" in name):
         return Problem(at, f"unknown field: belongs under {path}.limits")
     for other, place in _OTHER_PLACES.get(kind, ()):
         if name in types.fields(other):
@@ -187,3 +187,83 @@ def _unknown(name: str, kind: str, path: str) -> Problem:
         return Problem(at, f"unknown field, did you mean {near}?")
     what = f"Kubernetes {types.version} has no such field here, and its API server ignores it"
     return Problem(at, what, "warning")
+
+
+# --- quantities -------------------------------------------------------------------------------------------------------
+
+# As the API server checks them: ValidateResourceRequirements in pkg/apis/core/validation of Kubernetes.
+
+_BYTES = re.compile(r"memory|ephemeral-storage|hugepages-.*|sizeLimit|storage|sharedMemory")
+STANDARD = ("cpu", "memory", "ephemeral-storage")
+"""Resources of containers without a vendor, beside hugepages-SIZE."""
+_MIN_MEMORY = 1024 * 1024
+
+
+def quantity_problems(path: str, name: str, amount: Any) -> Iterator[Problem]:
+    """An amount at `path`. `name`: the resource or the field that it belongs to, for the advice."""
+    if isinstance(amount, bool) or not isinstance(amount, int | float | str):
+        return  # a matter of types
+    try:
+        found = quantity(str(amount))
+    except ValueError:
+        yield Problem(path, f"{str(amount)!r} is not a quantity: write {_example(name)}")
+        return
+    if found < 0:
+        yield Problem(path, f"must not be negative, is {amount}")
+    elif is_bytes(name) and 0 < found < _MIN_MEMORY:
+        yield Problem(path, _too_few_bytes(str(amount), found), "warning")
+    elif "/" in name and found % 1:
+        yield Problem(path, f"must be a whole number, not {amount}: a device is not divided")
+
+
+def resource_names(path: str, resources: dict[str, Any]) -> Iterator[Problem]:
+    """The names in the `limits` and `requests` of one container."""
+    for part in ("limits", "requests"):
+        amounts = resources.get(part)
+        for name in amounts if isinstance(amounts, dict) else ():
+            yield from _name_problems(below(f"{path}.{part}", str(name)), str(name))
+
+
+def is_bytes(name: str) -> bool:
+    """Whether amounts of it are bytes."""
+    return _BYTES.fullmatch(name) is not None
+
+
+def _name_problems(path: str, name: str) -> Iterator[Problem]:
+    if name in STANDARD or re.fullmatch(r"hugepages-\w+", name):
+        return
+    if "/" in name:
+        near = similar(name, _VENDORS, 0.85)
+        if near and name not in _VENDORS and not name.startswith(tuple(f"{vendor}." for vendor in _VENDORS)):
+            yield Problem(path, f"is not a usual device, did you mean {near}?", "warning")
+        return
+    if near := similar(name, STANDARD, 0.7):
+        yield Problem(path, f"is not a resource, did you mean {near}?")
+    else:
+        yield Problem(path, "is not a resource: use cpu, memory, ephemeral-storage or a device, such as nvidia.com/gpu")
+
+
+_VENDORS = (
+    "nvidia.com/gpu",
+    "amd.com/gpu",
+    "gpu.intel.com/xe",
+    "gpu.intel.com/i915",
+    "habana.ai/gaudi",
+    "google.com/tpu",
+    "aws.amazon.com/neuron",
+    "vpc.amazonaws.com/efa",
+)
+
+
+def _example(name: str) -> str:
+    if name == "cpu":
+        return "a number of cores, such as 4, or 500m for half a core"
+    if is_bytes(name):
+        return "a number with a unit, such as 64Gi or 500M"
+    return "a whole number, such as 1" if "/" in name else "a number, such as 1, 500m or 64Gi"
+
+
+def _too_few_bytes(text: str, found: float) -> str:
+    if text.endswith("m"):
+        return f"{text} is less than one byte (m is a thousandth): did you mean {text[:-1]}Mi?"
+    return f"{text} is only {int(found)} bytes: write a unit, such as Gi or Mi"

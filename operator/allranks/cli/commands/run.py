@@ -166,7 +166,7 @@ def run(
     Ctrl-C sends SIGTERM to the ranks and waits for the grace period, a second Ctrl-C kills them immediately. Ranks that
     store checkpoints on request are asked for one before SIGTERM.
     """
-    from allranks.authoring.script_loading import load_script
+    from allranks.authoring.script_job import load_script
     from allranks.cli.volume_option import mapped_volumes
     from allranks.errors import AllranksError
     from allranks.local import LocalRun, Options, run_directories
@@ -296,8 +296,8 @@ _Additions = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 
 
 def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions, code: Path | None) -> Loaded:
-    from allranks.authoring.additions import Additions
     from allranks.authoring.manifests import load
+    from allranks.authoring.overrides import Additions
 
     return load(
         files, sets, additions=Additions(*additions), random_names=True, code=code, here=True, sweeps_suffice=True

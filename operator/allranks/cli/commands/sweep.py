@@ -127,7 +127,7 @@ def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str
     """(the loaded sweep, its document). Raises AllranksError."""
     from allranks.authoring import manifest_files
     from allranks.authoring.manifests import load, load_documents
-    from allranks.authoring.sweep_options import is_job, parameter, sweep_document
+    from allranks.authoring.sweep_manifests import is_job, parameter, sweep_document
     from allranks.errors import InvalidManifest
 
     content = manifest_files.read(file)
