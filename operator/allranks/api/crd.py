@@ -327,20 +327,20 @@ def _without_defaults(schema: Schema) -> Schema:
     return out
 
 
-def differences(wanted: dict[str, Any], installed: dict[str, Any], path: str) -> Iterator[str]:
-    """Paths of fields, and of values of enumerations, that are in `wanted` alone."""
+def differences(expected: dict[str, Any], installed: dict[str, Any], path: str) -> Iterator[str]:
+    """Paths of fields, and of values of enumerations, that are in `expected` alone."""
     if installed.get("x-kubernetes-preserve-unknown-fields"):
         return
-    if "enum" in wanted and "enum" in installed:
-        yield from (f"{path}={value}" for value in wanted["enum"] if value not in installed["enum"])
-    for name, child in wanted.get("properties", {}).items():
+    if "enum" in expected and "enum" in installed:
+        yield from (f"{path}={value}" for value in expected["enum"] if value not in installed["enum"])
+    for name, child in expected.get("properties", {}).items():
         if name not in installed.get("properties", {}):
             yield f"{path}.{name}"
         else:
             yield from differences(child, installed["properties"][name], f"{path}.{name}")
     for inner in ("items", "additionalProperties"):
-        if isinstance(wanted.get(inner), dict) and isinstance(installed.get(inner), dict):
-            yield from differences(wanted[inner], installed[inner], f"{path}[]")
+        if isinstance(expected.get(inner), dict) and isinstance(installed.get(inner), dict):
+            yield from differences(expected[inner], installed[inner], f"{path}[]")
 
 
 # --- merged rules -----------------------------------------------------------------------------------------------------

@@ -73,8 +73,9 @@ def job_document(document: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
-    own = template.get("metadata")
-    labels = {key: own[key] for key in ("labels", "annotations") if own.get(key)} if isinstance(own, dict) else {}
+    labels = {}
+    if isinstance(outer := template.get("metadata"), dict):
+        labels = {key: outer[key] for key in ("labels", "annotations") if outer.get(key)}
     return {
         "apiVersion": API_VERSION,
         "kind": job.KIND,
@@ -95,9 +96,9 @@ def template_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
     inner = job_document(document)
     if inner is None:
         return
-    for field, why in _OF_THE_SWEEP.items():
+    for field, reason in _OF_THE_SWEEP.items():
         if inner["spec"].get(field):
-            yield f"{TEMPLATE}.{field}", why
+            yield f"{TEMPLATE}.{field}", reason
     try:
         validation.parse(inner)
     except InvalidManifest as error:
@@ -131,8 +132,8 @@ def _broken_rules(document: Mapping[str, Any], parsed: Any, wrong: list[str]) ->
         spec = parsed.spec.model_dump(by_alias=True, exclude_none=True, mode="json")
     if not isinstance(spec, dict):
         return
-    own = {**document, "spec": {name: value for name, value in spec.items() if name != "template"}}
-    for path, text in validation.rule_problems(own, wrong, lenient=parsed is None, kind=KIND):
+    without_template = {**document, "spec": {name: value for name, value in spec.items() if name != "template"}}
+    for path, text in validation.rule_problems(without_template, wrong, lenient=parsed is None, kind=KIND):
         if not any(other == path or other.startswith((f"{path}.", f"{path}[")) for other in wrong):
             yield path, text
 

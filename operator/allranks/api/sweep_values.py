@@ -45,8 +45,8 @@ def grid_size(parameter: Parameter) -> int | None:
     return None
 
 
-def whole_size(of: IntRange) -> int:
-    return (of.max - of.min) // of.step + 1
+def whole_size(bounds: IntRange) -> int:
+    return (bounds.max - bounds.min) // bounds.step + 1
 
 
 def longest(parameter: Parameter) -> int:

@@ -23,7 +23,7 @@ from allranks.api.data import upper
 from allranks.api.job import API_VERSION, Job, Metadata, Spec
 from allranks.api.pool import Pool, PoolSpec
 from allranks.api.sweep import SweepSpec
-from allranks.api.validation_messages import json_type, path_step, problem, steps_of, unknown_roles
+from allranks.api.validation_messages import json_type, meant_fields, path_step, problem, steps_of, unknown_roles
 from allranks.errors import InvalidManifest
 from allranks.frameworks import FRAMEWORKS
 
@@ -100,18 +100,22 @@ def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
         raise InvalidManifest(problems)
     parsed: Any = None
     partial: Any = None
+    meant: dict[str, str] = {}
     try:
         parsed = model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
         details = error.errors(include_url=False)
         problems = [problem(detail, root_schema(kind)) for detail in details]
+        meant = meant_fields(details, root_schema(kind))
         partial = repaired(document, model, details)
     if kind == job.KIND:
         unknown = list(unknown_roles(document.get("spec"), root_schema(kind)))
-        problems = [of for of in problems if not any(_within(of[0], path) for path, _ in unknown)] + unknown
+        problems = [item for item in problems if not any(_within(item[0], path) for path, _, _ in unknown)]
+        problems += [(path, message) for path, message, _ in unknown]
+        meant |= {path: role for path, _, role in unknown if role}
     problems += _template_problems(document.get("spec"))
     if too_much := list(unbounded(document.get("spec"))):
-        raise InvalidManifest([*problems, *too_much])  # an evaluation of the rules could take very long
+        raise InvalidManifest([*problems, *too_much], meant=meant)  # an evaluation of the rules could take very long
     complete = document if (checked := parsed or partial) is None else with_defaults(document, checked)
     if partial is not None:
         complete = with_values(complete, document)
@@ -120,7 +124,7 @@ def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
     reported = [path for path, _ in problems]
     problems += [(path, text) for path, text in broken if not any(_within(other, path) for other in reported)]
     if problems or parsed is None:
-        raise InvalidManifest(list(dict.fromkeys(problems)))
+        raise InvalidManifest(list(dict.fromkeys(problems)), meant=meant)
     return parsed
 
 
@@ -153,14 +157,14 @@ def _about_variables(message: str, field: str, value: Any) -> str:
     every write."""
     if isinstance(value, dict) and isinstance(name := value.get("name"), str):
         message = message.replace("ALLRANKS_INPUT_NAME", f"ALLRANKS_INPUT_{upper(name)}")
-    what, remove_any, listed = message.partition(cel_rules.REMOVE_ANY)
+    subject, remove_any, listed = message.partition(cel_rules.REMOVE_ANY)
     if not remove_any:
         return message
     for step in filter(None, field.split(".")):
         value = (value or {}).get(step)
     names = [variable.get("name") for variable in value or () if isinstance(variable, dict)]
-    found = [name for name in listed.split(", ") if name in names]
-    return f"{what}remove {', '.join(found)}" if found else message
+    set_names = [name for name in listed.split(", ") if name in names]
+    return f"{subject}remove {', '.join(set_names)}" if set_names else message
 
 
 def _about_directory(field: str, value: Any) -> str:
@@ -195,7 +199,7 @@ def _containers(spec: Any) -> list[tuple[str, dict[str, Any]]]:
     """(path, value) of the spec and of its roles, as far as they are mappings."""
     places = [("spec", spec)] if isinstance(spec, dict) else []
     if places and isinstance(spec.get("roles"), dict):
-        places += [(f"spec.roles.{role}", of) for role, of in spec["roles"].items() if isinstance(of, dict)]
+        places += [(f"spec.roles.{role}", part) for role, part in spec["roles"].items() if isinstance(part, dict)]
     return places
 
 
@@ -246,11 +250,11 @@ def _is_deeper(value: Any, levels: int) -> bool:
 def wrong_kind(document: Mapping[str, Any], kind: str) -> Iterator[Problem]:
     """Problems of `kind` and `apiVersion`."""
     for field, expected in (("kind", kind), ("apiVersion", API_VERSION)):
-        found = document.get(field)
-        if found is None:
+        actual = document.get(field)
+        if actual is None:
             yield field, f"is required: {field}: {expected}"
-        elif found != expected:
-            yield field, f"must be {expected}, not {found!r}"
+        elif actual != expected:
+            yield field, f"must be {expected}, not {actual!r}"
 
 
 def _reads(rule: str, place: str, paths: Iterable[str]) -> bool:
@@ -300,16 +304,16 @@ def _program(rule: str) -> Any:
 
 def repaired(document: dict[str, Any], model: type[M], errors: Sequence[ErrorDetails]) -> M | None:
     """The document without the values that `errors` are about. None if too little of it is left."""
-    rest = copy.deepcopy(document)
+    remaining = copy.deepcopy(document)
     for _ in range(_ROUNDS):
         for detail in reversed(errors):
             path = tuple(steps_of(detail))
-            drop(rest, path)
-            parent = rest.get(str(path[0])) if len(path) == 2 else None
+            drop(remaining, path)
+            parent = remaining.get(str(path[0])) if len(path) == 2 else None
             if path in _ANY and isinstance(parent, dict):
                 parent[str(path[1])] = _ANY[path]
         try:
-            return model.model_validate(rest, by_alias=True, by_name=False)
+            return model.model_validate(remaining, by_alias=True, by_name=False)
         except ValidationError as error:
             errors = error.errors(include_url=False)
     return None
@@ -318,23 +322,23 @@ def repaired(document: dict[str, Any], model: type[M], errors: Sequence[ErrorDet
 def with_values(complete: Any, written: Any) -> Any:
     """`complete`, which has all defaults, with the values as they are written, also the wrong ones."""
     if isinstance(complete, dict) and isinstance(written, dict):
-        own = {key: with_values(complete.get(key), value) for key, value in written.items() if value is not None}
-        return {**complete, **own}
+        merged = {key: with_values(complete.get(key), value) for key, value in written.items() if value is not None}
+        return {**complete, **merged}
     if isinstance(complete, list) and isinstance(written, list) and len(complete) == len(written):
-        return [with_values(one, other) for one, other in zip(complete, written, strict=True)]
+        return [with_values(item, written_item) for item, written_item in zip(complete, written, strict=True)]
     return written
 
 
 def drop(value: Any, path: Sequence[int | str]) -> None:
     """Removes the value at `path`, or the nearest one above it that exists: an object without a required field."""
-    found: list[tuple[Any, int | str]] = []
+    steps: list[tuple[Any, int | str]] = []
     for step in path:
         if not (step in value if isinstance(value, dict) else _has(value, step)):
             break
-        found.append((value, step))
+        steps.append((value, step))
         value = value[step]
-    if found:
-        container, step = found[-1]
+    if steps:
+        container, step = steps[-1]
         del container[step]
 
 

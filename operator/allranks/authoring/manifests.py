@@ -70,7 +70,7 @@ class InvalidManifests(InvalidManifest):
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self.findings = list(findings)
-        super().__init__([(one.place, one.text) for one in findings if one.problem.severity == "error"])
+        super().__init__([(finding.place, finding.text) for finding in findings if finding.problem.severity == "error"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Loaded:
 
     def notes(self) -> list[tuple[Severity, str]]:
         """(severity, text) of the warnings and notes, as commands print them."""
-        return [(one.problem.severity, f"{one.place}: {one.text}") for one in self.findings]
+        return [(finding.problem.severity, f"{finding.place}: {finding.text}") for finding in self.findings]
 
 
 def load(
@@ -117,22 +117,28 @@ def load(
     additions: Additions | None = None,
     random_names: bool = False,
     code: Path | None = None,
-    here: bool = False,
+    local: bool = False,
 ) -> Loaded:
     """Reads the objects in `files` (`-` is stdin), and applies each `path=value` of `sets` to the jobs.
 
-    `code`: the directory with the code of all jobs, in place of what the manifests say. `here`: the code is not too
-    large, whatever a ConfigMap holds, because the jobs run on this machine.
+    `code`: the directory with the code of all jobs, in place of what the manifests say. `local`: the jobs run
+    here, so the size of a ConfigMap does not limit the code.
 
     The files must contain a job; with `pools_suffice` or `sweeps_suffice` a pool or a sweep is enough. A job with
     `generateName` gets a name: with `random_names` one that is probably new, otherwise always the same. Raises
     InvalidManifests with the problems of all documents.
     """
     files = list(files)
-    found: list[Finding] = []
-    documents = _documents(files, found)
+    findings: list[Finding] = []
+    documents = _documents(files, findings)
     loaded = load_documents(
-        documents, sets, found, additions=additions, random_names=random_names, code=code, here=here
+        documents,
+        sets,
+        findings,
+        additions=additions,
+        random_names=random_names,
+        code=code,
+        local=local,
     )
     if not (loaded.jobs or (loaded.pools and pools_suffice) or (loaded.sweeps and sweeps_suffice)):
         other = [str(document.get("kind")) for document in loaded.documents if document.get("kind") != pool.KIND]
@@ -149,15 +155,15 @@ def load_documents(
     additions: Additions | None = None,
     random_names: bool = False,
     code: Path | Bundle | None = None,
-    here: bool = False,
+    local: bool = False,
 ) -> Loaded:
     """As `load`, for (source, document) pairs. `findings` is also filled while `documents` is read."""
     try:
-        given = [overrides.parsed(item) for item in sets]
+        parsed_overrides = [overrides.parsed(item) for item in sets]
     except InvalidManifest as error:
         raise InvalidManifests([Finding(path, Problem("", message)) for path, message in error.problems]) from error
-    shipping = Shipping(code, here)
-    loading = _Loading([] if findings is None else findings, given, additions, random_names, shipping)
+    shipping = Shipping(code, local)
+    loading = _Loading([] if findings is None else findings, parsed_overrides, additions, random_names, shipping)
     for source, document in documents:
         loading.add(source, document)
     return loading.result()
@@ -197,8 +203,8 @@ class _Loading:
         name = _name(document)
         place = Finding(source, Problem("", ""), number, name)
         if not isinstance(document, dict):
-            what = f"a manifest must be a mapping, not {json_type(document)}"
-            self._report(place, [Problem("", what)])
+            message = f"a manifest must be a mapping, not {json_type(document)}"
+            self._report(place, [Problem("", message)])
             return
         self.written.append(document)
         kind = document.get("kind")
@@ -217,13 +223,17 @@ class _Loading:
     def result(self) -> Loaded:
         """Raises InvalidManifests."""
         by_name = {pool.name: pool.spec for pool in self.pools}
-        claims = {_name(one): _claim_spec(one) for one in self.written if one.get("kind") == "ResourceClaimTemplate"}
+        claims = {
+            _name(document): _claim_spec(document)
+            for document in self.written
+            if document.get("kind") == "ResourceClaimTemplate"
+        }
         beside = checks.Beside(by_name, claims)
         for job, place in self.jobs:
             self._report(place, checks.finished(job, beside))
         for loaded, place in self.sweeps:
             self._report(place, finish_sweep(loaded, beside))
-        if any(one.problem.severity == "error" for one in self.findings):
+        if any(finding.problem.severity == "error" for finding in self.findings):
             raise InvalidManifests(self.findings)
         jobs = tuple(job for job, _ in self.jobs)
         titles = tuple(place.name for _, place in self.jobs)
@@ -314,13 +324,14 @@ class _Loading:
 
 
 def _problems(error: InvalidManifest, *, generated: bool = False) -> list[Problem]:
-    """`generated`: the name was made of generateName, where a problem of the name belongs."""
+    """Return the problems of an error. `generated`: a problem of the name belongs to `generateName`."""
+    problems = [Problem(path, message, meant=error.meant.get(path, "")) for path, message in error.problems]
     if not generated:
-        return [Problem(path, message) for path, message in error.problems]
+        return problems
     added = f"with the {_SUFFIX_LENGTH} characters that the API server adds: "
     return [
-        Problem("metadata.generateName", added + message) if path == "metadata.name" else Problem(path, message)
-        for path, message in error.problems
+        Problem("metadata.generateName", added + problem.message) if problem.path == "metadata.name" else problem
+        for problem in problems
     ]
 
 

@@ -53,28 +53,28 @@ def apply(document: dict[str, Any], overrides: Sequence[Override]) -> None:
 
 
 def _set(document: dict[str, Any], path: list[Step], value: Any) -> None:
-    here: Any = document
+    node: Any = document
     for depth, step in enumerate(path):
         last = depth == len(path) - 1
-        if isinstance(here, list):
-            number = int(step) if str(step).isdigit() else len(here)
-            if number >= len(here):
+        if isinstance(node, list):
+            number = int(step) if str(step).isdigit() else len(node)
+            if number >= len(node):
                 raise InvalidManifest([(_text(path), f"--set: the list has no item {step}")])
             if last:
-                here[number] = value
+                node[number] = value
             else:
-                here = here[number]
-        elif isinstance(here, dict):
+                node = node[number]
+        elif isinstance(node, dict):
             key = str(step)
             if last:
-                here[key] = value
+                node[key] = value
             else:
-                if here.get(key) is None:
+                if node.get(key) is None:
                     if isinstance(path[depth + 1], int):
-                        what = f"--set: there is no list {_text(path[: depth + 1])}: set the whole list"
-                        raise InvalidManifest([(_text(path), what)])
-                    here[key] = {}
-                here = here[key]
+                        message = f"--set: there is no list {_text(path[: depth + 1])}: set the whole list"
+                        raise InvalidManifest([(_text(path), message)])
+                    node[key] = {}
+                node = node[key]
         else:
             raise InvalidManifest([(_text(path), f"--set: {_text(path[:depth])} is not a map")])
 

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-
 from allranks.api.job import API_VERSION, KIND
 from allranks.authoring.manifest_files import did_you_mean
 from allranks.authoring.manifests import Loaded, load_documents
 from allranks.authoring.yaml_text import dump
-from allranks.errors import CannotRun, InvalidManifest
+from allranks.errors import CannotRun, InvalidManifest, InvalidOption
 from allranks.frameworks import FRAMEWORKS
 
 MAX_MODULES = 100
@@ -198,7 +196,7 @@ def load_script(
         script = _inside(script, workdir)
     source = read_script(script, workdir)
     document, notes = make_job(source, framework=framework, replicas=replicas, gpus=gpus, env=env, arguments=arguments)
-    loaded = load_documents([(script, document)], sets, code=workdir if ships else None, here=True)
+    loaded = load_documents([(script, document)], sets, code=workdir if ships else None, local=True)
     if save:
         written, needed = loaded.documents[0], f"contains {script}"
         if ships:
@@ -212,12 +210,12 @@ def load_script(
 def _inside(script: str, code: Path) -> str:
     """The path of the script in the shipped code. It is relative to the current directory, as is `code`, or to `code`.
     Raises CannotRun."""
-    given = Path(script)
-    if not given.is_file() and (code / script).is_file():
+    path = Path(script)
+    if not path.is_file() and (code / script).is_file():
         return script
-    if not given.resolve().is_relative_to(code.resolve()):
+    if not path.resolve().is_relative_to(code.resolve()):
         raise CannotRun(f"{script} is not in {code}, the directory of --code: name a directory that contains it")
-    return str(given.resolve().relative_to(code.resolve()))
+    return str(path.resolve().relative_to(code.resolve()))
 
 
 def _framework_of_script(option: str | None, sets: Sequence[str]) -> str | None:
@@ -227,9 +225,9 @@ def _framework_of_script(option: str | None, sets: Sequence[str]) -> str | None:
         return option
     if values[-1] not in FRAMEWORKS:
         names = ", ".join(FRAMEWORKS)
-        raise click.UsageError(f"--set framework={values[-1]}: there is no such framework; there are {names}.")
+        raise InvalidOption(f"--set framework={values[-1]}: there is no such framework; there are {names}.")
     if option not in (None, values[-1]):
-        raise click.UsageError(f"--framework {option} and --set framework={values[-1]} differ: specify one of them.")
+        raise InvalidOption(f"--framework {option} and --set framework={values[-1]} differ: specify one of them.")
     return values[-1]
 
 

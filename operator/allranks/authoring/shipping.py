@@ -19,7 +19,7 @@ class Shipping:
 
     code: Path | Bundle | None = None
     """In place of what the manifests say."""
-    here: bool = False
+    local: bool = False
     """The jobs run on this machine, where no ConfigMap limits the size."""
     bundles: dict[str, Bundle] = field(default_factory=dict)
     """ConfigMap -> the code for it."""
@@ -36,7 +36,7 @@ class Shipping:
             bundle = self._bundle(written, file)
             if bundle is None:
                 return []
-            described = bundle.described if self.here else bundle.spec
+            described = bundle.described if self.local else bundle.spec
         except CannotShip as error:
             raise InvalidManifest([(_PATH, str(error))]) from error
         kept = {"path": written["path"]} if isinstance(written, dict) and "path" in written else {}

@@ -171,28 +171,28 @@ _RESTART = (
 def _options(tree: ast.AST) -> Iterator[Option]:
     """Options of argparse (`add_argument`) and click (`option`) whose names are literals, and positional arguments of
     argparse without a default."""
-    found: set[str] = set()
+    defined: set[str] = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or _called(node) not in ("add_argument", "option"):
             continue
         words = [word for word in map(_literal, node.args) if isinstance(word, str)]
-        given = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg}
+        keywords = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg}
         if len(words) == 1 and _called(node) == "add_argument" and re.fullmatch(r"[A-Za-z]\w*", words[0]):
-            if words[0] not in found and given.get("nargs") not in ("?", "*") and "default" not in given:
-                found.add(words[0])
-                yield Option(words[0], required=True, help=_comment(str(given.get("help") or "")))
+            if words[0] not in defined and keywords.get("nargs") not in ("?", "*") and "default" not in keywords:
+                defined.add(words[0])
+                yield Option(words[0], required=True, help=_comment(str(keywords.get("help") or "")))
             continue
         names = [word for word in words if word.startswith("--")]
-        if not names or names[0] in found or not re.fullmatch(r"--[A-Za-z0-9][\w-]*", names[0]):
+        if not names or names[0] in defined or not re.fullmatch(r"--[A-Za-z0-9][\w-]*", names[0]):
             continue
-        found.add(names[0])
-        default = given.get("default")
+        defined.add(names[0])
+        default = keywords.get("default")
         yield Option(
             names[0],
             default if isinstance(default, str | int | float) and not isinstance(default, bool) else None,
-            given.get("required") is True,
-            str(given.get("action", "")).startswith("store_") or given.get("is_flag") is True,
-            _comment(str(given.get("help") or "")),
+            keywords.get("required") is True,
+            str(keywords.get("action", "")).startswith("store_") or keywords.get("is_flag") is True,
+            _comment(str(keywords.get("help") or "")),
         )
 
 

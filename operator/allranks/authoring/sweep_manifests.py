@@ -52,7 +52,7 @@ def load_sweep(document: dict[str, Any], shipping: Shipping, file: str) -> tuple
         wrong = [Problem(*problem) for problem in error.problems]
         reported = {problem.path for problem in wrong}
         more = checks.written(inner) if inner is not None else []
-        return None, [*wrong, *(found for each in more if (found := _placed(each)).path not in reported)]
+        return None, [*wrong, *(problem for problem in map(_placed, more) if problem.path not in reported)]
     job = parse(inner)
     of_job = [Problem(*problem) for problem in pods.problems(job)]
     of_job += checks.written(inner or {}, None if of_job else job)
@@ -91,8 +91,8 @@ def _about_metric(loaded: LoadedSweep) -> Iterator[Problem]:
     metric, progress = loaded.sweep.spec.objective.metric, loaded.job.spec.progress
     groups = re.compile(progress.log_pattern).groupindex if progress and progress.log_pattern else {}
     if metric not in groups and (near := similar(metric, list(groups))):
-        what = f"no group of logPattern is named {metric}, did you mean {near}?"
-        yield Problem("spec.objective.metric", what, "warning")
+        message = f"no group of logPattern is named {metric}, did you mean {near}?"
+        yield Problem("spec.objective.metric", message, "warning")
 
 
 def _placed(problem: Problem) -> Problem:
@@ -119,8 +119,8 @@ def parameter(text: str) -> tuple[str, dict[str, Any]]:
     name, equals, values = text.partition("=")
     if not (name and equals and values):
         raise InvalidManifest([(f"--param {text}", f"must be NAME=VALUES, for example {FORMS}")])
-    if found := _RANGE.fullmatch(values):
-        kind, low, high, points = found.groups()
+    if match := _RANGE.fullmatch(values):
+        kind, low, high, points = match.groups()
         if kind == "int" or (kind is None and re.fullmatch(r"[-+]?\d+", low) and re.fullmatch(r"[-+]?\d+", high)):
             if not (re.fullmatch(r"[-+]?\d+", low) and re.fullmatch(r"[-+]?\d+", high)) or points:
                 raise InvalidManifest([(f"--param {text}", "int: needs whole numbers, for example layers=int:1..8")])
@@ -146,13 +146,13 @@ def sweep_document(
         if missing and isinstance(args, list):
             template["args"] = [*args, *(f"--{name}=$({name})" for name in missing)]
     metadata = document.get("metadata") if isinstance(document.get("metadata"), dict) else {}
-    own = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)} if metadata else {}
+    kept_metadata = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)} if metadata else {}
     whole = {"parameters": values, **{name: value for name, value in spec.items() if value is not None}}
     return {
         "apiVersion": API_VERSION,
         "kind": sweep.KIND,
         "metadata": {"name": (metadata or {}).get("name", "sweep")},
-        "spec": {**whole, "template": {**({"metadata": own} if own else {}), "spec": template}},
+        "spec": {**whole, "template": {**({"metadata": kept_metadata} if kept_metadata else {}), "spec": template}},
     }
 
 

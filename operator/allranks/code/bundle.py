@@ -117,9 +117,9 @@ class Bundle:
     def notes(self) -> list[str]:
         """One sentence for each reason why files were left out."""
         reasons: dict[str, list[LeftOut]] = {}
-        for one in self.left_out:
-            reasons.setdefault(one.reason, []).append(one)
-        return [_note(reason, some) for reason, some in reasons.items()]
+        for item in self.left_out:
+            reasons.setdefault(item.reason, []).append(item)
+        return [_note(reason, items) for reason, items in reasons.items()]
 
 
 EMPTY = Bundle(())
@@ -195,9 +195,9 @@ def _largest(sizes: Iterable[tuple[str, int]]) -> str:
     return "The largest files: " + ", ".join(f"{name} ({size(bytes_)})" for name, bytes_ in largest)
 
 
-def _note(reason: str, some: list[LeftOut]) -> str:
-    names = ", ".join(one.name for one in some[:_SHOWN])
-    more = f" and {len(some) - _SHOWN} more" if len(some) > _SHOWN else ""
-    verb = "is" if len(some) == 1 else "are"
-    cure = f"; to ship it, add the line !{some[0].name} to .allranksignore" if some[0].can_be_allowed else ""
+def _note(reason: str, items: list[LeftOut]) -> str:
+    names = ", ".join(item.name for item in items[:_SHOWN])
+    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    verb = "is" if len(items) == 1 else "are"
+    cure = f"; to ship it, add the line !{items[0].name} to .allranksignore" if items[0].can_be_allowed else ""
     return f"{names}{more} {verb} not shipped: {reason}{cure}"

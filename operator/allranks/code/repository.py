@@ -84,7 +84,7 @@ def _existing(folder: Path, names: Sequence[str]) -> list[str]:
         path = folder / name
         if path.is_dir() and not path.is_symlink():
             inner = read(path)
-            out += [f"{name}/{one}" for one in (*inner.tracked, *inner.new)] if inner else []
+            out += [f"{name}/{file}" for file in (*inner.tracked, *inner.new)] if inner else []
         elif path.is_symlink() or path.exists():
             out.append(name)
     return out

@@ -133,13 +133,13 @@ class _Rules:
         if path.is_symlink() and path.is_dir():
             return LeftOut(name, "a link to a directory", can_be_allowed=False)
         if not path.is_file():
-            what = "a link to nothing" if path.is_symlink() else "not a regular file"
-            return LeftOut(name, what, can_be_allowed=False)
+            reason = "a link to nothing" if path.is_symlink() else "not a regular file"
+            return LeftOut(name, reason, can_be_allowed=False)
         return None
 
     def _secret(self, name: str) -> LeftOut | None:
-        if found := secret_by_name(name):
-            return LeftOut(found, HOLDS_CREDENTIALS)
+        if secret := secret_by_name(name):
+            return LeftOut(secret, HOLDS_CREDENTIALS)
         with (self._folder / name).open("rb") as file:
             head = file.read(_HEAD).lstrip()
         if head.startswith(b"-----BEGIN ") and b"PRIVATE KEY" in head.partition(b"\n")[0]:
@@ -164,15 +164,15 @@ def _walk(folder: Path) -> Iterator[str]:
     specs: dict[str, Any] = {}
     count = 0
     for where, directories, files in os.walk(folder):
-        here = Path(where).relative_to(folder).as_posix()
-        prefix = "" if here == "." else f"{here}/"
+        parent = Path(where).relative_to(folder).as_posix()
+        prefix = "" if parent == "." else f"{parent}/"
         if ".gitignore" in files:
             specs[prefix] = _ignore_spec(Path(where) / ".gitignore")
-        links = [one for one in directories if (Path(where) / one).is_symlink()]
+        links = [directory for directory in directories if (Path(where) / directory).is_symlink()]
         directories[:] = [
-            one
-            for one in sorted(directories)
-            if one not in _CACHES and one not in links and not _git_ignores(specs, f"{prefix}{one}/")
+            directory
+            for directory in sorted(directories)
+            if directory not in _CACHES and directory not in links and not _git_ignores(specs, f"{prefix}{directory}/")
         ]
         if "pyvenv.cfg" in files:  # thousands of files, which are not shipped
             directories.clear()
@@ -187,7 +187,7 @@ def _walk(folder: Path) -> Iterator[str]:
 
 def _git_ignores(specs: dict[str, Any], name: str) -> bool:
     """The .gitignore of the nearest directory that says something about the name decides."""
-    for prefix in sorted((one for one in specs if name.startswith(one)), key=len, reverse=True):
+    for prefix in sorted((parent for parent in specs if name.startswith(parent)), key=len, reverse=True):
         included = _check(specs[prefix], name.removeprefix(prefix))
         if included is not None:
             return included

@@ -64,7 +64,7 @@ async def create_with_code(
     if dry_run:
         return job
     try:
-        await _own(cluster, namespace, bundle, [job, *([] if created else await _other_users(cluster, job))])
+        await _add_owners(cluster, namespace, bundle, [job, *([] if created else await _other_users(cluster, job))])
     except ClusterError as error:
         name = f"{job['metadata']['name']} was created and continues"
         kept = f"its code will not be deleted with it, because it cannot own the ConfigMap {bundle.config_map}"
@@ -84,8 +84,8 @@ async def add_owner(cluster: Cluster, namespace: str, config_map: str, job: Mani
 async def stored_differences(cluster: Cluster, namespace: str, config_map: str) -> str:
     """What the code differs from its commit in; empty if the ConfigMap does not say. Raises ClusterError, ValueError.
     Users may have written the ConfigMap: the text can hold anything."""
-    found = await cluster.get(f"{_path(namespace)}/{config_map}")
-    content = (found.get("binaryData") or {}).get(DIFFERENCES)
+    stored = await cluster.get(f"{_path(namespace)}/{config_map}")
+    content = (stored.get("binaryData") or {}).get(DIFFERENCES)
     return decompressed(base64.b64decode(content)) if content else ""
 
 
@@ -138,7 +138,7 @@ async def _create(cluster: Cluster, namespace: str, bundle: Bundle, dry_run: boo
         raise
 
 
-async def _own(cluster: Cluster, namespace: str, bundle: Bundle, jobs: list[Manifest]) -> None:
+async def _add_owners(cluster: Cluster, namespace: str, bundle: Bundle, jobs: list[Manifest]) -> None:
     """The API server merges the references by UID, so that two submissions at once lose none."""
     change = {"metadata": {"ownerReferences": [_owner(job) for job in jobs]}}
     path = f"{_path(namespace)}/{bundle.config_map}"
@@ -162,10 +162,10 @@ async def _other_users(cluster: Cluster, job: Manifest) -> list[Manifest]:
     the ConfigMap together with the owners."""
     metadata, name = job["metadata"], job["spec"]["code"]["configMap"]
     try:
-        found = await cluster.get(f"/apis/{API_VERSION}/namespaces/{metadata['namespace']}/{PLURAL}")
+        listed = await cluster.get(f"/apis/{API_VERSION}/namespaces/{metadata['namespace']}/{PLURAL}")
     except ClusterError:  # no permission to list jobs
         return []
-    items: list[Manifest] = found.get("items") or []
+    items: list[Manifest] = listed.get("items") or []
     return [item for item in items if config_map_of(item) == name and item["metadata"]["uid"] != metadata["uid"]]
 
 

@@ -43,16 +43,16 @@ def copy_checkpoint(
     `mark` tells two checkpoints of the same step apart. A copy that is complete is not made again.
     """
     note = target.with_name(f"{target.name}.copied.json")
-    wanted = {"step": step, "mark": mark}
+    expected = {"step": step, "mark": mark}
     try:
-        if note.is_file() and json.loads(note.read_text(encoding="utf-8")) == wanted:
+        if note.is_file() and json.loads(note.read_text(encoding="utf-8")) == expected:
             return
         note.unlink(missing_ok=True)
         target.mkdir(parents=True, exist_ok=True)
         for _ in range(TRIES):
             clear(target)
             if _copy(source, step, target, sleep):
-                write_json(note, wanted)
+                write_json(note, expected)
                 return
     except ValueError:
         note.unlink(missing_ok=True)  # half a note, of a machine that crashed
@@ -88,30 +88,30 @@ def _copy(source: Path, step: int, target: Path, sleep: Callable[[float], None])
 def choose(source: Path, step: int) -> tuple[list[str], bool]:
     """(names of the files and folders of the checkpoint, whether their names have its step). Raises DataError."""
     numbers = {path.name: _numbers(path) for path in sorted(source.iterdir()) if not path.name.startswith(_OTHERS)}
-    if named := [name for name, found in numbers.items() if step in found]:
+    if named := [name for name, steps in numbers.items() if step in steps]:
         return named, True
-    if newer := [name for name, found in numbers.items() if found and max(found) > step]:
-        there = ", ".join(newer[:3])
+    if newer := [name for name, steps in numbers.items() if steps and max(steps) > step]:
+        newest = ", ".join(newer[:3])
         raise DataError(
-            f"{source}: no name has step {step}, which was reported, but there is {there}: another checkpoint"
+            f"{source}: no name has step {step}, which was reported, but there is {newest}: another checkpoint"
         )
     return list(numbers), False
 
 
 def _numbers(path: Path) -> set[int]:
     """The steps in a name: checkpoint-500, step=500.ckpt, and 500 if it is a folder."""
-    found = {int(digits) for digits in _NUMBERED.findall(_DATE.sub("", path.name))}
-    return found | ({int(path.name)} if re.fullmatch(r"\d{1,18}", path.name) and path.is_dir() else set())
+    steps = {int(digits) for digits in _NUMBERED.findall(_DATE.sub("", path.name))}
+    return steps | ({int(path.name)} if re.fullmatch(r"\d{1,18}", path.name) and path.is_dir() else set())
 
 
 def _stat(source: Path, names: list[str]) -> Stat:
     out: Stat = {}
-    for path in (each for name in names for each in _files(source / name)):
+    for path in (file for name in names for file in _files(source / name)):
         try:
-            found = path.stat()
+            stat = path.stat()
         except FileNotFoundError:
             continue
-        out[path.relative_to(source).as_posix()] = found.st_size, found.st_mtime_ns, found.st_ino
+        out[path.relative_to(source).as_posix()] = stat.st_size, stat.st_mtime_ns, stat.st_ino
     return out
 
 
@@ -121,7 +121,7 @@ def _files(path: Path) -> Iterator[Path]:
         yield path
     elif not path.is_symlink():
         for folder, _, names in os.walk(path, onerror=_refuse):
-            yield from (found for name in names if is_data(found := Path(folder) / name))
+            yield from (file for name in names if is_data(file := Path(folder) / name))
 
 
 def _refuse(error: OSError) -> None:

@@ -75,23 +75,23 @@ class Download:
         digest = hashlib.sha256()
         # Without a buffer, so that what was written is recorded when the disk is full.
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as output:
-            there = min(offset, os.fstat(output.fileno()).st_size)
-            output.truncate(there)
+            kept = min(offset, os.fstat(output.fileno()).st_size)
+            output.truncate(kept)
             while data := output.read(1 << 20):
                 digest.update(data)
-            self._add(there)
-            self._receive(file, output, digest, there)
+            self._add(kept)
+            self._receive(file, output, digest, kept)
             os.fsync(output.fileno())
-        found = digest.hexdigest()
-        if file.sha256 and found != file.sha256:
+        sha256 = digest.hexdigest()
+        if file.sha256 and sha256 != file.sha256:
             path.unlink()
             raise DataError(
-                f"{self._source.uri}: the SHA-256 of {file.name} is {found}, and must be {file.sha256}: the data was "
+                f"{self._source.uri}: the SHA-256 of {file.name} is {sha256}, and must be {file.sha256}: the data was "
                 "damaged on the way, or the source is damaged"
             )
         sync_directory(path.parent)
-        self._note({"name": file.name, "tag": file.tag, "size": file.size, "sha256": found})
-        return found
+        self._note({"name": file.name, "tag": file.tag, "size": file.size, "sha256": sha256})
+        return sha256
 
     def _receive(self, file: RemoteFile, output: Any, digest: Any, position: int) -> None:
         """Appends from `position` to the end, with a new try after each lost connection."""
@@ -145,10 +145,10 @@ class Download:
         for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
             try:
                 line = json.loads(text)
-                name, what = line["name"], (line["tag"], line["size"])
+                name, version = line["name"], (line["tag"], line["size"])
             except (ValueError, KeyError, TypeError):
                 continue  # the last line of a process that was killed
-            if current.get(name) != what:
+            if current.get(name) != version:
                 continue
             if "sha256" in line:
                 done[name] = line["sha256"]

@@ -78,7 +78,7 @@ def explain(error: BaseException, uri: str) -> DataError:
     text, status = _text(error), _status(error)
     # Azure's client wraps connections that break.
     chain = (error, error.__cause__) if error.__cause__ and not status else (error,)
-    kinds = {kind.__name__ for each in chain for kind in type(each).__mro__}
+    kinds = {kind.__name__ for link in chain for kind in type(link).__mro__}
     kind = _STATUS.get(status, "")
     credentials = _CREDENTIALS.get(scheme, "the variables with them")
     if kinds & set(_NONE) or _NOT_GIVEN in text:
@@ -126,9 +126,9 @@ def _end_of_signature() -> datetime | None:
     """When the shared access signature of the environment ends. Azure does not say that it is the reason."""
     names = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN")
     for value in (os.environ.get(name, "") for name in names):
-        if found := re.search(r"[?&=;]se=([^&;]+)", f"?{value}"):
+        if match := re.search(r"[?&=;]se=([^&;]+)", f"?{value}"):
             try:
-                end = datetime.fromisoformat(unquote(found[1]))
+                end = datetime.fromisoformat(unquote(match[1]))
             except ValueError:
                 continue
             return end if end.tzinfo else end.replace(tzinfo=UTC)

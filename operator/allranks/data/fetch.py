@@ -28,7 +28,7 @@ LONGEST_REVISION = 128
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-class Wanted(NamedTuple):
+class InputSpec(NamedTuple):
     """What a job says about an input. With both, a branch or commit is looked up, and the sum decides."""
 
     uri: str
@@ -73,7 +73,7 @@ def connect(uri: str) -> Any_Source:
 
 
 def fetch(
-    wanted: Wanted,
+    spec: InputSpec,
     cache: Cache,
     report: Report | None = None,
     *,
@@ -84,24 +84,24 @@ def fetch(
 
     A revision or sum that the cache has needs no network.
     """
-    uri, report, tries = wanted.uri, report or NoReport(), tries or Tries()
-    pin = f"sha256:{wanted.sha256}" if wanted.sha256 else wanted.revision
-    if pin and (found := _found(cache, uri, pin)):
-        return Result(found, cached=True)
+    uri, report, tries = spec.uri, report or NoReport(), tries or Tries()
+    pin = f"sha256:{spec.sha256}" if spec.sha256 else spec.revision
+    if pin and (cached := _cached(cache, uri, pin)):
+        return Result(cached, cached=True)
     source = tries.until_done(lambda: connect(uri), uri)
-    listing = _resolve(source, wanted, tries)
-    pin = f"sha256:{wanted.sha256}" if wanted.sha256 else listing.revision
-    if found := _found(cache, uri, pin):
-        return Result(found, cached=True)
+    listing = _resolve(source, spec, tries)
+    pin = f"sha256:{spec.sha256}" if spec.sha256 else listing.revision
+    if cached := _cached(cache, uri, pin):
+        return Result(cached, cached=True)
     report.resolved(listing.revision, listing.size)
     with _disk_errors(uri), cache.exclusive(uri, pin) as staging:
-        if staging.published and (found := _found_locked(cache, staging)):
-            return Result(found, cached=True)
+        if staging.published and (cached := _cached_meanwhile(cache, staging)):
+            return Result(cached, cached=True)
         cache.make_room(uri, listing.size, min(staging.bytes, listing.size))
         staging.make()
         sums = _fill(source, listing, staging, report, tries)
-        entry = _checked(wanted, pin, listing, staging, sums)
-        _check_unchanged(source, wanted, listing, staging, tries)
+        entry = _checked(spec, pin, listing, staging, sums)
+        _check_unchanged(source, spec, listing, staging, tries)
         staging.publish(entry)
     return Result(entry, cached=False)
 
@@ -110,7 +110,7 @@ def look_up(uri: str, revision: str | None, tries: Tries | None = None) -> Listi
     """The files of an input that the program reads itself, at the wanted or the current revision. Raises DataError."""
     tries = tries or Tries()
     source = tries.until_done(lambda: connect(uri), uri)
-    return _resolve(source, Wanted(uri, revision), tries)
+    return _resolve(source, InputSpec(uri, revision), tries)
 
 
 def pin(uri: str, revision: str | None, sha256: str | None, tries: Tries | None = None) -> Listing:
@@ -125,7 +125,7 @@ def pin(uri: str, revision: str | None, sha256: str | None, tries: Tries | None 
     return listing
 
 
-def _found(cache: Cache, uri: str, pin: str) -> Entry | None:
+def _cached(cache: Cache, uri: str, pin: str) -> Entry | None:
     lease = cache.lease(uri, pin)
     if lease is None:
         return None
@@ -133,17 +133,16 @@ def _found(cache: Cache, uri: str, pin: str) -> Entry | None:
     return lease.entry
 
 
-def _found_locked(cache: Cache, staging: Staging) -> Entry | None:
+def _cached_meanwhile(cache: Cache, staging: Staging) -> Entry | None:
     """The entry that another process published while this one waited for the lock."""
     return cache.read(staging.target.name)
 
 
-def _resolve(source: Any_Source, wanted: Wanted, tries: Tries) -> Listing:
-    listing = _shortened(tries.until_done(lambda: source.resolve(wanted.revision), wanted.uri))
-    if wanted.revision and not source.branches and not wanted.sha256 and listing.revision != wanted.revision:
+def _resolve(source: Any_Source, spec: InputSpec, tries: Tries) -> Listing:
+    listing = _shortened(tries.until_done(lambda: source.resolve(spec.revision), spec.uri))
+    if spec.revision and not source.branches and not spec.sha256 and listing.revision != spec.revision:
         raise DataError(
-            f"{wanted.uri}: the data was changed: its revision is {listing.revision}, and the job wants "
-            f"{wanted.revision}"
+            f"{spec.uri}: the data was changed: its revision is {listing.revision}, and the job wants {spec.revision}"
         )
     return listing
 
@@ -166,16 +165,16 @@ def _fill(source: Any_Source, listing: Listing, staging: Staging, report: Report
     return Download(source, listing, staging.directory, report.added, tries).run()
 
 
-def _checked(wanted: Wanted, pin: str, listing: Listing, staging: Staging, sums: dict[str, str]) -> Entry:
+def _checked(spec: InputSpec, pin: str, listing: Listing, staging: Staging, sums: dict[str, str]) -> Entry:
     """Raises DataError if the sum is another one than that of the job."""
-    found = tree_sum(sums)
-    if wanted.sha256 and found != wanted.sha256:
+    actual = tree_sum(sums)
+    if spec.sha256 and actual != spec.sha256:
         staging.discard()
-        what = "the file" if len(sums) == 1 else f"the list of its {len(sums)} files"
-        raise DataError(f"{wanted.uri}: the SHA-256 of {what} is {found}, and the job wants {wanted.sha256}")
+        subject = "the file" if len(sums) == 1 else f"the list of its {len(sums)} files"
+        raise DataError(f"{spec.uri}: the SHA-256 of {subject} is {actual}, and the job wants {spec.sha256}")
     _remove_others(staging.files, set(sums))
     size = sum((staging.files / name).stat().st_size for name in sums)
-    return Entry(wanted.uri, pin, listing.revision, found, size, len(sums))
+    return Entry(spec.uri, pin, listing.revision, actual, size, len(sums))
 
 
 def _remove_others(directory: Path, names: set[str]) -> None:
@@ -187,13 +186,13 @@ def _remove_others(directory: Path, names: set[str]) -> None:
                 path.unlink()
 
 
-def _check_unchanged(source: Any_Source, wanted: Wanted, listing: Listing, staging: Staging, tries: Tries) -> None:
+def _check_unchanged(source: Any_Source, spec: InputSpec, listing: Listing, staging: Staging, tries: Tries) -> None:
     """A store without commits can change between two files: then they do not belong together."""
-    if source.branches or listing.revision.startswith(UNKNOWN) or wanted.sha256:
+    if source.branches or listing.revision.startswith(UNKNOWN) or spec.sha256:
         return
-    after = _shortened(tries.until_done(lambda: source.resolve(None), wanted.uri))
+    after = _shortened(tries.until_done(lambda: source.resolve(None), spec.uri))
     if after.revision != listing.revision:
-        raise ChangedError(f"{wanted.uri}: the data was changed while it was fetched: run again")
+        raise ChangedError(f"{spec.uri}: the data was changed while it was fetched: run again")
 
 
 def _sums(directory: Path, report: Report) -> Iterator[tuple[str, str]]:

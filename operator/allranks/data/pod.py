@@ -23,7 +23,7 @@ from typing import Any
 from allranks.data.cache import Cache
 from allranks.data.checkpoint import clear, copy_checkpoint, write_json
 from allranks.data.errors import ChangedError, DiskFullError, TemporaryError
-from allranks.data.fetch import Result, Wanted, fetch, look_up, pin
+from allranks.data.fetch import InputSpec, Result, fetch, look_up, pin
 from allranks.data.tries import Tries
 from allranks.data.upload import check_destination, upload
 from allranks.errors import DataError
@@ -91,11 +91,11 @@ def _fetch(request: Mapping[str, Any]) -> dict[str, Any]:
 
     where = f" in {request['where']}" if "where" in request else ""
     cache = Cache(Path(request["cache"]), request["limit"], may_evict, f"make room{where}")
-    wanted = Wanted(request["uri"], request.get("revision"), request.get("sha256"))
+    spec = InputSpec(request["uri"], request.get("revision"), request.get("sha256"))
     tries = _tries(request)
 
     def act() -> Result:
-        return fetch(wanted, cache, Log(), tries=tries)
+        return fetch(spec, cache, Log(), tries=tries)
 
     result = patiently(act) if request["act"] == FOR_RANKS else act()
     entry = asdict(result.entry)
@@ -165,8 +165,8 @@ def main(environ: Mapping[str, str]) -> int:
         if request["act"] == FOR_RANKS:
             result, status = result | {"final": not passes}, 1
     except OSError as error:
-        what = request.get("uri") or request.get("shown") or request.get("to")
-        result, status = {"error": f"{what}: {error}"[:_LONGEST_MESSAGE]}, 1
+        address = request.get("uri") or request.get("shown") or request.get("to")
+        result, status = {"error": f"{address}: {error}"[:_LONGEST_MESSAGE]}, 1
         if request["act"] == FOR_RANKS:
             result["final"] = False
     text = json.dumps(result | {key: request[key] for key in ("step", "mark") if key in request})

@@ -19,7 +19,7 @@ from typing import Any
 
 from allranks.data.cache import Cache
 from allranks.data.checkpoint import clear, copy_checkpoint
-from allranks.data.fetch import Wanted, fetch, look_up
+from allranks.data.fetch import InputSpec, fetch, look_up
 from allranks.data.tries import Tries
 from allranks.data.upload import Progress, check_destination, upload
 from allranks.errors import DataError
@@ -70,8 +70,8 @@ def main(argv: list[str]) -> int:
     try:
         if argv == ["fetch"]:
             cache = Cache(Path(request["cache"]), request["limit"])
-            wanted = Wanted(request["uri"], request.get("revision"), request.get("sha256"))
-            result = fetch(wanted, cache, lines, tries=tries)
+            spec = InputSpec(request["uri"], request.get("revision"), request.get("sha256"))
+            result = fetch(spec, cache, lines, tries=tries)
             write({"entry": asdict(result.entry), "cached": result.cached})
         elif argv == ["resolve"]:
             listing = look_up(request["uri"], request.get("revision"), tries)

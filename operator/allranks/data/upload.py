@@ -81,10 +81,10 @@ class ObjectTarget:
 
     def size(self, name: str) -> int | None:
         try:
-            found = self._fs.info(f"{self._root}/{name}")
+            info = self._fs.info(f"{self._root}/{name}")
         except FileNotFoundError:
             return None
-        return int(found["size"]) if found["type"] == "file" else None
+        return int(info["size"]) if info["type"] == "file" else None
 
     def put(self, path: Path, name: str) -> None:
         self._fs.put_file(str(path), f"{self._root}/{name}")
@@ -158,8 +158,10 @@ def upload(
     target: Target = retry(lambda: connect(to))
     # Another job may have replaced what an earlier one uploaded.
     owner = [to, provenance.get("uid")]
-    there = _read_journal(journal, owner)
-    missing = [file for file in files if there.get(file.name) != _identity(file) or not _is_there(target, file, retry)]
+    recorded = _read_journal(journal, owner)
+    missing = [
+        file for file in files if recorded.get(file.name) != _identity(file) or not _is_there(target, file, retry)
+    ]
     if missing:
         retry(lambda: target.remove(MANIFEST))  # it would list the files of an earlier upload
     whole = sum(file.size for file in files)
@@ -214,10 +216,10 @@ def is_data(path: Path) -> bool:
 
 def _stat(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return stat.st_size, stat.st_mtime_ns
 
 
 def _identity(file: LocalFile) -> list[Any]:
@@ -271,12 +273,12 @@ def check_destination(to: str, seconds: float = SECONDS) -> str:
     """Raises DataError if nothing can be written there. Returns why that is not certain; empty if it is writable."""
     if to.startswith("/"):
         return _check_directory(Path(to))
-    found: list[str | DataError] = []
+    results: list[str | DataError] = []
     # The clients of the stores have timeouts and tries of their own, which add up to minutes.
-    thread = threading.Thread(target=lambda: found.append(_result(to)), daemon=True)
+    thread = threading.Thread(target=lambda: results.append(_result(to)), daemon=True)
     thread.start()
     thread.join(seconds)
-    result = found[0] if found else f"{to}: no answer within {seconds:.0f} s"
+    result = results[0] if results else f"{to}: no answer within {seconds:.0f} s"
     if isinstance(result, DataError):
         raise result
     return result
@@ -284,11 +286,11 @@ def check_destination(to: str, seconds: float = SECONDS) -> str:
 
 def _check_directory(directory: Path) -> str:
     """The upload makes directories that do not exist."""
-    there = next(each for each in (directory, *directory.parents) if each.exists())
-    if not there.is_dir():
-        raise DataError(f"{directory}: {there} is a file")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise DataError(f"{directory}: this user may not write into {there}")
+    existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    if not existing.is_dir():
+        raise DataError(f"{directory}: {existing} is a file")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise DataError(f"{directory}: this user may not write into {existing}")
     return ""
 
 

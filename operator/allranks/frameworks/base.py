@@ -86,7 +86,7 @@ class AttemptContext:
     endpoints: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
     """(hostname, port) -> (address, port) at which it can be reached, where that differs."""
 
-    def of(self, *roles: str) -> tuple[Replica, ...]:
+    def in_roles(self, *roles: str) -> tuple[Replica, ...]:
         return tuple(r for r in self.replicas if r.role in roles)
 
     def ranked(self) -> tuple[Replica, ...]:

@@ -82,7 +82,7 @@ def wire(
 ) -> Wire:
     """`slots`: processes in each worker. `starts_ranks`: the launcher's command calls mpirun itself. Default: if it is
     in the launcher's own section of the manifest. `defaults`: variables of all ranks, unless the user sets them."""
-    ranks = slots * len(context.of("worker"))
+    ranks = slots * len(context.in_roles("worker"))
     mpi = IMPLEMENTATIONS[implementation]
 
     def wiring(replica: Replica) -> Wiring:
@@ -123,7 +123,7 @@ def shared(context: AttemptContext, slots: int, implementation: str = "OpenMPI")
     if context.local:
         return Shared(files=_rank_helper())
     line = IMPLEMENTATIONS[implementation].host
-    hosts = (f"{worker.hostname}.{context.job}.{context.namespace}.svc" for worker in context.of("worker"))
+    hosts = (f"{worker.hostname}.{context.job}.{context.namespace}.svc" for worker in context.in_roles("worker"))
     hostfile = "".join(f"{line(host, slots)}\n" for host in hosts)
     return Shared(files={"hostfile": hostfile, "ssh_config": _SSH_CONFIG, **_rank_helper()}, ssh_key=True)
 
@@ -206,14 +206,14 @@ _HOST_OPTIONS = frozenset(
 _STARTERS = PROGRAMS | {"horovodrun"}
 
 
-def notes(arguments: Sequence[str], what: str, own_launcher: bool) -> list[Note]:
+def notes(arguments: Sequence[str], subject: str, own_launcher: bool) -> list[Note]:
     """`own_launcher`: the command is the launcher's own, which starts the ranks itself, on the hosts that allranks
-    writes. Any other command is the program of a rank. `what`: whose ranks these are."""
+    writes. Any other command is the program of a rank. `subject`: whose ranks these are."""
     if not starts_ranks(arguments):
         return []
     if not own_launcher:
         program = arguments[0].rpartition("/")[2]
-        return [(0, f"allranks starts the ranks of {what}: remove {program} and its options, and keep the program")]
+        return [(0, f"allranks starts the ranks of {subject}: remove {program} and its options, and keep the program")]
     return host_notes(arguments)
 
 

@@ -68,7 +68,7 @@ class TensorFlow(Framework):
 
     def shared(self, context: AttemptContext) -> Shared:
         cluster: dict[str, list[str]] = {}
-        for replica in context.of("chief", "worker", "ps"):
+        for replica in context.in_roles("chief", "worker", "ps"):
             cluster.setdefault(replica.role, []).append(_address(context, replica))
         return Shared(variables={CLUSTER: _json(cluster)})
 

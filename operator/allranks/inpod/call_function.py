@@ -85,7 +85,7 @@ def without_launcher(program: list[str]) -> list[str]:
     starters = [path for path in map(shutil.which, program[:place]) if path]
     try:
         with open(program[place + 1], "rb") as file:
-            same = json.loads(file.readline())["python"] == HERE
+            same = json.loads(file.readline())["python"] == PYTHON
         if same or not starters or not all(map(is_this_python, starters)):
             return program
     except (OSError, ValueError, LookupError, TypeError):  # the call itself finds out what is wrong
@@ -102,7 +102,7 @@ def is_this_python(starter: str) -> bool:
     return os.path.realpath(starter) == os.path.realpath(sys.executable)
 
 
-HERE = "{}.{}".format(*sys.version_info[:2])
+PYTHON = "{}.{}".format(*sys.version_info[:2])
 
 
 class Unusable(Exception):
@@ -113,10 +113,10 @@ def load(payload: Path) -> Any:
     """(function, args, kwargs). Raises Unusable."""
     with payload.open("rb") as file:
         header = json.loads(file.readline())
-        if (sender := header["python"]) != HERE:
+        if (sender := header["python"]) != PYTHON:
             raise Unusable(
-                f"the function was sent by Python {sender}, and the ranks run Python {HERE} ({sys.executable}): use "
-                f"the same version on both sides, either an image with Python {sender}, or Python {HERE} to send it"
+                f"the function was sent by Python {sender}, and the ranks run Python {PYTHON} ({sys.executable}): use "
+                f"the same version on both sides, either an image with Python {sender}, or Python {PYTHON} to send it"
             )
         for name, text in header.get("sources", {}).items():
             if not Path(name).exists():  # a traceback shows its lines all the same

@@ -252,8 +252,8 @@ class Agent:
             time.sleep(POLL_SECONDS)
             self._reap()
 
-    def _exit_with(self, what: str, status: int) -> int:
-        write_line(what)
+    def _exit_with(self, message: str, status: int) -> int:
+        write_line(message)
         return status
 
 

@@ -26,8 +26,8 @@ from pathlib import Path
 
 from ray_output import Output  # type: ignore[import-not-found]  # in the same directory
 from watch import (  # type: ignore[import-not-found]  # in the same directory
+    DIRECTORY,
     FORWARDED,
-    HERE,
     cannot_start,
     parent_of,
     prepend,
@@ -86,7 +86,7 @@ class Node:
             self.host = LOCAL_HEAD
             self._env["RAY_ADDRESS"] = f"{self.host}:{self.port}"
         for folder in ("startup", "python"):  # for the processes that Ray starts, as `watch.py` does for its program
-            path = HERE / folder
+            path = DIRECTORY / folder
             if path.is_dir() and str(path) not in self._env.get("PYTHONPATH", "").split(os.pathsep):
                 prepend(self._env, path)
         self._ended: dict[int, int] = {}
@@ -135,7 +135,8 @@ class Node:
         least = int(os.environ.get("ALLRANKS_RAY_MIN_WORKERS") or expected)
         enough_at = time.monotonic() + float(os.environ.get("ALLRANKS_RAY_WAIT_SECONDS") or 0)
         remind_at = time.monotonic() + REMIND_SECONDS
-        counter = subprocess.Popen([sys.executable, str(HERE / "ray_nodes.py")], env=self._env, stdout=subprocess.PIPE)
+        command = [sys.executable, str(DIRECTORY / "ray_nodes.py")]
+        counter = subprocess.Popen(command, env=self._env, stdout=subprocess.PIPE)
         output = counter.stdout
         assert output
         os.set_blocking(output.fileno(), False)

@@ -13,7 +13,7 @@ from mpi_rank import Failure, Stderr, end_of, format_report  # type: ignore[impo
 
 KEPT = 1 << 14
 """Bytes of the program's own output. Ray Train's report has up to a kilobyte for each failed rank."""
-OWN = "allranks: the last lines of the program itself:\n"
+PROGRAM_LINES = "allranks: the last lines of the program itself:\n"
 """Also in frameworks/ray.py."""
 _COLOR = re.compile(rb"\x1b\[[0-9;]*m")
 _OTHER = re.compile(rb"\((?:raylet|autoscaler|gcs_server|.*\bpid=\d+)(?:,? [^()]*)?\)(?: |$)")
@@ -62,7 +62,7 @@ class Output(Stderr):  # type: ignore[misc]
         if failed := failed_rank(self._own.decode(errors="replace")):
             rank, text = failed
             return str(format_report(Failure("", rank, code, time.time(), end_of(text.encode()))))
-        return f"{OWN}{end_of(self._own)}" if others_follow and self._own.strip() else ""
+        return f"{PROGRAM_LINES}{end_of(self._own)}" if others_follow and self._own.strip() else ""
 
 
 def failed_rank(text: str) -> tuple[int, str] | None:

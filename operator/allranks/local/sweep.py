@@ -94,11 +94,12 @@ class LocalSweep:
     def check(self) -> set[str]:
         """Return the names that `options.volumes` may have. Raise CannotRun if trials cannot run on this machine."""
         options = self.options
-        own = Options(
+        run_options = Options(
             run_dir=options.run_dir, workdir=options.workdir, volumes=options.volumes, environ=options.environ
         )
         # Each trial collects the code by itself.
-        run = LocalRun(self._job.model_copy(update={"spec": self._job.spec.model_copy(update={"code": None})}), own)
+        job = self._job.model_copy(update={"spec": self._job.spec.model_copy(update={"code": None})})
+        run = LocalRun(job, run_options)
         run.check()
         return run.volume_names
 
@@ -158,24 +159,24 @@ class LocalSweep:
     async def _step(self, listener: SweepListener) -> bool:
         """One observation and its plan. False: nothing is left to do for now."""
         jobs = {name: job for name, trial in self._trials.items() if (job := trial.observe()) is not None}
-        wanted = plan(SweepObserved(self.sweep, self.status, jobs, datetime.now(UTC), self._suggested))
-        if wanted.status is not None:
-            self.status = wanted.status
-            if wanted.write_ahead or time.monotonic() - self._wrote_at > _WRITE_SECONDS:
+        next_plan = plan(SweepObserved(self.sweep, self.status, jobs, datetime.now(UTC), self._suggested))
+        if next_plan.status is not None:
+            self.status = next_plan.status
+            if next_plan.write_ahead or time.monotonic() - self._wrote_at > _WRITE_SECONDS:
                 self._save()
             listener.status(self.status)
-        for event in wanted.events:
+        for event in next_plan.events:
             listener.event(event)
-        if wanted.write_ahead:
+        if next_plan.write_ahead:
             return True
-        for manifest in wanted.create:
+        for manifest in next_plan.create:
             await self._start(manifest)
-        for name in wanted.stop:
+        for name in next_plan.stop:
             self._trials[name].stop()
-        if wanted.ask:
-            self._suggested[wanted.ask.number] = await self.options.suggest(self.sweep.spec, wanted.ask)
+        if next_plan.ask:
+            self._suggested[next_plan.ask.number] = await self.options.suggest(self.sweep.spec, next_plan.ask)
             return True
-        if wanted.create or wanted.stop:
+        if next_plan.create or next_plan.stop:
             return True
         if self.status.finished and not any(trial.alive for trial in self._trials.values()):
             return False

@@ -198,7 +198,7 @@ def _warn_of_error(error: Exception) -> None:
 class _Package(ModuleType):
     """This package, which `from allranks import report` gives. Users mean the function of the same name."""
 
-    def __call__(self, *given: Any, **more: Any) -> None:
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
         raise TypeError(
             "allranks.report is a module: import the function with `from allranks.report import report`, and call "
             "report(step=...)"

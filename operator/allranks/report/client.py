@@ -176,13 +176,13 @@ class Client:
 
     def _warn_of_typing_errors(self, state: State) -> None:
         """`report(stepp=3)` makes a metric of the name. Names like those of values that are reported are accepted."""
-        given = {name for name in ("step", "total_steps", "epoch") if getattr(state, name) is not None}
-        given |= {"samples"} if state.sampled_at is not None else set()
-        given |= {"busy"} if state.busy_steps else set()
+        reported = {name for name in ("step", "total_steps", "epoch") if getattr(state, name) is not None}
+        reported |= {"samples"} if state.sampled_at is not None else set()
+        reported |= {"busy"} if state.busy_steps else set()
         names, self._new_names = self._new_names, []
         for name in names:
             meant = closest(name)
-            if meant and meant not in given and meant not in self._metrics and meant not in self._later:
+            if meant and meant not in reported and meant not in self._metrics and meant not in self._later:
                 warn_once(f"typing {name}", f"report(): {name} is a metric of its own: did you mean {meant}?")
 
     def _set(self, name: str, number: float) -> None:
@@ -286,7 +286,7 @@ class Client:
         if later and self._fetcher.idle:
             self._later = {}
             self._fetcher.ask(later.copy())  # the program's thread may be adding to it
-        for name, number in self._fetcher.found():
+        for name, number in self._fetcher.numbers():
             self._set(name, number)
 
     def _answer(self, stack_dump_id: str) -> None:
@@ -308,7 +308,7 @@ class Fetcher:
         self.idle = False
         self._questions.put(questions)
 
-    def found(self) -> list[tuple[str, float]]:
+    def numbers(self) -> list[tuple[str, float]]:
         """The numbers that are ready; empty if they take too long, then the next message has them."""
         try:
             return self._answers.get(timeout=0.0 if self.idle else FETCH_SECONDS)
@@ -317,12 +317,12 @@ class Fetcher:
 
     def _run(self) -> None:
         while True:
-            found = []
+            numbers = []
             for name, question in self._questions.get().items():
                 number = good(name, question, lambda ask: ask())
                 if number is not None:
-                    found.append((name, number))
-            self._answers.put(found)
+                    numbers.append((name, number))
+            self._answers.put(numbers)
             self.idle = True
 
 
@@ -348,10 +348,10 @@ def request_in(value: Any) -> int:
 def dump_stacks(stack_dump_id: str) -> None:
     rank = number_in(RANK)
     who = f"process {os.getpid()}" if rank is None else f"rank {rank}"
-    stacks.dump(who, why(stack_dump_id))
+    stacks.dump(who, reason_for(stack_dump_id))
 
 
-def why(stack_dump_id: str) -> str:
+def reason_for(stack_dump_id: str) -> str:
     readable = "".join(letter if letter.isprintable() else "?" for letter in stack_dump_id)
     first, _, request = readable.partition(" ")
     if first == "requested":

@@ -37,7 +37,7 @@ def mark_gradients_ready(gradients: Any) -> Any:
     with tf.control_dependencies([] if probes else ready):
         noted = tf.numpy_function(_note, probes, tf.int64, stateful=True)
     with tf.control_dependencies([noted]):
-        return tf.nest.map_structure(lambda each: each if each is None else tf.identity(each), gradients)
+        return tf.nest.map_structure(lambda tensor: tensor if tensor is None else tf.identity(tensor), gradients)
 
 
 mark = mark_gradients_ready

@@ -111,17 +111,18 @@ def summarize(answer: Any, pid: int) -> dict[str, Any] | None:
     whose ranks differ, who is behind. None if the process `pid` is not among them: with the network of the host,
     another job may have answered. None also for a single rank: NCCL counts no collectives of a group of one."""
     communicators = answer["communicators"]
-    if not any(rank["pid"] == pid for one in communicators for rank in one["ranks"]):
+    if not any(rank["pid"] == pid for communicator in communicators for rank in communicator["ranks"]):
         return None
-    if all(one["size"] == 1 for one in communicators):
+    if all(communicator["size"] == 1 for communicator in communicators):
         return None
-    launched = sum(sum(rank["collective_counts"].values()) for one in communicators for rank in one["ranks"])
-    worst = max(communicators, key=lambda one: (_differs(one), one["size"]))
+    ranks = [rank for communicator in communicators for rank in communicator["ranks"]]
+    launched = sum(sum(rank["collective_counts"].values()) for rank in ranks)
+    worst = max(communicators, key=lambda communicator: (_differs(communicator), communicator["size"]))
     counts = {rank["rank"]: rank["collective_counts"] for rank in worst["ranks"]}
-    most = {name: max(each[name] for each in counts.values()) for name in next(iter(counts.values()), {})}
-    uneven = [name for name in most if any(each[name] < most[name] for each in counts.values())]
+    most = {name: max(count[name] for count in counts.values()) for name in next(iter(counts.values()), {})}
+    uneven = [name for name in most if any(count[name] < most[name] for count in counts.values())]
     operation = uneven[0] if uneven else ""
-    behind = sorted(rank for rank, each in counts.items() if operation and each[operation] < most[operation])
+    behind = sorted(rank for rank, count in counts.items() if operation and count[operation] < most[operation])
     missing = sorted(rank["rank"] for rank in worst["missing_ranks"])
     return {
         "launched": launched,

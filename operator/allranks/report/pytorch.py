@@ -48,7 +48,8 @@ def instrument(model: torch.nn.Module) -> None:
 
     def stepped(optimizer: torch.optim.Optimizer, *ignored: object) -> None:
         if id(optimizer) not in is_ours:
-            is_ours[id(optimizer)] = any(each in ours for group in optimizer.param_groups for each in group["params"])
+            weights = (weight for group in optimizer.param_groups for weight in group["params"])
+            is_ours[id(optimizer)] = any(weight in ours for weight in weights)
         if is_ours[id(optimizer)]:
             meter.step_over()
 

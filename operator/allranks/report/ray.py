@@ -62,12 +62,12 @@ class ReportCallback(WorkerCallback):  # type: ignore[misc,unused-ignore]
         report.finish()
 
 
-def with_reports(given: list[Any]) -> list[Any]:
+def with_reports(callbacks: list[Any]) -> list[Any]:
     """The callbacks that a rank received, and one that reports unless the program itself added it. In an unsupported
     version the base class has not all methods that Ray calls in ranks, so nothing is added there."""
-    if any(isinstance(each, ReportCallback) for each in given) or not _is_supported():
-        return given
-    return [*given, ReportCallback()]
+    if any(isinstance(callback, ReportCallback) for callback in callbacks) or not _is_supported():
+        return callbacks
+    return [*callbacks, ReportCallback()]
 
 
 def _is_supported() -> bool:

@@ -20,12 +20,12 @@ from types import FrameType
 from allranks.report.warn import write
 
 
-def dump(who: str, why: str) -> None:
+def dump(who: str, reason: str) -> None:
     """Writes a line with the process and the reason, then the stacks of this process.
 
     Both in one write: a reader of the log may look at any time.
     """
-    head = f"allranks: {who} ({pod()}): stacks, asked for because {why}\n"
+    head = f"allranks: {who} ({pod()}): stacks, asked for because {reason}\n"
     try:
         write(head + "".join(threads_of_program()))
     except Exception:

@@ -23,8 +23,8 @@ class AttemptOver(Exception):
 class SendFailed(Exception):
     """The message did not arrive. Send the next one after a pause."""
 
-    def __init__(self, what: str, retry_after: float | None = None) -> None:
-        super().__init__(what)
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
         self.retry_after = retry_after
 
 
@@ -102,8 +102,8 @@ class Transport:
 
     def _read_token(self) -> str:
         """Reads the file again when it changes: the kubelet replaces it before the token expires."""
-        found = self._token_file.stat()
-        stamp = (found.st_mtime_ns, found.st_ino)
+        stat = self._token_file.stat()
+        stamp = (stat.st_mtime_ns, stat.st_ino)
         if not self._token or stamp != self._token_stamp:
             with self._token_file.open(encoding="ascii") as file:
                 self._token = file.read(MOST_BYTES).strip()

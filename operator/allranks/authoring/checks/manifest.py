@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,10 +83,10 @@ def finished(job: Job, beside: Beside) -> list[Problem]:
 
 def _misspelt_pool(job: Job, pools: Mapping[str, PoolSpec]) -> Iterator[Problem]:
     """The pool of a job may be on the cluster only; a similar name in the files is probably the right one."""
-    wanted = job.spec.pool
-    if wanted and wanted not in pools and (near := similar(wanted, list(pools))):
-        what = f"no TrainingPool in these files is named {wanted}, did you mean {near}?"
-        yield Problem("spec.pool", what, "warning")
+    name = job.spec.pool
+    if name and name not in pools and (near := similar(name, list(pools))):
+        message = f"no TrainingPool in these files is named {name}, did you mean {near}?"
+        yield Problem("spec.pool", message, "warning")
 
 
 def beside_errors(document: Mapping[str, Any], wrong: Sequence[Problem]) -> list[Problem]:
@@ -95,24 +94,20 @@ def beside_errors(document: Mapping[str, Any], wrong: Sequence[Problem]) -> list
     names, because a value that is left out may be missing elsewhere."""
     if any(problem.path in ("spec.framework", "spec.roles", "kind", "apiVersion") for problem in wrong):
         return []  # little of what follows would be true
-    reported = {name for problem in wrong for name in (_field(problem.path), *_meant(problem.message))}
-    found: list[Problem] = []
+    reported = {name for problem in wrong for name in (_field(problem.path), problem.meant)}
+    problems: list[Problem] = []
     if job := validation.without_errors(document):
         with contextlib.suppress(Exception):  # the checks expect a job that violates no rule
-            found += [Problem(*problem) for problem in job_pods.problems(job)]
+            problems += [Problem(*problem) for problem in job_pods.problems(job)]
             # Its pool may have what is missing here, and so may fields with errors, for what is only a warning.
-            found += [] if job.spec.pool else [one for one in _of_pods(job, None) if one.severity == "error"]
-    return [problem for problem in found if _field(problem.path) not in reported]
+            if not job.spec.pool:
+                problems += [problem for problem in _of_pods(job, None) if problem.severity == "error"]
+    return [problem for problem in problems if _field(problem.path) not in reported]
 
 
 def _field(path: str) -> str:
     """`env` for `spec.roles.worker.env[0]`."""
     return path.rpartition(".")[2].partition("[")[0]
-
-
-def _meant(message: str) -> list[str]:
-    """The field that a misspelt or misplaced one is meant to be."""
-    return re.findall(r"(?:did you mean |belongs under .*\.)(\w+)", message)
 
 
 def _container(part: dict[str, Any], path: str, merged: Sequence[Manifest] | None) -> Iterator[Problem]:
@@ -158,8 +153,8 @@ def _of_pod(job: Job, pod: Manifest) -> Iterator[Problem]:
         path = f"{layer}.template.spec"
         for number, volume in enumerate(written.get("volumes") or ()):
             if volumes.count(volume["name"]) > 1:
-                what = f"allranks adds a volume named {volume['name']}: rename this one"
-                yield Problem(f"{path}.volumes[{number}].name", what)
+                message = f"allranks adds a volume named {volume['name']}: rename this one"
+                yield Problem(f"{path}.volumes[{number}].name", message)
         for kind in CONTAINER_LISTS:
             for number, container in enumerate(written.get(kind) or ()):
                 merged = containers[kind, container["name"]]
@@ -178,10 +173,10 @@ def _of_container(written: Manifest, merged: Manifest, volumes: list[str], path:
 
 
 def _no_volume(name: str, volumes: list[str]) -> str:
-    own = [volume for volume in volumes if not volume.startswith("allranks-")]
-    if near := similar(name, own):
+    names = [volume for volume in volumes if not volume.startswith("allranks-")]
+    if near := similar(name, names):
         return f"no volume is named {name}, did you mean {near}?"
-    existing = f"; the pod has {', '.join(own)}" if own else ""
+    existing = f"; the pod has {', '.join(names)}" if names else ""
     return f"no volume is named {name}: add it under volumes of the pod template{existing}"
 
 
@@ -208,13 +203,13 @@ def instead_of_jobs(kinds: list[str]) -> str:
     """What to say of input that has no job but documents of these kinds."""
     if not kinds:
         return f"contains no {KIND}"
-    found = ", ".join(dict.fromkeys(kinds))
+    listed = ", ".join(dict.fromkeys(kinds))
     if other := next((kind for kind in kinds if kind in OTHER_JOBS), None):
         return (
-            f"contains no {KIND}, only {found}: `allranks convert FILE > job.yaml` converts {_article(other)} {other} "
+            f"contains no {KIND}, only {listed}: `allranks convert FILE > job.yaml` converts {_article(other)} {other} "
             f"and comments on each line that means something else ({MIGRATION})"
         )
-    return f"contains no {KIND}, only {found}"
+    return f"contains no {KIND}, only {listed}"
 
 
 def _article(kind: str) -> str:

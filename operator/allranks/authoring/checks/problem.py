@@ -13,6 +13,8 @@ class Problem(NamedTuple):
     path: str
     message: str
     severity: Severity = "error"
+    meant: str = ""
+    """The field that a misspelt or misplaced one is probably meant to be."""
 
 
 def below(path: str, key: str | int) -> str:

@@ -52,8 +52,8 @@ class Kubernetes(NamedTuple):
 
     def fields(self, kind: str) -> dict[str, str]:
         """Field -> type of a type such as `PodSpec`; empty for scalars."""
-        found: dict[str, str] = self.types.get(kind, {}).get("fields", {})
-        return found
+        fields: dict[str, str] = self.types.get(kind, {}).get("fields", {})
+        return fields
 
 
 @cache
@@ -90,29 +90,29 @@ def _list(value: Any, item: str, path: str, merged: list[Any]) -> Iterator[Probl
         yield Problem(path, f"must be a list, not {json_type(value)}")
         return
     key = MERGE_KEYS.get(path.rpartition(".")[2])
-    for index, one in enumerate(value):
-        yield from _problems(one, item, below(path, index), _same_items(one, index, key, merged))
+    for index, element in enumerate(value):
+        yield from _problems(element, item, below(path, index), _same_items(element, index, key, merged))
 
 
-def _same_items(one: Any, index: int, key: str | None, merged: list[Any]) -> list[Any]:
-    """The items of the merged lists that hold `one`."""
-    found = []
+def _same_items(element: Any, index: int, key: str | None, merged: list[Any]) -> list[Any]:
+    """The items of the merged lists that hold `element`."""
+    matching = []
     for items in merged:
         if not isinstance(items, list):
             continue
-        if key and isinstance(one, dict):
-            found += [item for item in items if isinstance(item, dict) and item.get(key) == one.get(key)]
+        if key and isinstance(element, dict):
+            matching += [item for item in items if isinstance(item, dict) and item.get(key) == element.get(key)]
         elif index < len(items):
-            found.append(items[index])
-    return found
+            matching.append(items[index])
+    return matching
 
 
 def _map(value: Any, item: str, path: str, merged: list[Any]) -> Iterator[Problem]:
     if not isinstance(value, dict):
         yield Problem(path, f"must be a mapping, not {json_type(value)}")
         return
-    for key, one in value.items():
-        yield from _problems(one, item, below(path, str(key)), _members(merged, key))
+    for key, member in value.items():
+        yield from _problems(member, item, below(path, str(key)), _members(merged, key))
 
 
 def _object(value: Any, kind: str, path: str, merged: list[Any]) -> Iterator[Problem]:
@@ -120,9 +120,9 @@ def _object(value: Any, kind: str, path: str, merged: list[Any]) -> Iterator[Pro
         yield Problem(path, f"must be a mapping, not {json_type(value)}")
         return
     fields = kubernetes().fields(kind)
-    for name, one in value.items():
+    for name, member in value.items():
         if name in fields:
-            yield from _problems(one, fields[name], below(path, name), _members(merged, name))
+            yield from _problems(member, fields[name], below(path, name), _members(merged, name))
         else:
             yield _unknown(str(name), kind, path)
     for name in kubernetes().types[kind].get("required", ()):
@@ -171,22 +171,22 @@ def _unknown_value(value: str, allowed: list[str], path: str) -> Problem:
     if near := similar(value, allowed):
         return Problem(path, f"must be {listed}, not {value!r}: did you mean {near}?")
     version = kubernetes().version
-    what = f"Kubernetes {version} has no value {value!r} here, and its API server refuses it: use {listed}"
-    return Problem(path, what, "warning")
+    message = f"Kubernetes {version} has no value {value!r} here, and its API server refuses it: use {listed}"
+    return Problem(path, message, "warning")
 
 
 def _unknown(name: str, kind: str, path: str) -> Problem:
     at = below(path, name)
     types = kubernetes()
     if kind == "ResourceRequirements" and (name in STANDARD or "/" in name):
-        return Problem(at, f"unknown field: belongs under {path}.limits")
+        return Problem(at, f"unknown field: belongs under {path}.limits", meant="limits")
     for other, place in _OTHER_PLACES.get(kind, ()):
         if name in types.fields(other):
             return Problem(at, f"unknown field: {place.format(path=path, pod=_CONTAINER.sub('', path), name=name)}")
     if near := similar(name, types.fields(kind)):
-        return Problem(at, f"unknown field, did you mean {near}?")
-    what = f"Kubernetes {types.version} has no such field here, and its API server ignores it"
-    return Problem(at, what, "warning")
+        return Problem(at, f"unknown field, did you mean {near}?", meant=near)
+    message = f"Kubernetes {types.version} has no such field here, and its API server ignores it"
+    return Problem(at, message, "warning")
 
 
 # --- quantities -------------------------------------------------------------------------------------------------------
@@ -204,15 +204,15 @@ def quantity_problems(path: str, name: str, amount: Any) -> Iterator[Problem]:
     if isinstance(amount, bool) or not isinstance(amount, int | float | str):
         return  # a matter of types
     try:
-        found = quantity(str(amount))
+        number = quantity(str(amount))
     except ValueError:
         yield Problem(path, f"{str(amount)!r} is not a quantity: write {_example(name)}")
         return
-    if found < 0:
+    if number < 0:
         yield Problem(path, f"must not be negative, is {amount}")
-    elif is_bytes(name) and 0 < found < _MIN_MEMORY:
-        yield Problem(path, _too_few_bytes(str(amount), found), "warning")
-    elif "/" in name and found % 1:
+    elif is_bytes(name) and 0 < number < _MIN_MEMORY:
+        yield Problem(path, _too_few_bytes(str(amount), number), "warning")
+    elif "/" in name and number % 1:
         yield Problem(path, f"must be a whole number, not {amount}: a device is not divided")
 
 
@@ -238,7 +238,7 @@ def _name_problems(path: str, name: str) -> Iterator[Problem]:
             yield Problem(path, f"is not a usual device, did you mean {near}?", "warning")
         return
     if near := similar(name, STANDARD, 0.7):
-        yield Problem(path, f"is not a resource, did you mean {near}?")
+        yield Problem(path, f"is not a resource, did you mean {near}?", meant=near)
     else:
         yield Problem(path, "is not a resource: use cpu, memory, ephemeral-storage or a device, such as nvidia.com/gpu")
 
@@ -263,7 +263,7 @@ def _example(name: str) -> str:
     return "a whole number, such as 1" if "/" in name else "a number, such as 1, 500m or 64Gi"
 
 
-def _too_few_bytes(text: str, found: float) -> str:
+def _too_few_bytes(text: str, number: float) -> str:
     if text.endswith("m"):
         return f"{text} is less than one byte (m is a thousandth): did you mean {text[:-1]}Mi?"
-    return f"{text} is only {int(found)} bytes: write a unit, such as Gi or Mi"
+    return f"{text} is only {int(number)} bytes: write a unit, such as Gi or Mi"

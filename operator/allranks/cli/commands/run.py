@@ -168,7 +168,7 @@ def run(
     """
     from allranks.authoring.script_job import load_script
     from allranks.cli.volume_option import mapped_volumes
-    from allranks.errors import AllranksError
+    from allranks.errors import AllranksError, InvalidOption
     from allranks.local import LocalRun, Options, run_directories
 
     given = (*files, *filenames)
@@ -189,9 +189,20 @@ def run(
         mapped = mapped_volumes(volumes)
         additions = ctx.meta[_ARGUMENTS], _pairs(env)
         if script:
-            loaded, texts = load_script(
-                script, sets, additions, replicas or 1, gpus or 0, framework, code or workdir, save, ships=bool(code)
-            )
+            try:
+                loaded, texts = load_script(
+                    script,
+                    sets,
+                    additions,
+                    replicas or 1,
+                    gpus or 0,
+                    framework,
+                    code or workdir,
+                    save,
+                    ships=bool(code),
+                )
+            except InvalidOption as error:
+                raise click.UsageError(str(error)) from error
         else:
             loaded, texts = _load(given, sets, additions, code), []
         if loaded.sweeps:
@@ -300,7 +311,13 @@ def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions, code
     from allranks.authoring.overrides import Additions
 
     return load(
-        files, sets, additions=Additions(*additions), random_names=True, code=code, here=True, sweeps_suffice=True
+        files,
+        sets,
+        additions=Additions(*additions),
+        random_names=True,
+        code=code,
+        local=True,
+        sweeps_suffice=True,
     )
 
 
