@@ -242,7 +242,7 @@ INPUT_CACHE = (
         field=".hostPath",
     ),
 )
-"""Of `spec.inputCache` of a TrainingPool."""
+"""Rules of `spec.inputCache` of a TrainingPool."""
 
 OUTPUT = (
     *_DATA_PATH,
@@ -267,7 +267,7 @@ CHECKPOINT_OUTPUTS = (
         field=".outputs",
     ),
 )
-"""Of the spec of a job."""
+"""Rules of the spec of a job."""
 
 DATA_NAMES = (
     Rule(
@@ -303,7 +303,7 @@ FIXED = (Rule(rule="self == oldSelf", message=_NEW_JOB),)
 
 
 def _fixed(*names: str) -> tuple[Rule, ...]:
-    """Rules that belong to the object with these fields, not to the spec.
+    """Return rules that belong to the object with these fields, not to the spec.
 
     The API server evaluates every rule at every update, also of status, and the cost of reading a field grows with the
     number of fields of the object that carries the rule.
@@ -336,7 +336,7 @@ ROLES = (
 
 
 def _of_role(role: str, framework: Framework, path: str, field: str) -> Iterable[Rule]:
-    """One framework's limits and reserved variables for one of its roles. `path`: the role in CEL."""
+    """Yield one framework's limits and reserved variables for one of its roles. `path`: the role in CEL."""
     most = framework.roles[role].max_replicas
     if most is not None:
         yield Rule(
@@ -358,7 +358,7 @@ def _reserved(framework: Framework, path: str, field: str) -> Rule:
 
 
 def _of_every_role(framework: Framework) -> Rule:
-    """The reserved variables of a framework with roles of any name."""
+    """Return the reserved variables of a framework with roles of any name."""
     inside = _reserved(framework, "self.roles[r]", ".roles")
     return inside.model_copy(update={"rule": f"self.roles.all(r, {inside.rule})"})
 
@@ -368,7 +368,7 @@ def _roles(frameworks: Mapping[str, Framework]) -> list[str]:
 
 
 def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
-    """The rules of `spec`: `self` is the spec."""
+    """Return the rules of `spec`: `self` is the spec."""
     return (
         *(rule for framework in frameworks.values() for rule in _of_framework(framework)),
         *(rule for role in _roles(frameworks) for rule in _not_of_every(role, frameworks)),
@@ -397,7 +397,7 @@ def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
 
 
 def _of_framework(framework: Framework) -> Iterable[Rule]:
-    """Rules for one framework: its options, its own rules, and the limits of its roles."""
+    """Yield rules for one framework: its options, its own rules, and the limits of its roles."""
     yield Rule(
         rule=f"!has(self.{framework.name}) || self.framework == '{framework.name}'",
         message="does not match framework: remove it or change framework",
@@ -427,7 +427,7 @@ def _not_of_every(role: str, frameworks: Mapping[str, Framework]) -> Iterable[Ru
 
 
 def _unknown_roles(frameworks: Mapping[str, Framework]) -> Rule:
-    """`allranks validate` finds each unknown role by its name before."""
+    """Return the rule against unknown roles. `allranks validate` reports each one by its name before."""
     roles = _roles(frameworks)
     return Rule(
         rule=f"self.framework in {_list(_any_role(frameworks))} || self.roles.all(r, r in {_list(roles)})",
@@ -463,7 +463,7 @@ def _elastic(frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
 
 
 def pool(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
-    """The rules of a TrainingPool's `spec`. A pool may serve jobs of every framework."""
+    """Return the rules of a TrainingPool's `spec`. A pool may serve jobs of every framework."""
     reserved: set[str] = set()
     rules = []
     for framework in frameworks.values():
@@ -483,7 +483,7 @@ def pool(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
 
 
 def _joined(names: list[str]) -> str:
-    """`a, b and c`."""
+    """Return `a, b and c`."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 

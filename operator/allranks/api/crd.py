@@ -173,7 +173,7 @@ RESOURCES: Mapping[str, Resource] = {
 
 
 def crd(kind: str = job.KIND) -> Schema:
-    """The CustomResourceDefinition as JSON."""
+    """Return the CustomResourceDefinition as JSON."""
     resource = RESOURCES[kind]
     columns = [
         {"name": name, "type": kind, "jsonPath": path, "description": text} | ({"priority": prio} if prio else {})
@@ -208,7 +208,7 @@ def crd(kind: str = job.KIND) -> Schema:
 
 @cache
 def root_schema(kind: str = job.KIND) -> Schema:
-    """The structural schema of the whole object."""
+    """Return the structural schema of the whole object."""
     resource = RESOURCES[kind]
     status = {}
     if resource.status:
@@ -231,7 +231,8 @@ def root_schema(kind: str = job.KIND) -> Schema:
 
 
 def _spec(resource: Resource) -> Schema:
-    """The schema of a sweep contains that of the job, without rules for changes: the template cannot be changed."""
+    """Return the schema of the spec. A sweep contains the schema of the job without rules for changes, because its
+    template cannot be changed."""
     schema = structural(resource.spec.model_json_schema(by_alias=True))
     if resource.kind == sweep.KIND:
         template = schema["properties"]["template"]["properties"]
@@ -252,7 +253,7 @@ def _without_rules_for_changes(schema: Schema) -> Schema:
 
 
 def structural(schema: Schema) -> Schema:
-    """Turns pydantic's JSON schema into a structural one."""
+    """Turn pydantic's JSON schema into a structural one."""
     definitions: dict[str, Schema] = schema.get("$defs", {})
     return _convert({key: value for key, value in schema.items() if key != "$defs"}, definitions)
 
@@ -295,7 +296,7 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _resolve(node: Schema, definitions: dict[str, Schema]) -> Schema:
-    """Follows references, and removes `null` from unions because Kubernetes represents None by an absent field."""
+    """Follow references, and remove `null` from unions: Kubernetes represents None by an absent field."""
     while True:
         if "$ref" in node:
             target = definitions[node["$ref"].rsplit("/", 1)[1]]
@@ -317,7 +318,7 @@ def _int_or_string(out: Schema, choices: list[Schema]) -> Schema:
 
 
 def _without_defaults(schema: Schema) -> Schema:
-    """The schema without defaults. The operator writes the whole status, so a default could only be wrong."""
+    """Return the schema without defaults. The operator writes the whole status, so a default could only be wrong."""
     out = {key: value for key, value in schema.items() if key not in ("default", "x-default")}
     if "properties" in out:
         out["properties"] = {name: _without_defaults(child) for name, child in out["properties"].items()}
@@ -328,7 +329,7 @@ def _without_defaults(schema: Schema) -> Schema:
 
 
 def differences(expected: dict[str, Any], installed: dict[str, Any], path: str) -> Iterator[str]:
-    """Paths of fields, and of values of enumerations, that are in `expected` alone."""
+    """Yield paths of fields, and of values of enumerations, that are in `expected` alone."""
     if installed.get("x-kubernetes-preserve-unknown-fields"):
         return
     if "enum" in expected and "enum" in installed:
@@ -356,8 +357,10 @@ _SOMEWHERE = "*"
 
 
 def merged(schema: Mapping[str, Any], path: str = "", in_list: bool = False) -> dict[str, Any]:
-    """The schema with at most two rules in each object. `path` is that of the schema; empty for the whole object.
-    `in_list`: inside an item of a list, for which the API server has no earlier value."""
+    """Return the schema with at most two rules in each object.
+
+    `path`: path of the schema, empty for the whole object. `in_list`: the schema is inside an item of a list, for which
+    the API server has no earlier value."""
     out = dict(schema)
     if len(out.get(RULES, ())) > 1:
         changes = [rule for rule in out[RULES] if "oldSelf" in rule["rule"]]
@@ -377,7 +380,8 @@ def merged(schema: Mapping[str, Any], path: str = "", in_list: bool = False) -> 
 
 
 def _content(rules: list[dict[str, str]], path: str, in_list: bool) -> dict[str, Any]:
-    """One rule for what an object may contain, evaluated when it is created or changes; in a list, always."""
+    """Return one rule for the content of an object. It is evaluated when the object is created or changes; in a list,
+    always."""
     if in_list:
         return {"rule": _all(rules), **_messages(rules, path)}
     # The whole object cannot be compared. Of it, rules can read only the name, which never changes.
@@ -386,7 +390,7 @@ def _content(rules: list[dict[str, str]], path: str, in_list: bool) -> dict[str,
 
 
 def _changes(rules: list[dict[str, str]], path: str) -> dict[str, Any]:
-    """One rule for how an object may change."""
+    """Return one rule for how an object may change."""
     return {"rule": f"self == oldSelf || ({_all(rules)})", **_messages(rules, path)}
 
 
@@ -403,13 +407,13 @@ def _messages(rules: list[dict[str, str]], path: str) -> dict[str, str]:
 
 
 def _text(rule: Mapping[str, str], path: str) -> str:
-    """The sentence of a rule as a CEL string. The API server removes the space at the end of the last one."""
+    """Return the sentence of a rule as a CEL string. The API server removes the space at the end of the last one."""
     place = f"{path.removeprefix(_SOMEWHERE)}{rule.get('fieldPath', '')}".removeprefix(".")
     return json.dumps(f"{place}: {rule['message']}. " if place else f"{rule['message']}. ", ensure_ascii=False)
 
 
 def main() -> None:
-    """Prints the CRDs of the named kinds, or of all kinds, as YAML."""
+    """Print the CRDs of the named kinds, or of all kinds, as YAML."""
     import yaml
 
     print("# Generated from operator/allranks/api by `make generate`. Do not edit.")

@@ -21,7 +21,7 @@ OutputState = Literal["Checking", "Pending", "Uploading", "Uploaded", "Failed"]
 Location = Literal["Claim", "Node", "Pod"]
 """Where a cluster fetches an input: a claim of the namespace, a directory of each node, an emptyDir of each pod."""
 MESSAGE_LENGTH = 128
-"""Of the message of an output, so that the status stays small. The condition has the whole message."""
+"""Limit of the message of an output, so that the status stays small. The condition has the whole message."""
 MOUNTED: tuple[str, ...] = ("claim", "image")
 """Schemes of inputs that are mounted as volumes."""
 OBJECT_STORES: tuple[str, ...] = ("s3", "gs", "az")
@@ -110,12 +110,12 @@ class Input(Model):
 
     @property
     def mounted(self) -> bool:
-        """Whether it is a volume, which nothing fetches."""
+        """Return whether it is a volume, which nothing fetches."""
         return self.scheme in MOUNTED
 
     @property
     def streamed(self) -> bool:
-        """Whether the program reads it from its address. Only its revision is looked up."""
+        """Return whether the program reads it from its address. Only its revision is looked up."""
         return self.mode == "Stream"
 
 
@@ -205,5 +205,5 @@ class OutputStatus(Model):
 
 
 def upper(name: str) -> str:
-    """The name of an input or an output in names of variables."""
+    """Return the name of an input or an output in names of variables."""
     return name.upper().replace("-", "_")

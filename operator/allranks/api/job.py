@@ -224,7 +224,8 @@ ROLES: tuple[str, ...] = tuple(_ROLE_KINDS)
 
 
 def _in_order(roles: dict[str, RoleSpec]) -> dict[str, RoleSpec]:
-    """The frameworks' order, then that of the names: the API server does not keep the order of a manifest."""
+    """Return the roles in the order of the frameworks, then by name: the API server does not keep the order of a
+    manifest."""
     usual = {role: roles[role] for role in ROLES if role in roles}
     return usual | {role: roles[role] for role in sorted(roles.keys() - usual.keys())}
 

@@ -1,4 +1,5 @@
-"""Parses a TrainingSweep and reports all problems at once with their field paths, also those of the job in it."""
+"""Parses a TrainingSweep and reports all problems at once with their field paths, also the problems of the job in
+it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _NESTED = "a sweep of sweeps is refused: the template is a DistributedTraining"
 
 
 def parse_sweep(document: Any) -> Sweep:
-    """The sweep in a manifest (decoded YAML or JSON), with defaults. Raises InvalidManifest with all problems."""
+    """Return the sweep in a manifest (decoded YAML or JSON), with defaults. Raise InvalidManifest with all problems."""
     if not isinstance(document, dict):
         raise InvalidManifest([("", f"a manifest must be a mapping, not {json_type(document)}")])
     if wrong := list(validation.wrong_kind(document, KIND)):
@@ -66,7 +67,7 @@ def too_large() -> Problem:
 
 
 def job_document(document: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The DistributedTraining in the template, with the name of the sweep. None: the template has none."""
+    """Return the DistributedTraining in the template, with the name of the sweep; None if the template has none."""
     spec = document.get("spec")
     template = spec.get("template") if isinstance(spec, dict) else None
     if not isinstance(template, dict) or not isinstance(template.get("spec"), dict):
@@ -85,14 +86,14 @@ def job_document(document: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def in_template(path: str) -> str:
-    """The path in the sweep of a field of its job."""
+    """Return the path in the sweep of a field of its job."""
     if path.startswith("metadata"):
         return f"spec.template.{path}"
     return TEMPLATE + path.removeprefix("spec")
 
 
 def template_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
-    """Problems of the job in the template, and fields that only the sweep may set."""
+    """Yield problems of the job in the template, and fields that only the sweep may set."""
     inner = job_document(document)
     if inner is None:
         return
@@ -126,7 +127,7 @@ def _contains_sweep(document: Mapping[str, Any]) -> bool:
 
 
 def _broken_rules(document: Mapping[str, Any], parsed: Any, wrong: list[str]) -> Iterator[Problem]:
-    """The rules of the sweep itself, with the paths where a problem is reported already left out."""
+    """Yield the rules of the sweep itself, with the paths where a problem is reported already left out."""
     spec = document.get("spec")
     if parsed is not None:
         spec = parsed.spec.model_dump(by_alias=True, exclude_none=True, mode="json")
@@ -139,7 +140,7 @@ def _broken_rules(document: Mapping[str, Any], parsed: Any, wrong: list[str]) ->
 
 
 def _problems_of(spec: SweepSpec) -> Iterator[Problem]:
-    """What neither the schema nor a rule of the CRD checks."""
+    """Yield problems that neither the schema nor a rule of the CRD finds."""
     variables: dict[str, str] = {}
     for name, parameter in spec.parameters.items():
         path = f"spec.parameters{path_step(name)}"

@@ -78,12 +78,12 @@ def _path(location: Iterable[int | str]) -> str:
 
 
 def steps_of(detail: ErrorDetails) -> list[int | str]:
-    """The steps of the path to the value that an error is about."""
+    """Return the steps of the path to the value that an error is about."""
     return [part for part in detail["loc"] if not _is_union_tag(part)]
 
 
 def path_step(part: int | str) -> str:
-    """One step of a field path."""
+    """Return one step of a field path."""
     return f"[{part}]" if isinstance(part, int) or "." in part or "/" in part else f".{part}"
 
 
@@ -101,7 +101,7 @@ def unknown_roles(spec: Any, root: Schema) -> Iterator[tuple[str, str, str]]:
 
 
 def json_type(value: Any) -> str:
-    """What a value is, for `must be a list, not ...`."""
+    """Return the type of a value in words, for `must be a list, not ...`."""
     match value:
         case None:
             return "null"
@@ -119,7 +119,8 @@ def json_type(value: Any) -> str:
 
 
 def quotes_hint(value: Any, expected: str) -> str:
-    """`: remove the quotes` or `: put it in quotes`, where that makes the value right. `expected`: a type of JSON."""
+    """Return `: remove the quotes` or `: put it in quotes` if that makes the value right. `expected`: a type of
+    JSON."""
     match expected:
         case "string":
             return "" if isinstance(value, dict | list) or value is None else ": put it in quotes"
@@ -191,7 +192,7 @@ def _mapping_hint(value: Any, location: list[int | str]) -> str:
 
 
 def _long_form(value: Any, location: list[int | str]) -> str:
-    """The mapping that is meant by a shorter form."""
+    """Return the mapping that is meant by a shorter form."""
     text = json.dumps(value, default=str)
     match location, value:
         case (["spec", "objective"], str()):
@@ -228,7 +229,7 @@ def _list_hint(value: Any, location: list[int | str], schema: Schema) -> str:
 
 
 def _argument_list(text: str, field: str) -> str:
-    """The YAML list for a command line."""
+    """Return the YAML list for a command line."""
     try:
         words = shlex.split(text)
     except ValueError:  # a quote without its end
@@ -239,7 +240,7 @@ def _argument_list(text: str, field: str) -> str:
 
 
 def _plain_or_quoted(word: str) -> str:
-    """A string of a YAML flow sequence, without quotes where YAML reads it as a string."""
+    """Return a string of a YAML flow sequence, without quotes where YAML reads it as a string."""
     plain = re.fullmatch(r"[A-Za-z_./][\w./=:@+-]*[\w./=@+-]|[A-Za-z_./]|--?[A-Za-z][\w./=-]*", word)
     special = re.fullmatch(r"(?i)true|false|yes|no|on|off|null|y|n|\.inf|\.nan", word)
     return word if plain and not special else json.dumps(word)
@@ -265,7 +266,7 @@ def _properties(location: list[int | str], root: Schema) -> dict[str, Schema]:
 
 
 def _schema_at(location: list[int | str], schema: Schema) -> Schema:
-    """The schema of the field at `location` below `schema`; empty if there is none."""
+    """Return the schema of the field at `location` below `schema`; empty if there is none."""
     for part in location:
         if isinstance(part, int):
             schema = schema.get("items", {})
@@ -275,7 +276,8 @@ def _schema_at(location: list[int | str], schema: Schema) -> Schema:
 
 
 def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
-    """`: belongs under spec.template.spec.volumes` or `, did you mean replicas?`, else the fields that exist there."""
+    """Return `: belongs under spec.template.spec.volumes`, `, did you mean replicas?`, or a list of the fields that
+    exist."""
     if name.endswith("ReplicaSpecs"):
         return f": allranks convert converts jobs of Kubeflow ({MIGRATION})"
     if place := _place(name, parents, root):
@@ -331,7 +333,8 @@ def _place(name: str, parents: list[int | str], root: Schema) -> str | None:
 
 
 def _place_in_pod(name: str, owner: str) -> str | None:
-    """`owner`: path of the spec of a job or of a role."""
+    """Return the path of a field of pods or containers; None for others. `owner`: path of the spec of a job or of a
+    role."""
     if name in ("labels", "annotations"):
         return f"{owner}.template.metadata.{name}"
     if name in POD_FIELDS:

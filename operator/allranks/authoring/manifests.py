@@ -25,7 +25,7 @@ from allranks.core.objects import pods
 from allranks.errors import InvalidManifest
 
 _SUFFIX_CHARACTERS = "bcdfghjklmnpqrstvwxz2456789"
-"""Those of the API server."""
+"""Characters that the API server uses."""
 _SUFFIX_LENGTH = 5
 
 
@@ -44,7 +44,7 @@ class Finding:
     column: int = 0
     """Place in the file, from 1; 0 where it is not determined."""
     excerpt: str = ""
-    """That place in the file, for people."""
+    """Lines of the file at this place, for people."""
 
     @property
     def place(self) -> str:
@@ -59,7 +59,7 @@ class Finding:
         return f"{self.problem.message}\n{self.excerpt}" if self.excerpt else self.problem.message
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the finding for programs."""
         out: dict[str, Any] = {"file": self.file, "document": self.document, "name": self.name}
         out |= {"path": self.problem.path, "message": self.problem.message, "severity": self.problem.severity}
         return out | ({"line": self.line, "column": self.column} if self.line else {})
@@ -100,11 +100,11 @@ class Loaded:
     """Name of a ConfigMap in `spec.code` of a job -> the code that it is to hold."""
 
     def pool(self, name: str) -> Pool | None:
-        """The TrainingPool with this name, if any."""
+        """Return the TrainingPool with this name, if any."""
         return next((pool for pool in self.pools if pool.name == name), None)
 
     def notes(self) -> list[tuple[Severity, str]]:
-        """(severity, text) of the warnings and notes, as commands print them."""
+        """Return (severity, text) of the warnings and notes, as commands print them."""
         return [(finding.problem.severity, f"{finding.place}: {finding.text}") for finding in self.findings]
 
 
@@ -119,13 +119,13 @@ def load(
     code: Path | None = None,
     local: bool = False,
 ) -> Loaded:
-    """Reads the objects in `files` (`-` is stdin), and applies each `path=value` of `sets` to the jobs.
+    """Read the objects in `files` (`-` is stdin), and apply each `path=value` of `sets` to the jobs.
 
-    `code`: the directory with the code of all jobs, in place of what the manifests say. `local`: the jobs run
-    here, so the size of a ConfigMap does not limit the code.
+    `code`: the directory with the code of all jobs, instead of the code that the manifests name. `local`: the jobs run
+    on this machine, so the size of a ConfigMap does not limit the code.
 
     The files must contain a job; with `pools_suffice` or `sweeps_suffice` a pool or a sweep is enough. A job with
-    `generateName` gets a name: with `random_names` one that is probably new, otherwise always the same. Raises
+    `generateName` gets a name: with `random_names` one that is probably new, otherwise always the same. Raise
     InvalidManifests with the problems of all documents.
     """
     files = list(files)
@@ -157,7 +157,7 @@ def load_documents(
     code: Path | Bundle | None = None,
     local: bool = False,
 ) -> Loaded:
-    """As `load`, for (source, document) pairs. `findings` is also filled while `documents` is read."""
+    """Load (source, document) pairs, as `load` does for files. `findings` is also filled while `documents` is read."""
     try:
         parsed_overrides = [overrides.parsed(item) for item in sets]
     except InvalidManifest as error:
@@ -221,7 +221,7 @@ class _Loading:
         self._check_name(document, place)
 
     def result(self) -> Loaded:
-        """Raises InvalidManifests."""
+        """Return the loaded objects. Raise InvalidManifests if a document has an error."""
         by_name = {pool.name: pool.spec for pool in self.pools}
         claims = {
             _name(document): _claim_spec(document)
@@ -299,7 +299,7 @@ class _Loading:
         return out
 
     def _with_name(self, document: dict[str, Any]) -> dict[str, Any]:
-        """The document with a name made of `generateName`, as the API server makes one."""
+        """Return the document with a name made of `generateName`, as the API server makes one."""
         meta = document.get("metadata")
         if not isinstance(meta, dict) or meta.get("name") is not None or not isinstance(meta.get("generateName"), str):
             return document
@@ -336,13 +336,13 @@ def _problems(error: InvalidManifest, *, generated: bool = False) -> list[Proble
 
 
 def _without_repetition(problems: list[Problem], more: list[Problem]) -> list[Problem]:
-    """Both lists, without those of `more` at fields that have a problem already."""
+    """Return both lists, without problems of `more` at fields that have a problem already."""
     reported = {problem.path for problem in problems}
     return [*problems, *(problem for problem in more if problem.path not in reported)]
 
 
 def _checked_pool(document: Any) -> Pool:
-    """Raises InvalidManifest."""
+    """Return the pool. Raise InvalidManifest."""
     parsed = parse_pool(document)
     if wrong := pool_template.problems(parsed.spec):
         raise InvalidManifest(wrong)
@@ -350,14 +350,14 @@ def _checked_pool(document: Any) -> Pool:
 
 
 def _claim_spec(template: dict[str, Any]) -> dict[str, Any]:
-    """The spec of the claims that a ResourceClaimTemplate describes."""
+    """Return the spec of the claims that a ResourceClaimTemplate describes."""
     outer = template.get("spec")
     inner = outer.get("spec") if isinstance(outer, dict) else None
     return inner if isinstance(inner, dict) else {}
 
 
 def _name(document: Any) -> str:
-    """`sweep-*` for a name that the API server will make."""
+    """Return the name of the object, `sweep-*` for a name that the API server will make."""
     if not isinstance(document, dict):
         return ""
     metadata = document.get("metadata")

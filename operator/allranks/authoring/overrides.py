@@ -21,7 +21,7 @@ Override = tuple[list[Step], Any]
 
 
 def parsed(item: str) -> Override:
-    """The override in `path=value`; `spec.` may be left out. Raises InvalidManifest."""
+    """Return the override in `path=value`; `spec.` may be left out. Raise InvalidManifest."""
     path, equals, text = item.partition("=")
     steps: list[Step] = [
         (int(bracketed) if bracketed.isdigit() else bracketed) if bracketed else plain
@@ -44,9 +44,9 @@ def parsed(item: str) -> Override:
 
 
 def apply(document: dict[str, Any], overrides: Sequence[Override]) -> None:
-    """Sets each value at its path, and creates missing maps.
+    """Set each value at its path, and create missing maps.
 
-    Raises InvalidManifest if a path leads through a value that is not a map, or to a missing list item.
+    Raise InvalidManifest if a path leads through a value that is not a map, or to a missing list item.
     """
     for path, value in overrides:
         _set(document, path, value)
@@ -88,7 +88,7 @@ def _text(path: Sequence[Step]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Additions:
-    """What the command line adds to every job."""
+    """Arguments and variables of the command line, for every job."""
 
     arguments: tuple[str, ...] = ()
     """Appended to `spec.args`."""
@@ -96,7 +96,7 @@ class Additions:
     """(name, value) pairs for `spec.env`; they replace variables of the same name."""
 
     def apply(self, document: dict[str, Any]) -> None:
-        """Leaves fields of a wrong type as they are; validation reports them."""
+        """Add them to a job. Fields of a wrong type stay as they are; validation reports them."""
         spec = document.get("spec")
         if not isinstance(spec, dict):
             return

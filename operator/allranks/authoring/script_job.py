@@ -27,7 +27,7 @@ _NAME_LENGTH = 40
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the source of a script, and of the modules beside it that it imports, says."""
+    """Names and imports in the source of a script, and of the modules beside it that it imports."""
 
     path: str
     imports: Mapping[str, str]
@@ -36,7 +36,8 @@ class Script:
     """Names of functions, classes and attributes that the source uses."""
 
     def guess_framework(self) -> tuple[str, str] | None:
-        """(framework, package whose import shows it). Frameworks that build on others come last in the registry."""
+        """Return (framework, package whose import shows it). Frameworks that build on others come last in the
+        registry."""
         for framework in reversed(FRAMEWORKS.values()):
             for package in self.imports:  # in their order, for the same message each time
                 if package in framework.script.imports:
@@ -49,7 +50,9 @@ def is_script(file: str) -> bool:
 
 
 def read_script(path: str, workdir: Path) -> Script:
-    """`path` is relative to `workdir`. Raises InvalidManifest if the script cannot be read or is not Python."""
+    """Read a script and the modules beside it that it imports. `path` is relative to `workdir`.
+
+    Raise InvalidManifest if the script cannot be read or is not Python."""
     imports: dict[str, str] = {}
     names: set[str] = set()
     first = workdir / path
@@ -83,8 +86,9 @@ def make_job(
     image: str | None = None,
     cure: str = f"specify --framework {' | '.join(FRAMEWORKS)}",
 ) -> tuple[dict[str, Any], list[str]]:
-    """The manifest of the job, and notes on what was assumed. Raises InvalidManifest if the framework is unclear;
-    `cure` says how to specify it."""
+    """Return the manifest of the job, and notes on what was assumed.
+
+    Raise InvalidManifest if the framework is unclear; `cure` says how to specify it."""
     framework, notes = choose_framework(script, framework, cure)
     hints = FRAMEWORKS[framework].script
     if replicas > 1 and hints.joins_group and not hints.joins_group & script.names:
@@ -97,9 +101,9 @@ def make_job(
 
 
 def choose_framework(script: Script, framework: str | None, cure: str) -> tuple[str, list[str]]:
-    """The framework, `framework` if it is given, and notes on what was assumed.
+    """Return the framework, `framework` if it is given, and notes on what was assumed.
 
-    Raises InvalidManifest if it is unclear; `cure` says how to specify it.
+    Raise InvalidManifest if it is unclear; `cure` says how to specify it.
     """
     if framework is not None:
         return framework, []
@@ -121,7 +125,7 @@ def job_document(
     arguments: Sequence[str] = (),
     image: str | None = None,
 ) -> dict[str, Any]:
-    """The manifest of a job whose pods are all workers with the same command. `gpus` are those of each pod."""
+    """Return the manifest of a job whose pods are all workers with the same command. `gpus`: number in each pod."""
     spec: dict[str, Any] = {
         "framework": framework,
         "image": image or f"{name}:dev",
@@ -138,7 +142,7 @@ def job_document(
 
 
 def job_name(path: str) -> str:
-    """A valid name of a job, from the name of the script: `Train_GPT.py` is train-gpt."""
+    """Return a valid name of a job, from the name of the script: `Train_GPT.py` is train-gpt."""
     name = re.sub(r"[^a-z0-9]+", "-", Path(path).stem.lower()).strip("-")[:_NAME_LENGTH].strip("-")
     return name if name[:1].isalpha() else f"job-{name}".strip("-")
 
@@ -165,7 +169,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 
 def _beside(file: Path, module: str) -> Iterator[Path]:
-    """The files of a module in the folder of the file that imports it."""
+    """Yield the files of a module in the folder of the file that imports it."""
     base = file.parent.joinpath(*module.split("."))
     yield from (path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file())
 
@@ -188,8 +192,10 @@ def load_script(
     *,
     ships: bool,
 ) -> tuple[Loaded, list[str]]:
-    """The script's job and notes on it; writes its manifest to `save`. `ships`: the code in `workdir` is shipped.
-    Raises InvalidManifest."""
+    """Return the script's job and notes on it, and write its manifest to `save`.
+
+    `ships`: the code in `workdir` is shipped. Raise InvalidManifest, CannotRun, or InvalidOption for a wrong framework.
+    """
     arguments, env = additions
     framework = _framework_of_script(framework, sets)
     if ships:
@@ -208,8 +214,9 @@ def load_script(
 
 
 def _inside(script: str, code: Path) -> str:
-    """The path of the script in the shipped code. It is relative to the current directory, as is `code`, or to `code`.
-    Raises CannotRun."""
+    """Return the path of the script in the shipped code. `script` is relative to the current directory, or to `code`.
+
+    Raise CannotRun if it is outside."""
     path = Path(script)
     if not path.is_file() and (code / script).is_file():
         return script
@@ -219,7 +226,8 @@ def _inside(script: str, code: Path) -> str:
 
 
 def _framework_of_script(option: str | None, sets: Sequence[str]) -> str | None:
-    """The framework of --framework, or of --set framework=NAME, which means the same: it also chooses the command."""
+    """Return the framework of --framework, or of --set framework=NAME, which means the same: it also chooses the
+    command."""
     values = [value for path, _, value in (item.partition("=") for item in sets) if path in _FRAMEWORK_PATHS]
     if not values:
         return option
@@ -235,7 +243,7 @@ _FRAMEWORK_PATHS = ("framework", "spec.framework")
 
 
 def _save(file: Path, document: dict[str, Any]) -> None:
-    """Raises CannotRun if the file exists or cannot be written."""
+    """Write a new file. Raise CannotRun if it exists or cannot be written."""
     try:
         with file.open("x", encoding="utf-8") as out:
             out.write(dump([document]))

@@ -26,8 +26,9 @@ class Shipping:
     _collected: dict[Path, Bundle] = field(default_factory=dict)
 
     def apply(self, document: dict[str, Any], file: str) -> list[Problem]:
-        """Replaces a directory in the job by what the API knows. `file`: the manifest, to which a directory is
-        relative. The notes say what is not shipped. Raises InvalidManifest."""
+        """Replace a directory in the job by the fields of the API. Return notes on files that are not shipped.
+
+        `file`: the manifest, to which a directory is relative. Raise InvalidManifest."""
         spec = document.get("spec")
         if not isinstance(spec, dict):
             return []
@@ -54,7 +55,7 @@ class Shipping:
         return None
 
     def _collect(self, directory: Path) -> Bundle:
-        """Each directory is read once, so that all jobs get the same files."""
+        """Return the code in a directory. Each directory is read once, so that all jobs get the same files."""
         key = directory.resolve()
         if key not in self._collected:
             self._collected[key] = collect(directory)

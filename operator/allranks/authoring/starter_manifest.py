@@ -63,7 +63,9 @@ def make_starter(
     gpus: int = 0,
     image: str | None = None,
 ) -> Starter:
-    """`source`: the text of the script. `file`: where the manifest will be. Raises InvalidManifest."""
+    """Return the manifest for a script. `source`: text of the script. `file`: future path of the manifest.
+
+    Raise InvalidManifest if the framework is unclear."""
     framework, notes = choose_framework(script, framework, f"specify --framework {' | '.join(FRAMEWORKS)}")
     tree = ast.parse(source)
     options = list(_options(tree))
@@ -169,8 +171,8 @@ _RESTART = (
 
 
 def _options(tree: ast.AST) -> Iterator[Option]:
-    """Options of argparse (`add_argument`) and click (`option`) whose names are literals, and positional arguments of
-    argparse without a default."""
+    """Yield options of argparse (`add_argument`) and click (`option`) whose names are literals, and positional
+    arguments of argparse without a default."""
     defined: set[str] = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or _called(node) not in ("add_argument", "option"):
@@ -210,13 +212,13 @@ def _literal(node: ast.AST) -> Any:
 
 
 def _comment(text: str) -> str:
-    """One line that is safe in a comment."""
+    """Return one line that is safe in a comment."""
     words = " ".join(clean_text(text, colour=False).split())
     return words if len(words) <= 80 else f"{words[:77]}..."
 
 
 def _scalar(text: str) -> str:
-    """A YAML string; JSON's is one."""
+    """Return a YAML string. A JSON string is one."""
     return text if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else json.dumps(text)
 
 
@@ -225,7 +227,7 @@ _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off"})
 
 
 def source_of(path: Path) -> str:
-    """The text of a script that was read before, in the encoding that it declares."""
+    """Return the text of a script that was read before, in the encoding that it declares."""
     import tokenize
 
     with tokenize.open(path) as text:

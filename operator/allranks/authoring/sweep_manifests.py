@@ -36,7 +36,7 @@ class LoadedSweep:
 
 
 def load_sweep(document: dict[str, Any], shipping: Shipping, file: str) -> tuple[LoadedSweep | None, list[Problem]]:
-    """The sweep, None if there are errors; and its problems with the paths in the sweep."""
+    """Return the sweep (None if there are errors) and its problems, with the paths in the sweep."""
     document = copy.deepcopy(document)
     inner = sweep_validation.job_document(document)
     code = _code(inner, shipping, file)
@@ -63,13 +63,13 @@ def load_sweep(document: dict[str, Any], shipping: Shipping, file: str) -> tuple
 
 
 def finish_sweep(loaded: LoadedSweep, beside: checks.Beside) -> list[Problem]:
-    """Problems of the pods of a trial, and notes, of a sweep that has no other errors."""
+    """Return problems of the pods of a trial, and notes, of a sweep that has no other errors."""
     of_job = [*checks.finished(loaded.job, beside), *_misspelt_parameters(loaded)]
     return [*map(_placed, of_job), *_about_metric(loaded)]
 
 
 def _misspelt_parameters(loaded: LoadedSweep) -> Iterator[Problem]:
-    """Kubernetes leaves a reference to an unknown variable as it is, so a misspelt parameter has no effect."""
+    """Yield warnings about references to misspelt parameters: Kubernetes leaves an unknown `$(NAME)` as it is."""
     parameters = list(loaded.sweep.spec.parameters)
     for path, text in _texts(loaded.job):
         for name in re.findall(r"\$\(([A-Za-z_][-A-Za-z0-9_.]*)\)", text):
@@ -78,7 +78,7 @@ def _misspelt_parameters(loaded: LoadedSweep) -> Iterator[Problem]:
 
 
 def _texts(job: Job) -> Iterator[tuple[str, str]]:
-    """(path, text) of commands, arguments and variables."""
+    """Yield (path, text) of commands, arguments and variables."""
     for place, part in (("spec", job.spec), *((f"spec.roles.{role}", spec) for role, spec in job.spec.roles.items())):
         for field, words in (("command", part.command), ("args", part.args)):
             yield from ((f"{place}.{field}[{number}]", word) for number, word in enumerate(words or ()))
@@ -87,7 +87,8 @@ def _texts(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _about_metric(loaded: LoadedSweep) -> Iterator[Problem]:
-    """A program may report metrics by itself, so only a name that resembles one of the log is a mistake."""
+    """Yield a warning if the metric resembles a name of `logPattern`. Other names may be metrics of the program
+    itself."""
     metric, progress = loaded.sweep.spec.objective.metric, loaded.job.spec.progress
     groups = re.compile(progress.log_pattern).groupindex if progress and progress.log_pattern else {}
     if metric not in groups and (near := similar(metric, list(groups))):
@@ -100,7 +101,7 @@ def _placed(problem: Problem) -> Problem:
 
 
 def _code(inner: dict[str, Any] | None, shipping: Shipping, file: str) -> Path | None:
-    """The directory with the code, if the manifest or the command line names one."""
+    """Return the directory with the code, if the manifest or the command line names one."""
     if isinstance(shipping.code, Path):
         return shipping.code.absolute()
     written = inner["spec"].get("code") if inner else None
@@ -115,7 +116,7 @@ FORMS = "lr=log:1e-4..1e-1, dropout=0..0.5, layers=int:1..8 or batch=16,32,64"
 
 
 def parameter(text: str) -> tuple[str, dict[str, Any]]:
-    """(name, values) of `--param`. Raises InvalidManifest."""
+    """Return (name, values) of `--param`. Raise InvalidManifest."""
     name, equals, values = text.partition("=")
     if not (name and equals and values):
         raise InvalidManifest([(f"--param {text}", f"must be NAME=VALUES, for example {FORMS}")])
@@ -136,7 +137,8 @@ def parameter(text: str) -> tuple[str, dict[str, Any]]:
 def sweep_document(
     document: dict[str, Any], parameters: Iterable[tuple[str, dict[str, Any]]], **spec: Any
 ) -> dict[str, Any]:
-    """The sweep of a job. A parameter that the job does not name as $(NAME) is added to `args` as --NAME=$(NAME)."""
+    """Return the sweep of a job. A parameter that the job does not name as $(NAME) is added to `args` as
+    --NAME=$(NAME)."""
     template = copy.deepcopy(document.get("spec"))
     values = dict(parameters)
     if isinstance(template, dict):

@@ -21,7 +21,7 @@ from allranks.errors import DataError
 
 TRIES = 5
 QUIET_SECONDS = 3.0
-"""If the names do not say which files belong together, none of them may change for so long. NFS shows the changes of
+"""Time without changes that is required if the names do not say which files belong together. NFS shows the changes of
 other machines after up to three seconds."""
 _NUMBERED = re.compile(
     r"(?:^|[^a-z0-9])(?:checkpoint|ckpt|chkpt|cp|steps?|iter|iteration|global_?step)[-_=.]?(\d{1,18})(?!\d)",
@@ -38,7 +38,7 @@ Stat = dict[str, tuple[int, int, int]]
 def copy_checkpoint(
     source: Path, step: int, mark: int, target: Path, *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Copies the checkpoint of `step` into `target`, in which nothing else is left. Raises DataError.
+    """Copy the checkpoint of `step` into `target`, in which nothing else is left. Raise DataError.
 
     `mark` tells two checkpoints of the same step apart. A copy that is complete is not made again.
     """
@@ -65,7 +65,7 @@ def copy_checkpoint(
 
 
 def _copy(source: Path, step: int, target: Path, sleep: Callable[[float], None]) -> bool:
-    """False if a file was changed meanwhile. Raises DataError and OSError."""
+    """Copy the files. Return False if one was changed meanwhile. Raise DataError and OSError."""
     chosen, exact = choose(source, step)
     before = _stat(source, chosen)
     if not before:
@@ -86,7 +86,7 @@ def _copy(source: Path, step: int, target: Path, sleep: Callable[[float], None])
 
 
 def choose(source: Path, step: int) -> tuple[list[str], bool]:
-    """(names of the files and folders of the checkpoint, whether their names have its step). Raises DataError."""
+    """Return (names of the files and folders of the checkpoint, whether their names have its step). Raise DataError."""
     numbers = {path.name: _numbers(path) for path in sorted(source.iterdir()) if not path.name.startswith(_OTHERS)}
     if named := [name for name, steps in numbers.items() if step in steps]:
         return named, True
@@ -99,7 +99,7 @@ def choose(source: Path, step: int) -> tuple[list[str], bool]:
 
 
 def _numbers(path: Path) -> set[int]:
-    """The steps in a name: checkpoint-500, step=500.ckpt, and 500 if it is a folder."""
+    """Return the steps in a name: checkpoint-500, step=500.ckpt, and 500 if it is a folder."""
     steps = {int(digits) for digits in _NUMBERED.findall(_DATE.sub("", path.name))}
     return steps | ({int(path.name)} if re.fullmatch(r"\d{1,18}", path.name) and path.is_dir() else set())
 
@@ -116,7 +116,7 @@ def _stat(source: Path, names: list[str]) -> Stat:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Regular files. Links to files count as files; links to directories are not followed."""
+    """Yield regular files. Links to files count as files; links to directories are not followed."""
     if is_data(path):
         yield path
     elif not path.is_symlink():
@@ -125,13 +125,14 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _refuse(error: OSError) -> None:
-    """The program may remove a folder, but what is in one that is closed to this user would be left out."""
+    """Raise an error of a folder that is closed to this user: its files would be left out. The program may remove
+    folders."""
     if isinstance(error, PermissionError):
         raise error
 
 
 def clear(directory: Path) -> None:
-    """Removes what is in a directory, as far as that is allowed."""
+    """Remove what is in a directory, as far as that is allowed."""
     for path in directory.iterdir():  # the directory itself may be a mount of pods that still exist
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -143,7 +144,7 @@ def clear(directory: Path) -> None:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Writes a file, which appears as a whole and survives a crash of the machine. Raises OSError."""
+    """Write a file, which appears as a whole and survives a crash of the machine. Raise OSError."""
     temporary = path.with_name(f"{path.name}.partial")
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(content, file)

@@ -39,14 +39,14 @@ class Download:
         add: Callable[[int], None] = lambda _: None,
         tries: Tries | None = None,
     ) -> None:
-        """`directory` has `files/` and the journal."""
+        """Prepare a download. `directory` has `files/` and the journal."""
         self._source, self._listing, self._directory = source, listing, directory
         self._add, self._tries = add, tries or Tries()
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
     def run(self) -> dict[str, str]:
-        """Name -> SHA-256 of each file. Raises DataError."""
+        """Download all files. Return name -> SHA-256. Raise DataError."""
         done, offsets = self._read_journal()
         try:
             with open(self._directory / JOURNAL, "a", encoding="utf-8") as self._journal:
@@ -94,7 +94,7 @@ class Download:
         return sha256
 
     def _receive(self, file: RemoteFile, output: Any, digest: Any, position: int) -> None:
-        """Appends from `position` to the end, with a new try after each lost connection."""
+        """Append from `position` to the end, with a new try after each lost connection."""
         synced, failures = position, 0
         while file.size is None or position < file.size:
             before, moved = position, self._tries.clock()
@@ -137,7 +137,8 @@ class Download:
             self._journal.flush()
 
     def _read_journal(self) -> tuple[dict[str, str], dict[str, int]]:
-        """(name -> sum of complete files, name -> position in others), of files that are the same at the source."""
+        """Return (name -> sum of complete files, name -> position in others), of files that are the same at the
+        source."""
         done: dict[str, str] = {}
         offsets: dict[str, int] = {}
         current = {file.name: (file.tag, file.size) for file in self._listing.files}

@@ -29,7 +29,8 @@ _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class InputSpec(NamedTuple):
-    """What a job says about an input. With both, a branch or commit is looked up, and the sum decides."""
+    """The address, revision and sum of an input in a job. With both, a branch or commit is looked up, and the sum
+    decides."""
 
     uri: str
     revision: str | None = None
@@ -39,17 +40,17 @@ class InputSpec(NamedTuple):
 class Result(NamedTuple):
     entry: Entry
     cached: bool
-    """Whether it was in the cache before."""
+    """True if it was in the cache before."""
 
 
 class Report(Protocol):
     """Receives progress, from any thread."""
 
     def resolved(self, revision: str, total: int) -> None:
-        """`total`: bytes to fetch, 0 if unknown."""
+        """Receive the revision. `total`: bytes to fetch, 0 if unknown."""
 
     def added(self, count: int) -> None:
-        """Bytes that are there now, besides those before."""
+        """Receive the number of new bytes."""
 
 
 class NoReport:
@@ -59,7 +60,7 @@ class NoReport:
 
 
 def connect(uri: str) -> Any_Source:
-    """Raises DataError if a package is missing, or nothing can fetch `uri`."""
+    """Return the source of `uri`. Raise DataError if a package is missing, or nothing can fetch it."""
     scheme = uri.partition("://")[0]
     if scheme in ("http", "https"):
         return HttpSource(uri)
@@ -80,7 +81,7 @@ def fetch(
     connect: Callable[[str], Any_Source] = connect,
     tries: Tries | None = None,
 ) -> Result:
-    """Returns when the data is in the cache. Raises DataError.
+    """Fetch an input into the cache. Raise DataError.
 
     A revision or sum that the cache has needs no network.
     """
@@ -107,15 +108,17 @@ def fetch(
 
 
 def look_up(uri: str, revision: str | None, tries: Tries | None = None) -> Listing:
-    """The files of an input that the program reads itself, at the wanted or the current revision. Raises DataError."""
+    """Return the files of an input that the program reads itself, at the wanted or the current revision. Raise
+    DataError."""
     tries = tries or Tries()
     source = tries.until_done(lambda: connect(uri), uri)
     return _resolve(source, InputSpec(uri, revision), tries)
 
 
 def pin(uri: str, revision: str | None, sha256: str | None, tries: Tries | None = None) -> Listing:
-    """The files of an input that several pods fetch later, each for itself. Raises DataError, also if nothing shows
-    whether they fetch the same data."""
+    """Return the files of an input that several pods fetch later, each for itself.
+
+    Raise DataError, also if nothing shows whether they fetch the same data."""
     listing = look_up(uri, None if sha256 else revision, tries)
     if listing.revision.startswith(UNKNOWN) and not sha256:
         raise DataError(
@@ -134,7 +137,7 @@ def _cached(cache: Cache, uri: str, pin: str) -> Entry | None:
 
 
 def _cached_meanwhile(cache: Cache, staging: Staging) -> Entry | None:
-    """The entry that another process published while this one waited for the lock."""
+    """Return the entry that another process published while this one waited for the lock."""
     return cache.read(staging.target.name)
 
 
@@ -148,14 +151,14 @@ def _resolve(source: Any_Source, spec: InputSpec, tries: Tries) -> Listing:
 
 
 def _shortened(listing: Listing) -> Listing:
-    """The listing with a revision that fits into the status of a job, also if a server has a longer ETag."""
+    """Return the listing with a revision that fits into the status of a job, also if a server has a longer ETag."""
     if len(listing.revision) <= LONGEST_REVISION:
         return listing
     return replace(listing, revision=f"long:{hashlib.sha256(listing.revision.encode()).hexdigest()}")
 
 
 def _fill(source: Any_Source, listing: Listing, staging: Staging, report: Report, tries: Tries) -> dict[str, str]:
-    """Name -> SHA-256 of all files."""
+    """Fetch all files into the staging directory. Return name -> SHA-256."""
     if isinstance(source, GitSource):
         staging.discard()  # git cannot resume
         staging.make()
@@ -166,7 +169,7 @@ def _fill(source: Any_Source, listing: Listing, staging: Staging, report: Report
 
 
 def _checked(spec: InputSpec, pin: str, listing: Listing, staging: Staging, sums: dict[str, str]) -> Entry:
-    """Raises DataError if the sum is another one than that of the job."""
+    """Return the entry of the fetched files. Raise DataError if their sum differs from the sum in the job."""
     actual = tree_sum(sums)
     if spec.sha256 and actual != spec.sha256:
         staging.discard()
@@ -178,7 +181,7 @@ def _checked(spec: InputSpec, pin: str, listing: Listing, staging: Staging, sums
 
 
 def _remove_others(directory: Path, names: set[str]) -> None:
-    """Removes files that an earlier fetch left and the source does not have any more."""
+    """Remove files that an earlier fetch left and the source does not have any more."""
     for folder, _, files in os.walk(directory):
         for file in files:
             path = Path(folder) / file
@@ -187,7 +190,7 @@ def _remove_others(directory: Path, names: set[str]) -> None:
 
 
 def _check_unchanged(source: Any_Source, spec: InputSpec, listing: Listing, staging: Staging, tries: Tries) -> None:
-    """A store without commits can change between two files: then they do not belong together."""
+    """Raise ChangedError if a store without commits changed during the fetch: its files may not belong together."""
     if source.branches or listing.revision.startswith(UNKNOWN) or spec.sha256:
         return
     after = _shortened(tries.until_done(lambda: source.resolve(None), spec.uri))
@@ -222,6 +225,6 @@ class _disk_errors:
 
 
 def summary(result: Result) -> str:
-    """`12.5 MB, 3 files`."""
+    """Return `12.5 MB, 3 files`."""
     entry = result.entry
     return f"{text_size(entry.bytes)}, {entry.files} file{'s' * (entry.files != 1)}"

@@ -20,7 +20,8 @@ _TAGS = ("ETag", "md5Hash", "generation", "etag", "mtime", "last_modified", "Las
 
 
 def filesystem(uri: str) -> Any:
-    """The fsspec file system for `uri`. Credentials come from the environment and the usual configuration files."""
+    """Return the fsspec file system for `uri`. Credentials come from the environment and the usual configuration
+    files."""
     scheme = uri.partition("://")[0]
     need(uri, "fsspec", PACKAGES[scheme])
     import fsspec
@@ -45,8 +46,10 @@ def filesystem(uri: str) -> Any:
 
 
 def _shorten_retries(fs: Any) -> None:
-    """Azure's client waits for up to 3 minutes before it says that a server cannot be reached. Transfers have tries of
-    their own. adlfs has no option for it."""
+    """Shorten the retries of Azure's client, which waits for up to 3 minutes before it says that a server cannot be
+    reached.
+
+    Transfers have tries of their own. adlfs has no option for it."""
     with contextlib.suppress(AttributeError):
         policy = fs.service_client._config.retry_policy
         policy.total_retries, policy.initial_backoff, policy.increment_base = 2, 1, 2

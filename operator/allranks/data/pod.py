@@ -36,7 +36,7 @@ TERMINATION_LOG = "/dev/termination-log"
 PASSING = (TemporaryError, ChangedError, DiskFullError)
 """Errors after which another try may succeed."""
 FOR_RANKS = "fetch-for-ranks"
-"""What an init container does."""
+"""The action of an init container."""
 LOG_SECONDS = 10.0
 PATIENCE_SECONDS = 300.0
 """An init container tries for this long after the first error."""
@@ -64,7 +64,7 @@ class Log:
 
 
 def run(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The result. Raises DataError."""
+    """Return the result. Raise DataError."""
     acts = {"fetch": _fetch, FOR_RANKS: _fetch, "resolve": _resolve, "check": _check, "upload": _upload}
     return acts[request["act"]](request)
 
@@ -82,8 +82,10 @@ def _check(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fetch(request: Mapping[str, Any]) -> dict[str, Any]:
-    """`used`: keys of entries that jobs may read, or None if the operator cannot say. `since`: entries used after this
-    time (seconds since 1970) stay as well, because `used` is as old."""
+    """Fetch an input into the cache.
+
+    Of the request: `used` has the keys of entries that jobs may read, or None if the operator does not know. Entries
+    used after `since` (seconds since 1970) stay as well, because `used` is as old."""
     used = request.get("used")
 
     def may_evict(key: str, last_use: float) -> bool:
@@ -107,7 +109,7 @@ def patiently(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Result:
-    """Tries again after a lost connection. Raises DataError. A full disk is the business of an administrator."""
+    """Call `act` again after a lost connection, and return its result. Raise DataError, at once for a full disk."""
     since: float | None = None
     while True:
         try:
@@ -121,7 +123,7 @@ def patiently(
 
 
 def _upload(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Uploads once: a pod that is created again, because its predecessor was deleted before its result was read,
+    """Upload once: a pod that is created again, because its predecessor was deleted before its result was read,
     finds the result beside the directory. With a `step`, the directory gets a copy of that checkpoint first."""
     directory = Path(request["directory"])
     note, journal = (directory.with_name(f"{directory.name}.{kind}") for kind in ("done.json", "jsonl"))
@@ -144,12 +146,12 @@ def _upload(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tries(request: Mapping[str, Any]) -> Tries:
-    """The log says once what is tried again: the user sees no other sign of it for minutes."""
+    """Return tries that print once what is tried again: the user sees no other sign of it for minutes."""
     return Tries(lambda text: print(_shown(text, request), flush=True))
 
 
 def _shown(text: str, request: Mapping[str, Any]) -> str:
-    """The text with the address that the user wrote: a claim is a directory of this pod."""
+    """Return the text with the address that the user wrote: a claim is a directory of this pod."""
     return text.replace(str(request.get("to")), str(request["shown"])) if "shown" in request else text
 
 

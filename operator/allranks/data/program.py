@@ -100,7 +100,7 @@ def main(argv: list[str]) -> int:
 
 
 def _end_with_parent() -> None:
-    """SIGTERM when the run dies, so that no transfer outlives it. Only Linux has this."""
+    """Get SIGTERM when the run dies, so that no transfer outlives it. Only Linux has this."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

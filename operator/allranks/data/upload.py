@@ -49,7 +49,7 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is there, of all files of the directory."""
+    """The uploaded part of the files of a directory."""
 
     files: int
     bytes: int
@@ -62,11 +62,11 @@ class Target(Protocol):
     """Where files go."""
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file that is there; None without one."""
+        """Return the size of a file at the destination in bytes; None without one."""
         ...
 
     def put(self, path: Path, name: str) -> None:
-        """Writes a file, which appears as a whole."""
+        """Write a file, which appears as a whole."""
         ...
 
     def remove(self, name: str) -> None: ...
@@ -122,7 +122,7 @@ class DirectoryTarget:
 
 
 def target_of(to: str) -> Target:
-    """`to`: an address, or an absolute path. Raises DataError."""
+    """Return the target for `to`, an address or an absolute path. Raise DataError."""
     if to.startswith("/"):
         return DirectoryTarget(Path(to))
     if to.partition("://")[0] in PACKAGES:
@@ -140,7 +140,7 @@ def upload(
     connect: Callable[[str], Target] = target_of,
     tries: Tries | None = None,
 ) -> Uploaded:
-    """Raises DataError. `journal`: a file that remembers what was uploaded before."""
+    """Upload all files of a directory. Raise DataError. `journal`: a file that remembers what was uploaded before."""
     try:
         files = list(scan(directory))
     except OSError as error:
@@ -190,8 +190,9 @@ def upload(
 
 
 def scan(directory: Path) -> Iterator[LocalFile]:
-    """All regular files, sorted by name. Links to files count as files; links to directories are not followed. Raises
-    OSError, also for a directory that is closed to this user."""
+    """Yield all regular files, sorted by name. Links to files count as files; links to directories are not followed.
+
+    Raise OSError, also for a directory that is closed to this user."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -209,7 +210,7 @@ def scan(directory: Path) -> Iterator[LocalFile]:
 
 
 def is_data(path: Path) -> bool:
-    """Whether it is a file, or a link to one. A link to a file of the kernel is none: /proc/self/environ has the
+    """Return whether it is a file, or a link to one. A link to a file of the kernel is none: /proc/self/environ has the
     credentials of the process that uploads."""
     return path.is_file() and not path.resolve().is_relative_to("/proc")
 
@@ -270,7 +271,9 @@ PROBE = "allranks-write-check"
 
 
 def check_destination(to: str, seconds: float = SECONDS) -> str:
-    """Raises DataError if nothing can be written there. Returns why that is not certain; empty if it is writable."""
+    """Check that files can be written to `to`. Raise DataError if not.
+
+    Return the reason why that is not certain; empty if it is writable."""
     if to.startswith("/"):
         return _check_directory(Path(to))
     results: list[str | DataError] = []
@@ -285,7 +288,7 @@ def check_destination(to: str, seconds: float = SECONDS) -> str:
 
 
 def _check_directory(directory: Path) -> str:
-    """The upload makes directories that do not exist."""
+    """Check a directory, or the nearest one above it that exists: the upload makes the others."""
     existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
     if not existing.is_dir():
         raise DataError(f"{directory}: {existing} is a file")
@@ -306,7 +309,7 @@ def _result(to: str) -> str | DataError:
 
 
 def _write(to: str) -> str:
-    """What it has left there; usually empty."""
+    """Write to the destination. Return a note on what is left there; usually empty."""
     files, root = filesystem(to), to.partition("://")[2].rstrip("/")
     if to.startswith("s3://"):
         _begin_upload(files, *f"{root}/{PROBE}".split("/", 1))

@@ -154,7 +154,7 @@ _KILL_SECONDS = 5
 
 
 def _resources(context: AttemptContext, role: str) -> dict[str, str]:
-    """What Ray may use in a pod of this role. Ray itself finds out what the manifest does not say."""
+    """Return variables with the resources that Ray may use in a pod of this role. Ray finds out the others itself."""
     out = {"ALLRANKS_RAY_GPUS": str(context.gpus[role])}
     if role in context.cpus:
         out["ALLRANKS_RAY_CPUS"] = str(context.cpus[role])

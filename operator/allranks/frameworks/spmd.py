@@ -58,7 +58,7 @@ class SpmdOptions(Model):
 
 
 def _named(field: str) -> str:
-    """CEL: each name in a list or map of the options is a role of the job."""
+    """Return the CEL expression that each name in a list or map of the options is a role of the job."""
     return f"!has(self.spmd) || !has(self.spmd.{field}) || self.spmd.{field}.all(r, r in self.roles)"
 
 

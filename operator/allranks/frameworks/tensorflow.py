@@ -93,5 +93,5 @@ def _json(cluster: Mapping[str, list[str]]) -> str:
 
 
 def _workers_serve_chief(replicas: Mapping[str, int]) -> bool:
-    """Workers beside parameter servers and a chief execute what the chief sends, and never exit by themselves."""
+    """Return whether workers only serve a chief: beside parameter servers they never exit by themselves."""
     return bool(replicas.get("ps") and replicas.get("chief"))

@@ -30,7 +30,7 @@ ERROR_BYTES = 131_072
 """The same of an exception with its traceback."""
 TRACEBACK_CHARACTERS = 16_384
 VALUE_SECONDS, ERROR_SECONDS = 600.0, 10.0
-"""How long the operator may take. An exception must not delay the end of its rank, which the others wait for."""
+"""Longest time for the operator. An exception must not delay the end of its rank, which the others wait for."""
 
 
 class Sink(Protocol):
@@ -40,7 +40,8 @@ class Sink(Protocol):
 
 
 def main(argv: list[str]) -> int:
-    """The exit status. An exception of the function is not caught, so that it ends the rank as in any program."""
+    """Return the exit status. An exception of the function is not caught, so that it ends the rank as in any
+    program."""
     parser = argparse.ArgumentParser(prog="call_function.py", allow_abbrev=False)
     parser.add_argument("payload", type=Path)
     parser.add_argument("results", type=Path, nargs="?")
@@ -76,8 +77,8 @@ def main(argv: list[str]) -> int:
 
 
 def without_launcher(program: list[str]) -> list[str]:
-    """The command of a pod. If it starts a function that another version of Python sent, the call without its launcher:
-    it says so and ends at once, where a launcher would first wait for the other pods.
+    """Return the command of a pod. If it starts a function that another version of Python sent, the call without its
+    launcher: it says so and ends at once, where a launcher would first wait for the other pods.
 
     The launcher is kept unless it certainly runs this Python.
     """
@@ -94,7 +95,7 @@ def without_launcher(program: list[str]) -> list[str]:
 
 
 def is_this_python(starter: str) -> bool:
-    """Whether a program is this interpreter, or a script for it. Raises OSError, IndexError."""
+    """Return whether a program is this interpreter, or a script for it. Raise OSError, IndexError."""
     with open(starter, "rb") as file:
         line = file.readline(1024)
     if line.startswith(b"#!"):
@@ -110,7 +111,7 @@ class Unusable(Exception):
 
 
 def load(payload: Path) -> Any:
-    """(function, args, kwargs). Raises Unusable."""
+    """Return (function, args, kwargs). Raise Unusable."""
     with payload.open("rb") as file:
         header = json.loads(file.readline())
         if (sender := header["python"]) != PYTHON:
@@ -215,7 +216,7 @@ def written(folder: Path, rank: int, data: bytes) -> dict[str, Any]:
 
 
 def pickled(described: dict[str, Any], value: Any) -> tuple[dict[str, Any], bytes]:
-    """The description and the pickle. A value that cannot be pickled does not fail a training that is done."""
+    """Return the description and the pickle. A value that cannot be pickled does not fail a training that is done."""
     try:
         return described, dumps(value)
     except Exception as error:
@@ -237,7 +238,7 @@ def line(described: dict[str, Any]) -> bytes:
 
 
 def replace(file: Path, data: bytes) -> None:
-    """A reader never sees a part of the data."""
+    """Replace a file as a whole: a reader never sees a part of the data."""
     unfinished = file.with_name(f".{file.name}.tmp")
     unfinished.write_bytes(data)
     unfinished.replace(file)

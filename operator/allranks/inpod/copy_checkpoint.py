@@ -62,7 +62,7 @@ def _choose(source: Path, name: str, step: int | None) -> list[Path]:
 
 
 def steps_in(name: str) -> set[int]:
-    """The numbers in the name of a checkpoint: checkpoint-500, step=500.ckpt, 0000500."""
+    """Return the numbers in the name of a checkpoint: checkpoint-500, step=500.ckpt, 0000500."""
     return {int(digits) for digits in re.findall(r"\d{1,18}", name)}
 
 

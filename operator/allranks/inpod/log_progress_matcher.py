@@ -42,7 +42,7 @@ class Lines:
         self._skipping = False
 
     def completed_by(self, chunk: bytes) -> bytes:
-        """The lines that this chunk completes, each with its newline."""
+        """Return the lines that this chunk completes, each with its newline."""
         data = chunk.replace(b"\r", b"\n")
         if self._skipping:
             _, newline, data = data.partition(b"\n")
@@ -59,7 +59,7 @@ class Lines:
         return complete
 
     def rest(self) -> bytes:
-        """The incomplete line at the end of the stream."""
+        """Return the incomplete line at the end of the stream."""
         rest, self._rest = self._rest, b""
         return rest + b"\n" if rest else b""
 

@@ -37,27 +37,27 @@ from watch import (  # type: ignore[import-not-found]  # in the same directory
 
 POLL_SECONDS = 0.2
 RAYLET_SECONDS = 2.0
-"""How often to check that the raylet runs."""
+"""Interval between two checks that the raylet runs."""
 REMIND_SECONDS = 60.0
 """Interval of the line that says for how many workers the head waits."""
 CONNECT_SECONDS = 5.0
 GRACE_SECONDS = 10.0
-"""How long Ray's processes may take to end."""
+"""Longest time in which Ray's processes end."""
 DRAIN_SECONDS = 25.0
 LAST_SECONDS = 2.0
 """Time that Ray's processes have after a node was drained."""
 STAY_SECONDS = 600.0
-"""How long a worker without a head waits for its deletion. Kubernetes detects a lost node after 90 s; a worker that
-ends earlier would look like the first failure."""
+"""Time for which a worker without a head waits for its deletion. Kubernetes detects a lost node after 90 s; a worker
+that ends earlier would look like the first failure."""
 LOST = 138
 """The exit status of a worker without a head, and of a head without Ray: restart, because the program did not fail."""
 LOCAL_HEAD = "127.0.0.2"
 """Address of the head on one machine; workers have the next ones. Ray replaces 127.0.0.1 by the machine's address in
 its network."""
 TRIES = 10
-"""Of `ray start`. On a busy machine it fails: Ray gives its agents 15 s to start."""
+"""Tries of `ray start`. On a busy machine it fails: Ray gives its agents 15 s to start."""
 JOINED = "Ray runtime started"
-"""What `ray start` prints when the node belongs to the cluster."""
+"""Line that `ray start` prints when the node belongs to the cluster."""
 STORE_SHARE = 0.3
 """Share of the memory for the object store, which is in /dev/shm. Ray's own default."""
 LINES = 12
@@ -213,8 +213,9 @@ class Node:
             self._stop_ray()
 
     def _leave(self) -> int:
-        """The pod is being deleted: Ray drains the node, for which Ray Train has a budget of its own. Without the head
-        there is nothing to drain."""
+        """Let Ray drain the node of this pod, which is being deleted; Ray Train has a budget of its own for that.
+
+        Without the head there is nothing to drain."""
         assert self._ray
         _send(self._ray.pid, signal.SIGTERM)
         drain = float(os.environ.get("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S") or DRAIN_SECONDS)
@@ -224,7 +225,7 @@ class Node:
         return 128 + self._signals[0]
 
     def _without_ray(self) -> int:
-        """Ray ended. It does so a minute after it lost the head; then the head's end is the failure."""
+        """Handle the end of Ray. It ends a minute after it lost the head; then the head's end is the failure."""
         if self._is_up():
             return self._show_output("Ray ended on this node")
         write_line(f"no answer from the head at {self.host}:{self.port}")
@@ -317,7 +318,7 @@ class Node:
         return self._ray.pid in self._ended or (self._raylet is not None and parent_of(self._raylet) != self._ray.pid)
 
     def _stop_ray(self) -> None:
-        """End `ray start`. Its processes end with the pod. Not by `ray stop`: it ends those of other nodes too."""
+        """End `ray start`. Its processes end with the pod. `ray stop` would end processes of other nodes too."""
         if self._ray and self._ray.pid not in self._ended:
             _send(self._ray.pid, signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -27,7 +27,7 @@ from log_progress_matcher import Lines, Matcher  # type: ignore[import-not-found
 DIRECTORY = Path(__file__).resolve().parent
 CHUNK = 65536
 DRAIN_SECONDS = 0.2
-"""How long to wait for more output when the program has ended but its descendants hold the output open."""
+"""Longest wait for more output when the program has ended but its descendants hold the output open."""
 LAST_OUTPUT_SECONDS = 10.0
 STACK_SECONDS = 0.3
 """Time for one process to write its stacks before the next one is signaled."""
@@ -109,7 +109,7 @@ def write_line(line: str) -> None:
 
 
 def write_signal(number: int) -> None:
-    """Says which signal ended the program. The operator reads it: an exit code of 137 may be the program's own."""
+    """Say which signal ended the program. The operator reads it: an exit code of 137 may be the program's own."""
     write_line(f"the program was ended by signal {number} ({name_of(number)})")
 
 
@@ -219,7 +219,8 @@ class Watch:
 
 
 def name_of(number: int) -> str:
-    """`SIGKILL`. The name is for readers of the log, the number for the operator (core/diagnosis/root_cause.py)."""
+    """Return `SIGKILL`. The name is for readers of the log, the number for the operator
+    (core/diagnosis/root_cause.py)."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -234,7 +235,7 @@ def same(first: int, other: int) -> bool:
 
 
 def write_all(target: int, data: bytes) -> bool:
-    """False if the reader has closed the output."""
+    """Return False if the reader has closed the output."""
     view = memoryview(data)
     while view:
         try:
@@ -247,7 +248,7 @@ def write_all(target: int, data: bytes) -> bool:
 
 
 def pythons_below(ancestor: int) -> list[tuple[int, str]]:
-    """(pid, command) of all descendants that have a handler for STACKS_SIGNAL."""
+    """Return (pid, command) of all descendants that have a handler for STACKS_SIGNAL."""
     parents = {int(path.name): parent_of(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
     below, size = {ancestor}, 0
     while len(below) > size:

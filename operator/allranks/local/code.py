@@ -41,7 +41,7 @@ CACHE = "ALLRANKS_CACHE"
 
 
 class LocalCode:
-    """What one run needs before its first pod."""
+    """The code and the packages of one run, made before its first pod."""
 
     def __init__(self, job: Job, bundle: Bundle | None, run_dir: Path, users_environ: Mapping[str, str]) -> None:
         self._job, self._bundle, self._run_dir = job, bundle, run_dir
@@ -57,7 +57,7 @@ class LocalCode:
             self.directories[in_pods.PACKAGES] = run_dir / "packages"
 
     def check(self) -> None:
-        """Raise CannotRun if the code is not on this machine."""
+        """Check that the code is on this machine. Raise CannotRun if it is not."""
         code = self._job.spec.code
         if code and code.config_map and not self._bundle:
             raise CannotRun(
@@ -124,7 +124,7 @@ class LocalCode:
                 os.killpg(self._installing.pid, signal.SIGTERM)
 
     def _python(self) -> str:
-        """That of the program. Raises CannotRun."""
+        """Return the Python of the program. Raise CannotRun."""
         templates = pod_template.role_templates(self._job, ANY_PLATFORM).values()
         program = next(iter(in_pods.python(pod_template.trainer(template)) for template in templates), "python3")
         path = shutil.which(program, path=self._environ.get("PATH", os.defpath))
@@ -175,7 +175,7 @@ def _hidden(name: str) -> str:
 
 
 class _Output:
-    """What a command prints, or the first bytes of it. The command does not wait until somebody reads them."""
+    """The output of a command, or its first bytes. The command does not wait for a reader."""
 
     def __init__(self, directory: Path, command: Sequence[str], size: int = 0) -> None:
         self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # `text` closes it
@@ -202,7 +202,7 @@ class _Output:
         return process
 
     def text(self, deadline: float) -> str:
-        """Empty if the command has not ended at this time of the monotonic clock."""
+        """Return an empty text if the command has not ended at this time of the monotonic clock."""
         with self._file as file:
             try:
                 for process in self._processes:

@@ -43,10 +43,10 @@ def with_given_directories(job: Job, volumes: Mapping[str, Path]) -> Job:
 
 
 class LocalInputs:
-    """What one run needs of its inputs before its first pod."""
+    """The inputs of one run, fetched before its first pod."""
 
     def __init__(self, job: Job, volumes: Mapping[str, Path], run_dir: Path, environ: Mapping[str, str]) -> None:
-        """`volumes`: the user's own directories by the name of an input or claim."""
+        """Keep what is needed to fetch. `volumes`: the user's own directories by the name of an input or claim."""
         self._job, self._given, self._environ = job, volumes, environ
         self._directory = run_dir / "inputs"
         self._root = Path(environ.get(CACHE) or Path.home() / ".cache" / "allranks") / "inputs"

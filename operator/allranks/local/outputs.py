@@ -52,8 +52,10 @@ class LocalOutputs:
         on_change: Callable[[], None],
         checkpoints: Callable[[], Path | None],
     ) -> None:
-        """`volumes`, `claims`: as in the options of a run. `on_change` is called when an upload ends. `checkpoints`:
-        the folder with the checkpoints."""
+        """Prepare uploads. `volumes`, `claims`: as in the options of a run. `checkpoints`: the folder with the
+        checkpoints.
+
+        `on_change` is called when an upload ends."""
         self._job, self._given, self._claims, self._run_dir = job, volumes, claims, run_dir
         self._environ, self._on_change, self._checkpoints = environ, on_change, checkpoints
         self._outputs = {item.name: item for item in job.spec.outputs or ()}
@@ -149,7 +151,7 @@ class LocalOutputs:
                 self._tasks[name] = asyncio.create_task(self._upload(self._outputs[name], status, checkpoint, tell))
 
     def _where(self, name: str) -> str:
-        """A checkpoint stays where the program has stored it."""
+        """Return the directory of an output; empty for a checkpoint, which stays where the program has stored it."""
         return "" if self._outputs[name].when == "Checkpoint" else str(self._directory(name))
 
     async def _upload(
@@ -234,7 +236,7 @@ class LocalOutputs:
         return str(directory.absolute() / below)
 
     def _claim(self, item: Output) -> tuple[str, str]:
-        """(claim, directory in it)"""
+        """Return (claim, directory in it)."""
         claim, _, below = item.to.partition("://")[2].partition("/")
         return claim, below.strip("/")
 

@@ -43,7 +43,7 @@ class LogFile:
             raise LocalRunError.from_os(error, f"the log {path} cannot be opened") from error
 
     def write(self, data: bytes) -> None:
-        """Raise LocalRunError if the disk is full or fails."""
+        """Append output. Raise LocalRunError if the disk is full or fails."""
         self._tail += data
         if len(self._tail) > 2 * _TAIL_BYTES:
             del self._tail[:-_TAIL_BYTES]
@@ -108,8 +108,10 @@ class Process:
         on_error: Callable[[LocalRunError], None],
         on_shim_killed: Callable[[], None],
     ) -> None:
-        """`files` is the program's soft limit of open files. `output` receives all output, `on_error` an error of the
-        disk. `on_shim_killed` is called first when the shim itself was killed."""
+        """Keep what is needed to start. `files`: the program's soft limit of open files.
+
+        `output` receives all output, `on_error` an error of the disk. `on_shim_killed` is called first when the shim
+        itself was killed."""
         self.started_at: datetime | None = None
         self._command = command
         self._log = log

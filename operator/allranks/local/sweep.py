@@ -88,7 +88,7 @@ class LocalSweep:
 
     @property
     def continues(self) -> bool:
-        """Whether the run directory has the trials of an earlier run."""
+        """Return whether the run directory has the trials of an earlier run."""
         return bool(self.status.trials)
 
     def check(self) -> set[str]:
@@ -157,7 +157,7 @@ class LocalSweep:
         self._wake.set()
 
     async def _step(self, listener: SweepListener) -> bool:
-        """One observation and its plan. False: nothing is left to do for now."""
+        """Observe once and carry out the plan. Return False if nothing is left to do for now."""
         jobs = {name: job for name, trial in self._trials.items() if (job := trial.observe()) is not None}
         next_plan = plan(SweepObserved(self.sweep, self.status, jobs, datetime.now(UTC), self._suggested))
         if next_plan.status is not None:
@@ -200,7 +200,8 @@ class LocalSweep:
         await trial.start({**manifest, "metadata": metadata}, arguments, environ)
 
     def _checkpoints(self) -> dict[str, Path]:
-        """One directory for all trials, so that a trial that is run again finds its checkpoints."""
+        """Return claim -> directory of the checkpoints. All trials share it, so that a trial that is run again finds
+        its checkpoints."""
         claim = (self.sweep.template.get("checkpoint") or {}).get("claim")
         return {claim: self.options.run_dir.absolute() / "volumes" / claim} if claim else {}
 
@@ -220,7 +221,7 @@ class LocalSweep:
         return Sweep(sweep.metadata, sweep.spec.model_copy(update={"parallel": parallel}))
 
     async def _end(self, listener: SweepListener) -> None:
-        """No trial outlives the sweep."""
+        """End all trials: none outlives the sweep."""
         if any(trial.alive for trial in self._trials.values()) and not self._stopping:
             self.terminate()
         for trial in self._trials.values():
@@ -316,7 +317,7 @@ class LocalTrial:
             raise LocalRunError.from_os(error, f"trial {self.name} cannot be started") from error
 
     def observe(self) -> TrialJob | None:
-        """None: there is no job, because none was started or its process was killed."""
+        """Return the job; None if none was started or its process was killed."""
         status = self._status()
         if self.alive:
             return TrialJob(self.name, status or Status(), suspended=self._stopped)
@@ -363,7 +364,7 @@ class LocalTrial:
         return _failed("it did not start")
 
     async def wait_until_unused(self) -> None:
-        """The process of a sweep that was killed ends its ranks first."""
+        """Wait until no process uses the run directory: a killed sweep leaves trials that end their ranks first."""
         while self.run_dir.is_dir():
             with contextlib.suppress(BlockingIOError), run_directories.lock(self.run_dir):
                 return
@@ -377,7 +378,7 @@ def _failed(message: str) -> Status:
 
 
 def _end_with_parent() -> None:
-    """SIGTERM when the sweep dies, so that no trial outlives it. Only Linux has this."""
+    """Get SIGTERM when the sweep dies, so that no trial outlives it. Only Linux has this."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -30,7 +30,7 @@ _started = False
 
 
 def start_watch() -> bool:
-    """Starts the thread in rank 0 of a job with `hang`. False in other processes."""
+    """Start the thread in rank 0 of a job with `hang`. Return False in other processes."""
     global _started
     environment = os.environ
     url, token_file = environment.get("ALLRANKS_REPORT_URL"), environment.get("ALLRANKS_REPORT_TOKEN_FILE")
@@ -66,7 +66,7 @@ def _watch(transport: Transport, interval: float) -> None:
 
 
 def _steps(interval: float) -> bool:
-    """Whether the program itself has reported a step since the last question."""
+    """Return whether the program itself has reported a step since the last question."""
     from allranks import report
 
     stepped_at = report._client._state.stepped_at if report._client is not None else None
@@ -74,7 +74,7 @@ def _steps(interval: float) -> bool:
 
 
 def ask(address: str = "") -> Any:
-    """NCCL's answer. Raises OSError if no process listens, ValueError if the answer is not JSON or too large."""
+    """Return NCCL's answer. Raise OSError if no process listens, ValueError if the answer is not JSON or too large."""
     host, _, port = (address or f"localhost:{PORT}").rpartition(":")
     deadline = time.monotonic() + ANSWER_SECONDS
     with socket.create_connection((host.strip("[]") or "localhost", int(port)), CONNECT_SECONDS) as connection:
@@ -89,7 +89,7 @@ def ask(address: str = "") -> Any:
 
 
 def _receive(connection: socket.socket, deadline: float, end: bytes | None, begun: bytes = b"") -> tuple[bytes, bytes]:
-    """What arrives until `end`, and what follows it; without `end`, until the connection is closed."""
+    """Return the bytes until `end`, and the bytes after it; without `end`, all until the connection is closed."""
     received = bytearray(begun)
     while end is None or end not in received:
         left = deadline - time.monotonic()
@@ -107,9 +107,9 @@ def _receive(connection: socket.socket, deadline: float, end: bytes | None, begu
 
 
 def summarize(answer: Any, pid: int) -> dict[str, Any] | None:
-    """The state in one small message: how many collectives all ranks have launched, and in the largest communicator
-    whose ranks differ, who is behind. None if the process `pid` is not among them: with the network of the host,
-    another job may have answered. None also for a single rank: NCCL counts no collectives of a group of one."""
+    """Return the state in one small message: how many collectives all ranks have launched, and in the largest
+    communicator whose ranks differ, who is behind. None if the process `pid` is not among them: with the network of the
+    host, another job may have answered. None also for a single rank: NCCL counts no collectives of a group of one."""
     communicators = answer["communicators"]
     if not any(rank["pid"] == pid for communicator in communicators for rank in communicator["ranks"]):
         return None

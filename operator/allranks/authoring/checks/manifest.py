@@ -24,7 +24,8 @@ from allranks.core.objects.notes import notes_of
 
 
 def written(document: Mapping[str, Any], job: Job | None = None) -> list[Problem]:
-    """Problems inside the parts that Kubernetes defines: templates, resources, the sources of variables and volumes.
+    """Return problems inside the parts that Kubernetes defines: templates, resources, the sources of variables and
+    volumes.
 
     Reads the raw document, so that these are reported with all other problems. `job` is the parsed document, None if
     it has errors.
@@ -53,7 +54,7 @@ def written(document: Mapping[str, Any], job: Job | None = None) -> list[Problem
 
 
 def written_pool(document: Mapping[str, Any]) -> list[Problem]:
-    """As `written`, for a TrainingPool."""
+    """Return the problems of a TrainingPool, as `written` does for a job."""
     spec = document.get("spec")
     if not isinstance(spec, dict):
         return []
@@ -67,22 +68,22 @@ def written_pool(document: Mapping[str, Any]) -> list[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What the files have beside a job."""
+    """Objects in the files besides a job."""
 
     pools: Mapping[str, PoolSpec] = field(default_factory=dict)
     claim_templates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By name."""
+    """ResourceClaimTemplates by name."""
 
 
 def finished(job: Job, beside: Beside) -> list[Problem]:
-    """Problems of the pods, and notes, of a job that has no other errors."""
+    """Return problems of the pods, and notes, of a job that has no other errors."""
     notes = (Problem(note.path, note.message, note.severity) for note in notes_of(job, beside.claim_templates))
     pool = beside.pools.get(job.spec.pool or "")
     return [*_misspelt_pool(job, beside.pools), *_of_pods(job, pool), *notes]
 
 
 def _misspelt_pool(job: Job, pools: Mapping[str, PoolSpec]) -> Iterator[Problem]:
-    """The pool of a job may be on the cluster only; a similar name in the files is probably the right one."""
+    """Yield a warning if a pool in the files has a similar name. The pool of a job may be on the cluster only."""
     name = job.spec.pool
     if name and name not in pools and (near := similar(name, list(pools))):
         message = f"no TrainingPool in these files is named {name}, did you mean {near}?"
@@ -90,8 +91,9 @@ def _misspelt_pool(job: Job, pools: Mapping[str, PoolSpec]) -> Iterator[Problem]
 
 
 def beside_errors(document: Mapping[str, Any], wrong: Sequence[Problem]) -> list[Problem]:
-    """Problems of the pods of a job that has other errors, as far as these are not the reason: of fields with other
-    names, because a value that is left out may be missing elsewhere."""
+    """Return problems of the pods of a job that has other errors, without the consequences of these errors.
+
+    A value with an error is left out, so it may be missing elsewhere: problems of fields with its name are dropped."""
     if any(problem.path in ("spec.framework", "spec.roles", "kind", "apiVersion") for problem in wrong):
         return []  # little of what follows would be true
     reported = {name for problem in wrong for name in (_field(problem.path), problem.meant)}
@@ -106,12 +108,12 @@ def beside_errors(document: Mapping[str, Any], wrong: Sequence[Problem]) -> list
 
 
 def _field(path: str) -> str:
-    """`env` for `spec.roles.worker.env[0]`."""
+    """Return the field of a path: `env` for `spec.roles.worker.env[0]`."""
     return path.rpartition(".")[2].partition("[")[0]
 
 
 def _container(part: dict[str, Any], path: str, merged: Sequence[Manifest] | None) -> Iterator[Problem]:
-    """The spec, a role or a pool."""
+    """Yield problems of the spec, a role or a pool."""
     yield from schema.problems(part.get("resources"), "ResourceRequirements", f"{path}.resources")
     if (content := part.get("template")) is not None:
         yield from schema.problems(content, "PodTemplateSpec", f"{path}.template", merged)
@@ -187,7 +189,7 @@ OTHER_JOBS = frozenset({"PyTorchJob", "TFJob", "MPIJob", "JAXJob", "TrainJob", "
 
 
 def misspelt_kind(document: Mapping[str, Any]) -> Problem | None:
-    """The problem of a document whose kind is probably meant as one of ours."""
+    """Return the problem of a document whose kind is probably a misspelt kind of allranks; None for other kinds."""
     kind = str(document.get("kind"))
     ours = (KIND, POOL, SWEEP)
     if kind in ours:
@@ -200,7 +202,7 @@ def misspelt_kind(document: Mapping[str, Any]) -> Problem | None:
 
 
 def instead_of_jobs(kinds: list[str]) -> str:
-    """What to say of input that has no job but documents of these kinds."""
+    """Return the message for input that has no job but documents of these kinds."""
     if not kinds:
         return f"contains no {KIND}"
     listed = ", ".join(dict.fromkeys(kinds))

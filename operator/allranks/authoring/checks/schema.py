@@ -51,20 +51,20 @@ class Kubernetes(NamedTuple):
     types: dict[str, dict[str, Any]]
 
     def fields(self, kind: str) -> dict[str, str]:
-        """Field -> type of a type such as `PodSpec`; empty for scalars."""
+        """Return the fields of a type such as `PodSpec` with their types; empty for scalars."""
         fields: dict[str, str] = self.types.get(kind, {}).get("fields", {})
         return fields
 
 
 @cache
 def kubernetes() -> Kubernetes:
-    """Reads the file once."""
+    """Return the types in `pod_schema.json`, which is read once."""
     document = json.loads(files(__package__).joinpath("pod_schema.json").read_text())
     return Kubernetes(".".join(document["kubernetes"].split(".")[:2]), document["types"])
 
 
 def problems(value: Any, kind: str, path: str, merged: Sequence[Any] | None = None) -> Iterator[Problem]:
-    """Everything wrong in `value`, a value of the type `kind` such as `PodTemplateSpec`.
+    """Yield everything wrong in `value`, a value of the type `kind` such as `PodTemplateSpec`.
 
     `merged`: the same part in the results of merging all layers of the manifest; a required field that a layer does not
     have may come from another one. Without it, `value` must be complete.
@@ -95,7 +95,7 @@ def _list(value: Any, item: str, path: str, merged: list[Any]) -> Iterator[Probl
 
 
 def _same_items(element: Any, index: int, key: str | None, merged: list[Any]) -> list[Any]:
-    """The items of the merged lists that hold `element`."""
+    """Return the items of the merged lists that hold `element`."""
     matching = []
     for items in merged:
         if not isinstance(items, list):
@@ -200,7 +200,7 @@ _MIN_MEMORY = 1024 * 1024
 
 
 def quantity_problems(path: str, name: str, amount: Any) -> Iterator[Problem]:
-    """An amount at `path`. `name`: the resource or the field that it belongs to, for the advice."""
+    """Yield problems of an amount at `path`. `name`: the resource or the field that it belongs to, for the advice."""
     if isinstance(amount, bool) or not isinstance(amount, int | float | str):
         return  # a matter of types
     try:
@@ -217,7 +217,7 @@ def quantity_problems(path: str, name: str, amount: Any) -> Iterator[Problem]:
 
 
 def resource_names(path: str, resources: dict[str, Any]) -> Iterator[Problem]:
-    """The names in the `limits` and `requests` of one container."""
+    """Yield problems of the names in the `limits` and `requests` of one container."""
     for part in ("limits", "requests"):
         amounts = resources.get(part)
         for name in amounts if isinstance(amounts, dict) else ():
@@ -225,7 +225,7 @@ def resource_names(path: str, resources: dict[str, Any]) -> Iterator[Problem]:
 
 
 def is_bytes(name: str) -> bool:
-    """Whether amounts of it are bytes."""
+    """Return whether amounts of a resource or field are bytes."""
     return _BYTES.fullmatch(name) is not None
 
 
