@@ -339,14 +339,11 @@ def drop(value: Any, path: Sequence[int | str]) -> None:
     """Remove the value at `path`, or the nearest one above it that exists: an object without a required field."""
     steps: list[tuple[Any, int | str]] = []
     for step in path:
-        if not (step in value if isinstance(value, dict) else _has(value, step)):
+        is_item = isinstance(value, list) and isinstance(step, int) and step < len(value)
+        if not is_item and not (isinstance(value, dict) and step in value):
             break
         steps.append((value, step))
         value = value[step]
     if steps:
         container, step = steps[-1]
         del container[step]
-
-
-def _has(value: Any, step: int | str) -> bool:
-    return isinstance(value, list) and isinstance(step, int) and step < len(value)

@@ -335,10 +335,10 @@ def _problems(error: InvalidManifest, *, generated: bool = False) -> list[Proble
     ]
 
 
-def _without_repetition(problems: list[Problem], more: list[Problem]) -> list[Problem]:
-    """Return both lists, without problems of `more` at fields that have a problem already."""
+def _without_repetition(problems: list[Problem], further: list[Problem]) -> list[Problem]:
+    """Return both lists, without problems of `further` at fields that have a problem already."""
     reported = {problem.path for problem in problems}
-    return [*problems, *(problem for problem in more if problem.path not in reported)]
+    return [*problems, *(problem for problem in further if problem.path not in reported)]
 
 
 def _checked_pool(document: Any) -> Pool:

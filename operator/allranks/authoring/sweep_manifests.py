@@ -51,8 +51,8 @@ def load_sweep(document: dict[str, Any], shipping: Shipping, file: str) -> tuple
     except InvalidManifest as error:
         wrong = [Problem(*problem) for problem in error.problems]
         reported = {problem.path for problem in wrong}
-        more = checks.written(inner) if inner is not None else []
-        return None, [*wrong, *(problem for problem in map(_placed, more) if problem.path not in reported)]
+        further = checks.written(inner) if inner is not None else []
+        return None, [*wrong, *(problem for problem in map(_placed, further) if problem.path not in reported)]
     job = parse(inner)
     of_job = [Problem(*problem) for problem in pods.problems(job)]
     of_job += checks.written(inner or {}, None if of_job else job)

@@ -83,8 +83,8 @@ def compressed(text: str, room: int) -> bytes:
 def decompressed(data: bytes) -> str:
     """Return the text of compressed data. Raise ValueError if the data is no output of `compressed`."""
     try:
-        more = zlib.decompressobj(zlib.MAX_WBITS | 16)
-        return more.decompress(data, 4 * MAX_CHARACTERS + 65_536).decode("utf-8", "replace")
+        decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        return decompressor.decompress(data, 4 * MAX_CHARACTERS + 65_536).decode("utf-8", "replace")
     except zlib.error as error:
         raise ValueError(f"the differences cannot be read: {error}") from error
 

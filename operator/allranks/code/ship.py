@@ -60,7 +60,7 @@ async def create_with_code(
     except (ClusterError, asyncio.CancelledError) as error:
         unused = error.uncertain is False if isinstance(error, ClusterError) else not sent
         if created and unused and not dry_run:
-            await _discard(cluster, created)
+            await _delete(cluster, namespace, created["metadata"])
         raise
     if dry_run:
         return job
@@ -171,11 +171,6 @@ async def _other_users(cluster: Cluster, job: Manifest) -> list[Manifest]:
         return []
     items: list[Manifest] = listed.get("items") or []
     return [item for item in items if config_map_of(item) == name and item["metadata"]["uid"] != metadata["uid"]]
-
-
-async def _discard(cluster: Cluster, created: Manifest) -> None:
-    metadata = created["metadata"]
-    await _delete(cluster, metadata["namespace"], metadata)
 
 
 async def _sweep(cluster: Cluster, namespace: str) -> None:

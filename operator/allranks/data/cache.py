@@ -118,9 +118,9 @@ class Cache:
                 total -= size
         free = shutil.disk_usage(self.root).free - RESERVE
         if needed - staged > free:
-            missing, has = text_size(needed - staged), text_size(max(0, free))
+            missing, available = text_size(needed - staged), text_size(max(0, free))
             raise DiskFullError(
-                f"{uri}: the disk is full: {missing} are needed, and {has} are free for {self.root}: {self._cure}"
+                f"{uri}: the disk is full: {missing} are needed, and {available} are free for {self.root}: {self._cure}"
             )
 
     def _stored(self) -> Iterator[tuple[str, float, int]]:

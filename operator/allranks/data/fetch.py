@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from allranks.data.cache import Cache, Entry, Staging, tree_sum
 from allranks.data.download import Download
@@ -22,7 +23,7 @@ from allranks.data.tries import Tries
 from allranks.errors import DataError
 from allranks.text import size as text_size
 
-Any_Source = Source | TreeSource
+AnySource = Source | TreeSource
 LONGEST_REVISION = 128
 """Characters: the length that the status of a job has for it."""
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -59,7 +60,7 @@ class NoReport:
     def added(self, count: int) -> None: ...
 
 
-def connect(uri: str) -> Any_Source:
+def connect(uri: str) -> AnySource:
     """Return the source of `uri`. Raise DataError if a package is missing, or nothing can fetch it."""
     scheme = uri.partition("://")[0]
     if scheme in ("http", "https"):
@@ -78,7 +79,7 @@ def fetch(
     cache: Cache,
     report: Report | None = None,
     *,
-    connect: Callable[[str], Any_Source] = connect,
+    connect: Callable[[str], AnySource] = connect,
     tries: Tries | None = None,
 ) -> Result:
     """Fetch an input into the cache. Raise DataError.
@@ -96,7 +97,7 @@ def fetch(
         return Result(cached, cached=True)
     report.resolved(listing.revision, listing.size)
     with _disk_errors(uri), cache.exclusive(uri, pin) as staging:
-        if staging.published and (cached := _cached_meanwhile(cache, staging)):
+        if staging.published and (cached := cache.read(staging.target.name)):  # by another process
             return Result(cached, cached=True)
         cache.make_room(uri, listing.size, min(staging.bytes, listing.size))
         staging.make()
@@ -136,12 +137,7 @@ def _cached(cache: Cache, uri: str, pin: str) -> Entry | None:
     return lease.entry
 
 
-def _cached_meanwhile(cache: Cache, staging: Staging) -> Entry | None:
-    """Return the entry that another process published while this one waited for the lock."""
-    return cache.read(staging.target.name)
-
-
-def _resolve(source: Any_Source, spec: InputSpec, tries: Tries) -> Listing:
+def _resolve(source: AnySource, spec: InputSpec, tries: Tries) -> Listing:
     listing = _shortened(tries.until_done(lambda: source.resolve(spec.revision), spec.uri))
     if spec.revision and not source.branches and not spec.sha256 and listing.revision != spec.revision:
         raise DataError(
@@ -157,7 +153,7 @@ def _shortened(listing: Listing) -> Listing:
     return replace(listing, revision=f"long:{hashlib.sha256(listing.revision.encode()).hexdigest()}")
 
 
-def _fill(source: Any_Source, listing: Listing, staging: Staging, report: Report, tries: Tries) -> dict[str, str]:
+def _fill(source: AnySource, listing: Listing, staging: Staging, report: Report, tries: Tries) -> dict[str, str]:
     """Fetch all files into the staging directory. Return name -> SHA-256."""
     if isinstance(source, GitSource):
         staging.discard()  # git cannot resume
@@ -189,7 +185,7 @@ def _remove_others(directory: Path, names: set[str]) -> None:
                 path.unlink()
 
 
-def _check_unchanged(source: Any_Source, spec: InputSpec, listing: Listing, staging: Staging, tries: Tries) -> None:
+def _check_unchanged(source: AnySource, spec: InputSpec, listing: Listing, staging: Staging, tries: Tries) -> None:
     """Raise ChangedError if a store without commits changed during the fetch: its files may not belong together."""
     if source.branches or listing.revision.startswith(UNKNOWN) or spec.sha256:
         return
@@ -209,19 +205,15 @@ def _sums(directory: Path, report: Report) -> Iterator[tuple[str, str]]:
             yield path.relative_to(directory).as_posix(), digest.hexdigest()
 
 
-class _disk_errors:
-    """A context in which errors of the cache's directory become DataError."""
-
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, OSError) and error.errno in _NOT_WRITABLE and error.filename:
-            raise DataError(f"{self._uri}: the cache of inputs cannot be written: {error}") from error
-        if isinstance(error, OSError):
-            raise explain(error, self._uri) from error
+@contextlib.contextmanager
+def _disk_errors(uri: str) -> Iterator[None]:
+    """Turn errors of the cache's directory into DataError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NOT_WRITABLE and error.filename:
+            raise DataError(f"{uri}: the cache of inputs cannot be written: {error}") from error
+        raise explain(error, uri) from error
 
 
 def summary(result: Result) -> str:

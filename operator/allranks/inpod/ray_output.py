@@ -33,7 +33,7 @@ class Output(Stderr):  # type: ignore[misc]
 
     def __init__(self, pipe: int) -> None:
         super().__init__(pipe)
-        self._own, self._line = b"", b""
+        self._program_lines, self._line = b"", b""
         self._others_follow = False
 
     def read_all(self) -> None:
@@ -52,17 +52,17 @@ class Output(Stderr):  # type: ignore[misc]
         if text.strip():
             self._others_follow = others
         if not others:
-            self._own = (self._own + text + b"\n")[-KEPT:]
+            self._program_lines = (self._program_lines + text + b"\n")[-KEPT:]
 
     def report(self, code: int) -> str:
         """Return the last lines of the log of a program that failed; empty if it has nothing to add to the log."""
         others_follow = self._others_follow
         if self._line:
             self._keep_line(self._line)
-        if failed := failed_rank(self._own.decode(errors="replace")):
+        if failed := failed_rank(self._program_lines.decode(errors="replace")):
             rank, text = failed
             return str(format_report(Failure("", rank, code, time.time(), end_of(text.encode()))))
-        return f"{PROGRAM_LINES}{end_of(self._own)}" if others_follow and self._own.strip() else ""
+        return f"{PROGRAM_LINES}{end_of(self._program_lines)}" if others_follow and self._program_lines.strip() else ""
 
 
 def failed_rank(text: str) -> tuple[int, str] | None:

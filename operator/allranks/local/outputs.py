@@ -56,7 +56,7 @@ class LocalOutputs:
         checkpoints.
 
         `on_change` is called when an upload ends."""
-        self._job, self._given, self._claims, self._run_dir = job, volumes, claims, run_dir
+        self._job, self._volumes, self._claims, self._run_dir = job, volumes, claims, run_dir
         self._environ, self._on_change, self._checkpoints = environ, on_change, checkpoints
         self._outputs = {item.name: item for item in job.spec.outputs or ()}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -227,12 +227,12 @@ class LocalOutputs:
 
     def _to(self, item: Output) -> str:
         """Return the address, or the directory of this machine that takes its place."""
-        if item.name in self._given:
-            return str(self._given[item.name])
+        if item.name in self._volumes:
+            return str(self._volumes[item.name])
         if item.scheme != "claim":
             return item.to
         claim, below = self._claim(item)
-        directory = self._given.get(claim) or self._claims.setdefault(claim, self._run_dir / "volumes" / claim)
+        directory = self._volumes.get(claim) or self._claims.setdefault(claim, self._run_dir / "volumes" / claim)
         return str(directory.absolute() / below)
 
     def _claim(self, item: Output) -> tuple[str, str]:

@@ -207,12 +207,9 @@ def instead_of_jobs(kinds: list[str]) -> str:
         return f"contains no {KIND}"
     listed = ", ".join(dict.fromkeys(kinds))
     if other := next((kind for kind in kinds if kind in OTHER_JOBS), None):
+        article = "an" if other.startswith("MPI") else "a"
         return (
-            f"contains no {KIND}, only {listed}: `allranks convert FILE > job.yaml` converts {_article(other)} {other} "
+            f"contains no {KIND}, only {listed}: `allranks convert FILE > job.yaml` converts {article} {other} "
             f"and comments on each line that means something else ({MIGRATION})"
         )
     return f"contains no {KIND}, only {listed}"
-
-
-def _article(kind: str) -> str:
-    return "an" if kind.startswith("MPI") else "a"
