@@ -103,7 +103,7 @@ def template_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
     try:
         validation.parse(inner)
     except InvalidManifest as error:
-        # The name is that of the sweep, whose own rule is stricter.
+        # The job has the name of the sweep, whose own rule is stricter.
         yield from ((in_template(path), text) for path, text in error.problems if path != "metadata.name")
 
 

@@ -176,27 +176,26 @@ def _beside(file: Path, module: str) -> Iterator[Path]:
 
 # --- the job, loaded --------------------------------------------------------------------------------------------------
 
-Additions = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
-"""(arguments, variables) of the command line."""
+_FRAMEWORK_PATHS = ("framework", "spec.framework")
 
 
 def load_script(
     script: str,
     sets: Sequence[str],
-    additions: Additions,
+    *,
+    arguments: Sequence[str],
+    env: Sequence[tuple[str, str]],
     replicas: int,
     gpus: int,
     framework: str | None,
     workdir: Path,
     save: Path | None,
-    *,
     ships: bool,
 ) -> tuple[Loaded, list[str]]:
     """Return the script's job and notes on it, and write its manifest to `save`.
 
     `ships`: the code in `workdir` is shipped. Raise InvalidManifest, CannotRun, or InvalidOption for a wrong framework.
     """
-    arguments, env = additions
     framework = _framework_of_script(framework, sets)
     if ships:
         script = _inside(script, workdir)
@@ -237,9 +236,6 @@ def _framework_of_script(option: str | None, sets: Sequence[str]) -> str | None:
     if option not in (None, values[-1]):
         raise InvalidOption(f"--framework {option} and --set framework={values[-1]} differ: specify one of them.")
     return values[-1]
-
-
-_FRAMEWORK_PATHS = ("framework", "spec.framework")
 
 
 def _save(file: Path, document: dict[str, Any]) -> None:

@@ -25,9 +25,9 @@ RANK = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "JAX_PROCESS_ID", "ALLRA
 UNUSABLE = 78
 """Exit status if the function cannot be loaded in this Python (EX_CONFIG of sysexits.h). Another try does not help."""
 VALUE_BYTES, FURTHER_VALUE_BYTES, VALUE_RANKS = 1_048_576, 65_536, 64
-"""The same as in allranks.telemetry.outcomes: of the value of rank 0, of a further rank, and how many ranks."""
+"""Limits as in allranks.telemetry.outcomes: value of rank 0, value of a further rank, number of ranks."""
 ERROR_BYTES = 131_072
-"""The same of an exception with its traceback."""
+"""Limit of an exception with its traceback, as in allranks.telemetry.outcomes."""
 TRACEBACK_CHARACTERS = 16_384
 VALUE_SECONDS, ERROR_SECONDS = 600.0, 10.0
 """Longest time for the operator. An exception must not delay the end of its rank, which the others wait for."""
@@ -123,7 +123,7 @@ def load(payload: Path) -> Any:
             if not Path(name).exists():  # a traceback shows its lines all the same
                 linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         if (sent := payload.parent / "python").is_dir():
-            sys.path.insert(0, str(sent))  # the cloudpickle of the sender: that of the image may not read its pickles
+            sys.path.insert(0, str(sent))  # the cloudpickle of the sender: another one may not read its pickles
         sys.path += [path for path in (*header["path"], str(Path.cwd())) if path not in sys.path]
         try:
             return pickle.load(file)

@@ -25,7 +25,7 @@ class Unusable(Exception):
 
 
 def copy(source: Path, target: Path, name: str, step: int | None = None) -> str:
-    """Copy all checkpoints, or those of one step. Return what was done. Raise Unusable and OSError.
+    """Copy all checkpoints, or the ones of one step. Return a sentence about it. Raise Unusable and OSError.
 
     A folder that has checkpoints already stays as it is: the job continues from its own.
     """

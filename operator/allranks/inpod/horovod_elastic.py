@@ -2,7 +2,7 @@
 
 This program is the agent in each worker pod. It polls the driver, which runs in the first worker, starts the ranks that
 the driver assigns to it, and reports their exit codes. A pod with a failed rank ends with the exit code of that rank
-(128 + n for a signal), so that the operator replaces it. The other ranks continue and add those of the new pod.
+(128 + n for a signal), so that the operator replaces it. The other ranks continue and add the ranks of the new pod.
 
 Reads HOROVOD_GLOO_RENDEZVOUS_ADDR/PORT HOROVOD_HOSTNAME HOROVOD_LOCAL_SIZE ALLRANKS_INDEX, and in the first worker
 ALLRANKS_HOROVOD_MIN/MAX/WORKERS/WAIT_SECONDS. Needs only the standard library and Horovod's

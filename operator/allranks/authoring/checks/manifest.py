@@ -164,7 +164,7 @@ def _of_pod(job: Job, pod: Manifest) -> Iterator[Problem]:
 
 
 def _of_container(written: Manifest, merged: Manifest, volumes: list[str], path: str) -> Iterator[Problem]:
-    if not merged.get("image"):  # that of the training container is checked before
+    if not merged.get("image"):  # the image of the training container is checked before
         yield Problem(
             f"{path}.image", f"an image is needed: container {merged['name']} runs beside the training container"
         )

@@ -193,12 +193,13 @@ def run(
                 loaded, texts = load_script(
                     script,
                     sets,
-                    additions,
-                    replicas or 1,
-                    gpus or 0,
-                    framework,
-                    code or workdir,
-                    save,
+                    arguments=additions[0],
+                    env=additions[1],
+                    replicas=replicas or 1,
+                    gpus=gpus or 0,
+                    framework=framework,
+                    workdir=code or workdir,
+                    save=save,
                     ships=bool(code),
                 )
             except InvalidOption as error:
