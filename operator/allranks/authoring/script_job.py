@@ -11,14 +11,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from allranks.api.job import API_VERSION, KIND
 from allranks.authoring.manifest_files import did_you_mean
-from allranks.authoring.manifests import Loaded, load_documents
-from allranks.authoring.yaml_text import dump
 from allranks.errors import CannotRun, InvalidManifest, InvalidOption
 from allranks.frameworks import FRAMEWORKS
+
+if TYPE_CHECKING:
+    from allranks.authoring.manifests import Loaded
 
 MAX_MODULES = 100
 """Modules beside the script that are read at most, to find out what it imports."""
@@ -196,6 +197,9 @@ def load_script(
 
     `ships`: the code in `workdir` is shipped. Raise InvalidManifest, CannotRun, or InvalidOption for a wrong framework.
     """
+    # The loader imports all checks, which a program that uses the other functions of this file does not need.
+    from allranks.authoring.manifests import load_documents
+
     framework = _framework_of_script(framework, sets)
     if ships:
         script = _inside(script, workdir)
@@ -240,6 +244,8 @@ def _framework_of_script(option: str | None, sets: Sequence[str]) -> str | None:
 
 def _save(file: Path, document: dict[str, Any]) -> None:
     """Write a new file. Raise CannotRun if it exists or cannot be written."""
+    from allranks.authoring.yaml_text import dump
+
     try:
         with file.open("x", encoding="utf-8") as out:
             out.write(dump([document]))
