@@ -2,6 +2,7 @@
 
 AllranksError
  ├─ InvalidManifest     the manifest violates the schema or a rule; lists every problem with its field path
+ ├─ InvalidOption       options of the command line contradict each other, or name something that does not exist
  ├─ CannotRun           this machine does not have what the job needs
  ├─ CannotPickle        a function or its argument cannot be sent to the ranks
  ├─ CannotShip          a directory of code cannot be sent to the ranks: too large, no files
@@ -15,7 +16,7 @@ AllranksError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class AllranksError(Exception):
@@ -25,12 +26,20 @@ class AllranksError(Exception):
 class InvalidManifest(AllranksError):
     """A manifest that the API server would reject too."""
 
-    def __init__(self, problems: Sequence[tuple[str, str]], source: str = "") -> None:
+    def __init__(
+        self, problems: Sequence[tuple[str, str]], source: str = "", meant: Mapping[str, str] | None = None
+    ) -> None:
         self.problems = list(problems)
         """(field path such as `spec.roles.worker.replicas`, message), in the order of the manifest."""
         self.source = source
         """File and object from which it was read."""
+        self.meant = dict(meant or {})
+        """Path of an unknown field -> the field that it is probably meant to be."""
         super().__init__("\n".join(f"{path}: {message}" if path else message for path, message in self.problems))
+
+
+class InvalidOption(AllranksError):
+    """Nothing was started, because options of the command line are wrong."""
 
 
 class CannotRun(AllranksError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from allranks.core.facts.stack_requests import ANNOTATION, new_request, stack_dump_id
-from allranks.report.client import why
+from allranks.report.client import reason_for
 from support.job_api import JobApi
 from support.sweep_samples import a_sweep, trial_of, with_gpu_time
 from support.ui_samples import event, stamp
@@ -33,7 +33,7 @@ def answer_with_stacks(api: JobApi, request: str = "") -> None:
         request = new_request(job["status"]["attempt"], datetime.now(UTC), 7)
         api.put({**job, "metadata": {**job["metadata"], "annotations": {ANNOTATION: request}}})
     for place, where in enumerate(("all_reduce", "all_reduce", "load_batch")):
-        reason = why(stack_dump_id(request, 1))
+        reason = reason_for(stack_dump_id(request, 1))
         text = (
             f"allranks: rank {place} (pod penguins-worker-{place}-1): stacks, asked for because {reason}\n"
             "Thread MainThread (most recent call first):\n"

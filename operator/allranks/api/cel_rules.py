@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from allranks.api.data_rules import CHECKPOINT_OUTPUTS
 from allranks.fields import Rule
 from allranks.frameworks.base import Framework
 
@@ -164,6 +163,119 @@ PACKAGES = (
     ),
 )
 
+_DATA_PATH = (
+    Rule(
+        rule="self.path != '/' && !self.path.matches('(^|/)[.][.]?(/|$)') && !self.path.contains(':')",
+        message="must be a directory below /, without ':' and without . or .. as a part",
+        field=".path",
+    ),
+)
+
+_STREAM = "has(self.mode) && self.mode == 'Stream'"
+
+INPUT = (
+    Rule(
+        rule=f"!has(self.path) || ({_DATA_PATH[0].rule})",
+        message=_DATA_PATH[0].message,
+        field=".path",
+    ),
+    Rule(
+        rule=f"has(self.path) || ({_STREAM})",
+        message="must be set: the directory in which the pods find the data",
+        field=".path",
+    ),
+    Rule(
+        rule=f"!has(self.path) || !({_STREAM})",
+        message="mode: Stream has no directory: remove path. The program reads the address from ALLRANKS_INPUT_NAME",
+        field=".path",
+    ),
+    Rule(
+        rule="self.from.matches('^((s3|gs|az)://[^/]+(/.+)?|https?://[^/]+/.+|git[+]https?://[^/]+/.+|"
+        "hf://((datasets|models)/)?[^/]+/.+|claim://[^/]+(/.+)?|image://.+)$')",
+        message="must be s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, https://HOST/FILE, "
+        "hf://datasets/OWNER/NAME, hf://models/OWNER/NAME, git+https://HOST/REPOSITORY, claim://CLAIM/DIRECTORY or "
+        "image://REFERENCE",
+        field=".from",
+    ),
+    Rule(
+        rule="!self.from.matches('://[^/]*@|[?&](X-Amz-|sig=|token=)')",
+        message="must not contain credentials, which everybody who can read the job could use: name a Secret with them "
+        "in secret",
+        field=".from",
+    ),
+    Rule(
+        rule="!self.from.matches('^(claim|s3|gs|az|hf)://') || !self.from.matches('/[.][.]?(/|$)')",
+        message="must not have . or .. as a part",
+        field=".from",
+    ),
+    Rule(
+        rule="!has(self.mode) || (self.mode == 'Mount') == self.from.matches('^(claim|image)://')",
+        message="must be Mount for claim:// and image://, which are volumes, and Copy or Stream for all others",
+        field=".mode",
+    ),
+    Rule(
+        rule=f"!({_STREAM}) || !self.from.startsWith('git+')",
+        message="must be Copy for git+https://, whose files cannot be read one by one",
+        field=".mode",
+    ),
+    Rule(
+        rule=f"!({_STREAM}) || !has(self.sha256)",
+        message="cannot be checked with mode: Stream, because the program reads the data itself: set revision instead",
+        field=".sha256",
+    ),
+    Rule(
+        rule="!self.from.matches('^(claim|image)://') || !(has(self.secret) || has(self.revision) || has(self.sha256))",
+        message="claim:// and image:// are volumes, which have no secret, revision or sha256: remove these",
+        field=".from",
+    ),
+    Rule(
+        rule="!(has(self.revision) && has(self.sha256))",
+        message="set revision or sha256, not both: each of them determines the data",
+        field=".sha256",
+    ),
+)
+
+INPUT_CACHE = (
+    Rule(
+        rule=f"!has(self.hostPath) || ({_DATA_PATH[0].rule.replace('self.path', 'self.hostPath')})",
+        message=_DATA_PATH[0].message,
+        field=".hostPath",
+    ),
+)
+"""Rules of `spec.inputCache` of a TrainingPool."""
+
+OUTPUT = (
+    *_DATA_PATH,
+    Rule(
+        rule="self.to.matches('^((s3|gs|az)://[^/]+/.+|claim://[^/]+(/.+)?)$')",
+        message="must be s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or claim://CLAIM/DIRECTORY",
+        field=".to",
+    ),
+    Rule(
+        rule="!self.to.matches('/[.][.]?(/|$)')",
+        message="must not have . or .. as a part",
+        field=".to",
+    ),
+)
+
+CHECKPOINT_OUTPUTS = (
+    Rule(
+        rule="!has(self.outputs) || self.outputs.all(o, o.when != 'Checkpoint' || "
+        "(has(self.checkpoint) && o.path == self.checkpoint.path && (has(self.progress) || has(self.hang))))",
+        message="when: Checkpoint uploads the checkpoints that the program reports: set checkpoint, and progress or "
+        "hang, and choose the path of checkpoint",
+        field=".outputs",
+    ),
+)
+"""Rules of the spec of a job."""
+
+DATA_NAMES = (
+    Rule(
+        rule="self.all(a, self.exists_one(b, b.name == a.name))",
+        message="two of them have the same name: choose another one",
+    ),
+)
+
 REMOVE_ANY = "remove any of "
 """Stands before a list of variables in a message. `allranks validate` names only those that are set."""
 
@@ -191,7 +303,7 @@ FIXED = (Rule(rule="self == oldSelf", message=_NEW_JOB),)
 
 
 def _fixed(*names: str) -> tuple[Rule, ...]:
-    """Rules that belong to the object with these fields, not to the spec.
+    """Return rules that belong to the object with these fields, not to the spec.
 
     The API server evaluates every rule at every update, also of status, and the cost of reading a field grows with the
     number of fields of the object that carries the rule.
@@ -224,7 +336,7 @@ ROLES = (
 
 
 def _of_role(role: str, framework: Framework, path: str, field: str) -> Iterable[Rule]:
-    """One framework's limits and reserved variables for one of its roles. `path`: the role in CEL."""
+    """Yield one framework's limits and reserved variables for one of its roles. `path`: the role in CEL."""
     most = framework.roles[role].max_replicas
     if most is not None:
         yield Rule(
@@ -246,7 +358,7 @@ def _reserved(framework: Framework, path: str, field: str) -> Rule:
 
 
 def _of_every_role(framework: Framework) -> Rule:
-    """The reserved variables of a framework with roles of any name."""
+    """Return the reserved variables of a framework with roles of any name."""
     inside = _reserved(framework, "self.roles[r]", ".roles")
     return inside.model_copy(update={"rule": f"self.roles.all(r, {inside.rule})"})
 
@@ -256,7 +368,7 @@ def _roles(frameworks: Mapping[str, Framework]) -> list[str]:
 
 
 def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
-    """The rules of `spec`: `self` is the spec."""
+    """Return the rules of `spec`: `self` is the spec."""
     return (
         *(rule for framework in frameworks.values() for rule in _of_framework(framework)),
         *(rule for role in _roles(frameworks) for rule in _not_of_every(role, frameworks)),
@@ -285,7 +397,7 @@ def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
 
 
 def _of_framework(framework: Framework) -> Iterable[Rule]:
-    """Rules for one framework: its options, its own rules, and the limits of its roles."""
+    """Yield rules for one framework: its options, its own rules, and the limits of its roles."""
     yield Rule(
         rule=f"!has(self.{framework.name}) || self.framework == '{framework.name}'",
         message="does not match framework: remove it or change framework",
@@ -315,7 +427,7 @@ def _not_of_every(role: str, frameworks: Mapping[str, Framework]) -> Iterable[Ru
 
 
 def _unknown_roles(frameworks: Mapping[str, Framework]) -> Rule:
-    """`allranks validate` finds each unknown role by its name before."""
+    """Return the rule against unknown roles. `allranks validate` reports each one by its name before."""
     roles = _roles(frameworks)
     return Rule(
         rule=f"self.framework in {_list(_any_role(frameworks))} || self.roles.all(r, r in {_list(roles)})",
@@ -351,7 +463,7 @@ def _elastic(frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
 
 
 def pool(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
-    """The rules of a TrainingPool's `spec`. A pool may serve jobs of every framework."""
+    """Return the rules of a TrainingPool's `spec`. A pool may serve jobs of every framework."""
     reserved: set[str] = set()
     rules = []
     for framework in frameworks.values():
@@ -371,7 +483,7 @@ def pool(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
 
 
 def _joined(names: list[str]) -> str:
-    """`a, b and c`."""
+    """Return `a, b and c`."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 

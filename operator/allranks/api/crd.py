@@ -6,6 +6,7 @@ Kubernetes wants a *structural* schema: no references, no unions but int-or-stri
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,11 +17,11 @@ from pydantic import BaseModel
 
 from allranks.api import cel_rules, job, pool, sweep
 from allranks.api.job import API_VERSION, GROUP, VERSION
-from allranks.api.merged_rules import RULES, merged
 from allranks.api.status import Status
 from allranks.api.sweep_status import SweepStatus
 from allranks.fields import Rule
 
+RULES = "x-kubernetes-validations"
 Schema = dict[str, Any]
 Column = tuple[str, str, str, str, int]
 """(name, type, JSON path, description, priority: 1 is only shown by `kubectl get -o wide`)"""
@@ -172,7 +173,7 @@ RESOURCES: Mapping[str, Resource] = {
 
 
 def crd(kind: str = job.KIND) -> Schema:
-    """The CustomResourceDefinition as JSON."""
+    """Return the CustomResourceDefinition as JSON."""
     resource = RESOURCES[kind]
     columns = [
         {"name": name, "type": kind, "jsonPath": path, "description": text} | ({"priority": prio} if prio else {})
@@ -207,7 +208,7 @@ def crd(kind: str = job.KIND) -> Schema:
 
 @cache
 def root_schema(kind: str = job.KIND) -> Schema:
-    """The structural schema of the whole object."""
+    """Return the structural schema of the whole object."""
     resource = RESOURCES[kind]
     status = {}
     if resource.status:
@@ -230,7 +231,8 @@ def root_schema(kind: str = job.KIND) -> Schema:
 
 
 def _spec(resource: Resource) -> Schema:
-    """The schema of a sweep contains that of the job, without rules for changes: the template cannot be changed."""
+    """Return the schema of the spec. A sweep contains the schema of the job without rules for changes, because its
+    template cannot be changed."""
     schema = structural(resource.spec.model_json_schema(by_alias=True))
     if resource.kind == sweep.KIND:
         template = schema["properties"]["template"]["properties"]
@@ -251,7 +253,7 @@ def _without_rules_for_changes(schema: Schema) -> Schema:
 
 
 def structural(schema: Schema) -> Schema:
-    """Turns pydantic's JSON schema into a structural one."""
+    """Turn pydantic's JSON schema into a structural one."""
     definitions: dict[str, Schema] = schema.get("$defs", {})
     return _convert({key: value for key, value in schema.items() if key != "$defs"}, definitions)
 
@@ -294,7 +296,7 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _resolve(node: Schema, definitions: dict[str, Schema]) -> Schema:
-    """Follows references, and removes `null` from unions because Kubernetes represents None by an absent field."""
+    """Follow references, and remove `null` from unions: Kubernetes represents None by an absent field."""
     while True:
         if "$ref" in node:
             target = definitions[node["$ref"].rsplit("/", 1)[1]]
@@ -316,7 +318,7 @@ def _int_or_string(out: Schema, choices: list[Schema]) -> Schema:
 
 
 def _without_defaults(schema: Schema) -> Schema:
-    """The schema without defaults. The operator writes the whole status, so a default could only be wrong."""
+    """Return the schema without defaults. The operator writes the whole status, so a default could only be wrong."""
     out = {key: value for key, value in schema.items() if key not in ("default", "x-default")}
     if "properties" in out:
         out["properties"] = {name: _without_defaults(child) for name, child in out["properties"].items()}
@@ -326,29 +328,97 @@ def _without_defaults(schema: Schema) -> Schema:
     return out
 
 
-def main() -> None:
-    """Prints the CRDs of the named kinds, or of all kinds, as YAML."""
-    import yaml
-
-    print("# Generated from operator/allranks/api by `make generate`. Do not edit.")
-    kinds = sys.argv[1:] or RESOURCES
-    print(yaml.safe_dump_all([crd(kind) for kind in kinds], sort_keys=False, width=140), end="")
-
-
-def differences(wanted: dict[str, Any], installed: dict[str, Any], path: str) -> Iterator[str]:
-    """Paths of fields, and of values of enumerations, that are in `wanted` alone."""
+def differences(expected: dict[str, Any], installed: dict[str, Any], path: str) -> Iterator[str]:
+    """Yield paths of fields, and of values of enumerations, that are in `expected` alone."""
     if installed.get("x-kubernetes-preserve-unknown-fields"):
         return
-    if "enum" in wanted and "enum" in installed:
-        yield from (f"{path}={value}" for value in wanted["enum"] if value not in installed["enum"])
-    for name, child in wanted.get("properties", {}).items():
+    if "enum" in expected and "enum" in installed:
+        yield from (f"{path}={value}" for value in expected["enum"] if value not in installed["enum"])
+    for name, child in expected.get("properties", {}).items():
         if name not in installed.get("properties", {}):
             yield f"{path}.{name}"
         else:
             yield from differences(child, installed["properties"][name], f"{path}.{name}")
     for inner in ("items", "additionalProperties"):
-        if isinstance(wanted.get(inner), dict) and isinstance(installed.get(inner), dict):
-            yield from differences(wanted[inner], installed[inner], f"{path}[]")
+        if isinstance(expected.get(inner), dict) and isinstance(installed.get(inner), dict):
+            yield from differences(expected[inner], installed[inner], f"{path}[]")
+
+
+# --- merged rules -----------------------------------------------------------------------------------------------------
+
+# The API server evaluates all CEL rules of an object at every status write, and reading a field of `self` costs time in
+# proportion to the number of fields that the object can have, so most of the cost is in the forty rules of `spec`.
+# Merged, an object has one rule for its content and one for changes. Both first compare the object with the one before,
+# which ends a status write: it does not change the spec. The messages still name each wrong field and its cure.
+# `allranks validate` evaluates the single rules.
+
+_SOMEWHERE = "*"
+"""The path below a list or map, where it is not fixed. The API server puts it before the message."""
+
+
+def merged(schema: Mapping[str, Any], path: str = "", in_list: bool = False) -> dict[str, Any]:
+    """Return the schema with at most two rules in each object.
+
+    `path`: path of the schema, empty for the whole object. `in_list`: the schema is inside an item of a list, for which
+    the API server has no earlier value."""
+    out = dict(schema)
+    if len(out.get(RULES, ())) > 1:
+        changes = [rule for rule in out[RULES] if "oldSelf" in rule["rule"]]
+        content = [rule for rule in out[RULES] if "oldSelf" not in rule["rule"]]
+        out[RULES] = ([_content(content, path, in_list)] if content else []) + (
+            [_changes(changes, path)] if changes else []
+        )
+    if "properties" in out:
+        out["properties"] = {
+            name: merged(child, path if path == _SOMEWHERE else f"{path}.{name}".removeprefix("."), in_list)
+            for name, child in out["properties"].items()
+        }
+    for key in ("items", "additionalProperties"):
+        if isinstance(out.get(key), dict):
+            out[key] = merged(out[key], _SOMEWHERE, in_list or key == "items")
+    return out
+
+
+def _content(rules: list[dict[str, str]], path: str, in_list: bool) -> dict[str, Any]:
+    """Return one rule for the content of an object. It is evaluated when the object is created or changes; in a list,
+    always."""
+    if in_list:
+        return {"rule": _all(rules), **_messages(rules, path)}
+    # The whole object cannot be compared. Of it, rules can read only the name, which never changes.
+    same = "oldSelf.hasValue() && oldSelf.value() == self" if path else "oldSelf.hasValue()"
+    return {"rule": f"{same} || ({_all(rules)})", "optionalOldSelf": True, **_messages(rules, path)}
+
+
+def _changes(rules: list[dict[str, str]], path: str) -> dict[str, Any]:
+    """Return one rule for how an object may change."""
+    return {"rule": f"self == oldSelf || ({_all(rules)})", **_messages(rules, path)}
+
+
+def _all(rules: list[dict[str, str]]) -> str:
+    return " && ".join(f"({rule['rule']})" for rule in rules)
+
+
+def _messages(rules: list[dict[str, str]], path: str) -> dict[str, str]:
+    sentences = [f"(({rule['rule']}) ? '' : {_text(rule, path)})" for rule in rules]
+    return {
+        "messageExpression": " + ".join(sentences),
+        "message": "the object is not valid: `allranks validate` names the field",
+    }
+
+
+def _text(rule: Mapping[str, str], path: str) -> str:
+    """Return the sentence of a rule as a CEL string. The API server removes the space at the end of the last one."""
+    place = f"{path.removeprefix(_SOMEWHERE)}{rule.get('fieldPath', '')}".removeprefix(".")
+    return json.dumps(f"{place}: {rule['message']}. " if place else f"{rule['message']}. ", ensure_ascii=False)
+
+
+def main() -> None:
+    """Print the CRDs of the named kinds, or of all kinds, as YAML."""
+    import yaml
+
+    print("# Generated from operator/allranks/api by `make generate`. Do not edit.")
+    kinds = sys.argv[1:] or RESOURCES
+    print(yaml.safe_dump_all([crd(kind) for kind in kinds], sort_keys=False, width=140), end="")
 
 
 if __name__ == "__main__":

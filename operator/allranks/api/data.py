@@ -1,4 +1,4 @@
-"""The types of `spec.inputs` and `spec.outputs`, and of their entries in the status."""
+"""The types of `spec.code`, `spec.packages`, `spec.inputs` and `spec.outputs`, and of their entries in the status."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from allranks.api import data_rules as cel
-from allranks.fields import Model, Name, Path, Sha256, Text, rules
+from allranks.api import cel_rules as cel
+from allranks.fields import Commit, Model, Name, Path, Sha256, Text, rules
 
 DATA_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 DataName = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=DATA_NAME)]
@@ -21,11 +21,44 @@ OutputState = Literal["Checking", "Pending", "Uploading", "Uploaded", "Failed"]
 Location = Literal["Claim", "Node", "Pod"]
 """Where a cluster fetches an input: a claim of the namespace, a directory of each node, an emptyDir of each pod."""
 MESSAGE_LENGTH = 128
-"""Of the message of an output, so that the status stays small. The condition has the whole message."""
+"""Limit of the message of an output, so that the status stays small. The condition has the whole message."""
 MOUNTED: tuple[str, ...] = ("claim", "image")
 """Schemes of inputs that are mounted as volumes."""
 OBJECT_STORES: tuple[str, ...] = ("s3", "gs", "az")
 """Schemes of outputs whose destination is checked before the ranks start."""
+
+
+class Code(Model):
+    """The code of the program, at the same path in every pod. Set exactly one of configMap, claim and image."""
+
+    model_config = {"json_schema_extra": rules(*cel.CODE)}
+
+    config_map: Name | None = Field(
+        None,
+        description="Name of the ConfigMap with the archive code.tar.gz, which allranks submit --code DIR creates.",
+    )
+    sha256: Sha256 | None = Field(
+        None, description="SHA-256 of the uncompressed archive. Pods with another archive do not start."
+    )
+    claim: Name | None = Field(None, description="Name of a PersistentVolumeClaim with the code, mounted read-only.")
+    image: Text | None = Field(
+        None, description="Reference of an OCI image with the code, mounted read-only. Needs Kubernetes 1.33."
+    )
+    sub_path: Text | None = Field(None, description="Directory inside the claim or image. Default: all of it.")
+    path: Path = Field(
+        "/workspace",
+        description="Where the code is in the pods. It is the working directory, unless workingDir is set, and the "
+        "first entry of PYTHONPATH.",
+    )
+    commit: Commit | None = Field(None, description="The git commit of the code, for the status and reports.")
+    dirty: bool | None = Field(None, description="Whether files differ from the commit.")
+    changes: Text | None = Field(None, description="The files that differ from the commit, for reports.")
+
+
+Packages = Annotated[
+    list[Annotated[str, StringConstraints(min_length=1, max_length=512)]],
+    Field(min_length=1, max_length=64, json_schema_extra=rules(*cel.PACKAGES)),
+]
 
 
 class Input(Model):
@@ -77,12 +110,12 @@ class Input(Model):
 
     @property
     def mounted(self) -> bool:
-        """Whether it is a volume, which nothing fetches."""
+        """Return whether it is a volume, which nothing fetches."""
         return self.scheme in MOUNTED
 
     @property
     def streamed(self) -> bool:
-        """Whether the program reads it from its address. Only its revision is looked up."""
+        """Return whether the program reads it from its address. Only its revision is looked up."""
         return self.mode == "Stream"
 
 
@@ -172,5 +205,5 @@ class OutputStatus(Model):
 
 
 def upper(name: str) -> str:
-    """The name of an input or an output in names of variables."""
+    """Return the name of an input or an output in names of variables."""
     return name.upper().replace("-", "_")

@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StringConstraints, create_model
 
 from allranks.api import cel_rules as cel
-from allranks.api.code import Code, Packages
 from allranks.api.cost import Utilization
-from allranks.api.data import Inputs, Outputs
+from allranks.api.data import Code, Inputs, Outputs, Packages
 from allranks.api.notify import Notifications
 from allranks.api.scheduling import Scheduling
 from allranks.fields import (
@@ -225,7 +224,8 @@ ROLES: tuple[str, ...] = tuple(_ROLE_KINDS)
 
 
 def _in_order(roles: dict[str, RoleSpec]) -> dict[str, RoleSpec]:
-    """The frameworks' order, then that of the names: the API server does not keep the order of a manifest."""
+    """Return the roles in the order of the frameworks, then by name: the API server does not keep the order of a
+    manifest."""
     usual = {role: roles[role] for role in ROLES if role in roles}
     return usual | {role: roles[role] for role in sorted(roles.keys() - usual.keys())}
 

@@ -18,7 +18,7 @@ Entry = Annotated[str, StringConstraints(max_length=56)]
 
 _USUAL: tuple[Occasion, ...] = ("Succeeded", "Failed", "Hung", "Preempted", "Straggling")
 _ENDS: tuple[SweepOccasion, ...] = ("Succeeded", "Failed")
-_ONE = Rule(rule="has(self.receiver) != has(self.webhook)", message="set either receiver or webhook")
+_EITHER = Rule(rule="has(self.receiver) != has(self.webhook)", message="set either receiver or webhook")
 
 
 class Webhook(Model):
@@ -35,7 +35,7 @@ class Webhook(Model):
 class Target(Model):
     """The receiver or address that is notified."""
 
-    model_config = {"json_schema_extra": rules(_ONE)}
+    model_config = {"json_schema_extra": rules(_EITHER)}
 
     receiver: Receiver | None = Field(None, description="Name of a receiver that the operator's administrator defined.")
     webhook: Webhook | None = Field(None, description="An address instead of a receiver.")

@@ -102,7 +102,7 @@ class PodTemplate(_Part):
 
 
 def errors(template: Any) -> list[Any]:
-    """pydantic's error details; none for a valid template."""
+    """Return pydantic's error details; none for a valid template."""
     try:
         PodTemplate.model_validate(template)
     except ValidationError as error:

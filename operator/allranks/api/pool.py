@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from allranks.api import cel_rules as cel
-from allranks.api import data_rules
 from allranks.api.cost import Price, Utilization
 from allranks.api.job import Environment
 from allranks.api.notify import Notifications
@@ -72,7 +71,7 @@ class LabelSelector(Model):
 class InputCache(Model):
     """Where pods fetch the inputs of their job themselves. Without hostPath, each pod has an emptyDir for them."""
 
-    model_config = {"json_schema_extra": rules(*data_rules.INPUT_CACHE)}
+    model_config = {"json_schema_extra": rules(*cel.INPUT_CACHE)}
 
     host_path: Path | None = Field(
         None,

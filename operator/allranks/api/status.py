@@ -392,7 +392,8 @@ class Status(Model):
 
     @property
     def ever_ran(self) -> bool:
-        """Whether all pods ran at the same time in some attempt. Older operators left only the times of attempts."""
+        """Return whether all pods ran at the same time in some attempt. Older operators left only the times of
+        attempts."""
         return bool(self.first_running_time or self.running_time or any(past.running_time for past in self.history))
 
     def condition(self, kind: str) -> Condition | None:

@@ -24,7 +24,7 @@ MAX_NAME = 34
 
 
 def _number(value: Any) -> Any:
-    """YAML reads 1e-4 as a text."""
+    """Return the number in a text: YAML reads 1e-4 as a text."""
     if isinstance(value, str) and len(value) <= 64:
         try:
             return float(value)

@@ -1,4 +1,5 @@
-"""Parses a TrainingSweep and reports all problems at once with their field paths, also those of the job in it."""
+"""Parses a TrainingSweep and reports all problems at once with their field paths, also the problems of the job in
+it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _NESTED = "a sweep of sweeps is refused: the template is a DistributedTraining"
 
 
 def parse_sweep(document: Any) -> Sweep:
-    """The sweep in a manifest (decoded YAML or JSON), with defaults. Raises InvalidManifest with all problems."""
+    """Return the sweep in a manifest (decoded YAML or JSON), with defaults. Raise InvalidManifest with all problems."""
     if not isinstance(document, dict):
         raise InvalidManifest([("", f"a manifest must be a mapping, not {json_type(document)}")])
     if wrong := list(validation.wrong_kind(document, KIND)):
@@ -66,15 +67,16 @@ def too_large() -> Problem:
 
 
 def job_document(document: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The DistributedTraining in the template, with the name of the sweep. None: the template has none."""
+    """Return the DistributedTraining in the template, with the name of the sweep; None if the template has none."""
     spec = document.get("spec")
     template = spec.get("template") if isinstance(spec, dict) else None
     if not isinstance(template, dict) or not isinstance(template.get("spec"), dict):
         return None
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
-    own = template.get("metadata")
-    labels = {key: own[key] for key in ("labels", "annotations") if own.get(key)} if isinstance(own, dict) else {}
+    labels = {}
+    if isinstance(outer := template.get("metadata"), dict):
+        labels = {key: outer[key] for key in ("labels", "annotations") if outer.get(key)}
     return {
         "apiVersion": API_VERSION,
         "kind": job.KIND,
@@ -84,24 +86,24 @@ def job_document(document: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def in_template(path: str) -> str:
-    """The path in the sweep of a field of its job."""
+    """Return the path in the sweep of a field of its job."""
     if path.startswith("metadata"):
         return f"spec.template.{path}"
     return TEMPLATE + path.removeprefix("spec")
 
 
 def template_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
-    """Problems of the job in the template, and fields that only the sweep may set."""
+    """Yield problems of the job in the template, and fields that only the sweep may set."""
     inner = job_document(document)
     if inner is None:
         return
-    for field, why in _OF_THE_SWEEP.items():
+    for field, reason in _OF_THE_SWEEP.items():
         if inner["spec"].get(field):
-            yield f"{TEMPLATE}.{field}", why
+            yield f"{TEMPLATE}.{field}", reason
     try:
         validation.parse(inner)
     except InvalidManifest as error:
-        # The name is that of the sweep, whose own rule is stricter.
+        # The job has the name of the sweep, whose own rule is stricter.
         yield from ((in_template(path), text) for path, text in error.problems if path != "metadata.name")
 
 
@@ -125,20 +127,20 @@ def _contains_sweep(document: Mapping[str, Any]) -> bool:
 
 
 def _broken_rules(document: Mapping[str, Any], parsed: Any, wrong: list[str]) -> Iterator[Problem]:
-    """The rules of the sweep itself, with the paths where a problem is reported already left out."""
+    """Yield the rules of the sweep itself, with the paths where a problem is reported already left out."""
     spec = document.get("spec")
     if parsed is not None:
         spec = parsed.spec.model_dump(by_alias=True, exclude_none=True, mode="json")
     if not isinstance(spec, dict):
         return
-    own = {**document, "spec": {name: value for name, value in spec.items() if name != "template"}}
-    for path, text in validation.rule_problems(own, wrong, lenient=parsed is None, kind=KIND):
+    without_template = {**document, "spec": {name: value for name, value in spec.items() if name != "template"}}
+    for path, text in validation.rule_problems(without_template, wrong, lenient=parsed is None, kind=KIND):
         if not any(other == path or other.startswith((f"{path}.", f"{path}[")) for other in wrong):
             yield path, text
 
 
 def _problems_of(spec: SweepSpec) -> Iterator[Problem]:
-    """What neither the schema nor a rule of the CRD checks."""
+    """Yield problems that neither the schema nor a rule of the CRD finds."""
     variables: dict[str, str] = {}
     for name, parameter in spec.parameters.items():
         path = f"spec.parameters{path_step(name)}"

@@ -16,25 +16,25 @@ _DIGITS = 6
 
 
 def text(value: str | int | float | bool) -> str:
-    """The value as the program gets it."""
+    """Return the value as the program gets it."""
     if isinstance(value, bool):
         return str(value).lower()
     return repr(value) if isinstance(value, float) else str(value)
 
 
 def number_text(value: float, within: Range) -> str:
-    """A number that was chosen from a range, in few digits but not outside of the range."""
+    """Return a number that was chosen from a range, in few digits but not outside of the range."""
     rounded = float(f"{value:.{_DIGITS}g}")
     return text(min(max(rounded, within.min), within.max))
 
 
 def variable(name: str) -> str:
-    """The environment variable of a parameter: ALLRANKS_PARAM_LEARNING_RATE for learning-rate."""
+    """Return the environment variable of a parameter: ALLRANKS_PARAM_LEARNING_RATE for learning-rate."""
     return VARIABLE_PREFIX + re.sub(r"\W", "_", name).upper()
 
 
 def grid_size(parameter: Parameter) -> int | None:
-    """Number of values that algorithm Grid tries. None: a range without `points`."""
+    """Return the number of values that algorithm Grid tries; None for a range without `points`."""
     match parameter.values, parameter.whole, parameter.uniform or parameter.log_uniform:
         case list() as values, _, _:
             return len(values)
@@ -45,12 +45,12 @@ def grid_size(parameter: Parameter) -> int | None:
     return None
 
 
-def whole_size(of: IntRange) -> int:
-    return (of.max - of.min) // of.step + 1
+def whole_size(bounds: IntRange) -> int:
+    return (bounds.max - bounds.min) // bounds.step + 1
 
 
 def longest(parameter: Parameter) -> int:
-    """Largest number of bytes that a value of the parameter takes in the status."""
+    """Return the largest number of bytes that a value of the parameter takes in the status."""
     if parameter.values is not None:
         return max(stored_bytes(text(value)) for value in parameter.values)
     if parameter.whole is not None:
@@ -59,7 +59,7 @@ def longest(parameter: Parameter) -> int:
 
 
 def grid_value(parameter: Parameter, index: int) -> str:
-    """One of the values that algorithm Grid tries. `index` is less than `grid_size`."""
+    """Return one of the values that algorithm Grid tries. `index` is less than `grid_size`."""
     if parameter.values is not None:
         return text(parameter.values[index])
     if parameter.whole is not None:
@@ -71,7 +71,7 @@ def grid_value(parameter: Parameter, index: int) -> str:
 
 
 def at(bounds: Range, share: float) -> float:
-    """The number at this share (0 to 1) of a range."""
+    """Return the number at this share (0 to 1) of a range."""
     if isinstance(bounds, LogRange):
         low, high = math.log(bounds.min), math.log(bounds.max)
         return math.exp(low + share * (high - low))
@@ -79,7 +79,7 @@ def at(bounds: Range, share: float) -> float:
 
 
 def combinations(spec: SweepSpec) -> int | None:
-    """Number of trials of algorithm Grid. None: a parameter is a range without `points`."""
+    """Return the number of trials of algorithm Grid; None if a parameter is a range without `points`."""
     out = 1
     for size in map(grid_size, spec.parameters.values()):
         if size is None:
@@ -89,12 +89,12 @@ def combinations(spec: SweepSpec) -> int | None:
 
 
 def number_of_trials(spec: SweepSpec) -> int:
-    """Number of trials of a valid sweep."""
+    """Return the number of trials of a valid sweep."""
     if spec.algorithm == "Grid":
         return min(spec.trials or MAX_TRIALS, combinations(spec) or 0)
     return spec.trials or 0
 
 
 def names(spec: SweepSpec) -> Sequence[str]:
-    """The parameters in a fixed order: the API server does not keep that of a manifest."""
+    """Return the parameters in a fixed order: the API server does not keep the order of a manifest."""
     return sorted(spec.parameters)

@@ -23,7 +23,7 @@ from allranks.api.data import upper
 from allranks.api.job import API_VERSION, Job, Metadata, Spec
 from allranks.api.pool import Pool, PoolSpec
 from allranks.api.sweep import SweepSpec
-from allranks.api.validation_messages import json_type, path_step, problem, steps_of, unknown_roles
+from allranks.api.validation_messages import json_type, meant_fields, path_step, problem, steps_of, unknown_roles
 from allranks.errors import InvalidManifest
 from allranks.frameworks import FRAMEWORKS
 
@@ -69,16 +69,17 @@ class SweepDocument(_Document):
 
 
 def parse(document: Any) -> Job:
-    """The job in a manifest (decoded YAML or JSON), with defaults.
+    """Return the job in a manifest (decoded YAML or JSON), with defaults.
 
-    Raises InvalidManifest with all problems.
+    Raise InvalidManifest with all problems.
     """
     parsed = _parse(document, job.KIND, _JobDocument)
     return Job(metadata=parsed.metadata, spec=parsed.spec)
 
 
 def without_errors(document: Any) -> Job | None:
-    """The job without the values that violate the schema, for further checks. None if too little of it is left."""
+    """Return the job without the values that violate the schema, for further checks; None if too little of it is
+    left."""
     try:
         parsed: _JobDocument | None = _JobDocument.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -87,7 +88,7 @@ def without_errors(document: Any) -> Job | None:
 
 
 def parse_pool(document: Any) -> Pool:
-    """The TrainingPool in a manifest. Raises InvalidManifest with all problems."""
+    """Return the TrainingPool in a manifest. Raise InvalidManifest with all problems."""
     parsed = _parse(document, pool.KIND, _PoolDocument)
     return Pool(parsed.metadata.name, parsed.spec)
 
@@ -100,18 +101,22 @@ def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
         raise InvalidManifest(problems)
     parsed: Any = None
     partial: Any = None
+    meant: dict[str, str] = {}
     try:
         parsed = model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
         details = error.errors(include_url=False)
         problems = [problem(detail, root_schema(kind)) for detail in details]
+        meant = meant_fields(details, root_schema(kind))
         partial = repaired(document, model, details)
     if kind == job.KIND:
         unknown = list(unknown_roles(document.get("spec"), root_schema(kind)))
-        problems = [of for of in problems if not any(_within(of[0], path) for path, _ in unknown)] + unknown
+        problems = [item for item in problems if not any(_within(item[0], path) for path, _, _ in unknown)]
+        problems += [(path, message) for path, message, _ in unknown]
+        meant |= {path: role for path, _, role in unknown if role}
     problems += _template_problems(document.get("spec"))
     if too_much := list(unbounded(document.get("spec"))):
-        raise InvalidManifest([*problems, *too_much])  # an evaluation of the rules could take very long
+        raise InvalidManifest([*problems, *too_much], meant=meant)  # an evaluation of the rules could take very long
     complete = document if (checked := parsed or partial) is None else with_defaults(document, checked)
     if partial is not None:
         complete = with_values(complete, document)
@@ -120,7 +125,7 @@ def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
     reported = [path for path, _ in problems]
     problems += [(path, text) for path, text in broken if not any(_within(other, path) for other in reported)]
     if problems or parsed is None:
-        raise InvalidManifest(list(dict.fromkeys(problems)))
+        raise InvalidManifest(list(dict.fromkeys(problems)), meant=meant)
     return parsed
 
 
@@ -129,15 +134,17 @@ def _within(path: str, outer: str) -> bool:
 
 
 def with_defaults(document: Mapping[str, Any], parsed: Job | Pool) -> dict[str, Any]:
-    """The document as the API server would store it."""
+    """Return the document as the API server would store it."""
     return {**document, "spec": parsed.spec.model_dump(by_alias=True, exclude_none=True, mode="json")}
 
 
 def rule_problems(
     document: Mapping[str, Any], wrong: Iterable[str] = (), lenient: bool = False, kind: str = job.KIND
 ) -> list[Problem]:
-    """The CEL rules that the document violates, except rules that read a field whose path is in `wrong`. `lenient` also
-    skips rules that cannot be evaluated, which a document with schema errors may cause."""
+    """Return (path, message) of the CEL rules that the document violates.
+
+    Rules that read a field whose path is in `wrong` are skipped. `lenient` also skips rules that cannot be evaluated,
+    which a document with schema errors may cause."""
     skipped, broken = tuple(wrong), []
     for rule, place, field, message, value in _rules(root_schema(kind), document, ""):
         if not _reads(rule, place, skipped) and not _holds(rule, value, lenient):
@@ -148,23 +155,24 @@ def rule_problems(
 
 
 def _about_variables(message: str, field: str, value: Any) -> str:
-    """The message with the variable of this input; of a rule that lists variables, with those alone that are set at
-    `field`. CEL's messages are fixed texts, as messages that depend on the value would cost the API server time at
-    every write."""
+    """Return the message with the name of the input's variable, and of the listed variables only the ones set at
+    `field`.
+
+    Messages of CEL are fixed texts: messages that depend on the value would cost the API server time at every write."""
     if isinstance(value, dict) and isinstance(name := value.get("name"), str):
         message = message.replace("ALLRANKS_INPUT_NAME", f"ALLRANKS_INPUT_{upper(name)}")
-    what, remove_any, listed = message.partition(cel_rules.REMOVE_ANY)
+    subject, remove_any, listed = message.partition(cel_rules.REMOVE_ANY)
     if not remove_any:
         return message
     for step in filter(None, field.split(".")):
         value = (value or {}).get(step)
     names = [variable.get("name") for variable in value or () if isinstance(variable, dict)]
-    found = [name for name in listed.split(", ") if name in names]
-    return f"{what}remove {', '.join(found)}" if found else message
+    set_names = [name for name in listed.split(", ") if name in names]
+    return f"{subject}remove {', '.join(set_names)}" if set_names else message
 
 
 def _about_directory(field: str, value: Any) -> str:
-    """The cure for a directory of this machine as the address of data."""
+    """Return the cure for a directory of this machine as the address of data."""
     address = value.get(field.removeprefix(".")) if field in (".from", ".to") else None
     if not isinstance(address, str) or not address.removeprefix("file://").startswith(("/", "./", "../", "~")):
         return ""
@@ -177,14 +185,15 @@ def _split(message: str) -> Problem:
 
 
 def template_problems(content: Mapping[str, Any], place: str) -> Iterator[Problem]:
-    """Wrong types inside a pod template, whose content the CRD's schema does not check."""
+    """Yield wrong types inside a pod template, whose content the CRD's schema does not check."""
     for detail in pod_template.errors(content):
         path, message = problem(detail, {})
         yield f"{place}.{path}", message
 
 
 def _template_problems(spec: Any) -> Iterator[Problem]:
-    """Wrong types inside templates, read from the raw document, so that they are reported with all other problems."""
+    """Yield wrong types inside templates, read from the raw document, so that they are reported with all other
+    problems."""
     for place, container in _containers(spec):
         content = container.get("template")
         if isinstance(content, dict):
@@ -192,15 +201,15 @@ def _template_problems(spec: Any) -> Iterator[Problem]:
 
 
 def _containers(spec: Any) -> list[tuple[str, dict[str, Any]]]:
-    """(path, value) of the spec and of its roles, as far as they are mappings."""
+    """Return (path, value) of the spec and of its roles; the ones that are no mappings are left out."""
     places = [("spec", spec)] if isinstance(spec, dict) else []
     if places and isinstance(spec.get("roles"), dict):
-        places += [(f"spec.roles.{role}", of) for role, of in spec["roles"].items() if isinstance(of, dict)]
+        places += [(f"spec.roles.{role}", part) for role, part in spec["roles"].items() if isinstance(part, dict)]
     return places
 
 
 def unbounded(spec: Any) -> Iterator[Problem]:
-    """Parts without a schema that are nested too deeply or too large, in a raw spec."""
+    """Yield parts without a schema that are nested too deeply or too large, in a raw spec."""
     size = 0
     for path, part in _parts_without_schema(spec):
         if part is None:
@@ -233,7 +242,7 @@ def _parts_without_schema(spec: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Not recursive, so that no nesting is too deep for it."""
+    """Return whether a value has more levels. This is not recursive, so that no nesting is too deep for it."""
     layer = [value]
     for _ in range(levels + 1):
         if not layer:
@@ -244,24 +253,25 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 def wrong_kind(document: Mapping[str, Any], kind: str) -> Iterator[Problem]:
-    """Problems of `kind` and `apiVersion`."""
+    """Yield problems of `kind` and `apiVersion`."""
     for field, expected in (("kind", kind), ("apiVersion", API_VERSION)):
-        found = document.get(field)
-        if found is None:
+        actual = document.get(field)
+        if actual is None:
             yield field, f"is required: {field}: {expected}"
-        elif found != expected:
-            yield field, f"must be {expected}, not {found!r}"
+        elif actual != expected:
+            yield field, f"must be {expected}, not {actual!r}"
 
 
 def _reads(rule: str, place: str, paths: Iterable[str]) -> bool:
-    """Whether a rule at `place` reads one of the fields at `paths`."""
+    """Return whether a rule at `place` reads one of the fields at `paths`."""
     names = (f".{path}".removeprefix(place) for path in paths if f".{path}".startswith(f"{place}."))
     rule = re.sub(r"\['(\w+)'\]", r".\1", rule)
     return any(re.search(rf"\bself{re.escape(name)}\b", rule) for name in names)
 
 
 def _rules(schema: Schema, value: Any, path: str) -> Iterator[tuple[str, str, str, str, Any]]:
-    """Every rule that applies somewhere in `value`: (rule, path of the object, fieldPath, message, value of `self`)."""
+    """Yield every rule that applies somewhere in `value`: (rule, path of the object, fieldPath, message, value of
+    `self`)."""
     for rule in schema.get("x-kubernetes-validations", ()):
         if "oldSelf" not in rule["rule"]:
             yield rule["rule"], path, rule.get("fieldPath", ""), rule["message"], value
@@ -299,44 +309,41 @@ def _program(rule: str) -> Any:
 
 
 def repaired(document: dict[str, Any], model: type[M], errors: Sequence[ErrorDetails]) -> M | None:
-    """The document without the values that `errors` are about. None if too little of it is left."""
-    rest = copy.deepcopy(document)
+    """Return the document without the values that `errors` are about; None if too little of it is left."""
+    remaining = copy.deepcopy(document)
     for _ in range(_ROUNDS):
         for detail in reversed(errors):
             path = tuple(steps_of(detail))
-            drop(rest, path)
-            parent = rest.get(str(path[0])) if len(path) == 2 else None
+            drop(remaining, path)
+            parent = remaining.get(str(path[0])) if len(path) == 2 else None
             if path in _ANY and isinstance(parent, dict):
                 parent[str(path[1])] = _ANY[path]
         try:
-            return model.model_validate(rest, by_alias=True, by_name=False)
+            return model.model_validate(remaining, by_alias=True, by_name=False)
         except ValidationError as error:
             errors = error.errors(include_url=False)
     return None
 
 
 def with_values(complete: Any, written: Any) -> Any:
-    """`complete`, which has all defaults, with the values as they are written, also the wrong ones."""
+    """Return `complete`, which has all defaults, with the values of `written`, also the wrong ones."""
     if isinstance(complete, dict) and isinstance(written, dict):
-        own = {key: with_values(complete.get(key), value) for key, value in written.items() if value is not None}
-        return {**complete, **own}
+        merged = {key: with_values(complete.get(key), value) for key, value in written.items() if value is not None}
+        return {**complete, **merged}
     if isinstance(complete, list) and isinstance(written, list) and len(complete) == len(written):
-        return [with_values(one, other) for one, other in zip(complete, written, strict=True)]
+        return [with_values(item, written_item) for item, written_item in zip(complete, written, strict=True)]
     return written
 
 
 def drop(value: Any, path: Sequence[int | str]) -> None:
-    """Removes the value at `path`, or the nearest one above it that exists: an object without a required field."""
-    found: list[tuple[Any, int | str]] = []
+    """Remove the value at `path`, or the nearest one above it that exists: an object without a required field."""
+    steps: list[tuple[Any, int | str]] = []
     for step in path:
-        if not (step in value if isinstance(value, dict) else _has(value, step)):
+        is_item = isinstance(value, list) and isinstance(step, int) and step < len(value)
+        if not is_item and not (isinstance(value, dict) and step in value):
             break
-        found.append((value, step))
+        steps.append((value, step))
         value = value[step]
-    if found:
-        container, step = found[-1]
+    if steps:
+        container, step = steps[-1]
         del container[step]
-
-
-def _has(value: Any, step: int | str) -> bool:
-    return isinstance(value, list) and isinstance(step, int) and step < len(value)

@@ -59,37 +59,49 @@ _SHELL = re.compile(r"[|&;<>$`*?~\n]")
 
 
 def problem(detail: ErrorDetails, root: Schema) -> tuple[str, str]:
-    """(field path, message). `root`: the schema of the whole document; empty for a part without a schema."""
+    """Return (field path, message). `root`: the schema of the whole document; empty for a part without a schema."""
     location = steps_of(detail)
     if detail["type"] == "invalid_key":
         location.pop()
-    return "".join(map(path_step, location)).removeprefix("."), _message(detail, location, root)
+    return _path(location), _message(detail, location, root)
+
+
+def meant_fields(details: Iterable[ErrorDetails], root: Schema) -> dict[str, str]:
+    """Return the path of each unknown field -> the field that it is probably meant to be, if there is one."""
+    locations = [steps_of(detail) for detail in details if detail["type"] == "extra_forbidden"]
+    meant = {_path(steps): _meant(str(steps[-1]), steps[:-1], root) for steps in locations}
+    return {path: field for path, field in meant.items() if field}
+
+
+def _path(location: Iterable[int | str]) -> str:
+    return "".join(map(path_step, location)).removeprefix(".")
 
 
 def steps_of(detail: ErrorDetails) -> list[int | str]:
-    """The steps of the path to the value that an error is about."""
+    """Return the steps of the path to the value that an error is about."""
     return [part for part in detail["loc"] if not _is_union_tag(part)]
 
 
 def path_step(part: int | str) -> str:
-    """One step of a field path."""
+    """Return one step of a field path."""
     return f"[{part}]" if isinstance(part, int) or "." in part or "/" in part else f".{part}"
 
 
-def unknown_roles(spec: Any, root: Schema) -> Iterator[tuple[str, str]]:
-    """(field path, message) of each role that no framework has, in a raw spec."""
+def unknown_roles(spec: Any, root: Schema) -> Iterator[tuple[str, str, str]]:
+    """Yield (field path, message, role that is probably meant) of each role of a raw spec that no framework has."""
     roles = spec.get("roles") if isinstance(spec, dict) else None
     framework = FRAMEWORKS.get(str(spec.get("framework"))) if isinstance(spec, dict) else None
     if not isinstance(roles, dict) or (framework and framework.any_role):
         return
     for role in roles:
         if isinstance(role, str) and role not in _ROLES:
-            near = _suggestion(role, ["spec", "roles"], root)
-            yield f"spec.roles{path_step(role)}", f"unknown field{near}"
+            parents: list[int | str] = ["spec", "roles"]
+            message = f"unknown field{_suggestion(role, parents, root)}"
+            yield f"spec.roles{path_step(role)}", message, _meant(role, parents, root)
 
 
 def json_type(value: Any) -> str:
-    """What a value is, for `must be a list, not ...`."""
+    """Return the type of a value in words, for `must be a list, not ...`."""
     match value:
         case None:
             return "null"
@@ -106,9 +118,10 @@ def json_type(value: Any) -> str:
     return type(value).__name__
 
 
-def quotes_hint(value: Any, wanted: str) -> str:
-    """`: remove the quotes` or `: put it in quotes`, where that makes the value right. `wanted`: a type of JSON."""
-    match wanted:
+def quotes_hint(value: Any, expected: str) -> str:
+    """Return `: remove the quotes` or `: put it in quotes` if that makes the value right. `expected`: a type of
+    JSON."""
+    match expected:
         case "string":
             return "" if isinstance(value, dict | list) or value is None else ": put it in quotes"
         case "integer":
@@ -119,13 +132,13 @@ def quotes_hint(value: Any, wanted: str) -> str:
 
 
 def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> str:
-    given = detail["input"]
+    value = detail["input"]
     schema = _schema_at(location, root)
     if schema.get("x-kubernetes-int-or-string") and detail["type"] != "missing":
         if word := schema.get("pattern", "").strip("^$"):
             return f"must be a whole number from {schema['minimum']} to {schema['maximum']}, or {word}"
-        hint = "" if isinstance(given, dict | list) else ": put it in quotes"
-        return f"must be a whole number or a string, not {json_type(given)}{hint}"
+        hint = "" if isinstance(value, dict | list) else ": put it in quotes"
+        return f"must be a whole number or a string, not {json_type(value)}{hint}"
     context = detail.get("ctx", {})
     match detail["type"]:
         case "missing":
@@ -133,59 +146,59 @@ def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> s
         case "extra_forbidden":
             return "unknown field" + _suggestion(str(location[-1]), location[:-1], root)
         case "invalid_key":
-            return f"has the key {json_type(given)}, which must be text{_key_hint(given)}"
+            return f"has the key {json_type(value)}, which must be text{_key_hint(value)}"
         case "string_type":
-            return f"must be a string, not {json_type(given)}{quotes_hint(given, 'string')}"
+            return f"must be a string, not {json_type(value)}{quotes_hint(value, 'string')}"
         case "int_type" | "int_from_float":
-            return f"must be a whole number, not {json_type(given)}{quotes_hint(given, 'integer')}"
+            return f"must be a whole number, not {json_type(value)}{quotes_hint(value, 'integer')}"
         case "bool_type":
-            return f"must be true or false, not {json_type(given)}{quotes_hint(given, 'boolean')}"
+            return f"must be true or false, not {json_type(value)}{quotes_hint(value, 'boolean')}"
         case "dict_type" | "model_type" | "model_attributes_type":
-            return f"must be a mapping, not {json_type(given)}{_mapping_hint(given, location)}"
+            return f"must be a mapping, not {json_type(value)}{_mapping_hint(value, location)}"
         case "list_type":
-            return f"must be a list, not {json_type(given)}{_list_hint(given, location, schema)}"
+            return f"must be a list, not {json_type(value)}{_list_hint(value, location, schema)}"
         case "literal_error":
-            return f"should be {context['expected']}{_value_hint(given, str(context['expected']))}"
+            return f"should be {context['expected']}{_value_hint(value, str(context['expected']))}"
         case "string_pattern_mismatch" if sentence := PATTERNS.get(str(context.get("pattern"))):
             return sentence
         case "string_too_short":
             return "must not be empty"
         case "string_too_long":
-            return f"must have at most {context['max_length']} characters, and has {len(given)}"
+            return f"must have at most {context['max_length']} characters, and has {len(value)}"
         case "too_short":
             return f"must have at least {context['min_length']} item"
         case "too_long":
-            return f"must have at most {context['max_length']} items, and has {len(given)}"
+            return f"must have at most {context['max_length']} items, and has {len(value)}"
         case _:
             return detail["msg"].removeprefix("Input ").removeprefix("Value error, ")
 
 
-def _key_hint(given: Any) -> str:
-    words = {True: "on and yes", False: "off and no"} if isinstance(given, bool) else {}
-    return f": YAML reads {words[given]} as {json_type(given)}" if words else ": put it in quotes"
+def _key_hint(key: Any) -> str:
+    words = {True: "on and yes", False: "off and no"} if isinstance(key, bool) else {}
+    return f": YAML reads {words[key]} as {json_type(key)}" if words else ": put it in quotes"
 
 
 def _is_union_tag(part: int | str) -> bool:
     return isinstance(part, str) and (part in {"int", "str", "constrained-str", "constrained-int"} or "[" in part)
 
 
-def _mapping_hint(given: Any, location: list[int | str]) -> str:
-    if given is None and location == ["spec", "roles"]:
+def _mapping_hint(value: Any, location: list[int | str]) -> str:
+    if value is None and location == ["spec", "roles"]:
         return ": write the roles below it, indented, for example worker: {replicas: 2}"
-    if isinstance(given, int) and not isinstance(given, bool) and location[:2] == ["spec", "roles"]:
-        return f": write {{replicas: {given}}}"
-    form = _long_form(given, location)
+    if isinstance(value, int) and not isinstance(value, bool) and location[:2] == ["spec", "roles"]:
+        return f": write {{replicas: {value}}}"
+    form = _long_form(value, location)
     return f": write {form}" if form and len(form) < _LONGEST_FORM else ""
 
 
-def _long_form(given: Any, location: list[int | str]) -> str:
-    """The mapping that is meant by a shorter form."""
-    text = json.dumps(given, default=str)
-    match location, given:
+def _long_form(value: Any, location: list[int | str]) -> str:
+    """Return the mapping that is meant by a shorter form."""
+    text = json.dumps(value, default=str)
+    match location, value:
         case (["spec", "objective"], str()):
-            return f"{{metric: {given}, goal: Minimize}}"
+            return f"{{metric: {value}, goal: Minimize}}"
         case (["spec", "stop"], str()):
-            return f"{{rule: {given}}}"
+            return f"{{rule: {value}}}"
         case (["spec", "parameters", _], list()):
             return f"{{values: {text}}}"
         case (["spec", "parameters", _], str() | int() | float()):
@@ -193,32 +206,30 @@ def _long_form(given: Any, location: list[int | str]) -> str:
         case (["spec", "parameters", _, _], [low, high]):
             return f"{{min: {json.dumps(low, default=str)}, max: {json.dumps(high, default=str)}}}"
         case (["spec", "notify", _], str()):
-            return f"{{receiver: {given}}}"
+            return f"{{receiver: {value}}}"
         case (["spec", "notify", _, "webhook"], str()):
             return f"{{url: {text}}}"
     return ""
 
 
-def _list_hint(given: Any, location: list[int | str], schema: Schema) -> str:
+def _list_hint(value: Any, location: list[int | str], schema: Schema) -> str:
     field = location[-1] if location else ""
-    if isinstance(given, str) and field in ("command", "args"):
-        return f": write {_argument_list(given, str(field))}"
-    if isinstance(given, dict) and field == "env":
-        texts = {
-            name: value if isinstance(value, str) else json.dumps(value, default=str) for name, value in given.items()
-        }
+    if isinstance(value, str) and field in ("command", "args"):
+        return f": write {_argument_list(value, str(field))}"
+    if isinstance(value, dict) and field == "env":
+        texts = {name: text if isinstance(text, str) else json.dumps(text, default=str) for name, text in value.items()}
         written = ", ".join(f"{{name: {name}, value: {json.dumps(text)}}}" for name, text in texts.items())
         return f": write [{written}]" if len(written) < _LONGEST_FORM else ": write {name: NAME, value: VALUE} for each"
     items = schema.get("items", {}).get("type")
-    if isinstance(given, dict) and items == "object":
+    if isinstance(value, dict) and items == "object":
         return ": begin each of its items with '- '"
-    if isinstance(given, str) and location == ["spec", "notify"]:
-        return f": write [{{receiver: {given}}}]"
-    return f": write [{_plain_or_quoted(given)}]" if isinstance(given, str) and items == "string" else ""
+    if isinstance(value, str) and location == ["spec", "notify"]:
+        return f": write [{{receiver: {value}}}]"
+    return f": write [{_plain_or_quoted(value)}]" if isinstance(value, str) and items == "string" else ""
 
 
 def _argument_list(text: str, field: str) -> str:
-    """The YAML list for a command line."""
+    """Return the YAML list for a command line."""
     try:
         words = shlex.split(text)
     except ValueError:  # a quote without its end
@@ -229,17 +240,17 @@ def _argument_list(text: str, field: str) -> str:
 
 
 def _plain_or_quoted(word: str) -> str:
-    """A string of a YAML flow sequence, without quotes where YAML reads it as a string."""
+    """Return a string of a YAML flow sequence, without quotes where YAML reads it as a string."""
     plain = re.fullmatch(r"[A-Za-z_./][\w./=:@+-]*[\w./=@+-]|[A-Za-z_./]|--?[A-Za-z][\w./=-]*", word)
     special = re.fullmatch(r"(?i)true|false|yes|no|on|off|null|y|n|\.inf|\.nan", word)
     return word if plain and not special else json.dumps(word)
 
 
-def _value_hint(given: Any, expected: str) -> str:
-    if not isinstance(given, str):
-        return f", not {json_type(given)}"
-    near = similar(given, re.findall(r"'([^']*)'", expected), _LIKELY)
-    return f", did you mean {near}?" if near else f", not {given!r}"
+def _value_hint(value: Any, expected: str) -> str:
+    if not isinstance(value, str):
+        return f", not {json_type(value)}"
+    near = similar(value, re.findall(r"'([^']*)'", expected), _LIKELY)
+    return f", did you mean {near}?" if near else f", not {value!r}"
 
 
 def similar(word: str, names: Iterable[str], cutoff: float = 0.8) -> str | None:
@@ -250,12 +261,12 @@ def similar(word: str, names: Iterable[str], cutoff: float = 0.8) -> str | None:
 
 
 def _properties(location: list[int | str], root: Schema) -> dict[str, Schema]:
-    found: dict[str, Schema] = _schema_at(location, root).get("properties", {})
-    return found
+    properties: dict[str, Schema] = _schema_at(location, root).get("properties", {})
+    return properties
 
 
 def _schema_at(location: list[int | str], schema: Schema) -> Schema:
-    """The schema of the field at `location` below `schema`; empty if there is none."""
+    """Return the schema of the field at `location` below `schema`; empty if there is none."""
     for part in location:
         if isinstance(part, int):
             schema = schema.get("items", {})
@@ -265,16 +276,32 @@ def _schema_at(location: list[int | str], schema: Schema) -> Schema:
 
 
 def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
-    """`: belongs under spec.template.spec.volumes` or `, did you mean replicas?`, else the fields that exist there."""
+    """Return `: belongs under spec.template.spec.volumes`, `, did you mean replicas?`, or a list of the fields that
+    exist."""
     if name.endswith("ReplicaSpecs"):
         return f": allranks convert converts jobs of Kubeflow ({MIGRATION})"
     if place := _place(name, parents, root):
         return f": belongs under {place}"
-    names = list(_ROLES if parents[-1:] == ["roles"] else _properties(parents, root))
-    if near := similar(name, names, _LIKELY):
+    if near := _similar_field(name, parents, root):
         return f", did you mean {near}?"
+    names = _fields(parents, root)
     listed = ", ".join(names)
     return f": the fields here are {listed}" if names and len(listed) < _LONGEST_LIST else ""
+
+
+def _meant(name: str, parents: list[int | str], root: Schema) -> str:
+    """Return the last field of the place where an unknown one belongs, or the similar field; empty without both."""
+    if place := _place(name, parents, root):
+        return place.partition(":")[0].rpartition(".")[2]
+    return _similar_field(name, parents, root) or ""
+
+
+def _similar_field(name: str, parents: list[int | str], root: Schema) -> str | None:
+    return similar(name, _fields(parents, root), _LIKELY)
+
+
+def _fields(parents: list[int | str], root: Schema) -> list[str]:
+    return list(_ROLES if parents[-1:] == ["roles"] else _properties(parents, root))
 
 
 def _place(name: str, parents: list[int | str], root: Schema) -> str | None:
@@ -284,9 +311,9 @@ def _place(name: str, parents: list[int | str], root: Schema) -> str | None:
     at_job, in_role = parents in ([], ["metadata"], job[:-1], job), parents[:-1] == [*job, "roles"]
     if not fields or any(isinstance(part, int) for part in parents):
         return None
-    here = ".".join(map(str, parents))
+    parent = ".".join(map(str, parents))
     if parents[-1:] == ["resources"]:
-        return f"{here}.limits" if name in _AMOUNTS or "/" in name else None
+        return f"{parent}.limits" if name in _AMOUNTS or "/" in name else None
     if parents != job and name in fields:
         return f"{base}.{name}"
     if name in _properties([*job, "roles", "worker"], root) and not in_role:
@@ -297,7 +324,7 @@ def _place(name: str, parents: list[int | str], root: Schema) -> str | None:
         return f"{base}.roles.{name}"
     if name in ("name", "generateName", "namespace"):
         return f"metadata.{name}"
-    owner = here if in_role else base
+    owner = parent if in_role else base
     for place, blocks in ((owner, _properties(parents if in_role else job, root)), (base, fields)):
         having = [block for block, schema in blocks.items() if name in schema.get("properties", {})]
         if len(having) == 1:
@@ -306,7 +333,8 @@ def _place(name: str, parents: list[int | str], root: Schema) -> str | None:
 
 
 def _place_in_pod(name: str, owner: str) -> str | None:
-    """`owner`: path of the spec of a job or of a role."""
+    """Return the path of a field of pods or containers; None for others. `owner`: path of the spec of a job or of a
+    role."""
     if name in ("labels", "annotations"):
         return f"{owner}.template.metadata.{name}"
     if name in POD_FIELDS:

@@ -34,7 +34,7 @@ class _Loader(_FastLoader):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Why a file has no documents. `line` and `column` count from 1; 0 is an unknown place."""
+    """The reason why a file has no documents. `line` and `column` count from 1; 0 is an unknown place."""
 
     message: str
     line: int = 0
@@ -44,7 +44,7 @@ class Unreadable:
 
 
 def read(file: str) -> list[Any] | Unreadable:
-    """The documents of a file; `-` is stdin. Empty documents are left out."""
+    """Return the documents of a file; `-` is stdin. Empty documents are left out."""
     text = _text(file)
     if isinstance(text, Unreadable):
         return text
@@ -77,7 +77,8 @@ def _text(file: str) -> str | Unreadable:
 
 
 def did_you_mean(file: str) -> str:
-    """`, did you mean job.yaml?` for a file that does not exist, if a file beside it has a similar name."""
+    """Return `, did you mean job.yaml?` for a missing file if a file beside it has a similar name; else an empty
+    text."""
     path = Path(file)
     if path.exists() or not path.name:
         return ""
@@ -113,10 +114,10 @@ def _excerpt(lines: list[str], line: int, column: int) -> Iterator[str]:
 
 
 def source_name(file: str) -> str:
-    """How messages name a file."""
+    """Return the name of a file in messages."""
     return "stdin" if file == "-" else file
 
 
 def sources(files: Iterable[str]) -> str:
-    """How messages name several files."""
+    """Return the names of several files in messages."""
     return ", ".join(source_name(file) for file in files)

@@ -14,10 +14,9 @@ from allranks.api.pool import Pool
 from allranks.api.validation import parse, parse_pool
 from allranks.api.validation_messages import json_type
 from allranks.authoring import manifest_files, overrides
-from allranks.authoring.additions import Additions
 from allranks.authoring.checks import manifest as checks
 from allranks.authoring.checks.problem import Problem, Severity
-from allranks.authoring.overrides import Override
+from allranks.authoring.overrides import Additions, Override
 from allranks.authoring.shipping import Shipping
 from allranks.authoring.sweep_manifests import LoadedSweep, finish_sweep, load_sweep
 from allranks.code.bundle import Bundle
@@ -26,7 +25,7 @@ from allranks.core.objects import pods
 from allranks.errors import InvalidManifest
 
 _SUFFIX_CHARACTERS = "bcdfghjklmnpqrstvwxz2456789"
-"""Those of the API server."""
+"""Characters that the API server uses."""
 _SUFFIX_LENGTH = 5
 
 
@@ -45,7 +44,7 @@ class Finding:
     column: int = 0
     """Place in the file, from 1; 0 where it is not determined."""
     excerpt: str = ""
-    """That place in the file, for people."""
+    """Lines of the file at this place, for people."""
 
     @property
     def place(self) -> str:
@@ -60,7 +59,7 @@ class Finding:
         return f"{self.problem.message}\n{self.excerpt}" if self.excerpt else self.problem.message
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the finding for programs."""
         out: dict[str, Any] = {"file": self.file, "document": self.document, "name": self.name}
         out |= {"path": self.problem.path, "message": self.problem.message, "severity": self.problem.severity}
         return out | ({"line": self.line, "column": self.column} if self.line else {})
@@ -71,7 +70,7 @@ class InvalidManifests(InvalidManifest):
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self.findings = list(findings)
-        super().__init__([(one.place, one.text) for one in findings if one.problem.severity == "error"])
+        super().__init__([(finding.place, finding.text) for finding in findings if finding.problem.severity == "error"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +100,12 @@ class Loaded:
     """Name of a ConfigMap in `spec.code` of a job -> the code that it is to hold."""
 
     def pool(self, name: str) -> Pool | None:
-        """The TrainingPool with this name, if any."""
+        """Return the TrainingPool with this name, if any."""
         return next((pool for pool in self.pools if pool.name == name), None)
 
     def notes(self) -> list[tuple[Severity, str]]:
-        """(severity, text) of the warnings and notes, as commands print them."""
-        return [(one.problem.severity, f"{one.place}: {one.text}") for one in self.findings]
+        """Return (severity, text) of the warnings and notes, as commands print them."""
+        return [(finding.problem.severity, f"{finding.place}: {finding.text}") for finding in self.findings]
 
 
 def load(
@@ -118,22 +117,28 @@ def load(
     additions: Additions | None = None,
     random_names: bool = False,
     code: Path | None = None,
-    here: bool = False,
+    local: bool = False,
 ) -> Loaded:
-    """Reads the objects in `files` (`-` is stdin), and applies each `path=value` of `sets` to the jobs.
+    """Read the objects in `files` (`-` is stdin), and apply each `path=value` of `sets` to the jobs.
 
-    `code`: the directory with the code of all jobs, in place of what the manifests say. `here`: the code is not too
-    large, whatever a ConfigMap holds, because the jobs run on this machine.
+    `code`: the directory with the code of all jobs, instead of the code that the manifests name. `local`: the jobs run
+    on this machine, so the size of a ConfigMap does not limit the code.
 
     The files must contain a job; with `pools_suffice` or `sweeps_suffice` a pool or a sweep is enough. A job with
-    `generateName` gets a name: with `random_names` one that is probably new, otherwise always the same. Raises
+    `generateName` gets a name: with `random_names` one that is probably new, otherwise always the same. Raise
     InvalidManifests with the problems of all documents.
     """
     files = list(files)
-    found: list[Finding] = []
-    documents = _documents(files, found)
+    findings: list[Finding] = []
+    documents = _documents(files, findings)
     loaded = load_documents(
-        documents, sets, found, additions=additions, random_names=random_names, code=code, here=here
+        documents,
+        sets,
+        findings,
+        additions=additions,
+        random_names=random_names,
+        code=code,
+        local=local,
     )
     if not (loaded.jobs or (loaded.pools and pools_suffice) or (loaded.sweeps and sweeps_suffice)):
         other = [str(document.get("kind")) for document in loaded.documents if document.get("kind") != pool.KIND]
@@ -150,15 +155,15 @@ def load_documents(
     additions: Additions | None = None,
     random_names: bool = False,
     code: Path | Bundle | None = None,
-    here: bool = False,
+    local: bool = False,
 ) -> Loaded:
-    """As `load`, for (source, document) pairs. `findings` is also filled while `documents` is read."""
+    """Load (source, document) pairs, as `load` does for files. `findings` is also filled while `documents` is read."""
     try:
-        given = [overrides.parsed(item) for item in sets]
+        parsed_overrides = [overrides.parsed(item) for item in sets]
     except InvalidManifest as error:
         raise InvalidManifests([Finding(path, Problem("", message)) for path, message in error.problems]) from error
-    shipping = Shipping(code, here)
-    loading = _Loading([] if findings is None else findings, given, additions, random_names, shipping)
+    shipping = Shipping(code, local)
+    loading = _Loading([] if findings is None else findings, parsed_overrides, additions, random_names, shipping)
     for source, document in documents:
         loading.add(source, document)
     return loading.result()
@@ -198,8 +203,8 @@ class _Loading:
         name = _name(document)
         place = Finding(source, Problem("", ""), number, name)
         if not isinstance(document, dict):
-            what = f"a manifest must be a mapping, not {json_type(document)}"
-            self._report(place, [Problem("", what)])
+            message = f"a manifest must be a mapping, not {json_type(document)}"
+            self._report(place, [Problem("", message)])
             return
         self.written.append(document)
         kind = document.get("kind")
@@ -216,15 +221,19 @@ class _Loading:
         self._check_name(document, place)
 
     def result(self) -> Loaded:
-        """Raises InvalidManifests."""
+        """Return the loaded objects. Raise InvalidManifests if a document has an error."""
         by_name = {pool.name: pool.spec for pool in self.pools}
-        claims = {_name(one): _claim_spec(one) for one in self.written if one.get("kind") == "ResourceClaimTemplate"}
+        claims = {
+            _name(document): _claim_spec(document)
+            for document in self.written
+            if document.get("kind") == "ResourceClaimTemplate"
+        }
         beside = checks.Beside(by_name, claims)
         for job, place in self.jobs:
             self._report(place, checks.finished(job, beside))
         for loaded, place in self.sweeps:
             self._report(place, finish_sweep(loaded, beside))
-        if any(one.problem.severity == "error" for one in self.findings):
+        if any(finding.problem.severity == "error" for finding in self.findings):
             raise InvalidManifests(self.findings)
         jobs = tuple(job for job, _ in self.jobs)
         titles = tuple(place.name for _, place in self.jobs)
@@ -290,7 +299,7 @@ class _Loading:
         return out
 
     def _with_name(self, document: dict[str, Any]) -> dict[str, Any]:
-        """The document with a name made of `generateName`, as the API server makes one."""
+        """Return the document with a name made of `generateName`, as the API server makes one."""
         meta = document.get("metadata")
         if not isinstance(meta, dict) or meta.get("name") is not None or not isinstance(meta.get("generateName"), str):
             return document
@@ -315,24 +324,25 @@ class _Loading:
 
 
 def _problems(error: InvalidManifest, *, generated: bool = False) -> list[Problem]:
-    """`generated`: the name was made of generateName, where a problem of the name belongs."""
+    """Return the problems of an error. `generated`: a problem of the name belongs to `generateName`."""
+    problems = [Problem(path, message, meant=error.meant.get(path, "")) for path, message in error.problems]
     if not generated:
-        return [Problem(path, message) for path, message in error.problems]
+        return problems
     added = f"with the {_SUFFIX_LENGTH} characters that the API server adds: "
     return [
-        Problem("metadata.generateName", added + message) if path == "metadata.name" else Problem(path, message)
-        for path, message in error.problems
+        Problem("metadata.generateName", added + problem.message) if problem.path == "metadata.name" else problem
+        for problem in problems
     ]
 
 
-def _without_repetition(problems: list[Problem], more: list[Problem]) -> list[Problem]:
-    """Both lists, without those of `more` at fields that have a problem already."""
+def _without_repetition(problems: list[Problem], further: list[Problem]) -> list[Problem]:
+    """Return both lists, without problems of `further` at fields that have a problem already."""
     reported = {problem.path for problem in problems}
-    return [*problems, *(problem for problem in more if problem.path not in reported)]
+    return [*problems, *(problem for problem in further if problem.path not in reported)]
 
 
 def _checked_pool(document: Any) -> Pool:
-    """Raises InvalidManifest."""
+    """Return the pool. Raise InvalidManifest."""
     parsed = parse_pool(document)
     if wrong := pool_template.problems(parsed.spec):
         raise InvalidManifest(wrong)
@@ -340,14 +350,14 @@ def _checked_pool(document: Any) -> Pool:
 
 
 def _claim_spec(template: dict[str, Any]) -> dict[str, Any]:
-    """The spec of the claims that a ResourceClaimTemplate describes."""
+    """Return the spec of the claims that a ResourceClaimTemplate describes."""
     outer = template.get("spec")
     inner = outer.get("spec") if isinstance(outer, dict) else None
     return inner if isinstance(inner, dict) else {}
 
 
 def _name(document: Any) -> str:
-    """`sweep-*` for a name that the API server will make."""
+    """Return the name of the object, `sweep-*` for a name that the API server will make."""
     if not isinstance(document, dict):
         return ""
     metadata = document.get("metadata")

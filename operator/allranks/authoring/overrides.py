@@ -1,9 +1,10 @@
-"""The option --set: values of the command line at paths of a manifest."""
+"""Changes of manifests by the command line: --set PATH=VALUE, and arguments and variables of every job."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -20,7 +21,7 @@ Override = tuple[list[Step], Any]
 
 
 def parsed(item: str) -> Override:
-    """The override in `path=value`; `spec.` may be left out. Raises InvalidManifest."""
+    """Return the override in `path=value`; `spec.` may be left out. Raise InvalidManifest."""
     path, equals, text = item.partition("=")
     steps: list[Step] = [
         (int(bracketed) if bracketed.isdigit() else bracketed) if bracketed else plain
@@ -43,37 +44,37 @@ def parsed(item: str) -> Override:
 
 
 def apply(document: dict[str, Any], overrides: Sequence[Override]) -> None:
-    """Sets each value at its path, and creates missing maps.
+    """Set each value at its path, and create missing maps.
 
-    Raises InvalidManifest if a path leads through a value that is not a map, or to a missing list item.
+    Raise InvalidManifest if a path leads through a value that is not a map, or to a missing list item.
     """
     for path, value in overrides:
         _set(document, path, value)
 
 
 def _set(document: dict[str, Any], path: list[Step], value: Any) -> None:
-    here: Any = document
+    node: Any = document
     for depth, step in enumerate(path):
         last = depth == len(path) - 1
-        if isinstance(here, list):
-            number = int(step) if str(step).isdigit() else len(here)
-            if number >= len(here):
+        if isinstance(node, list):
+            number = int(step) if str(step).isdigit() else len(node)
+            if number >= len(node):
                 raise InvalidManifest([(_text(path), f"--set: the list has no item {step}")])
             if last:
-                here[number] = value
+                node[number] = value
             else:
-                here = here[number]
-        elif isinstance(here, dict):
+                node = node[number]
+        elif isinstance(node, dict):
             key = str(step)
             if last:
-                here[key] = value
+                node[key] = value
             else:
-                if here.get(key) is None:
+                if node.get(key) is None:
                     if isinstance(path[depth + 1], int):
-                        what = f"--set: there is no list {_text(path[: depth + 1])}: set the whole list"
-                        raise InvalidManifest([(_text(path), what)])
-                    here[key] = {}
-                here = here[key]
+                        message = f"--set: there is no list {_text(path[: depth + 1])}: set the whole list"
+                        raise InvalidManifest([(_text(path), message)])
+                    node[key] = {}
+                node = node[key]
         else:
             raise InvalidManifest([(_text(path), f"--set: {_text(path[:depth])} is not a map")])
 
@@ -83,3 +84,27 @@ def _text(path: Sequence[Step]) -> str:
     for step in path:
         out = below(out, step)
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """Arguments and variables of the command line, for every job."""
+
+    arguments: tuple[str, ...] = ()
+    """Appended to `spec.args`."""
+    env: tuple[tuple[str, str], ...] = ()
+    """(name, value) pairs for `spec.env`; they replace variables of the same name."""
+
+    def apply(self, document: dict[str, Any]) -> None:
+        """Add them to a job. Fields of a wrong type stay as they are; validation reports them."""
+        spec = document.get("spec")
+        if not isinstance(spec, dict):
+            return
+        if self.arguments and isinstance(spec.get("args") or [], list):
+            spec["args"] = [*(spec.get("args") or []), *self.arguments]
+        if self.env and isinstance(spec.get("env") or [], list):
+            names = {name for name, _ in self.env}
+            kept = [
+                item for item in spec.get("env") or [] if not (isinstance(item, dict) and item.get("name") in names)
+            ]
+            spec["env"] = [*kept, *({"name": name, "value": value} for name, value in self.env)]

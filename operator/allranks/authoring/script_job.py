@@ -1,4 +1,4 @@
-"""Makes the job for a Python script that has no manifest: `allranks run train.py --replicas 2`.
+"""Makes and loads the job for a Python script that has no manifest: `allranks run train.py --replicas 2`.
 
 The framework follows from the packages that the script, and the modules beside it, import.
 """
@@ -6,16 +6,20 @@ The framework follows from the packages that the script, and the modules beside 
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from allranks.api.job import API_VERSION, KIND
 from allranks.authoring.manifest_files import did_you_mean
-from allranks.errors import InvalidManifest
+from allranks.errors import CannotRun, InvalidManifest, InvalidOption
 from allranks.frameworks import FRAMEWORKS
+
+if TYPE_CHECKING:
+    from allranks.authoring.manifests import Loaded
 
 MAX_MODULES = 100
 """Modules beside the script that are read at most, to find out what it imports."""
@@ -24,7 +28,7 @@ _NAME_LENGTH = 40
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the source of a script, and of the modules beside it that it imports, says."""
+    """Names and imports in the source of a script, and of the modules beside it that it imports."""
 
     path: str
     imports: Mapping[str, str]
@@ -33,7 +37,8 @@ class Script:
     """Names of functions, classes and attributes that the source uses."""
 
     def guess_framework(self) -> tuple[str, str] | None:
-        """(framework, package whose import shows it). Frameworks that build on others come last in the registry."""
+        """Return (framework, package whose import shows it). Frameworks that build on others come last in the
+        registry."""
         for framework in reversed(FRAMEWORKS.values()):
             for package in self.imports:  # in their order, for the same message each time
                 if package in framework.script.imports:
@@ -46,7 +51,9 @@ def is_script(file: str) -> bool:
 
 
 def read_script(path: str, workdir: Path) -> Script:
-    """`path` is relative to `workdir`. Raises InvalidManifest if the script cannot be read or is not Python."""
+    """Read a script and the modules beside it that it imports. `path` is relative to `workdir`.
+
+    Raise InvalidManifest if the script cannot be read or is not Python."""
     imports: dict[str, str] = {}
     names: set[str] = set()
     first = workdir / path
@@ -80,8 +87,9 @@ def make_job(
     image: str | None = None,
     cure: str = f"specify --framework {' | '.join(FRAMEWORKS)}",
 ) -> tuple[dict[str, Any], list[str]]:
-    """The manifest of the job, and notes on what was assumed. Raises InvalidManifest if the framework is unclear;
-    `cure` says how to specify it."""
+    """Return the manifest of the job, and notes on what was assumed.
+
+    Raise InvalidManifest if the framework is unclear; `cure` says how to specify it."""
     framework, notes = choose_framework(script, framework, cure)
     hints = FRAMEWORKS[framework].script
     if replicas > 1 and hints.joins_group and not hints.joins_group & script.names:
@@ -94,9 +102,9 @@ def make_job(
 
 
 def choose_framework(script: Script, framework: str | None, cure: str) -> tuple[str, list[str]]:
-    """The framework, `framework` if it is given, and notes on what was assumed.
+    """Return the framework, `framework` if it is given, and notes on what was assumed.
 
-    Raises InvalidManifest if it is unclear; `cure` says how to specify it.
+    Raise InvalidManifest if it is unclear; `cure` says how to specify it.
     """
     if framework is not None:
         return framework, []
@@ -118,7 +126,7 @@ def job_document(
     arguments: Sequence[str] = (),
     image: str | None = None,
 ) -> dict[str, Any]:
-    """The manifest of a job whose pods are all workers with the same command. `gpus` are those of each pod."""
+    """Return the manifest of a job whose pods are all workers with the same command. `gpus`: number in each pod."""
     spec: dict[str, Any] = {
         "framework": framework,
         "image": image or f"{name}:dev",
@@ -135,7 +143,7 @@ def job_document(
 
 
 def job_name(path: str) -> str:
-    """A valid name of a job, from the name of the script: `Train_GPT.py` is train-gpt."""
+    """Return a valid name of a job, from the name of the script: `Train_GPT.py` is train-gpt."""
     name = re.sub(r"[^a-z0-9]+", "-", Path(path).stem.lower()).strip("-")[:_NAME_LENGTH].strip("-")
     return name if name[:1].isalpha() else f"job-{name}".strip("-")
 
@@ -162,6 +170,86 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 
 def _beside(file: Path, module: str) -> Iterator[Path]:
-    """The files of a module in the folder of the file that imports it."""
+    """Yield the files of a module in the folder of the file that imports it."""
     base = file.parent.joinpath(*module.split("."))
     yield from (path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file())
+
+
+# --- the job, loaded --------------------------------------------------------------------------------------------------
+
+_FRAMEWORK_PATHS = ("framework", "spec.framework")
+
+
+def load_script(
+    script: str,
+    sets: Sequence[str],
+    *,
+    arguments: Sequence[str],
+    env: Sequence[tuple[str, str]],
+    replicas: int,
+    gpus: int,
+    framework: str | None,
+    workdir: Path,
+    save: Path | None,
+    ships: bool,
+) -> tuple[Loaded, list[str]]:
+    """Return the script's job and notes on it, and write its manifest to `save`.
+
+    `ships`: the code in `workdir` is shipped. Raise InvalidManifest, CannotRun, or InvalidOption for a wrong framework.
+    """
+    # The loader imports all checks, which a program that uses the other functions of this file does not need.
+    from allranks.authoring.manifests import load_documents
+
+    framework = _framework_of_script(framework, sets)
+    if ships:
+        script = _inside(script, workdir)
+    source = read_script(script, workdir)
+    document, notes = make_job(source, framework=framework, replicas=replicas, gpus=gpus, env=env, arguments=arguments)
+    loaded = load_documents([(script, document)], sets, code=workdir if ships else None, local=True)
+    if save:
+        written, needed = loaded.documents[0], f"contains {script}"
+        if ships:
+            written = {**written, "spec": {**written["spec"], "code": os.path.relpath(workdir, save.parent)}}
+            needed = "has the packages that it imports"
+        _save(save, written)
+        notes.append(f"the manifest is in {save}: set its image to one that {needed}, then submit it")
+    return loaded, notes
+
+
+def _inside(script: str, code: Path) -> str:
+    """Return the path of the script in the shipped code. `script` is relative to the current directory, or to `code`.
+
+    Raise CannotRun if it is outside."""
+    path = Path(script)
+    if not path.is_file() and (code / script).is_file():
+        return script
+    if not path.resolve().is_relative_to(code.resolve()):
+        raise CannotRun(f"{script} is not in {code}, the directory of --code: name a directory that contains it")
+    return str(path.resolve().relative_to(code.resolve()))
+
+
+def _framework_of_script(option: str | None, sets: Sequence[str]) -> str | None:
+    """Return the framework of --framework, or of --set framework=NAME, which means the same: it also chooses the
+    command."""
+    values = [value for path, _, value in (item.partition("=") for item in sets) if path in _FRAMEWORK_PATHS]
+    if not values:
+        return option
+    if values[-1] not in FRAMEWORKS:
+        names = ", ".join(FRAMEWORKS)
+        raise InvalidOption(f"--set framework={values[-1]}: there is no such framework; there are {names}.")
+    if option not in (None, values[-1]):
+        raise InvalidOption(f"--framework {option} and --set framework={values[-1]} differ: specify one of them.")
+    return values[-1]
+
+
+def _save(file: Path, document: dict[str, Any]) -> None:
+    """Write a new file. Raise CannotRun if it exists or cannot be written."""
+    from allranks.authoring.yaml_text import dump
+
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            out.write(dump([document]))
+    except FileExistsError:
+        raise CannotRun(f"--save {file}: the file exists; choose another name or remove it") from None
+    except OSError as error:
+        raise CannotRun(f"--save {file}: cannot be written: {(error.strerror or str(error)).lower()}") from error

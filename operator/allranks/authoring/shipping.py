@@ -19,15 +19,16 @@ class Shipping:
 
     code: Path | Bundle | None = None
     """In place of what the manifests say."""
-    here: bool = False
+    local: bool = False
     """The jobs run on this machine, where no ConfigMap limits the size."""
     bundles: dict[str, Bundle] = field(default_factory=dict)
     """ConfigMap -> the code for it."""
     _collected: dict[Path, Bundle] = field(default_factory=dict)
 
     def apply(self, document: dict[str, Any], file: str) -> list[Problem]:
-        """Replaces a directory in the job by what the API knows. `file`: the manifest, to which a directory is
-        relative. The notes say what is not shipped. Raises InvalidManifest."""
+        """Replace a directory in the job by the fields of the API. Return notes on files that are not shipped.
+
+        `file`: the manifest, to which a directory is relative. Raise InvalidManifest."""
         spec = document.get("spec")
         if not isinstance(spec, dict):
             return []
@@ -36,7 +37,7 @@ class Shipping:
             bundle = self._bundle(written, file)
             if bundle is None:
                 return []
-            described = bundle.described if self.here else bundle.spec
+            described = bundle.described if self.local else bundle.spec
         except CannotShip as error:
             raise InvalidManifest([(_PATH, str(error))]) from error
         kept = {"path": written["path"]} if isinstance(written, dict) and "path" in written else {}
@@ -54,7 +55,7 @@ class Shipping:
         return None
 
     def _collect(self, directory: Path) -> Bundle:
-        """Each directory is read once, so that all jobs get the same files."""
+        """Return the code in a directory. Each directory is read once, so that all jobs get the same files."""
         key = directory.resolve()
         if key not in self._collected:
             self._collected[key] = collect(directory)

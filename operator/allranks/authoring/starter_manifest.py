@@ -63,7 +63,9 @@ def make_starter(
     gpus: int = 0,
     image: str | None = None,
 ) -> Starter:
-    """`source`: the text of the script. `file`: where the manifest will be. Raises InvalidManifest."""
+    """Return the manifest for a script. `source`: text of the script. `file`: future path of the manifest.
+
+    Raise InvalidManifest if the framework is unclear."""
     framework, notes = choose_framework(script, framework, f"specify --framework {' | '.join(FRAMEWORKS)}")
     tree = ast.parse(source)
     options = list(_options(tree))
@@ -169,30 +171,30 @@ _RESTART = (
 
 
 def _options(tree: ast.AST) -> Iterator[Option]:
-    """Options of argparse (`add_argument`) and click (`option`) whose names are literals, and positional arguments of
-    argparse without a default."""
-    found: set[str] = set()
+    """Yield options of argparse (`add_argument`) and click (`option`) whose names are literals, and positional
+    arguments of argparse without a default."""
+    defined: set[str] = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or _called(node) not in ("add_argument", "option"):
             continue
         words = [word for word in map(_literal, node.args) if isinstance(word, str)]
-        given = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg}
+        keywords = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg}
         if len(words) == 1 and _called(node) == "add_argument" and re.fullmatch(r"[A-Za-z]\w*", words[0]):
-            if words[0] not in found and given.get("nargs") not in ("?", "*") and "default" not in given:
-                found.add(words[0])
-                yield Option(words[0], required=True, help=_comment(str(given.get("help") or "")))
+            if words[0] not in defined and keywords.get("nargs") not in ("?", "*") and "default" not in keywords:
+                defined.add(words[0])
+                yield Option(words[0], required=True, help=_comment(str(keywords.get("help") or "")))
             continue
         names = [word for word in words if word.startswith("--")]
-        if not names or names[0] in found or not re.fullmatch(r"--[A-Za-z0-9][\w-]*", names[0]):
+        if not names or names[0] in defined or not re.fullmatch(r"--[A-Za-z0-9][\w-]*", names[0]):
             continue
-        found.add(names[0])
-        default = given.get("default")
+        defined.add(names[0])
+        default = keywords.get("default")
         yield Option(
             names[0],
             default if isinstance(default, str | int | float) and not isinstance(default, bool) else None,
-            given.get("required") is True,
-            str(given.get("action", "")).startswith("store_") or given.get("is_flag") is True,
-            _comment(str(given.get("help") or "")),
+            keywords.get("required") is True,
+            str(keywords.get("action", "")).startswith("store_") or keywords.get("is_flag") is True,
+            _comment(str(keywords.get("help") or "")),
         )
 
 
@@ -210,13 +212,13 @@ def _literal(node: ast.AST) -> Any:
 
 
 def _comment(text: str) -> str:
-    """One line that is safe in a comment."""
+    """Return one line that is safe in a comment."""
     words = " ".join(clean_text(text, colour=False).split())
     return words if len(words) <= 80 else f"{words[:77]}..."
 
 
 def _scalar(text: str) -> str:
-    """A YAML string; JSON's is one."""
+    """Return a YAML string. A JSON string is one."""
     return text if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else json.dumps(text)
 
 
@@ -225,7 +227,7 @@ _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off"})
 
 
 def source_of(path: Path) -> str:
-    """The text of a script that was read before, in the encoding that it declares."""
+    """Return the text of a script that was read before, in the encoding that it declares."""
     import tokenize
 
     with tokenize.open(path) as text:

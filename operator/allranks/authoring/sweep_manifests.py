@@ -1,16 +1,19 @@
-"""Loads TrainingSweeps from manifests: the sweep, and the job of its template with all checks of a job."""
+"""Loads TrainingSweeps from manifests, with all checks of the job in the template.
+
+Also makes one of a job and the options of `allranks sweep`.
+"""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allranks.api import sweep_validation
-from allranks.api.job import Job
+from allranks.api import job, sweep, sweep_validation
+from allranks.api.job import API_VERSION, Job
 from allranks.api.sweep import Sweep
 from allranks.api.sweep_validation import in_template, parse_sweep
 from allranks.api.validation import parse
@@ -33,7 +36,7 @@ class LoadedSweep:
 
 
 def load_sweep(document: dict[str, Any], shipping: Shipping, file: str) -> tuple[LoadedSweep | None, list[Problem]]:
-    """The sweep, None if there are errors; and its problems with the paths in the sweep."""
+    """Return the sweep (None if there are errors) and its problems, with the paths in the sweep."""
     document = copy.deepcopy(document)
     inner = sweep_validation.job_document(document)
     code = _code(inner, shipping, file)
@@ -48,8 +51,8 @@ def load_sweep(document: dict[str, Any], shipping: Shipping, file: str) -> tuple
     except InvalidManifest as error:
         wrong = [Problem(*problem) for problem in error.problems]
         reported = {problem.path for problem in wrong}
-        more = checks.written(inner) if inner is not None else []
-        return None, [*wrong, *(found for each in more if (found := _placed(each)).path not in reported)]
+        further = checks.written(inner) if inner is not None else []
+        return None, [*wrong, *(problem for problem in map(_placed, further) if problem.path not in reported)]
     job = parse(inner)
     of_job = [Problem(*problem) for problem in pods.problems(job)]
     of_job += checks.written(inner or {}, None if of_job else job)
@@ -60,13 +63,13 @@ def load_sweep(document: dict[str, Any], shipping: Shipping, file: str) -> tuple
 
 
 def finish_sweep(loaded: LoadedSweep, beside: checks.Beside) -> list[Problem]:
-    """Problems of the pods of a trial, and notes, of a sweep that has no other errors."""
+    """Return problems of the pods of a trial, and notes, of a sweep that has no other errors."""
     of_job = [*checks.finished(loaded.job, beside), *_misspelt_parameters(loaded)]
     return [*map(_placed, of_job), *_about_metric(loaded)]
 
 
 def _misspelt_parameters(loaded: LoadedSweep) -> Iterator[Problem]:
-    """Kubernetes leaves a reference to an unknown variable as it is, so a misspelt parameter has no effect."""
+    """Yield warnings about references to misspelt parameters: Kubernetes leaves an unknown `$(NAME)` as it is."""
     parameters = list(loaded.sweep.spec.parameters)
     for path, text in _texts(loaded.job):
         for name in re.findall(r"\$\(([A-Za-z_][-A-Za-z0-9_.]*)\)", text):
@@ -75,7 +78,7 @@ def _misspelt_parameters(loaded: LoadedSweep) -> Iterator[Problem]:
 
 
 def _texts(job: Job) -> Iterator[tuple[str, str]]:
-    """(path, text) of commands, arguments and variables."""
+    """Yield (path, text) of commands, arguments and variables."""
     for place, part in (("spec", job.spec), *((f"spec.roles.{role}", spec) for role, spec in job.spec.roles.items())):
         for field, words in (("command", part.command), ("args", part.args)):
             yield from ((f"{place}.{field}[{number}]", word) for number, word in enumerate(words or ()))
@@ -84,12 +87,13 @@ def _texts(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _about_metric(loaded: LoadedSweep) -> Iterator[Problem]:
-    """A program may report metrics by itself, so only a name that resembles one of the log is a mistake."""
+    """Yield a warning if the metric resembles a name of `logPattern`. Other names may be metrics of the program
+    itself."""
     metric, progress = loaded.sweep.spec.objective.metric, loaded.job.spec.progress
     groups = re.compile(progress.log_pattern).groupindex if progress and progress.log_pattern else {}
     if metric not in groups and (near := similar(metric, list(groups))):
-        what = f"no group of logPattern is named {metric}, did you mean {near}?"
-        yield Problem("spec.objective.metric", what, "warning")
+        message = f"no group of logPattern is named {metric}, did you mean {near}?"
+        yield Problem("spec.objective.metric", message, "warning")
 
 
 def _placed(problem: Problem) -> Problem:
@@ -97,8 +101,70 @@ def _placed(problem: Problem) -> Problem:
 
 
 def _code(inner: dict[str, Any] | None, shipping: Shipping, file: str) -> Path | None:
-    """The directory with the code, if the manifest or the command line names one."""
+    """Return the directory with the code, if the manifest or the command line names one."""
     if isinstance(shipping.code, Path):
         return shipping.code.absolute()
     written = inner["spec"].get("code") if inner else None
     return (Path(file).parent / Path(written).expanduser()).absolute() if isinstance(written, str) else None
+
+
+# --- a sweep of a job and the options of `allranks sweep` -------------------------------------------------------------
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_RANGE = re.compile(rf"(?:(log|int|uniform):)?({_NUMBER})\.\.({_NUMBER})(?:/(\d+))?")
+FORMS = "lr=log:1e-4..1e-1, dropout=0..0.5, layers=int:1..8 or batch=16,32,64"
+
+
+def parameter(text: str) -> tuple[str, dict[str, Any]]:
+    """Return (name, values) of `--param`. Raise InvalidManifest."""
+    name, equals, values = text.partition("=")
+    if not (name and equals and values):
+        raise InvalidManifest([(f"--param {text}", f"must be NAME=VALUES, for example {FORMS}")])
+    if match := _RANGE.fullmatch(values):
+        kind, low, high, points = match.groups()
+        if kind == "int" or (kind is None and re.fullmatch(r"[-+]?\d+", low) and re.fullmatch(r"[-+]?\d+", high)):
+            if not (re.fullmatch(r"[-+]?\d+", low) and re.fullmatch(r"[-+]?\d+", high)) or points:
+                raise InvalidManifest([(f"--param {text}", "int: needs whole numbers, for example layers=int:1..8")])
+            return name, {"int": {"min": int(low), "max": int(high)}}
+        bounds: dict[str, Any] = {"min": float(low), "max": float(high)}
+        bounds |= {"points": int(points)} if points else {}
+        return name, {"logUniform" if kind == "log" else "uniform": bounds}
+    if ".." in values or values.startswith(("log:", "int:", "uniform:")):
+        raise InvalidManifest([(f"--param {text}", f"is no range: write {FORMS}")])
+    return name, {"values": [_scalar(value) for value in values.split(",")]}
+
+
+def sweep_document(
+    document: dict[str, Any], parameters: Iterable[tuple[str, dict[str, Any]]], **spec: Any
+) -> dict[str, Any]:
+    """Return the sweep of a job. A parameter that the job does not name as $(NAME) is added to `args` as
+    --NAME=$(NAME)."""
+    template = copy.deepcopy(document.get("spec"))
+    values = dict(parameters)
+    if isinstance(template, dict):
+        written = repr(template)
+        missing = [name for name in values if f"$({name})" not in written]
+        args = template.get("args") or []
+        if missing and isinstance(args, list):
+            template["args"] = [*args, *(f"--{name}=$({name})" for name in missing)]
+    metadata = document.get("metadata") if isinstance(document.get("metadata"), dict) else {}
+    kept_metadata = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)} if metadata else {}
+    whole = {"parameters": values, **{name: value for name, value in spec.items() if value is not None}}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": sweep.KIND,
+        "metadata": {"name": (metadata or {}).get("name", "sweep")},
+        "spec": {**whole, "template": {**({"metadata": kept_metadata} if kept_metadata else {}), "spec": template}},
+    }
+
+
+def is_job(document: Any) -> bool:
+    return isinstance(document, dict) and document.get("kind") == job.KIND
+
+
+def _scalar(text: str) -> str | int | float | bool:
+    if re.fullmatch(r"[-+]?\d+", text):
+        return int(text)
+    if re.fullmatch(_NUMBER, text):
+        return float(text)
+    return {"true": True, "false": False}.get(text, text)

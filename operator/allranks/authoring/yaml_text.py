@@ -30,14 +30,14 @@ _Dumper.add_representer(str, _text)
 
 
 def dump(documents: Iterable[Any]) -> str:
-    """Objects as a stream of YAML documents."""
+    """Return the objects as a stream of YAML documents."""
     text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
     # They are in double quotes, where an escape means the same.
     return _UNSAFE.sub(lambda match: f"\\U{ord(match[0]):08x}", text)
 
 
 def without_empty(value: Any) -> Any:
-    """Removes empty texts, lists and maps."""
+    """Return a copy without empty texts, lists and maps."""
     if isinstance(value, dict):
         inner = {key: without_empty(item) for key, item in value.items()}
         return {key: item for key, item in inner.items() if item not in ("", [], {})}

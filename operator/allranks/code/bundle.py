@@ -1,6 +1,6 @@
 """A directory of code as one reproducible archive, named by the hash of its content.
 
-The same files give the same bytes on every machine: sorted names, no times, no owners. The hash is that of the
+The same files give the same bytes on every machine: sorted names, no times, no owners. The hash is taken of the
 uncompressed archive, because compressors differ between machines.
 """
 
@@ -49,13 +49,13 @@ class Bundle:
     commit: str | None = None
     """The commit of the repository; None without one."""
     dirty: bool | None = None
-    """Whether files differ from the commit; None without a repository."""
+    """True if files differ from the commit; None without a repository."""
     changes: str = ""
     """The files that differ from the commit, in one line: `train.py +3 -1, new: data.py`."""
     left_out: tuple[LeftOut, ...] = ()
-    """What was not shipped, and why."""
+    """Files that were not shipped, with the reason."""
     differences: str = ""
-    """From the commit, as a unified diff; empty without any. Not a part of the archive."""
+    """Differences from the commit, as a unified diff; empty without any. Not a part of the archive."""
 
     @cached_property
     def tar(self) -> bytes:
@@ -98,7 +98,7 @@ class Bundle:
         return out | ({"changes": self.changes} if self.changes else {})
 
     def check_size(self) -> None:
-        """Raises CannotShip, with the largest files and what can be done instead."""
+        """Check the size of the archive. Raise CannotShip, with the largest files and advice, if it is too large."""
         if len(self.archive) > MAX_SHIPPED_BYTES:
             largest = _largest((file.name, len(file.data)) for file in self.files)
             raise CannotShip(
@@ -107,7 +107,7 @@ class Bundle:
             )
 
     def with_file(self, name: str, data: bytes) -> Bundle:
-        """The bundle with one more file, or with another content of it. The file need not exist on disk."""
+        """Return the bundle with one more file, or with another content of it. The file need not exist on disk."""
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise ValueError(f"{name!r} must be a relative path inside the bundle")
@@ -115,11 +115,11 @@ class Bundle:
         return replace(self, files=_sorted([*others, File(str(path), data)]))
 
     def notes(self) -> list[str]:
-        """One sentence for each reason why files were left out."""
+        """Return one sentence for each reason why files were left out."""
         reasons: dict[str, list[LeftOut]] = {}
-        for one in self.left_out:
-            reasons.setdefault(one.reason, []).append(one)
-        return [_note(reason, some) for reason, some in reasons.items()]
+        for item in self.left_out:
+            reasons.setdefault(item.reason, []).append(item)
+        return [_note(reason, items) for reason, items in reasons.items()]
 
 
 EMPTY = Bundle(())
@@ -132,7 +132,7 @@ _WAYS_OUT = (
 
 
 def collect(directory: Path | str) -> Bundle:
-    """The code of a directory. Raises CannotShip if there is none, or far too much.
+    """Return the code of a directory. Raise CannotShip if there is none, or far too much.
 
     With git: tracked files as they are on disk, and new files that are not ignored. Without: all files that no
     .gitignore names. `.allranksignore` leaves out more, and ships with `!NAME` what would be left out.
@@ -195,9 +195,9 @@ def _largest(sizes: Iterable[tuple[str, int]]) -> str:
     return "The largest files: " + ", ".join(f"{name} ({size(bytes_)})" for name, bytes_ in largest)
 
 
-def _note(reason: str, some: list[LeftOut]) -> str:
-    names = ", ".join(one.name for one in some[:_SHOWN])
-    more = f" and {len(some) - _SHOWN} more" if len(some) > _SHOWN else ""
-    verb = "is" if len(some) == 1 else "are"
-    cure = f"; to ship it, add the line !{some[0].name} to .allranksignore" if some[0].can_be_allowed else ""
+def _note(reason: str, items: list[LeftOut]) -> str:
+    names = ", ".join(item.name for item in items[:_SHOWN])
+    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    verb = "is" if len(items) == 1 else "are"
+    cure = f"; to ship it, add the line !{items[0].name} to .allranksignore" if items[0].can_be_allowed else ""
     return f"{names}{more} {verb} not shipped: {reason}{cure}"

@@ -1,4 +1,4 @@
-"""What the code of a job differs from its commit in: a unified diff to be read, bounded and without secrets. Pure.
+"""The differences of the code of a job from its commit: a unified diff to be read, bounded and without secrets. Pure.
 
 It is made before it is stored, because a line that was removed may hold a password that is in no shipped file.
 """
@@ -14,9 +14,9 @@ from typing import NamedTuple
 from allranks.masking import mask_code, mask_log
 
 MAX_CHARACTERS = 262_144
-"""Of the whole text."""
+"""Limit of the whole text."""
 MAX_FILE_CHARACTERS = 65_536
-"""Of one file, so that a large one leaves room for the others."""
+"""Limit of one file, so that a large one leaves room for the others."""
 MAX_NAMED = 50
 """Files that are only named."""
 _HEADER = "diff --git "
@@ -26,7 +26,7 @@ _BINARY_HEAD = 8000
 _ROUNDS = 20
 
 Hidden = Callable[[str], str]
-"""Why the content of a file is not shown, as a part of a sentence; empty if it is."""
+"""Returns the reason why the content of a file is not shown, as a part of a sentence; empty if it is."""
 
 
 class NewFile(NamedTuple):
@@ -38,7 +38,7 @@ class NewFile(NamedTuple):
 
 
 def text_of(commit: str, patch: str, new: Iterable[NewFile], hidden: Hidden, untracked: Iterable[str] = ()) -> str:
-    """The differences; empty if there are none. Lines that begin with `#` say what is left out.
+    """Return the differences; empty if there are none. Lines that begin with `#` say what is left out.
 
     `patch`: what git prints for tracked files. `untracked`: names of new files that are only named.
     """
@@ -66,7 +66,7 @@ def text_of(commit: str, patch: str, new: Iterable[NewFile], hidden: Hidden, unt
 
 
 def compressed(text: str, room: int) -> bytes:
-    """The text in at most `room` bytes: a long one loses its end, and says so. Empty if nothing fits."""
+    """Return the text in at most `room` bytes: a long one loses its end, and says so. Empty if nothing fits."""
     kept = text
     for _ in range(_ROUNDS):
         shown = kept if kept == text else kept + "# the rest is not shown: it has no room beside the code\n"
@@ -81,24 +81,24 @@ def compressed(text: str, room: int) -> bytes:
 
 
 def decompressed(data: bytes) -> str:
-    """Raises ValueError if it is not what `compressed` makes."""
+    """Return the text of compressed data. Raise ValueError if the data is no output of `compressed`."""
     try:
-        more = zlib.decompressobj(zlib.MAX_WBITS | 16)
-        return more.decompress(data, 4 * MAX_CHARACTERS + 65_536).decode("utf-8", "replace")
+        decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        return decompressor.decompress(data, 4 * MAX_CHARACTERS + 65_536).decode("utf-8", "replace")
     except zlib.error as error:
         raise ValueError(f"the differences cannot be read: {error}") from error
 
 
 def _split(patch: str) -> Iterator[tuple[str, str]]:
-    """(name, section) of each file of a patch of git. Lines of files begin with a space, +, - or a backslash."""
+    """Yield (name, section) of each file of a patch of git. Lines of files begin with a space, +, - or a backslash."""
     for part in re.split(rf"^(?={_HEADER})", patch, flags=re.MULTILINE):
         if part.startswith(_HEADER):
             yield _name(part.partition("\n")[0].removeprefix(_HEADER)), part
 
 
 def _name(names: str) -> str:
-    """The name in `a/NAME b/NAME`, which are equal, because git looks for no renamed files here. Strange names have
-    quotes."""
+    """Return the name in `a/NAME b/NAME`, which are equal, because git looks for no renamed files here. Strange names
+    have quotes."""
     half = names[: (len(names) - 1) // 2].strip('"')
     return half.removeprefix("a/")
 
@@ -118,7 +118,8 @@ def _addition(file: NewFile) -> str:
 
 
 def _masked(name: str, section: str) -> str:
-    """Code has words such as `key=lambda`, which are secrets only in other files."""
+    """Return the section with secrets masked. Code has words such as `key=lambda`, which are secrets only in other
+    files."""
     return mask_code(section) if name.endswith((".py", ".ipynb")) else mask_code(mask_log(section))
 
 

@@ -1,4 +1,4 @@
-"""What git knows of a directory: tracked and new files, the commit, and what differs from it."""
+"""The state of a directory in git: tracked and new files, the commit, and the differences from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Tree:
     """(name, `+3 -1`) of tracked files that differ from the commit, deleted ones included."""
 
     def changes(self, shipped: Sequence[str]) -> str:
-        """What differs from the commit in one line; empty without a difference."""
+        """Return the differences from the commit in one line; empty without a difference."""
         new = sorted({*shipped} & {*self.new})
         parts = [f"{name} {lines}" for name, lines in self.differences] + [f"{name} new" for name in new]
         text = ", ".join(parts)
@@ -46,7 +46,9 @@ class Tree:
 
 
 def read(folder: Path) -> Tree | None:
-    """None if the directory is not part of a repository, or git ignores it, or is not installed."""
+    """Return the state of a directory.
+
+    Return None if it is not part of a repository, or git ignores it, or is not installed."""
     listed = _git(folder, "ls-files", "-z", "--cached")
     if listed is None:
         return None
@@ -60,7 +62,7 @@ def read(folder: Path) -> Tree | None:
 
 
 def patch(folder: Path) -> str:
-    """The differences of tracked files from the commit, as a unified diff; its first part if it is very long."""
+    """Return the differences of tracked files from the commit, as a unified diff; its first part if it is very long."""
     try:
         with subprocess.Popen(
             PATCH,
@@ -78,20 +80,21 @@ def patch(folder: Path) -> str:
 
 
 def _existing(folder: Path, names: Sequence[str]) -> list[str]:
-    """A submodule, and a repository inside this one, is a directory in git's list: its files are listed instead."""
+    """Return the names that exist. Git lists a submodule, and a repository inside this one, as a directory: its files
+    are listed instead."""
     out = []
     for name in dict.fromkeys(name.removesuffix("/") for name in names if name):
         path = folder / name
         if path.is_dir() and not path.is_symlink():
             inner = read(path)
-            out += [f"{name}/{one}" for one in (*inner.tracked, *inner.new)] if inner else []
+            out += [f"{name}/{file}" for file in (*inner.tracked, *inner.new)] if inner else []
         elif path.is_symlink() or path.exists():
             out.append(name)
     return out
 
 
 def _numstat(text: str) -> tuple[tuple[str, str], ...]:
-    """`-` instead of numbers stands for a binary file."""
+    """Return (name, `+3 -1`) of each file. `-` instead of numbers stands for a binary file."""
     out = []
     for line in text.split("\0"):
         added, tab, rest = line.partition("\t")
@@ -102,7 +105,7 @@ def _numstat(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """None if the command fails."""
+    """Return the output of a git command; None if it fails."""
     try:
         done = subprocess.run(
             ("git", *words),
@@ -118,5 +121,5 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """The variables of a git that writes nothing into the repository."""
+    """Return the variables of a git that writes nothing into the repository."""
     return {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}

@@ -47,7 +47,7 @@ class LeftOut:
     name: str
     reason: str
     can_be_allowed: bool = True
-    """By a line in .allranksignore."""
+    """True if a line in .allranksignore can allow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Selection:
 
 
 def select(folder: Path) -> Selection:
-    """Raises CannotShip."""
+    """Select the files of a directory. Raise CannotShip."""
     if not folder.is_dir():
         raise CannotShip(f"{folder} is not a directory: name the directory with the code")
     tree = repository.read(folder)
@@ -90,7 +90,7 @@ def select(folder: Path) -> Selection:
 
 
 def secret_by_name(name: str) -> str:
-    """The file, or the directory above it, that usually holds credentials; empty if no name says so."""
+    """Return the file, or the directory above it, that usually holds credentials; empty if no name says so."""
     *above, base = name.split("/")
     for depth, part in enumerate(above, 1):
         if part in _SECRET_DIRECTORIES:
@@ -112,7 +112,7 @@ class _Rules:
         ]
 
     def verdict(self, name: str) -> LeftOut | bool | None:
-        """None for a file to ship; why it is left out; True if no note is needed."""
+        """Return None for a file to ship, the reason why it is left out, or True if it is left out without a note."""
         included = _check(self._ignore, name)
         if included is not None:
             return True if included else self._impossible(name)
@@ -133,13 +133,13 @@ class _Rules:
         if path.is_symlink() and path.is_dir():
             return LeftOut(name, "a link to a directory", can_be_allowed=False)
         if not path.is_file():
-            what = "a link to nothing" if path.is_symlink() else "not a regular file"
-            return LeftOut(name, what, can_be_allowed=False)
+            reason = "a link to nothing" if path.is_symlink() else "not a regular file"
+            return LeftOut(name, reason, can_be_allowed=False)
         return None
 
     def _secret(self, name: str) -> LeftOut | None:
-        if found := secret_by_name(name):
-            return LeftOut(found, HOLDS_CREDENTIALS)
+        if secret := secret_by_name(name):
+            return LeftOut(secret, HOLDS_CREDENTIALS)
         with (self._folder / name).open("rb") as file:
             head = file.read(_HEAD).lstrip()
         if head.startswith(b"-----BEGIN ") and b"PRIVATE KEY" in head.partition(b"\n")[0]:
@@ -149,7 +149,7 @@ class _Rules:
         return None
 
     def _data(self, name: str, base: str) -> LeftOut | None:
-        """What git tracks was put there on purpose."""
+        """Return the reason to leave out large files and checkpoints. Files that git tracks are shipped."""
         if name in self._tracked:
             return None
         if _matches(base.lower(), _CHECKPOINTS):
@@ -160,19 +160,19 @@ class _Rules:
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """All files but those that a .gitignore names, in a directory without git."""
+    """Yield all files but those that a .gitignore names, in a directory without git."""
     specs: dict[str, Any] = {}
     count = 0
     for where, directories, files in os.walk(folder):
-        here = Path(where).relative_to(folder).as_posix()
-        prefix = "" if here == "." else f"{here}/"
+        parent = Path(where).relative_to(folder).as_posix()
+        prefix = "" if parent == "." else f"{parent}/"
         if ".gitignore" in files:
             specs[prefix] = _ignore_spec(Path(where) / ".gitignore")
-        links = [one for one in directories if (Path(where) / one).is_symlink()]
+        links = [directory for directory in directories if (Path(where) / directory).is_symlink()]
         directories[:] = [
-            one
-            for one in sorted(directories)
-            if one not in _CACHES and one not in links and not _git_ignores(specs, f"{prefix}{one}/")
+            directory
+            for directory in sorted(directories)
+            if directory not in _CACHES and directory not in links and not _git_ignores(specs, f"{prefix}{directory}/")
         ]
         if "pyvenv.cfg" in files:  # thousands of files, which are not shipped
             directories.clear()
@@ -186,8 +186,9 @@ def _walk(folder: Path) -> Iterator[str]:
 
 
 def _git_ignores(specs: dict[str, Any], name: str) -> bool:
-    """The .gitignore of the nearest directory that says something about the name decides."""
-    for prefix in sorted((one for one in specs if name.startswith(one)), key=len, reverse=True):
+    """Return whether git ignores a name. The .gitignore of the nearest directory that says something about it
+    decides."""
+    for prefix in sorted((parent for parent in specs if name.startswith(parent)), key=len, reverse=True):
         included = _check(specs[prefix], name.removeprefix(prefix))
         if included is not None:
             return included
@@ -195,12 +196,12 @@ def _git_ignores(specs: dict[str, Any], name: str) -> bool:
 
 
 def _check(spec: Any, name: str) -> bool | None:
-    """True: ignored, False: excepted from it, None: no line matches."""
+    """Return True for an ignored name, False for an exception, None if no line matches."""
     return None if spec is None else spec.check_file(name).include
 
 
 def _ignore_spec(file: Path) -> Any:
-    """The rules of an ignore file; None without one. Raises CannotShip."""
+    """Return the rules of an ignore file; None without one. Raise CannotShip."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

@@ -43,11 +43,12 @@ async def create_with_code(
     dry_run: bool = False,
     check: Callable[[], None] = lambda: None,
 ) -> Manifest:
-    """What `create` returns: the job as the API server created it, whose `spec.code` is `bundle.spec`.
+    """Store the code, and return the result of `create`: the job, whose `spec.code` is `bundle.spec`. Raise
+    ClusterError.
 
     `check` raises CancelledError if the client was interrupted. It is called before each request that creates
     something. After it, and if the API server rejects the job, a ConfigMap that this call created is deleted again. If
-    the job may exist, because no answer arrived, the ConfigMap is kept. Raises ClusterError.
+    the job may exist, because no answer arrived, the ConfigMap is kept.
     """
     check()
     created = await _create(cluster, namespace, bundle, dry_run)
@@ -59,12 +60,12 @@ async def create_with_code(
     except (ClusterError, asyncio.CancelledError) as error:
         unused = error.uncertain is False if isinstance(error, ClusterError) else not sent
         if created and unused and not dry_run:
-            await _discard(cluster, created)
+            await _delete(cluster, namespace, created["metadata"])
         raise
     if dry_run:
         return job
     try:
-        await _own(cluster, namespace, bundle, [job, *([] if created else await _other_users(cluster, job))])
+        await _add_owners(cluster, namespace, bundle, [job, *([] if created else await _other_users(cluster, job))])
     except ClusterError as error:
         name = f"{job['metadata']['name']} was created and continues"
         kept = f"its code will not be deleted with it, because it cannot own the ConfigMap {bundle.config_map}"
@@ -75,29 +76,31 @@ async def create_with_code(
 
 
 async def add_owner(cluster: Cluster, namespace: str, config_map: str, job: Manifest) -> None:
-    """Makes a job that was created with the code of another one an owner. Raises ClusterError."""
+    """Make a job that was created with the code of another one an owner. Raise ClusterError."""
     change = {"metadata": {"ownerReferences": [_owner(job)]}}
     path = f"{_path(namespace)}/{config_map}"
     await cluster.request("PATCH", path, _FIELD_MANAGER, change, content=STRATEGIC_MERGE_PATCH)
 
 
 async def stored_differences(cluster: Cluster, namespace: str, config_map: str) -> str:
-    """What the code differs from its commit in; empty if the ConfigMap does not say. Raises ClusterError, ValueError.
+    """Return the differences of the code from its commit; empty if the ConfigMap has none. Raise ClusterError,
+    ValueError.
+
     Users may have written the ConfigMap: the text can hold anything."""
-    found = await cluster.get(f"{_path(namespace)}/{config_map}")
-    content = (found.get("binaryData") or {}).get(DIFFERENCES)
+    stored = await cluster.get(f"{_path(namespace)}/{config_map}")
+    content = (stored.get("binaryData") or {}).get(DIFFERENCES)
     return decompressed(base64.b64decode(content)) if content else ""
 
 
 def config_map_of(job: Manifest) -> str:
-    """The name of the job's ConfigMap with code; empty without one."""
+    """Return the name of the job's ConfigMap with code; empty without one."""
     code = (job.get("spec") or {}).get("code")
     return str(code.get("configMap") or "") if isinstance(code, dict) else ""
 
 
 def manifest(bundle: Bundle, namespace: str, *owners: Manifest) -> Manifest:
-    """The ConfigMap. The differences from the commit are not part of its name: the same files may have been stored
-    before, from another commit."""
+    """Return the ConfigMap. The differences from the commit are not part of its name: the same files may have been
+    stored before, from another commit."""
     data = {ARCHIVE: bundle.archive}
     if bundle.differences and (more := compressed(bundle.differences, MAX_SHIPPED_BYTES - len(bundle.archive))):
         data[DIFFERENCES] = more
@@ -116,12 +119,12 @@ def manifest(bundle: Bundle, namespace: str, *owners: Manifest) -> Manifest:
 
 
 def _owner(job: Manifest) -> dict[str, Any]:
-    """Not the controller, of which an object has at most one."""
+    """Return the owner reference of a job. It is not the controller, of which an object has at most one."""
     return {"apiVersion": API_VERSION, "kind": KIND, "name": job["metadata"]["name"], "uid": job["metadata"]["uid"]}
 
 
 async def _create(cluster: Cluster, namespace: str, bundle: Bundle, dry_run: bool) -> Manifest | None:
-    """The new ConfigMap; None if there is one already."""
+    """Return the new ConfigMap; None if there is one already."""
     bundle.check_size()
     query = {**_FIELD_MANAGER, "dryRun": "All" if dry_run else None}
     try:
@@ -138,8 +141,9 @@ async def _create(cluster: Cluster, namespace: str, bundle: Bundle, dry_run: boo
         raise
 
 
-async def _own(cluster: Cluster, namespace: str, bundle: Bundle, jobs: list[Manifest]) -> None:
-    """The API server merges the references by UID, so that two submissions at once lose none."""
+async def _add_owners(cluster: Cluster, namespace: str, bundle: Bundle, jobs: list[Manifest]) -> None:
+    """Make jobs owners of the ConfigMap. The API server merges references by UID, so two submissions at once lose
+    none."""
     change = {"metadata": {"ownerReferences": [_owner(job) for job in jobs]}}
     path = f"{_path(namespace)}/{bundle.config_map}"
     while True:
@@ -158,24 +162,20 @@ async def _own(cluster: Cluster, namespace: str, bundle: Bundle, jobs: list[Mani
 
 
 async def _other_users(cluster: Cluster, job: Manifest) -> list[Manifest]:
-    """Further jobs with this ConfigMap: one of them may be no owner, because its client was interrupted, and would lose
-    the ConfigMap together with the owners."""
+    """Return further jobs with this ConfigMap: one of them may be no owner, because its client was interrupted, and
+    would lose the ConfigMap together with the owners."""
     metadata, name = job["metadata"], job["spec"]["code"]["configMap"]
     try:
-        found = await cluster.get(f"/apis/{API_VERSION}/namespaces/{metadata['namespace']}/{PLURAL}")
+        listed = await cluster.get(f"/apis/{API_VERSION}/namespaces/{metadata['namespace']}/{PLURAL}")
     except ClusterError:  # no permission to list jobs
         return []
-    items: list[Manifest] = found.get("items") or []
+    items: list[Manifest] = listed.get("items") or []
     return [item for item in items if config_map_of(item) == name and item["metadata"]["uid"] != metadata["uid"]]
 
 
-async def _discard(cluster: Cluster, created: Manifest) -> None:
-    metadata = created["metadata"]
-    await _delete(cluster, metadata["namespace"], metadata)
-
-
 async def _sweep(cluster: Cluster, namespace: str) -> None:
-    """Deletes ConfigMaps with code that interrupted submissions left: without an owner, unused, and older than an hour.
+    """Delete ConfigMaps with code that interrupted submissions left: without an owner, unused, and older than an hour.
+
     Without the permissions nothing happens."""
     before = datetime.now(UTC) - _SWEEP_AGE
     with contextlib.suppress(ClusterError):
@@ -196,7 +196,7 @@ async def _sweep(cluster: Cluster, namespace: str) -> None:
 
 
 async def _delete(cluster: Cluster, namespace: str, metadata: Manifest) -> None:
-    """Only if it is unchanged: another client may have added its job meanwhile."""
+    """Delete a ConfigMap if it is unchanged: another client may have added its job meanwhile."""
     unchanged = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
     options = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": unchanged}
     with contextlib.suppress(ClusterError):

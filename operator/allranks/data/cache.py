@@ -43,7 +43,7 @@ class Entry:
     """The revision, or `sha256:` and the sum, that is part of the key."""
     revision: str
     sha256: str
-    """Of the file, or of the list of files (`tree_sum`)."""
+    """Checksum of the file, or of the list of files (`tree_sum`)."""
     bytes: int
     files: int
 
@@ -70,16 +70,19 @@ class Cache:
         may_evict: Callable[[str, float], bool] = lambda key, used: True,
         cure: str = "make room, or choose another directory with ALLRANKS_CACHE",
     ) -> None:
-        """`may_evict` is called with the key of an entry and the time of its last use. It protects what is read by
-        programs that hold no lock. `cure` is what the user can do if the disk is full."""
+        """Use the cache at `root`.
+
+        `may_evict` is called with the key of an entry and the time of its last use. It protects data that programs
+        without a lock read. `cure`: advice for the user if the disk is full."""
         self.root = root
         self.limit = limit
         self._may_evict = may_evict
         self._cure = cure
 
     def lease(self, uri: str, pin: str) -> Lease | None:
-        """The entry, which nothing evicts until the lease is closed; None if it is not in the cache. Waits while it is
-        fetched or evicted."""
+        """Return a lease of the entry, which nothing evicts until `close`; None if it is not in the cache.
+
+        Wait while the entry is fetched or evicted."""
         key = cache_key(uri, pin)
         if not (self.root / key).is_dir():
             return None
@@ -94,7 +97,7 @@ class Cache:
 
     @contextlib.contextmanager
     def exclusive(self, uri: str, pin: str) -> Iterator[Staging]:
-        """For one fetch at a time. Waits for another one."""
+        """Lock the entry for one fetch, and yield its staging directory. Wait while another fetch holds the lock."""
         key = cache_key(uri, pin)
         lock = self._lock(key, fcntl.LOCK_EX)
         try:
@@ -103,8 +106,8 @@ class Cache:
             lock.close()
 
     def make_room(self, uri: str, needed: int, staged: int) -> None:
-        """Evicts entries that no run uses, the one used longest ago first, until `needed` bytes fit into the limit and
-        on the disk; `staged` of them are there. Raises DataError if they do not fit on the disk."""
+        """Evict entries that no run uses, the one used longest ago first, until `needed` bytes fit into the limit and
+        on the disk; `staged` of them are there. Raise DataError if they do not fit on the disk."""
         entries = sorted(self._stored(), key=lambda stored: stored[1])
         total = sum(size for _, _, size in entries) - staged + needed
         for key, used, size in entries:
@@ -115,13 +118,13 @@ class Cache:
                 total -= size
         free = shutil.disk_usage(self.root).free - RESERVE
         if needed - staged > free:
-            wanted, has = text_size(needed - staged), text_size(max(0, free))
+            missing, available = text_size(needed - staged), text_size(max(0, free))
             raise DiskFullError(
-                f"{uri}: the disk is full: {wanted} are needed, and {has} are free for {self.root}: {self._cure}"
+                f"{uri}: the disk is full: {missing} are needed, and {available} are free for {self.root}: {self._cure}"
             )
 
     def _stored(self) -> Iterator[tuple[str, float, int]]:
-        """(name, time of the last use, bytes) of all entries and unfinished fetches."""
+        """Yield (name, time of the last use, bytes) of all entries and unfinished fetches."""
         for path in self.root.iterdir() if self.root.is_dir() else ():
             with contextlib.suppress(OSError):
                 if path.name.endswith(_EVICTED):
@@ -132,7 +135,7 @@ class Cache:
                     yield path.name, (path / _ENTRY).stat().st_mtime, entry.bytes
 
     def _evict(self, name: str) -> bool:
-        """False if a run or a fetch uses it."""
+        """Evict an entry. Return False if a run or a fetch uses it."""
         key = name.removesuffix(_PARTIAL)
         try:
             lock = self._lock(key, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,7 +153,8 @@ class Cache:
         return True
 
     def _lock(self, key: str, how: int) -> IO[bytes]:
-        """The open lock file. Raises BlockingIOError with LOCK_NB."""
+        """Lock an entry and return the open lock file. Raise BlockingIOError with LOCK_NB if another process holds
+        it."""
         self.root.mkdir(parents=True, exist_ok=True)
         path = self.root / f"{key}.lock"
         while True:
@@ -200,7 +204,7 @@ class Staging:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def publish(self, entry: Entry) -> None:
-        """Makes the entry appear. Files become read-only, because all runs share them."""
+        """Make the entry appear. Files become read-only, because all runs share them."""
         for folder, _, names in os.walk(self.files):
             for name in names:
                 (Path(folder) / name).chmod(0o444)
@@ -218,8 +222,9 @@ class Staging:
 
 
 def tree_sum(files: dict[str, str]) -> str:
-    """SHA-256 of the data. `files`: name -> sum. Of one file it is its own sum, else that of the output of
-    `sha256sum`, sorted by name."""
+    """Return the SHA-256 of the data. `files`: name -> sum.
+
+    It is the sum of a single file; of several files, the sum of the output of `sha256sum`, sorted by name."""
     if len(files) == 1:
         return next(iter(files.values()))
     lines = "".join(f"{files[name]}  {name}\n" for name in sorted(files))
@@ -227,7 +232,7 @@ def tree_sum(files: dict[str, str]) -> str:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes renames in a directory survive a power failure."""
+    """Make renames in a directory survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

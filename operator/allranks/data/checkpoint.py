@@ -21,7 +21,7 @@ from allranks.errors import DataError
 
 TRIES = 5
 QUIET_SECONDS = 3.0
-"""If the names do not say which files belong together, none of them may change for so long. NFS shows the changes of
+"""Time without changes that is required if the names do not say which files belong together. NFS shows the changes of
 other machines after up to three seconds."""
 _NUMBERED = re.compile(
     r"(?:^|[^a-z0-9])(?:checkpoint|ckpt|chkpt|cp|steps?|iter|iteration|global_?step)[-_=.]?(\d{1,18})(?!\d)",
@@ -38,21 +38,21 @@ Stat = dict[str, tuple[int, int, int]]
 def copy_checkpoint(
     source: Path, step: int, mark: int, target: Path, *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Copies the checkpoint of `step` into `target`, in which nothing else is left. Raises DataError.
+    """Copy the checkpoint of `step` into `target`, in which nothing else is left. Raise DataError.
 
     `mark` tells two checkpoints of the same step apart. A copy that is complete is not made again.
     """
     note = target.with_name(f"{target.name}.copied.json")
-    wanted = {"step": step, "mark": mark}
+    expected = {"step": step, "mark": mark}
     try:
-        if note.is_file() and json.loads(note.read_text(encoding="utf-8")) == wanted:
+        if note.is_file() and json.loads(note.read_text(encoding="utf-8")) == expected:
             return
         note.unlink(missing_ok=True)
         target.mkdir(parents=True, exist_ok=True)
         for _ in range(TRIES):
             clear(target)
             if _copy(source, step, target, sleep):
-                write_json(note, wanted)
+                write_json(note, expected)
                 return
     except ValueError:
         note.unlink(missing_ok=True)  # half a note, of a machine that crashed
@@ -65,7 +65,7 @@ def copy_checkpoint(
 
 
 def _copy(source: Path, step: int, target: Path, sleep: Callable[[float], None]) -> bool:
-    """False if a file was changed meanwhile. Raises DataError and OSError."""
+    """Copy the files. Return False if one was changed meanwhile. Raise DataError and OSError."""
     chosen, exact = choose(source, step)
     before = _stat(source, chosen)
     if not before:
@@ -86,52 +86,53 @@ def _copy(source: Path, step: int, target: Path, sleep: Callable[[float], None])
 
 
 def choose(source: Path, step: int) -> tuple[list[str], bool]:
-    """(names of the files and folders of the checkpoint, whether their names have its step). Raises DataError."""
+    """Return (names of the files and folders of the checkpoint, whether their names have its step). Raise DataError."""
     numbers = {path.name: _numbers(path) for path in sorted(source.iterdir()) if not path.name.startswith(_OTHERS)}
-    if named := [name for name, found in numbers.items() if step in found]:
+    if named := [name for name, steps in numbers.items() if step in steps]:
         return named, True
-    if newer := [name for name, found in numbers.items() if found and max(found) > step]:
-        there = ", ".join(newer[:3])
+    if newer := [name for name, steps in numbers.items() if steps and max(steps) > step]:
+        newest = ", ".join(newer[:3])
         raise DataError(
-            f"{source}: no name has step {step}, which was reported, but there is {there}: another checkpoint"
+            f"{source}: no name has step {step}, which was reported, but there is {newest}: another checkpoint"
         )
     return list(numbers), False
 
 
 def _numbers(path: Path) -> set[int]:
-    """The steps in a name: checkpoint-500, step=500.ckpt, and 500 if it is a folder."""
-    found = {int(digits) for digits in _NUMBERED.findall(_DATE.sub("", path.name))}
-    return found | ({int(path.name)} if re.fullmatch(r"\d{1,18}", path.name) and path.is_dir() else set())
+    """Return the steps in a name: checkpoint-500, step=500.ckpt, and 500 if it is a folder."""
+    steps = {int(digits) for digits in _NUMBERED.findall(_DATE.sub("", path.name))}
+    return steps | ({int(path.name)} if re.fullmatch(r"\d{1,18}", path.name) and path.is_dir() else set())
 
 
 def _stat(source: Path, names: list[str]) -> Stat:
     out: Stat = {}
-    for path in (each for name in names for each in _files(source / name)):
+    for path in (file for name in names for file in _files(source / name)):
         try:
-            found = path.stat()
+            stat = path.stat()
         except FileNotFoundError:
             continue
-        out[path.relative_to(source).as_posix()] = found.st_size, found.st_mtime_ns, found.st_ino
+        out[path.relative_to(source).as_posix()] = stat.st_size, stat.st_mtime_ns, stat.st_ino
     return out
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Regular files. Links to files count as files; links to directories are not followed."""
+    """Yield regular files. Links to files count as files; links to directories are not followed."""
     if is_data(path):
         yield path
     elif not path.is_symlink():
         for folder, _, names in os.walk(path, onerror=_refuse):
-            yield from (found for name in names if is_data(found := Path(folder) / name))
+            yield from (file for name in names if is_data(file := Path(folder) / name))
 
 
 def _refuse(error: OSError) -> None:
-    """The program may remove a folder, but what is in one that is closed to this user would be left out."""
+    """Raise an error of a folder that is closed to this user: its files would be left out. The program may remove
+    folders."""
     if isinstance(error, PermissionError):
         raise error
 
 
 def clear(directory: Path) -> None:
-    """Removes what is in a directory, as far as that is allowed."""
+    """Remove what is in a directory, as far as that is allowed."""
     for path in directory.iterdir():  # the directory itself may be a mount of pods that still exist
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -143,7 +144,7 @@ def clear(directory: Path) -> None:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Writes a file, which appears as a whole and survives a crash of the machine. Raises OSError."""
+    """Write a file, which appears as a whole and survives a crash of the machine. Raise OSError."""
     temporary = path.with_name(f"{path.name}.partial")
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(content, file)

@@ -39,14 +39,14 @@ class Download:
         add: Callable[[int], None] = lambda _: None,
         tries: Tries | None = None,
     ) -> None:
-        """`directory` has `files/` and the journal."""
+        """Prepare a download. `directory` has `files/` and the journal."""
         self._source, self._listing, self._directory = source, listing, directory
         self._add, self._tries = add, tries or Tries()
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
     def run(self) -> dict[str, str]:
-        """Name -> SHA-256 of each file. Raises DataError."""
+        """Download all files. Return name -> SHA-256. Raise DataError."""
         done, offsets = self._read_journal()
         try:
             with open(self._directory / JOURNAL, "a", encoding="utf-8") as self._journal:
@@ -75,26 +75,26 @@ class Download:
         digest = hashlib.sha256()
         # Without a buffer, so that what was written is recorded when the disk is full.
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as output:
-            there = min(offset, os.fstat(output.fileno()).st_size)
-            output.truncate(there)
+            kept = min(offset, os.fstat(output.fileno()).st_size)
+            output.truncate(kept)
             while data := output.read(1 << 20):
                 digest.update(data)
-            self._add(there)
-            self._receive(file, output, digest, there)
+            self._add(kept)
+            self._receive(file, output, digest, kept)
             os.fsync(output.fileno())
-        found = digest.hexdigest()
-        if file.sha256 and found != file.sha256:
+        sha256 = digest.hexdigest()
+        if file.sha256 and sha256 != file.sha256:
             path.unlink()
             raise DataError(
-                f"{self._source.uri}: the SHA-256 of {file.name} is {found}, and must be {file.sha256}: the data was "
+                f"{self._source.uri}: the SHA-256 of {file.name} is {sha256}, and must be {file.sha256}: the data was "
                 "damaged on the way, or the source is damaged"
             )
         sync_directory(path.parent)
-        self._note({"name": file.name, "tag": file.tag, "size": file.size, "sha256": found})
-        return found
+        self._note({"name": file.name, "tag": file.tag, "size": file.size, "sha256": sha256})
+        return sha256
 
     def _receive(self, file: RemoteFile, output: Any, digest: Any, position: int) -> None:
-        """Appends from `position` to the end, with a new try after each lost connection."""
+        """Append from `position` to the end, with a new try after each lost connection."""
         synced, failures = position, 0
         while file.size is None or position < file.size:
             before, moved = position, self._tries.clock()
@@ -137,7 +137,8 @@ class Download:
             self._journal.flush()
 
     def _read_journal(self) -> tuple[dict[str, str], dict[str, int]]:
-        """(name -> sum of complete files, name -> position in others), of files that are the same at the source."""
+        """Return (name -> sum of complete files, name -> position in others), of files that are the same at the
+        source."""
         done: dict[str, str] = {}
         offsets: dict[str, int] = {}
         current = {file.name: (file.tag, file.size) for file in self._listing.files}
@@ -145,10 +146,10 @@ class Download:
         for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
             try:
                 line = json.loads(text)
-                name, what = line["name"], (line["tag"], line["size"])
+                name, version = line["name"], (line["tag"], line["size"])
             except (ValueError, KeyError, TypeError):
                 continue  # the last line of a process that was killed
-            if current.get(name) != what:
+            if current.get(name) != version:
                 continue
             if "sha256" in line:
                 done[name] = line["sha256"]

@@ -51,7 +51,7 @@ _NONE = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsErr
 _NOT_GIVEN = "Must provide either a connection_string or account_name"
 _DENIED = ("GatedRepoError", "AzureSigningError", "NonRetryableError")
 _DENIED_TEXTS = ("Forbidden: ", "unable to connect to account")
-"""Of an OSError without a number of gcsfs, and of a ValueError of adlfs."""
+"""Beginnings of an OSError without a number of gcsfs, and of a ValueError of adlfs."""
 
 
 class TemporaryError(DataError):
@@ -71,14 +71,14 @@ class UnknownError(DataError):
 
 
 def explain(error: BaseException, uri: str) -> DataError:
-    """The error as a DataError about `uri`."""
+    """Return the error as a DataError about `uri`."""
     if isinstance(error, DataError):
         return error
     scheme = uri.partition("://")[0]
     text, status = _text(error), _status(error)
     # Azure's client wraps connections that break.
     chain = (error, error.__cause__) if error.__cause__ and not status else (error,)
-    kinds = {kind.__name__ for each in chain for kind in type(each).__mro__}
+    kinds = {kind.__name__ for link in chain for kind in type(link).__mro__}
     kind = _STATUS.get(status, "")
     credentials = _CREDENTIALS.get(scheme, "the variables with them")
     if kinds & set(_NONE) or _NOT_GIVEN in text:
@@ -106,7 +106,7 @@ def explain(error: BaseException, uri: str) -> DataError:
 
 
 def _text(error: BaseException) -> str:
-    """One line. Azure's client adds the number of the request, and the answer as XML."""
+    """Return the message in one line. Azure's client adds the number of the request, and the answer as XML."""
     text = " ".join(str(error).partition("\nRequestId:")[0].split()) or type(error).__name__
     if type(error.__cause__).__name__ == "RefreshError":  # gcsfs says "Invalid Credentials" only
         text = f"{text}: {error.__cause__}"
@@ -114,7 +114,7 @@ def _text(error: BaseException) -> str:
 
 
 def _status(error: BaseException) -> int:
-    """The HTTP status; 0 without one."""
+    """Return the HTTP status; 0 without one."""
     values = [getattr(error, name, None) for name in ("code", "status_code", "status")]
     for value in (*values, getattr(getattr(error, "response", None), "status_code", None)):
         if isinstance(value, int):
@@ -123,12 +123,12 @@ def _status(error: BaseException) -> int:
 
 
 def _end_of_signature() -> datetime | None:
-    """When the shared access signature of the environment ends. Azure does not say that it is the reason."""
+    """Return the end of the shared access signature in the environment. Azure does not say that it is the reason."""
     names = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN")
     for value in (os.environ.get(name, "") for name in names):
-        if found := re.search(r"[?&=;]se=([^&;]+)", f"?{value}"):
+        if match := re.search(r"[?&=;]se=([^&;]+)", f"?{value}"):
             try:
-                end = datetime.fromisoformat(unquote(found[1]))
+                end = datetime.fromisoformat(unquote(match[1]))
             except ValueError:
                 continue
             return end if end.tzinfo else end.replace(tzinfo=UTC)
@@ -136,7 +136,7 @@ def _end_of_signature() -> datetime | None:
 
 
 def need(uri: str, *packages: str) -> None:
-    """Raises DataError if a Python package for `uri` is missing."""
+    """Check that the Python packages for `uri` are installed. Raise DataError if one is missing."""
     for package in packages:
         if find_spec(package) is None:
             extra: Extra = "gs" if package == "gcsfs" else "az" if package == "adlfs" else "data"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from allranks.data.cache import Cache, Entry, Staging, tree_sum
 from allranks.data.download import Download
@@ -22,14 +23,15 @@ from allranks.data.tries import Tries
 from allranks.errors import DataError
 from allranks.text import size as text_size
 
-Any_Source = Source | TreeSource
+AnySource = Source | TreeSource
 LONGEST_REVISION = 128
 """Characters: the length that the status of a job has for it."""
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-class Wanted(NamedTuple):
-    """What a job says about an input. With both, a branch or commit is looked up, and the sum decides."""
+class InputSpec(NamedTuple):
+    """The address, revision and sum of an input in a job. With both, a branch or commit is looked up, and the sum
+    decides."""
 
     uri: str
     revision: str | None = None
@@ -39,17 +41,17 @@ class Wanted(NamedTuple):
 class Result(NamedTuple):
     entry: Entry
     cached: bool
-    """Whether it was in the cache before."""
+    """True if it was in the cache before."""
 
 
 class Report(Protocol):
     """Receives progress, from any thread."""
 
     def resolved(self, revision: str, total: int) -> None:
-        """`total`: bytes to fetch, 0 if unknown."""
+        """Receive the revision. `total`: bytes to fetch, 0 if unknown."""
 
     def added(self, count: int) -> None:
-        """Bytes that are there now, besides those before."""
+        """Receive the number of new bytes."""
 
 
 class NoReport:
@@ -58,8 +60,8 @@ class NoReport:
     def added(self, count: int) -> None: ...
 
 
-def connect(uri: str) -> Any_Source:
-    """Raises DataError if a package is missing, or nothing can fetch `uri`."""
+def connect(uri: str) -> AnySource:
+    """Return the source of `uri`. Raise DataError if a package is missing, or nothing can fetch it."""
     scheme = uri.partition("://")[0]
     if scheme in ("http", "https"):
         return HttpSource(uri)
@@ -73,49 +75,51 @@ def connect(uri: str) -> Any_Source:
 
 
 def fetch(
-    wanted: Wanted,
+    spec: InputSpec,
     cache: Cache,
     report: Report | None = None,
     *,
-    connect: Callable[[str], Any_Source] = connect,
+    connect: Callable[[str], AnySource] = connect,
     tries: Tries | None = None,
 ) -> Result:
-    """Returns when the data is in the cache. Raises DataError.
+    """Fetch an input into the cache. Raise DataError.
 
     A revision or sum that the cache has needs no network.
     """
-    uri, report, tries = wanted.uri, report or NoReport(), tries or Tries()
-    pin = f"sha256:{wanted.sha256}" if wanted.sha256 else wanted.revision
-    if pin and (found := _found(cache, uri, pin)):
-        return Result(found, cached=True)
+    uri, report, tries = spec.uri, report or NoReport(), tries or Tries()
+    pin = f"sha256:{spec.sha256}" if spec.sha256 else spec.revision
+    if pin and (cached := _cached(cache, uri, pin)):
+        return Result(cached, cached=True)
     source = tries.until_done(lambda: connect(uri), uri)
-    listing = _resolve(source, wanted, tries)
-    pin = f"sha256:{wanted.sha256}" if wanted.sha256 else listing.revision
-    if found := _found(cache, uri, pin):
-        return Result(found, cached=True)
+    listing = _resolve(source, spec, tries)
+    pin = f"sha256:{spec.sha256}" if spec.sha256 else listing.revision
+    if cached := _cached(cache, uri, pin):
+        return Result(cached, cached=True)
     report.resolved(listing.revision, listing.size)
     with _disk_errors(uri), cache.exclusive(uri, pin) as staging:
-        if staging.published and (found := _found_locked(cache, staging)):
-            return Result(found, cached=True)
+        if staging.published and (cached := cache.read(staging.target.name)):  # by another process
+            return Result(cached, cached=True)
         cache.make_room(uri, listing.size, min(staging.bytes, listing.size))
         staging.make()
         sums = _fill(source, listing, staging, report, tries)
-        entry = _checked(wanted, pin, listing, staging, sums)
-        _check_unchanged(source, wanted, listing, staging, tries)
+        entry = _checked(spec, pin, listing, staging, sums)
+        _check_unchanged(source, spec, listing, staging, tries)
         staging.publish(entry)
     return Result(entry, cached=False)
 
 
 def look_up(uri: str, revision: str | None, tries: Tries | None = None) -> Listing:
-    """The files of an input that the program reads itself, at the wanted or the current revision. Raises DataError."""
+    """Return the files of an input that the program reads itself, at the wanted or the current revision. Raise
+    DataError."""
     tries = tries or Tries()
     source = tries.until_done(lambda: connect(uri), uri)
-    return _resolve(source, Wanted(uri, revision), tries)
+    return _resolve(source, InputSpec(uri, revision), tries)
 
 
 def pin(uri: str, revision: str | None, sha256: str | None, tries: Tries | None = None) -> Listing:
-    """The files of an input that several pods fetch later, each for itself. Raises DataError, also if nothing shows
-    whether they fetch the same data."""
+    """Return the files of an input that several pods fetch later, each for itself.
+
+    Raise DataError, also if nothing shows whether they fetch the same data."""
     listing = look_up(uri, None if sha256 else revision, tries)
     if listing.revision.startswith(UNKNOWN) and not sha256:
         raise DataError(
@@ -125,7 +129,7 @@ def pin(uri: str, revision: str | None, sha256: str | None, tries: Tries | None 
     return listing
 
 
-def _found(cache: Cache, uri: str, pin: str) -> Entry | None:
+def _cached(cache: Cache, uri: str, pin: str) -> Entry | None:
     lease = cache.lease(uri, pin)
     if lease is None:
         return None
@@ -133,30 +137,24 @@ def _found(cache: Cache, uri: str, pin: str) -> Entry | None:
     return lease.entry
 
 
-def _found_locked(cache: Cache, staging: Staging) -> Entry | None:
-    """The entry that another process published while this one waited for the lock."""
-    return cache.read(staging.target.name)
-
-
-def _resolve(source: Any_Source, wanted: Wanted, tries: Tries) -> Listing:
-    listing = _shortened(tries.until_done(lambda: source.resolve(wanted.revision), wanted.uri))
-    if wanted.revision and not source.branches and not wanted.sha256 and listing.revision != wanted.revision:
+def _resolve(source: AnySource, spec: InputSpec, tries: Tries) -> Listing:
+    listing = _shortened(tries.until_done(lambda: source.resolve(spec.revision), spec.uri))
+    if spec.revision and not source.branches and not spec.sha256 and listing.revision != spec.revision:
         raise DataError(
-            f"{wanted.uri}: the data was changed: its revision is {listing.revision}, and the job wants "
-            f"{wanted.revision}"
+            f"{spec.uri}: the data was changed: its revision is {listing.revision}, and the job wants {spec.revision}"
         )
     return listing
 
 
 def _shortened(listing: Listing) -> Listing:
-    """The listing with a revision that fits into the status of a job, also if a server has a longer ETag."""
+    """Return the listing with a revision that fits into the status of a job, also if a server has a longer ETag."""
     if len(listing.revision) <= LONGEST_REVISION:
         return listing
     return replace(listing, revision=f"long:{hashlib.sha256(listing.revision.encode()).hexdigest()}")
 
 
-def _fill(source: Any_Source, listing: Listing, staging: Staging, report: Report, tries: Tries) -> dict[str, str]:
-    """Name -> SHA-256 of all files."""
+def _fill(source: AnySource, listing: Listing, staging: Staging, report: Report, tries: Tries) -> dict[str, str]:
+    """Fetch all files into the staging directory. Return name -> SHA-256."""
     if isinstance(source, GitSource):
         staging.discard()  # git cannot resume
         staging.make()
@@ -166,20 +164,20 @@ def _fill(source: Any_Source, listing: Listing, staging: Staging, report: Report
     return Download(source, listing, staging.directory, report.added, tries).run()
 
 
-def _checked(wanted: Wanted, pin: str, listing: Listing, staging: Staging, sums: dict[str, str]) -> Entry:
-    """Raises DataError if the sum is another one than that of the job."""
-    found = tree_sum(sums)
-    if wanted.sha256 and found != wanted.sha256:
+def _checked(spec: InputSpec, pin: str, listing: Listing, staging: Staging, sums: dict[str, str]) -> Entry:
+    """Return the entry of the fetched files. Raise DataError if their sum differs from the sum in the job."""
+    actual = tree_sum(sums)
+    if spec.sha256 and actual != spec.sha256:
         staging.discard()
-        what = "the file" if len(sums) == 1 else f"the list of its {len(sums)} files"
-        raise DataError(f"{wanted.uri}: the SHA-256 of {what} is {found}, and the job wants {wanted.sha256}")
+        subject = "the file" if len(sums) == 1 else f"the list of its {len(sums)} files"
+        raise DataError(f"{spec.uri}: the SHA-256 of {subject} is {actual}, and the job wants {spec.sha256}")
     _remove_others(staging.files, set(sums))
     size = sum((staging.files / name).stat().st_size for name in sums)
-    return Entry(wanted.uri, pin, listing.revision, found, size, len(sums))
+    return Entry(spec.uri, pin, listing.revision, actual, size, len(sums))
 
 
 def _remove_others(directory: Path, names: set[str]) -> None:
-    """Removes files that an earlier fetch left and the source does not have any more."""
+    """Remove files that an earlier fetch left and the source does not have any more."""
     for folder, _, files in os.walk(directory):
         for file in files:
             path = Path(folder) / file
@@ -187,13 +185,13 @@ def _remove_others(directory: Path, names: set[str]) -> None:
                 path.unlink()
 
 
-def _check_unchanged(source: Any_Source, wanted: Wanted, listing: Listing, staging: Staging, tries: Tries) -> None:
-    """A store without commits can change between two files: then they do not belong together."""
-    if source.branches or listing.revision.startswith(UNKNOWN) or wanted.sha256:
+def _check_unchanged(source: AnySource, spec: InputSpec, listing: Listing, staging: Staging, tries: Tries) -> None:
+    """Raise ChangedError if a store without commits changed during the fetch: its files may not belong together."""
+    if source.branches or listing.revision.startswith(UNKNOWN) or spec.sha256:
         return
-    after = _shortened(tries.until_done(lambda: source.resolve(None), wanted.uri))
+    after = _shortened(tries.until_done(lambda: source.resolve(None), spec.uri))
     if after.revision != listing.revision:
-        raise ChangedError(f"{wanted.uri}: the data was changed while it was fetched: run again")
+        raise ChangedError(f"{spec.uri}: the data was changed while it was fetched: run again")
 
 
 def _sums(directory: Path, report: Report) -> Iterator[tuple[str, str]]:
@@ -207,22 +205,18 @@ def _sums(directory: Path, report: Report) -> Iterator[tuple[str, str]]:
             yield path.relative_to(directory).as_posix(), digest.hexdigest()
 
 
-class _disk_errors:
-    """A context in which errors of the cache's directory become DataError."""
-
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, OSError) and error.errno in _NOT_WRITABLE and error.filename:
-            raise DataError(f"{self._uri}: the cache of inputs cannot be written: {error}") from error
-        if isinstance(error, OSError):
-            raise explain(error, self._uri) from error
+@contextlib.contextmanager
+def _disk_errors(uri: str) -> Iterator[None]:
+    """Turn errors of the cache's directory into DataError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NOT_WRITABLE and error.filename:
+            raise DataError(f"{uri}: the cache of inputs cannot be written: {error}") from error
+        raise explain(error, uri) from error
 
 
 def summary(result: Result) -> str:
-    """`12.5 MB, 3 files`."""
+    """Return `12.5 MB, 3 files`."""
     entry = result.entry
     return f"{text_size(entry.bytes)}, {entry.files} file{'s' * (entry.files != 1)}"

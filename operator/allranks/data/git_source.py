@@ -31,14 +31,16 @@ class GitSource:
     def resolve(self, revision: str | None) -> Listing:
         if revision and _COMMIT.fullmatch(revision):
             return Listing(revision, ())
-        wanted = revision or "HEAD"
-        names = (wanted,) if wanted == "HEAD" else (f"refs/heads/{wanted}", f"refs/tags/{wanted}^{{}}", wanted)
+        reference = revision or "HEAD"
+        names = [reference]
+        if reference != "HEAD":
+            names = [f"refs/heads/{reference}", f"refs/tags/{reference}^{{}}", reference]
         lines = self._git("ls-remote", self._url, *names).splitlines()
-        found = {name: commit for commit, _, name in (line.partition("\t") for line in lines)}
-        places = [*names, f"refs/tags/{wanted}"] if wanted != "HEAD" else ["HEAD"]
-        commit = next((found[name] for name in places if name in found), None)
+        commits = {name: commit for commit, _, name in (line.partition("\t") for line in lines)}
+        places = [*names, f"refs/tags/{reference}"] if reference != "HEAD" else ["HEAD"]
+        commit = next((commits[name] for name in places if name in commits), None)
         if commit is None:
-            raise DataError(f"{self.uri}: there is no branch or tag {wanted}; give a full commit otherwise")
+            raise DataError(f"{self.uri}: there is no branch or tag {reference}; give a full commit otherwise")
         return Listing(commit, ())
 
     def fetch_all(self, listing: Listing, directory: Path) -> None:

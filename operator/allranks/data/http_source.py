@@ -34,7 +34,7 @@ class HttpSource:
         return Listing(tag or f"{UNKNOWN}{time.time_ns()}", checked(self.uri, [file]))
 
     def _ask(self) -> tuple[str, int | None]:
-        """(tag, size). By a GET of one byte, because servers answer HEAD less often than GET."""
+        """Return (tag, size). Send a GET for one byte, because servers answer HEAD less often than GET."""
         try:
             answer = open_url(self.uri, {"Range": "bytes=0-0"})
         except urllib.error.HTTPError as error:
@@ -50,7 +50,8 @@ class HttpSource:
 
 
 def open_url(url: str, headers: Mapping[str, str]) -> Any:
-    """The response. `headers` may hold credentials: they are not sent to another host that the server redirects to."""
+    """Return the response. `headers` may hold credentials: they are not sent to another host that the server redirects
+    to."""
     request = urllib.request.Request(url, headers={"User-Agent": f"allranks/{__version__}"})
     request.add_header("Accept-Encoding", "identity")
     for name, value in headers.items():
@@ -80,7 +81,7 @@ class _SameHost(urllib.request.HTTPRedirectHandler):
 
 
 def read_range(url: str, headers: Mapping[str, str], file: RemoteFile, start: int) -> Iterator[bytes]:
-    """The bytes from `start`. Raises ChangedError if the file is another one than `file`."""
+    """Yield the bytes from `start`. Raise ChangedError if the file is another one than `file`."""
     ranged = {"Range": f"bytes={start}-"} if start else {}
     if start and file.tag.startswith("etag:"):
         ranged["If-Range"] = file.tag.removeprefix("etag:")
@@ -102,7 +103,7 @@ def read_range(url: str, headers: Mapping[str, str], file: RemoteFile, start: in
 
 
 def _tag(headers: http.client.HTTPMessage) -> str:
-    """A strong ETag, or the time and the size; empty if the server sends neither."""
+    """Return a strong ETag, or the time and the size; empty if the server sends neither."""
     etag = headers.get("ETag", "")
     if etag and not etag.startswith("W/"):
         return f"etag:{etag}"
@@ -111,5 +112,5 @@ def _tag(headers: http.client.HTTPMessage) -> str:
 
 
 def _size(headers: http.client.HTTPMessage) -> str:
-    """Bytes of the whole file."""
+    """Return the size of the whole file in bytes, as text; empty if unknown."""
     return (headers.get("Content-Range") or "").rpartition("/")[2] or headers.get("Content-Length") or ""

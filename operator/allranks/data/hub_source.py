@@ -36,23 +36,23 @@ class HubSource:
         info: Any = self._api.repo_info(
             self._repository, repo_type=self._kind, revision=revision, files_metadata=True, timeout=60
         )
-        wanted = [file for file in info.siblings or () if self._is_below(file.rfilename)]
-        if not wanted:
+        files = [file for file in info.siblings or () if self._is_below(file.rfilename)]
+        if not files:
             raise DataError(f"{self.uri}: there are no files")
         if not info.sha:
             raise DataError(f"{self.uri}: the hub does not say which commit it is")
-        return Listing(info.sha, checked(self.uri, map(self._file, wanted)))
+        return Listing(info.sha, checked(self.uri, map(self._file, files)))
 
     def _is_below(self, name: str) -> bool:
         return not self._below or name == self._below or name.startswith(self._below + "/")
 
-    def _file(self, found: Any) -> RemoteFile:
-        name = found.rfilename
+    def _file(self, sibling: Any) -> RemoteFile:
+        name = sibling.rfilename
         if self._below:
             name = name.removeprefix(self._below + "/") if name != self._below else name.rsplit("/", 1)[-1]
-        self._paths[name] = found.rfilename
-        sha256 = found.lfs.sha256 if found.lfs else None
-        return RemoteFile(name, found.size, found.blob_id or "", sha256)
+        self._paths[name] = sibling.rfilename
+        sha256 = sibling.lfs.sha256 if sibling.lfs else None
+        return RemoteFile(name, sibling.size, sibling.blob_id or "", sha256)
 
     def read(self, listing: Listing, file: RemoteFile, start: int) -> Iterator[bytes]:
         from huggingface_hub import get_token, hf_hub_url

@@ -20,7 +20,8 @@ _TAGS = ("ETag", "md5Hash", "generation", "etag", "mtime", "last_modified", "Las
 
 
 def filesystem(uri: str) -> Any:
-    """The fsspec file system for `uri`. Credentials come from the environment and the usual configuration files."""
+    """Return the fsspec file system for `uri`. Credentials come from the environment and the usual configuration
+    files."""
     scheme = uri.partition("://")[0]
     need(uri, "fsspec", PACKAGES[scheme])
     import fsspec
@@ -32,7 +33,7 @@ def filesystem(uri: str) -> Any:
             logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # the errors that it logs are raised as well
     # Listings must not come from a cache: they decide about the revision.
     try:
-        found = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True)
+        files = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True)
     except KeyError as error:
         if scheme != "gs":
             raise
@@ -40,13 +41,15 @@ def filesystem(uri: str) -> Any:
         hint = 'set FSSPEC_GS to {"token": KEY}, where KEY is the JSON key of a service account'
         raise DataError(f"{uri}: the credentials cannot be read: {hint}") from error
     if scheme == "az":
-        _shorten_retries(found)
-    return found
+        _shorten_retries(files)
+    return files
 
 
 def _shorten_retries(fs: Any) -> None:
-    """Azure's client waits for up to 3 minutes before it says that a server cannot be reached. Transfers have tries of
-    their own. adlfs has no option for it."""
+    """Shorten the retries of Azure's client, which waits for up to 3 minutes before it says that a server cannot be
+    reached.
+
+    Transfers have tries of their own. adlfs has no option for it."""
     with contextlib.suppress(AttributeError):
         policy = fs.service_client._config.retry_policy
         policy.total_retries, policy.initial_backoff, policy.increment_base = 2, 1, 2
@@ -64,10 +67,10 @@ class ObjectSource:
         self._paths: dict[str, str] = {}
 
     def resolve(self, revision: str | None) -> Listing:
-        found: Mapping[str, Mapping[str, Any]] | list[str] = self._fs.find(self._root, detail=True)
-        if isinstance(found, list):  # adlfs, for one object
-            found = {path: self._fs.info(path) for path in found}
-        files = checked(self.uri, (self._file(path, info) for path, info in found.items() if not path.endswith("/")))
+        objects: Mapping[str, Mapping[str, Any]] | list[str] = self._fs.find(self._root, detail=True)
+        if isinstance(objects, list):  # adlfs, for one object
+            objects = {path: self._fs.info(path) for path in objects}
+        files = checked(self.uri, (self._file(path, info) for path, info in objects.items() if not path.endswith("/")))
         if not files:
             raise DataError(f"{self.uri}: there is no such object, and none below it")
         return Listing(listing_revision(files), files)

@@ -22,11 +22,10 @@ from typing import Any
 
 from allranks.data.cache import Cache
 from allranks.data.checkpoint import clear, copy_checkpoint, write_json
-from allranks.data.destination import check
 from allranks.data.errors import ChangedError, DiskFullError, TemporaryError
-from allranks.data.fetch import Result, Wanted, fetch, look_up, pin
+from allranks.data.fetch import InputSpec, Result, fetch, look_up, pin
 from allranks.data.tries import Tries
-from allranks.data.upload import upload
+from allranks.data.upload import check_destination, upload
 from allranks.errors import DataError
 from allranks.text import size as text_size
 
@@ -37,7 +36,7 @@ TERMINATION_LOG = "/dev/termination-log"
 PASSING = (TemporaryError, ChangedError, DiskFullError)
 """Errors after which another try may succeed."""
 FOR_RANKS = "fetch-for-ranks"
-"""What an init container does."""
+"""The action of an init container."""
 LOG_SECONDS = 10.0
 PATIENCE_SECONDS = 300.0
 """An init container tries for this long after the first error."""
@@ -65,7 +64,7 @@ class Log:
 
 
 def run(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The result. Raises DataError."""
+    """Return the result. Raise DataError."""
     acts = {"fetch": _fetch, FOR_RANKS: _fetch, "resolve": _resolve, "check": _check, "upload": _upload}
     return acts[request["act"]](request)
 
@@ -79,12 +78,14 @@ def _resolve(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(request: Mapping[str, Any]) -> dict[str, Any]:
-    return {"checked": check(request["to"])}
+    return {"checked": check_destination(request["to"])}
 
 
 def _fetch(request: Mapping[str, Any]) -> dict[str, Any]:
-    """`used`: keys of entries that jobs may read, or None if the operator cannot say. `since`: entries used after this
-    time (seconds since 1970) stay as well, because `used` is as old."""
+    """Fetch an input into the cache.
+
+    Of the request: `used` has the keys of entries that jobs may read, or None if the operator does not know. Entries
+    used after `since` (seconds since 1970) stay as well, because `used` is as old."""
     used = request.get("used")
 
     def may_evict(key: str, last_use: float) -> bool:
@@ -92,11 +93,11 @@ def _fetch(request: Mapping[str, Any]) -> dict[str, Any]:
 
     where = f" in {request['where']}" if "where" in request else ""
     cache = Cache(Path(request["cache"]), request["limit"], may_evict, f"make room{where}")
-    wanted = Wanted(request["uri"], request.get("revision"), request.get("sha256"))
+    spec = InputSpec(request["uri"], request.get("revision"), request.get("sha256"))
     tries = _tries(request)
 
     def act() -> Result:
-        return fetch(wanted, cache, Log(), tries=tries)
+        return fetch(spec, cache, Log(), tries=tries)
 
     result = patiently(act) if request["act"] == FOR_RANKS else act()
     entry = asdict(result.entry)
@@ -108,7 +109,7 @@ def patiently(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Result:
-    """Tries again after a lost connection. Raises DataError. A full disk is the business of an administrator."""
+    """Call `act` again after a lost connection, and return its result. Raise DataError, at once for a full disk."""
     since: float | None = None
     while True:
         try:
@@ -122,7 +123,7 @@ def patiently(
 
 
 def _upload(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Uploads once: a pod that is created again, because its predecessor was deleted before its result was read,
+    """Upload once: a pod that is created again, because its predecessor was deleted before its result was read,
     finds the result beside the directory. With a `step`, the directory gets a copy of that checkpoint first."""
     directory = Path(request["directory"])
     note, journal = (directory.with_name(f"{directory.name}.{kind}") for kind in ("done.json", "jsonl"))
@@ -145,12 +146,12 @@ def _upload(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tries(request: Mapping[str, Any]) -> Tries:
-    """The log says once what is tried again: the user sees no other sign of it for minutes."""
+    """Return tries that print once what is tried again: the user sees no other sign of it for minutes."""
     return Tries(lambda text: print(_shown(text, request), flush=True))
 
 
 def _shown(text: str, request: Mapping[str, Any]) -> str:
-    """The text with the address that the user wrote: a claim is a directory of this pod."""
+    """Return the text with the address that the user wrote: a claim is a directory of this pod."""
     return text.replace(str(request.get("to")), str(request["shown"])) if "shown" in request else text
 
 
@@ -166,8 +167,8 @@ def main(environ: Mapping[str, str]) -> int:
         if request["act"] == FOR_RANKS:
             result, status = result | {"final": not passes}, 1
     except OSError as error:
-        what = request.get("uri") or request.get("shown") or request.get("to")
-        result, status = {"error": f"{what}: {error}"[:_LONGEST_MESSAGE]}, 1
+        address = request.get("uri") or request.get("shown") or request.get("to")
+        result, status = {"error": f"{address}: {error}"[:_LONGEST_MESSAGE]}, 1
         if request["act"] == FOR_RANKS:
             result["final"] = False
     text = json.dumps(result | {key: request[key] for key in ("step", "mark") if key in request})

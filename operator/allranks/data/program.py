@@ -19,10 +19,9 @@ from typing import Any
 
 from allranks.data.cache import Cache
 from allranks.data.checkpoint import clear, copy_checkpoint
-from allranks.data.destination import check
-from allranks.data.fetch import Wanted, fetch, look_up
+from allranks.data.fetch import InputSpec, fetch, look_up
 from allranks.data.tries import Tries
-from allranks.data.upload import Progress, upload
+from allranks.data.upload import Progress, check_destination, upload
 from allranks.errors import DataError
 
 _PR_SET_PDEATHSIG = 1
@@ -71,14 +70,14 @@ def main(argv: list[str]) -> int:
     try:
         if argv == ["fetch"]:
             cache = Cache(Path(request["cache"]), request["limit"])
-            wanted = Wanted(request["uri"], request.get("revision"), request.get("sha256"))
-            result = fetch(wanted, cache, lines, tries=tries)
+            spec = InputSpec(request["uri"], request.get("revision"), request.get("sha256"))
+            result = fetch(spec, cache, lines, tries=tries)
             write({"entry": asdict(result.entry), "cached": result.cached})
         elif argv == ["resolve"]:
             listing = look_up(request["uri"], request.get("revision"), tries)
             write({"resolved": {"revision": listing.revision, "bytes": listing.size}})
         elif argv == ["check"]:
-            write({"checked": check(request["to"])})
+            write({"checked": check_destination(request["to"])})
         elif argv == ["upload"]:
             directory = Path(request["directory"])
             if "step" in request:
@@ -101,7 +100,7 @@ def main(argv: list[str]) -> int:
 
 
 def _end_with_parent() -> None:
-    """SIGTERM when the run dies, so that no transfer outlives it. Only Linux has this."""
+    """Get SIGTERM when the run dies, so that no transfer outlives it. Only Linux has this."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""What a source of data offers: a list of files at a revision, and their bytes from any position."""
+"""The interface of a source of data: a list of files at a revision, and their bytes from any position."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RemoteFile:
     tag: str = ""
     """Changes with the content: an ETag or a generation."""
     sha256: str | None = None
-    """Of the content, if the source knows it."""
+    """SHA-256 of the content, if the source knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,15 @@ class Source(Protocol):
 
     uri: str
     branches: bool
-    """Whether revisions have names, such as branches, that `resolve` turns into commits."""
+    """True if revisions have names, such as branches, that `resolve` turns into commits."""
 
     def resolve(self, revision: str | None) -> Listing:
-        """The files at `revision`, or the current ones. Raises DataError, or errors that `explain` understands."""
+        """Return the files at `revision`, or the current ones. Raise DataError, or errors that `explain`
+        understands."""
         ...
 
     def read(self, listing: Listing, file: RemoteFile, start: int) -> Iterator[bytes]:
-        """The bytes of a file from position `start`."""
+        """Return the bytes of a file from position `start`."""
         ...
 
 
@@ -68,18 +69,18 @@ class TreeSource(Protocol):
     def resolve(self, revision: str | None) -> Listing: ...
 
     def fetch_all(self, listing: Listing, directory: Path) -> None:
-        """Writes all files into an empty directory."""
+        """Write all files into an empty directory."""
         ...
 
 
 def listing_revision(files: Iterable[RemoteFile]) -> str:
-    """The revision of a store without revisions: a hash of the names, sizes and tags."""
+    """Return the revision of a store without revisions: a hash of the names, sizes and tags."""
     lines = sorted(f"{file.name}\0{file.size}\0{file.tag}" for file in files)
     return "list:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def checked(uri: str, files: Iterable[RemoteFile]) -> tuple[RemoteFile, ...]:
-    """The files, sorted by name. Raises DataError for names that a directory cannot have."""
+    """Return the files, sorted by name. Raise DataError for names that a directory cannot have."""
     out = sorted(files, key=lambda file: file.name)
     names = {file.name for file in out}
     for file in out:

@@ -16,7 +16,7 @@ TRIES = 6
 
 
 def pause_before(number: int) -> float:
-    """Seconds before try `number`, from 1."""
+    """Return the seconds to wait before try `number`, from 1."""
     return float(min(2 ** (number - 1), 30))
 
 
@@ -30,13 +30,14 @@ class Tries:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tell` is called once, after the first try that failed: a client may need a minute for each."""
+        """Count from the first try. `tell` is called once, after the first try that failed: a client may need a minute
+        for each."""
         self._tell, self._sleep, self.clock = tell, sleep, clock
         self._lock = threading.Lock()
         self._reported = False
 
     def until_done(self, act: Callable[[], T], uri: str) -> T:
-        """What `act` returns. Raises DataError."""
+        """Call `act` until it succeeds, and return its result. Raise DataError."""
         number = 0
         while True:
             began, number = self.clock(), number + 1
@@ -46,8 +47,10 @@ class Tries:
                 self.pause(explain(error, uri), number, self.clock() - began)
 
     def pause(self, reason: DataError, failures: int, seconds: float) -> None:
-        """Waits for the next try. Raises `reason` if none follows. `failures`: those in a row; the last one took
-        `seconds`. 0: it has transferred something."""
+        """Wait for the next try. Raise `reason` if none follows.
+
+        `failures`: number of failures in a row, 0 if the last try has transferred something. `seconds`: time of the
+        last one."""
         if not isinstance(reason, TemporaryError) or failures >= TRIES:
             raise reason
         if failures:

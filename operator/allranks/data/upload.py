@@ -6,17 +6,19 @@ with the files that are not there yet.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from allranks.data.errors import explain
+from allranks.data.errors import TemporaryError, UnknownError, explain
 from allranks.data.object_source import PACKAGES, filesystem
 from allranks.data.tries import Tries
 from allranks.errors import DataError
@@ -47,7 +49,7 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is there, of all files of the directory."""
+    """The uploaded part of the files of a directory."""
 
     files: int
     bytes: int
@@ -60,11 +62,11 @@ class Target(Protocol):
     """Where files go."""
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file that is there; None without one."""
+        """Return the size of a file at the destination in bytes; None without one."""
         ...
 
     def put(self, path: Path, name: str) -> None:
-        """Writes a file, which appears as a whole."""
+        """Write a file, which appears as a whole."""
         ...
 
     def remove(self, name: str) -> None: ...
@@ -79,10 +81,10 @@ class ObjectTarget:
 
     def size(self, name: str) -> int | None:
         try:
-            found = self._fs.info(f"{self._root}/{name}")
+            info = self._fs.info(f"{self._root}/{name}")
         except FileNotFoundError:
             return None
-        return int(found["size"]) if found["type"] == "file" else None
+        return int(info["size"]) if info["type"] == "file" else None
 
     def put(self, path: Path, name: str) -> None:
         self._fs.put_file(str(path), f"{self._root}/{name}")
@@ -120,7 +122,7 @@ class DirectoryTarget:
 
 
 def target_of(to: str) -> Target:
-    """`to`: an address, or an absolute path. Raises DataError."""
+    """Return the target for `to`, an address or an absolute path. Raise DataError."""
     if to.startswith("/"):
         return DirectoryTarget(Path(to))
     if to.partition("://")[0] in PACKAGES:
@@ -138,7 +140,7 @@ def upload(
     connect: Callable[[str], Target] = target_of,
     tries: Tries | None = None,
 ) -> Uploaded:
-    """Raises DataError. `journal`: a file that remembers what was uploaded before."""
+    """Upload all files of a directory. Raise DataError. `journal`: a file that remembers what was uploaded before."""
     try:
         files = list(scan(directory))
     except OSError as error:
@@ -156,8 +158,10 @@ def upload(
     target: Target = retry(lambda: connect(to))
     # Another job may have replaced what an earlier one uploaded.
     owner = [to, provenance.get("uid")]
-    there = _read_journal(journal, owner)
-    missing = [file for file in files if there.get(file.name) != _identity(file) or not _is_there(target, file, retry)]
+    recorded = _read_journal(journal, owner)
+    missing = [
+        file for file in files if recorded.get(file.name) != _identity(file) or not _is_there(target, file, retry)
+    ]
     if missing:
         retry(lambda: target.remove(MANIFEST))  # it would list the files of an earlier upload
     whole = sum(file.size for file in files)
@@ -186,8 +190,9 @@ def upload(
 
 
 def scan(directory: Path) -> Iterator[LocalFile]:
-    """All regular files, sorted by name. Links to files count as files; links to directories are not followed. Raises
-    OSError, also for a directory that is closed to this user."""
+    """Yield all regular files, sorted by name. Links to files count as files; links to directories are not followed.
+
+    Raise OSError, also for a directory that is closed to this user."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -205,17 +210,17 @@ def scan(directory: Path) -> Iterator[LocalFile]:
 
 
 def is_data(path: Path) -> bool:
-    """Whether it is a file, or a link to one. A link to a file of the kernel is none: /proc/self/environ has the
+    """Return whether it is a file, or a link to one. A link to a file of the kernel is none: /proc/self/environ has the
     credentials of the process that uploads."""
     return path.is_file() and not path.resolve().is_relative_to("/proc")
 
 
 def _stat(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return stat.st_size, stat.st_mtime_ns
 
 
 def _identity(file: LocalFile) -> list[Any]:
@@ -251,3 +256,76 @@ def _put_json(
         retry(lambda: target.put(path, name))
     finally:
         path.unlink(missing_ok=True)
+
+
+# --- whether files can be written to a destination -------------------------------------------------------------------
+
+# Asked before hours of training depend on it. Nothing is left there. On S3 a multipart upload is begun and aborted: it
+# needs the same right as an upload and makes no object. Other stores get an empty object, which is removed; it stays if
+# the credentials may not delete.
+
+SECONDS = 20.0
+"""A store that does not answer for this long is not waited for: the upload may find it well again."""
+PROBE = "allranks-write-check"
+"""Name of the object."""
+
+
+def check_destination(to: str, seconds: float = SECONDS) -> str:
+    """Check that files can be written to `to`. Raise DataError if not.
+
+    Return the reason why that is not certain; empty if it is writable."""
+    if to.startswith("/"):
+        return _check_directory(Path(to))
+    results: list[str | DataError] = []
+    # The clients of the stores have timeouts and tries of their own, which add up to minutes.
+    thread = threading.Thread(target=lambda: results.append(_result(to)), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    result = results[0] if results else f"{to}: no answer within {seconds:.0f} s"
+    if isinstance(result, DataError):
+        raise result
+    return result
+
+
+def _check_directory(directory: Path) -> str:
+    """Check a directory, or the nearest one above it that exists: the upload makes the others."""
+    existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    if not existing.is_dir():
+        raise DataError(f"{directory}: {existing} is a file")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise DataError(f"{directory}: this user may not write into {existing}")
+    return ""
+
+
+def _result(to: str) -> str | DataError:
+    try:
+        return _write(to)
+    except Exception as error:
+        reason = explain(error, to)
+        if isinstance(error, FileNotFoundError):
+            bucket = to.partition("://")[2].partition("/")[0]
+            return DataError(f"{to}: there is no bucket {bucket}, or it is not visible with these credentials")
+        return str(reason) if isinstance(reason, (TemporaryError, UnknownError)) else reason
+
+
+def _write(to: str) -> str:
+    """Write to the destination. Return a note on what is left there; usually empty."""
+    files, root = filesystem(to), to.partition("://")[2].rstrip("/")
+    if to.startswith("s3://"):
+        _begin_upload(files, *f"{root}/{PROBE}".split("/", 1))
+        return ""
+    files.pipe_file(f"{root}/{PROBE}", b"")
+    try:
+        files.rm_file(f"{root}/{PROBE}")
+    except FileNotFoundError:
+        pass  # another job checks the same place
+    except Exception as error:  # credentials that may not delete can upload
+        return f"the empty object {PROBE}, which was written to find out, could not be deleted: {explain(error, to)}"
+    return ""
+
+
+def _begin_upload(files: Any, bucket: str, key: str) -> None:
+    begun = files.call_s3("create_multipart_upload", Bucket=bucket, Key=key)
+    # Without the right to abort it, it stays invisible until the bucket's rules remove it.
+    with contextlib.suppress(PermissionError):
+        files.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=begun["UploadId"])

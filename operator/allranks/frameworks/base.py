@@ -26,14 +26,14 @@ class RoleKind:
 
     description: str
     max_replicas: int | None = None
-    """None: as many as the API allows."""
+    """Largest number of replicas; None for the limit of the API."""
     scope: Scope = "Group"
     """Default restart scope. `Group` for ranks that communicate, because the peers of a dead rank only hang; `Pod` for
     replicas that can be replaced alone, such as parameter servers."""
     ranked: bool = True
-    """Whether pods of this role hold ranks."""
+    """True if pods of this role hold ranks."""
     required_by_peers: bool = True
-    """Whether the other replicas fail after a while without it, although it restarts alone."""
+    """True if the other replicas fail after a while without it, although it restarts alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class ElasticBounds(NamedTuple):
     min_workers: int
     max_workers: int
     wait_seconds: int
-    """How long to wait for all desired workers before fewer may start."""
+    """Longest wait for all desired workers before fewer may start."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class AttemptContext:
     """Role -> names of the other environment variables of its pods, including the user's."""
     grace_seconds: int = 30
     elastic: ElasticBounds | None = None
-    """None: the job is not elastic."""
+    """Bounds of an elastic job; None for other jobs."""
     local: bool = False
     """All pods run as processes of one machine."""
     endpoints: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
     """(hostname, port) -> (address, port) at which it can be reached, where that differs."""
 
-    def of(self, *roles: str) -> tuple[Replica, ...]:
+    def in_roles(self, *roles: str) -> tuple[Replica, ...]:
         return tuple(r for r in self.replicas if r.role in roles)
 
     def ranked(self) -> tuple[Replica, ...]:
@@ -102,10 +102,10 @@ class AttemptContext:
 
 @dataclass(frozen=True)
 class Wiring:
-    """What a framework adds to one pod's training container.
+    """Additions of a framework to one pod's training container.
 
-    Its size must not depend on the number of replicas: a value that does is in `Shared`. `prefix`, `command` and
-    `helper` are the same for all replicas of a role.
+    Their size must not depend on the number of replicas: such values are in `Shared`. `prefix`, `command` and `helper`
+    are the same for all replicas of a role.
     """
 
     shared_env: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ class Wiring:
 
 @dataclass(frozen=True)
 class Shared:
-    """What the pods of one attempt have in common. It is stored once, because n copies of n addresses fill etcd."""
+    """Data that the pods of one attempt share. It is stored once, because n copies of n addresses fill etcd."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     """Name -> value, for `Wiring.shared_env`. Names start with `ALLRANKS_`."""
@@ -186,7 +186,7 @@ class Framework(ABC):
     script: ClassVar[ScriptHints] = ScriptHints()
     log: ClassVar[LogReader] = LogReader()
     probe: ClassVar[DoctorProbe | None] = None
-    """None: programs of this framework need no Python package."""
+    """The Python package of the framework; None if its programs need none."""
     has_image: ClassVar[bool] = True
     """There is an image for it in images/."""
     any_role: ClassVar[bool] = False
@@ -195,8 +195,10 @@ class Framework(ABC):
     """Further variables that the framework's launchers set in the processes that they start. A name that ends in `_` is
     a prefix. A local run removes these and `reserved_env` from the environment that it inherits."""
     elastic: ClassVar[Elasticity | None] = None
-    """How elastic jobs change their number of workers. `restarts`: all ranks restart with the new size. `absorbs`:
-    workers with restart scope `Pod` may join and leave while the others run. None: there are no elastic jobs."""
+    """The way in which elastic jobs change their number of workers; None if there are no elastic jobs.
+
+    `restarts`: all ranks restart with the new size. `absorbs`: workers with restart scope `Pod` may join and leave
+    while the others run."""
     rules: ClassVar[tuple[Rule, ...]] = ()
     """Further CEL rules for jobs of this framework; `self` is the spec."""
 
@@ -222,7 +224,7 @@ class Framework(ABC):
 
     @property
     def ranks_are_pods(self) -> bool:
-        """Whether each pod runs exactly one process, so that its rank follows from its node rank."""
+        """Return whether each pod runs exactly one process, so that its rank follows from its node rank."""
         return type(self).processes is Framework.processes
 
     def notes(self, arguments: Sequence[str], role: str, own_command: bool) -> list[Note]:

@@ -9,7 +9,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class ScriptHints:
-    """How `allranks run SCRIPT` recognizes scripts that use the framework, and the job that it makes for them."""
+    """Hints by which `allranks run SCRIPT` recognizes scripts that use the framework, and makes a job for them."""
 
     imports: frozenset[str] = frozenset()
     """Packages whose import shows that a script uses this framework."""
@@ -34,7 +34,7 @@ class RootCause:
     time: datetime | None = None
     """In the pod's local time, to the second, because launchers print it without a time zone."""
     microsecond: int | None = None
-    """Within the second of `time`, if the launcher logged it."""
+    """Microsecond within the second of `time`, if the launcher logged it."""
 
 
 class LogReader:
@@ -63,4 +63,4 @@ class DoctorProbe:
     gpu: str = "None"
     """A Python expression for whether the package can use a GPU of this machine; None if it does not say."""
     gpu_cure: str = ""
-    """What to do if it cannot."""
+    """Advice for the user if it cannot."""

@@ -123,7 +123,8 @@ _SECRET = {"ALLRANKS_RENDEZVOUS_SECRET_FILE": f"{SECRET_DIR}/secret"}
 
 
 def _gloo_wire(context: AttemptContext) -> Wire:
-    """The helper in each worker starts its slots. The first one also serves the rendezvous, as horovodrun does."""
+    """Wire a job of fixed size: the helper in each worker starts its slots. The first one also serves the rendezvous,
+    as horovodrun does."""
     slots = _slots(context)
     workers = context.ranked()
     first = workers[0]
@@ -162,7 +163,8 @@ def _gloo_wire(context: AttemptContext) -> Wire:
 
 
 def _elastic_wire(context: AttemptContext) -> Wire:
-    """The helper in each worker offers its slots to Horovod's elastic driver, which runs in the first worker's pod.
+    """Wire an elastic job: the helper in each worker offers its slots to Horovod's elastic driver, in the first
+    worker's pod.
 
     The wiring must not depend on the current number of workers, because pods that run are not updated.
     """

@@ -97,7 +97,7 @@ class Mpi(Framework):
 
 
 def _is_script(arguments: Sequence[str]) -> bool:
-    """A shell script, which may call mpirun."""
+    """Return whether the command is a shell script, which may call mpirun."""
     return arguments[0].rpartition("/")[2] in ("sh", "bash") or arguments[0].endswith(".sh")
 
 

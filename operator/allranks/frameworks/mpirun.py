@@ -27,7 +27,7 @@ _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
 
 @dataclass(frozen=True)
 class Implementation:
-    """How one implementation of MPI is configured."""
+    """The options and variables of one implementation of MPI."""
 
     host: Callable[[str, int], str]
     """(host, slots) -> its line in the hosts file."""
@@ -42,7 +42,7 @@ class Implementation:
 
 
 def _hydra(prefix: str, launcher: str, arguments: str) -> Implementation:
-    """Hydra, the mpirun of MPICH and of Intel MPI. A rank without a slot of its own is not refused."""
+    """Return the configuration of Hydra, the mpirun of MPICH and of Intel MPI. It accepts ranks without a slot."""
     env = {f"{prefix}_HOST_FILE": _HOSTFILE, f"{prefix}_{launcher}": "ssh", f"{prefix}_{arguments}": _SSH_ARGUMENTS}
     return Implementation(host=lambda host, slots: f"{host}:{slots}", env=env)
 
@@ -80,9 +80,11 @@ def wire(
     starts_ranks: bool | None = None,
     defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> Wire:
-    """`slots`: processes in each worker. `starts_ranks`: the launcher's command calls mpirun itself. Default: if it is
-    in the launcher's own section of the manifest. `defaults`: variables of all ranks, unless the user sets them."""
-    ranks = slots * len(context.of("worker"))
+    """Return the wiring of all pods. `slots`: processes in each worker.
+
+    `starts_ranks`: the launcher's command calls mpirun itself. Default: True if the command is in the launcher's own
+    section of the manifest. `defaults`: variables of all ranks, unless the user sets them."""
+    ranks = slots * len(context.in_roles("worker"))
     mpi = IMPLEMENTATIONS[implementation]
 
     def wiring(replica: Replica) -> Wiring:
@@ -119,18 +121,19 @@ def _mpirun(
 
 
 def shared(context: AttemptContext, slots: int, implementation: str = "OpenMPI") -> Shared:
-    """Files for mpirun and for its daemons in the workers, which start further daemons in large jobs."""
+    """Return files for mpirun and for its daemons in the workers, which start further daemons in large jobs."""
     if context.local:
         return Shared(files=_rank_helper())
     line = IMPLEMENTATIONS[implementation].host
-    hosts = (f"{worker.hostname}.{context.job}.{context.namespace}.svc" for worker in context.of("worker"))
+    hosts = (f"{worker.hostname}.{context.job}.{context.namespace}.svc" for worker in context.in_roles("worker"))
     hostfile = "".join(f"{line(host, slots)}\n" for host in hosts)
     return Shared(files={"hostfile": hostfile, "ssh_config": _SSH_CONFIG, **_rank_helper()}, ssh_key=True)
 
 
 @cache
 def _rank_helper() -> dict[str, str]:
-    """The wrapper that reports which rank failed first. It is in the ConfigMap, so that no init container is needed."""
+    """Return the wrapper that reports the rank that failed first. A ConfigMap holds it, so no init container is
+    needed."""
     program = resources.files("allranks.inpod").joinpath("mpi_rank.py").read_text()
     return {"mpi_rank.py": program, "mpi_rank.sh": _RANK_HELPER}
 
@@ -206,23 +209,25 @@ _HOST_OPTIONS = frozenset(
 _STARTERS = PROGRAMS | {"horovodrun"}
 
 
-def notes(arguments: Sequence[str], what: str, own_launcher: bool) -> list[Note]:
-    """`own_launcher`: the command is the launcher's own, which starts the ranks itself, on the hosts that allranks
-    writes. Any other command is the program of a rank. `what`: whose ranks these are."""
+def notes(arguments: Sequence[str], subject: str, own_launcher: bool) -> list[Note]:
+    """Return notes on a command line that calls mpirun. `subject`: name of the launcher, for the note.
+
+    `own_launcher`: the command is the launcher's own, which starts the ranks itself, on the hosts that allranks writes.
+    Any other command is the program of a rank."""
     if not starts_ranks(arguments):
         return []
     if not own_launcher:
         program = arguments[0].rpartition("/")[2]
-        return [(0, f"allranks starts the ranks of {what}: remove {program} and its options, and keep the program")]
+        return [(0, f"allranks starts the ranks of {subject}: remove {program} and its options, and keep the program")]
     return host_notes(arguments)
 
 
 def starts_ranks(arguments: Sequence[str]) -> bool:
-    """Whether the command is an mpirun."""
+    """Return whether the command is an mpirun."""
     return bool(arguments) and arguments[0].rpartition("/")[2] in _STARTERS
 
 
 def host_notes(arguments: Sequence[str]) -> list[Note]:
-    """Options of mpirun that name hosts."""
+    """Return options of mpirun that name hosts."""
     hosts = [i for i, text in enumerate(arguments) if text.startswith("-") and text.lstrip("-") in _HOST_OPTIONS]
     return [(i, f"allranks writes the hostfile of mpirun: remove {arguments[i]} and its value") for i in hosts]

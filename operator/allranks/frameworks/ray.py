@@ -36,7 +36,7 @@ class RayOptions(Model):
     )
 
 
-_OWN = "allranks: the last lines of the program itself:\n"
+_PROGRAM_LINES = "allranks: the last lines of the program itself:\n"
 """Written by inpod/ray_output.py, if Ray printed lines of other processes after them."""
 _TASK_ERROR = re.compile(
     r"^(?:ray\.exceptions\.)?(?=RayTaskError\(\w+\): |ActorDiedError: |WorkerCrashedError: )", re.MULTILINE
@@ -55,7 +55,7 @@ class RayLog(LogReader):
         message = _COLOR.sub("", message)  # Ray colors the name of the task, whether or not it writes to a terminal
         if ranks := [*_OF_DRIVER.finditer(message)]:
             return RootCause(rank=int(ranks[-1]["rank"]), message=message[ranks[-1].end() :].strip() or None)
-        _, repeated, output = message.rpartition(_OWN)
+        _, repeated, output = message.rpartition(_PROGRAM_LINES)
         if errors := [*_TASK_ERROR.finditer(output)]:
             return RootCause(message=output[errors[-1].end() :].strip())
         return RootCause(message=output.strip() or None) if repeated else None
@@ -92,10 +92,10 @@ class Ray(Framework):
 
     def wire(self, context: AttemptContext) -> Wire:
         options: RayOptions = context.options
-        [head] = context.of("head")
+        [head] = context.in_roles("head")
         host, port = context.address(head, options.port)
         ports = {"gcs": options.port, "dashboard": options.dashboard_port, "client": options.client_port}
-        workers = len(context.of("worker"))
+        workers = len(context.in_roles("worker"))
         head_works = options.head_runs_tasks or not (workers or context.elastic)
         defaults = {
             "RAY_AUTH_MODE": "token",
@@ -154,7 +154,7 @@ _KILL_SECONDS = 5
 
 
 def _resources(context: AttemptContext, role: str) -> dict[str, str]:
-    """What Ray may use in a pod of this role. Ray itself finds out what the manifest does not say."""
+    """Return variables with the resources that Ray may use in a pod of this role. Ray finds out the others itself."""
     out = {"ALLRANKS_RAY_GPUS": str(context.gpus[role])}
     if role in context.cpus:
         out["ALLRANKS_RAY_CPUS"] = str(context.cpus[role])

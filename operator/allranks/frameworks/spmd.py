@@ -58,7 +58,7 @@ class SpmdOptions(Model):
 
 
 def _named(field: str) -> str:
-    """CEL: each name in a list or map of the options is a role of the job."""
+    """Return the CEL expression that each name in a list or map of the options is a role of the job."""
     return f"!has(self.spmd) || !has(self.spmd.{field}) || self.spmd.{field}.all(r, r in self.roles)"
 
 
@@ -120,7 +120,8 @@ class Spmd(Framework):
             first_rank.setdefault(replica.role, world)
             world += processes[replica.role]
         address, rendezvous = context.address(ranked[0], port)
-        common = {f"ALLRANKS_ADDR_{role.upper()}": _address(context, of) for role, of in sorted(first.items())}
+        replicas = sorted(first.items())
+        common = {f"ALLRANKS_ADDR_{role.upper()}": _address(context, replica) for role, replica in replicas}
         common |= {f"ALLRANKS_HOSTS_{role.upper()}": f"{FILES_DIR}/{_hosts_file(role)}" for role in sorted(first)}
         of_ranks = {"MASTER_ADDR": address, "MASTER_PORT": str(rendezvous), "WORLD_SIZE": str(world)}
         of_ranks["NNODES"] = str(len(ranked))
@@ -142,7 +143,7 @@ class Spmd(Framework):
         lines: dict[str, list[str]] = {}
         for replica in context.replicas:
             lines.setdefault(_hosts_file(replica.role), []).append(f"{_address(context, replica)}\n")
-        return Shared(files={name: "".join(of) for name, of in lines.items()})
+        return Shared(files={name: "".join(addresses) for name, addresses in lines.items()})
 
     def processes(self, context: AttemptContext, role: str) -> int:
         if not self.roles[role].ranked:

@@ -68,7 +68,7 @@ class TensorFlow(Framework):
 
     def shared(self, context: AttemptContext) -> Shared:
         cluster: dict[str, list[str]] = {}
-        for replica in context.of("chief", "worker", "ps"):
+        for replica in context.in_roles("chief", "worker", "ps"):
             cluster.setdefault(replica.role, []).append(_address(context, replica))
         return Shared(variables={CLUSTER: _json(cluster)})
 
@@ -93,5 +93,5 @@ def _json(cluster: Mapping[str, list[str]]) -> str:
 
 
 def _workers_serve_chief(replicas: Mapping[str, int]) -> bool:
-    """Workers beside parameter servers and a chief execute what the chief sends, and never exit by themselves."""
+    """Return whether workers only serve a chief: beside parameter servers they never exit by themselves."""
     return bool(replicas.get("ps") and replicas.get("chief"))

@@ -25,12 +25,12 @@ RANK = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "JAX_PROCESS_ID", "ALLRA
 UNUSABLE = 78
 """Exit status if the function cannot be loaded in this Python (EX_CONFIG of sysexits.h). Another try does not help."""
 VALUE_BYTES, FURTHER_VALUE_BYTES, VALUE_RANKS = 1_048_576, 65_536, 64
-"""The same as in allranks.telemetry.outcomes: of the value of rank 0, of a further rank, and how many ranks."""
+"""Limits as in allranks.telemetry.outcomes: value of rank 0, value of a further rank, number of ranks."""
 ERROR_BYTES = 131_072
-"""The same of an exception with its traceback."""
+"""Limit of an exception with its traceback, as in allranks.telemetry.outcomes."""
 TRACEBACK_CHARACTERS = 16_384
 VALUE_SECONDS, ERROR_SECONDS = 600.0, 10.0
-"""How long the operator may take. An exception must not delay the end of its rank, which the others wait for."""
+"""Longest time for the operator. An exception must not delay the end of its rank, which the others wait for."""
 
 
 class Sink(Protocol):
@@ -40,7 +40,8 @@ class Sink(Protocol):
 
 
 def main(argv: list[str]) -> int:
-    """The exit status. An exception of the function is not caught, so that it ends the rank as in any program."""
+    """Return the exit status. An exception of the function is not caught, so that it ends the rank as in any
+    program."""
     parser = argparse.ArgumentParser(prog="call_function.py", allow_abbrev=False)
     parser.add_argument("payload", type=Path)
     parser.add_argument("results", type=Path, nargs="?")
@@ -76,8 +77,8 @@ def main(argv: list[str]) -> int:
 
 
 def without_launcher(program: list[str]) -> list[str]:
-    """The command of a pod. If it starts a function that another version of Python sent, the call without its launcher:
-    it says so and ends at once, where a launcher would first wait for the other pods.
+    """Return the command of a pod. If it starts a function that another version of Python sent, the call without its
+    launcher: it says so and ends at once, where a launcher would first wait for the other pods.
 
     The launcher is kept unless it certainly runs this Python.
     """
@@ -85,7 +86,7 @@ def without_launcher(program: list[str]) -> list[str]:
     starters = [path for path in map(shutil.which, program[:place]) if path]
     try:
         with open(program[place + 1], "rb") as file:
-            same = json.loads(file.readline())["python"] == HERE
+            same = json.loads(file.readline())["python"] == PYTHON
         if same or not starters or not all(map(is_this_python, starters)):
             return program
     except (OSError, ValueError, LookupError, TypeError):  # the call itself finds out what is wrong
@@ -94,7 +95,7 @@ def without_launcher(program: list[str]) -> list[str]:
 
 
 def is_this_python(starter: str) -> bool:
-    """Whether a program is this interpreter, or a script for it. Raises OSError, IndexError."""
+    """Return whether a program is this interpreter, or a script for it. Raise OSError, IndexError."""
     with open(starter, "rb") as file:
         line = file.readline(1024)
     if line.startswith(b"#!"):
@@ -102,7 +103,7 @@ def is_this_python(starter: str) -> bool:
     return os.path.realpath(starter) == os.path.realpath(sys.executable)
 
 
-HERE = "{}.{}".format(*sys.version_info[:2])
+PYTHON = "{}.{}".format(*sys.version_info[:2])
 
 
 class Unusable(Exception):
@@ -110,19 +111,19 @@ class Unusable(Exception):
 
 
 def load(payload: Path) -> Any:
-    """(function, args, kwargs). Raises Unusable."""
+    """Return (function, args, kwargs). Raise Unusable."""
     with payload.open("rb") as file:
         header = json.loads(file.readline())
-        if (sender := header["python"]) != HERE:
+        if (sender := header["python"]) != PYTHON:
             raise Unusable(
-                f"the function was sent by Python {sender}, and the ranks run Python {HERE} ({sys.executable}): use "
-                f"the same version on both sides, either an image with Python {sender}, or Python {HERE} to send it"
+                f"the function was sent by Python {sender}, and the ranks run Python {PYTHON} ({sys.executable}): use "
+                f"the same version on both sides, either an image with Python {sender}, or Python {PYTHON} to send it"
             )
         for name, text in header.get("sources", {}).items():
             if not Path(name).exists():  # a traceback shows its lines all the same
                 linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         if (sent := payload.parent / "python").is_dir():
-            sys.path.insert(0, str(sent))  # the cloudpickle of the sender: that of the image may not read its pickles
+            sys.path.insert(0, str(sent))  # the cloudpickle of the sender: another one may not read its pickles
         sys.path += [path for path in (*header["path"], str(Path.cwd())) if path not in sys.path]
         try:
             return pickle.load(file)
@@ -215,7 +216,7 @@ def written(folder: Path, rank: int, data: bytes) -> dict[str, Any]:
 
 
 def pickled(described: dict[str, Any], value: Any) -> tuple[dict[str, Any], bytes]:
-    """The description and the pickle. A value that cannot be pickled does not fail a training that is done."""
+    """Return the description and the pickle. A value that cannot be pickled does not fail a training that is done."""
     try:
         return described, dumps(value)
     except Exception as error:
@@ -237,7 +238,7 @@ def line(described: dict[str, Any]) -> bytes:
 
 
 def replace(file: Path, data: bytes) -> None:
-    """A reader never sees a part of the data."""
+    """Replace a file as a whole: a reader never sees a part of the data."""
     unfinished = file.with_name(f".{file.name}.tmp")
     unfinished.write_bytes(data)
     unfinished.replace(file)

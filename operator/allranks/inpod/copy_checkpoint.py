@@ -25,7 +25,7 @@ class Unusable(Exception):
 
 
 def copy(source: Path, target: Path, name: str, step: int | None = None) -> str:
-    """Copy all checkpoints, or those of one step. Return what was done. Raise Unusable and OSError.
+    """Copy all checkpoints, or the ones of one step. Return a sentence about it. Raise Unusable and OSError.
 
     A folder that has checkpoints already stays as it is: the job continues from its own.
     """
@@ -62,7 +62,7 @@ def _choose(source: Path, name: str, step: int | None) -> list[Path]:
 
 
 def steps_in(name: str) -> set[int]:
-    """The numbers in the name of a checkpoint: checkpoint-500, step=500.ckpt, 0000500."""
+    """Return the numbers in the name of a checkpoint: checkpoint-500, step=500.ckpt, 0000500."""
     return {int(digits) for digits in re.findall(r"\d{1,18}", name)}
 
 

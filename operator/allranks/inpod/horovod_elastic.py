@@ -2,7 +2,7 @@
 
 This program is the agent in each worker pod. It polls the driver, which runs in the first worker, starts the ranks that
 the driver assigns to it, and reports their exit codes. A pod with a failed rank ends with the exit code of that rank
-(128 + n for a signal), so that the operator replaces it. The other ranks continue and add those of the new pod.
+(128 + n for a signal), so that the operator replaces it. The other ranks continue and add the ranks of the new pod.
 
 Reads HOROVOD_GLOO_RENDEZVOUS_ADDR/PORT HOROVOD_HOSTNAME HOROVOD_LOCAL_SIZE ALLRANKS_INDEX, and in the first worker
 ALLRANKS_HOROVOD_MIN/MAX/WORKERS/WAIT_SECONDS. Needs only the standard library and Horovod's
@@ -28,7 +28,7 @@ from rendezvous_secret import headers  # type: ignore[import-not-found]  # in th
 from watch import write_line, write_signal  # type: ignore[import-not-found]
 
 START_TIMEOUT_SECONDS = float(os.environ.get("HOROVOD_START_TIMEOUT", "inf"))
-"""How long to wait for the driver. horovodrun uses the same variable. The first worker may be unscheduled for hours."""
+"""Longest wait for the driver. horovodrun uses the same variable. The first worker may be unscheduled for hours."""
 POLL_SECONDS = 0.1
 IDLE_SECONDS = 0.3
 """Poll interval while no rank runs here and there is nothing to report."""
@@ -37,8 +37,8 @@ BUSY_SECONDS = 1.0
 CALL_SECONDS = 2.0
 LOST_SECONDS = 10.0
 STAY_SECONDS = 600.0
-"""How long a pod without a driver waits for its deletion. Kubernetes detects a lost node after 90 s; a pod that ends
-earlier would look like a failure."""
+"""Time for which a pod without a driver waits for its deletion. Kubernetes detects a lost node after 90 s; a pod that
+ends earlier would look like a failure."""
 LOST = 138
 """The exit status when the driver is lost: restart, because the program did not fail. The root cause is the earlier
 failure of the driver, which the operator may observe later than this one if a node is lost."""
@@ -46,9 +46,9 @@ GLOO_TIMEOUT_SECONDS = "15"
 """When a rank dies, others may wait for each other for all of this time. Horovod's default is 30. Ranks that join
 slowly do not need more: the driver makes the others wait for them."""
 LEAVE_SECONDS = 10.0
-"""How long a pod that got SIGTERM waits until the others continue without it (they check at each commit)."""
+"""Time for which a pod that got SIGTERM waits until the others continue without it (they check at each commit)."""
 GRACE_SECONDS = 10.0
-"""How long ranks may take to end."""
+"""Longest time in which ranks end."""
 
 
 def main(program: list[str]) -> int:
@@ -122,8 +122,8 @@ class Agent:
             time.sleep(POLL_SECONDS)
 
     def _quiet(self) -> bool:
-        """Whether to skip this poll: nothing to report and the interval is not over. One driver serves hundreds of
-        pods."""
+        """Return whether to skip this poll: nothing to report and the interval is not over. One driver serves hundreds
+        of pods."""
         unreported = len(self._ranks) - len(self._running()) - self._reported
         return not unreported and time.monotonic() - self._last_answer < (
             BUSY_SECONDS if self._running() else IDLE_SECONDS
@@ -181,14 +181,14 @@ class Agent:
                         self._first = self._first or rank.returncode
 
     def _failed(self) -> int:
-        """The exit status of the first failed rank; 0 if none has failed."""
+        """Return the exit status of the first failed rank; 0 if none has failed."""
         return self._first if self._first >= 0 else 128 - self._first
 
     def _running(self) -> list[subprocess.Popen[bytes]]:
         return [rank for rank in self._ranks.values() if rank.returncode is None]
 
     def _fail(self, status: int) -> int:
-        """A rank has failed: reports it to the driver, so that the others continue, and ends the pod."""
+        """Report the failure of a rank to the driver, so that the others continue, and end the pod."""
         while self.index != 0 and (answer := self._call(bye=True)) is None:
             if time.monotonic() - self._last_answer > LOST_SECONDS:
                 return self._lost()  # the rank probably failed because the driver ended
@@ -201,7 +201,7 @@ class Agent:
         return status
 
     def _leave(self) -> int:
-        """The pod is being deleted: first the others continue without it (Horovod's notice), then its ranks end."""
+        """Let the others continue without this pod, which is being deleted (Horovod's notice), then end its ranks."""
         deadline = time.monotonic() + LEAVE_SECONDS
         while self.index != 0 and self._running() and time.monotonic() < deadline:
             answer = self._call(leaving=True)
@@ -252,8 +252,8 @@ class Agent:
             time.sleep(POLL_SECONDS)
             self._reap()
 
-    def _exit_with(self, what: str, status: int) -> int:
-        write_line(what)
+    def _exit_with(self, message: str, status: int) -> int:
+        write_line(message)
         return status
 
 

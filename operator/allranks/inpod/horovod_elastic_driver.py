@@ -29,10 +29,10 @@ except ImportError as error:
 from rendezvous_secret import guarded  # type: ignore[import-not-found]  # in the same directory
 
 ELASTIC_TIMEOUT_SECONDS = float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT", "315360000"))
-"""How long there may be fewer workers than the minimum. horovodrun uses the same variable. The default is ten years,
+"""Longest time with fewer workers than the minimum. horovodrun uses the same variable. The default is ten years,
 because pods may be unscheduled for a long time (and a thread cannot wait forever)."""
 ADMITTED_SECONDS = 60.0
-"""How long a pod may use the rendezvous after its last call. Another pod may get its address later."""
+"""Time for which a pod may use the rendezvous after its last call. Another pod may get its address later."""
 SILENT_SECONDS = 5.0
 """A pod that has not called for this long is gone."""
 REMIND_SECONDS = 2.0
@@ -68,7 +68,7 @@ class Hosts(HostDiscovery):  # type: ignore[misc]  # Horovod has no types
         self._changed = threading.Condition()
 
     def on_call(self, request: dict[str, Any], has_ranks: Any) -> dict[str, Any]:
-        """Handles the call of a pod; returns the answer."""
+        """Handle the call of a pod; return the answer."""
         name = request["host"]
         with self._changed:
             if name not in self._hosts:
@@ -90,12 +90,12 @@ class Hosts(HostDiscovery):  # type: ignore[misc]  # Horovod has no types
         return answer
 
     def on_answered(self, name: str, answer: dict[str, Any]) -> None:
-        """The answer was sent. This process may end when all pods know that the training is over."""
+        """Record that the answer was sent. This process may end when all pods know that the training is over."""
         with self._changed:
             self._hosts[name].notified |= answer["over"] is not None
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Horovod asks every second."""
+        """Return the slots of each host. Horovod calls this every second."""
         silent = time.monotonic() - SILENT_SECONDS
         with self._changed:
             for name, host in self._hosts.items():
@@ -108,7 +108,7 @@ class Hosts(HostDiscovery):  # type: ignore[misc]  # Horovod has no types
             return slots if first else {}
 
     def ordered(self, available: set[str], before: list[str]) -> list[str]:
-        """Sorted by worker index. `HostManager` would use the order of arrival."""
+        """Return the hosts sorted by worker index. `HostManager` would use the order of arrival."""
         return sorted(available, key=lambda name: (self._hosts[name].index, name))
 
     def start(self, slot: Any, events: Any) -> tuple[int, float]:
@@ -236,7 +236,7 @@ def serve(port: int) -> Hosts:
 
 
 def _configure_logging() -> None:
-    """Hides Horovod's logs unless HOROVOD_LOG_LEVEL requests them: it logs recovered errors with tracebacks."""
+    """Hide Horovod's logs unless HOROVOD_LOG_LEVEL requests them: it logs recovered errors with tracebacks."""
     if os.environ.get("HOROVOD_LOG_LEVEL", "").lower() in ("trace", "debug", "info"):
         logging.basicConfig(level=logging.INFO)
     else:

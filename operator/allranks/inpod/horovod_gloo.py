@@ -22,7 +22,7 @@ from rank_processes import GRACE_SECONDS, run  # type: ignore[import-not-found] 
 from rendezvous_secret import guarded, headers  # type: ignore[import-not-found]  # in the same directory
 
 START_TIMEOUT_SECONDS = float(os.environ.get("HOROVOD_START_TIMEOUT", "600"))
-"""How long to wait for the other workers. horovodrun uses the same variable."""
+"""Longest wait for the other workers. horovodrun uses the same variable."""
 POLL_SECONDS = 0.1
 
 

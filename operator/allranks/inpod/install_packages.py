@@ -74,7 +74,7 @@ def installed() -> list[str]:
 
 
 def own_path() -> list[str]:
-    """Where this Python itself finds packages: neither the code of the job nor this helper."""
+    """Return the path on which this Python itself finds packages: neither the code of the job nor this helper."""
     paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     return [path for path in sys.path if path in paths or "-packages" in path]
 
@@ -147,7 +147,7 @@ def pip(folder: Path, *words: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """An init container that is started again finds what an earlier one has made."""
+    """Remove what an earlier start of the init container has made."""
     if path.is_symlink():
         path.unlink()
     elif path.exists():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from watch import HERE, become, prepend  # type: ignore[import-not-found]  # in the same directory
+from watch import DIRECTORY, become, prepend  # type: ignore[import-not-found]  # in the same directory
 
 
 def main(argv: list[str]) -> int:
@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
         print("usage: jax_process.py -- PROGRAM [ARG...]", file=sys.stderr)
         return 2
     env = dict(os.environ)
-    prepend(env, HERE / "startup")
+    prepend(env, DIRECTORY / "startup")
     return become(argv[1:], env)  # type: ignore[no-any-return]
 
 

@@ -1,6 +1,6 @@
 """Starts the ranks of a pod that has several: `python3 local_ranks.py -- PROGRAM [ARG...]`.
 
-RANK is that of the first process and LOCAL_WORLD_SIZE their number; each process gets its own RANK and LOCAL_RANK.
+RANK is the rank of the first process and LOCAL_WORLD_SIZE their number; each process gets its own RANK and LOCAL_RANK.
 Needs only the standard library.
 """
 

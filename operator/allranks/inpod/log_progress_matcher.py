@@ -41,8 +41,8 @@ class Lines:
         self._rest = b""
         self._skipping = False
 
-    def of(self, chunk: bytes) -> bytes:
-        """The lines that this chunk completes, each with its newline."""
+    def completed_by(self, chunk: bytes) -> bytes:
+        """Return the lines that this chunk completes, each with its newline."""
         data = chunk.replace(b"\r", b"\n")
         if self._skipping:
             _, newline, data = data.partition(b"\n")
@@ -59,16 +59,16 @@ class Lines:
         return complete
 
     def rest(self) -> bytes:
-        """The incomplete line at the end of the stream."""
+        """Return the incomplete line at the end of the stream."""
         rest, self._rest = self._rest, b""
         return rest + b"\n" if rest else b""
 
 
 class Matcher:
-    """The matcher process, used by `watch.py`. Calls `found` in a thread for each match."""
+    """The matcher process, used by `watch.py`. Calls `on_match` in a thread for each match."""
 
-    def __init__(self, pattern: str, found: Callable[[dict[str, Any]], None], warn: Callable[[str], None]) -> None:
-        self._pattern, self._found, self._warn = pattern, found, warn
+    def __init__(self, pattern: str, on_match: Callable[[dict[str, Any]], None], warn: Callable[[str], None]) -> None:
+        self._pattern, self._on_match, self._warn = pattern, on_match, warn
         self._batches: collections.deque[bytes] = collections.deque(maxlen=BATCHES)
         self._news = threading.Event()
         self._ending = False
@@ -120,7 +120,7 @@ class Matcher:
                 if "problem" in answer:
                     self._warn(answer["problem"])
                 else:
-                    self._found(answer)
+                    self._on_match(answer)
             if self._ending:
                 return
             time.sleep(RESTART_SECONDS)  # the matcher was killed
@@ -221,15 +221,15 @@ def number_of(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def merge(found: list[dict[str, Any]], new: dict[str, Any]) -> None:
+def merge(reports: list[dict[str, Any]], new: dict[str, Any]) -> None:
     """Merge matches that arrive together into one report: the newest of each number, the sum of the samples. A
     checkpoint belongs to the step before it, so nothing is merged into a report with one."""
     if not new:
         return
-    if not found or "checkpoint" in found[-1]:
-        found.append(new)
+    if not reports or "checkpoint" in reports[-1]:
+        reports.append(new)
         return
-    last = found[-1]
+    last = reports[-1]
     if "samples" in new and "samples" in last:
         new["samples"] += last["samples"]
     metrics = {**last.get("metrics", {}), **new.get("metrics", {})}
@@ -238,8 +238,8 @@ def merge(found: list[dict[str, Any]], new: dict[str, Any]) -> None:
         last["metrics"] = metrics
 
 
-def write_json(what: dict[str, Any]) -> None:
-    write_all(1, json.dumps(what).encode() + b"\n")
+def write_json(document: dict[str, Any]) -> None:
+    write_all(1, json.dumps(document).encode() + b"\n")
 
 
 if __name__ == "__main__":

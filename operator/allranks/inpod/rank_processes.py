@@ -18,14 +18,14 @@ from mpi_rank import Failure, Stderr, format_report  # type: ignore[import-not-f
 from watch import write_signal  # type: ignore[import-not-found]  # in the same directory
 
 GRACE_SECONDS = 10
-"""How long the other ranks of a pod may take to end after one has failed."""
+"""Longest time in which the other ranks of a pod end after one has failed."""
 
 
 class _Rank(NamedTuple):
     number: int
     process: subprocess.Popen[bytes]
     stderr: Stderr | None
-    """None: the process has the pod's own, because it is alone."""
+    """The stderr of the process; None if it has the pod's own, because it is alone."""
     reader: threading.Thread | None
 
 
@@ -88,7 +88,7 @@ def _start(number: int, program: list[str], environment: dict[str, str], alone: 
 
 
 def _report(rank: _Rank) -> str:
-    """For `read_rank_report` in frameworks/rank_report.py. A traceback shows when a rank failed."""
+    """Return the text that `read_rank_report` in frameworks/rank_report.py parses."""
     code, stderr = rank.process.returncode, rank.stderr
     assert stderr
     raised = stderr.raised() if code > 0 else None
@@ -98,7 +98,7 @@ def _report(rank: _Rank) -> str:
 
 
 def _send(process: subprocess.Popen[bytes], number: int) -> None:
-    """Not `Popen.send_signal`: that may reap the process, and `_wait` would miss its end."""
+    """Send a signal. `Popen.send_signal` may reap the process, and `_wait` would miss its end."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, number)

@@ -26,8 +26,8 @@ from pathlib import Path
 
 from ray_output import Output  # type: ignore[import-not-found]  # in the same directory
 from watch import (  # type: ignore[import-not-found]  # in the same directory
+    DIRECTORY,
     FORWARDED,
-    HERE,
     cannot_start,
     parent_of,
     prepend,
@@ -37,27 +37,27 @@ from watch import (  # type: ignore[import-not-found]  # in the same directory
 
 POLL_SECONDS = 0.2
 RAYLET_SECONDS = 2.0
-"""How often to check that the raylet runs."""
+"""Interval between two checks that the raylet runs."""
 REMIND_SECONDS = 60.0
 """Interval of the line that says for how many workers the head waits."""
 CONNECT_SECONDS = 5.0
 GRACE_SECONDS = 10.0
-"""How long Ray's processes may take to end."""
+"""Longest time in which Ray's processes end."""
 DRAIN_SECONDS = 25.0
 LAST_SECONDS = 2.0
 """Time that Ray's processes have after a node was drained."""
 STAY_SECONDS = 600.0
-"""How long a worker without a head waits for its deletion. Kubernetes detects a lost node after 90 s; a worker that
-ends earlier would look like the first failure."""
+"""Time for which a worker without a head waits for its deletion. Kubernetes detects a lost node after 90 s; a worker
+that ends earlier would look like the first failure."""
 LOST = 138
 """The exit status of a worker without a head, and of a head without Ray: restart, because the program did not fail."""
 LOCAL_HEAD = "127.0.0.2"
 """Address of the head on one machine; workers have the next ones. Ray replaces 127.0.0.1 by the machine's address in
 its network."""
 TRIES = 10
-"""Of `ray start`. On a busy machine it fails: Ray gives its agents 15 s to start."""
+"""Tries of `ray start`. On a busy machine it fails: Ray gives its agents 15 s to start."""
 JOINED = "Ray runtime started"
-"""What `ray start` prints when the node belongs to the cluster."""
+"""Line that `ray start` prints when the node belongs to the cluster."""
 STORE_SHARE = 0.3
 """Share of the memory for the object store, which is in /dev/shm. Ray's own default."""
 LINES = 12
@@ -86,7 +86,7 @@ class Node:
             self.host = LOCAL_HEAD
             self._env["RAY_ADDRESS"] = f"{self.host}:{self.port}"
         for folder in ("startup", "python"):  # for the processes that Ray starts, as `watch.py` does for its program
-            path = HERE / folder
+            path = DIRECTORY / folder
             if path.is_dir() and str(path) not in self._env.get("PYTHONPATH", "").split(os.pathsep):
                 prepend(self._env, path)
         self._ended: dict[int, int] = {}
@@ -135,7 +135,8 @@ class Node:
         least = int(os.environ.get("ALLRANKS_RAY_MIN_WORKERS") or expected)
         enough_at = time.monotonic() + float(os.environ.get("ALLRANKS_RAY_WAIT_SECONDS") or 0)
         remind_at = time.monotonic() + REMIND_SECONDS
-        counter = subprocess.Popen([sys.executable, str(HERE / "ray_nodes.py")], env=self._env, stdout=subprocess.PIPE)
+        command = [sys.executable, str(DIRECTORY / "ray_nodes.py")]
+        counter = subprocess.Popen(command, env=self._env, stdout=subprocess.PIPE)
         output = counter.stdout
         assert output
         os.set_blocking(output.fileno(), False)
@@ -212,8 +213,9 @@ class Node:
             self._stop_ray()
 
     def _leave(self) -> int:
-        """The pod is being deleted: Ray drains the node, for which Ray Train has a budget of its own. Without the head
-        there is nothing to drain."""
+        """Let Ray drain the node of this pod, which is being deleted; Ray Train has a budget of its own for that.
+
+        Without the head there is nothing to drain."""
         assert self._ray
         _send(self._ray.pid, signal.SIGTERM)
         drain = float(os.environ.get("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S") or DRAIN_SECONDS)
@@ -223,7 +225,7 @@ class Node:
         return 128 + self._signals[0]
 
     def _without_ray(self) -> int:
-        """Ray ended. It does so a minute after it lost the head; then the head's end is the failure."""
+        """Handle the end of Ray. It ends a minute after it lost the head; then the head's end is the failure."""
         if self._is_up():
             return self._show_output("Ray ended on this node")
         write_line(f"no answer from the head at {self.host}:{self.port}")
@@ -316,7 +318,7 @@ class Node:
         return self._ray.pid in self._ended or (self._raylet is not None and parent_of(self._raylet) != self._ray.pid)
 
     def _stop_ray(self) -> None:
-        """End `ray start`. Its processes end with the pod. Not by `ray stop`: it ends those of other nodes too."""
+        """End `ray start`. Its processes end with the pod. `ray stop` would end processes of other nodes too."""
         if self._ray and self._ray.pid not in self._ended:
             _send(self._ray.pid, signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)

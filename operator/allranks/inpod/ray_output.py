@@ -13,11 +13,11 @@ from mpi_rank import Failure, Stderr, end_of, format_report  # type: ignore[impo
 
 KEPT = 1 << 14
 """Bytes of the program's own output. Ray Train's report has up to a kilobyte for each failed rank."""
-OWN = "allranks: the last lines of the program itself:\n"
+PROGRAM_LINES = "allranks: the last lines of the program itself:\n"
 """Also in frameworks/ray.py."""
 _COLOR = re.compile(rb"\x1b\[[0-9;]*m")
 _OTHER = re.compile(rb"\((?:raylet|autoscaler|gcs_server|.*\bpid=\d+)(?:,? [^()]*)?\)(?: |$)")
-"""How Ray begins a line of another process: `(RayTrainWorker pid=7, ip=10.0.0.3) `."""
+"""Begin of a line of another process in Ray: `(RayTrainWorker pid=7, ip=10.0.0.3) `."""
 _REPORT = "Training failed due to worker errors:\n"
 """Begins Ray Train's report of the ranks that failed, at the end of the program's traceback."""
 _RANK = re.compile(r"^\[Rank (?P<rank>\d+)(?:,\d+)* Error Snippet\]:\n", re.MULTILINE)
@@ -25,7 +25,7 @@ _LOST_PEER = re.compile(
     r"gloo/transport/|Connection (?:closed|reset) by peer|Broken pipe|DistBackendError|Socket closed|"
     r"NCCL communicator was aborted|Horovod has been shut down"
 )
-"""What a rank fails with because another one has failed."""
+"""Errors of a rank because another one has failed."""
 
 
 class Output(Stderr):  # type: ignore[misc]
@@ -33,7 +33,7 @@ class Output(Stderr):  # type: ignore[misc]
 
     def __init__(self, pipe: int) -> None:
         super().__init__(pipe)
-        self._own, self._line = b"", b""
+        self._program_lines, self._line = b"", b""
         self._others_follow = False
 
     def read_all(self) -> None:
@@ -52,22 +52,23 @@ class Output(Stderr):  # type: ignore[misc]
         if text.strip():
             self._others_follow = others
         if not others:
-            self._own = (self._own + text + b"\n")[-KEPT:]
+            self._program_lines = (self._program_lines + text + b"\n")[-KEPT:]
 
     def report(self, code: int) -> str:
-        """The last lines of the log of a program that failed; empty if it has nothing to add to the log."""
+        """Return the last lines of the log of a program that failed; empty if it has nothing to add to the log."""
         others_follow = self._others_follow
         if self._line:
             self._keep_line(self._line)
-        if failed := failed_rank(self._own.decode(errors="replace")):
+        if failed := failed_rank(self._program_lines.decode(errors="replace")):
             rank, text = failed
             return str(format_report(Failure("", rank, code, time.time(), end_of(text.encode()))))
-        return f"{OWN}{end_of(self._own)}" if others_follow and self._own.strip() else ""
+        return f"{PROGRAM_LINES}{end_of(self._program_lines)}" if others_follow and self._program_lines.strip() else ""
 
 
 def failed_rank(text: str) -> tuple[int, str] | None:
-    """(rank, its exception) that failed first, from Ray Train's last report; None without one. The program survived the
-    failures of earlier reports."""
+    """Return (rank, its exception) that failed first, from Ray Train's last report; None without one.
+
+    The program survived the failures of earlier reports."""
     _, separator, report = text.rpartition(_REPORT)
     ranks = [*_RANK.finditer(report)] if separator else []
     ends = [*(rank.start() for rank in ranks[1:]), len(report)]

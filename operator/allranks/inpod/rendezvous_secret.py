@@ -1,4 +1,4 @@
-"""Keeps strangers away from the rendezvous of a job: any pod of a cluster can reach its port, and Horovod unpickles
+"""Keeps other pods away from the rendezvous of a job: any pod of a cluster can reach its port, and Horovod unpickles
 what it receives there.
 
 Every pod of the job mounts a secret. Requests of allranks' own helpers carry a token that is derived from it. Horovod's
@@ -37,9 +37,10 @@ def token() -> str:
 
 
 def guarded(handler: Any, seconds: float = math.inf) -> Any:
-    """The HTTP request handler, but requests of strangers get 403. Without a secret, the handler itself.
+    """Return the HTTP request handler with a guard: untrusted clients get 403. Without a secret, return the handler
+    itself.
 
-    `seconds`: how long an address remains admitted after its last request with the token.
+    `seconds`: time for which an address remains admitted after its last request with the token.
     """
     if not token():
         return handler

@@ -66,7 +66,7 @@ class Sender:
             self._close()
 
     def _post(self, body: bytes) -> tuple[int, dict[str, Any], float]:
-        """(status, answer, seconds to wait before the next try); status 0 without an answer."""
+        """Return (status, answer, seconds to wait before the next try); status 0 without an answer."""
         try:
             if self._connection is None:
                 https = self._parts.scheme == "https"
@@ -87,7 +87,7 @@ class Sender:
             return 0, {"error": str(error) or type(error).__name__}, 0.0
 
     def _pause(self, retry_after: float) -> bool:
-        """Wait before the next try. False: there is no time left for one."""
+        """Wait before the next try. Return False if there is no time left for one."""
         self._failures += 1
         pause = max(retry_after, min(LONGEST_PAUSE, 0.2 * 2.0 ** min(self._failures, 8))) * random.uniform(0.7, 1.3)
         if time.monotonic() + pause > self._deadline:

@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 
 MAX_BYTES = 256 * 2**20
-"""Largest sum of all files. This and the next one are those of the client, in allranks/code."""
+"""Largest sum of all files. This limit and the next one are the limits of the client, in allranks/code."""
 MAX_FILES = 20_000
 _MAX_TAR_BYTES = MAX_BYTES + MAX_FILES * 3 * tarfile.BLOCKSIZE
 """With three blocks for the header, the long name and the padding of each file."""

@@ -24,10 +24,10 @@ from typing import IO, Any
 
 from log_progress_matcher import Lines, Matcher  # type: ignore[import-not-found]  # in the same directory
 
-HERE = Path(__file__).resolve().parent
+DIRECTORY = Path(__file__).resolve().parent
 CHUNK = 65536
 DRAIN_SECONDS = 0.2
-"""How long to wait for more output when the program has ended but its descendants hold the output open."""
+"""Longest wait for more output when the program has ended but its descendants hold the output open."""
 LAST_OUTPUT_SECONDS = 10.0
 STACK_SECONDS = 0.3
 """Time for one process to write its stacks before the next one is signaled."""
@@ -49,15 +49,15 @@ def main(argv: list[str]) -> int:
         print("usage: watch.py -- PROGRAM [ARG...]", file=sys.stderr)
         return 2
     program, env = argv[1:], dict(os.environ)
-    if str(HERE / "call_function.py") in program:
+    if str(DIRECTORY / "call_function.py") in program:
         from call_function import without_launcher  # type: ignore[import-not-found]  # in the same directory
 
         program = without_launcher(program)
-    library = HERE / "python"
+    library = DIRECTORY / "python"
     if library.is_dir():
         sys.path.insert(0, str(library))
         prepend(env, library)
-        prepend(env, HERE / "startup")
+        prepend(env, DIRECTORY / "startup")
     pattern = env.get("ALLRANKS_LOG_PATTERN", "")
     if not pattern or not env.get("ALLRANKS_REPORT_URL") or not env.get("ALLRANKS_REPORT_TOKEN_FILE"):
         return become(program, env)
@@ -109,7 +109,7 @@ def write_line(line: str) -> None:
 
 
 def write_signal(number: int) -> None:
-    """Says which signal ended the program. The operator reads it: an exit code of 137 may be the program's own."""
+    """Say which signal ended the program. The operator reads it: an exit code of 137 may be the program's own."""
     write_line(f"the program was ended by signal {number} ({name_of(number)})")
 
 
@@ -121,7 +121,7 @@ class Watch:
 
         self._library = report
         report.answer_stacks(self._dump)
-        self._matcher = Matcher(pattern, self._found, write_line)
+        self._matcher = Matcher(pattern, self._report_match, write_line)
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = False
         self._early: list[int] = []
@@ -194,32 +194,33 @@ class Watch:
             chunk = os.read(source, CHUNK)
             if not chunk or not write_all(target, chunk):
                 break
-            self._matcher.match(lines.of(chunk))
+            self._matcher.match(lines.completed_by(chunk))
         self._matcher.match(lines.rest())
         stream.close()  # the program gets SIGPIPE if this process's output is closed
 
-    def _found(self, found: dict[str, Any]) -> None:
-        metrics = found.pop("metrics", {})
-        self._library.report(**{**metrics, **found})
+    def _report_match(self, values: dict[str, Any]) -> None:
+        metrics = values.pop("metrics", {})
+        self._library.report(**{**metrics, **values})
 
     def _dump(self, stack_dump_id: str) -> None:
         """Signal all Python descendants to dump their stacks, one after another."""
-        from allranks.report.client import why
+        from allranks.report.client import reason_for
         from allranks.report.stacks import pod
 
         any_signaled = False
         for pid, command in pythons_below(os.getpid()):
-            write_line(f"process {pid} ({command}, {pod()}): stacks, asked for because {why(stack_dump_id)}")
+            write_line(f"process {pid} ({command}, {pod()}): stacks, asked for because {reason_for(stack_dump_id)}")
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, STACKS_SIGNAL)
                 any_signaled = True
             time.sleep(STACK_SECONDS)
         if not any_signaled:
-            write_line(f"no process of {pod()} can show its stacks, asked for because {why(stack_dump_id)}")
+            write_line(f"no process of {pod()} can show its stacks, asked for because {reason_for(stack_dump_id)}")
 
 
 def name_of(number: int) -> str:
-    """`SIGKILL`. The name is for readers of the log, the number for the operator (core/diagnosis/root_cause.py)."""
+    """Return `SIGKILL`. The name is for readers of the log, the number for the operator
+    (core/diagnosis/root_cause.py)."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -234,7 +235,7 @@ def same(first: int, other: int) -> bool:
 
 
 def write_all(target: int, data: bytes) -> bool:
-    """False if the reader has closed the output."""
+    """Return False if the reader has closed the output."""
     view = memoryview(data)
     while view:
         try:
@@ -247,7 +248,7 @@ def write_all(target: int, data: bytes) -> bool:
 
 
 def pythons_below(ancestor: int) -> list[tuple[int, str]]:
-    """(pid, command) of all descendants that have a handler for STACKS_SIGNAL."""
+    """Return (pid, command) of all descendants that have a handler for STACKS_SIGNAL."""
     parents = {int(path.name): parent_of(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
     below, size = {ancestor}, 0
     while len(below) > size:

@@ -1,6 +1,8 @@
 """The code and the packages of a job on this machine: a clean copy in the run directory, and a cached layer.
 
-The ranks run the copy, so that a file that is not shipped is missing here as well.
+The ranks run the copy, so that a file that is not shipped is missing here as well. `code.json` and `code.diff` in the
+run directory hold the git commit of the working directory at the start of the run, and what its files differed from it
+in.
 """
 
 from __future__ import annotations
@@ -9,13 +11,20 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from allranks.api.job import Job
+from allranks.code import differences, repository
 from allranks.code.bundle import Bundle
+from allranks.code.selection import HOLDS_CREDENTIALS, secret_by_name
 from allranks.core.facts import pod_template
 from allranks.core.facts.model import ANY_PLATFORM
 from allranks.core.objects import code as in_pods
@@ -24,7 +33,7 @@ from allranks.inpod import unpack
 from allranks.inpod.install_packages import LAYERS
 from allranks.local.environment import machine_environment
 from allranks.local.errors import explain
-from allranks.local.run_directories import CODE_FILE, DIFFERENCES_FILE
+from allranks.local.run_directories import CODE_FILE, DIFFERENCES_FILE, ROOT
 from allranks.pod_bundle import HELPERS
 
 CACHE = "ALLRANKS_CACHE"
@@ -32,7 +41,7 @@ CACHE = "ALLRANKS_CACHE"
 
 
 class LocalCode:
-    """What one run needs before its first pod."""
+    """The code and the packages of one run, made before its first pod."""
 
     def __init__(self, job: Job, bundle: Bundle | None, run_dir: Path, users_environ: Mapping[str, str]) -> None:
         self._job, self._bundle, self._run_dir = job, bundle, run_dir
@@ -48,7 +57,7 @@ class LocalCode:
             self.directories[in_pods.PACKAGES] = run_dir / "packages"
 
     def check(self) -> None:
-        """Raise CannotRun if the code is not on this machine."""
+        """Check that the code is on this machine. Raise CannotRun if it is not."""
         code = self._job.spec.code
         if code and code.config_map and not self._bundle:
             raise CannotRun(
@@ -115,7 +124,7 @@ class LocalCode:
                 os.killpg(self._installing.pid, signal.SIGTERM)
 
     def _python(self) -> str:
-        """That of the program. Raises CannotRun."""
+        """Return the Python of the program. Raise CannotRun."""
         templates = pod_template.role_templates(self._job, ANY_PLATFORM).values()
         program = next(iter(in_pods.python(pod_template.trainer(template)) for template in templates), "python3")
         path = shutil.which(program, path=self._environ.get("PATH", os.defpath))
@@ -124,3 +133,85 @@ class LocalCode:
                 f"the packages ({', '.join(self._job.spec.packages or ())}) need {program}, which is missing"
             )
         return path
+
+
+# --- the commit that was run ------------------------------------------------------------------------------------------
+
+_DESCRIBE = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+_UNTRACKED = (
+    *("git", "-c", "core.quotePath=false", "ls-files", "-z", "--others", "--exclude-standard", "--directory"),
+    *("--no-empty-directory", "--", ".", f":(exclude,top){ROOT}", f":(exclude){ROOT}"),
+)
+_DESCRIPTION = re.compile(r"(?P<commit>[0-9a-f]{40,64})(?P<dirty>-dirty)?")
+_END_SECONDS = 1.0
+
+
+class CodeVersion:
+    """Asks git in the background, so that it delays no run: a large working tree takes seconds."""
+
+    def __init__(self, directory: Path) -> None:
+        self._outputs = [
+            _Output(directory, _DESCRIBE),
+            _Output(directory, repository.PATCH, repository.MAX_PATCH_BYTES),
+            _Output(directory, _UNTRACKED),
+        ]
+
+    def write(self, path: Path, timeout: float = _END_SECONDS) -> None:
+        """Write the files: code.json at `path`, code.diff beside it. Without a repository, or if git takes longer than
+        `timeout` seconds, there is none."""
+        deadline = time.monotonic() + timeout
+        described, patch, untracked = (output.text(deadline) for output in self._outputs)
+        if not (description := _DESCRIPTION.fullmatch(described.strip())):
+            return
+        with contextlib.suppress(OSError):
+            path.write_text(json.dumps({"commit": description["commit"], "dirty": bool(description["dirty"])}) + "\n")
+            text = differences.text_of(description["commit"], patch, (), _hidden, untracked.split("\0"))
+            if text:
+                path.with_name(DIFFERENCES_FILE).write_text(text, encoding="utf-8")
+
+
+def _hidden(name: str) -> str:
+    return HOLDS_CREDENTIALS if secret_by_name(name) else ""
+
+
+class _Output:
+    """The output of a command, or its first bytes. The command does not wait for a reader."""
+
+    def __init__(self, directory: Path, command: Sequence[str], size: int = 0) -> None:
+        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # `text` closes it
+        self._processes: list[subprocess.Popen[bytes]] = []
+        with contextlib.suppress(OSError):  # git is not installed
+            git = self._start(directory, command, subprocess.DEVNULL, subprocess.PIPE if size else self._file)
+            if git.stdout:
+                with git.stdout:
+                    self._start(directory, ("head", "-c", str(size)), git.stdout, self._file)
+
+    def _start(
+        self, directory: Path, command: Sequence[str], stdin: int | IO[bytes], stdout: int | IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            command,
+            cwd=directory,
+            env=repository.environment(),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the ranks
+        )
+        self._processes.append(process)
+        return process
+
+    def text(self, deadline: float) -> str:
+        """Return an empty text if the command has not ended at this time of the monotonic clock."""
+        with self._file as file:
+            try:
+                for process in self._processes:
+                    process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return ""
+            finally:
+                for process in self._processes:
+                    process.kill()
+                    process.wait()
+            file.seek(0)
+            return file.read().decode("utf-8", "replace")

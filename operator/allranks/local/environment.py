@@ -1,4 +1,4 @@
-"""The environment of a container: the user's own without the variables of other jobs, then those of the manifest."""
+"""The environment of a container: the user's own without the variables of other jobs, then the manifest's."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Variables:
         machine: Mapping[str, str],
         config_maps: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
-        """`config_maps`: name -> data, of the job itself."""
+        """Collect the variables. `config_maps`: name -> data of the ConfigMaps that the job itself creates."""
         self.values: dict[str, str] = {}
         self.problems: list[str] = []
         self._pod = pod

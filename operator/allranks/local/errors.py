@@ -23,9 +23,9 @@ class LocalRunError(AllranksError):
     """The run cannot continue because of this machine (disk, limits, files). Its processes were ended."""
 
     @classmethod
-    def from_os(cls, error: OSError, what: str) -> LocalRunError:
-        """Make an error that says that `what` failed, the reason (from errno), and what the user can do."""
-        return cls(f"{what}: {explain(error)}")
+    def from_os(cls, error: OSError, subject: str) -> LocalRunError:
+        """Make an error that says that `subject` failed, the reason (from errno), and what the user can do."""
+        return cls(f"{subject}: {explain(error)}")
 
 
 def explain(error: OSError) -> str:

@@ -28,7 +28,7 @@ def list_gpus(environ: Mapping[str, str]) -> list[str]:
 
 
 def parse(listing: str) -> list[tuple[str, str]]:
-    """(index, UUID) of each GPU and MIG instance in the output of `nvidia-smi -L`."""
+    """Return (index, UUID) of each GPU and MIG instance in the output of `nvidia-smi -L`."""
     rows: list[tuple[str, str]] = []
     whole: str | None = None
     for line in listing.splitlines():

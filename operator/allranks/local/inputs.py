@@ -42,12 +42,30 @@ def with_given_directories(job: Job, volumes: Mapping[str, Path]) -> Job:
     return job.model_copy(update={"spec": spec})
 
 
+class _FetchProgress:
+    """Turns progress of a fetch into events: one at its begin, then one every PROGRESS_SECONDS."""
+
+    def __init__(self, name: str, tell: Callable[[Event], None]) -> None:
+        self._name, self._tell = name, tell
+        self._reported_at = time.monotonic()
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        now = time.monotonic()
+        total, done = line["total"], line["bytes"]
+        if done and now - self._reported_at < PROGRESS_SECONDS:
+            return
+        self._reported_at = now
+        share = f"{text_size(done)} of {text_size(total)}, {done * 100 // total} %" if total else text_size(done)
+        message = f"input {self._name}: {share}" if done else f"input {self._name} is fetched: {share}"
+        self._tell(Event("Fetching", message))
+
+
 class LocalInputs:
-    """What one run needs of its inputs before its first pod."""
+    """The inputs of one run, fetched before its first pod."""
 
     def __init__(self, job: Job, volumes: Mapping[str, Path], run_dir: Path, environ: Mapping[str, str]) -> None:
-        """`volumes`: the user's own directories by the name of an input or claim."""
-        self._job, self._given, self._environ = job, volumes, environ
+        """Keep what is needed to fetch. `volumes`: the user's own directories by the name of an input or claim."""
+        self._job, self._directories, self._environ = job, volumes, environ
         self._directory = run_dir / "inputs"
         self._root = Path(environ.get(CACHE) or Path.home() / ".cache" / "allranks") / "inputs"
         self._inputs = list(job.spec.inputs or ())
@@ -79,21 +97,21 @@ class LocalInputs:
 
     def _problems(self, number: int, item: Input) -> Iterator[str]:
         field, option = f"spec.inputs[{number}].from", f"--volume {item.name}=DIR"
-        if item.name in self._given:
-            directory = self._given[item.name]
+        if item.name in self._directories:
+            directory = self._directories[item.name]
             if not directory.is_dir():
                 yield f"--volume {item.name}={directory}: there is no such directory"
         elif item.scheme == "image":
             yield f"{field}: an image cannot be mounted on this machine: give a directory with its files, {option}"
         elif item.scheme == "claim":
             claim = item.source.partition("://")[2].partition("/")[0]
-            if claim not in self._given:
+            if claim not in self._directories:
                 yield f"{field}: claim {claim} is not on this machine: give a directory with its files, {option}"
 
     def notes(self) -> Iterator[str]:
         for item in self._inputs:
-            if item.name in self._given:
-                yield f"{item.path or 'the address'} (input {item.name}) is {self._given[item.name]}"
+            if item.name in self._directories:
+                yield f"{item.path or 'the address'} (input {item.name}) is {self._directories[item.name]}"
             elif not item.mounted:
                 if item.streamed:
                     yield f"input {item.name} is not copied: the program reads {item.source}"
@@ -149,7 +167,7 @@ class LocalInputs:
         return InputStatus(name=item.name, state="Ready", **resolved)
 
     async def _fetch(self, item: Input, tell: Callable[[Event], None], on_retry: Callable[[str], None]) -> InputStatus:
-        began = reported_at = time.monotonic()
+        began = time.monotonic()
         request = {
             "uri": item.source,
             "revision": item.revision,
@@ -157,17 +175,7 @@ class LocalInputs:
             "cache": str(self._root),
             "limit": self._limit(),
         }
-
-        def on_progress(line: dict[str, Any]) -> None:
-            nonlocal reported_at
-            now = time.monotonic()
-            if line["bytes"] and now - reported_at < PROGRESS_SECONDS:
-                return
-            reported_at = now
-            total, done = line["total"], line["bytes"]
-            share = f"{text_size(done)} of {text_size(total)}, {done * 100 // total} %" if total else text_size(done)
-            tell(Event("Fetching", f"input {item.name}: {share}" if done else f"input {item.name} is fetched: {share}"))
-
+        on_progress = _FetchProgress(item.name, tell)
         while True:
             transfer = Transfer("fetch", request, self._environ)
             self._transfers.append(transfer)

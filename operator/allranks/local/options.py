@@ -1,4 +1,4 @@
-"""What the caller of a local run gives and gets: options, outcomes, and what a listener hears while it runs."""
+"""The interface of local runs: options, outcomes, and the listener that is called while a job runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from allranks.local.pod import Backoff
 from allranks.local.records import WRITE_INTERVAL_SECONDS
 
 Outcome = Literal["finished", "suspended", "stopped", "settled"]
-"""Why the run ended: the job finished, `suspend: true`, `stop` was called, or no pod is left to run."""
+"""The reason why the run ended: the job finished, `suspend: true`, `stop` was called, or no pod is left to run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Options:
     backoff: Backoff = field(default_factory=Backoff)
     state_interval: float = WRITE_INTERVAL_SECONDS
     restart_option: str = RESTART_OPTION
-    """How the user asks for this number of restarts: on the command line or in Python."""
+    """Option by which the user sets this number of restarts, on the command line or in Python."""
 
     def platform(self, endpoints: Mapping[tuple[str, int], tuple[str, int]], report_url: str) -> Platform:
         """Describe this machine to the core."""

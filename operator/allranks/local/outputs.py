@@ -20,7 +20,7 @@ from allranks.core.transfers import data
 from allranks.core.transfers import outputs as uploads
 from allranks.core.transfers.output_condition import CONDITION, FAILED
 from allranks.core.transfers.provenance import provenance
-from allranks.data.destination import check
+from allranks.data.upload import check_destination
 from allranks.errors import CannotRun, DataError
 from allranks.local.inputs import LocalInputs
 from allranks.local.transfer import Transfer
@@ -52,9 +52,11 @@ class LocalOutputs:
         on_change: Callable[[], None],
         checkpoints: Callable[[], Path | None],
     ) -> None:
-        """`volumes`, `claims`: as in the options of a run. `on_change` is called when an upload ends. `checkpoints`:
-        the folder with the checkpoints."""
-        self._job, self._given, self._claims, self._run_dir = job, volumes, claims, run_dir
+        """Prepare uploads. `volumes`, `claims`: as in the options of a run. `checkpoints`: the folder with the
+        checkpoints.
+
+        `on_change` is called when an upload ends."""
+        self._job, self._volumes, self._claims, self._run_dir = job, volumes, claims, run_dir
         self._environ, self._on_change, self._checkpoints = environ, on_change, checkpoints
         self._outputs = {item.name: item for item in job.spec.outputs or ()}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -107,7 +109,7 @@ class LocalOutputs:
 
     async def _check(self, item: Output, tell: Callable[[Event], None]) -> None:
         if (to := self._to(item)).startswith("/"):
-            note = await asyncio.to_thread(check, to)
+            note = await asyncio.to_thread(check_destination, to)
         else:
             transfer = Transfer("check", {"to": to}, self._environ)
             self._checks.append(transfer)
@@ -149,7 +151,7 @@ class LocalOutputs:
                 self._tasks[name] = asyncio.create_task(self._upload(self._outputs[name], status, checkpoint, tell))
 
     def _where(self, name: str) -> str:
-        """A checkpoint stays where the program has stored it."""
+        """Return the directory of an output; empty for a checkpoint, which stays where the program has stored it."""
         return "" if self._outputs[name].when == "Checkpoint" else str(self._directory(name))
 
     async def _upload(
@@ -225,16 +227,16 @@ class LocalOutputs:
 
     def _to(self, item: Output) -> str:
         """Return the address, or the directory of this machine that takes its place."""
-        if item.name in self._given:
-            return str(self._given[item.name])
+        if item.name in self._volumes:
+            return str(self._volumes[item.name])
         if item.scheme != "claim":
             return item.to
         claim, below = self._claim(item)
-        directory = self._given.get(claim) or self._claims.setdefault(claim, self._run_dir / "volumes" / claim)
+        directory = self._volumes.get(claim) or self._claims.setdefault(claim, self._run_dir / "volumes" / claim)
         return str(directory.absolute() / below)
 
     def _claim(self, item: Output) -> tuple[str, str]:
-        """(claim, directory in it)"""
+        """Return (claim, directory in it)."""
         claim, _, below = item.to.partition("://")[2].partition("/")
         return claim, below.strip("/")
 

@@ -13,9 +13,8 @@ from typing import Protocol
 
 from allranks.core.facts.model import CRASH_LOOP, Exit, Manifest, Pod, PodPhase
 from allranks.core.facts.naming import ATTEMPT_LABEL, INDEX_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
-from allranks.local.log_file import LogFile
 from allranks.local.prepare import ContainerPlan, PodPlan
-from allranks.local.process import Process
+from allranks.local.process import LogFile, Process
 
 GRACE_SECONDS = 30
 _STABLE_SECONDS = 600.0
@@ -35,7 +34,7 @@ class Backoff:
 
 
 class PodHost(Protocol):
-    """What a pod needs from the run that it belongs to."""
+    """The part of a run that its pods use."""
 
     files: int
     """Soft limit of open files for programs."""
@@ -45,15 +44,15 @@ class PodHost(Protocol):
     """Held while a process starts, which blocks for milliseconds: between two starts the event loop runs."""
 
     def changed(self) -> None:
-        """The status of a pod changed: reconcile."""
+        """Reconcile, because the status of a pod changed."""
 
     def output(self, pod: Pod, container: str, data: bytes) -> None: ...
 
     def fail(self, error: Exception) -> None:
-        """The run cannot continue."""
+        """End the run, because it cannot continue."""
 
     def shim_killed(self) -> None:
-        """A shim was killed."""
+        """Handle the death of a shim."""
 
     async def acquire_gpus(self, pod: str, count: int) -> Mapping[str, str]:
         """Wait for `count` free GPUs; return the variables that make them visible to the pod."""
@@ -82,7 +81,8 @@ class LocalPod:
     """One pod. Its task runs from `start` until all of its processes have ended."""
 
     def __init__(self, plan: PodPlan, logs: Path, grace: float | None, host: PodHost) -> None:
-        """`grace` in seconds replaces the manifest's terminationGracePeriodSeconds."""
+        """Make a pod that does not run yet. `grace`: seconds that replace the manifest's
+        terminationGracePeriodSeconds."""
         spec = plan.manifest["spec"]
         seconds = spec.get("terminationGracePeriodSeconds")
         self.grace: float = grace if grace is not None else GRACE_SECONDS if seconds is None else seconds
@@ -108,7 +108,7 @@ class LocalPod:
 
     @property
     def alive(self) -> bool:
-        """Whether it has, or will have, processes."""
+        """Return whether it has, or will have, processes."""
         return self._task is not None and not self._task.done()
 
     def shims(self) -> list[int]:
@@ -118,7 +118,8 @@ class LocalPod:
         self._task = asyncio.create_task(self._run_pod(), name=self.status.name)
 
     def delete(self, grace: float | None = None) -> None:
-        """SIGTERM now, SIGKILL to all processes after the grace period. Another call can only shorten the wait."""
+        """Send SIGTERM now, and SIGKILL to all processes after the grace period. Another call can only shorten the
+        wait."""
         grace = self.grace if grace is None else grace
         if not self.status.deleted_at:
             self.status = replace(self.status, deleted_at=datetime.now(UTC))
@@ -134,7 +135,7 @@ class LocalPod:
             self._finish_deletion()
 
     def kill(self) -> None:
-        """SIGKILL to every process."""
+        """Send SIGKILL to every process."""
         self._stop.set()
         for process in self._running.values():
             process.kill()
@@ -228,7 +229,8 @@ class LocalPod:
             log.close()
 
     async def _run(self, container: ContainerPlan, log: LogFile, auxiliary: bool) -> Exit | None:
-        """Run a container once. `auxiliary`: init container or sidecar. None: the pod stopped before the start."""
+        """Run a container once; return None if the pod stopped before the start. `auxiliary`: init container or
+        sidecar."""
         command = replace(container.command, env={**container.command.env, **self._extra_env})
         async with self._host.start_lock:
             await asyncio.sleep(0)

@@ -18,7 +18,7 @@ _TRIES = 1000
 
 
 def choose(listeners: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], tuple[str, int]]:
-    """(pod hostname, port) -> (127.0.0.1, free port), all different. Raises LocalRunError if no port is free.
+    """Return (pod hostname, port) -> (127.0.0.1, free port), all different. Raise LocalRunError if no port is free.
 
     A rank listens on its port only after seconds (it imports torch first). By then a port from bind(0) may belong to an
     outgoing connection, of which gloo opens many. So the ports are below the ephemeral range.

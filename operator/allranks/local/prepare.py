@@ -26,7 +26,7 @@ class ContainerPlan:
     restarts: bool = False
     """A sidecar: an init container with restartPolicy Always, which ends after the main containers."""
     policy: str | None = None
-    """The container's own restartPolicy, which takes precedence over that of the pod."""
+    """The container's own restartPolicy, which takes precedence over the pod's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PodPlan:
     lost_directories: tuple[str, ...]
     """Working directories that this machine does not have."""
     gpus: int | None = 0
-    """How many GPUs its containers request; None if the manifest sets CUDA_VISIBLE_DEVICES itself."""
+    """Number of GPUs that its containers request; None if the manifest sets CUDA_VISIBLE_DEVICES itself."""
 
 
 @dataclass(frozen=True, slots=True)

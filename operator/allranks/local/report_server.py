@@ -64,7 +64,7 @@ class LocalReports:
         return replace(self._store.snapshot(self._job, self._uid, attempt), any_job_at=datetime.now(UTC))
 
     def request_stack_dump(self, stack_dump_id: str, attempt: int) -> None:
-        """For a hang, or if another process has requested one; else nothing."""
+        """Request a stack dump for a hang, or if another process has requested one."""
         request = run_directories.stack_request(self._run_dir)
         question = stack_dump_id or stack_requests.stack_dump_id(request, attempt)
         if self._store and question:

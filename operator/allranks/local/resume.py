@@ -1,4 +1,4 @@
-"""The checkpoints of a job on this machine, and those of an earlier run from which it starts (`resumeFrom`)."""
+"""The checkpoints of a job on this machine, and of the earlier run from which it starts (`resumeFrom`)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LINK = "checkpoint"
 
 
 class LocalCheckpoints:
-    """What one run needs of its checkpoints before its first pod."""
+    """The checkpoints of one run, provided before its first pod."""
 
     def __init__(self, job: Job, volumes: Volumes, run_dir: Path, root: Path = run_directories.ROOT) -> None:
-        """`root`: where earlier runs are."""
+        """Keep the places. `root`: directory of earlier runs."""
         self._job, self._volumes, self._run_dir, self._root = job, volumes, run_dir, root
 
     def check(self) -> None:
-        """Raise CannotRun if there is nothing to start from."""
+        """Check that there are checkpoints to start from. Raise CannotRun if there are none."""
         if self._job.spec.resume_from:
             self._source()
             self._target()
@@ -57,7 +57,7 @@ class LocalCheckpoints:
 
     @property
     def folder(self) -> Path | None:
-        """None if there is none, or one for each pod."""
+        """The folder with the checkpoints; None if there is none, or one for each pod."""
         checkpoint = self._job.spec.checkpoint
         if checkpoint is None:
             return None
@@ -95,7 +95,7 @@ class LocalCheckpoints:
 
 
 def find_runs(job: str, root: Path) -> list[StoredRun]:
-    """Return the runs of a job below `root`, and those of a trial of a sweep with this name, the oldest first."""
+    """Return the runs of a job, or of a trial of a sweep with this name, below `root`, the oldest first."""
     paths = [*root.glob(f"{job}/*"), *root.glob(f"*/*/trials/{job}")]
     files = {path: path / run_directories.RUN_FILE for path in paths if not path.is_symlink()}
     directories = [path for path, file in files.items() if file.is_file()]

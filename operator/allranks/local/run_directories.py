@@ -34,7 +34,7 @@ RUN_FILE = "job.json"
 PROGRESS_FILE = "progress.jsonl"
 CODE_FILE = "code.json"
 DIFFERENCES_FILE = "code.diff"
-"""What the code differs from its commit in."""
+"""The differences of the code from its commit."""
 STACKS_FILE = "dump-stacks"
 """A request for stack dumps (core/facts/stack_requests.py), by a process that is not the run itself."""
 
@@ -44,7 +44,7 @@ class RunsError(AllranksError):
 
 
 def phase_of(phase: str, *, active: bool) -> str:
-    """`Interrupted` for a job that has not finished, although nothing runs it any more."""
+    """Return the phase, `Interrupted` for a job that has not finished although nothing runs it any more."""
     return phase if active or phase in FINISHED else INTERRUPTED
 
 
@@ -147,7 +147,7 @@ class StoredRun:
 
 
 def new_directory(job: str) -> Path:
-    """`runs/JOB/TIME`, which does not exist yet."""
+    """Return `runs/JOB/TIME`, which does not exist yet."""
     return next(path for path in _names(job) if not path.exists())
 
 
@@ -171,7 +171,7 @@ def reserve_directory(job: str, reserved: list[Path]) -> Path:
 
 
 def remove_empty(reserved: Iterable[Path]) -> None:
-    """Remove directories of runs that did not start, and those of their jobs if they are empty."""
+    """Remove directories of runs that did not start, and directories of their jobs if they are empty."""
     for path in reserved:
         for folder in (path, path.parent, path.parent.parent):
             with contextlib.suppress(OSError):

@@ -27,8 +27,7 @@ from allranks.core.reconcile import reconcile
 from allranks.core.transfers import outputs
 from allranks.errors import CannotRun
 from allranks.local import ports, run_directories
-from allranks.local.code import LocalCode
-from allranks.local.code_version import CodeVersion
+from allranks.local.code import CodeVersion, LocalCode
 from allranks.local.environment import machine_environment
 from allranks.local.errors import LocalRunError
 from allranks.local.gpus import Gpus, list_gpus
@@ -100,7 +99,7 @@ class LocalRun:
         self._error: Exception | None = None
         self._stopping = self._saving = False
         self.started = False
-        """Whether everything was ready for the ranks. A run that ends before that leaves no files."""
+        """True if everything was ready for the ranks. A run that ends before that leaves no files."""
         self._reaper = Reaper()
         key, uid = (self.job.namespace, self.job.name), self.job.metadata.uid
         self._reports = LocalReports(key, uid, self.node, run_dir, self._wake.set)
@@ -326,7 +325,8 @@ class LocalRun:
         return None if plan.wake_at else "settled"
 
     def _linger_until(self) -> datetime:
-        """When to end pods that still run. On a cluster cleanPodPolicy None keeps them; here they end too."""
+        """Return the time when pods that still run end. With cleanPodPolicy None a cluster keeps them; here they end
+        too."""
         if self.job.spec.clean_pod_policy == "None" and self.status.completion_time:
             return self.status.completion_time + CLEANUP_GRACE
         return datetime.max.replace(tzinfo=UTC)
@@ -382,7 +382,7 @@ class LocalRun:
         self._wake.set()
 
     def shim_killed(self) -> None:
-        """The processes of a killed shim become children of this process: kill them."""
+        """Kill the processes of a killed shim, which become children of this process."""
         self._reaper.kill_orphans([*self._outputs.pids, *(pid for pod in self._pods.values() for pid in pod.shims())])
 
     async def acquire_gpus(self, pod: str, count: int) -> Mapping[str, str]:

@@ -24,7 +24,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LINUX = sys.platform == "linux"
 LEFTOVER_SECONDS = 10.0
-"""How long to wait for killed processes in uninterruptible I/O."""
+"""Longest wait for killed processes in uninterruptible I/O."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -89,7 +89,7 @@ def supervise(first: int, link: int, wakeup: int) -> None:
 
 
 def reap() -> tuple[int, int] | None:
-    """(pid, wait status) of a child that ended; pid 0 if all still run; None if there is no child."""
+    """Return (pid, wait status) of a child that ended; pid 0 if all still run; None if there is no child."""
     try:
         return os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -144,7 +144,8 @@ def prepare_child(shim: int, files: int) -> None:
 
 
 def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
-    """As execvp, with the PATH of `env`. Raises OSError, preferably one other than "not found"."""
+    """Execute a program as execvp does, with the PATH of `env`. Raise OSError, preferably one other than "not
+    found"."""
     name = argv[0]
     folders = [b""] if b"/" in name else env.get(b"PATH", os.defpath.encode()).split(b":")
     reason: OSError | None = None
@@ -170,7 +171,7 @@ def descendants(root: int) -> list[int]:
 
 
 def parents() -> list[tuple[int, int]]:
-    """(pid, parent pid) of every process."""
+    """Return (pid, parent pid) of every process."""
     if not os.path.isdir("/proc/self"):
         with os.popen("ps -A -o pid= -o ppid=") as listing:
             return [(int(pid), int(parent)) for pid, parent in map(str.split, listing)]
@@ -188,7 +189,7 @@ def parents() -> list[tuple[int, int]]:
 
 
 def become_subreaper() -> None:
-    """Orphaned descendants become children of this process. Linux only: elsewhere they cannot be found."""
+    """Make orphaned descendants children of this process. Linux only: elsewhere they cannot be found."""
     if LINUX:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -240,7 +241,7 @@ def read_request(link: int) -> tuple[bytes, int, list[bytes], dict[bytes, bytes]
 
 
 def receive(link: int, count: int = 4096) -> bytes:
-    """Empty if the runner has ended."""
+    """Return an empty text if the runner has ended."""
     try:
         return os.read(link, count)
     except OSError:

@@ -73,7 +73,7 @@ def last_lines(path: Path, lines: int, search: str = "") -> tuple[list[bytes], i
 
 
 def _begin_of_last(descriptor: int, first: int, end: int, lines: int) -> int:
-    """Where the last lines begin, not before `first`: newlines are counted from the end, block by block."""
+    """Return the position of the last lines, not before `first`. Newlines are counted from the end, block by block."""
     place, newlines = end, 0
     while place > first:
         begin = max(first, place - BLOCK)
@@ -111,7 +111,7 @@ def _with(blocks: Iterator[bytes], text: bytes) -> Iterator[bytes]:
 
 
 async def appended(path: Path, begin: int, over: Callable[[], Awaitable[bool]]) -> AsyncGenerator[list[bytes]]:
-    """The lines after the byte `begin` as they are written, until `over()` and the end of the file.
+    """Yield the lines after the byte `begin` as they are written, until `over()` and the end of the file.
 
     An empty list says that there is nothing new.
     """

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
+import shutil
+import signal
+import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,22 +24,23 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from allranks.api.job import API_VERSION, Job
+from allranks.api.status import FINISHED, Condition, Status
 from allranks.api.sweep import KIND, Sweep, SweepSpec
 from allranks.api.sweep_status import SweepStatus
 from allranks.core.facts import gpu_count
 from allranks.core.facts.model import Event, Manifest
 from allranks.core.sweeps import trial_job
-from allranks.core.sweeps.model import Suggestion, SweepObserved
+from allranks.core.sweeps.model import Suggestion, SweepObserved, TrialJob
 from allranks.core.sweeps.plan import plan
 from allranks.errors import CannotRun
 from allranks.local import run_directories
 from allranks.local.errors import LocalRunError
-from allranks.local.gpus import list_gpus
+from allranks.local.gpus import ORDER, VISIBLE, list_gpus
 from allranks.local.options import Options
 from allranks.local.runner import LocalRun
 from allranks.local.sweep_files import SWEEP_FILE, TRIALS
-from allranks.local.sweep_trial import LocalTrial, environment
 from allranks.suggest.process import suggest
+from allranks.text import last_lines
 
 BEST_FILE = "best.yaml"
 POLL_SECONDS = 0.2
@@ -83,17 +88,18 @@ class LocalSweep:
 
     @property
     def continues(self) -> bool:
-        """Whether the run directory has the trials of an earlier run."""
+        """Return whether the run directory has the trials of an earlier run."""
         return bool(self.status.trials)
 
     def check(self) -> set[str]:
         """Return the names that `options.volumes` may have. Raise CannotRun if trials cannot run on this machine."""
         options = self.options
-        own = Options(
+        run_options = Options(
             run_dir=options.run_dir, workdir=options.workdir, volumes=options.volumes, environ=options.environ
         )
         # Each trial collects the code by itself.
-        run = LocalRun(self._job.model_copy(update={"spec": self._job.spec.model_copy(update={"code": None})}), own)
+        job = self._job.model_copy(update={"spec": self._job.spec.model_copy(update={"code": None})})
+        run = LocalRun(job, run_options)
         run.check()
         return run.volume_names
 
@@ -151,26 +157,26 @@ class LocalSweep:
         self._wake.set()
 
     async def _step(self, listener: SweepListener) -> bool:
-        """One observation and its plan. False: nothing is left to do for now."""
+        """Observe once and carry out the plan. Return False if nothing is left to do for now."""
         jobs = {name: job for name, trial in self._trials.items() if (job := trial.observe()) is not None}
-        wanted = plan(SweepObserved(self.sweep, self.status, jobs, datetime.now(UTC), self._suggested))
-        if wanted.status is not None:
-            self.status = wanted.status
-            if wanted.write_ahead or time.monotonic() - self._wrote_at > _WRITE_SECONDS:
+        next_plan = plan(SweepObserved(self.sweep, self.status, jobs, datetime.now(UTC), self._suggested))
+        if next_plan.status is not None:
+            self.status = next_plan.status
+            if next_plan.write_ahead or time.monotonic() - self._wrote_at > _WRITE_SECONDS:
                 self._save()
             listener.status(self.status)
-        for event in wanted.events:
+        for event in next_plan.events:
             listener.event(event)
-        if wanted.write_ahead:
+        if next_plan.write_ahead:
             return True
-        for manifest in wanted.create:
+        for manifest in next_plan.create:
             await self._start(manifest)
-        for name in wanted.stop:
+        for name in next_plan.stop:
             self._trials[name].stop()
-        if wanted.ask:
-            self._suggested[wanted.ask.number] = await self.options.suggest(self.sweep.spec, wanted.ask)
+        if next_plan.ask:
+            self._suggested[next_plan.ask.number] = await self.options.suggest(self.sweep.spec, next_plan.ask)
             return True
-        if wanted.create or wanted.stop:
+        if next_plan.create or next_plan.stop:
             return True
         if self.status.finished and not any(trial.alive for trial in self._trials.values()):
             return False
@@ -190,11 +196,12 @@ class LocalSweep:
         arguments += [part for key, path in volumes.items() for part in ("--volume", f"{key}={path}")]
         arguments += [] if options.grace is None else ["--grace-period", str(options.grace)]
         arguments += [] if options.code is None else ["--code", str(options.code)]
-        environ = environment(self._take_gpus(name), options.environ)
+        environ = trial_environment(self._take_gpus(name), options.environ)
         await trial.start({**manifest, "metadata": metadata}, arguments, environ)
 
     def _checkpoints(self) -> dict[str, Path]:
-        """One directory for all trials, so that a trial that is run again finds its checkpoints."""
+        """Return claim -> directory of the checkpoints. All trials share it, so that a trial that is run again finds
+        its checkpoints."""
         claim = (self.sweep.template.get("checkpoint") or {}).get("claim")
         return {claim: self.options.run_dir.absolute() / "volumes" / claim} if claim else {}
 
@@ -214,7 +221,7 @@ class LocalSweep:
         return Sweep(sweep.metadata, sweep.spec.model_copy(update={"parallel": parallel}))
 
     async def _end(self, listener: SweepListener) -> None:
-        """No trial outlives the sweep."""
+        """End all trials: none outlives the sweep."""
         if any(trial.alive for trial in self._trials.values()) and not self._stopping:
             self.terminate()
         for trial in self._trials.values():
@@ -261,3 +268,124 @@ def _gpus(job: Job) -> int:
         resources = role.resources or spec.resources
         total += role.replicas * gpu_count.gpus(resources.model_dump() if resources else None)
     return total
+
+
+# --- a trial: a process of `allranks run`, which has its own run directory --------------------------------------------
+
+STATE_INTERVAL = 0.5
+"""Seconds between two writes of a trial's state, from which the sweep reads its progress."""
+_PR_SET_PDEATHSIG = 1
+_NOT_STARTED = 2
+
+
+class LocalTrial:
+    """`start` it, or read what an earlier process left."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.run_dir = folder / name
+        self.log = folder / f"{name}.log"
+        self._manifest = folder / f"{name}.yaml"
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopped = False
+        self._read: tuple[int, Status] | None = None
+        """(modification time of the state in ns, status)"""
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self, manifest: Manifest, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Start the trial from the beginning, in an empty directory. Raise LocalRunError."""
+        try:
+            await self.wait_until_unused()
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+            self.run_dir.parent.mkdir(parents=True, exist_ok=True)
+            self._manifest.write_text(json.dumps(manifest, indent=1))
+            with self.log.open("wb") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "allranks", "run", str(self._manifest), "--run-dir", str(self.run_dir)),
+                    *("--quiet", "--no-logs", "--state-interval", str(STATE_INTERVAL), *arguments),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=dict(environ),
+                    start_new_session=True,  # Ctrl-C is for the sweep, which stops its trials
+                    preexec_fn=_end_with_parent,
+                )
+        except OSError as error:
+            raise LocalRunError.from_os(error, f"trial {self.name} cannot be started") from error
+
+    def observe(self) -> TrialJob | None:
+        """Return the job; None if none was started or its process was killed."""
+        status = self._status()
+        if self.alive:
+            return TrialJob(self.name, status or Status(), suspended=self._stopped)
+        if status is not None and (status.phase in FINISHED or self._stopped):
+            return TrialJob(self.name, status, suspended=self._stopped)
+        if self._process is not None and self._process.returncode == _NOT_STARTED:
+            return TrialJob(self.name, self._not_started())
+        return TrialJob(self.name, Status(), suspended=True) if self._stopped else None
+
+    def stop(self) -> None:
+        """Ask the ranks for a checkpoint, then end them. A second call ends them at once."""
+        self._stopped = True
+        self._signal(signal.SIGINT)
+
+    def terminate(self) -> None:
+        """End the ranks with SIGTERM and the grace period."""
+        self._stopped = True
+        self._signal(signal.SIGTERM)
+
+    async def wait(self) -> None:
+        if self._process is not None:
+            await self._process.wait()
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None and self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def _status(self) -> Status | None:
+        path = self.run_dir / run_directories.RUN_FILE
+        try:
+            changed = path.stat().st_mtime_ns
+            if self._read is None or self._read[0] != changed:
+                status = json.loads(path.read_text(encoding="utf-8"))["status"]
+                self._read = changed, Status.model_validate(status, by_alias=True, by_name=False)
+        except (OSError, ValueError, KeyError, ValidationError):
+            return self._read[1] if self._read else None
+        return self._read[1]
+
+    def _not_started(self) -> Status:
+        with contextlib.suppress(OSError):
+            text = last_lines(self.log.read_text(errors="replace"), 1, 1000).removeprefix("error: ")
+            return _failed(text)
+        return _failed("it did not start")
+
+    async def wait_until_unused(self) -> None:
+        """Wait until no process uses the run directory: a killed sweep leaves trials that end their ranks first."""
+        while self.run_dir.is_dir():
+            with contextlib.suppress(BlockingIOError), run_directories.lock(self.run_dir):
+                return
+            await asyncio.sleep(0.2)
+
+
+def _failed(message: str) -> Status:
+    now = datetime.now(UTC)
+    condition = Condition(type="Failed", status="True", reason="NotStarted", message=message, last_transition_time=now)
+    return Status(phase="Failed", conditions=[condition])
+
+
+def _end_with_parent() -> None:
+    """Get SIGTERM when the sweep dies, so that no trial outlives it. Only Linux has this."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def trial_environment(gpus: Sequence[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a trial that may use these GPUs."""
+    if not gpus:
+        return dict(environ)
+    order = {} if VISIBLE in environ else {ORDER: "PCI_BUS_ID"}
+    return {**environ, VISIBLE: ",".join(gpus), **order}

@@ -79,7 +79,7 @@ class StoredTrial(StoredRun):
 
     @property
     def phase(self) -> str:
-        """That of the sweep, if it has ended the trial: `Stopped`, because others are better."""
+        """The phase in the sweep if it has ended the trial (`Stopped`, because others are better), else of the run."""
         return self.decided if self.decided in ENDED else super().phase
 
     def remove(self) -> None:

@@ -18,7 +18,7 @@ class Transfer:
     """Runs `allranks.data.program` with one request."""
 
     def __init__(self, act: str, request: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-        """`act`: fetch, resolve, check or upload."""
+        """Prepare one transfer. `act`: fetch, resolve, check or upload."""
         self._act, self._request = act, request
         # `-m` finds this installation, whatever the user's own PYTHONPATH has.
         self._environ = {name: value for name, value in environ.items() if name != "PYTHONPATH"}

@@ -27,7 +27,7 @@ _CONTAINER_FIELDS = "securityContext livenessProbe readinessProbe startupProbe l
 
 
 def unsupported_field_notes(job: Job, plans: Sequence[PodPlan], volumes: Volumes, gpus: int, workdir: str) -> list[str]:
-    """One line for each setting in the manifest that this machine does not apply."""
+    """Return one line for each setting in the manifest that this machine does not apply."""
     return [
         *_about_images(plans),
         *_about_gpus(job, plans, gpus),

@@ -30,7 +30,8 @@ class Mounts:
     directories: Mapping[str, Path] = field(default_factory=dict)
 
     def rewrite(self, text: str) -> str:
-        """`text` with every path at or below a mount path replaced. A path inside another word is not replaced."""
+        """Return `text` with every path at or below a mount path replaced. A path inside another word is not
+        replaced."""
         if not self.directories:
             return text
         # Longest first: a mount below another mount has its own directory.

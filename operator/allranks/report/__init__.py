@@ -35,7 +35,7 @@ def report(
     busy: Any = None,
     **metrics: Any,
 ) -> None:
-    """Reports the progress of this rank. Omitted values keep their last value.
+    """Report the progress of this rank. Omitted values keep their last value.
 
     `step`: optimizer steps done in all epochs. `total_steps`: steps of the whole training. `epoch`: epochs done.
     `samples`: samples of this rank since its last call. `checkpoint`: the state of `step` is stored safely. `busy`:
@@ -61,7 +61,7 @@ def report_automatically(
     busy: Any = None,
     **metrics: Any,
 ) -> None:
-    """For callbacks that allranks adds to a program: like `report`, until the program itself reports a step."""
+    """Report like `report`, until the program itself reports a step. For callbacks that allranks adds to a program."""
     try:
         client = _client if _initialized else _initialize()
         if client is not None and not client.program_reports:
@@ -71,7 +71,8 @@ def report_automatically(
 
 
 def checkpoint_requested() -> bool:
-    """Whether to store a checkpoint now, because the pods are about to be deleted: the job is suspended or resized.
+    """Return whether to store a checkpoint now, because the pods are about to be deleted: the job is suspended or
+    resized.
 
     Call it after each step. `report(checkpoint=True)` after the checkpoint is stored makes it False again. The ranks of
     a job learn of the request at different times: if all of them store a checkpoint together, use the function of the
@@ -86,41 +87,44 @@ def checkpoint_requested() -> bool:
 
 
 def checkpoint_request() -> int:
-    """For the helpers: the number of the requested checkpoint; 0 if there is none, or if one was stored since. A later
-    request has a larger number."""
+    """Return the number of the requested checkpoint; 0 if there is none, or if one was stored since. For the helpers.
+
+    A later request has a larger number."""
     client = _client if _initialized else _initialize()
     return 0 if client is None else client.checkpoint_request()
 
 
 def checkpoint_handled(number: int) -> None:
-    """For the helpers: this rank is done with the request of this number."""
+    """Record that this rank is done with the request of this number. For the helpers."""
     if _client is not None:
         _client.checkpoint_handled(number)
 
 
 def is_enabled() -> bool:
-    """For the helpers: whether this process reports, because it runs in a job."""
+    """Return whether this process reports, because it runs in a job. For the helpers."""
     return (_client if _initialized else _initialize()) is not None
 
 
 def program_reports() -> bool:
-    """For the helpers: whether the program itself has reported a step."""
+    """Return whether the program itself has reported a step. For the helpers."""
     return _client is not None and _client.program_reports
 
 
 def last_step() -> int | None:
-    """For the helpers: the step that this process reported last, by whatever callback."""
+    """Return the step that this process reported last, by any callback. For the helpers."""
     return None if _client is None else _client.last_step
 
 
 def waiting() -> Any:
-    """`with waiting(): dist.all_reduce(totals)`: excludes this time from `busy`, because the rank waits for others."""
+    """Exclude the time inside from `busy`, because the rank waits for others: `with waiting():
+    dist.all_reduce(totals)`."""
     return _NOTHING if _meter is None else _meter.wait
 
 
 def loading(batches: Any) -> Any:
-    """`for batch in loading(loader):` measures how long the program waits for its data. `batches` is any iterable; the
-    items are passed on as they are."""
+    """Measure how long the program waits for its data: `for batch in loading(loader):`.
+
+    `batches` is any iterable; the items are passed on as they are."""
     iterator = iter(batches)
     while True:
         began = time.perf_counter()
@@ -133,7 +137,7 @@ def loading(batches: Any) -> Any:
 
 
 def loaded(seconds: float) -> None:
-    """For the helpers: the program has waited so long for data."""
+    """Add the time for which the program has waited for data. For the helpers."""
     try:
         client = _client if _initialized else _initialize()
         if client is not None:
@@ -143,8 +147,9 @@ def loaded(seconds: float) -> None:
 
 
 def finish(timeout: float = 1.0) -> None:
-    """Sends the last report now; blocks for at most `timeout` seconds. Runs at exit. Programs that end with `os._exit`
-    or `os.exec...` must call it first."""
+    """Send the last report now; block for at most `timeout` seconds. This runs at exit.
+
+    Programs that end with `os._exit` or `os.exec...` must call it first."""
     try:
         if _client is not None:
             _client.finish(timeout)
@@ -153,7 +158,7 @@ def finish(timeout: float = 1.0) -> None:
 
 
 def use_meter(meter: Meter) -> bool:
-    """For the helpers: `meter` measures `busy` from now on. False outside a job."""
+    """Let `meter` measure `busy` from now on. Return False outside a job. For the helpers."""
     global _meter
     client = _client if _initialized else _initialize()
     if client is None:
@@ -163,14 +168,14 @@ def use_meter(meter: Meter) -> bool:
 
 
 def answer_stacks(answer: Callable[[str], None]) -> None:
-    """For `watch.py`: sets the function that is called with the ID of a stack dump that the operator requests."""
+    """Set the function that is called with the ID of a stack dump that the operator requests. For `watch.py`."""
     client = _client if _initialized else _initialize()
     if client is not None:
         client.answer_stacks = answer
 
 
 def _initialize() -> Client | None:
-    """Reads the environment once. Reports from other threads during the call are lost, because they would have to
+    """Read the environment once. Reports from other threads during the call are lost, because they would have to
     wait."""
     global _client, _initialized
     _initialized = True
@@ -184,7 +189,8 @@ def _initialize() -> Client | None:
 
 
 def _reset_after_fork() -> None:
-    """A forked process has no background threads and may be another rank. Its first report initializes it again."""
+    """Forget the client: a forked process has no background threads and may be another rank. Its first report makes a
+    new one."""
     global _client, _meter, _initialized
     _client, _meter, _initialized = None, None, False
 
@@ -198,7 +204,7 @@ def _warn_of_error(error: Exception) -> None:
 class _Package(ModuleType):
     """This package, which `from allranks import report` gives. Users mean the function of the same name."""
 
-    def __call__(self, *given: Any, **more: Any) -> None:
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
         raise TypeError(
             "allranks.report is a module: import the function with `from allranks.report import report`, and call "
             "report(step=...)"

@@ -32,9 +32,9 @@ CHECKPOINT_GAP_SECONDS = 1.0
 RETRY_SECONDS = 1.0
 """Between two tries to send the last checkpoint, on average."""
 LAST_CHECKPOINT_SECONDS = 15.0
-"""How long a program that ends waits at most until the operator knows of its last checkpoint."""
+"""Longest wait of a program that ends until the operator knows of its last checkpoint."""
 FETCH_SECONDS = 0.2
-"""How long a message waits for numbers that a GPU still computes."""
+"""Longest wait of a message for numbers that a GPU still computes."""
 MOST_METRICS = 32
 METRIC = re.compile(r"[A-Za-z0-9_./-]{1,63}")
 
@@ -42,14 +42,14 @@ FIRST, CHECKPOINT, END, REQUESTED = 1, 2, 3, 4
 
 
 class Client:
-    """The reporting of one process. Raises ValueError for an invalid URL."""
+    """The reporting of one process. Its constructor raises ValueError for an invalid URL."""
 
     def __init__(self, url: str, token_file: str) -> None:
         self.meter: Meter | None = None
         self.loaded: float | None = None
         """Seconds that the program has waited for data; None if nothing measures them."""
         self.program_reports = False
-        """Whether the program itself reports its steps. Then automatic callbacks do not."""
+        """True if the program itself reports its steps. Then automatic callbacks do not."""
         self.answer_stacks: Callable[[str], None] = dump_stacks
         self._transport = Transport(url, token_file)
         self._state = State()
@@ -89,7 +89,7 @@ class Client:
         busy: Any,
         metrics: dict[str, Any],
     ) -> None:
-        """Records a report. Drops each value that is not a number, with one warning."""
+        """Record a report. Drop each value that is not a number, with one warning."""
         if step is not None and not (type(step) is int and 0 <= step <= LARGEST):
             step = good("step", step, whole)
         if total_steps is not None and not (type(total_steps) is int and 0 <= total_steps <= LARGEST):
@@ -128,8 +128,8 @@ class Client:
         return self._state.step
 
     def checkpoint_requested(self) -> bool:
-        """Whether the program should store a checkpoint. A rank that asks again and reports none is done too: another
-        one stores it."""
+        """Return whether the program should store a checkpoint. A rank that asks again and reports none is done too:
+        another one stores it."""
         number = self.checkpoint_request()
         if number and number == self._noticed:
             self.checkpoint_handled(number)
@@ -137,7 +137,7 @@ class Client:
         return number > 0
 
     def checkpoint_request(self) -> int:
-        """The number of the checkpoint that the program should store; 0 if there is none."""
+        """Return the number of the checkpoint that the program should store; 0 if there is none."""
         if not self._saves_on_request:
             self._saves_on_request = True
             self._bell.put(REQUESTED)  # otherwise a job that is suspended soon would not wait for a checkpoint
@@ -145,7 +145,7 @@ class Client:
         return requested if requested > self._stored else 0
 
     def checkpoint_handled(self, number: int) -> None:
-        """The operator waits for this: it is sent at once."""
+        """Record that the program is done with a request. The operator waits for this: it is sent at once."""
         if number > self._handled:
             self._handled = number
             self._bell.put(REQUESTED)
@@ -175,18 +175,18 @@ class Client:
         return None
 
     def _warn_of_typing_errors(self, state: State) -> None:
-        """`report(stepp=3)` makes a metric of the name. Names like those of values that are reported are accepted."""
-        given = {name for name in ("step", "total_steps", "epoch") if getattr(state, name) is not None}
-        given |= {"samples"} if state.sampled_at is not None else set()
-        given |= {"busy"} if state.busy_steps else set()
+        """Warn of new names that resemble a field, such as `report(stepp=3)`, unless that field is reported as well."""
+        reported = {name for name in ("step", "total_steps", "epoch") if getattr(state, name) is not None}
+        reported |= {"samples"} if state.sampled_at is not None else set()
+        reported |= {"busy"} if state.busy_steps else set()
         names, self._new_names = self._new_names, []
         for name in names:
             meant = closest(name)
-            if meant and meant not in given and meant not in self._metrics and meant not in self._later:
+            if meant and meant not in reported and meant not in self._metrics and meant not in self._later:
                 warn_once(f"typing {name}", f"report(): {name} is a metric of its own: did you mean {meant}?")
 
     def _set(self, name: str, number: float) -> None:
-        """Drops a value that is not finite: a loss of NaN must not look like its last finite value."""
+        """Drop a value that is not finite: a loss of NaN must not look like its last finite value."""
         if is_finite(number):
             self._metrics[name] = number
         else:
@@ -194,8 +194,9 @@ class Client:
             warn_once(f"finite {name}", f"report(): {name} is {number}: dropped until it is finite")
 
     def finish(self, timeout: float = 1.0) -> None:
-        """Sends the last message; blocks for at most `timeout` seconds, and for LAST_CHECKPOINT_SECONDS if the operator
-        does not know yet that a checkpoint is stored."""
+        """Send the last message; block for at most `timeout` seconds.
+
+        Block for LAST_CHECKPOINT_SECONDS if the operator does not know yet that a checkpoint is stored."""
         if os.getpid() != self._process or self._over.is_set():
             return  # a forked process has no background thread
         self._finishing = True
@@ -247,7 +248,7 @@ class Client:
             due = time.monotonic() + max(pause, interval * random.uniform(0.9, 1.1))
 
     def _await(self, due: float, not_before: float) -> None:
-        """Waits until the next message is due or must be sent at once, but not before `not_before` (backoff)."""
+        """Wait until the next message is due or must be sent at once, but not before `not_before` (backoff)."""
         while not self._finishing:
             try:
                 kind = self._bell.get(timeout=max(0.0, due - time.monotonic()))
@@ -277,7 +278,7 @@ class Client:
         )
 
     def _fetch(self) -> None:
-        """Gets numbers from a GPU. A separate thread waits for them, because a GPU may hang."""
+        """Get numbers from a GPU. A separate thread waits for them, because a GPU may hang."""
         later = self._later
         if self._fetcher is None and later:
             self._fetcher = Fetcher()
@@ -286,7 +287,7 @@ class Client:
         if later and self._fetcher.idle:
             self._later = {}
             self._fetcher.ask(later.copy())  # the program's thread may be adding to it
-        for name, number in self._fetcher.found():
+        for name, number in self._fetcher.numbers():
             self._set(name, number)
 
     def _answer(self, stack_dump_id: str) -> None:
@@ -308,8 +309,8 @@ class Fetcher:
         self.idle = False
         self._questions.put(questions)
 
-    def found(self) -> list[tuple[str, float]]:
-        """The numbers that are ready; empty if they take too long, then the next message has them."""
+    def numbers(self) -> list[tuple[str, float]]:
+        """Return the numbers that are ready; empty if they take too long, then the next message has them."""
         try:
             return self._answers.get(timeout=0.0 if self.idle else FETCH_SECONDS)
         except queue.Empty:
@@ -317,17 +318,17 @@ class Fetcher:
 
     def _run(self) -> None:
         while True:
-            found = []
+            numbers = []
             for name, question in self._questions.get().items():
                 number = good(name, question, lambda ask: ask())
                 if number is not None:
-                    found.append((name, number))
-            self._answers.put(found)
+                    numbers.append((name, number))
+            self._answers.put(numbers)
             self.idle = True
 
 
 def good(name: str, value: Any, convert: Callable[[Any], Any]) -> Any:
-    """The number, or None and one warning for each name if the value is not a number."""
+    """Return the number, or None and one warning for each name if the value is not a number."""
     try:
         return convert(value)
     except Exception as error:
@@ -348,10 +349,10 @@ def request_in(value: Any) -> int:
 def dump_stacks(stack_dump_id: str) -> None:
     rank = number_in(RANK)
     who = f"process {os.getpid()}" if rank is None else f"rank {rank}"
-    stacks.dump(who, why(stack_dump_id))
+    stacks.dump(who, reason_for(stack_dump_id))
 
 
-def why(stack_dump_id: str) -> str:
+def reason_for(stack_dump_id: str) -> str:
     readable = "".join(letter if letter.isprintable() else "?" for letter in stack_dump_id)
     first, _, request = readable.partition(" ")
     if first == "requested":

@@ -24,8 +24,9 @@ class DeviceSteps(Meter):
 
 
 def mark_gradients_ready(gradients: Any) -> Any:
-    """`gradients = mark_gradients_ready(gradients)`, before the gradients are summed, records when the own work of this
-    process in the step is done; the rest of the step is waiting for others. Returns `gradients`.
+    """Record when the own work of this process in the step is done; the rest of the step is waiting for others.
+
+    Call `gradients = mark_gradients_ready(gradients)` before the gradients are summed. Return `gradients`.
 
     Inside `jit`, and inside `shard_map` if it has several devices: gradients that XLA itself sums have no such moment.
     Outside a job it does nothing and adds nothing to the program."""
@@ -38,7 +39,7 @@ def mark_gradients_ready(gradients: Any) -> Any:
 
 
 def mark_step_done(gradients: Any) -> Any:
-    """`gradients = mark_step_done(gradients)`, after the gradients are summed: the next step begins. Returns
+    """Begin the next step: `gradients = mark_step_done(gradients)`, after the gradients are summed. Return
     `gradients`."""
     leaves = jax.tree.leaves(gradients)
     if leaves and _measures():
@@ -56,8 +57,8 @@ def _measures() -> bool:
 
 
 def _probe(leaves: list[Any]) -> Any:
-    """A number that depends on all of them: the callback runs when all are computed. A single one, because JAX copies
-    the arguments of a callback to a device of the CPU."""
+    """Return a number that depends on all of them: the callback runs when all are computed. A single one, because JAX
+    copies the arguments of a callback to a device of the CPU."""
     return sum(leaf.reshape(-1)[0].astype(np.float32) for leaf in leaves if leaf.size)
 
 

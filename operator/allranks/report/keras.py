@@ -20,8 +20,9 @@ ReportCallback = callback(tf.keras.callbacks.Callback)
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def mark_gradients_ready(gradients: Any) -> Any:
-    """`gradients = mark_gradients_ready(gradients)`, between the tape and `apply_gradients`, records when this rank's
-    own work in the step is done; the rest of the step is waiting for other ranks. Returns `gradients`.
+    """Record when this rank's own work in the step is done; the rest of the step is waiting for other ranks.
+
+    Call `gradients = mark_gradients_ready(gradients)` between the tape and `apply_gradients`. Return `gradients`.
 
     Each step must end with its own `report(step=...)`, and collectives between two steps must be inside `with
     waiting():`. It calls Python in each step (about 0.1 ms) and does not work in XLA (`jit_compile`). Outside a job it
@@ -37,7 +38,7 @@ def mark_gradients_ready(gradients: Any) -> Any:
     with tf.control_dependencies([] if probes else ready):
         noted = tf.numpy_function(_note, probes, tf.int64, stateful=True)
     with tf.control_dependencies([noted]):
-        return tf.nest.map_structure(lambda each: each if each is None else tf.identity(each), gradients)
+        return tf.nest.map_structure(lambda tensor: tensor if tensor is None else tf.identity(tensor), gradients)
 
 
 mark = mark_gradients_ready
@@ -45,7 +46,8 @@ mark = mark_gradients_ready
 
 
 def probe(gradient: Any) -> Any:
-    """One value of the gradient, copied to the CPU: only then is it certain that the GPU has computed the gradient."""
+    """Return one value of the gradient, copied to the CPU: only then is it certain that the GPU has computed the
+    gradient."""
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     return tf.reduce_sum(tf.reshape(values, [-1])[:1])
 

@@ -9,7 +9,7 @@ from allranks.report.warn import guarded
 
 
 def callback(base: Any) -> Any:
-    """The callback class of this Keras, whose `Callback` is `base`."""
+    """Return the callback class of this Keras, whose `Callback` is `base`."""
 
     class ReportCallback(base):  # type: ignore[misc]
         """`model.fit(..., callbacks=[ReportCallback()])` reports steps, epochs and the metrics that Keras shows.
@@ -61,7 +61,8 @@ def callback(base: Any) -> Any:
 
 
 def automatic_callback(base: Any) -> Any:
-    """The class of the callback that is added to programs. It is silent if the program itself reports its steps."""
+    """Return the class of the callback that is added to programs. It is silent if the program itself reports its
+    steps."""
 
     class AutomaticCallback(callback(base)):  # type: ignore[misc]
         async_safe = True  # Keras 3 runs hooks in a thread if all callbacks allow it

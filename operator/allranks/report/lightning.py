@@ -85,7 +85,7 @@ class ReportCallback(Callback):  # type: ignore[misc]
         self._report(step=trainer.global_step)
 
     def _saved(self, trainer: Any) -> None:
-        """The trainer continues, so the checkpoint is written."""
+        """Report the checkpoint that the trainer has written: it continues only after that."""
         if self._saving:
             self._saving = False
             self._report(step=trainer.global_step, checkpoint=True)
@@ -101,7 +101,7 @@ class AutomaticCallback(ReportCallback):
 
 
 def last_checkpoint(trainer: Any) -> str | None:
-    """The path of the last checkpoint of the first `ModelCheckpoint`; None without one."""
+    """Return the path of the last checkpoint of the first `ModelCheckpoint`; None without one."""
     for callback in trainer.checkpoint_callbacks:
         folder, name = getattr(callback, "dirpath", None), getattr(callback, "CHECKPOINT_NAME_LAST", None)
         if folder and name:

@@ -14,7 +14,7 @@ class Meter:
     gradients are ready; the rest of the step is mostly waiting."""
 
     ended_by_report = True
-    """Whether a report of a new step ends the step. If False, a hook of the optimizer does."""
+    """True if a report of a new step ends the step. If False, a hook of the optimizer does."""
 
     def __init__(self) -> None:
         self.totals = (0.0, 0)
@@ -24,23 +24,24 @@ class Meter:
         self._busy: Any = None
 
     def work_done(self) -> None:
-        """The local gradients are ready. The last call in a step counts."""
+        """Record that the local gradients are ready. The last call in a step counts."""
         if self._began is not None:
             self._busy = time.perf_counter() - self._began - self.wait.seconds
 
     def step_over(self, steps: int = 1) -> None:
-        """Ends `steps` steps. Several steps at once cannot be separated, so they are not measured."""
+        """End `steps` steps. Several steps at once cannot be separated, so they are not measured."""
         if self._busy is not None and steps == 1:
             total, count = self.totals
             self.totals = (total + max(self._busy, 0.0), count + 1)
         self.restart()
 
     def waits(self) -> bool | None:
-        """Whether this rank has done its part of the step and waits for other ranks; None before the first step."""
+        """Return whether this rank has done its part of the step and waits for other ranks; None before the first
+        step."""
         return None if self._began is None else self.wait.depth > 0 or self._busy is not None
 
     def restart(self) -> None:
-        """Starts the next step now: the time since the last one (an evaluation, a checkpoint) belongs to no step."""
+        """Start the next step now: the time since the last one (an evaluation, a checkpoint) belongs to no step."""
         self._began, self._busy = time.perf_counter(), None
         self.wait.restart()
 
@@ -54,7 +55,7 @@ class Wait:
         self._since = 0.0
 
     def restart(self) -> None:
-        """A wait that has begun counts for the next step from now on."""
+        """Begin the next step. A wait that has begun counts for it from now on."""
         self.seconds, self._since = 0.0, time.perf_counter()
 
     def __enter__(self) -> None:

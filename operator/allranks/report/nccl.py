@@ -30,7 +30,7 @@ _started = False
 
 
 def start_watch() -> bool:
-    """Starts the thread in rank 0 of a job with `hang`. False in other processes."""
+    """Start the thread in rank 0 of a job with `hang`. Return False in other processes."""
     global _started
     environment = os.environ
     url, token_file = environment.get("ALLRANKS_REPORT_URL"), environment.get("ALLRANKS_REPORT_TOKEN_FILE")
@@ -66,7 +66,7 @@ def _watch(transport: Transport, interval: float) -> None:
 
 
 def _steps(interval: float) -> bool:
-    """Whether the program itself has reported a step since the last question."""
+    """Return whether the program itself has reported a step since the last question."""
     from allranks import report
 
     stepped_at = report._client._state.stepped_at if report._client is not None else None
@@ -74,7 +74,7 @@ def _steps(interval: float) -> bool:
 
 
 def ask(address: str = "") -> Any:
-    """NCCL's answer. Raises OSError if no process listens, ValueError if the answer is not JSON or too large."""
+    """Return NCCL's answer. Raise OSError if no process listens, ValueError if the answer is not JSON or too large."""
     host, _, port = (address or f"localhost:{PORT}").rpartition(":")
     deadline = time.monotonic() + ANSWER_SECONDS
     with socket.create_connection((host.strip("[]") or "localhost", int(port)), CONNECT_SECONDS) as connection:
@@ -89,7 +89,7 @@ def ask(address: str = "") -> Any:
 
 
 def _receive(connection: socket.socket, deadline: float, end: bytes | None, begun: bytes = b"") -> tuple[bytes, bytes]:
-    """What arrives until `end`, and what follows it; without `end`, until the connection is closed."""
+    """Return the bytes until `end`, and the bytes after it; without `end`, all until the connection is closed."""
     received = bytearray(begun)
     while end is None or end not in received:
         left = deadline - time.monotonic()
@@ -107,21 +107,22 @@ def _receive(connection: socket.socket, deadline: float, end: bytes | None, begu
 
 
 def summarize(answer: Any, pid: int) -> dict[str, Any] | None:
-    """The state in one small message: how many collectives all ranks have launched, and in the largest communicator
-    whose ranks differ, who is behind. None if the process `pid` is not among them: with the network of the host,
-    another job may have answered. None also for a single rank: NCCL counts no collectives of a group of one."""
+    """Return the state in one small message: how many collectives all ranks have launched, and in the largest
+    communicator whose ranks differ, who is behind. None if the process `pid` is not among them: with the network of the
+    host, another job may have answered. None also for a single rank: NCCL counts no collectives of a group of one."""
     communicators = answer["communicators"]
-    if not any(rank["pid"] == pid for one in communicators for rank in one["ranks"]):
+    if not any(rank["pid"] == pid for communicator in communicators for rank in communicator["ranks"]):
         return None
-    if all(one["size"] == 1 for one in communicators):
+    if all(communicator["size"] == 1 for communicator in communicators):
         return None
-    launched = sum(sum(rank["collective_counts"].values()) for one in communicators for rank in one["ranks"])
-    worst = max(communicators, key=lambda one: (_differs(one), one["size"]))
+    ranks = [rank for communicator in communicators for rank in communicator["ranks"]]
+    launched = sum(sum(rank["collective_counts"].values()) for rank in ranks)
+    worst = max(communicators, key=lambda communicator: (_differs(communicator), communicator["size"]))
     counts = {rank["rank"]: rank["collective_counts"] for rank in worst["ranks"]}
-    most = {name: max(each[name] for each in counts.values()) for name in next(iter(counts.values()), {})}
-    uneven = [name for name in most if any(each[name] < most[name] for each in counts.values())]
+    most = {name: max(count[name] for count in counts.values()) for name in next(iter(counts.values()), {})}
+    uneven = [name for name in most if any(count[name] < most[name] for count in counts.values())]
     operation = uneven[0] if uneven else ""
-    behind = sorted(rank for rank, each in counts.items() if operation and each[operation] < most[operation])
+    behind = sorted(rank for rank, count in counts.items() if operation and count[operation] < most[operation])
     missing = sorted(rank["rank"] for rank in worst["missing_ranks"])
     return {
         "launched": launched,

@@ -22,7 +22,7 @@ MOST_PENDING = 64
 
 
 def instrument(model: torch.nn.Module) -> None:
-    """Measures the steps of this model, plain or inside DistributedDataParallel. Does nothing outside a job.
+    """Measure the steps of this model, plain or inside DistributedDataParallel. Does nothing outside a job.
 
     Call it when the model is on its device. A step ends with `step()` of an optimizer that has its parameters, so
     gradients of several batches may be accumulated. Excluded are time inside `with waiting():` and time before an
@@ -48,7 +48,8 @@ def instrument(model: torch.nn.Module) -> None:
 
     def stepped(optimizer: torch.optim.Optimizer, *ignored: object) -> None:
         if id(optimizer) not in is_ours:
-            is_ours[id(optimizer)] = any(each in ours for group in optimizer.param_groups for each in group["params"])
+            weights = (weight for group in optimizer.param_groups for weight in group["params"])
+            is_ours[id(optimizer)] = any(weight in ours for weight in weights)
         if is_ours[id(optimizer)]:
             meter.step_over()
 
@@ -114,7 +115,10 @@ class GpuSteps(Steps):
             self._pending.append((before, done, waits, self._began))
 
     def waits(self) -> bool | None:
-        """The GPU waits if it has the last gradient of a step but has not ended it. Otherwise the program may wait."""
+        """Return whether the GPU has the last gradient of a step but has not ended the step, or else whether the
+        program waits.
+
+        Return None before the first step."""
         for _, done, _, end in list(self._pending):
             if not end.query():
                 return bool(done.query())
@@ -126,7 +130,7 @@ class GpuSteps(Steps):
         self.wait.spans = []
 
     def _add_up(self) -> None:
-        """Adds the steps that the GPU has finished."""
+        """Add the steps that the GPU has finished."""
         while self._pending and self._pending[0][3].query():
             began, done, waits, _ = self._pending.popleft()
             busy = began.elapsed_time(done) - sum(since.elapsed_time(until) for since, until in waits)

@@ -56,18 +56,18 @@ class ReportCallback(WorkerCallback):  # type: ignore[misc,unused-ignore]
 
     @guarded
     def before_worker_shutdown(self) -> None:
-        """Ray ends the process without its exit handlers."""
+        """Send the last report: Ray ends the process without its exit handlers."""
         if self._rank is not None:
             self._rank.note_upload()
         report.finish()
 
 
-def with_reports(given: list[Any]) -> list[Any]:
-    """The callbacks that a rank received, and one that reports unless the program itself added it. In an unsupported
-    version the base class has not all methods that Ray calls in ranks, so nothing is added there."""
-    if any(isinstance(each, ReportCallback) for each in given) or not _is_supported():
-        return given
-    return [*given, ReportCallback()]
+def with_reports(callbacks: list[Any]) -> list[Any]:
+    """Return the callbacks that a rank received, and one that reports unless the program itself added it. In an
+    unsupported version the base class has not all methods that Ray calls in ranks, so nothing is added there."""
+    if any(isinstance(callback, ReportCallback) for callback in callbacks) or not _is_supported():
+        return callbacks
+    return [*callbacks, ReportCallback()]
 
 
 def _is_supported() -> bool:
@@ -91,7 +91,7 @@ class Rank:
         report.use_meter(self._meter)
 
     def counts(self) -> bool:
-        """Whether nothing else in this process reports steps, such as the program, or the callback of Keras."""
+        """Return whether nothing else in this process reports steps, such as the program, or the callback of Keras."""
         return report.last_step() == self._step and not report.program_reports()
 
     def report(self, metrics: dict[str, Any], checkpoint: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -121,7 +121,7 @@ class Rank:
             self._step = report.last_step()
 
     def note_upload(self) -> None:
-        """Reports a checkpoint that was uploaded since the last step."""
+        """Report a checkpoint that was uploaded since the last step."""
         if self._uploading is not None and self._context.current_report_index >= self._uploading:
             self._uploading = None
             report.report_automatically(checkpoint=True)
@@ -142,7 +142,7 @@ class BetweenReports(Meter):
         super().restart()
 
     def restart(self) -> None:
-        """Not at a checkpoint: it is stored inside `ray.train.report`."""
+        """Do nothing at a checkpoint: it is stored inside `ray.train.report`."""
 
     def waits(self) -> bool | None:
         return super().waits() if self._counts() else None

@@ -20,12 +20,12 @@ from types import FrameType
 from allranks.report.warn import write
 
 
-def dump(who: str, why: str) -> None:
-    """Writes a line with the process and the reason, then the stacks of this process.
+def dump(who: str, reason: str) -> None:
+    """Write a line with the process and the reason, then the stacks of this process.
 
     Both in one write: a reader of the log may look at any time.
     """
-    head = f"allranks: {who} ({pod()}): stacks, asked for because {why}\n"
+    head = f"allranks: {who} ({pod()}): stacks, asked for because {reason}\n"
     try:
         write(head + "".join(threads_of_program()))
     except Exception:
@@ -37,7 +37,7 @@ def dump(who: str, why: str) -> None:
 
 
 def threads_of_program() -> Iterator[str]:
-    """The stack of each thread, the main thread first, without the threads of this library."""
+    """Yield the stack of each thread, the main thread first, without the threads of this library."""
     # Not threading.enumerate(), which takes a lock: a hung thread may hold it.
     names = {ident: thread.name for ident, thread in list(threading._active.items())}  # type: ignore[attr-defined]
     main = threading.main_thread().ident
@@ -60,7 +60,7 @@ def lines_of(frame: FrameType | None) -> Iterator[str]:
 
 
 def collectives() -> str:
-    """Unfinished NCCL collectives from PyTorch's flight recorder; empty without NCCL."""
+    """Return unfinished NCCL collectives from PyTorch's flight recorder; empty without NCCL."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_initialized() or torch.distributed.get_backend() != "nccl":
         return ""
@@ -70,7 +70,7 @@ def collectives() -> str:
 
 
 def pod() -> str:
-    """`pod NAME`. A local run has no pod names: `pod worker-0`."""
+    """Return `pod NAME`. A local run has no pod names: `pod worker-0`."""
     host = os.environ.get("HOSTNAME") or socket.gethostname()
     role, index = os.environ.get("ALLRANKS_ROLE"), os.environ.get("ALLRANKS_INDEX")
     replica = f"{role}-{index}"

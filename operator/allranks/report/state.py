@@ -24,7 +24,7 @@ class State(NamedTuple):
     total_steps: int | None = None
     epoch: int | None = None
     stepped_at: float | None = None
-    """When `step` last increased, or was first reported."""
+    """Time when `step` last increased, or was first reported."""
     steps: int = 0
     """Number of steps in `step_seconds`: all except those before the first report."""
     step_seconds: float = 0.0
@@ -47,7 +47,7 @@ def advance(
     checkpoint: bool,
     busy: float | None,
 ) -> State:
-    """The state after one report; None leaves a number as it was."""
+    """Return the state after one report; None leaves a number as it was."""
     stepped_at, steps, step_seconds = old.stepped_at, old.steps, old.step_seconds
     if step is None:
         step = old.step
@@ -91,8 +91,10 @@ class Means:
         self._steps = self._samples = self._busy = self._loads = (0.0, 0.0)
 
     def update(self, state: State, metered: tuple[float, int], loaded: float | None = None) -> None:
-        """`metered`: the totals of a meter, used if the program itself reports no busy time. `loaded`: seconds that the
-        program has waited for data; None if it does not measure them."""
+        """Compute the means since the last message. `metered`: totals of a meter, used if the program reports no busy
+        time.
+
+        `loaded`: seconds that the program has waited for data; None if it does not measure them."""
         if loaded is not None and state.steps == 0:
             self._loads = (loaded, 0.0)  # what comes before the first step belongs to no step
         elif loaded is not None:
@@ -108,7 +110,7 @@ class Means:
 def mean(
     total: float, count: float, before: tuple[float, float], last: float | None
 ) -> tuple[float | None, tuple[float, float]]:
-    """(mean since `before`, the new `before`); the last mean if the count has not increased."""
+    """Return (mean since `before`, the new `before`); the last mean if the count has not increased."""
     if count > before[1]:
         return max(total - before[0], 0.0) / (count - before[1]), (total, count)
     return last, before
@@ -124,7 +126,7 @@ def message(
     saves_on_request: bool = False,
     handled_request: int = 0,
 ) -> dict[str, Any]:
-    """The message as sent."""
+    """Return the message as sent."""
     checkpoint = None
     if state.checkpoint_at is not None:
         checkpoint = {"step": state.checkpoint_step, "ago": rounded(now - state.checkpoint_at)}
@@ -149,7 +151,8 @@ def message(
 
 
 def number_in(variables: tuple[str, ...]) -> int | None:
-    """The number in the first of these variables. Read for each message: elastic ranks can change while they run."""
+    """Return the number in the first of these variables. Read for each message: elastic ranks can change while they
+    run."""
     for variable in variables:
         value = os.environ.get(variable, "")
         if value.isdecimal() and len(value) < 10:
@@ -158,5 +161,5 @@ def number_in(variables: tuple[str, ...]) -> int | None:
 
 
 def rounded(value: float | None) -> float | None:
-    """Rounds to microseconds: more digits are noise."""
+    """Round to microseconds: more digits are noise."""
     return None if value is None else round(max(value, 0.0), 6)

@@ -21,7 +21,7 @@ class Agreement:
         self._exchanged_at: float | None = None
 
     def requested(self) -> bool:
-        """True in all ranks or in none, once for each request."""
+        """Return True in all ranks or in none, once for each request."""
         if not report.is_enabled():
             return False
         if self._answered:
@@ -51,7 +51,7 @@ class Agreement:
         return int(number)
 
     def _next_calls(self) -> int:
-        """After how many calls this rank proposes the next exchange."""
+        """Return the number of calls after which this rank proposes the next exchange."""
         if self._exchanged_at is None:
             return 1
         seconds = max(time.monotonic() - self._exchanged_at, 1e-6) / self._calls
@@ -62,9 +62,9 @@ _agreement = Agreement()
 
 
 def checkpoint_requested() -> bool:
-    """Like `allranks.report.checkpoint_requested`, with the same answer in all ranks, for checkpoints that all ranks
-    store together. True once for each request.
+    """Return whether to store a checkpoint now, with the same answer in all ranks; True once for each request.
 
-    All ranks of the default process group must call it after each step. About once a second they exchange one number
-    (`all_reduce`); the other calls take microseconds. Outside a job it is False, without an exchange."""
+    Use it instead of `allranks.report.checkpoint_requested` for checkpoints that all ranks store together. All ranks of
+    the default process group must call it after each step. About once a second they exchange one number (`all_reduce`);
+    the other calls take microseconds. Outside a job it is False, without an exchange."""
     return _agreement.requested()

@@ -23,8 +23,8 @@ class AttemptOver(Exception):
 class SendFailed(Exception):
     """The message did not arrive. Send the next one after a pause."""
 
-    def __init__(self, what: str, retry_after: float | None = None) -> None:
-        super().__init__(what)
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
         self.retry_after = retry_after
 
 
@@ -33,7 +33,7 @@ class Rejected(Exception):
 
 
 class Transport:
-    """Posts to one URL. Raises ValueError for an invalid URL."""
+    """Posts to one URL. Its constructor raises ValueError for an invalid URL."""
 
     def __init__(self, url: str, token_file: str) -> None:
         parts = urlsplit(url)
@@ -47,7 +47,7 @@ class Transport:
         self._failures = 0
 
     def post(self, message: dict[str, Any], timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
-        """The answer. Raises AttemptOver, Rejected or SendFailed."""
+        """Return the answer. Raise AttemptOver, Rejected or SendFailed."""
         body = json.dumps(message, allow_nan=False).encode()
         try:
             reused = self._connection is not None
@@ -73,7 +73,7 @@ class Transport:
         raise SendFailed(f"status {answer.status}", seconds_of(answer.getheader("Retry-After")))
 
     def pause(self, failed: SendFailed, interval: float) -> float:
-        """Backoff in seconds: exponential with jitter, or Retry-After."""
+        """Return the backoff in seconds: exponential with jitter, or Retry-After."""
         self._failures += 1
         if failed.retry_after is not None:
             return min(failed.retry_after, LONGEST_RETRY_AFTER) + random.uniform(0, interval)
@@ -101,9 +101,9 @@ class Transport:
         return answer, content
 
     def _read_token(self) -> str:
-        """Reads the file again when it changes: the kubelet replaces it before the token expires."""
-        found = self._token_file.stat()
-        stamp = (found.st_mtime_ns, found.st_ino)
+        """Read the file again when it changes: the kubelet replaces it before the token expires."""
+        stat = self._token_file.stat()
+        stamp = (stat.st_mtime_ns, stat.st_ino)
         if not self._token or stamp != self._token_stamp:
             with self._token_file.open(encoding="ascii") as file:
                 self._token = file.read(MOST_BYTES).strip()

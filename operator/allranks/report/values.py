@@ -17,7 +17,8 @@ FIELDS = ("step", "total_steps", "epoch", "samples", "checkpoint", "busy", "loss
 
 
 def closest(name: str) -> str | None:
-    """The field that this name of a metric is probably meant to be; None for a name of its own, such as `d_loss`."""
+    """Return the field that this name of a metric is probably meant to be; None for a name of its own, such as
+    `d_loss`."""
     from difflib import get_close_matches  # only needed for new names
 
     plain = name.lower().replace("_", "").replace("-", "")
@@ -33,9 +34,9 @@ def closest(name: str) -> str | None:
 
 
 def whole(value: Any) -> int:
-    """A count (0, 1, 2, ...), given as an int, an integral float, a numpy number or a tensor in CPU memory.
+    """Return a count (0, 1, 2, ...), given as an int, an integral float, a numpy number or a tensor in CPU memory.
 
-    Raises ValueError or TypeError."""
+    Raise ValueError or TypeError."""
     if is_on_device(value):
         raise ValueError("is on a GPU: pass a number")
     if isinstance(value, float):
@@ -53,7 +54,7 @@ def whole(value: Any) -> int:
 
 
 def seconds(value: Any) -> float:
-    """Seconds or samples: finite and not negative. Raises ValueError or TypeError."""
+    """Return seconds or samples: finite and not negative. Raise ValueError or TypeError."""
     if is_on_device(value):
         raise ValueError("is on a GPU: pass a number")
     number = float(value)
@@ -63,9 +64,9 @@ def seconds(value: Any) -> float:
 
 
 def metric(value: Any) -> float | Callable[[], float]:
-    """The number, or a function that returns it if getting it may take long. It may be infinite or NaN.
+    """Return the number, or a function that returns it if getting it may take long. It may be infinite or NaN.
 
-    Raises ValueError or TypeError if the value is not a number."""
+    Raise ValueError or TypeError if the value is not a number."""
     if isinstance(value, (int, float)):
         return float(value)
     if type(value).__module__ == "numpy":
@@ -83,7 +84,7 @@ def metric(value: Any) -> float | Callable[[], float]:
 
 
 def later_from_cuda(value: Any) -> Callable[[], float]:
-    """A function that waits until the GPU has executed all work queued so far, then returns the number."""
+    """Return a function that waits until the GPU has executed all work queued so far, then returns the number."""
     cuda = sys.modules["torch"].cuda
     event = cuda.Event()
     event.record(cuda.current_stream(value.device))
@@ -96,7 +97,7 @@ def later_from_cuda(value: Any) -> Callable[[], float]:
 
 
 def is_on_device(value: Any) -> bool:
-    """Whether it is a tensor outside CPU memory."""
+    """Return whether it is a tensor outside CPU memory."""
     device = getattr(value, "device", None)
     if device is None or type(value).__module__ == "numpy":
         return False

@@ -14,7 +14,7 @@ _warned: set[str] = set()
 
 
 def warn_once(kind: str, line: str) -> None:
-    """Bypasses Python's own buffers: a hung thread may hold their lock."""
+    """Print a line, each kind once. Bypass Python's own buffers: a hung thread may hold their lock."""
     if kind not in _warned and len(_warned) < 100:
         _warned.add(kind)
         write(f"allranks: {line}\n")
@@ -26,7 +26,7 @@ def write(text: str) -> None:
 
 
 def guarded(hook: Callable[..., None]) -> Callable[..., None]:
-    """A hook of a callback whose errors do not end the training: another version of a framework may differ."""
+    """Return a hook of a callback whose errors do not end the training: another version of a framework may differ."""
 
     @functools.wraps(hook)
     def call(*args: Any, **kwargs: Any) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from allranks.api.code import Code
+from allranks.api.data import Code
 from allranks.api.job import KIND
 from allranks.authoring.manifests import load_documents
 from allranks.client.creation import Creation

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from allranks.api.crd import RESOURCES, crd, root_schema
-from allranks.api.merged_rules import RULES, merged
+from allranks.api.crd import RESOURCES, RULES, crd, merged, root_schema
 
 from .test_crd import nodes
 

@@ -84,7 +84,7 @@ def test_code_that_is_too_large_for_a_cluster_still_runs_here(tmp_path, monkeypa
         InvalidManifest, match=r"after compression, and a ConfigMap takes 10 B. The largest files: train"
     ):
         load([str(file)])
-    assert load([str(file)], here=True).jobs[0].spec.code is not None
+    assert load([str(file)], local=True).jobs[0].spec.code is not None
 
 
 def test_validate_and_render_read_the_directory(tmp_path) -> None:

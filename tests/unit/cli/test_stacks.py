@@ -17,7 +17,7 @@ from allranks.cli.commands import stacks
 from allranks.cli.main import cli
 from allranks.core.facts.stack_requests import ANNOTATION, stack_dump_id
 from allranks.local import run_directories
-from allranks.report.client import why
+from allranks.report.client import reason_for
 from support.job_api import JobApi
 from support.live import eventually
 from support.ui_samples import a_job, a_run, pods_of, progress, stamp
@@ -41,7 +41,7 @@ def dump(request: str, place: int) -> str:
     """What allranks.report.stacks writes."""
     return (
         f"allranks: rank {place} (pod penguins-worker-{place}-0): stacks, asked for because "
-        f"{why(stack_dump_id(request, 0))}\n"
+        f"{reason_for(stack_dump_id(request, 0))}\n"
         'Thread MainThread (most recent call first):\n  File "/train.py", line 7 in w\n'
     )
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from allranks.authoring.sweep_options import parameter, sweep_document
+from allranks.authoring.sweep_manifests import parameter, sweep_document
 from allranks.cli.main import cli
 from allranks.errors import InvalidManifest
 from support.builders import manifest, table

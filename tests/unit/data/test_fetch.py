@@ -17,7 +17,7 @@ from allranks.cache_key import cache_key
 from allranks.data.cache import Cache
 from allranks.data.download import JOURNAL
 from allranks.data.errors import TemporaryError
-from allranks.data.fetch import Result, Wanted, fetch
+from allranks.data.fetch import InputSpec, Result, fetch
 from allranks.data.source import Listing, RemoteFile
 from allranks.data.tries import Tries
 from allranks.errors import DataError
@@ -29,7 +29,7 @@ PARTS = 700_000
 
 
 def get(cache: Cache, uri: str, **wanted: str) -> Result:
-    return fetch(Wanted(uri, **wanted), cache, tries=Tries(sleep=lambda _: None))
+    return fetch(InputSpec(uri, **wanted), cache, tries=Tries(sleep=lambda _: None))
 
 
 def files_of(cache: Cache, uri: str, result: Result) -> dict[str, bytes]:
@@ -109,14 +109,14 @@ def test_a_file_that_changes_between_two_parts_is_not_mixed(cache, web, url) -> 
         web.files["/x"] = other
 
     with pytest.raises(DataError, match="was changed while it was fetched: run again"):
-        fetch(Wanted(f"{url}/x"), cache, tries=Tries(sleep=sleep))
+        fetch(InputSpec(f"{url}/x"), cache, tries=Tries(sleep=sleep))
     assert files_of(cache, f"{url}/x", get(cache, f"{url}/x")) == {"x": other}
 
 
 def test_a_server_that_is_overloaded_is_asked_again(cache, web, url) -> None:
     web.files["/x"], web.failures = b"1", [503, 429, 500]
     waits: list[float] = []
-    assert fetch(Wanted(f"{url}/x"), cache, tries=Tries(sleep=waits.append)).entry.bytes == 1
+    assert fetch(InputSpec(f"{url}/x"), cache, tries=Tries(sleep=waits.append)).entry.bytes == 1
     assert waits == [1.0, 2.0, 4.0]
 
 
@@ -175,7 +175,7 @@ import os, sys
 from pathlib import Path
 from allranks.data import download
 from allranks.data.cache import Cache
-from allranks.data.fetch import Wanted, fetch
+from allranks.data.fetch import InputSpec, fetch
 download.SYNC_BYTES = 1 << 20
 class Dies:
     count = 0
@@ -184,7 +184,7 @@ class Dies:
         self.count += count
         if self.count > 2_500_000:
             os.kill(os.getpid(), 9)
-fetch(Wanted("{url}/x"), Cache(Path({str(cache.root)!r})), Dies())
+fetch(InputSpec("{url}/x"), Cache(Path({str(cache.root)!r})), Dies())
 """
     done = subprocess.run([sys.executable, "-c", program], timeout=300)
     assert done.returncode == -9
@@ -218,9 +218,9 @@ def test_a_damaged_file_is_fetched_again_and_the_others_are_kept(cache) -> None:
     files = {f"d/{number}": b"%d" % number for number in range(20)}
     source = Many(files, damaged="d/19")
     with pytest.raises(DataError, match=r"the SHA-256 of d/19 is .*, and must be"):
-        fetch(Wanted(source.uri), cache, connect=lambda _: source)
+        fetch(InputSpec(source.uri), cache, connect=lambda _: source)
     source.damaged, source.reads = "", []
-    result = fetch(Wanted(source.uri), cache, connect=lambda _: source)
+    result = fetch(InputSpec(source.uri), cache, connect=lambda _: source)
     assert files_of(cache, source.uri, result) == files
     assert "d/19" in source.reads
     assert len(source.reads) < 20
@@ -228,7 +228,7 @@ def test_a_damaged_file_is_fetched_again_and_the_others_are_kept(cache) -> None:
 
 def test_the_sum_of_several_files_is_that_of_sha256sum(cache, tmp_path) -> None:
     source = Many({"b": b"2", "a/c": b"1", "a b": b"3"})
-    result = fetch(Wanted(source.uri), cache, connect=lambda _: source)
+    result = fetch(InputSpec(source.uri), cache, connect=lambda _: source)
     for name, data in source.files.items():
         path = tmp_path / "same" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -291,7 +291,7 @@ def test_data_that_does_not_fit_on_the_disk_is_not_begun(cache, monkeypatch) -> 
     listing = Listing("1", (RemoteFile("big", 1 << 60),))
     monkeypatch.setattr(source, "resolve", lambda revision: listing)
     with pytest.raises(DataError, match=r"s3://b/many: the disk is full: 1024.0 PiB are needed, and .* are free for"):
-        fetch(Wanted(source.uri), cache, connect=lambda _: source)
+        fetch(InputSpec(source.uri), cache, connect=lambda _: source)
     assert source.reads == []
 
 
@@ -303,13 +303,13 @@ import resource, signal, errno
 from pathlib import Path
 from allranks.data import errors
 from allranks.data.cache import Cache
-from allranks.data.fetch import Wanted, fetch
+from allranks.data.fetch import InputSpec, fetch
 from allranks.errors import DataError
 errors._FULL = (*errors._FULL, errno.EFBIG)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, resource.RLIM_INFINITY))
 try:
-    fetch(Wanted("{url}/x"), Cache(Path({str(cache.root)!r})))
+    fetch(InputSpec("{url}/x"), Cache(Path({str(cache.root)!r})))
 except DataError as error:
     print(error)
 """

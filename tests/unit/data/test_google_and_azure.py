@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from allranks.data.errors import TemporaryError
-from allranks.data.fetch import Wanted, fetch
+from allranks.data.fetch import InputSpec, fetch
 from allranks.data.object_source import ObjectSource
 from allranks.data.tries import Tries
 from allranks.data.upload import MANIFEST, PROVENANCE, ObjectTarget, upload
@@ -57,12 +57,12 @@ def test_all_objects_below_a_prefix(store: Store, cache) -> None:
     assert files_of(cache, uri, result) == {"a": b"1", "b/c": b"22", "we ird+%41 ü#&?=": b"4"}
     assert result.entry.revision.startswith("list:")
     assert get(cache, uri).cached
-    assert fetch(Wanted(uri, revision=result.entry.revision), cache).cached
+    assert fetch(InputSpec(uri, revision=result.entry.revision), cache).cached
     store.put(birds__a=b"x")
     changed = get(cache, uri)
     assert (changed.cached, files_of(cache, uri, changed)["a"]) == (False, b"x")
     with pytest.raises(DataError, match=rf"^{uri}: the data was changed: its revision is list:"):
-        fetch(Wanted(uri, revision="list:0"), cache)
+        fetch(InputSpec(uri, revision="list:0"), cache)
 
 
 def test_one_object_in_several_ranges_with_its_sum(store: Store, cache, small_ranges) -> None:
@@ -105,7 +105,7 @@ def test_a_fetch_that_failed_continues_where_it_was(store: Store, cache, small_r
 
     store.way.received = 0
     with pytest.raises(TemporaryError, match=rf"^{uri}: the connection failed: "):
-        fetch(Wanted(uri), cache, connect=Breaks, tries=Tries(sleep=lambda _: None))
+        fetch(InputSpec(uri), cache, connect=Breaks, tries=Tries(sleep=lambda _: None))
     store.way.cuts = store.way.received = 0
     assert files_of(cache, uri, get(cache, uri)) == {"train": CONTENT}
     assert store.way.received < len(CONTENT) - 600_000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.data.fetch import Wanted, fetch
+from allranks.data.fetch import InputSpec, fetch
 from allranks.data.tries import Tries
 from allranks.data.upload import MANIFEST, PROVENANCE, ObjectTarget, upload
 from allranks.errors import DataError
@@ -38,7 +38,7 @@ def test_all_objects_below_a_prefix(s3, cache) -> None:
     assert not changed.cached
     assert changed.entry.revision != result.entry.revision
     with pytest.raises(DataError, match=r"s3://data/birds: the data was changed: its revision is list:"):
-        fetch(Wanted("s3://data/birds", revision="list:0"), cache)
+        fetch(InputSpec("s3://data/birds", revision="list:0"), cache)
 
 
 def test_one_object_in_several_ranges(s3, cache, monkeypatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from allranks.data.cache import Cache
 from allranks.data.errors import TemporaryError
-from allranks.data.fetch import Wanted, fetch
+from allranks.data.fetch import InputSpec, fetch
 from allranks.data.source import Listing, RemoteFile
 from allranks.data.tries import TRIES, Tries
 from allranks.data.upload import upload
@@ -82,7 +82,7 @@ class Cut:
 @pytest.mark.parametrize("down", [0, 2])
 def test_a_connection_that_breaks_between_bytes_is_quiet(cache: Cache, down: int) -> None:
     world = World()
-    fetch(Wanted(Cut.uri), cache, connect=lambda _: Cut(world, down), tries=world.tries)
+    fetch(InputSpec(Cut.uri), cache, connect=lambda _: Cut(world, down), tries=world.tries)
     assert world.reported == [f"{DOWN}; up to 5 more tries follow, for about 9 min"] * bool(down)
 
 

@@ -276,7 +276,7 @@ def test_a_program_that_cannot_dump_its_stacks_is_reported(start, hub):
 
 def cut(*chunks: bytes) -> list[bytes]:
     lines = log_progress_matcher.Lines()
-    return (b"".join(lines.of(chunk) for chunk in chunks) + lines.rest()).split(b"\n")[:-1]
+    return (b"".join(lines.completed_by(chunk) for chunk in chunks) + lines.rest()).split(b"\n")[:-1]
 
 
 def test_lines_end_with_a_newline_a_carriage_return_or_the_stream():
@@ -286,9 +286,9 @@ def test_lines_end_with_a_newline_a_carriage_return_or_the_stream():
 def test_a_line_without_end_is_bounded():
     chunk, limit = b"x" * 40_000, log_progress_matcher.LINE_BYTES
     lines = log_progress_matcher.Lines()
-    given = [lines.of(chunk) for _ in range(1000)]
+    given = [lines.completed_by(chunk) for _ in range(1000)]
     assert sum(map(len, given)) <= limit + 1
-    assert lines.of(b"still\nnext\n") == b"next\n"
+    assert lines.completed_by(b"still\nnext\n") == b"next\n"
 
 
 @pytest.mark.parametrize(

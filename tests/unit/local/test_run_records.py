@@ -14,7 +14,7 @@ import pytest
 from allranks.api.status import ProgressStatus, Status, Times
 from allranks.core.facts.model import Plan
 from allranks.local import LocalRun, Options, records
-from allranks.local.code_version import CodeVersion
+from allranks.local.code import CodeVersion
 from allranks.local.records import ProgressLog, StateFile
 from allranks.views.report.run_files import read_run_files
 from support.builders import NOW, job

@@ -9,7 +9,7 @@ import pytest
 
 from allranks.core.facts.stack_requests import ANNOTATION, new_request, stack_dump_id
 from allranks.local import run_directories
-from allranks.report.client import why
+from allranks.report.client import reason_for
 from support.live import eventually
 from support.ui_samples import HOSTILE, a_job, a_run, progress, stamp
 from support.ui_server import UiServer
@@ -20,7 +20,8 @@ PATH = "/api/v1/jobs/team/penguins/stacks"
 def dump(request: str, who: str = "rank 0", function: str = "wait") -> str:
     """What allranks.report.stacks writes."""
     return (
-        f"allranks: {who} (pod penguins-worker-0-0): stacks, asked for because {why(stack_dump_id(request, 0))}\n"
+        f"allranks: {who} (pod penguins-worker-0-0): stacks, asked for because "
+        f"{reason_for(stack_dump_id(request, 0))}\n"
         f'Thread MainThread (most recent call first):\n  File "/app/train.py", line 7 in {function}\n'
     )
 
@@ -61,7 +62,7 @@ def test_the_ranks_are_asked_and_their_answers_are_read_from_their_logs(server, 
 def test_dumps_of_another_request_or_of_a_hang_are_no_answers(server, api):
     request = ask(server).json["request"]
     other = new_request(0, datetime.now(UTC), 1)
-    hang = dump(request).replace(why(stack_dump_id(request, 0)), why("0-3"))
+    hang = dump(request).replace(reason_for(stack_dump_id(request, 0)), reason_for("0-3"))
     api.logs = {"penguins-worker-0-0": stamped(hang + dump(other))}
     assert server.get(f"{PATH}?request={request}").json["dumps"] == []
 
@@ -82,7 +83,8 @@ def test_a_dump_that_is_being_written_is_no_answer_yet(server, api):
 
 def test_a_pod_without_a_process_that_has_stacks_has_answered(server, api):
     request = ask(server).json["request"]
-    line = f"allranks: no process of pod x can show its stacks, asked for because {why(stack_dump_id(request, 0))}\n"
+    reason = reason_for(stack_dump_id(request, 0))
+    line = f"allranks: no process of pod x can show its stacks, asked for because {reason}\n"
     api.logs = {f"penguins-worker-{place}-0": stamped(line) for place in range(3)}
     assert len(server.get(f"{PATH}?request={request}").json["dumps"]) == 3
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
 from allranks.api.sweep import KIND as SWEEP
 from allranks.api.validation_messages import MIGRATION, similar
-from allranks.authoring.checks import quantities, schema
+from allranks.authoring.checks import schema
 from allranks.authoring.checks.problem import Problem, below
 from allranks.core.facts import pod_template
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
@@ -25,7 +24,8 @@ from allranks.core.objects.notes import notes_of
 
 
 def written(document: Mapping[str, Any], job: Job | None = None) -> list[Problem]:
-    """Problems inside the parts that Kubernetes defines: templates, resources, the sources of variables and volumes.
+    """Return problems inside the parts that Kubernetes defines: templates, resources, the sources of variables and
+    volumes.
 
     Reads the raw document, so that these are reported with all other problems. `job` is the parsed document, None if
     it has errors.
@@ -54,69 +54,66 @@ def written(document: Mapping[str, Any], job: Job | None = None) -> list[Problem
 
 
 def written_pool(document: Mapping[str, Any]) -> list[Problem]:
-    """As `written`, for a TrainingPool."""
+    """Return the problems of a TrainingPool, as `written` does for a job."""
     spec = document.get("spec")
     if not isinstance(spec, dict):
         return []
     out = list(_container(spec, "spec", []))  # what a pool does not have, its jobs may have
     if spec.get("sharedMemory") is not None:
-        out += quantities.problems("spec.sharedMemory", "sharedMemory", spec["sharedMemory"])
+        out += schema.quantity_problems("spec.sharedMemory", "sharedMemory", spec["sharedMemory"])
     for name, amount in spec["rdma"].items() if isinstance(spec.get("rdma"), dict) else ():
-        out += quantities.problems(below("spec.rdma", str(name)), str(name), amount)
+        out += schema.quantity_problems(below("spec.rdma", str(name)), str(name), amount)
     return out
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What the files have beside a job."""
+    """Objects in the files besides a job."""
 
     pools: Mapping[str, PoolSpec] = field(default_factory=dict)
     claim_templates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By name."""
+    """ResourceClaimTemplates by name."""
 
 
 def finished(job: Job, beside: Beside) -> list[Problem]:
-    """Problems of the pods, and notes, of a job that has no other errors."""
+    """Return problems of the pods, and notes, of a job that has no other errors."""
     notes = (Problem(note.path, note.message, note.severity) for note in notes_of(job, beside.claim_templates))
     pool = beside.pools.get(job.spec.pool or "")
     return [*_misspelt_pool(job, beside.pools), *_of_pods(job, pool), *notes]
 
 
 def _misspelt_pool(job: Job, pools: Mapping[str, PoolSpec]) -> Iterator[Problem]:
-    """The pool of a job may be on the cluster only; a similar name in the files is probably the right one."""
-    wanted = job.spec.pool
-    if wanted and wanted not in pools and (near := similar(wanted, list(pools))):
-        what = f"no TrainingPool in these files is named {wanted}, did you mean {near}?"
-        yield Problem("spec.pool", what, "warning")
+    """Yield a warning if a pool in the files has a similar name. The pool of a job may be on the cluster only."""
+    name = job.spec.pool
+    if name and name not in pools and (near := similar(name, list(pools))):
+        message = f"no TrainingPool in these files is named {name}, did you mean {near}?"
+        yield Problem("spec.pool", message, "warning")
 
 
 def beside_errors(document: Mapping[str, Any], wrong: Sequence[Problem]) -> list[Problem]:
-    """Problems of the pods of a job that has other errors, as far as these are not the reason: of fields with other
-    names, because a value that is left out may be missing elsewhere."""
+    """Return problems of the pods of a job that has other errors, without the consequences of these errors.
+
+    A value with an error is left out, so it may be missing elsewhere: problems of fields with its name are dropped."""
     if any(problem.path in ("spec.framework", "spec.roles", "kind", "apiVersion") for problem in wrong):
         return []  # little of what follows would be true
-    reported = {name for problem in wrong for name in (_field(problem.path), *_meant(problem.message))}
-    found: list[Problem] = []
+    reported = {name for problem in wrong for name in (_field(problem.path), problem.meant)}
+    problems: list[Problem] = []
     if job := validation.without_errors(document):
         with contextlib.suppress(Exception):  # the checks expect a job that violates no rule
-            found += [Problem(*problem) for problem in job_pods.problems(job)]
+            problems += [Problem(*problem) for problem in job_pods.problems(job)]
             # Its pool may have what is missing here, and so may fields with errors, for what is only a warning.
-            found += [] if job.spec.pool else [one for one in _of_pods(job, None) if one.severity == "error"]
-    return [problem for problem in found if _field(problem.path) not in reported]
+            if not job.spec.pool:
+                problems += [problem for problem in _of_pods(job, None) if problem.severity == "error"]
+    return [problem for problem in problems if _field(problem.path) not in reported]
 
 
 def _field(path: str) -> str:
-    """`env` for `spec.roles.worker.env[0]`."""
+    """Return the field of a path: `env` for `spec.roles.worker.env[0]`."""
     return path.rpartition(".")[2].partition("[")[0]
 
 
-def _meant(message: str) -> list[str]:
-    """The field that a misspelt or misplaced one is meant to be."""
-    return re.findall(r"(?:did you mean |belongs under .*\.)(\w+)", message)
-
-
 def _container(part: dict[str, Any], path: str, merged: Sequence[Manifest] | None) -> Iterator[Problem]:
-    """The spec, a role or a pool."""
+    """Yield problems of the spec, a role or a pool."""
     yield from schema.problems(part.get("resources"), "ResourceRequirements", f"{path}.resources")
     if (content := part.get("template")) is not None:
         yield from schema.problems(content, "PodTemplateSpec", f"{path}.template", merged)
@@ -158,8 +155,8 @@ def _of_pod(job: Job, pod: Manifest) -> Iterator[Problem]:
         path = f"{layer}.template.spec"
         for number, volume in enumerate(written.get("volumes") or ()):
             if volumes.count(volume["name"]) > 1:
-                what = f"allranks adds a volume named {volume['name']}: rename this one"
-                yield Problem(f"{path}.volumes[{number}].name", what)
+                message = f"allranks adds a volume named {volume['name']}: rename this one"
+                yield Problem(f"{path}.volumes[{number}].name", message)
         for kind in CONTAINER_LISTS:
             for number, container in enumerate(written.get(kind) or ()):
                 merged = containers[kind, container["name"]]
@@ -167,7 +164,7 @@ def _of_pod(job: Job, pod: Manifest) -> Iterator[Problem]:
 
 
 def _of_container(written: Manifest, merged: Manifest, volumes: list[str], path: str) -> Iterator[Problem]:
-    if not merged.get("image"):  # that of the training container is checked before
+    if not merged.get("image"):  # the image of the training container is checked before
         yield Problem(
             f"{path}.image", f"an image is needed: container {merged['name']} runs beside the training container"
         )
@@ -178,10 +175,10 @@ def _of_container(written: Manifest, merged: Manifest, volumes: list[str], path:
 
 
 def _no_volume(name: str, volumes: list[str]) -> str:
-    own = [volume for volume in volumes if not volume.startswith("allranks-")]
-    if near := similar(name, own):
+    names = [volume for volume in volumes if not volume.startswith("allranks-")]
+    if near := similar(name, names):
         return f"no volume is named {name}, did you mean {near}?"
-    existing = f"; the pod has {', '.join(own)}" if own else ""
+    existing = f"; the pod has {', '.join(names)}" if names else ""
     return f"no volume is named {name}: add it under volumes of the pod template{existing}"
 
 
@@ -192,7 +189,7 @@ OTHER_JOBS = frozenset({"PyTorchJob", "TFJob", "MPIJob", "JAXJob", "TrainJob", "
 
 
 def misspelt_kind(document: Mapping[str, Any]) -> Problem | None:
-    """The problem of a document whose kind is probably meant as one of ours."""
+    """Return the problem of a document whose kind is probably a misspelt kind of allranks; None for other kinds."""
     kind = str(document.get("kind"))
     ours = (KIND, POOL, SWEEP)
     if kind in ours:
@@ -205,17 +202,14 @@ def misspelt_kind(document: Mapping[str, Any]) -> Problem | None:
 
 
 def instead_of_jobs(kinds: list[str]) -> str:
-    """What to say of input that has no job but documents of these kinds."""
+    """Return the message for input that has no job but documents of these kinds."""
     if not kinds:
         return f"contains no {KIND}"
-    found = ", ".join(dict.fromkeys(kinds))
+    listed = ", ".join(dict.fromkeys(kinds))
     if other := next((kind for kind in kinds if kind in OTHER_JOBS), None):
+        article = "an" if other.startswith("MPI") else "a"
         return (
-            f"contains no {KIND}, only {found}: `allranks convert FILE > job.yaml` converts {_article(other)} {other} "
+            f"contains no {KIND}, only {listed}: `allranks convert FILE > job.yaml` converts {article} {other} "
             f"and comments on each line that means something else ({MIGRATION})"
         )
-    return f"contains no {KIND}, only {found}"
-
-
-def _article(kind: str) -> str:
-    return "an" if kind.startswith("MPI") else "a"
+    return f"contains no {KIND}, only {listed}"

@@ -13,15 +13,17 @@ class Problem(NamedTuple):
     path: str
     message: str
     severity: Severity = "error"
+    meant: str = ""
+    """The field that a misspelt or misplaced one is probably meant to be."""
 
 
 def below(path: str, key: str | int) -> str:
-    """`spec.resources.limits[nvidia.com/gpu]`, `spec.containers[0]`."""
+    """Return the path of a member: `spec.resources.limits[nvidia.com/gpu]`, `spec.containers[0]`."""
     if isinstance(key, int) or "." in key or "/" in key:
         return f"{path}[{key}]"
     return f"{path}.{key}" if path else key
 
 
 def last_key(path: str) -> str:
-    """`nvidia.com/gpu` for `spec.resources.limits[nvidia.com/gpu]`."""
+    """Return the last key of a path: `nvidia.com/gpu` for `spec.resources.limits[nvidia.com/gpu]`."""
     return path[path.rindex("[") + 1 : -1] if path.endswith("]") else path.rpartition(".")[2]

@@ -166,9 +166,9 @@ def run(
     Ctrl-C sends SIGTERM to the ranks and waits for the grace period, a second Ctrl-C kills them immediately. Ranks that
     store checkpoints on request are asked for one before SIGTERM.
     """
-    from allranks.authoring.script_loading import load_script
+    from allranks.authoring.script_job import load_script
     from allranks.cli.volume_option import mapped_volumes
-    from allranks.errors import AllranksError
+    from allranks.errors import AllranksError, InvalidOption
     from allranks.local import LocalRun, Options, run_directories
 
     given = (*files, *filenames)
@@ -189,9 +189,21 @@ def run(
         mapped = mapped_volumes(volumes)
         additions = ctx.meta[_ARGUMENTS], _pairs(env)
         if script:
-            loaded, texts = load_script(
-                script, sets, additions, replicas or 1, gpus or 0, framework, code or workdir, save, ships=bool(code)
-            )
+            try:
+                loaded, texts = load_script(
+                    script,
+                    sets,
+                    arguments=additions[0],
+                    env=additions[1],
+                    replicas=replicas or 1,
+                    gpus=gpus or 0,
+                    framework=framework,
+                    workdir=code or workdir,
+                    save=save,
+                    ships=bool(code),
+                )
+            except InvalidOption as error:
+                raise click.UsageError(str(error)) from error
         else:
             loaded, texts = _load(given, sets, additions, code), []
         if loaded.sweeps:
@@ -296,11 +308,17 @@ _Additions = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 
 
 def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions, code: Path | None) -> Loaded:
-    from allranks.authoring.additions import Additions
     from allranks.authoring.manifests import load
+    from allranks.authoring.overrides import Additions
 
     return load(
-        files, sets, additions=Additions(*additions), random_names=True, code=code, here=True, sweeps_suffice=True
+        files,
+        sets,
+        additions=Additions(*additions),
+        random_names=True,
+        code=code,
+        local=True,
+        sweeps_suffice=True,
     )
 
 

@@ -127,7 +127,7 @@ def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str
     """(the loaded sweep, its document). Raises AllranksError."""
     from allranks.authoring import manifest_files
     from allranks.authoring.manifests import load, load_documents
-    from allranks.authoring.sweep_options import is_job, parameter, sweep_document
+    from allranks.authoring.sweep_manifests import is_job, parameter, sweep_document
     from allranks.errors import InvalidManifest
 
     content = manifest_files.read(file)
@@ -139,7 +139,7 @@ def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str
             option = given[0].removesuffix("s") if given[0] == "params" else given[0].replace("_", "-")
             text = "describes the sweep of a job; change a TrainingSweep with --set, for example --set trials=20"
             raise InvalidManifest([(f"--{option}", text)])
-        found = load([file], sets, sweeps_suffice=True, code=code, here=True)
+        found = load([file], sets, sweeps_suffice=True, code=code, local=True)
     else:
         if len(jobs) > 1:
             raise InvalidManifest([(file, "has several jobs: a sweep has one")])
@@ -161,7 +161,7 @@ def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str
             parallel=options["parallel"],
             stop=_stop(options),
         )
-        found = load_documents([(file, made)], sets, code=code, here=True)
+        found = load_documents([(file, made)], sets, code=code, local=True)
     if len(found.sweeps) != 1:
         raise InvalidManifest([(file, f"has {len(found.sweeps)} sweeps: it must have one")])
     [written] = [one for one in found.documents if one.get("kind") == "TrainingSweep"]

@@ -39,7 +39,7 @@ def problems(framework: Framework, context: AttemptContext) -> list[tuple[str, s
     too_large = _too_large(framework, context)
     if not too_large:
         return []
-    count = {role: len(context.of(role)) for role in framework.roles}
+    count = {role: len(context.in_roles(role)) for role in framework.roles}
     largest = max(count, key=lambda role: count[role])
     low, high = 0, count[largest]  # `low` replicas of the largest role fit, `high` do not
     while high - low > 1:

@@ -37,7 +37,7 @@ def install() -> None:
 
 
 def lightning_callbacks() -> list[Any]:
-    """An entry point of Lightning. Lightning does not catch errors."""
+    """Return the callbacks for Lightning. This is its entry point; it does not catch errors."""
     if not _installed:
         return []
     try:
@@ -56,7 +56,8 @@ def _extend_transformers(trainer: Any) -> None:
 
 
 def _extend_ray(worker: Any) -> None:
-    """Also in the driver and the controller, which import the class of the ranks and do not call the method."""
+    """Add the callback to ranks of Ray Train. Its driver and controller import this class, but do not call the
+    method."""
     kind = worker.RayTrainWorker
     original = kind.init_train_context
     from functools import wraps
@@ -75,7 +76,7 @@ def _extend_ray(worker: Any) -> None:
 
 
 def _check_ray(train: Any) -> None:
-    """Says in the program, and not in the processes that Ray starts, that nothing can be added to its ranks. Looks for
+    """Say in the program, and not in the processes that Ray starts, that nothing can be added to its ranks. Looks for
     the file, because importing the module would import all of Ray Train."""
     if "RAY_RAYLET_PID" in os.environ:
         return
@@ -95,7 +96,7 @@ def _watch_nccl(module: Any) -> None:
 
 
 def _extend_keras(callbacks: Any) -> None:
-    """`fit` makes a `CallbackList` with a History; other lists have none of its steps."""
+    """Add the callback to lists that `fit` makes, with a History; other lists have no steps."""
     kind = callbacks.CallbackList
     original = kind.__init__
     if getattr(kind, "reports_to_allranks", False):

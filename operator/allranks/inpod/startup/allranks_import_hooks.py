@@ -1,6 +1,6 @@
 """Calls functions after a program has imported a module. Without such an import it costs a lookup for each import.
 
-Modules of this directory are visible to every program below, so their names must not be those of others.
+Modules of this directory are visible to every program below, so no other module may have their names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class _Finder:
 
 
 def _extend(loader: Any) -> None:
-    """Not by another loader: programs ask the loader of a module for its source or its data files."""
+    """Make a loader call the registered function after the module is executed.
+
+    The loader is not replaced: programs ask the loader of a module for its source or its data files."""
     original = getattr(loader, "exec_module", None)
     if original is None:
         return

@@ -1,8 +1,8 @@
 """Makes `jax.distributed.initialize()` find the variables of allranks. `sitecustomize.py` calls `install`.
 
 A process that fails also leaves its group at once: at exit, JAX waits up to 300 s for the other processes to end, which
-hang in a collective with this one. `jax` itself is not imported here: most processes of a program, such as those of
-data loaders, do not need it.
+hang in a collective with this one. `jax` itself is not imported here: most processes of a program, such as data
+loaders, do not need it.
 """
 
 from __future__ import annotations

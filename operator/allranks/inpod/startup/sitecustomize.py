@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def _reports_automatically() -> bool:
-    """A `logPattern` is the user's own choice of what is reported."""
+    """Return whether reports are added to programs: a `logPattern` is the user's own choice of what is reported."""
     env = os.environ
     if env.get("DISABLE_ALLRANKS_INTEGRATION", "").upper() == "TRUE" or env.get("ALLRANKS_LOG_PATTERN"):
         return False
