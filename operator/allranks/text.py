@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 
 
@@ -63,3 +64,15 @@ def joined(words: Iterable[str], last: str) -> str:
     """`a, b or c`."""
     *front, end = words
     return f"{', '.join(front)} {last} {end}" if front else end
+
+
+_NOT_DESTROYED = re.compile(
+    # PyTorch with NCCL, with every framework that uses it: after an exception, this is the last line of a rank's log.
+    r"^(?:\[rank\d+\]:)?\[W\d{4} \S+ ProcessGroupNCCL\.cpp:\d+\] .*destroy_process_group\(\) was not called[^\n]*\n?",
+    re.MULTILINE,
+)
+
+
+def without_exit_warnings(output: str) -> str:
+    """The end of a program's output without these lines."""
+    return _NOT_DESTROYED.sub("", output)

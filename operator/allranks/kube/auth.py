@@ -1,33 +1,24 @@
 """The address of the API server and the credentials for it, from a pod's service account or from a kubeconfig.
 
-Tokens, certificates and login programs (`exec`) are handled here. The official client is imported only for a kubeconfig
-user with an `auth-provider`, the older way to log in, which kubectl supports for OIDC.
+Token files are read here; `login` has the other ways in which the user of a kubeconfig logs in.
 """
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import logging
 import os
 import ssl
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from allranks.extras import install_command
 from allranks.kube import kubeconfig as kubeconfigs
-from allranks.kube.client_certificate import NO_PEM, ClientCertificate, check_readable
 from allranks.kube.errors import LoginError
-from allranks.kube.exec_login import ExecLogin
+from allranks.kube.login import NO_PEM, ClientCertificate, ExecLogin, Password, ProviderLogin, check_readable
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_SECONDS = 60
 """A token file is read again after this: the kubelet rotates service account tokens."""
-LOGIN_SECONDS = 1.0
-"""A rejected token is renewed at most this often: concurrent requests are rejected together."""
 
 
 class NotConfigured(LoginError):
@@ -237,85 +228,3 @@ def _certificate(context: kubeconfigs.Context) -> ClientCertificate | None:
         given, missing = ("client-certificate", "client-key") if certificate else ("client-key", "client-certificate")
         raise LoginError(f"{context.title}: user {context.user_name} has a {given} and no {missing}: add it")
     return ClientCertificate(certificate, key) if certificate and key else None
-
-
-class Password:
-    """HTTP basic authentication, which proxies in front of an API server may use."""
-
-    def __init__(self, name: str, password: str) -> None:
-        self._header = "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
-
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": self._header}
-
-    def forget(self) -> None: ...
-
-
-_REMOVED = {
-    "gcp": "gcloud container clusters get-credentials CLUSTER",
-    "azure": "az aks get-credentials --name CLUSTER",
-}
-"""Providers that kubectl no longer supports -> the command that writes a kubeconfig with a login program."""
-
-
-class ProviderLogin:
-    """Credentials of a kubeconfig user with an `auth-provider`, from the official client."""
-
-    def __init__(self, context: kubeconfigs.Context) -> None:
-        """Raises LoginError."""
-        self._context = context
-        self._configuration: Any = self._login()
-        files = self._configuration.cert_file, self._configuration.key_file
-        self.certificate = ClientCertificate(*files) if all(files) else None
-
-    def headers(self) -> dict[str, str]:
-        if self._configuration is None:
-            self._configuration = self._login()
-        settings = self._configuration.auth_settings().values()  # renews a token that expires
-        return {s["key"]: s["value"] for s in settings if s.get("in") == "header" and s.get("value")}
-
-    def forget(self) -> None:
-        if time.monotonic() - self._login_at > LOGIN_SECONDS:
-            self._configuration = None
-
-    def _login(self) -> Any:
-        title = self._context.title
-        provider = self._context.user["auth-provider"].get("name") or "without a name"
-        if provider in _REMOVED:
-            raise LoginError(
-                f"{title} logs in with the auth-provider {provider}, which Kubernetes 1.26 "
-                f"replaced by a login program: create the kubeconfig again with {_REMOVED[provider]}"
-            )
-        try:
-            from kubernetes import config as untyped
-            from kubernetes.client import Configuration
-        except ImportError as error:
-            raise LoginError(
-                f"{title} logs in with the auth-provider {provider}, which needs the official Kubernetes client "
-                f"({error}): {install_command('login')}, or use a context with a login program (exec), a token or a "
-                "client certificate"
-            ) from error
-        config: Any = untyped
-        configuration = Configuration()
-        try:
-            with _logged() as complaints:
-                config.load_kube_config(self._context.files, self._context.name, configuration)
-        except Exception as error:  # the client raises what its libraries raise
-            raise LoginError(f"logging in as {title} failed: {' '.join(str(error).split())}") from error
-        if complaints and not (configuration.api_key or configuration.cert_file):
-            raise LoginError(f"logging in as {title} failed: {'; '.join(complaints)}")
-        self._login_at = time.monotonic()
-        return configuration
-
-
-@contextlib.contextmanager
-def _logged() -> Iterator[list[str]]:
-    """Collects log records: the official client only logs that a login program failed, and returns no credentials."""
-    texts: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: texts.append(" ".join(record.getMessage().split()))  # type: ignore[method-assign]
-    before, logging.root.handlers = logging.root.handlers, [handler]
-    try:
-        yield texts
-    finally:
-        logging.root.handlers = before

@@ -123,8 +123,7 @@ class Cluster:
 
 def user_client(connection: Connection) -> Client:
     """Return a client for somebody who waits for the answer: it tries again for a short time, and only what is safe."""
-    from allranks.kube.client import Client
-    from allranks.kube.transport import Transport
+    from allranks.kube.client import Client, Transport
 
     return Client(
         connection,

@@ -15,9 +15,8 @@ from allranks.api.job import API_VERSION, KIND
 from allranks.api.validation import MAX_TEMPLATE_BYTES, too_large
 from allranks.core.facts import stack_requests
 from allranks.core.facts.model import Manifest
+from allranks.kube.decoding import ListMeta, ObjectMeta, decoder
 from allranks.kube.job_codec import DecodeError
-from allranks.kube.json_decoder import decoder
-from allranks.kube.watch import ListMeta, ObjectMeta
 
 _KEPT_PREFIX = "kueue.x-k8s.io/"
 """Labels and annotations with this prefix are kept: those by which Kueue and its tools address a job."""

@@ -8,7 +8,8 @@ Lenient, for the command line: shows what it can of a job of a newer version.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -16,13 +17,13 @@ from pydantic import ValidationError
 
 from allranks.api import validation
 from allranks.api.job import Job, Metadata, Spec, SpecBase
-from allranks.api.status import FINISHED, RestartCounts, Status
+from allranks.api.status import FINISHED, ReplicaRestarts, RestartCounts, RestartedIndexes, Status
 from allranks.api.validation import drop
-from allranks.core.facts import topology
+from allranks.core.facts import naming, places, topology
 from allranks.core.facts.model import Manifest, Pod
 from allranks.core.facts.naming import NO_RANKS, replica_key
+from allranks.core.facts.restarts import MAX_DETAILED
 from allranks.errors import InvalidManifest
-from allranks.kube import restarted_indexes
 
 _MESSAGE = 4096
 
@@ -45,7 +46,7 @@ def status(manifest: Manifest) -> Status:
     """Unknown fields are left out, so that an operator can be replaced by an older one. Raises DecodeError."""
     raw = manifest.get("status") or {}
     try:
-        return restarted_indexes.unfold(_status_without_unknown_fields(raw))
+        return unfold_restarts(_status_without_unknown_fields(raw))
     except ValidationError as error:
         raise DecodeError(_paths("status", error)) from error
     except ValueError as error:
@@ -67,7 +68,7 @@ def _status_without_unknown_fields(raw: Any) -> Status:
 
 
 def encode(status: Status) -> Manifest:
-    out = restarted_indexes.fold(status).model_dump(by_alias=True, exclude_none=True, mode="json")
+    out = fold_restarts(status).model_dump(by_alias=True, exclude_none=True, mode="json")
     return {**out, _SUMMARY: restart_summary(status.restarts)}
 
 
@@ -161,6 +162,84 @@ def _paths(root: str, error: ValidationError) -> str:
     )
 
 
+# --- compact restarts ------------------------------------------------------------------------------------------------
+# In memory, all restarted replicas are in `replica_restarts`. The stored status has a compact form of them, so that the
+# status of the largest job fits into etcd.
+
+
+def fold_restarts(status: Status) -> Status:
+    """Return the status to store. Nothing is lost: replicas with a recorded failure keep their own entries, and so do
+    all replicas if they are few."""
+    if len(status.replica_restarts) <= MAX_DETAILED:
+        return status
+    entries: dict[str, ReplicaRestarts] = {}
+    by_role: dict[str, list[tuple[int, ReplicaRestarts]]] = defaultdict(list)
+    for key, entry in status.replica_restarts.items():
+        if entry.failure or entry.counted:
+            entries[key] = entry
+        else:
+            role, _, index = key.rpartition("-")
+            by_role[role].append((int(index), entry))
+    compact = {
+        role: _fold_role(sorted(replicas, key=lambda replica: replica[0])) for role, replicas in sorted(by_role.items())
+    }
+    return status.model_copy(update={"replica_restarts": entries, "restarted_indexes": compact})
+
+
+def _fold_role(entries: list[tuple[int, ReplicaRestarts]]) -> RestartedIndexes:
+    counts, times = defaultdict[int, list[int]](list), defaultdict[datetime, list[int]](list)
+    idle = defaultdict[int, list[int]](list)
+    for index, entry in entries:
+        counts[entry.count].append(index)
+        if entry.restart_time:
+            times[entry.restart_time].append(index)
+        if entry.without_progress:
+            idle[entry.without_progress].append(index)
+    return RestartedIndexes(
+        counts={str(count): places.encode(counts[count]) for count in sorted(counts)},
+        unlaunched=places.encode(index for index, entry in entries if not entry.launched),
+        without_progress={str(count): places.encode(idle[count]) for count in sorted(idle)},
+        restart_times={time.isoformat().replace("+00:00", "Z"): places.encode(times[time]) for time in sorted(times)},
+    )
+
+
+def unfold_restarts(status: Status) -> Status:
+    """Return the stored status with an entry for each restarted replica. Raises ValueError."""
+    if not status.restarted_indexes:
+        return status
+    entries = {
+        naming.replica_key(role, index): entry
+        for role, compact in status.restarted_indexes.items()
+        for index, entry in _unfold_role(compact)
+    }
+    restarts = entries | status.replica_restarts
+    return status.model_copy(update={"replica_restarts": restarts, "restarted_indexes": None})
+
+
+def _unfold_role(compact: RestartedIndexes) -> Iterator[tuple[int, ReplicaRestarts]]:
+    unlaunched = places.decode(compact.unlaunched)
+    times = {
+        index: datetime.fromisoformat(time)
+        for time, indexes in compact.restart_times.items()
+        for index in places.decode(indexes)
+    }
+    idle = {
+        index: int(count) for count, indexes in compact.without_progress.items() for index in places.decode(indexes)
+    }
+    for count, indexes in compact.counts.items():
+        for index in sorted(places.decode(indexes)):
+            launched = index not in unlaunched
+            yield (
+                index,
+                ReplicaRestarts(
+                    count=int(count),
+                    launched=launched,
+                    restart_time=times.get(index),
+                    without_progress=idle.get(index),
+                ),
+            )
+
+
 # --- lenient ---------------------------------------------------------------------------------------------------------
 
 
@@ -169,7 +248,7 @@ def status_of(job: Manifest) -> Status:
     raw = job.get("status") or {}
     for _ in range(20):
         try:
-            return restarted_indexes.unfold(_status(raw))
+            return unfold_restarts(_status(raw))
         except ValidationError as error:
             # From the end, because list items shift.
             wrong: list[tuple[int | str, ...]] = [detail["loc"] for detail in reversed(error.errors(include_url=False))]

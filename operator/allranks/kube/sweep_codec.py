@@ -21,9 +21,8 @@ from allranks.core.facts.model import Manifest
 from allranks.core.sweeps.model import TrialJob
 from allranks.errors import InvalidManifest
 from allranks.kube import compact_jobs, job_codec
+from allranks.kube.decoding import ObjectMeta, decoder
 from allranks.kube.job_codec import DecodeError
-from allranks.kube.json_decoder import decoder
-from allranks.kube.watch import ObjectMeta
 
 
 class RawSweep(msgspec.Struct):

@@ -18,12 +18,10 @@ from typing import Any
 from allranks.core.diagnosis import report_loss
 from allranks.kube import pod_codec, raw_pod
 from allranks.kube.auth import Connection, own_namespace
-from allranks.kube.client import Client
+from allranks.kube.client import Client, Transport
 from allranks.kube.errors import ApiError
-from allranks.kube.transport import Transport
-from allranks.operator.job_metrics import JobSample
 from allranks.operator.leader_election import Lease
-from allranks.operator.metrics import Metrics, Sampled
+from allranks.operator.metrics import JobSample, Metrics, Sampled
 from allranks.operator.ports.http_servers import HttpServers, Ports
 from allranks.operator.ports.local_backend import LocalBackend
 from allranks.operator.ports.metrics_auth import MetricsGate

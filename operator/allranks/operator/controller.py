@@ -22,13 +22,13 @@ from allranks.kube.errors import Refused
 from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, JobKey
 from allranks.operator.event_recorder import Recorder
-from allranks.operator.job_queue import JobQueue
 from allranks.operator.job_state import Creates, JobState
-from allranks.operator.namespace_cache import NamespaceNotUsable
 from allranks.operator.observer import Observer
+from allranks.operator.platform_cache import NamespaceNotUsable
 from allranks.operator.reconciler import Reconciler, Result
 from allranks.operator.status_writer import FieldDropped, StatusWriter
 from allranks.operator.timing import Clock, Timing
+from allranks.operator.workqueue import JobQueue
 
 logger = logging.getLogger("allranks.jobs")
 

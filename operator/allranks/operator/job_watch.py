@@ -24,8 +24,8 @@ from allranks.api.job import GROUP, KIND, PLURAL, VERSION
 from allranks.core.facts.model import Manifest
 from allranks.kube import compact_jobs, paths, watch
 from allranks.kube.client import Client
+from allranks.kube.decoding import ListMeta, ObjectMeta, decoder
 from allranks.kube.errors import NotFound
-from allranks.kube.json_decoder import decoder
 from allranks.operator.cache import JobKey
 from allranks.operator.settings import Settings
 
@@ -205,12 +205,12 @@ _DISCOVERY = {
 
 
 class _Item(msgspec.Struct):
-    metadata: watch.ObjectMeta
+    metadata: ObjectMeta
 
 
 class _Page(msgspec.Struct):
     kind: str = ""
-    metadata: watch.ListMeta = msgspec.field(default_factory=watch.ListMeta)
+    metadata: ListMeta = msgspec.field(default_factory=ListMeta)
     items: list[_Item] = []
 
 

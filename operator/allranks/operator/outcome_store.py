@@ -23,7 +23,7 @@ from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Conflict, Fenced, NotFound, Refused, Unavailable
 from allranks.kube.raw_pod import Raw
-from allranks.telemetry.answers import Answer, ReportSource
+from allranks.telemetry.messages import Answer, ReportSource
 from allranks.telemetry.outcomes import ERRORS, Outcome, Outcomes, received
 
 logger = logging.getLogger("allranks.reports")

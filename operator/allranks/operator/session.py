@@ -18,32 +18,29 @@ from allranks.core.facts.optional_kinds import GANGS, QUEUES, OptionalKind
 from allranks.core.facts.uploads import CacheUse
 from allranks.kube import compact_jobs, paths, pod_codec, raw_pod
 from allranks.kube.auth import Connection
-from allranks.kube.client import Client
+from allranks.kube.client import Client, Transport
 from allranks.kube.errors import NotFound
-from allranks.kube.transport import Transport
 from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator import crd_check, job_watch
 from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, JobKey, PodCache
 from allranks.operator.controller import Controller
 from allranks.operator.event_recorder import Recorder
-from allranks.operator.job_metrics import GpuCounts
-from allranks.operator.job_queue import JobQueue
 from allranks.operator.leader_election import Lease
-from allranks.operator.metrics import Metrics
-from allranks.operator.namespace_cache import Namespaces
+from allranks.operator.metrics import GpuCounts, Metrics
 from allranks.operator.notifier import Notifier
 from allranks.operator.observer import Observer
 from allranks.operator.optional_apis import OptionalApis
 from allranks.operator.other_jobs import Contenders, ResumeSources, cache_use
 from allranks.operator.outcome_store import OutcomeStore
-from allranks.operator.pool_cache import Pools
+from allranks.operator.platform_cache import Namespaces, Pools
 from allranks.operator.ports.report_auth import Reviews, attempt_of
 from allranks.operator.receivers import ReceiversFile
 from allranks.operator.settings import Settings
 from allranks.operator.sweep_controller import SweepController
 from allranks.operator.timing import Clock, Timing
 from allranks.operator.unlabelled_pods import UnlabelledPods
+from allranks.operator.workqueue import JobQueue
 from allranks.suggest.process import suggest
 from allranks.telemetry.store import ReportStore
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from allranks.api.status import FINISHED, Status
@@ -12,18 +11,8 @@ from allranks.kube.errors import ApiError
 from allranks.kube.merge_patch import diff
 from allranks.operator.apply import Executor, unwritten_field
 from allranks.operator.cache import JobCache, JobKey
+from allranks.operator.job_state import WriteState
 from allranks.operator.timing import Clock, Timing
-
-
-@dataclass
-class WriteState:
-    """What the debounce remembers about one job. All moments are those of the monotonic clock."""
-
-    written_at: float = float("-inf")
-    counts_since: float | None = None
-    """Since when a change of pod counts has been waiting."""
-    due: float | None = None
-    """When the postponed status is to be written."""
 
 
 class FieldDropped(ApiError):

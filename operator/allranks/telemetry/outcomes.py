@@ -15,9 +15,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from allranks.telemetry.answers import Answer, ReportSource
+from allranks.telemetry.messages import LOCAL_RANKS, Answer, ReportSource
 from allranks.telemetry.rate_limit import Bucket
-from allranks.telemetry.schema import LOCAL_RANKS
 
 PART_BYTES = 16_384
 """Of the content in one message."""

@@ -18,11 +18,9 @@ import msgspec
 from aiohttp import web
 
 from allranks.telemetry import outcomes
-from allranks.telemetry.answers import Answer, Denied
-from allranks.telemetry.connections import Connection, Limits
-from allranks.telemetry.listener import Listener
+from allranks.telemetry.listener import Connection, Limits, Listener
+from allranks.telemetry.messages import BODY_BYTES, Answer, Denied
 from allranks.telemetry.rate_limit import Bucket
-from allranks.telemetry.schema import BODY_BYTES
 
 PATH = "/v1/report"
 OUTCOME_PATH = "/v1/outcome"

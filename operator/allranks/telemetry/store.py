@@ -17,8 +17,8 @@ from typing import Any
 
 from allranks.core.diagnosis.report_loss import SILENCE
 from allranks.core.facts.rank_reports import Collectives, RankReport, Reports
-from allranks.telemetry import schema, trainer_status
-from allranks.telemetry.answers import Answer, ReportSource
+from allranks.telemetry import messages, trainer_status
+from allranks.telemetry.messages import Answer, ReportSource
 from allranks.telemetry.rate_limit import CHECKPOINT_INTERVAL, JOB_INTERVAL, Bucket, Job, Notifier
 
 
@@ -149,8 +149,8 @@ class ReportStore:
         if not replica.bucket.take(moment, limits.burst * ranks, rate):
             return Answer(429, {"error": "too many messages", "interval": interval}, interval)
         try:
-            message = schema.message(body)
-        except schema.BadMessage as bad:
+            message = messages.message(body)
+        except messages.BadMessage as bad:
             return Answer(400, {"error": str(bad)})
         if message.nccl is not None:
             self._any_job_at = self._now()
@@ -251,7 +251,7 @@ class ReportStore:
         return job.ranks < limits.ranks_per_job and (self._ranks < limits.ranks or self._make_room(moment))
 
     def _keep(
-        self, job: _Job, replica: _Replica, sender: ReportSource, key: int, message: schema.Message
+        self, job: _Job, replica: _Replica, sender: ReportSource, key: int, message: messages.Message
     ) -> RankReport:
         before, now = replica.ranks.get(key), self._now()
         if message.trainer_status is not None:
@@ -269,7 +269,7 @@ class ReportStore:
         replica.ranks[key] = report
         return report
 
-    def _metrics(self, job: _Job, before: RankReport | None, message: schema.Message) -> dict[str, float]:
+    def _metrics(self, job: _Job, before: RankReport | None, message: messages.Message) -> dict[str, float]:
         kept: dict[str, float] = {}
         for name, value in message.metrics.items():
             interned = job.names.get(name)
@@ -308,7 +308,7 @@ def _has_handled(report: RankReport, number: int) -> bool:
     return number > 0 and (stored or report.handled_request >= number)
 
 
-def _collectives(message: schema.Nccl, before: Collectives | None, now: datetime) -> Collectives:
+def _collectives(message: messages.Nccl, before: Collectives | None, now: datetime) -> Collectives:
     moved = before is None or before.launched != message.launched
     return Collectives(
         received_at=now,
@@ -325,7 +325,7 @@ def _collectives(message: schema.Nccl, before: Collectives | None, now: datetime
 
 
 def _report(
-    sender: ReportSource, message: schema.Message, before: RankReport | None, now: datetime, metrics: dict[str, float]
+    sender: ReportSource, message: messages.Message, before: RankReport | None, now: datetime, metrics: dict[str, float]
 ) -> RankReport:
     """Converts durations to timestamps. A timestamp keeps its first value as long as its step or checkpoint is the
     same: the transfer time of each message would move it a little."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from allranks.core.facts.rank_reports import RankReport
-from allranks.telemetry.schema import METRICS, Message, TrainerStatus
+from allranks.telemetry.messages import METRICS, Message, TrainerStatus
 
 KEY = -1
 """The place of this status among the ranks of a pod, by their local rank."""

@@ -12,8 +12,7 @@ from allranks.api.cost import CostStatus, GpuTime
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Failure, ProgressStatus, RestartCounts, Status, Straggler, Times
 from allranks.core.facts.policy import Policy
-from allranks.operator.job_metrics import OTHER, BoundedLabel, Families, GpuCounts, JobSample
-from allranks.operator.metrics import Metrics, Sampled
+from allranks.operator.metrics import OTHER, BoundedLabel, Families, GpuCounts, JobSample, Metrics, Sampled
 from support.builders import CLUSTER, NOW, at, job, observed
 
 

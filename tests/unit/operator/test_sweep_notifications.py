@@ -12,17 +12,18 @@ from typing import Any
 from allranks.api.notify import Notification
 from allranks.api.pool import PoolSpec
 from allranks.kube import sweep_codec
-from allranks.operator import notification_text as texts
 from allranks.operator.cache import JobCache
 from allranks.operator.event_recorder import Recorder
+from allranks.operator.notifier import slack, sweep_note
 from allranks.operator.receivers import ReceiversFile
 from allranks.operator.sweep_controller import SweepController
 from allranks.operator.timing import Clock, Timing
+from support.fake_api import OneObject
 from support.receivers import http_receiver, until
 from support.scripted import client_of
 from unit.core.test_sweep_outbox import before_the_end, observed
 
-from .test_invalid_sweeps import Api, settle
+from .test_invalid_sweeps import settle
 
 
 def about_to_end(fate: str = "Succeeded", notify: Any = None) -> dict[str, Any]:
@@ -47,7 +48,7 @@ TEMPLATE = {
 
 
 @asynccontextmanager
-async def operator(folder: Path, api: Api, **content: Any) -> AsyncIterator[SweepController]:
+async def operator(folder: Path, api: OneObject, **content: Any) -> AsyncIterator[SweepController]:
     """One operator, which knows nothing of an earlier one."""
     file = folder / "receivers.yaml"
     file.write_text(json.dumps(content))
@@ -77,8 +78,8 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 300))  # type: ignore[arg-type]
 
 
-def notifications(api: Api) -> list[str]:
-    found: list[str] = api.sweep["status"].get("notifications", [])
+def notifications(api: OneObject) -> list[str]:
+    found: list[str] = api.object["status"].get("notifications", [])
     return found
 
 
@@ -88,7 +89,7 @@ def events(name: str, url: str, **more: Any) -> dict[str, Any]:
 
 def test_a_sweep_that_ends_is_one_notification_with_the_best_trial(tmp_path: Path):
     async def test() -> None:
-        api = Api(about_to_end())
+        api = OneObject(about_to_end())
         async with http_receiver() as server:
             content = {
                 "receivers": [events("team", server.url), events("infra", server.url)],
@@ -105,7 +106,7 @@ def test_a_sweep_that_ends_is_one_notification_with_the_best_trial(tmp_path: Pat
             assert event["type"] == "dev.allranks.sweep.succeeded"
             assert event["source"] == "/apis/allranks.dev/namespaces/team/trainingsweeps/search"
             data = event["data"]
-            best = api.sweep["status"]["best"]
+            best = api.object["status"]["best"]
             assert data["message"] == "sweep team/search succeeded"
             assert f"the best loss is {best['value']:.6g}, of trial {best['trial']}" in data["details"]
             assert f"lr={best['parameters']['lr']}" in data["details"]
@@ -118,7 +119,7 @@ def test_a_sweep_that_ends_is_one_notification_with_the_best_trial(tmp_path: Pat
 
 def test_an_operator_that_is_restarted_delivers_the_rest_and_nothing_twice(tmp_path: Path):
     async def test() -> None:
-        api = Api(about_to_end())
+        api = OneObject(about_to_end())
         async with (
             http_receiver(hang=True) as slow,
             operator(tmp_path, api, receivers=[events("team", slow.url)]) as one,
@@ -149,11 +150,11 @@ def test_a_sweep_that_fails_says_why_and_secrets_are_masked():
         "lastTransitionTime": "2026-03-04T10:00:00Z",
     }
     encoded = sweep_codec.encode(status) | {"conditions": [ended], "phase": "Failed"}
-    note = texts.sweep_note(observed(of, sweep_codec.status({"status": encoded})), "Failed team", "")
+    note = sweep_note(observed(of, sweep_codec.status({"status": encoded})), "Failed team", "")
     assert note.title == "sweep team/search failed"
     assert note.details.splitlines()[0].endswith("(Error(1)): login with <masked> failed")
     assert "3 failed" in note.details
-    assert "*sweep team/search failed*" in json.loads(texts.slack(note))["text"]
+    assert "*sweep team/search failed*" in json.loads(slack(note))["text"]
 
 
 def test_an_address_of_a_sweep_needs_an_allowed_host(tmp_path: Path):
@@ -161,7 +162,7 @@ def test_an_address_of_a_sweep_needs_an_allowed_host(tmp_path: Path):
         for hosts, result in (([], "failed"), (["{host}"], "sent")):
             async with http_receiver() as server:
                 webhook = [{"webhook": {"url": f"{server.url}/x"}}]
-                api = Api(about_to_end(notify=webhook))
+                api = OneObject(about_to_end(notify=webhook))
                 allowed = [host.format(host=server.url.removeprefix("http://")) for host in hosts]
                 async with operator(tmp_path, api, allowedHosts=allowed) as controller:
                     await settle(controller, api)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from allranks.telemetry.answers import Answer
+from allranks.telemetry.messages import Answer
 
 
 class NoAnswer(Exception):

@@ -14,9 +14,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from allranks.operator.metrics import Metrics
 from allranks.operator.outcome_store import OutcomeStore
 from allranks.operator.ports.backend import Gate, Page
-from allranks.operator.ports.probes import SharedPage
+from allranks.operator.ports.http_servers import SharedPage
 from allranks.operator.ports.report_auth import Reviews
-from allranks.telemetry.answers import Answer, Denied
+from allranks.telemetry.messages import Answer, Denied
 from allranks.telemetry.store import ReportStore
 
 STANDBY_SECONDS = 1.0

@@ -19,7 +19,7 @@ from typing import Any
 from allranks.errors import AllranksError
 from allranks.operator.ports import socket_protocol as protocol
 from allranks.operator.ports.backend import Backend
-from allranks.telemetry.answers import Answer, Denied
+from allranks.telemetry.messages import Answer, Denied
 from allranks.telemetry.rate_limit import Bucket
 
 _LOG_INTERVAL = 60.0

@@ -1,28 +1,90 @@
-"""Credentials from a login program (`exec` of a kubeconfig user), as kubectl obtains them.
+"""How the user of a kubeconfig logs in: with a client certificate, a login program, a password or an auth-provider.
 
-The program prints an ExecCredential: a token, a client certificate, or both. It runs again when the credential expires,
-and when the API server rejects it.
+A private key that is embedded in a kubeconfig is never stored on a disk. A login program (`exec`) runs as with kubectl:
+it prints an ExecCredential, a token, a client certificate, or both, and runs again when the credential expires, and
+when the API server rejects it. The official client is imported only for an `auth-provider`, the older way to log in,
+which kubectl supports for OIDC.
 https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import logging
 import os
 import shutil
+import ssl
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from allranks.control_sequences import clean
-from allranks.kube.client_certificate import ClientCertificate
+from allranks.extras import install_command
 from allranks.kube.errors import LoginError
 from allranks.kube.kubeconfig import Context
+
+NO_PEM = "is not a certificate in PEM format: copy it again from the cluster"
+
+
+class ClientCertificate(NamedTuple):
+    """Certificate and key: paths of files, or their content in PEM."""
+
+    certificate: str | bytes
+    key: str | bytes
+
+    def __repr__(self) -> str:
+        return "ClientCertificate(...)"
+
+    def load(self, context: ssl.SSLContext) -> None:
+        """Raises LoginError."""
+        for name, pem in (("client-certificate", self.certificate), ("client-key", self.key)):
+            if isinstance(pem, str):
+                check_readable(name, pem)
+        with _file(self.certificate) as certificate, _file(self.key) as key:
+            try:
+                context.load_cert_chain(certificate, key)
+            except (OSError, ValueError) as error:
+                if "MISMATCH" in str(error):
+                    text = "client-key does not belong to client-certificate: get both again from the cluster"
+                    raise LoginError(text) from error
+                text = "client-certificate or client-key is not in PEM format: copy both again from the cluster"
+                raise LoginError(text) from error
+
+
+def check_readable(name: str, path: str) -> None:
+    """Raises LoginError, which names the field and the file."""
+    try:
+        with Path(path).open("rb"):
+            pass
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise LoginError(f"{name} {path}: {why}: make it readable, or correct its path") from error
+
+
+@contextlib.contextmanager
+def _file(pem: str | bytes) -> Iterator[str]:
+    """The path of a file with this content while it is loaded: Python's ssl loads certificates from files only."""
+    if isinstance(pem, str):
+        yield pem
+    elif hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir():
+        # The kernel frees the memory when the process ends, however it ends.
+        with os.fdopen(os.memfd_create("allranks-certificate"), "wb") as file:
+            file.write(pem)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        with tempfile.TemporaryDirectory(prefix="allranks-") as folder:  # only this user may enter it
+            path = Path(folder) / "pem"
+            path.write_bytes(pem)
+            yield str(path)
+
 
 GROUP = "client.authentication.k8s.io"
 VERSIONS = (f"{GROUP}/v1", f"{GROUP}/v1beta1")
@@ -179,3 +241,85 @@ def _reason(output: bytes) -> str:
     lines = [line for line in (clean(line, colour=False).strip() for line in output.splitlines()) if line]
     first = next((number for number, line in enumerate(lines) if "error" in line.lower()), None)
     return " / ".join(lines[-3:] if first is None else lines[first : first + 5])
+
+
+class Password:
+    """HTTP basic authentication, which proxies in front of an API server may use."""
+
+    def __init__(self, name: str, password: str) -> None:
+        self._header = "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
+
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": self._header}
+
+    def forget(self) -> None: ...
+
+
+_REMOVED = {
+    "gcp": "gcloud container clusters get-credentials CLUSTER",
+    "azure": "az aks get-credentials --name CLUSTER",
+}
+"""Providers that kubectl no longer supports -> the command that writes a kubeconfig with a login program."""
+
+
+class ProviderLogin:
+    """Credentials of a kubeconfig user with an `auth-provider`, from the official client."""
+
+    def __init__(self, context: Context) -> None:
+        """Raises LoginError."""
+        self._context = context
+        self._configuration: Any = self._login()
+        files = self._configuration.cert_file, self._configuration.key_file
+        self.certificate = ClientCertificate(*files) if all(files) else None
+
+    def headers(self) -> dict[str, str]:
+        if self._configuration is None:
+            self._configuration = self._login()
+        settings = self._configuration.auth_settings().values()  # renews a token that expires
+        return {s["key"]: s["value"] for s in settings if s.get("in") == "header" and s.get("value")}
+
+    def forget(self) -> None:
+        if time.monotonic() - self._login_at > REJECTED_SECONDS:
+            self._configuration = None
+
+    def _login(self) -> Any:
+        title = self._context.title
+        provider = self._context.user["auth-provider"].get("name") or "without a name"
+        if provider in _REMOVED:
+            raise LoginError(
+                f"{title} logs in with the auth-provider {provider}, which Kubernetes 1.26 "
+                f"replaced by a login program: create the kubeconfig again with {_REMOVED[provider]}"
+            )
+        try:
+            from kubernetes import config as untyped
+            from kubernetes.client import Configuration
+        except ImportError as error:
+            raise LoginError(
+                f"{title} logs in with the auth-provider {provider}, which needs the official Kubernetes client "
+                f"({error}): {install_command('login')}, or use a context with a login program (exec), a token or a "
+                "client certificate"
+            ) from error
+        config: Any = untyped
+        configuration = Configuration()
+        try:
+            with _logged() as complaints:
+                config.load_kube_config(self._context.files, self._context.name, configuration)
+        except Exception as error:  # the client raises what its libraries raise
+            raise LoginError(f"logging in as {title} failed: {' '.join(str(error).split())}") from error
+        if complaints and not (configuration.api_key or configuration.cert_file):
+            raise LoginError(f"logging in as {title} failed: {'; '.join(complaints)}")
+        self._login_at = time.monotonic()
+        return configuration
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[list[str]]:
+    """Collects log records: the official client only logs that a login program failed, and returns no credentials."""
+    texts: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(" ".join(record.getMessage().split()))  # type: ignore[method-assign]
+    before, logging.root.handlers = logging.root.handlers, [handler]
+    try:
+        yield texts
+    finally:
+        logging.root.handlers = before
