@@ -27,7 +27,7 @@ _RESET = "\x1b[0m"
 
 
 def clean(line: bytes, colour: bool) -> str:
-    """One line that is safe to print: without control sequences, except colours if `colour` is set."""
+    """Return a line that is safe to print: without control sequences, except colours if `colour` is set."""
     text = line.decode("utf-8", errors="replace")
     if text.isprintable():
         return text
@@ -36,7 +36,7 @@ def clean(line: bytes, colour: bool) -> str:
 
 
 def clean_text(text: str, colour: bool) -> str:
-    """Like `clean`, for text of several lines. Colours end at the end of their line."""
+    """Clean text of several lines, as `clean` does. Colours end at the end of their line."""
     if not _SEQUENCE.search(text):
         return text
     text = _removed(text, colour)

@@ -20,7 +20,7 @@ TOOLS = {"uv-receipt.toml": "uv tool install --force", "pipx_metadata.json": "pi
 
 
 def install_command(extra: Extra) -> str:
-    """The shell command that adds an extra to this installation of allranks."""
+    """Return the shell command that adds an extra to this installation of allranks."""
     found = [command for file, command in TOOLS.items() if (Path(sys.prefix) / file).exists()]
     return f"{found[0] if found else 'pip install'} {_requirement(extra)}"
 

@@ -18,7 +18,7 @@ ENOUGH = 65_536
 
 
 def raise_open_files(wanted: int = ENOUGH) -> int:
-    """Raises the soft limit to `wanted` as far as the hard limit allows. Never lowers it. Returns the soft limit."""
+    """Raise the soft limit to `wanted` as far as the hard limit allows. Never lowers it. Returns the soft limit."""
     if resource is None:
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -31,7 +31,7 @@ def raise_open_files(wanted: int = ENOUGH) -> int:
 
 
 def require_open_files(needed: int, what: str) -> None:
-    """Raises CannotRun if the hard limit is lower than `needed`, the number of open files that `what` needs."""
+    """Check that the hard limit allows the `needed` open files. Raises CannotRun, which says that `what` need them."""
     if resource is None:
         return
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -44,7 +44,7 @@ def require_open_files(needed: int, what: str) -> None:
 
 @contextlib.contextmanager
 def more_open_files(wanted: int = ENOUGH) -> Iterator[None]:
-    """Raises the limit and restores it at the end."""
+    """Raise the limit, and restore it at the end."""
     if resource is None:
         yield
         return

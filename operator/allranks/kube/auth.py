@@ -33,7 +33,7 @@ class Credentials(Protocol):
         ...
 
     def forget(self) -> None:
-        """The API server rejected them: obtain new ones for the next request."""
+        """Obtain new credentials for the next request: the API server rejected these."""
         ...
 
 
@@ -62,7 +62,7 @@ class Connection:
     _tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
 
     def headers(self) -> dict[str, str]:
-        """The current authorization. Blocks while a login program runs, once per lifetime of its token.
+        """Return the current authorization. Blocks while a login program runs, once per lifetime of its token.
 
         Raises LoginError.
         """
@@ -81,7 +81,7 @@ class Connection:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def _renew_certificate(self) -> None:
-        """Connections from now on use the certificate that the login program printed last."""
+        """Use the certificate that the login program printed last for new connections."""
         renewed = self.credentials.certificate if isinstance(self.credentials, ExecLogin) else None
         if renewed and renewed != self.client_certificate:
             self.client_certificate = renewed
@@ -89,7 +89,7 @@ class Connection:
                 renewed.load(self._tls)
 
     def forget_token(self) -> None:
-        """The API server rejected it: obtain a new one for the next request."""
+        """Obtain a new token for the next request: the API server rejected this one."""
         self._read_at = float("-inf")
         if self.credentials:
             self.credentials.forget()
@@ -123,9 +123,10 @@ class Connection:
 
 
 def connect(kubeconfig: str | None = None, context: str | None = None, *, prefer_pod: bool = True) -> Connection:
-    """The connection of `--kubeconfig`, $KUBECONFIG, ~/.kube/config or the pod's service account. Raises LoginError.
+    """Return the connection of `--kubeconfig`, $KUBECONFIG, ~/.kube/config or the pod's service account. Raises
+    LoginError.
 
-    `prefer_pod`: where no kubeconfig is named, the service account comes before ~/.kube/config.
+    With `prefer_pod`, the service account comes before ~/.kube/config where no kubeconfig is named.
     """
     named = kubeconfig or os.environ.get("KUBECONFIG")
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").exists()
@@ -145,7 +146,7 @@ def connect(kubeconfig: str | None = None, context: str | None = None, *, prefer
 
 
 def kubeconfig_files(kubeconfig: str | None) -> list[Path]:
-    """The existing files of `--kubeconfig`, $KUBECONFIG or ~/.kube/config."""
+    """Return the existing files of `--kubeconfig`, $KUBECONFIG or ~/.kube/config."""
     named = kubeconfig or os.environ.get("KUBECONFIG") or _default_kubeconfig()
     files = [Path(file).expanduser() for file in named.split(os.pathsep) if file]
     return [file for file in files if file.exists()]
@@ -156,7 +157,7 @@ def _default_kubeconfig() -> str:
 
 
 def own_namespace() -> str:
-    """The namespace of this pod, else `default`."""
+    """Return the namespace of this pod; elsewhere `default`."""
     try:
         return (SERVICE_ACCOUNT / "namespace").read_text().strip() or "default"
     except OSError:
@@ -164,7 +165,7 @@ def own_namespace() -> str:
 
 
 def service_url() -> str:
-    """The API server of the cluster of this pod; empty elsewhere."""
+    """Return the URL of the API server of this pod's cluster; elsewhere empty."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     host = f"[{host}]" if ":" in host else host
     return f"https://{host}:{port}" if host else ""
@@ -206,7 +207,7 @@ def _from_context(context: kubeconfigs.Context) -> Connection:
 
 
 def _credentials(context: kubeconfigs.Context) -> Credentials | None:
-    """What the user logs in with; None for a token or a client certificate. Raises LoginError."""
+    """Return what the user logs in with; None for a token or a client certificate. Raises LoginError."""
     user = context.user
     if user.get("token") or user.get("tokenFile"):
         return None
@@ -220,7 +221,7 @@ def _credentials(context: kubeconfigs.Context) -> Credentials | None:
 
 
 def _certificate(context: kubeconfigs.Context) -> ClientCertificate | None:
-    """The client certificate of the kubeconfig; embedded data takes precedence over files. Raises LoginError."""
+    """Return the client certificate of the kubeconfig. Embedded data takes precedence over files. Raises LoginError."""
     user = context.user
     certificate = context.data(user, "client-certificate") or user.get("client-certificate")
     key = context.data(user, "client-key") or user.get("client-key")

@@ -81,7 +81,7 @@ class LastLines(Generic[_T]):
         return (line for line, _ in self._kept)
 
     def add(self, line: _T, size: int) -> None:
-        """`size`: of its text, in bytes."""
+        """Add a line whose text has `size` bytes."""
         self._kept.append((line, size))
         self._used += size
         while len(self._kept) > self._lines or (self._used > self._size and len(self._kept) > 1):

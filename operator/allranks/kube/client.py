@@ -78,7 +78,7 @@ class Transport:
                     response.connection.transport.abort()
 
     async def close(self, abort: bool = False) -> None:
-        """`abort`: closes connections without the TLS shutdown handshake."""
+        """Close all connections; with `abort`, without the TLS shutdown handshake."""
         await self._session.close()
         if abort:
             await self._connector.close(abort_ssl=True)
@@ -186,7 +186,7 @@ class Client:
         return await self.request("PUT", path, body)
 
     async def delete(self, path: str, uid: str, version: str = "") -> bytes:
-        """Raises Conflict when the object of this name has another UID, or another resourceVersion if one is given."""
+        """Delete an object. Raises Conflict if it has another UID, or another resourceVersion if one is passed."""
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
         return await self.request("DELETE", path, body | {"propagationPolicy": "Background"})
@@ -324,7 +324,7 @@ def _lost(verb: str, path: str, error: Exception) -> Unavailable:
 
 
 def _parse_status(answer: bytes) -> tuple[str, str, Mapping[str, Any]]:
-    """(message, reason, details) of a Status object. A proxy in between answers with plain text."""
+    """Return message, reason and details of a Status object. A proxy in between answers with plain text."""
     try:
         status = _status(answer)
     except msgspec.DecodeError:

@@ -83,8 +83,10 @@ def page(body: bytes) -> Manifest:
 
 
 def line(data: bytes) -> bytes:
-    """An event of a watch, for kopf, which decodes it: the spec is JSON text in a string. Anything else is returned
-    unchanged."""
+    """Return an event of a watch for kopf, which decodes it: the spec is JSON text in a string.
+
+    Anything else is returned unchanged.
+    """
     try:
         event = _event(data)
         if event.type not in ("ADDED", "MODIFIED", "DELETED"):
@@ -178,7 +180,7 @@ _spec = decoder(_Spec)
 
 
 def _template_bytes(raw: bytes) -> int:
-    """Size of all parts of a spec without a schema, for which nothing else sets a limit."""
+    """Return the size of all parts of a spec without a schema, for which nothing else sets a limit."""
     try:
         spec = _spec(raw)
     except msgspec.DecodeError:

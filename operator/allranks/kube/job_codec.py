@@ -33,7 +33,7 @@ class DecodeError(Exception):
 
 
 def job(manifest: Manifest) -> Job:
-    """Raises DecodeError."""
+    """Decode a job. Raises DecodeError."""
     if wrong := [": ".join(problem) for problem in validation.unbounded(manifest.get("spec"))]:
         raise DecodeError("; ".join(wrong))
     try:
@@ -43,7 +43,8 @@ def job(manifest: Manifest) -> Job:
 
 
 def status(manifest: Manifest) -> Status:
-    """Unknown fields are left out, so that an operator can be replaced by an older one. Raises DecodeError."""
+    """Decode the status. Unknown fields are left out, so that an older operator can replace a newer one. Raises
+    DecodeError."""
     raw = manifest.get("status") or {}
     try:
         return unfold_restarts(_status_without_unknown_fields(raw))
@@ -98,10 +99,10 @@ def _status(stored: Any) -> Status:
 
 
 def invalid_spec_patch(manifest: Manifest, message: str, now: datetime, reason: str = "InvalidSpec") -> Manifest | None:
-    """Return the merge patch of the status of a job that cannot be decoded or evaluated. None: nothing to change.
+    """Return the merge patch of the status of a job that cannot be decoded or evaluated; None if nothing changes.
 
-    A job that has not started fails, unless the reason is another than InvalidSpec. One that runs continues. Both get
-    a condition with the reason.
+    A job that has not started fails, unless the reason is another than InvalidSpec. One that runs continues. Both get a
+    condition with the reason.
     """
     before = manifest.get("status")
     before = before if isinstance(before, dict) else {}
@@ -129,7 +130,7 @@ def invalid_spec_patch(manifest: Manifest, message: str, now: datetime, reason: 
 
 
 def marks(manifest: Manifest) -> list[tuple[Any, Any]]:
-    """(reason, message) of the job's conditions."""
+    """Return reason and message of each condition of the job."""
     status = manifest.get("status")
     return [(c.get("reason"), c.get("message")) for c in _conditions(status if isinstance(status, dict) else {})]
 
@@ -244,7 +245,7 @@ def _unfold_role(compact: RestartedIndexes) -> Iterator[tuple[int, ReplicaRestar
 
 
 def status_of(job: Manifest) -> Status:
-    """Leaves out what this version cannot decode, such as the fields of a newer operator."""
+    """Decode the status without the parts that this version cannot decode, such as fields of a newer operator."""
     raw = job.get("status") or {}
     for _ in range(20):
         try:
@@ -261,7 +262,7 @@ def status_of(job: Manifest) -> Status:
 
 
 def job_of(job: Manifest) -> Job | None:
-    """None if this version cannot decode the job's spec."""
+    """Decode a job. Return None if this version cannot decode its spec."""
     try:
         return _job(job)
     except ValidationError:
@@ -285,7 +286,7 @@ def pods_of(job: Manifest, pods: Iterable[Manifest]) -> list[Pod]:
 
 
 def ranks_of(job: Manifest) -> dict[str, int | None]:
-    """Replica -> its (node) rank, by rank; None for a replica without one, such as a parameter server."""
+    """Return the (node) rank of each replica, by rank; None for a replica without one, such as a parameter server."""
     parsed = job_of(job)
     if parsed is None:
         return {}
@@ -293,6 +294,6 @@ def ranks_of(job: Manifest) -> dict[str, int | None]:
 
 
 def _owner(pod: Manifest) -> str:
-    """UID of the pod's controller. Labels prove no ownership."""
+    """Return the UID of the pod's controller. Labels prove no ownership."""
     owners = pod["metadata"].get("ownerReferences") or ()
     return next((owner["uid"] for owner in owners if owner.get("controller")), "")

@@ -49,7 +49,7 @@ class Context:
         return str(self.cluster["server"]).rstrip("/")
 
     def data(self, entry: Mapping[str, Any], key: str) -> bytes | None:
-        """The decoded content of `KEY-data`. Raises LoginError."""
+        """Return the decoded content of `KEY-data`. Raises LoginError."""
         encoded = entry.get(f"{key}-data")
         if not encoded:
             return None
@@ -60,7 +60,7 @@ class Context:
 
 
 def read(files: Sequence[Path], wanted: str | None) -> Context:
-    """The context `wanted`, else the current one, of merged files. Raises LoginError."""
+    """Return the context with this name, else the current one, of merged files. Raises LoginError."""
     chain = os.pathsep.join(map(str, files))
     current, contexts, clusters, users = _merged(files)
     if not contexts:
@@ -90,7 +90,7 @@ def read(files: Sequence[Path], wanted: str | None) -> Context:
 
 
 def context_names(files: Sequence[Path]) -> list[str]:
-    """The names of all contexts. Raises LoginError."""
+    """Return the names of all contexts. Raises LoginError."""
     return sorted(_merged(files)[1])
 
 
@@ -118,7 +118,8 @@ def _check_server(context: Context) -> None:
 
 
 def _merged(files: Sequence[Path]) -> tuple[str, dict[str, Entry], dict[str, Entry], dict[str, Entry]]:
-    """(current context, contexts, clusters, users), as kubectl merges files: the first that sets a name wins."""
+    """Return the current context, contexts, clusters and users, as kubectl merges files: the first that sets a name
+    wins."""
     current = ""
     entries: dict[str, dict[str, Entry]] = {"context": {}, "cluster": {}, "user": {}}
     for file in files:
@@ -149,7 +150,8 @@ def _loaded(file: Path) -> Entry:
 
 
 def _entries(file: Path, kind: str, items: Any) -> list[tuple[str, Entry]]:
-    """(name, entry) of each item of `clusters`, `users` or `contexts`, with paths relative to the file resolved."""
+    """Return name and entry of each item of `clusters`, `users` or `contexts`, with paths relative to the file
+    resolved."""
     if items is not None and not isinstance(items, list):
         raise _wrong(file, f"{kind}s", "a list")
     out = []
@@ -194,7 +196,7 @@ def _wrong(file: Path, place: str, type_name: str) -> LoginError:
 
 
 def _problem(error: yaml.YAMLError | ValueError | RecursionError) -> str:
-    """`:LINE:COLUMN: is not YAML: ...` in the words of PyYAML."""
+    """Return `:LINE:COLUMN: is not YAML: ...` in the words of PyYAML."""
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     place = f":{mark.line + 1}:{mark.column + 1}:" if mark else ""
     problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None

@@ -43,7 +43,7 @@ class ClientCertificate(NamedTuple):
         return "ClientCertificate(...)"
 
     def load(self, context: ssl.SSLContext) -> None:
-        """Raises LoginError."""
+        """Add the certificate to a TLS context. Raises LoginError."""
         for name, pem in (("client-certificate", self.certificate), ("client-key", self.key)):
             if isinstance(pem, str):
                 check_readable(name, pem)
@@ -59,7 +59,7 @@ class ClientCertificate(NamedTuple):
 
 
 def check_readable(name: str, path: str) -> None:
-    """Raises LoginError, which names the field and the file."""
+    """Check that a file can be read. Raises LoginError, which names the field and the file."""
     try:
         with Path(path).open("rb"):
             pass
@@ -70,7 +70,8 @@ def check_readable(name: str, path: str) -> None:
 
 @contextlib.contextmanager
 def _file(pem: str | bytes) -> Iterator[str]:
-    """The path of a file with this content while it is loaded: Python's ssl loads certificates from files only."""
+    """Yield the path of a file with this content while it is loaded: Python's ssl loads certificates from files
+    only."""
     if isinstance(pem, str):
         yield pem
     elif hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir():
@@ -100,7 +101,7 @@ class ExecLogin:
     """Runs the login program of a context's user."""
 
     def __init__(self, context: Context) -> None:
-        """Runs the program. Raises LoginError."""
+        """Run the program. Raises LoginError."""
         self._context = context
         self._program: Mapping[str, Any] = context.user["exec"]
         self._token = ""
@@ -111,7 +112,7 @@ class ExecLogin:
         self._login()
 
     def headers(self) -> dict[str, str]:
-        """Runs the program if there is no valid credential. Raises LoginError."""
+        """Run the program if there is no valid credential. Raises LoginError."""
         expiring = self._expires is not None and datetime.now(UTC) >= self._expires - timedelta(seconds=RENEW_SECONDS)
         if not self._valid or (expiring and time.monotonic() - self._ran_at > REJECTED_SECONDS):
             self._login()
@@ -134,7 +135,7 @@ class ExecLogin:
         self._valid, self._ran_at = True, time.monotonic()
 
     def _run(self) -> str:
-        """The output of the program. Raises LoginError."""
+        """Return the output of the program. Raises LoginError."""
         version, command = self._program.get("apiVersion"), self._program.get("command")
         if version not in VERSIONS:
             advice = f"create the kubeconfig again with the cloud's tool, for {VERSIONS[0]}"
@@ -170,7 +171,7 @@ class ExecLogin:
         return done.stdout.decode(errors="replace")
 
     def _interactive(self) -> bool:
-        """Whether the program may read the terminal. Raises LoginError if it must, and there is none."""
+        """Return whether the program may read the terminal. Raises LoginError if it must, and there is none."""
         mode = self._program.get("interactiveMode") or "IfAvailable"
         terminal = sys.stdin is not None and sys.stdin.isatty()
         if mode == "Always" and not terminal:
@@ -186,7 +187,7 @@ class ExecLogin:
         return {**os.environ, **own, "KUBERNETES_EXEC_INFO": json.dumps(info)}
 
     def _credential(self, output: str) -> Mapping[str, Any]:
-        """The status of the ExecCredential. Raises LoginError."""
+        """Return the status of the ExecCredential. Raises LoginError."""
         command = self._program["command"]
         try:
             printed = json.loads(output)
@@ -237,7 +238,7 @@ def _time(text: Any) -> datetime | None:
 
 
 def _reason(output: bytes) -> str:
-    """The lines that begin with the first error, in one; without the word, the last lines."""
+    """Return the first error of an output with the lines that follow, in one line; without an error, the last lines."""
     lines = [line for line in (clean(line, colour=False).strip() for line in output.splitlines()) if line]
     first = next((number for number, line in enumerate(lines) if "error" in line.lower()), None)
     return " / ".join(lines[-3:] if first is None else lines[first : first + 5])
@@ -314,7 +315,7 @@ class ProviderLogin:
 
 @contextlib.contextmanager
 def _logged() -> Iterator[list[str]]:
-    """Collects log records: the official client only logs that a login program failed, and returns no credentials."""
+    """Collect log records: the official client only logs that a login program failed, and returns no credentials."""
     texts: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: texts.append(" ".join(record.getMessage().split()))  # type: ignore[method-assign]

@@ -53,7 +53,7 @@ def optional(kind: OptionalKind, version: str, namespace: str | None, name: str 
 
 
 def group_version(kind: OptionalKind, version: str) -> str:
-    """Here the API server lists the resources of that version."""
+    """Return the path at which the API server lists the resources of a version."""
     return f"/apis/{kind.group}/{version}"
 
 

@@ -174,7 +174,7 @@ def _time(stamp: bytes) -> bytes | None:
 
 @functools.lru_cache(maxsize=4096)
 def _utc(moment: bytes, zone: bytes) -> bytes | None:
-    """Kubelets write the time zone of their node."""
+    """Return a time in UTC: kubelets write the time zone of their node."""
     if zone == b"Z":
         return moment
     try:

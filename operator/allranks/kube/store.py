@@ -60,7 +60,7 @@ class Store(Generic[K, V]):
         return key not in self._tombstones or version > self._tombstones[key][0]
 
     def put(self, key: K, value: V) -> bool:
-        """Return whether it is newer than the stored version."""
+        """Store an object. Return False if the stored version is not older."""
         if not self.is_newer(key, self._version_of(value)):
             return False
         self._objects[key] = value

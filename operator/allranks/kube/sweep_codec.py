@@ -44,7 +44,7 @@ class RawSweep(msgspec.Struct):
         return RawSweep(self.metadata, spec, self.status.copy())
 
     def manifest(self) -> Manifest:
-        """Decoded. `spec` is None if it was dropped, or is nested too deeply."""
+        """Return the sweep, decoded. `spec` is None if it was dropped, or is nested too deeply."""
         spec: Any = None
         with contextlib.suppress(msgspec.DecodeError):
             spec = _any(self.spec)
@@ -63,7 +63,7 @@ raw_sweep = decoder(RawSweep)
 
 
 def sweep(manifest: Manifest) -> Sweep:
-    """Raises DecodeError, with the paths of the fields."""
+    """Decode a sweep. Raises DecodeError, with the paths of the fields."""
     if manifest.get("spec") is None:  # the schema requires it
         raise DecodeError(": ".join(too_large()))
     try:
@@ -73,7 +73,8 @@ def sweep(manifest: Manifest) -> Sweep:
 
 
 def status(manifest: Manifest) -> SweepStatus:
-    """Unknown fields are left out, so that an operator can be replaced by an older one. Raises DecodeError."""
+    """Decode the status. Unknown fields are left out, so that an older operator can replace a newer one. Raises
+    DecodeError."""
     raw = manifest.get("status") or {}
     try:
         try:
@@ -96,9 +97,9 @@ def encode(status: SweepStatus) -> Manifest:
 
 
 def invalid_patch(manifest: Manifest, message: str, now: datetime) -> Manifest | None:
-    """Return the change of the status of a sweep that cannot be evaluated. Without trials it fails.
+    """Return the change of the status of a sweep that cannot be evaluated; None if it has ended, or is marked already.
 
-    None: it has ended, or is marked already.
+    A sweep without trials fails.
     """
     before: Any = manifest.get("status") or {}
     if before.get("phase") in ("Succeeded", "Failed"):

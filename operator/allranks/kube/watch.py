@@ -99,7 +99,7 @@ class Watch(Generic[T]):
 
     @property
     def age(self) -> float:
-        """Seconds since the last activity."""
+        """Return the seconds since the last activity."""
         return time.monotonic() - self.alive_at
 
     async def run(self) -> None:

@@ -161,12 +161,12 @@ class Operator:
 
     @property
     def depth(self) -> int:
-        """Jobs that are queued or reconciled."""
+        """Return the number of jobs that are queued or reconciled."""
         return len(self.session.queue) if self.session else 0
 
     @property
     def idle(self) -> bool:
-        """Everything observed has been handled, including statuses and Events."""
+        """Return whether everything observed has been handled, including statuses and Events."""
         return self.session is not None and self.session.idle
 
     def unhealthy(self) -> str:

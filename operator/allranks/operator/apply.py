@@ -199,7 +199,7 @@ class Executor:
         return events
 
     async def status(self, job: Manifest, status: Manifest) -> Manifest | None:
-        """Send the changed fields and return the updated job. None: the job changed in the meantime or is gone.
+        """Send the changed fields and return the updated job; None if the job changed in the meantime or is gone.
 
         Raises Unavailable, Fenced, Refused.
         """
@@ -227,7 +227,7 @@ class Executor:
         return await _sent(self._client.delete(paths.job(metadata["namespace"], metadata["name"]), metadata["uid"]))
 
     async def suspend_job(self, job: Manifest) -> bool:
-        """Set `spec.suspend`. False: as for `delete_job`. Raises Unavailable, Fenced, Refused."""
+        """Set `spec.suspend`. Return False after a conflict. Raises Unavailable, Fenced, Refused."""
         metadata = job["metadata"]
         change = {"metadata": {"uid": metadata["uid"]}, "spec": {"suspend": True}}
         return await _sent(self._client.patch(paths.job(metadata["namespace"], metadata["name"]), change))
@@ -287,7 +287,7 @@ class Executor:
         return await self._keep(job, existing) if kind == "Pod" else None
 
     async def delete_unlabelled(self, namespace: str, pod: PodRef) -> bool:
-        """Delete a pod that the watch no longer shows. False: it had been deleted. Raises ApiError."""
+        """Delete a pod that the watch no longer shows. Return False if it had been deleted. Raises ApiError."""
         try:
             await self._client.delete(paths.item("Pod", namespace, pod.name), pod.uid)
         except (NotFound, Conflict):
@@ -320,7 +320,7 @@ class Executor:
 
 
 async def _sent(request: Awaitable[object]) -> bool:
-    """Return whether the request had its effect, or its object is gone. False: a conflict."""
+    """Send a request. Return False after a conflict; True if it had its effect, or its object is gone."""
     try:
         await request
     except NotFound:
@@ -360,7 +360,7 @@ def unwritten_field(change: Any) -> str:
 
 
 def _differences(planned: Manifest, current: Manifest) -> list[str]:
-    """Paths of the fields that a companion depends on and that differ."""
+    """Return the paths of the fields that a companion depends on and that differ."""
     parts = ("spec", "data")
     out = [
         f"{part}.{name}"
@@ -396,14 +396,14 @@ def _key(manifest: Manifest) -> _ObjectKey:
 
 
 def secret_data(manifest: Manifest) -> dict[str, str]:
-    """`data` of a new Secret, by its type."""
+    """Return `data` of a new Secret, by its type."""
     if manifest["type"] == SSH_AUTH:
         return key_pair()
     return {"secret": base64.b64encode(secrets.token_urlsafe(32).encode()).decode()}
 
 
 def key_pair() -> dict[str, str]:
-    """`data` of a Secret of type kubernetes.io/ssh-auth, with the private and the public key."""
+    """Return `data` of a Secret of type kubernetes.io/ssh-auth, with the private and the public key."""
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" allranks\n"

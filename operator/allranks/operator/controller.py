@@ -182,7 +182,7 @@ class Controller(Reconciler[JobState]):
         return suspended
 
     def _timed(self, key: JobKey, observed: Observed, began: float) -> Plan:
-        """`began`: before the job was decoded."""
+        """Decide, and note how long it took. `began` is the time before the job was decoded."""
         decides = time.perf_counter()
         plan = self._decide(observed)
         ended = time.perf_counter()

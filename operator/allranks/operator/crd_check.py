@@ -45,7 +45,7 @@ async def run(client: Client, metrics: Metrics, interval: float) -> None:
 
 
 async def missing_fields(client: Client) -> list[str]:
-    """Fields and values of our jobs and pools that the API server would drop or reject. Raises ApiError."""
+    """Return the fields and values of our jobs and pools that the API server would drop or reject. Raises ApiError."""
     out: list[str] = []
     for kind, resource in RESOURCES.items():
         try:

@@ -184,7 +184,7 @@ def _number(roles: Manifest, role: str, name: str) -> int:
 
 
 def _running(roles: Manifest, role: str) -> int:
-    """`ready` includes pods that have succeeded, whose GPUs are free again."""
+    """Return the number of running pods. `ready` includes pods that have succeeded, whose GPUs are free again."""
     return max(0, _number(roles, role, "ready") - _number(roles, role, "succeeded"))
 
 

@@ -223,11 +223,11 @@ class Notifier:
         return not self._tasks
 
     def for_all(self, namespace: str) -> Mapping[str, tuple[str, ...]]:
-        """For `Platform.notifies`; empty without receivers."""
+        """Return `Platform.notifies` of the jobs of a namespace; empty without receivers."""
         return self._file.read().for_all(namespace) if self._file.enabled else {}
 
     def exchange(self, key: JobKey, observed: Observed) -> Mapping[str, str]:
-        """Entry -> its result. Starts the deliveries of the other pending entries."""
+        """Start the deliveries of pending entries. Return the results of those that are over, by entry."""
         return self._exchange(
             key,
             _About(
@@ -239,7 +239,7 @@ class Notifier:
         )
 
     def exchange_sweep(self, key: JobKey, observed: SweepObserved) -> Mapping[str, str]:
-        """The same for a sweep."""
+        """Do the same for a sweep."""
         return self._exchange(
             key,
             _About(

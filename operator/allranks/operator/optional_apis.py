@@ -155,7 +155,7 @@ class OptionalApis:
             self._upsert(kind, manifest, deleted=True)
 
     def watches(self) -> Iterable[tuple[str, Watch[Any]]]:
-        """(name, watch), for the liveness probe. A kind that cannot be read has none."""
+        """Yield the name and the watch of each kind that can be read, for the liveness probe."""
         for kind in self._kinds:
             if (served := self._served.get(kind.id)) and not served.forbidden:
                 yield from ((f"{kind.plural}.{kind.group}", watch) for watch in served.watches)

@@ -111,9 +111,9 @@ def fetches(status: Status) -> bool:
 
 
 def cache_use(jobs: Iterable[Manifest | None], namespace: str) -> CacheUse | None:
-    """Return what the unfinished jobs of a namespace have in the cache of inputs, so that no fetch evicts it.
+    """Return the keys that unfinished jobs of a namespace use in the cache of inputs, so that no fetch evicts them.
 
-    None: too many to list, so nothing may be evicted.
+    Returns None if there are too many to list: then nothing may be evicted.
     """
     keys: set[str] = set()
     created: list[str] = []

@@ -139,7 +139,7 @@ class Namespaces:
         return entry.policy if entry else self._base
 
     def labels(self, namespace: str) -> Mapping[str, str] | None:
-        """Return the labels of a namespace; None: namespaces are not read."""
+        """Return the labels of a namespace; None if namespaces are not read."""
         entry = self._entries.get(namespace)
         return entry.labels if entry else None
 
@@ -174,7 +174,7 @@ class Namespaces:
                     logger.warning("cannot read namespace %s: %s", namespace, error)
 
     async def _read_once(self, namespace: str) -> None:
-        """Many jobs of a namespace that begin together share one request."""
+        """Read a namespace, with one request for all jobs of it that begin together."""
         if (reading := self._reading.get(namespace)) is None:
             reading = asyncio.ensure_future(self._read(namespace))
             self._reading[namespace] = reading

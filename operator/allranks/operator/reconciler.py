@@ -84,7 +84,7 @@ class Reconciler(ABC, Generic[S]):
 
     @abstractmethod
     def _invalid_patch(self, raw: Manifest, reason: str, message: str) -> Manifest | None:
-        """Return the change of the status that marks an object as invalid; None: nothing to change."""
+        """Return the change of the status that marks an object as invalid; None if nothing changes."""
 
     @abstractmethod
     async def _patch_status(self, key: JobKey, raw: Manifest, change: Manifest) -> bool:

@@ -160,11 +160,11 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Everything observed has been handled, including statuses and Events."""
+        """Return whether everything observed has been handled, including statuses and Events."""
         return self.synced and self.controller.idle and self.recorder.idle and (not self.sweeps or self.sweeps.idle)
 
     def ages(self) -> Iterator[tuple[str, float]]:
-        """(watch, seconds since its last activity)."""
+        """Yield the name of each watch, and the seconds since its last activity."""
         if self._began is None:
             return  # Nothing is watched while the CRDs are missing.
         yield "jobs", self._using.clock.monotonic() - (self._jobs_active_at or self._began)
@@ -222,7 +222,7 @@ class Session:
             await self.client.close()
 
     async def _crds_installed(self, stopping: asyncio.Task[bool]) -> bool:
-        """Wait for the CRDs. False: the session ended before."""
+        """Wait for the CRDs. Return False if the session ended before."""
         installed = asyncio.create_task(
             wait_for_crds(self.client, self._using.timing.crd_poll), name="wait for the CRDs"
         )
@@ -349,7 +349,7 @@ class Session:
 
 
 def optional_kinds(settings: Settings) -> tuple[tuple[OptionalKind, ...], dict[str, str]]:
-    """(the kinds to watch, id of each other kind -> why it is not used)"""
+    """Return the kinds to watch, and why each other kind is not used, by its id."""
     watched: list[OptionalKind] = []
     unused: dict[str, str] = {}
     for enabled, kinds, purpose in (

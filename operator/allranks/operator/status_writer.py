@@ -30,7 +30,7 @@ class StatusWriter:
         self._executor, self._jobs, self._timing, self._clock = executor, jobs, timing, clock
 
     def postpone(self, state: WriteState, observed: Observed, plan: Plan) -> bool:
-        """Return whether the status can wait for further changes of its kind. Sets `state.due` then."""
+        """Set `state.due` and return True if the status can wait for further changes of its kind."""
         assert plan.next is not None
         now, timing = self._clock.monotonic(), self._timing
         due = state.written_at + timing.status_min_interval
@@ -70,7 +70,7 @@ class StatusWriter:
         return True
 
     async def read_again(self, key: JobKey, raw: Manifest) -> Manifest | None:
-        """After a conflict: the current job, None when this one no longer exists."""
+        """Read the job after a conflict. Return None if this one no longer exists."""
         current = await self._executor.read(*key)
         if current is None:
             self._jobs.forget(key)

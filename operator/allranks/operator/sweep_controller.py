@@ -72,7 +72,7 @@ class SweepCache:
             self._changed(key)
 
     def size(self, key: JobKey) -> int:
-        """Bytes of the spec as JSON text."""
+        """Return the size of the spec as JSON text, in bytes."""
         raw = self._sweeps.get(key)
         return len(raw.spec) if raw else 0
 
@@ -266,7 +266,7 @@ class SweepController(Reconciler[_State]):
                 return tried
 
     def _due(self, manifests: Iterable[Manifest], state: _State) -> list[Manifest]:
-        """Jobs to create now: refused ones wait for their backoff."""
+        """Return the jobs to create now: refused ones wait for their backoff."""
         waits = state.retry_at is not None and self._clock.monotonic() < state.retry_at
         return [manifest for manifest in manifests if not (waits and manifest["metadata"]["name"] in state.rejected)]
 
@@ -313,7 +313,8 @@ class SweepController(Reconciler[_State]):
             self._enqueue_job((job["metadata"]["namespace"], job["metadata"]["name"]))
 
     async def _ask(self, sweep: Sweep, request: Suggestion, raw: Manifest, state: _State) -> dict[str, str]:
-        """Raises ApiError if there is no answer, so that it is asked again with a backoff."""
+        """Ask for the parameters of a trial. Raises ApiError if there are none, so that it is asked again with a
+        backoff."""
         try:
             return await self._suggest(sweep.spec, request)
         except CannotSuggest as error:
@@ -321,7 +322,7 @@ class SweepController(Reconciler[_State]):
             raise ApiError(f"trial {request.number} has no parameters: {error}") from error
 
     def _postponed(self, key: JobKey, plan: SweepPlan, state: _State) -> bool:
-        """Progress is written at most every few seconds, decisions at once."""
+        """Return whether the status waits: progress is written at most every few seconds, decisions at once."""
         due = state.wrote_at + self._timing.progress_min_interval - self._clock.monotonic()
         if plan.write_ahead or due <= 0:
             return False
@@ -364,7 +365,8 @@ class SweepController(Reconciler[_State]):
                 self._upsert_job(answer)
 
     async def _suspend(self, namespace: str, names: Iterable[str], suspend: bool) -> None:
-        """Suspends jobs: their ranks are asked for a checkpoint, then their pods are deleted."""
+        """Suspend or resume jobs. The ranks of a suspended job are asked for a checkpoint, then its pods are
+        deleted."""
         for name in names:
             job = self._jobs.get((namespace, name))
             if job is None:

@@ -38,7 +38,7 @@ class WorkQueue(Generic[K]):
         self._shutting_down = False
 
     def __len__(self) -> int:
-        """Keys that are queued or being processed."""
+        """Return the number of keys that are queued or being processed."""
         return len(self._queue) + len(self._processing)
 
     @property
@@ -76,7 +76,7 @@ class WorkQueue(Generic[K]):
         return delay
 
     def failures(self, key: K) -> int:
-        """Failures in a row."""
+        """Return the number of failures in a row."""
         return self._failures.get(key, 0)
 
     def forget(self, key: K) -> None:
@@ -84,12 +84,13 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
 
     def cancel_delay(self, key: K) -> None:
-        """Not in client-go. For a worker that sets all delays of a key again when it is done."""
+        """Cancel the delay of a key. Not in client-go: for a worker that sets all delays of a key again when it is
+        done."""
         if (delayed := self._delayed.pop(key, None)) is not None:
             delayed[1].cancel()
 
     def due_in(self, key: K) -> float | None:
-        """Seconds until a delayed key is added."""
+        """Return the seconds until a delayed key is added."""
         delayed = self._delayed.get(key)
         return None if delayed is None else delayed[0] - self._clock.monotonic()
 
@@ -115,14 +116,14 @@ class WorkQueue(Generic[K]):
         return key
 
     def done(self, key: K) -> None:
-        """Processing has ended. A key that was added meanwhile is queued again."""
+        """End the processing of a key. If it was added meanwhile, it is queued again."""
         self._processing.discard(key)
         if key in self._dirty:
             self._queue.append(key)
             self._wake_getter()
 
     def shut_down(self) -> None:
-        """Ignores further keys and drops delayed ones. `get` still hands out the queued ones."""
+        """Ignore further keys and drop delayed ones. `get` still returns the queued ones."""
         self._shutting_down = True
         for _, timer in self._delayed.values():
             timer.cancel()
@@ -155,11 +156,11 @@ class JobQueue(WorkQueue[JobKey]):
 
     @property
     def idle(self) -> bool:
-        """Nothing is queued, processed, debounced or in backoff."""
+        """Return whether no job is queued, processed, debounced or in backoff."""
         return not (len(self) or self._debouncing or self.failing)
 
     def open(self, namespace: str | None) -> None:
-        """Serve the jobs of a namespace; None: of all namespaces."""
+        """Serve the jobs of a namespace, or of all namespaces (None)."""
         self._open.add(namespace)
 
     def enqueue(self, key: JobKey, urgent: bool = True) -> None:
@@ -193,7 +194,7 @@ class JobQueue(WorkQueue[JobKey]):
         return changed
 
     def set_cost(self, key: JobKey, seconds: float) -> None:
-        """CPU time of the last reconcile, from which the debounce follows."""
+        """Set the CPU time of the last reconcile, from which the debounce follows."""
         self._cost[key] = seconds
 
     def remove(self, key: JobKey) -> None:
@@ -213,6 +214,6 @@ class JobQueue(WorkQueue[JobKey]):
 
 
 def _backoff(failures: int, timing: Timing) -> float:
-    """1 s, doubled up to 30 s; after eight failures up to five minutes."""
+    """Return 1 s, doubled up to 30 s; after eight failures up to five minutes."""
     longest = timing.retry_max if failures > 8 else timing.unavailable_retry_max
     return min(longest, 0.5 * 2.0 ** min(failures, 10))

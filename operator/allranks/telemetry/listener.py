@@ -89,7 +89,7 @@ class Connection(web.RequestHandler):
         self._wire = None
 
     def begins(self) -> None:
-        """A request head has arrived."""
+        """Note that a request head has arrived."""
         self._table.moved(self, busy=True)
 
     def answered(self) -> None:
@@ -97,7 +97,7 @@ class Connection(web.RequestHandler):
         self._table.moved(self, busy=False)
 
     def cut(self) -> None:
-        """Closes the connection without sending anything, which the peer might not read."""
+        """Close the connection without sending anything, which the peer might not read."""
         if self._wire is not None:
             self._wire.abort()
 
@@ -118,7 +118,7 @@ class Connections:
         return len(self._first) + len(self._idle) + len(self._busy)
 
     def admits(self, peer: str) -> bool:
-        """Rate limit of new connections per address."""
+        """Return whether the rate limit of an address allows a new connection."""
         limits, moment = self.limits, self._monotonic()
         bucket = self._new.pop(peer, None) or Bucket(limits.new_of_peer, moment)
         self._new[peer] = bucket
@@ -158,7 +158,7 @@ class Connections:
                 del self._of_peer[connection.peer]
 
     def sweep(self) -> None:
-        """Closes connections whose deadline has passed."""
+        """Close connections whose deadline has passed."""
         moment, limits = self._monotonic(), self.limits
         for state, seconds in (
             (self._first, limits.first_seconds),
@@ -185,7 +185,7 @@ probes."""
 
 
 def room(wanted: int) -> int:
-    """How many connections the limit of open files allows."""
+    """Return the number of connections that the limit of open files allows."""
     return min(wanted, max(16, raise_open_files(wanted + _OTHER_FILES) - _OTHER_FILES))
 
 
@@ -220,7 +220,7 @@ class Listener:
         return len(self._connections) if self._connections else 0
 
     async def start(self) -> None:
-        """Raises OSError when the port is in use."""
+        """Listen on the port. Raises OSError when it is in use."""
         self._connections = Connections(self._limits, self._monotonic)
         # shutdown_timeout: a closed connection loses no data, the peer repeats everything.
         self._runner = web.ServerRunner(_Server(self._serve, self._connections), shutdown_timeout=0.1)

@@ -101,7 +101,7 @@ _decode = msgspec.json.Decoder(Message).decode
 
 
 def message(body: bytes) -> Message:
-    """Raises BadMessage with an explanation for the sender."""
+    """Decode a message. Raises BadMessage with an explanation for the sender."""
     try:
         return _decode(body)
     except (ValueError, RecursionError) as error:

@@ -97,7 +97,8 @@ class Outcomes:
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     def take(self, sender: ReportSource, body: bytes, full: bool = False) -> Outcome | Answer:
-        """The content once it is complete, else the answer to the sender. `full`: no further exceptions are stored."""
+        """Return the content once it is complete, else the answer to the sender. If `full`, no further exceptions are
+        stored."""
         moment = self._monotonic()
         if not self._has_token(sender.pod_uid, moment):
             return Answer(429, {"error": "too many messages"}, 5.0)
@@ -115,8 +116,8 @@ class Outcomes:
         return self._add((sender.pod_uid, header.local_rank), sender.job_uid, header, part, moment)
 
     def _add(self, key: tuple[str, int], job: str, header: Header, part: bytes, moment: float) -> Outcome | Answer:
-        """The parts arrive in order. The answer to a part that does not follow the last one says where to continue: the
-        operator may have been restarted."""
+        """Add a part; parts arrive in order. The answer to a part that does not follow the last one says where to
+        continue: the operator may have been restarted."""
         kept = self._unfinished.get(key)
         if kept is not None and (header.offset == 0 or kept.header.size != header.size):
             self._drop(key)
@@ -168,7 +169,7 @@ class Outcomes:
 
 
 def longest(kind: Kind, rank: int) -> int:
-    """Bytes of a content that are stored at most."""
+    """Return the size of a content that is stored at most, in bytes."""
     if kind == "raised":
         return ERROR_BYTES
     if rank >= VALUE_RANKS:
@@ -177,7 +178,10 @@ def longest(kind: Kind, rank: int) -> int:
 
 
 def received(size: int, stored: bool | None = None) -> Answer:
-    """The sender continues at `size`. `stored`: everything was received, and stored or deliberately not."""
+    """Return the answer after which the sender continues at `size`.
+
+    `stored` is set when everything was received: it was stored, or deliberately not.
+    """
     return Answer(200, {"received": size} if stored is None else {"received": size, "stored": stored})
 
 

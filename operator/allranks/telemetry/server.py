@@ -99,7 +99,8 @@ class Server(Listener, Generic[Sender]):
         return answer if isinstance(answer, Answer) else await answer
 
     async def _authenticate(self, token: str, connection: Connection) -> Sender | Answer:
-        """After many invalid tokens from an address, tokens of its new connections are not checked."""
+        """Return the sender, or the rejection. After many invalid tokens from an address, tokens of its new connections
+        are not checked."""
         limits, peer = self._limits, connection.peer
         bucket = self._rejections.get(peer)
         if bucket and not connection.trusted and bucket.left(self._monotonic(), limits.rejections, 1.0) < 1.0:
@@ -124,7 +125,7 @@ class Server(Listener, Generic[Sender]):
             self._rejections.popitem(last=False)
 
     def _log_exception(self) -> None:
-        """Rate-limited: a sender must not be able to fill the log."""
+        """Log at a limited rate: a sender must not be able to fill the log."""
         if self._monotonic() - self._logged_at > _LOG_INTERVAL:
             self._logged_at = self._monotonic()
             logger.exception("cannot process a report")
@@ -142,7 +143,7 @@ def _too_long(most: int) -> Answer:
 
 
 async def _body(request: web.BaseRequest, most: int) -> bytes | None:
-    """None: too long. The deadline of the connection ends an endless body."""
+    """Return the body; None if it is too long. The deadline of the connection ends an endless body."""
     body, content = b"", request.content
     if content.is_eof():  # nearly all bodies arrive with the head
         body = content.read_nowait(-1)

@@ -26,8 +26,10 @@ _LARGEST_COUNT = 2**53
 
 
 def as_message(status: TrainerStatus, before: RankReport | None) -> Message:
-    """`before`: what the same pod sent before. The status at the end of a training has no step, and the one at its
-    start has only the number of steps."""
+    """Return the status as a message. `before` is the last report of the same pod.
+
+    The status at the end of a training has no step, and the one at its start has only the number of steps.
+    """
     metrics = dict(_numbers(status))
     counts = {name: _count(metrics.get(name)) for name in _COUNTERS}
     step, total, epoch = counts.values()
@@ -47,7 +49,7 @@ def as_message(status: TrainerStatus, before: RankReport | None) -> Message:
 
 
 def with_step_time(after: RankReport, before: RankReport | None) -> RankReport:
-    """Adds the mean duration of the steps between two messages, and that the sender is silent between its steps."""
+    """Add the mean duration of the steps between two messages, and that the sender is silent between its steps."""
     seconds = before.step_seconds if before is not None else None
     if before is not None and before.step is not None and after.step is not None and after.step > before.step:
         assert before.stepped_at
@@ -56,8 +58,11 @@ def with_step_time(after: RankReport, before: RankReport | None) -> RankReport:
 
 
 def effective(ranks: dict[int, RankReport]) -> Iterable[RankReport]:
-    """The reports of a pod, each rank once. If the report library reports steps there, the status is not used. If it
-    reports, but no steps, its first rank gets those of the status."""
+    """Return the reports of a pod, each rank once.
+
+    If the report library reports steps there, the status is not used. If it reports, but no steps, its first rank gets
+    the steps of the status.
+    """
     status = ranks.get(KEY)
     if status is None:
         return ranks.values()

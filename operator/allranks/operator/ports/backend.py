@@ -22,7 +22,7 @@ class Gate(Protocol):
     """Decides who may read /metrics."""
 
     async def admits(self, authorization: str, peer: str) -> int:
-        """200, or the HTTP code of the rejection."""
+        """Return 200, or the HTTP code of the rejection."""
         ...
 
 

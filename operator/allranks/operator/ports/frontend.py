@@ -138,7 +138,7 @@ class SocketClient:
             backoff = min(limits.backoff_last, 2 * backoff)
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Until the connection ends. Whether the controller answered anything."""
+        """Read replies until the connection ends. Return whether the controller answered anything."""
         self._writer, answered = writer, False
         self._accepted.clear()  # a new controller has accepted none yet
         logger.info("connected to the operator")
@@ -174,7 +174,8 @@ class SocketClient:
         return self._writer.transport.get_write_buffer_size() if self._writer else 0
 
     async def _call(self, request: protocol.Request, kind: type[T], seconds: float) -> T:
-        """Raises NoAnswer; ProtocolError if the controller is of another version."""
+        """Send a request and wait for its reply. Raises NoAnswer; ProtocolError if the controller has another
+        version."""
         if self._writer is None or self._writer.is_closing():
             raise NoAnswer("the operator does not answer: it starts or restarts")
         call: asyncio.Future[protocol.Reply] = asyncio.get_running_loop().create_future()
@@ -208,7 +209,7 @@ def _hash(token: str) -> bytes:
 
 
 def _ascii(token: str) -> str:
-    """Tokens are ASCII. Other text from a header may not be encodable. Raises Denied."""
+    """Return the token. Other text than ASCII from a header may not be encodable. Raises Denied."""
     if not token.isascii():
         raise Denied(401, "invalid token")
     return token

@@ -191,7 +191,7 @@ class SocketServer:
             await asyncio.sleep(-left / limits.rate)
 
     def _log(self, message: str, *arguments: object, error: Exception | None = None) -> None:
-        """Rate-limited: a frontend must not be able to fill the log."""
+        """Log at a limited rate: a frontend must not be able to fill the log."""
         if time.monotonic() - self._logged_at > _LOG_INTERVAL:
             self._logged_at = time.monotonic()
             logger.error(message, *arguments, exc_info=error)

@@ -113,7 +113,7 @@ class TokenReviews(Generic[T]):
         return key in self._reviewing
 
     async def decide(self, key: bytes, review: Callable[[], Awaitable[Decision[T]]] | None) -> T:
-        """Review a token and return the decision about it; None joins the review that `is_reviewed`.
+        """Review a token and return the decision about it. Without `review`, join the review that is under way.
 
         It continues when its requests disconnect. Raises CancelledError after `close`.
         """
