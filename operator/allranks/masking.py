@@ -100,8 +100,8 @@ def searchable(values: Iterable[str]) -> set[str]:
     """Return the texts to search for where these values may be printed: their lines as `clean` prints them, because a
     log has one line after the other. Texts that are shorter than six characters are left out."""
     lines = {clean(line.encode(), colour=False).strip() for value in values for line in value.splitlines()}
-    found = sorted((line for line in lines if len(line) >= _SHORTEST), key=len, reverse=True)
-    return set(found[:MOST_SEARCHED])
+    texts = sorted((line for line in lines if len(line) >= _SHORTEST), key=len, reverse=True)
+    return set(texts[:MOST_SEARCHED])
 
 
 def mask_ends(line: str, secrets: Iterable[str]) -> str:
@@ -137,12 +137,12 @@ def masked_as_before(value: Any, before: Any) -> Any:
 
 def _is_masked_form(masked: str, text: str) -> bool:
     """Return whether `masked` is `text` with parts of it masked, each within a line."""
-    first, *rest = masked.split(MASK)
-    if not rest or not text.startswith(first):
+    first, *parts = masked.split(MASK)
+    if not parts or not text.startswith(first):
         return False
     place = len(first)
-    for number, part in enumerate(rest, 1):
-        end = text.find(part, place + 1) if number < len(rest) else len(text) - len(part)
+    for number, part in enumerate(parts, 1):
+        end = text.find(part, place + 1) if number < len(parts) else len(text) - len(part)
         hidden = text[place : max(place, end)]
         if not hidden or not text.startswith(part, end) or (hidden != MASK and (MASK in hidden or "\n" in hidden)):
             return False
@@ -205,9 +205,9 @@ def _masked_pair(match: re.Match[str]) -> str:
 
 def _secrets(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
-        name, given = value.get("name"), value.get("value")
-        if isinstance(name, str) and isinstance(given, str) and is_secret_name(name):
-            yield given
+        name, content = value.get("name"), value.get("value")
+        if isinstance(name, str) and isinstance(content, str) and is_secret_name(name):
+            yield content
         for key, item in value.items():
             if key in ("command", "args") and isinstance(item, list):
                 yield from _secret_words(item)

@@ -16,7 +16,7 @@ def stored_bytes(text: str) -> int:
     """Return the bytes of the text in a stored object, which is JSON. Go's encoder escapes more characters than
     Python's."""
     encoded = len(json.dumps(text, ensure_ascii=False).encode()) - len('""')
-    return encoded + sum(text.count(each) * (6 - len(each.encode())) for each in "<>&\u2028\u2029")
+    return encoded + sum(text.count(character) * (6 - len(character.encode())) for character in "<>&\u2028\u2029")
 
 
 def beginning(text: str, limit: int) -> str:

@@ -74,9 +74,9 @@ class Connection:
             try:
                 self.token, self._read_at = self.token_file.read_text().strip(), time.monotonic()
             except OSError as error:
-                why = (error.strerror or str(error)).lower()
+                reason = (error.strerror or str(error)).lower()
                 raise LoginError(
-                    f"the token file {self.token_file} cannot be read: {why}: log in again, or correct its path"
+                    f"the token file {self.token_file} cannot be read: {reason}: log in again, or correct its path"
                 ) from error
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
@@ -118,8 +118,8 @@ class Connection:
         try:
             return ssl.create_default_context(cafile=self.ca_file, cadata=self.ca_data)
         except (OSError, ValueError) as error:
-            what = f"certificate-authority {self.ca_file}" if self.ca_file else "certificate-authority-data"
-            raise LoginError(f"{what} {NO_PEM}") from error
+            authority = f"certificate-authority {self.ca_file}" if self.ca_file else "certificate-authority-data"
+            raise LoginError(f"{authority} {NO_PEM}") from error
 
 
 def connect(kubeconfig: str | None = None, context: str | None = None, *, prefer_pod: bool = True) -> Connection:
@@ -226,6 +226,6 @@ def _certificate(context: kubeconfigs.Context) -> ClientCertificate | None:
     certificate = context.data(user, "client-certificate") or user.get("client-certificate")
     key = context.data(user, "client-key") or user.get("client-key")
     if bool(certificate) != bool(key):
-        given, missing = ("client-certificate", "client-key") if certificate else ("client-key", "client-certificate")
-        raise LoginError(f"{context.title}: user {context.user_name} has a {given} and no {missing}: add it")
+        present, missing = ("client-certificate", "client-key") if certificate else ("client-key", "client-certificate")
+        raise LoginError(f"{context.title}: user {context.user_name} has a {present} and no {missing}: add it")
     return ClientCertificate(certificate, key) if certificate and key else None

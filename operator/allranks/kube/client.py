@@ -58,18 +58,18 @@ class Transport:
             self._options["server_hostname"] = connection.server_name
         self._session = self.session(read_bufsize=read_buffer)
 
-    def session(self, **how: Any) -> aiohttp.ClientSession:
+    def session(self, **options: Any) -> aiohttp.ClientSession:
         """Return a session that shares the connection pool."""
-        return aiohttp.ClientSession(connector=self._connector, connector_owner=False, proxy=self._proxy, **how)
+        return aiohttp.ClientSession(connector=self._connector, connector_owner=False, proxy=self._proxy, **options)
 
-    async def send(self, verb: str, url: str, **how: Any) -> Response:
-        async with self._session.request(verb, url, **self._options, **how) as response:
+    async def send(self, verb: str, url: str, **options: Any) -> Response:
+        async with self._session.request(verb, url, **self._options, **options) as response:
             return Response(response.status, response.headers, await response.read())
 
     @contextlib.asynccontextmanager
-    async def stream(self, url: str, **how: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def stream(self, url: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         """Open a GET whose body the caller reads while it arrives."""
-        async with self._session.get(url, **self._options, **how) as response:
+        async with self._session.get(url, **self._options, **options) as response:
             try:
                 yield response
             finally:
@@ -166,9 +166,9 @@ class Client:
         self._retry_timeout, self._may_retry = retry_timeout, may_retry
         self.transport = transport or Transport(connection)
 
-    def session(self, **how: Any) -> aiohttp.ClientSession:
+    def session(self, **options: Any) -> aiohttp.ClientSession:
         """Return a session that shares the connection pool."""
-        return self.transport.session(**how)
+        return self.transport.session(**options)
 
     async def close(self) -> None:
         await self.transport.close()

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -25,6 +25,7 @@ from allranks.core.facts.naming import NO_RANKS, replica_key
 from allranks.core.facts.restarts import MAX_DETAILED
 from allranks.errors import InvalidManifest
 
+T = TypeVar("T")
 _MESSAGE = 4096
 
 
@@ -45,27 +46,26 @@ def job(manifest: Manifest) -> Job:
 def status(manifest: Manifest) -> Status:
     """Decode the status. Unknown fields are left out, so that an older operator can replace a newer one. Raises
     DecodeError."""
-    raw = manifest.get("status") or {}
     try:
-        return unfold_restarts(_status_without_unknown_fields(raw))
+        return unfold_restarts(without_unknown_fields(_status, manifest.get("status") or {}))
     except ValidationError as error:
         raise DecodeError(_paths("status", error)) from error
     except ValueError as error:
         raise DecodeError(f"status.restartedIndexes: {error}") from error
 
 
-def _status_without_unknown_fields(raw: Any) -> Status:
-    """Raises ValidationError."""
+def without_unknown_fields(validate: Callable[[Any], T], raw: Any) -> T:
+    """Validate a status, without its unknown fields if it has some. Raises ValidationError."""
     try:
-        return _status(raw)
+        return validate(raw)
     except ValidationError as error:
         details = error.errors(include_url=False)
         if any(detail["type"] != "extra_forbidden" for detail in details):
             raise
-        rest = copy.deepcopy(raw)
+        stripped = copy.deepcopy(raw)
         for detail in details:
-            drop(rest, detail["loc"])
-        return _status(rest)
+            drop(stripped, detail["loc"])
+        return validate(stripped)
 
 
 def encode(status: Status) -> Manifest:

@@ -59,25 +59,25 @@ class Context:
             raise LoginError(f"{self.title}: {key}-data is not base64: copy it again from the cluster") from error
 
 
-def read(files: Sequence[Path], wanted: str | None) -> Context:
-    """Return the context with this name, else the current one, of merged files. Raises LoginError."""
+def read(files: Sequence[Path], requested: str | None) -> Context:
+    """Return the requested context, else the current one, of merged files. Raises LoginError."""
     chain = os.pathsep.join(map(str, files))
     current, contexts, clusters, users = _merged(files)
     if not contexts:
         raise LoginError(f"{chain} is not a kubeconfig: it has no contexts: {_NEW}")
-    name, there = wanted or current, ", ".join(sorted(contexts))
+    name, names = requested or current, ", ".join(sorted(contexts))
     if not name:
         advice = "choose one of them, or set it with kubectl config use-context NAME"
-        raise LoginError(f"{chain} has no current-context; there are {there}: {advice}")
-    if name not in contexts and wanted:
-        raise LoginError(f"there is no context {name} in {chain}: there are {there}")
+        raise LoginError(f"{chain} has no current-context; there are {names}: {advice}")
+    if name not in contexts and requested:
+        raise LoginError(f"there is no context {name} in {chain}: there are {names}")
     if name not in contexts:
         advice = "choose one of them, or kubectl config use-context NAME"
         raise LoginError(
-            f"{chain}: current-context is {name}, and there is no such context: there are {there}: {advice}"
+            f"{chain}: current-context is {name}, and there is no such context: there are {names}: {advice}"
         )
     context = contexts[name]
-    found = Context(
+    chosen = Context(
         name,
         chain,
         context.get("namespace") or "default",
@@ -85,8 +85,8 @@ def read(files: Sequence[Path], wanted: str | None) -> Context:
         _named(users, "user", context, name, chain) if context.get("user") else {},
         context.get("user") or "",
     )
-    _check_server(found)
-    return found
+    _check_server(chosen)
+    return chosen
 
 
 def context_names(files: Sequence[Path]) -> list[str]:
@@ -95,13 +95,13 @@ def context_names(files: Sequence[Path]) -> list[str]:
 
 
 def _named(entries: Mapping[str, Entry], kind: str, context: Entry, name: str, chain: str) -> Entry:
-    wanted = str(context.get(kind) or "")
-    if wanted in entries:
-        return entries[wanted]
-    what = f"{kind} {wanted}" if wanted else f"no {kind}"
-    there = f"there are {', '.join(sorted(entries))}" if entries else f"there are no {kind}s"
+    referenced = str(context.get(kind) or "")
+    if referenced in entries:
+        return entries[referenced]
+    reference = f"{kind} {referenced}" if referenced else f"no {kind}"
+    alternatives = f"there are {', '.join(sorted(entries))}" if entries else f"there are no {kind}s"
     advice = f"add it, or kubectl config set-context {name} --{kind}=NAME"
-    raise LoginError(f"{chain}: context {name} names {what}, and {there}: {advice}")
+    raise LoginError(f"{chain}: context {name} names {reference}, and {alternatives}: {advice}")
 
 
 def _check_server(context: Context) -> None:
@@ -125,9 +125,9 @@ def _merged(files: Sequence[Path]) -> tuple[str, dict[str, Entry], dict[str, Ent
     for file in files:
         config = _loaded(file)
         current = current or _text(file, "current-context", config.get("current-context"))
-        for kind, found in entries.items():
+        for kind, merged in entries.items():
             for name, entry in _entries(file, kind, config.get(f"{kind}s")):
-                found.setdefault(name, entry)
+                merged.setdefault(name, entry)
     return current, entries["context"], entries["cluster"], entries["user"]
 
 

@@ -64,8 +64,8 @@ def check_readable(name: str, path: str) -> None:
         with Path(path).open("rb"):
             pass
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise LoginError(f"{name} {path}: {why}: make it readable, or correct its path") from error
+        reason = (error.strerror or str(error)).lower()
+        raise LoginError(f"{name} {path}: {reason}: make it readable, or correct its path") from error
 
 
 @contextlib.contextmanager
@@ -142,8 +142,8 @@ class ExecLogin:
             raise LoginError(f"exec.apiVersion {version} is not supported: {advice}")
         if not command:
             raise LoginError("exec.command is missing: it names the login program")
-        found = shutil.which(command)
-        if found is None:
+        program = shutil.which(command)
+        if program is None:
             place = "does not exist or is not executable" if os.sep in command else "is not on PATH"
             hint = " ".join(str(self._program.get("installHint") or "").split())
             advice = hint or "install it, or choose another context"
@@ -153,7 +153,7 @@ class ExecLogin:
         errors = None if sys.stderr is not None and sys.stderr.isatty() else subprocess.PIPE
         try:
             done = subprocess.run(
-                [found, *map(str, self._program.get("args") or ())],
+                [program, *map(str, self._program.get("args") or ())],
                 env=self._environment(interactive),
                 stdin=None if interactive else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -166,8 +166,8 @@ class ExecLogin:
         except OSError as error:
             raise LoginError(f"{command} cannot be started: {(error.strerror or str(error)).lower()}") from error
         if done.returncode:
-            said = _reason(done.stderr or b"") or "its output is above"
-            raise LoginError(f"{command} ended with exit code {done.returncode}: {said}")
+            output = _reason(done.stderr or b"") or "its output is above"
+            raise LoginError(f"{command} ended with exit code {done.returncode}: {output}")
         return done.stdout.decode(errors="replace")
 
     def _interactive(self) -> bool:
@@ -183,8 +183,8 @@ class ExecLogin:
         if self._program.get("provideClusterInfo"):
             spec["cluster"] = _cluster_info(self._context)
         info = {"apiVersion": self._program["apiVersion"], "kind": "ExecCredential", "spec": spec}
-        own = {str(item["name"]): str(item["value"]) for item in self._program.get("env") or ()}
-        return {**os.environ, **own, "KUBERNETES_EXEC_INFO": json.dumps(info)}
+        variables = {str(item["name"]): str(item["value"]) for item in self._program.get("env") or ()}
+        return {**os.environ, **variables, "KUBERNETES_EXEC_INFO": json.dumps(info)}
 
     def _credential(self, output: str) -> Mapping[str, Any]:
         """Return the status of the ExecCredential. Raises LoginError."""
@@ -213,8 +213,8 @@ def _cluster_info(context: Context) -> dict[str, Any]:
         try:
             ca = base64.b64encode(Path(cluster["certificate-authority"]).read_bytes()).decode()
         except OSError as error:
-            why = (error.strerror or str(error)).lower()
-            raise LoginError(f"certificate-authority {cluster['certificate-authority']}: {why}") from error
+            reason = (error.strerror or str(error)).lower()
+            raise LoginError(f"certificate-authority {cluster['certificate-authority']}: {reason}") from error
     extensions = {item.get("name"): item.get("extension") for item in cluster.get("extensions") or ()}
     info = {
         "server": cluster.get("server"),

@@ -77,14 +77,6 @@ def _version(manifest: Mapping[str, Any]) -> str:
     return version
 
 
-def jobs(namespace: str | None) -> str:
-    return job_path(namespace)
-
-
-def job(namespace: str, name: str) -> str:
-    return job_path(namespace, name)
-
-
 def pools() -> str:
     return _path(GROUP_VERSION, None, "trainingpools")
 

@@ -201,7 +201,7 @@ async def merged(sources: Iterable[AsyncIterator[list[Line]]]) -> AsyncIterator[
         return True
 
     filled = await asyncio.gather(*(refill(place) for place in range(len(iterators))))
-    heap = [(waiting[place][0].time, place) for place, some in enumerate(filled) if some]
+    heap = [(waiting[place][0].time, place) for place, has_lines in enumerate(filled) if has_lines]
     heapq.heapify(heap)
     while heap:
         time, place = heap[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -104,6 +104,16 @@ class Store(Generic[K, V]):
             for key, value in self._objects.items()
             if key not in present and listed(key) and self._version_of(value) <= version
         ]
+
+
+def version_of(manifest: Mapping[str, Any]) -> int:
+    """Return the resourceVersion of an object."""
+    return int(manifest["metadata"].get("resourceVersion") or 0)
+
+
+def with_version(manifest: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """Return the object with another resourceVersion."""
+    return {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": str(version)}}
 
 
 def differences(

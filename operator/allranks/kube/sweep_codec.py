@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from datetime import datetime
 from typing import Any
 
@@ -16,7 +15,6 @@ from allranks.api.status import Status
 from allranks.api.sweep import Sweep
 from allranks.api.sweep_status import SweepCondition, SweepStatus
 from allranks.api.sweep_validation import MAX_SPEC_BYTES, parse_sweep, too_large
-from allranks.api.validation import drop
 from allranks.core.facts.model import Manifest
 from allranks.core.sweeps.model import TrialJob
 from allranks.errors import InvalidManifest
@@ -75,18 +73,12 @@ def sweep(manifest: Manifest) -> Sweep:
 def status(manifest: Manifest) -> SweepStatus:
     """Decode the status. Unknown fields are left out, so that an older operator can replace a newer one. Raises
     DecodeError."""
-    raw = manifest.get("status") or {}
+
+    def validate(raw: Any) -> SweepStatus:
+        return SweepStatus.model_validate(raw, by_alias=True, by_name=False)
+
     try:
-        try:
-            return SweepStatus.model_validate(raw, by_alias=True, by_name=False)
-        except ValidationError as error:
-            details = error.errors(include_url=False)
-            if any(detail["type"] != "extra_forbidden" for detail in details):
-                raise
-            rest = copy.deepcopy(raw)
-            for detail in details:
-                drop(rest, detail["loc"])
-            return SweepStatus.model_validate(rest, by_alias=True, by_name=False)
+        return job_codec.without_unknown_fields(validate, manifest.get("status") or {})
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_input=False)
         raise DecodeError("; ".join(f"status.{'.'.join(map(str, w['loc']))}: {w['msg']}" for w in wrong)) from error

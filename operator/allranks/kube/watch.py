@@ -174,11 +174,11 @@ class Watch(Generic[T]):
         }
         async with self._client.stream(self.path, parameters, self._silence, accept=self._accept) as content:
             self._on_open()
-            rest = b""
+            unfinished = b""
             async for chunk in content.iter_any():
                 self.alive_at = time.monotonic()
-                lines = (rest + chunk).split(b"\n")
-                rest = lines.pop()
+                lines = (unfinished + chunk).split(b"\n")
+                unfinished = lines.pop()
                 for line in lines:
                     if line:
                         yield line

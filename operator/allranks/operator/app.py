@@ -21,12 +21,12 @@ from allranks.kube.auth import Connection, own_namespace
 from allranks.kube.client import Client, Transport
 from allranks.kube.errors import ApiError
 from allranks.operator.leader_election import Lease
-from allranks.operator.metrics import JobSample, Metrics, Sampled
+from allranks.operator.metrics import JobSample, Metrics, Sampled, dict_field
 from allranks.operator.ports.http_servers import HttpServers, Ports
 from allranks.operator.ports.local_backend import LocalBackend
 from allranks.operator.ports.metrics_auth import MetricsGate
 from allranks.operator.ports.socket_server import SocketServer
-from allranks.operator.session import Dependencies, Session, dict_field, stop_on_signals
+from allranks.operator.session import Dependencies, Session, stop_on_signals
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Clock, Timing
 

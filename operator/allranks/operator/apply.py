@@ -206,17 +206,17 @@ class Executor:
         return await self.patch_status(job["metadata"], diff(job.get("status") or {}, status))
 
     async def patch_status(self, metadata: Manifest, change: Manifest) -> Manifest | None:
-        path = paths.job(metadata["namespace"], metadata["name"])
+        path = paths.job_path(metadata["namespace"], metadata["name"], "status")
         guard = {"resourceVersion": metadata["resourceVersion"], "uid": metadata["uid"]}
         try:
-            answer = await self._client.patch(f"{path}/status", {"metadata": guard, "status": change})
+            answer = await self._client.patch(path, {"metadata": guard, "status": change})
         except (Conflict, NotFound):
             return None
         return compact_jobs.job(answer)
 
     async def read(self, namespace: str, name: str) -> Manifest | None:
         try:
-            return compact_jobs.job(await self._client.get(paths.job(namespace, name)))
+            return compact_jobs.job(await self._client.get(paths.job_path(namespace, name)))
         except NotFound:
             return None
 
@@ -224,13 +224,15 @@ class Executor:
         """Delete the job. Return False after a conflict, after which it is tried again. Raises Unavailable, Fenced,
         Refused."""
         metadata = job["metadata"]
-        return await _sent(self._client.delete(paths.job(metadata["namespace"], metadata["name"]), metadata["uid"]))
+        return await _sent(
+            self._client.delete(paths.job_path(metadata["namespace"], metadata["name"]), metadata["uid"])
+        )
 
     async def suspend_job(self, job: Manifest) -> bool:
         """Set `spec.suspend`. Return False after a conflict. Raises Unavailable, Fenced, Refused."""
         metadata = job["metadata"]
         change = {"metadata": {"uid": metadata["uid"]}, "spec": {"suspend": True}}
-        return await _sent(self._client.patch(paths.job(metadata["namespace"], metadata["name"]), change))
+        return await _sent(self._client.patch(paths.job_path(metadata["namespace"], metadata["name"]), change))
 
     async def _create(self, job: Manifest, manifest: Manifest, rejections: Rejections) -> bool:
         """Return whether the object is new."""
@@ -331,13 +333,13 @@ async def _sent(request: Awaitable[object]) -> bool:
 
 
 async def for_all(items: Iterable[T], send: Callable[[T], Awaitable[object]]) -> None:
-    """Send a request for each item, a few at a time. The first error cancels the rest, which the next reconcile decides
-    again."""
+    """Send a request for each item, a few at a time. The first error cancels the others, about which the
+    next reconcile decides."""
     waiting = list(items)
-    rest = iter(waiting)
+    remaining = iter(waiting)
 
     async def work() -> None:
-        for item in rest:
+        for item in remaining:
             await send(item)
 
     try:

@@ -10,7 +10,7 @@ from allranks.core.diagnosis.root_cause import says_what_ended_it
 from allranks.core.facts.model import Manifest, Pod
 from allranks.kube import compact_jobs
 from allranks.kube.pod_codec import CachedPod
-from allranks.kube.store import TOMBSTONE_TTL, Store
+from allranks.kube.store import TOMBSTONE_TTL, Store, version_of, with_version
 from allranks.operator.timing import Clock
 
 JobKey = tuple[str, str]
@@ -135,7 +135,7 @@ class JobCache:
         changed: Callable[[Manifest], None] = lambda job: None,
     ) -> None:
         self._changed = changed
-        self._jobs: Store[JobKey, Manifest] = Store(_version_of, tombstone_ttl, (clock or Clock()).monotonic)
+        self._jobs: Store[JobKey, Manifest] = Store(version_of, tombstone_ttl, (clock or Clock()).monotonic)
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -150,7 +150,7 @@ class JobCache:
         """Store a job, or remove it. Return False for an outdated version."""
         metadata = job["metadata"]
         key = (metadata.get("namespace", ""), metadata["name"])
-        if not (self._jobs.delete(key, _version_of(job)) if deleted else self._jobs.is_newer(key, _version_of(job))):
+        if not (self._jobs.delete(key, version_of(job)) if deleted else self._jobs.is_newer(key, version_of(job))):
             return False
         compact = compact_jobs.compact(job)
         if not deleted:
@@ -167,8 +167,4 @@ class JobCache:
         """Return the cached jobs that a complete list (of a namespace, if one is named) at `version` does not
         contain."""
         missing = self._jobs.missing_from(present, version, lambda key: namespace in (None, key[0]))
-        return [{**job, "metadata": {**job["metadata"], "resourceVersion": str(version)}} for _, job in missing]
-
-
-def _version_of(job: Manifest) -> int:
-    return int(job["metadata"].get("resourceVersion") or 0)
+        return [with_version(job, version) for _, job in missing]

@@ -101,13 +101,13 @@ class _CompactResponse(aiohttp.ClientResponse):
             self.content = _CompactLines(self.content)  # type: ignore[assignment]
         return self
 
-    async def json(self, **how: Any) -> Any:
+    async def json(self, **options: Any) -> Any:
         if not (self.status == 200 and _is_jobs(self.url)):
-            return await super().json(**how)
+            return await super().json(**options)
         try:
             return compact_jobs.page(await self.read())
         except msgspec.DecodeError:  # not a response of an API server
-            return await super().json(**how)
+            return await super().json(**options)
 
 
 class _CompactLines:
@@ -116,7 +116,7 @@ class _CompactLines:
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content
-        self._rest: list[bytes] = []
+        self._unfinished: list[bytes] = []
 
     def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
         self._chunks = self._content.iter_chunked(size)
@@ -130,17 +130,17 @@ class _CompactLines:
             try:
                 first, *others = (await anext(self._chunks)).split(b"\n")
             except StopAsyncIteration:
-                if rest := b"".join(self._rest):
-                    self._rest.clear()
-                    return rest  # cut: kopf reports it
+                if unfinished := b"".join(self._unfinished):
+                    self._unfinished.clear()
+                    return unfinished  # cut: kopf reports it
                 raise
             except RuntimeError as error:
                 # aiohttp, of a connection that was closed between two reads. kopf tries again after a client's error.
                 raise aiohttp.ClientConnectionError(str(error)) from error
-            self._rest.append(first)
+            self._unfinished.append(first)
             if others:
-                lines = [b"".join(self._rest), *others[:-1]]
-                self._rest = [others[-1]]
+                lines = [b"".join(self._unfinished), *others[:-1]]
+                self._unfinished = [others[-1]]
                 return b"".join(compact_jobs.line(line) + b"\n" for line in lines)
 
     def __getattr__(self, name: str) -> Any:

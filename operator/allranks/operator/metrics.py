@@ -75,7 +75,7 @@ class Families:
     def __init__(self, namespaces: BoundedLabel | None = None) -> None:
         self._namespace, self._reason = namespaces or BoundedLabel(MAX_NAMESPACES), BoundedLabel(MAX_REASONS)
 
-    def of(self, samples: Iterable[JobSample]) -> Iterator[GaugeMetricFamily]:
+    def build(self, samples: Iterable[JobSample]) -> Iterator[GaugeMetricFamily]:
         phases = collections.Counter[tuple[str, ...]]()
         pending = collections.Counter[tuple[str, ...]]()
         gpus = collections.Counter[tuple[str, ...]]()
@@ -147,11 +147,11 @@ class GpuCounts:
         """Yield a sample of each job; `read` returns its manifest."""
         for key in jobs:
             manifest = read(key) or {}
-            status = _dict(manifest, "status")
+            status = dict_field(manifest, "status")
             phase = str(status.get("phase") or "Pending")
             gpus = self._jobs.get(key) if phase in (*_WAITS, "Running") else None
-            roles = _dict(status, "roles")
-            since = status.get("attemptTime") or _dict(manifest, "metadata").get("creationTimestamp")
+            roles = dict_field(status, "roles")
+            since = status.get("attemptTime") or dict_field(manifest, "metadata").get("creationTimestamp")
             yield JobSample(
                 key[0],
                 compact_jobs.spec_of(manifest).framework,
@@ -164,10 +164,8 @@ class GpuCounts:
             )
 
 
-# No schema has validated the status of a job in the cache.
-
-
-def _dict(value: Any, name: str) -> Manifest:
+def dict_field(value: Any, name: str) -> Manifest:
+    """Return a field that no schema has validated; empty if it is not an object."""
     part = value.get(name) if isinstance(value, dict) else None
     return part if isinstance(part, dict) else {}
 
@@ -179,7 +177,7 @@ def _reason(status: Manifest) -> str:
 
 
 def _number(roles: Manifest, role: str, name: str) -> int:
-    number = _dict(roles, role).get(name)
+    number = dict_field(roles, role).get(name)
     return number if isinstance(number, int) else 0
 
 
@@ -350,7 +348,7 @@ class Sampled(Collector):
         self._reporting, self._reports_lost, self._unreadable = reporting, reports_lost, unreadable
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        yield from self._families.of(self._jobs())
+        yield from self._families.build(self._jobs())
         depth = self._depth()
         yield GaugeMetricFamily("allranks_queue_depth", "Jobs that are queued or being reconciled.", value=depth)
         yield GaugeMetricFamily("allranks_reporting_ranks", "Ranks that report.", value=self._reporting())

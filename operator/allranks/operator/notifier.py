@@ -254,31 +254,31 @@ class Notifier:
         uid, entries = about.uid, notifications.pending(about.entries)
         if not entries and not self._results:
             return {}
-        for one in [one for one in self._results if one[0] == uid and one[1] not in entries]:
-            del self._results[one]
+        for delivery in [delivery for delivery in self._results if delivery[0] == uid and delivery[1] not in entries]:
+            del self._results[delivery]
         for entry in entries:
-            one = uid, entry
-            if one not in self._results and one not in self._tasks:
-                self._start(one, key, about)
+            delivery = uid, entry
+            if delivery not in self._results and delivery not in self._tasks:
+                self._start(delivery, key, about)
         return {entry: self._results[uid, entry] for entry in entries if (uid, entry) in self._results}
 
-    def _start(self, one: Id, key: JobKey, about: _About) -> None:
+    def _start(self, delivery: Id, key: JobKey, about: _About) -> None:
         receivers = self._file.read()
-        name = one[1].rpartition(" ")[2]
+        name = delivery[1].rpartition(" ")[2]
         try:
             receiver = receivers.resolve(name, about.targets(), key[0])
             if len(self._tasks) >= self._pace.most:
                 raise ValueError("too many notifications are under way")
         except ValueError as error:
-            logger.warning("notification %s of %s: %s", one[1], "/".join(key), error)
-            self._results[one] = notifications.FAILED
+            logger.warning("notification %s of %s: %s", delivery[1], "/".join(key), error)
+            self._results[delivery] = notifications.FAILED
             return
-        note = about.note(one[1], receivers)
-        task = asyncio.get_running_loop().create_task(self._deliver(one, key, receiver, note))
-        self._tasks[one] = task
-        task.add_done_callback(lambda _: self._tasks.pop(one, None))
+        note = about.note(delivery[1], receivers)
+        task = asyncio.get_running_loop().create_task(self._deliver(delivery, key, receiver, note))
+        self._tasks[delivery] = task
+        task.add_done_callback(lambda _: self._tasks.pop(delivery, None))
 
-    async def _deliver(self, one: Id, key: JobKey, receiver: ReceiverConfig, note: Note) -> None:
+    async def _deliver(self, delivery: Id, key: JobKey, receiver: ReceiverConfig, note: Note) -> None:
         limit = self._at_once.setdefault(receiver.name, asyncio.Semaphore(self._pace.at_once))
         result = notifications.FAILED
         for delay in (*self._pace.delays, None):
@@ -289,12 +289,12 @@ class Notifier:
                 break
             except DeliveryError as error:
                 # The address is not logged: it may hold a secret.
-                logger.warning("notification %s of %s: %s", one[1], "/".join(key), error)
+                logger.warning("notification %s of %s: %s", delivery[1], "/".join(key), error)
                 if not error.again or delay is None:
                     break
             await asyncio.sleep(delay)
-        self._results[one] = result
-        self._tasks.pop(one, None)
+        self._results[delivery] = result
+        self._tasks.pop(delivery, None)
         self._wake(key)
 
     async def _send(self, receiver: ReceiverConfig, note: Note) -> None:

@@ -77,7 +77,7 @@ class ResumeSources:
         key = _source_of(job)
         if key and self._jobs.get(key) is None:
             try:
-                self._jobs.upsert(compact_jobs.job(await self._client.get(paths.job(*key))))
+                self._jobs.upsert(compact_jobs.job(await self._client.get(paths.job_path(*key))))
             except NotFound:
                 return
 

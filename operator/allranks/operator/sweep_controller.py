@@ -302,7 +302,7 @@ class SweepController(Reconciler[_State]):
 
     async def _read_job(self, namespace: str, name: str) -> None:
         try:
-            self._upsert_job(await self._client.get(paths.job(namespace, name)))
+            self._upsert_job(await self._client.get(paths.job_path(namespace, name)))
         except NotFound:
             return
 
@@ -354,7 +354,7 @@ class SweepController(Reconciler[_State]):
             name = manifest["metadata"]["name"]
             state.rejected.pop(name, None)
             try:
-                answer = await self._client.create(paths.jobs(namespace), manifest)
+                answer = await self._client.create(paths.job_path(namespace), manifest)
             except Conflict as error:
                 await self._read_job(namespace, name)
                 if self._jobs.get((namespace, name)) is None:
@@ -373,7 +373,7 @@ class SweepController(Reconciler[_State]):
                 continue
             change = {"metadata": {"uid": job["metadata"]["uid"]}, "spec": {"suspend": suspend}}
             try:
-                self._upsert_job(await self._client.patch(paths.job(namespace, name), change))
+                self._upsert_job(await self._client.patch(paths.job_path(namespace, name), change))
             except (Conflict, NotFound):
                 await self._read_job(namespace, name)
 

@@ -32,7 +32,7 @@ def suggest(request: dict[str, Any]) -> dict[str, str]:
     ended."""
     import optuna
 
-    parameters = {name: Parameter.model_validate(of) for name, of in request["parameters"].items()}
+    parameters = {name: Parameter.model_validate(declared) for name, declared in request["parameters"].items()}
     space = {name: _distribution(parameters[name]) for name in sorted(parameters)}
     seed = int.from_bytes(hashlib.sha256(f"{request['seed']}/{request['number']}".encode()).digest()[:4])
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=0)

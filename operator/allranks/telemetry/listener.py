@@ -57,8 +57,8 @@ class Limits:
 class Connection(web.RequestHandler):
     """The connection of a sender. Uses only the public parts of aiohttp."""
 
-    def __init__(self, manager: web.Server, table: Connections, **how: Any) -> None:
-        super().__init__(manager, **how)
+    def __init__(self, manager: web.Server, table: Connections, **options: Any) -> None:
+        super().__init__(manager, **options)
         self.peer = ""
         self.trusted = False
         """Whether its last token was valid."""
@@ -74,7 +74,7 @@ class Connection(web.RequestHandler):
             wire.abort()
             return
         super().connection_made(transport)
-        self._table.made(self)
+        self._table.add(self)
 
     def data_received(self, data: bytes) -> None:
         self._unanswered += len(data)
@@ -126,7 +126,7 @@ class Connections:
             self._new.popitem(last=False)
         return bucket.take(moment, limits.new_of_peer, limits.new_per_second)
 
-    def made(self, new: Connection) -> None:
+    def add(self, new: Connection) -> None:
         others = self._of_peer.setdefault(new.peer, set())
         if len(others) >= self.limits.connections_of_peer:
             self._drop(min((c for c in others if c.state is not self._busy), key=self._since, default=new))
@@ -184,9 +184,9 @@ _OTHER_FILES = 256
 probes."""
 
 
-def room(wanted: int) -> int:
+def room(requested: int) -> int:
     """Return the number of connections that the limit of open files allows."""
-    return min(wanted, max(16, raise_open_files(wanted + _OTHER_FILES) - _OTHER_FILES))
+    return min(requested, max(16, raise_open_files(requested + _OTHER_FILES) - _OTHER_FILES))
 
 
 _silent = logging.getLogger("allranks.http")

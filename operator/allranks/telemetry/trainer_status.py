@@ -66,12 +66,12 @@ def effective(ranks: dict[int, RankReport]) -> Iterable[RankReport]:
     status = ranks.get(KEY)
     if status is None:
         return ranks.values()
-    own = [rank for key, rank in ranks.items() if key != KEY]
-    if not own:
+    reported = [rank for key, rank in ranks.items() if key != KEY]
+    if not reported:
         return (status,)
-    if any(rank.step is not None for rank in own):
-        return own
-    first = min(own, key=lambda rank: rank.local_rank)
+    if any(rank.step is not None for rank in reported):
+        return reported
+    first = min(reported, key=lambda rank: rank.local_rank)
     combined = replace(
         status,
         local_rank=first.local_rank,
@@ -86,7 +86,7 @@ def effective(ranks: dict[int, RankReport]) -> Iterable[RankReport]:
         waiting=first.waiting,
         heartbeat=True,
     )
-    return [combined if rank is first else rank for rank in own]
+    return [combined if rank is first else rank for rank in reported]
 
 
 def _numbers(status: TrainerStatus) -> Iterator[tuple[str, float]]:

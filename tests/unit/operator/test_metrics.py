@@ -131,7 +131,7 @@ def test_a_hang_is_counted_when_it_is_recorded_and_no_other_failure() -> None:
 def families(*samples: JobSample, namespaces: BoundedLabel | None = None) -> dict[str, dict[tuple[str, ...], float]]:
     return {
         family.name: {tuple(sample.labels.values()): sample.value for sample in family.samples}
-        for family in Families(namespaces).of(samples)
+        for family in Families(namespaces).build(samples)
     }
 
 

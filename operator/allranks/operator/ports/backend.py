@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple, Protocol
 
 from allranks.telemetry.messages import Answer
@@ -16,6 +17,11 @@ class Page(NamedTuple):
 
     content_type: str
     body: bytes
+
+
+def token_hash(token: str) -> bytes:
+    """Return what caches keep of a token."""
+    return hashlib.sha256(token.encode(errors="replace")).digest()
 
 
 class Gate(Protocol):

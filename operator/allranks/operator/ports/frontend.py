@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import logging
 import random
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from allranks.operator.ports import socket_protocol as protocol
-from allranks.operator.ports.backend import NoAnswer, Page
+from allranks.operator.ports.backend import NoAnswer, Page, token_hash
 from allranks.operator.ports.http_servers import HttpServers, Ports, probe
 from allranks.telemetry.messages import Answer, Denied
 
@@ -75,7 +74,7 @@ class SocketClient:
             counting.cancel()
 
     async def identify(self, token: str) -> None:
-        key = _hash(token)
+        key = token_hash(token)
         if self._accepted.get(key, float("-inf")) > time.monotonic():
             return
         answer = await self._call_about_report(protocol.Identify(next(self._ids), _ascii(token)), Answer | None)
@@ -98,7 +97,7 @@ class SocketClient:
         except Denied as denied:
             answer = denied.answer
         if answer.status in _DENIED:
-            self._accepted.pop(_hash(token), None)
+            self._accepted.pop(token_hash(token), None)
         return answer
 
     async def check(self, name: str) -> str:
@@ -202,10 +201,6 @@ class SocketClient:
 
 
 _DENIED = frozenset({401, 403, 503})
-
-
-def _hash(token: str) -> bytes:
-    return hashlib.sha256(token.encode(errors="replace")).digest()
 
 
 def _ascii(token: str) -> str:

@@ -23,7 +23,8 @@ from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Fenced, Unavailable
 from allranks.kube.pod_codec import CachedPod
 from allranks.operator.cache import JobKey, PodCache
-from allranks.operator.ports.token_reviews import Decision, TokenReviews, review_token, token_hash
+from allranks.operator.ports.backend import token_hash
+from allranks.operator.ports.token_reviews import Decision, TokenReviews, review_token
 from allranks.operator.timing import Clock, Timing
 from allranks.telemetry.messages import Denied, ReportSource
 
