@@ -11,7 +11,7 @@ INVISIBLE = (
     "\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f"  # formats, tags
 )
 """Characters that are not displayed, for a character class of a regular expression: two names that look equal may
-differ in them, and the order on the screen may not be that of the text (https://trojansource.codes)."""
+differ in them, and the order on the screen may differ from the text (https://trojansource.codes)."""
 
 _SEQUENCE = re.compile(
     # Strings: titles, links, the clipboard, device control. \x80-\x9f are the one-character forms of ESC sequences.

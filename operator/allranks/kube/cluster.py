@@ -40,7 +40,7 @@ RETRY_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The cluster and namespace that the user named. None: the kubeconfig's."""
+    """The cluster and namespace that the user named. Values that are None come from the kubeconfig."""
 
     namespace: str | None = None
     context: str | None = None

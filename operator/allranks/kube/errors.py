@@ -27,7 +27,7 @@ class LoginError(ClusterError): ...
 
 
 class ApiError(ClusterError):
-    """`status` is the HTTP status, 0 without an answer. `reason` and `details` are those of the Status object."""
+    """`status` is the HTTP status, 0 without an answer. `reason` and `details` are from the Status object."""
 
     def __init__(
         self,

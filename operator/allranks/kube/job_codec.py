@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from allranks.api import validation
-from allranks.api.job import Job, Metadata, Spec, SpecBase
+from allranks.api.job import Job, Metadata, Spec
 from allranks.api.status import FINISHED, ReplicaRestarts, RestartCounts, RestartedIndexes, Status
 from allranks.api.validation import drop
 from allranks.core.facts import naming, places, topology
@@ -85,11 +85,7 @@ def restart_summary(restarts: RestartCounts) -> str:
 
 def _job(manifest: Manifest) -> Job:
     metadata = Metadata.model_validate(manifest["metadata"], by_alias=True, by_name=False)
-    return Job(metadata=metadata, spec=_spec(manifest.get("spec")))
-
-
-def _spec(stored: Any) -> SpecBase:
-    return Spec.model_validate(stored, by_alias=True, by_name=False)
+    return Job(metadata=metadata, spec=Spec.model_validate(manifest.get("spec"), by_alias=True, by_name=False))
 
 
 def _status(stored: Any) -> Status:

@@ -1,4 +1,4 @@
-"""How the user of a kubeconfig logs in: with a client certificate, a login program, a password or an auth-provider.
+"""Credentials of the user of a kubeconfig: with a client certificate, a login program, a password or an auth-provider.
 
 A private key that is embedded in a kubeconfig is never stored on a disk. A login program (`exec`) runs as with kubectl:
 it prints an ExecCredential, a token, a client certificate, or both, and runs again when the credential expires, and

@@ -1,4 +1,4 @@
-"""Reads the logs of pods through the API server, within bounds: `read` what is there, `follow` what is written.
+"""Reads the logs of pods through the API server, within bounds. `read` yields present lines, `follow` also new ones.
 
 The server prefixes each line with a timestamp. Timestamps order the lines of different pods, and after a lost
 connection they say where to continue.
@@ -60,7 +60,7 @@ class LogOptions:
 
 
 class LogStream:
-    """The lines of one response as they arrive, those of a chunk together. Iterate over it once."""
+    """The lines of one response as they arrive, all lines of a chunk together. Iterate over it once."""
 
     def __init__(self, content: aiohttp.StreamReader, longest_line: int, limit: int | None) -> None:
         self._content, self._longest_line, self._limit = content, longest_line, limit

@@ -75,7 +75,7 @@ class Controller(Reconciler[JobState]):
         self._dropped: set[str] = set()
         """Dropped fields that were logged."""
         self.listed_in: set[str | None] = set()
-        """Namespaces (None: all of them) whose jobs have been listed."""
+        """Namespaces whose jobs have been listed; None stands for all of them."""
 
     @property
     def idle(self) -> bool:

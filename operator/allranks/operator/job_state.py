@@ -1,4 +1,4 @@
-"""What the controller remembers about a job between two reconciles: rejected requests, deadlines, decoded objects."""
+"""State of a job between two reconciles: rejected requests, deadlines, decoded objects."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Rejections:
 
 @dataclass
 class WriteState:
-    """What the debounce remembers about one job. All moments are those of the monotonic clock."""
+    """State of the debounce of one job. All moments are of the monotonic clock."""
 
     written_at: float = float("-inf")
     counts_since: float | None = None
@@ -73,7 +73,7 @@ class WriteState:
 
 
 class Creates(Enum):
-    """Whether a reconcile sends the creates of its plan."""
+    """The next step of a reconcile for the creates of its plan."""
 
     ALLOWED = auto()
     REJECTED = auto()

@@ -48,7 +48,7 @@ _OPEN_SESSIONS = 4
 AssertionError, which ends kopf. So a session is closed only when there are this many newer ones."""
 
 Listed = Callable[[Set[JobKey], int, str | None], None]
-"""Called with all jobs (in a namespace; None: in all) at a resourceVersion."""
+"""Called with all jobs of a namespace, or of all namespaces (None), and the resourceVersion of the list."""
 
 
 def registry(

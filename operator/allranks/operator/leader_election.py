@@ -40,7 +40,7 @@ class Lease:
         """(resourceVersion of another holder's Lease, when we first read it)"""
         self._held: Manifest | None = None
         self._failing = False
-        """Whether the last try ended with an API error."""
+        """The last try ended with an API error."""
 
     @property
     def held(self) -> bool:

@@ -108,7 +108,7 @@ def _family(name: str, text: str, labels: str, values: Mapping[tuple[str, ...], 
 @dataclass(frozen=True, slots=True)
 class _Gpus:
     basis: tuple[Any, ...]
-    """What the numbers depend on."""
+    """The values on which the numbers depend."""
     pool: str
     per_pod: Mapping[str, int]
     """Role -> GPUs of one pod."""

@@ -189,7 +189,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """What a delivery needs of the job or sweep."""
+    """The parts of a job or sweep that its deliveries need."""
 
     uid: str
     entries: Sequence[str]
@@ -201,7 +201,7 @@ class _About:
 
 
 class DeliveryError(Exception):
-    """`again`: whether another try can help."""
+    """`again` is set if another try can help."""
 
     def __init__(self, text: str, again: bool) -> None:
         super().__init__(text)

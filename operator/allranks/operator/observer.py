@@ -63,7 +63,7 @@ class Observer:
     """Jobs that others name in `resumeFrom`."""
     outbox: Notifier | None = None
     cache_use: Callable[[str], CacheUse | None] = lambda namespace: None
-    """What the jobs of a namespace have in the cache of inputs."""
+    """The keys that the jobs of a namespace use in the cache of inputs."""
 
     async def prepare(self, raw: Manifest) -> None:
         """Read what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""

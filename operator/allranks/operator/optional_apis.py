@@ -62,7 +62,7 @@ class _Served:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     forbidden: str = ""
     listed: set[str | None] = field(default_factory=set)
-    """Namespaces (None: all of them) whose objects have been listed."""
+    """Namespaces whose objects have been listed; None stands for all of them."""
 
 
 class OptionalApis:

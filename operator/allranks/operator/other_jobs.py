@@ -1,4 +1,4 @@
-"""What a decision about a job depends on in other jobs: contention for nodes, checkpoints to resume from, the cache of
+"""Facts about other jobs on which decisions depend: contention for nodes, checkpoints to resume from, the cache of
 inputs."""
 
 from __future__ import annotations

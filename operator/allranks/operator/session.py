@@ -46,7 +46,7 @@ logger = logging.getLogger("allranks.operator")
 
 @dataclass(frozen=True)
 class Dependencies:
-    """What all sessions of an operator share. Tests replace the clock, the timing and what sends requests."""
+    """The parts that all sessions of an operator share. Tests replace the clock, the timing and what sends requests."""
 
     settings: Settings
     connection: Connection

@@ -61,7 +61,7 @@ class Connection(web.RequestHandler):
         super().__init__(manager, **options)
         self.peer = ""
         self.trusted = False
-        """Whether its last token was valid."""
+        """Its last token was valid."""
         self._table = table
         self._unanswered = 0
         self.state: OrderedDict[Connection, float] | None = None

@@ -67,11 +67,11 @@ class OutcomeLimits:
     of_job: int = 4
     """Unfinished contents of a job. The others wait, so that a job does not take the room of all."""
     idle_seconds: float = 60.0
-    """An unfinished content without a new part for so long is dropped: its sender begins again."""
+    """An unfinished content without a new part for this time is dropped: its sender begins again."""
     pressed_seconds: float = 10.0
     """The same when there is no room for a new one."""
     burst: int = 256
-    """Messages that a pod may send in a row: several times those of rank 0 and seven further ranks."""
+    """Messages that a pod may send in a row: several times the messages of rank 0 and seven further ranks."""
     rate: float = 4.0
     """Messages per second of a pod after that."""
     pods: int = 16_384

@@ -32,9 +32,13 @@ Sender = TypeVar("Sender")
 
 
 class Server(Listener, Generic[Sender]):
-    """`identify`: token -> sender; None: invalid token; raises Denied. `ingest` answers a message of a sender, at once
-    or later; `outcome` one about what its function returned or raised, None: not received here. `port` 0 selects a free
-    port, which `port` has after `start`. `count` is called with the status of each response."""
+    """Receives messages of authenticated senders.
+
+    `identify` returns the sender of a token, or None for an invalid one; it may raise Denied. `ingest` answers a
+    report, at once or later. `outcome` answers a part of what a function returned or raised; without it, such parts are
+    not received. `count` is called with the status of each response. `port` 0 selects a free port, which `port` has
+    after `start`.
+    """
 
     def __init__(
         self,

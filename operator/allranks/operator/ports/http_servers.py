@@ -157,7 +157,7 @@ def _text(text: str, status: int) -> web.Response:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """0 selects a free port; None: not served."""
+    """Numbers of ports. 0 selects a free port; a port that is None is not served."""
 
     address: str = ""
     """Empty: all addresses, IPv4 and IPv6."""
@@ -168,7 +168,7 @@ class Ports:
 
 
 class HttpServers:
-    """`own_probes` are served on the port for probes beside those of the backend."""
+    """`own_probes` are served on the port for probes, beside the probes of the backend."""
 
     def __init__(self, ports: Ports, backend: Backend, own_probes: Mapping[str, Handler] | None = None) -> None:
         async def identify(token: str) -> str:

@@ -35,8 +35,8 @@ class Leader(Protocol):
 
 
 class LocalBackend:
-    """`session` returns the current session: each has its own caches. `checks`: name -> what is wrong. `gate` None:
-    everyone may read /metrics."""
+    """`session` returns the current session: each has its own caches. `checks` return the problem
+    of each probe. Without a `gate`, everyone may read /metrics."""
 
     def __init__(
         self,

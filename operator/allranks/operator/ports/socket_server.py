@@ -1,4 +1,5 @@
-"""The controller's side of the socket to the frontend. The frontend parses HTTP of strangers, so it is not trusted.
+"""The controller's side of the socket to the frontend. It does not trust the frontend, which parses HTTP of
+untrusted clients.
 
 Requests are bounded in size, number and rate, and few of them are handled in each iteration of the event loop, so that
 a frontend that floods the socket does not delay reconciliation. A frontend can report for ranks whose tokens pass
@@ -44,7 +45,7 @@ class SocketLimits:
     """Requests per second in the long run: two for each report at four times the rate of the report store's target, and
     a burst of as many."""
     unit_bytes: int = 4096
-    """So many bytes of a request and its reply count as another request: long tokens and pages of metrics cost time."""
+    """Bytes for each unit of the rate: longer requests and replies, such as pages of metrics, cost several units."""
     in_flight_bytes: int = 16 * 1024 * 1024
     """Of requests that wait for the API server. Each counts for at least 4 KiB, about the size of its task."""
 
