@@ -64,7 +64,7 @@ class Watcher:
 
     async def start(self, name: str, pods: int, **spec: Any) -> list[str]:
         """Creates a job and returns the names of its pods once they exist."""
-        await self.client.create(paths.jobs(self.namespace), job(name, pods, **spec))
+        await self.client.create(paths.job_path(self.namespace), job(name, pods, **spec))
         await self.pods.when(lambda found: len(self.of(found, name)) == pods)
         return sorted(self.of(self.pods.objects, name))
 
@@ -97,7 +97,7 @@ async def observing(client: Client, namespace: str) -> AsyncIterator[Watcher]:
     await make_namespace(client, namespace)
     jobs, pods = Followed(), Followed()
     async with (
-        watching(client, paths.jobs(namespace), jobs.take),
+        watching(client, paths.job_path(namespace), jobs.take),
         watching(client, paths.collection("Pod", namespace), pods.take),
     ):
         yield Watcher(client, namespace, jobs, pods)

@@ -191,10 +191,10 @@ class Recovery:
 
     async def _begin(self, operator: Operator, namespace: str, scenario: Scenario, number: int) -> None:
         """Replaces the old job by a new one."""
-        for old in json.loads(await self.client.get(paths.jobs(namespace)))["items"]:
-            await self.client.delete(paths.job(namespace, old["metadata"]["name"]), old["metadata"]["uid"])
+        for old in json.loads(await self.client.get(paths.job_path(namespace)))["items"]:
+            await self.client.delete(paths.job_path(namespace, old["metadata"]["name"]), old["metadata"]["uid"])
         await until(lambda: operator.session and not len(operator.session.pods))
-        await self.client.create(paths.jobs(namespace), scenario.job(number))
+        await self.client.create(paths.job_path(namespace), scenario.job(number))
         await self._runs(operator, scenario)
 
     async def _runs(self, operator: Operator, scenario: Scenario) -> None:
@@ -278,9 +278,9 @@ class Recovery:
     ) -> dict[str, float]:
         """Writes one status of the same size, then creates one pod."""
         if number == 0:
-            await self.client.create(paths.jobs(namespace), scenario.job(0))
-        target = paths.job(namespace, f"{scenario.name}-0")
-        status = json.loads(await self.client.get(paths.job(*job)))["status"]
+            await self.client.create(paths.job_path(namespace), scenario.job(0))
+        target = paths.job_path(namespace, f"{scenario.name}-0")
+        status = json.loads(await self.client.get(paths.job_path(*job)))["status"]
         await self.client.patch(f"{target}/status", {"status": status})
         entry = {"count": 1, "restartTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
         change = {"status": {"replicaRestarts": {f"ps-{number}": entry}, "restarts": {"counted": number + 1}}}

@@ -58,7 +58,7 @@ def scale(programs: Path, jobs: int, pods: int, seconds: float) -> dict[str, Any
 async def _create(client: Client, namespace: str, numbers: range, pods: int, **spec: Any) -> dict[int, str]:
     """UIDs by number."""
     manifests = (job(f"job-{number}", pods, **spec) for number in numbers)
-    answers = await asyncio.gather(*(client.create(paths.jobs(namespace), manifest) for manifest in manifests))
+    answers = await asyncio.gather(*(client.create(paths.job_path(namespace), manifest) for manifest in manifests))
     return {number: json.loads(text)["metadata"]["uid"] for number, text in zip(numbers, answers, strict=True)}
 
 
@@ -94,7 +94,7 @@ async def _churn(
     for turn in range(round(seconds)):
         newest, gone = max(uids) + 1, sorted(uids)[:each]
         await asyncio.gather(
-            *(client.delete(paths.job(namespace, f"job-{number}"), uids.pop(number)) for number in gone)
+            *(client.delete(paths.job_path(namespace, f"job-{number}"), uids.pop(number)) for number in gone)
         )
         uids |= await _create(client, namespace, range(newest, newest + each), pods)
         late = max(late, time.monotonic() - began - turn - 1)
@@ -163,7 +163,7 @@ def day(programs: Path, jobs: int, pods: int) -> dict[str, Any]:
                         await _create(client, namespace, numbers, pods, ttlSecondsAfterFinished=1)
 
                         async def gone() -> bool:
-                            found = await client.get(paths.jobs(namespace), resourceVersion="0")
+                            found = await client.get(paths.job_path(namespace), resourceVersion="0")
                             return not json.loads(found)["items"]
 
                         await until(gone, 300, every=0.3)

@@ -44,7 +44,7 @@ async def set_up(plane: ControlPlane) -> None:
     client = Client(connection(plane))
     try:
         await make_namespace(client, "bench")
-        await client.create(paths.jobs("bench"), job())
+        await client.create(paths.job_path("bench"), job())
     finally:
         await client.close()
 

@@ -59,7 +59,7 @@ async def create(api: ControlPlane, jobs: int, ranks: int) -> None:
             meta = {"name": wanted["metadata"]["name"], "labels": wanted["metadata"]["labels"]}
             async with room:
                 await client.create(
-                    paths.jobs(NAMESPACE),
+                    paths.job_path(NAMESPACE),
                     {
                         "apiVersion": wanted["apiVersion"],
                         "kind": wanted["kind"],
@@ -67,7 +67,7 @@ async def create(api: ControlPlane, jobs: int, ranks: int) -> None:
                         "spec": wanted["spec"],
                     },
                 )
-                path = f"{paths.jobs(NAMESPACE)}/{meta['name']}/status"
+                path = f"{paths.job_path(NAMESPACE)}/{meta['name']}/status"
                 await client.patch(path, {"status": wanted["status"]})
 
         await asyncio.gather(*map(one, range(jobs)))
@@ -185,7 +185,7 @@ def measure(api: ControlPlane, built: Path, runs: Path, asked: argparse.Namespac
     server = urlsplit(api.url).netloc
     out["list of the API server"] = timed(
         asked.rounds,
-        lambda: get(lambda: http.client.HTTPSConnection(server, context=secure), paths.jobs(None), api.admin_token),
+        lambda: get(lambda: http.client.HTTPSConnection(server, context=secure), paths.job_path(None), api.admin_token),
     )
     command = [built / "kubectl", "--kubeconfig", api.kubeconfig, "get", "distributedtrainings", "-A"]
     out["kubectl get"] = timed(

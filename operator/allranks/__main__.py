@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Runs the command line. Ctrl-C ends it without a traceback, also while modules are imported."""
+    """Run the command line. Ctrl-C ends it without a traceback, also while modules are imported."""
     try:
         from allranks.cli.main import cli
     except KeyboardInterrupt:

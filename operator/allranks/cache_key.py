@@ -7,5 +7,5 @@ import json
 
 
 def cache_key(uri: str, pin: str) -> str:
-    """`pin`: the revision, or `sha256:` and the sum."""
+    """Return the key of a source. `pin` is the revision, or `sha256:` and the sum."""
     return hashlib.sha256(json.dumps([uri, pin]).encode()).hexdigest()[:32]

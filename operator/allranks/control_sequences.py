@@ -11,7 +11,7 @@ INVISIBLE = (
     "\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f"  # formats, tags
 )
 """Characters that are not displayed, for a character class of a regular expression: two names that look equal may
-differ in them, and the order on the screen may not be that of the text (https://trojansource.codes)."""
+differ in them, and the order on the screen may differ from the text (https://trojansource.codes)."""
 
 _SEQUENCE = re.compile(
     # Strings: titles, links, the clipboard, device control. \x80-\x9f are the one-character forms of ESC sequences.
@@ -27,7 +27,7 @@ _RESET = "\x1b[0m"
 
 
 def clean(line: bytes, colour: bool) -> str:
-    """One line that is safe to print: without control sequences, except colours if `colour` is set."""
+    """Return a line that is safe to print: without control sequences, except colours if `colour` is set."""
     text = line.decode("utf-8", errors="replace")
     if text.isprintable():
         return text
@@ -36,7 +36,7 @@ def clean(line: bytes, colour: bool) -> str:
 
 
 def clean_text(text: str, colour: bool) -> str:
-    """Like `clean`, for text of several lines. Colours end at the end of their line."""
+    """Clean text of several lines, as `clean` does. Colours end at the end of their line."""
     if not _SEQUENCE.search(text):
         return text
     text = _removed(text, colour)

@@ -20,9 +20,9 @@ TOOLS = {"uv-receipt.toml": "uv tool install --force", "pipx_metadata.json": "pi
 
 
 def install_command(extra: Extra) -> str:
-    """The shell command that adds an extra to this installation of allranks."""
-    found = [command for file, command in TOOLS.items() if (Path(sys.prefix) / file).exists()]
-    return f"{found[0] if found else 'pip install'} {_requirement(extra)}"
+    """Return the shell command that adds an extra to this installation of allranks."""
+    commands = [command for file, command in TOOLS.items() if (Path(sys.prefix) / file).exists()]
+    return f"{commands[0] if commands else 'pip install'} {_requirement(extra)}"
 
 
 def _requirement(extra: str) -> str:

@@ -40,7 +40,8 @@ class Rule(BaseModel):
 
 
 def rules(*validations: Rule) -> dict[str, Any]:
-    """For `json_schema_extra`: the CEL rules of an object, evaluated by the API server and by `allranks validate`."""
+    """Return `json_schema_extra` with the CEL rules of an object, which the API server and `allranks validate`
+    evaluate."""
     return {"x-kubernetes-validations": [rule.as_schema() for rule in validations]}
 
 

@@ -37,18 +37,18 @@ MOST_SEARCHED = 1000
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or an option with this name usually has a secret as its value."""
+    """Return whether a variable or an option with this name usually has a secret as its value."""
     return bool(_SECRET_NAME.search(name))
 
 
 def secrets_in(value: Any) -> set[str]:
-    """The values that `masked` removes from a manifest and that are long enough to be searched for elsewhere."""
+    """Return the values that `masked` removes from a manifest and that are long enough to be searched for elsewhere."""
     return {secret for secret in _secrets(value) if len(secret) >= _SHORTEST}
 
 
 def masked(value: Any) -> Any:
-    """A copy of a manifest without secret values of variables, options and URLs, and without the copy of itself that
-    `kubectl apply` keeps in an annotation. References to Secrets stay: they are only names."""
+    """Return a copy of a manifest without secret values of variables, options and URLs, and without the copy of itself
+    that `kubectl apply` keeps in an annotation. References to Secrets stay: they are only names."""
     if isinstance(value, dict):
         if isinstance(value.get("name"), str) and isinstance(value.get("value"), str) and is_secret_name(value["name"]):
             return {**value, "value": MASK}
@@ -63,15 +63,15 @@ def masked(value: Any) -> Any:
 
 
 def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
-    """Text without these values and without logins in URLs."""
+    """Mask these values, and logins in URLs."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
     return _URL_LOGIN.sub(MASK, text) if "://" in text else text
 
 
 def mask_log(text: str, secrets: Iterable[str] = ()) -> str:
-    """Lines of a log without these values, logins in URLs, tokens of common forms, and values of at least six
-    characters that follow the name of a secret: `API_KEY=...`, `"password": "..."`, `Bearer ...`."""
+    """Mask lines of a log: these values, logins in URLs, tokens of common forms, and values of at least six characters
+    that follow the name of a secret: `API_KEY=...`, `"password": "..."`, `Bearer ...`."""
     text = mask_text(text, secrets)
     if "=" in text:
         text = _ASSIGNMENT.sub(_masked_long_assignment, text)
@@ -81,14 +81,14 @@ def mask_log(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def mask_code(text: str) -> str:
-    """Lines of a program without texts in quotes that are given to a name of a secret, such as `password = "..."`,
+    """Mask lines of a program: texts in quotes that are assigned to a name of a secret, such as `password = "..."`,
     logins in URLs, and tokens of common forms. Expressions stay: `sorted(items, key=first)`."""
     text = _PAIR.sub(_masked_pair, _LITERAL.sub(_masked_pair, mask_text(text)))
     return _TOKENS.sub(MASK, _BEARER.sub(MASK, text))
 
 
 def mask_all(value: Any, secrets: Iterable[str]) -> Any:
-    """A copy of an object whose strings are all masked as lines of a log are."""
+    """Return a copy of an object whose strings are all masked as lines of a log are."""
     if isinstance(value, dict):
         return {key: mask_all(item, secrets) for key, item in value.items()}
     if isinstance(value, list):
@@ -97,15 +97,15 @@ def mask_all(value: Any, secrets: Iterable[str]) -> Any:
 
 
 def searchable(values: Iterable[str]) -> set[str]:
-    """The texts to search for, where these values may be printed: their lines, because a log has one line after the
-    other, as `clean` prints them. Without those that are shorter than six characters."""
+    """Return the texts to search for where these values may be printed: their lines as `clean` prints them, because a
+    log has one line after the other. Texts that are shorter than six characters are left out."""
     lines = {clean(line.encode(), colour=False).strip() for value in values for line in value.splitlines()}
-    found = sorted((line for line in lines if len(line) >= _SHORTEST), key=len, reverse=True)
-    return set(found[:MOST_SEARCHED])
+    texts = sorted((line for line in lines if len(line) >= _SHORTEST), key=len, reverse=True)
+    return set(texts[:MOST_SEARCHED])
 
 
 def mask_ends(line: str, secrets: Iterable[str]) -> str:
-    """A line without the part of a secret that it ends or begins with, six characters or more: a line may be cut there,
+    """Mask the part of a secret, six characters or more, that a line ends or begins with. A line may be cut there,
     because it is too long, or because the program was killed."""
     for secret in secrets:
         begin, end = secret[:_SHORTEST], secret[-_SHORTEST:]
@@ -123,12 +123,12 @@ def mask_ends(line: str, secrets: Iterable[str]) -> str:
 
 
 def mask_messages(value: Any, secrets: Iterable[str]) -> Any:
-    """A copy of an object whose messages do not have these texts: all that is named `message`."""
+    """Return a copy of an object in which each `message` is without these texts."""
     return _with_messages(value, lambda text: mask_ends(mask_text(text, secrets), secrets)) if secrets else value
 
 
 def masked_as_before(value: Any, before: Any) -> Any:
-    """A copy of an object whose messages stay masked as in an earlier copy: the values may be gone by now."""
+    """Return a copy of an object whose messages stay masked as in an earlier copy: the values may be gone by now."""
     former = [text for text in _messages(before) if MASK in text and len(text.replace(MASK, "")) >= _SHORTEST]
     if not former:
         return value
@@ -136,13 +136,13 @@ def masked_as_before(value: Any, before: Any) -> Any:
 
 
 def _is_masked_form(masked: str, text: str) -> bool:
-    """Whether the one text is the other with parts of it masked, each within a line."""
-    first, *rest = masked.split(MASK)
-    if not rest or not text.startswith(first):
+    """Return whether `masked` is `text` with parts of it masked, each within a line."""
+    first, *parts = masked.split(MASK)
+    if not parts or not text.startswith(first):
         return False
     place = len(first)
-    for number, part in enumerate(rest, 1):
-        end = text.find(part, place + 1) if number < len(rest) else len(text) - len(part)
+    for number, part in enumerate(parts, 1):
+        end = text.find(part, place + 1) if number < len(parts) else len(text) - len(part)
         hidden = text[place : max(place, end)]
         if not hidden or not text.startswith(part, end) or (hidden != MASK and (MASK in hidden or "\n" in hidden)):
             return False
@@ -172,7 +172,7 @@ def _with_messages(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _masked_words(words: list[Any]) -> list[Any]:
-    """The words of a command line: `--token=abc`, `--token abc` and `sh -c "API_KEY=abc train"`."""
+    """Mask the words of a command line: `--token=abc`, `--token abc` and `sh -c "API_KEY=abc train"`."""
     out: list[Any] = []
     for word in words:
         before = out[-1] if out else None
@@ -205,9 +205,9 @@ def _masked_pair(match: re.Match[str]) -> str:
 
 def _secrets(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
-        name, given = value.get("name"), value.get("value")
-        if isinstance(name, str) and isinstance(given, str) and is_secret_name(name):
-            yield given
+        name, content = value.get("name"), value.get("value")
+        if isinstance(name, str) and isinstance(content, str) and is_secret_name(name):
+            yield content
         for key, item in value.items():
             if key in ("command", "args") and isinstance(item, list):
                 yield from _secret_words(item)

@@ -17,39 +17,39 @@ except ImportError:  # Windows, where the command line runs too
 ENOUGH = 65_536
 
 
-def raise_open_files(wanted: int = ENOUGH) -> int:
-    """Raises the soft limit to `wanted` as far as the hard limit allows. Never lowers it. Returns the soft limit."""
+def raise_open_files(limit: int = ENOUGH) -> int:
+    """Raise the soft limit to `limit` as far as the hard limit allows. Never lowers it. Returns the soft limit."""
     if resource is None:
-        return wanted
+        return limit
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        raised = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        raised = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, raised), hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
-def require_open_files(needed: int, what: str) -> None:
-    """Raises CannotRun if the hard limit is lower than `needed`, the number of open files that `what` needs."""
+def require_open_files(needed: int, users: str) -> None:
+    """Check that the hard limit allows the `needed` open files. Raises CannotRun, which says that `users` need them."""
     if resource is None:
         return
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard not in (resource.RLIM_INFINITY, -1) and needed > hard:
         raise CannotRun(
-            f"{what} need {needed} open files, and {hard} are allowed: raise the limit (ulimit -n) or run fewer "
+            f"{users} need {needed} open files, and {hard} are allowed: raise the limit (ulimit -n) or run fewer "
             "replicas"
         )
 
 
 @contextlib.contextmanager
-def more_open_files(wanted: int = ENOUGH) -> Iterator[None]:
-    """Raises the limit and restores it at the end."""
+def more_open_files(limit: int = ENOUGH) -> Iterator[None]:
+    """Raise the limit, and restore it at the end."""
     if resource is None:
         yield
         return
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    raise_open_files(wanted)
+    raise_open_files(limit)
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ HELPERS = PACKAGE / "inpod"
 
 
 def copy(directory: Path) -> None:
-    """Copies the in-pod helpers and the report library. Raises OSError."""
+    """Copy the in-pod helpers and the report library. Raises OSError."""
     copy_modules(HELPERS, directory, "[!_]*.py")
     copy_modules(HELPERS, directory, "*.sh")
     copy_startup(directory / "startup")
@@ -20,15 +20,17 @@ def copy(directory: Path) -> None:
 
 
 def copy_library(directory: Path) -> None:
-    """Copies what `from allranks.report import report` needs. Raises OSError."""
+    """Copy what `from allranks.report import report` needs. Raises OSError."""
     copy_modules(PACKAGE, directory / "allranks", "__init__.py")
     copy_modules(PACKAGE, directory / "allranks", "version.py")
     copy_modules(PACKAGE / "report", directory / "allranks" / "report", "*.py")
 
 
 def copy_startup(directory: Path) -> None:
-    """Copies what programs run at their start. A separate directory, because it is added to PYTHONPATH and nothing else
-    must be importable from it. Raises OSError."""
+    """Copy what programs run at their start. Raises OSError.
+
+    It is a separate directory, because it is added to PYTHONPATH and nothing else must be importable from it.
+    """
     copy_modules(HELPERS / "startup", directory, "[!_]*.py")
     metadata = directory / "allranks_automatic_reports-1.dist-info"
     metadata.mkdir(exist_ok=True)

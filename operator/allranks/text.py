@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 
 
 def last_lines(text: str, lines: int, characters: int) -> str:
-    """The last `lines` lines of `text`, and of these at most the last `characters` characters."""
+    """Return the last `lines` lines of `text`, and of these at most the last `characters` characters."""
     return "\n".join(text.rstrip().splitlines()[-lines:])[-characters:]
 
 
 def stored_bytes(text: str) -> int:
-    """Bytes of the text in a stored object, which is JSON. Go's encoder escapes more characters than Python's."""
+    """Return the bytes of the text in a stored object, which is JSON. Go's encoder escapes more characters than
+    Python's."""
     encoded = len(json.dumps(text, ensure_ascii=False).encode()) - len('""')
-    return encoded + sum(text.count(each) * (6 - len(each.encode())) for each in "<>&\u2028\u2029")
+    return encoded + sum(text.count(character) * (6 - len(character.encode())) for character in "<>&\u2028\u2029")
 
 
 def beginning(text: str, limit: int) -> str:
-    """The beginning of a text that takes at most `limit` bytes in a stored object."""
+    """Return the beginning of a text that takes at most `limit` bytes in a stored object."""
     if len(text) * 6 <= limit or stored_bytes(text) <= limit:
         return text
     taken = 0
@@ -30,7 +32,7 @@ def beginning(text: str, limit: int) -> str:
 
 
 def size(number: float) -> str:
-    """`512 B`, `1.4 MiB`."""
+    """Return a number of bytes for people: `512 B`, `1.4 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if number < 1024 or unit == "PiB":
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
@@ -60,6 +62,19 @@ def human_duration(seconds: float) -> str:
 
 
 def joined(words: Iterable[str], last: str) -> str:
-    """`a, b or c`."""
+    """Return words as a list in a sentence: `a, b or c`."""
     *front, end = words
     return f"{', '.join(front)} {last} {end}" if front else end
+
+
+_NOT_DESTROYED = re.compile(
+    # PyTorch with NCCL, with every framework that uses it: after an exception, this is the last line of a rank's log.
+    r"^(?:\[rank\d+\]:)?\[W\d{4} \S+ ProcessGroupNCCL\.cpp:\d+\] .*destroy_process_group\(\) was not called[^\n]*\n?",
+    re.MULTILINE,
+)
+
+
+def without_exit_warnings(output: str) -> str:
+    """Remove warnings that a library prints while a program ends, whatever ended it: they would hide the cause of a
+    failure."""
+    return _NOT_DESTROYED.sub("", output)

@@ -17,8 +17,7 @@ import yaml
 from allranks.api.job import KIND
 from allranks.kube import paths
 from allranks.kube.client import Client
-from allranks.operator import job_watch
-from allranks.operator import session as sessions
+from allranks.operator import crd_check, job_watch
 from allranks.operator.app import Operator
 from support import controlplane, live
 from support.api import ApiError
@@ -84,7 +83,7 @@ def test_after_a_kill_while_a_thousand_jobs_start_the_next_operator_completes_th
     async def create() -> None:
         client = Client(connection)
         jobs = (job(f"demo-{number}", roles={"worker": {"replicas": 1}}) for number in range(count))
-        await asyncio.gather(*(client.create(paths.jobs(namespace), one) for one in jobs))
+        await asyncio.gather(*(client.create(paths.job_path(namespace), one) for one in jobs))
         await client.close()
 
     def made(kind: str) -> int:
@@ -160,16 +159,16 @@ def test_the_operator_waits_for_the_crds(
     control_plane: ControlPlane, namespace: str, listed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An API server may still list CRDs for a moment after they were deleted."""
-    wait_for_crds, waits = sessions.wait_for_crds, threading.Event()
+    wait_for_crds, waits = crd_check.wait_for_crds, threading.Event()
 
     async def observed(*arguments: Any) -> None:
         waits.set()
         await wait_for_crds(*arguments)
 
     async def return_once(*_: Any) -> None:
-        monkeypatch.setattr(sessions, "wait_for_crds", observed)
+        monkeypatch.setattr(crd_check, "wait_for_crds", observed)
 
-    monkeypatch.setattr(sessions, "wait_for_crds", observed if listed == "absent" else return_once)
+    monkeypatch.setattr(crd_check, "wait_for_crds", observed if listed == "absent" else return_once)
     connection = live.connection(control_plane)
     names = [yaml.safe_load(path.read_text())["metadata"]["name"] for path in DEFINITIONS]
     live.wait_until_served(control_plane.api)

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from allranks.kube.auth import Connection
-from allranks.kube.transport import Response, Transport
+from allranks.kube.client import Response, Transport
 
 
 class MortalTransport(Transport):

@@ -27,13 +27,12 @@ from allranks.archive.store import ArchiveError, open_store
 from allranks.archive.writer import Writer
 from allranks.core.facts.model import Event
 from allranks.kube.auth import Connection
-from allranks.kube.client import Client
+from allranks.kube.client import Client, Transport
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.paths import core_path, job_path, sweeps
-from allranks.kube.transport import Transport
 from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator.event_recorder import Recorder
-from allranks.operator.ports.probes import METRICS_LIMITS, Server, probe
+from allranks.operator.ports.http_servers import METRICS_LIMITS, Server, probe
 from allranks.version import __version__
 
 logger = logging.getLogger("allranks.archiver")

@@ -26,7 +26,7 @@ async def of_cluster(cluster: Cluster, sweep: Mapping[str, Any], archive: Archiv
     metadata, now = sweep["metadata"], datetime.now(UTC)
     try:
         query = {"labelSelector": f"{SWEEP_LABEL}={metadata['name']}"}
-        listed = (await cluster.get(paths.jobs(cluster.namespace), query))["items"]
+        listed = (await cluster.get(paths.job_path(cluster.namespace), query))["items"]
     except ClusterError as error:
         return TrialJobs(problem=str(error))
     own = [job for job in listed if sweep_codec.is_owned(job, metadata["uid"])]

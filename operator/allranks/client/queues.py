@@ -99,7 +99,7 @@ async def read_queues(cluster: Cluster, names: tuple[str, ...]) -> list[Queue]:
         existing = ", ".join(sorted(by_name)) or "none"
         raise ClusterError(f"namespace {namespace} has no LocalQueue {missing[0]}; it has: {existing}")
     workloads = await _list(cluster, WORKLOAD, version, namespace)
-    jobs = (await cluster.get(paths.jobs(namespace))).get("items", ())
+    jobs = (await cluster.get(paths.job_path(namespace))).get("items", ())
     out = []
     for name in names or sorted(by_name):
         local = by_name[name]

@@ -6,8 +6,8 @@ import re
 import textwrap
 from datetime import datetime
 
-from allranks.exit_warnings import without_exit_warnings
 from allranks.frameworks.hints import LogReader, RootCause
+from allranks.text import without_exit_warnings
 
 
 class TorchrunLog(LogReader):

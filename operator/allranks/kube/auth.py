@@ -1,33 +1,24 @@
 """The address of the API server and the credentials for it, from a pod's service account or from a kubeconfig.
 
-Tokens, certificates and login programs (`exec`) are handled here. The official client is imported only for a kubeconfig
-user with an `auth-provider`, the older way to log in, which kubectl supports for OIDC.
+Token files are read here; `login` has the other ways in which the user of a kubeconfig logs in.
 """
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import logging
 import os
 import ssl
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from allranks.extras import install_command
 from allranks.kube import kubeconfig as kubeconfigs
-from allranks.kube.client_certificate import NO_PEM, ClientCertificate, check_readable
 from allranks.kube.errors import LoginError
-from allranks.kube.exec_login import ExecLogin
+from allranks.kube.login import NO_PEM, ClientCertificate, ExecLogin, Password, ProviderLogin, check_readable
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_SECONDS = 60
 """A token file is read again after this: the kubelet rotates service account tokens."""
-LOGIN_SECONDS = 1.0
-"""A rejected token is renewed at most this often: concurrent requests are rejected together."""
 
 
 class NotConfigured(LoginError):
@@ -42,7 +33,7 @@ class Credentials(Protocol):
         ...
 
     def forget(self) -> None:
-        """The API server rejected them: obtain new ones for the next request."""
+        """Obtain new credentials for the next request: the API server rejected these."""
         ...
 
 
@@ -71,7 +62,7 @@ class Connection:
     _tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
 
     def headers(self) -> dict[str, str]:
-        """The current authorization. Blocks while a login program runs, once per lifetime of its token.
+        """Return the current authorization. Blocks while a login program runs, once per lifetime of its token.
 
         Raises LoginError.
         """
@@ -83,14 +74,14 @@ class Connection:
             try:
                 self.token, self._read_at = self.token_file.read_text().strip(), time.monotonic()
             except OSError as error:
-                why = (error.strerror or str(error)).lower()
+                reason = (error.strerror or str(error)).lower()
                 raise LoginError(
-                    f"the token file {self.token_file} cannot be read: {why}: log in again, or correct its path"
+                    f"the token file {self.token_file} cannot be read: {reason}: log in again, or correct its path"
                 ) from error
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def _renew_certificate(self) -> None:
-        """Connections from now on use the certificate that the login program printed last."""
+        """Use the certificate that the login program printed last for new connections."""
         renewed = self.credentials.certificate if isinstance(self.credentials, ExecLogin) else None
         if renewed and renewed != self.client_certificate:
             self.client_certificate = renewed
@@ -98,7 +89,7 @@ class Connection:
                 renewed.load(self._tls)
 
     def forget_token(self) -> None:
-        """The API server rejected it: obtain a new one for the next request."""
+        """Obtain a new token for the next request: the API server rejected this one."""
         self._read_at = float("-inf")
         if self.credentials:
             self.credentials.forget()
@@ -127,14 +118,15 @@ class Connection:
         try:
             return ssl.create_default_context(cafile=self.ca_file, cadata=self.ca_data)
         except (OSError, ValueError) as error:
-            what = f"certificate-authority {self.ca_file}" if self.ca_file else "certificate-authority-data"
-            raise LoginError(f"{what} {NO_PEM}") from error
+            authority = f"certificate-authority {self.ca_file}" if self.ca_file else "certificate-authority-data"
+            raise LoginError(f"{authority} {NO_PEM}") from error
 
 
 def connect(kubeconfig: str | None = None, context: str | None = None, *, prefer_pod: bool = True) -> Connection:
-    """The connection of `--kubeconfig`, $KUBECONFIG, ~/.kube/config or the pod's service account. Raises LoginError.
+    """Return the connection of `--kubeconfig`, $KUBECONFIG, ~/.kube/config or the pod's service account. Raises
+    LoginError.
 
-    `prefer_pod`: where no kubeconfig is named, the service account comes before ~/.kube/config.
+    With `prefer_pod`, the service account comes before ~/.kube/config where no kubeconfig is named.
     """
     named = kubeconfig or os.environ.get("KUBECONFIG")
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").exists()
@@ -154,7 +146,7 @@ def connect(kubeconfig: str | None = None, context: str | None = None, *, prefer
 
 
 def kubeconfig_files(kubeconfig: str | None) -> list[Path]:
-    """The existing files of `--kubeconfig`, $KUBECONFIG or ~/.kube/config."""
+    """Return the existing files of `--kubeconfig`, $KUBECONFIG or ~/.kube/config."""
     named = kubeconfig or os.environ.get("KUBECONFIG") or _default_kubeconfig()
     files = [Path(file).expanduser() for file in named.split(os.pathsep) if file]
     return [file for file in files if file.exists()]
@@ -165,7 +157,7 @@ def _default_kubeconfig() -> str:
 
 
 def own_namespace() -> str:
-    """The namespace of this pod, else `default`."""
+    """Return the namespace of this pod; elsewhere `default`."""
     try:
         return (SERVICE_ACCOUNT / "namespace").read_text().strip() or "default"
     except OSError:
@@ -173,7 +165,7 @@ def own_namespace() -> str:
 
 
 def service_url() -> str:
-    """The API server of the cluster of this pod; empty elsewhere."""
+    """Return the URL of the API server of this pod's cluster; elsewhere empty."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     host = f"[{host}]" if ":" in host else host
     return f"https://{host}:{port}" if host else ""
@@ -215,7 +207,7 @@ def _from_context(context: kubeconfigs.Context) -> Connection:
 
 
 def _credentials(context: kubeconfigs.Context) -> Credentials | None:
-    """What the user logs in with; None for a token or a client certificate. Raises LoginError."""
+    """Return what the user logs in with; None for a token or a client certificate. Raises LoginError."""
     user = context.user
     if user.get("token") or user.get("tokenFile"):
         return None
@@ -229,93 +221,11 @@ def _credentials(context: kubeconfigs.Context) -> Credentials | None:
 
 
 def _certificate(context: kubeconfigs.Context) -> ClientCertificate | None:
-    """The client certificate of the kubeconfig; embedded data takes precedence over files. Raises LoginError."""
+    """Return the client certificate of the kubeconfig. Embedded data takes precedence over files. Raises LoginError."""
     user = context.user
     certificate = context.data(user, "client-certificate") or user.get("client-certificate")
     key = context.data(user, "client-key") or user.get("client-key")
     if bool(certificate) != bool(key):
-        given, missing = ("client-certificate", "client-key") if certificate else ("client-key", "client-certificate")
-        raise LoginError(f"{context.title}: user {context.user_name} has a {given} and no {missing}: add it")
+        present, missing = ("client-certificate", "client-key") if certificate else ("client-key", "client-certificate")
+        raise LoginError(f"{context.title}: user {context.user_name} has a {present} and no {missing}: add it")
     return ClientCertificate(certificate, key) if certificate and key else None
-
-
-class Password:
-    """HTTP basic authentication, which proxies in front of an API server may use."""
-
-    def __init__(self, name: str, password: str) -> None:
-        self._header = "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
-
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": self._header}
-
-    def forget(self) -> None: ...
-
-
-_REMOVED = {
-    "gcp": "gcloud container clusters get-credentials CLUSTER",
-    "azure": "az aks get-credentials --name CLUSTER",
-}
-"""Providers that kubectl no longer supports -> the command that writes a kubeconfig with a login program."""
-
-
-class ProviderLogin:
-    """Credentials of a kubeconfig user with an `auth-provider`, from the official client."""
-
-    def __init__(self, context: kubeconfigs.Context) -> None:
-        """Raises LoginError."""
-        self._context = context
-        self._configuration: Any = self._login()
-        files = self._configuration.cert_file, self._configuration.key_file
-        self.certificate = ClientCertificate(*files) if all(files) else None
-
-    def headers(self) -> dict[str, str]:
-        if self._configuration is None:
-            self._configuration = self._login()
-        settings = self._configuration.auth_settings().values()  # renews a token that expires
-        return {s["key"]: s["value"] for s in settings if s.get("in") == "header" and s.get("value")}
-
-    def forget(self) -> None:
-        if time.monotonic() - self._login_at > LOGIN_SECONDS:
-            self._configuration = None
-
-    def _login(self) -> Any:
-        title = self._context.title
-        provider = self._context.user["auth-provider"].get("name") or "without a name"
-        if provider in _REMOVED:
-            raise LoginError(
-                f"{title} logs in with the auth-provider {provider}, which Kubernetes 1.26 "
-                f"replaced by a login program: create the kubeconfig again with {_REMOVED[provider]}"
-            )
-        try:
-            from kubernetes import config as untyped
-            from kubernetes.client import Configuration
-        except ImportError as error:
-            raise LoginError(
-                f"{title} logs in with the auth-provider {provider}, which needs the official Kubernetes client "
-                f"({error}): {install_command('login')}, or use a context with a login program (exec), a token or a "
-                "client certificate"
-            ) from error
-        config: Any = untyped
-        configuration = Configuration()
-        try:
-            with _logged() as complaints:
-                config.load_kube_config(self._context.files, self._context.name, configuration)
-        except Exception as error:  # the client raises what its libraries raise
-            raise LoginError(f"logging in as {title} failed: {' '.join(str(error).split())}") from error
-        if complaints and not (configuration.api_key or configuration.cert_file):
-            raise LoginError(f"logging in as {title} failed: {'; '.join(complaints)}")
-        self._login_at = time.monotonic()
-        return configuration
-
-
-@contextlib.contextmanager
-def _logged() -> Iterator[list[str]]:
-    """Collects log records: the official client only logs that a login program failed, and returns no credentials."""
-    texts: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: texts.append(" ".join(record.getMessage().split()))  # type: ignore[method-assign]
-    before, logging.root.handlers = logging.root.handlers, [handler]
-    try:
-        yield texts
-    finally:
-        logging.root.handlers = before

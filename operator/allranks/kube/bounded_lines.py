@@ -20,25 +20,25 @@ class Splitter:
 
     def __init__(self, longest: int = LONGEST_LINE) -> None:
         self._longest = longest
-        self._rest = b""
+        self._unfinished = b""
         self._dropped = 0
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        *lines, rest = chunk.split(b"\n")
+        *lines, unfinished = chunk.split(b"\n")
         for line in lines:
-            whole = not self._rest and not self._dropped and len(line) <= self._longest and b"\r" not in line
+            whole = not self._unfinished and not self._dropped and len(line) <= self._longest and b"\r" not in line
             yield line if whole else self._finish(line)
-        self._keep(rest)
+        self._keep(unfinished)
 
     def end(self) -> Iterator[bytes]:
         """Yield the last line, if it has no newline."""
-        if self._rest or self._dropped:
+        if self._unfinished or self._dropped:
             yield self._finish(b"")
 
     def _finish(self, tail: bytes) -> bytes:
         self._keep(tail)
-        line, dropped = self._rest, self._dropped
-        self._rest, self._dropped = b"", 0
+        line, dropped = self._unfinished, self._dropped
+        self._unfinished, self._dropped = b"", 0
         return line + f" … ({size(dropped)} left out)".encode() if dropped else line
 
     def _keep(self, more: bytes) -> None:
@@ -46,10 +46,10 @@ class Splitter:
             # A progress bar redraws its line: what was before the last but one redraw is never shown.
             place = more.rstrip(b"\r").rfind(b"\r")
             if place >= 0:
-                self._rest, self._dropped, more = _time_of(self._rest + more[:place]), 0, more[place + 1 :]
-        room = self._longest - len(self._rest)
+                self._unfinished, self._dropped, more = _time_of(self._unfinished + more[:place]), 0, more[place + 1 :]
+        room = self._longest - len(self._unfinished)
         self._dropped += max(0, len(more) - room)
-        self._rest += more[: max(0, room)]
+        self._unfinished += more[: max(0, room)]
 
 
 def _time_of(line: bytes) -> bytes:
@@ -81,7 +81,7 @@ class LastLines(Generic[_T]):
         return (line for line, _ in self._kept)
 
     def add(self, line: _T, size: int) -> None:
-        """`size`: of its text, in bytes."""
+        """Add a line whose text has `size` bytes."""
         self._kept.append((line, size))
         self._used += size
         while len(self._kept) > self._lines or (self._used > self._size and len(self._kept) > 1):

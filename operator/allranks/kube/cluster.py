@@ -40,7 +40,7 @@ RETRY_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The cluster and namespace that the user named. None: the kubeconfig's."""
+    """The cluster and namespace that the user named. Values that are None come from the kubeconfig."""
 
     namespace: str | None = None
     context: str | None = None
@@ -107,7 +107,7 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def stream(self, path: str, query: Query, silence: float | None) -> AsyncIterator[aiohttp.StreamReader]:
-        """Open the body of an answer while it arrives. An error, if nothing arrives for `silence` seconds."""
+        """Open the body of an answer while it arrives. Raises ClusterError if nothing arrives for `silence` seconds."""
         try:
             async with self.client.stream(path, parameters(query), silence, accept="*/*") as content:
                 yield content
@@ -123,8 +123,7 @@ class Cluster:
 
 def user_client(connection: Connection) -> Client:
     """Return a client for somebody who waits for the answer: it tries again for a short time, and only what is safe."""
-    from allranks.kube.client import Client
-    from allranks.kube.transport import Transport
+    from allranks.kube.client import Client, Transport
 
     return Client(
         connection,
@@ -143,12 +142,12 @@ def parameters(query: Query | None) -> dict[str, str]:
 
 
 def _may_retry(verb: str, error: Unavailable) -> bool:
-    """Only what is safe, and likely to succeed while the user waits."""
+    """Return whether a repetition is safe, and likely to succeed while the user waits."""
     return error.status in (429, 503) or (verb == "GET" and error.reason in (DISCONNECTED, TIMED_OUT))
 
 
 def _warn(header: str) -> None:
-    """Prints a Warning header: a deprecation, pod security."""
+    """Print a Warning header: a deprecation, pod security."""
     _, _, text = header.partition('"')
     click.echo(f"{click.style('warning:', fg='yellow')} {text.rstrip().rstrip(chr(34))}", err=True)
 
@@ -208,7 +207,8 @@ class Watch:
         return list(self._items.values())
 
     async def changes(self) -> AsyncGenerator[Change]:
-        """Every change after `listed()`, without end. Raises ClusterError when the API server rejects the watch."""
+        """Yield every change after `listed()`, without end. Raises ClusterError when the API server rejects the
+        watch."""
         running = asyncio.create_task(self._watch.run())
         running.add_done_callback(lambda _: self._changes.put_nowait(None))
         try:

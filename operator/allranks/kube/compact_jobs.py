@@ -15,9 +15,8 @@ from allranks.api.job import API_VERSION, KIND
 from allranks.api.validation import MAX_TEMPLATE_BYTES, too_large
 from allranks.core.facts import stack_requests
 from allranks.core.facts.model import Manifest
+from allranks.kube.decoding import ListMeta, ObjectMeta, decoder
 from allranks.kube.job_codec import DecodeError
-from allranks.kube.json_decoder import decoder
-from allranks.kube.watch import ListMeta, ObjectMeta
 
 _KEPT_PREFIX = "kueue.x-k8s.io/"
 """Labels and annotations with this prefix are kept: those by which Kueue and its tools address a job."""
@@ -84,8 +83,10 @@ def page(body: bytes) -> Manifest:
 
 
 def line(data: bytes) -> bytes:
-    """An event of a watch, for kopf, which decodes it: the spec is JSON text in a string. Anything else is returned
-    unchanged."""
+    """Return an event of a watch for kopf, which decodes it: the spec is JSON text in a string.
+
+    Anything else is returned unchanged.
+    """
     try:
         event = _event(data)
         if event.type not in ("ADDED", "MODIFIED", "DELETED"):
@@ -179,7 +180,7 @@ _spec = decoder(_Spec)
 
 
 def _template_bytes(raw: bytes) -> int:
-    """Size of all parts of a spec without a schema, for which nothing else sets a limit."""
+    """Return the size of all parts of a spec without a schema, for which nothing else sets a limit."""
     try:
         spec = _spec(raw)
     except msgspec.DecodeError:

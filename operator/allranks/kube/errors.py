@@ -27,7 +27,7 @@ class LoginError(ClusterError): ...
 
 
 class ApiError(ClusterError):
-    """`status` is the HTTP status, 0 without an answer. `reason` and `details` are those of the Status object."""
+    """`status` is the HTTP status, 0 without an answer. `reason` and `details` are from the Status object."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ _TYPE = re.compile(r'"(?:object|array|string|integer|number|boolean)": (?!\S+ in
 
 
 def _invalid(causes: Iterable[Any], message: str) -> str:
-    """One line per cause, with its field: the format of `allranks validate`."""
+    """Return one line per cause, with its field: the format of `allranks validate`."""
     lines = []
     for cause in causes:
         field, text = _clean(str(cause.get("field", ""))), _clean(str(cause.get("message", "")))

@@ -8,22 +8,24 @@ Lenient, for the command line: shows what it can of a job of a newer version.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from allranks.api import validation
-from allranks.api.job import Job, Metadata, Spec, SpecBase
-from allranks.api.status import FINISHED, RestartCounts, Status
+from allranks.api.job import Job, Metadata, Spec
+from allranks.api.status import FINISHED, ReplicaRestarts, RestartCounts, RestartedIndexes, Status
 from allranks.api.validation import drop
-from allranks.core.facts import topology
+from allranks.core.facts import naming, places, topology
 from allranks.core.facts.model import Manifest, Pod
 from allranks.core.facts.naming import NO_RANKS, replica_key
+from allranks.core.facts.restarts import MAX_DETAILED
 from allranks.errors import InvalidManifest
-from allranks.kube import restarted_indexes
 
+T = TypeVar("T")
 _MESSAGE = 4096
 
 
@@ -32,7 +34,7 @@ class DecodeError(Exception):
 
 
 def job(manifest: Manifest) -> Job:
-    """Raises DecodeError."""
+    """Decode a job. Raises DecodeError."""
     if wrong := [": ".join(problem) for problem in validation.unbounded(manifest.get("spec"))]:
         raise DecodeError("; ".join(wrong))
     try:
@@ -42,32 +44,32 @@ def job(manifest: Manifest) -> Job:
 
 
 def status(manifest: Manifest) -> Status:
-    """Unknown fields are left out, so that an operator can be replaced by an older one. Raises DecodeError."""
-    raw = manifest.get("status") or {}
+    """Decode the status. Unknown fields are left out, so that an older operator can replace a newer one. Raises
+    DecodeError."""
     try:
-        return restarted_indexes.unfold(_status_without_unknown_fields(raw))
+        return unfold_restarts(without_unknown_fields(_status, manifest.get("status") or {}))
     except ValidationError as error:
         raise DecodeError(_paths("status", error)) from error
     except ValueError as error:
         raise DecodeError(f"status.restartedIndexes: {error}") from error
 
 
-def _status_without_unknown_fields(raw: Any) -> Status:
-    """Raises ValidationError."""
+def without_unknown_fields(validate: Callable[[Any], T], raw: Any) -> T:
+    """Validate a status, without its unknown fields if it has some. Raises ValidationError."""
     try:
-        return _status(raw)
+        return validate(raw)
     except ValidationError as error:
         details = error.errors(include_url=False)
         if any(detail["type"] != "extra_forbidden" for detail in details):
             raise
-        rest = copy.deepcopy(raw)
+        stripped = copy.deepcopy(raw)
         for detail in details:
-            drop(rest, detail["loc"])
-        return _status(rest)
+            drop(stripped, detail["loc"])
+        return validate(stripped)
 
 
 def encode(status: Status) -> Manifest:
-    out = restarted_indexes.fold(status).model_dump(by_alias=True, exclude_none=True, mode="json")
+    out = fold_restarts(status).model_dump(by_alias=True, exclude_none=True, mode="json")
     return {**out, _SUMMARY: restart_summary(status.restarts)}
 
 
@@ -83,11 +85,7 @@ def restart_summary(restarts: RestartCounts) -> str:
 
 def _job(manifest: Manifest) -> Job:
     metadata = Metadata.model_validate(manifest["metadata"], by_alias=True, by_name=False)
-    return Job(metadata=metadata, spec=_spec(manifest.get("spec")))
-
-
-def _spec(stored: Any) -> SpecBase:
-    return Spec.model_validate(stored, by_alias=True, by_name=False)
+    return Job(metadata=metadata, spec=Spec.model_validate(manifest.get("spec"), by_alias=True, by_name=False))
 
 
 def _status(stored: Any) -> Status:
@@ -97,10 +95,10 @@ def _status(stored: Any) -> Status:
 
 
 def invalid_spec_patch(manifest: Manifest, message: str, now: datetime, reason: str = "InvalidSpec") -> Manifest | None:
-    """Return the merge patch of the status of a job that cannot be decoded or evaluated. None: nothing to change.
+    """Return the merge patch of the status of a job that cannot be decoded or evaluated; None if nothing changes.
 
-    A job that has not started fails, unless the reason is another than InvalidSpec. One that runs continues. Both get
-    a condition with the reason.
+    A job that has not started fails, unless the reason is another than InvalidSpec. One that runs continues. Both get a
+    condition with the reason.
     """
     before = manifest.get("status")
     before = before if isinstance(before, dict) else {}
@@ -128,7 +126,7 @@ def invalid_spec_patch(manifest: Manifest, message: str, now: datetime, reason: 
 
 
 def marks(manifest: Manifest) -> list[tuple[Any, Any]]:
-    """(reason, message) of the job's conditions."""
+    """Return reason and message of each condition of the job."""
     status = manifest.get("status")
     return [(c.get("reason"), c.get("message")) for c in _conditions(status if isinstance(status, dict) else {})]
 
@@ -161,15 +159,93 @@ def _paths(root: str, error: ValidationError) -> str:
     )
 
 
+# --- compact restarts ------------------------------------------------------------------------------------------------
+# In memory, all restarted replicas are in `replica_restarts`. The stored status has a compact form of them, so that the
+# status of the largest job fits into etcd.
+
+
+def fold_restarts(status: Status) -> Status:
+    """Return the status to store. Nothing is lost: replicas with a recorded failure keep their own entries, and so do
+    all replicas if they are few."""
+    if len(status.replica_restarts) <= MAX_DETAILED:
+        return status
+    entries: dict[str, ReplicaRestarts] = {}
+    by_role: dict[str, list[tuple[int, ReplicaRestarts]]] = defaultdict(list)
+    for key, entry in status.replica_restarts.items():
+        if entry.failure or entry.counted:
+            entries[key] = entry
+        else:
+            role, _, index = key.rpartition("-")
+            by_role[role].append((int(index), entry))
+    compact = {
+        role: _fold_role(sorted(replicas, key=lambda replica: replica[0])) for role, replicas in sorted(by_role.items())
+    }
+    return status.model_copy(update={"replica_restarts": entries, "restarted_indexes": compact})
+
+
+def _fold_role(entries: list[tuple[int, ReplicaRestarts]]) -> RestartedIndexes:
+    counts, times = defaultdict[int, list[int]](list), defaultdict[datetime, list[int]](list)
+    idle = defaultdict[int, list[int]](list)
+    for index, entry in entries:
+        counts[entry.count].append(index)
+        if entry.restart_time:
+            times[entry.restart_time].append(index)
+        if entry.without_progress:
+            idle[entry.without_progress].append(index)
+    return RestartedIndexes(
+        counts={str(count): places.encode(counts[count]) for count in sorted(counts)},
+        unlaunched=places.encode(index for index, entry in entries if not entry.launched),
+        without_progress={str(count): places.encode(idle[count]) for count in sorted(idle)},
+        restart_times={time.isoformat().replace("+00:00", "Z"): places.encode(times[time]) for time in sorted(times)},
+    )
+
+
+def unfold_restarts(status: Status) -> Status:
+    """Return the stored status with an entry for each restarted replica. Raises ValueError."""
+    if not status.restarted_indexes:
+        return status
+    entries = {
+        naming.replica_key(role, index): entry
+        for role, compact in status.restarted_indexes.items()
+        for index, entry in _unfold_role(compact)
+    }
+    restarts = entries | status.replica_restarts
+    return status.model_copy(update={"replica_restarts": restarts, "restarted_indexes": None})
+
+
+def _unfold_role(compact: RestartedIndexes) -> Iterator[tuple[int, ReplicaRestarts]]:
+    unlaunched = places.decode(compact.unlaunched)
+    times = {
+        index: datetime.fromisoformat(time)
+        for time, indexes in compact.restart_times.items()
+        for index in places.decode(indexes)
+    }
+    idle = {
+        index: int(count) for count, indexes in compact.without_progress.items() for index in places.decode(indexes)
+    }
+    for count, indexes in compact.counts.items():
+        for index in sorted(places.decode(indexes)):
+            launched = index not in unlaunched
+            yield (
+                index,
+                ReplicaRestarts(
+                    count=int(count),
+                    launched=launched,
+                    restart_time=times.get(index),
+                    without_progress=idle.get(index),
+                ),
+            )
+
+
 # --- lenient ---------------------------------------------------------------------------------------------------------
 
 
 def status_of(job: Manifest) -> Status:
-    """Leaves out what this version cannot decode, such as the fields of a newer operator."""
+    """Decode the status without the parts that this version cannot decode, such as fields of a newer operator."""
     raw = job.get("status") or {}
     for _ in range(20):
         try:
-            return restarted_indexes.unfold(_status(raw))
+            return unfold_restarts(_status(raw))
         except ValidationError as error:
             # From the end, because list items shift.
             wrong: list[tuple[int | str, ...]] = [detail["loc"] for detail in reversed(error.errors(include_url=False))]
@@ -182,7 +258,7 @@ def status_of(job: Manifest) -> Status:
 
 
 def job_of(job: Manifest) -> Job | None:
-    """None if this version cannot decode the job's spec."""
+    """Decode a job. Return None if this version cannot decode its spec."""
     try:
         return _job(job)
     except ValidationError:
@@ -206,7 +282,7 @@ def pods_of(job: Manifest, pods: Iterable[Manifest]) -> list[Pod]:
 
 
 def ranks_of(job: Manifest) -> dict[str, int | None]:
-    """Replica -> its (node) rank, by rank; None for a replica without one, such as a parameter server."""
+    """Return the (node) rank of each replica, by rank; None for a replica without one, such as a parameter server."""
     parsed = job_of(job)
     if parsed is None:
         return {}
@@ -214,6 +290,6 @@ def ranks_of(job: Manifest) -> dict[str, int | None]:
 
 
 def _owner(pod: Manifest) -> str:
-    """UID of the pod's controller. Labels prove no ownership."""
+    """Return the UID of the pod's controller. Labels prove no ownership."""
     owners = pod["metadata"].get("ownerReferences") or ()
     return next((owner["uid"] for owner in owners if owner.get("controller")), "")

@@ -49,7 +49,7 @@ class Context:
         return str(self.cluster["server"]).rstrip("/")
 
     def data(self, entry: Mapping[str, Any], key: str) -> bytes | None:
-        """The decoded content of `KEY-data`. Raises LoginError."""
+        """Return the decoded content of `KEY-data`. Raises LoginError."""
         encoded = entry.get(f"{key}-data")
         if not encoded:
             return None
@@ -59,25 +59,25 @@ class Context:
             raise LoginError(f"{self.title}: {key}-data is not base64: copy it again from the cluster") from error
 
 
-def read(files: Sequence[Path], wanted: str | None) -> Context:
-    """The context `wanted`, else the current one, of merged files. Raises LoginError."""
+def read(files: Sequence[Path], requested: str | None) -> Context:
+    """Return the requested context, else the current one, of merged files. Raises LoginError."""
     chain = os.pathsep.join(map(str, files))
     current, contexts, clusters, users = _merged(files)
     if not contexts:
         raise LoginError(f"{chain} is not a kubeconfig: it has no contexts: {_NEW}")
-    name, there = wanted or current, ", ".join(sorted(contexts))
+    name, names = requested or current, ", ".join(sorted(contexts))
     if not name:
         advice = "choose one of them, or set it with kubectl config use-context NAME"
-        raise LoginError(f"{chain} has no current-context; there are {there}: {advice}")
-    if name not in contexts and wanted:
-        raise LoginError(f"there is no context {name} in {chain}: there are {there}")
+        raise LoginError(f"{chain} has no current-context; there are {names}: {advice}")
+    if name not in contexts and requested:
+        raise LoginError(f"there is no context {name} in {chain}: there are {names}")
     if name not in contexts:
         advice = "choose one of them, or kubectl config use-context NAME"
         raise LoginError(
-            f"{chain}: current-context is {name}, and there is no such context: there are {there}: {advice}"
+            f"{chain}: current-context is {name}, and there is no such context: there are {names}: {advice}"
         )
     context = contexts[name]
-    found = Context(
+    chosen = Context(
         name,
         chain,
         context.get("namespace") or "default",
@@ -85,23 +85,23 @@ def read(files: Sequence[Path], wanted: str | None) -> Context:
         _named(users, "user", context, name, chain) if context.get("user") else {},
         context.get("user") or "",
     )
-    _check_server(found)
-    return found
+    _check_server(chosen)
+    return chosen
 
 
 def context_names(files: Sequence[Path]) -> list[str]:
-    """The names of all contexts. Raises LoginError."""
+    """Return the names of all contexts. Raises LoginError."""
     return sorted(_merged(files)[1])
 
 
 def _named(entries: Mapping[str, Entry], kind: str, context: Entry, name: str, chain: str) -> Entry:
-    wanted = str(context.get(kind) or "")
-    if wanted in entries:
-        return entries[wanted]
-    what = f"{kind} {wanted}" if wanted else f"no {kind}"
-    there = f"there are {', '.join(sorted(entries))}" if entries else f"there are no {kind}s"
+    referenced = str(context.get(kind) or "")
+    if referenced in entries:
+        return entries[referenced]
+    reference = f"{kind} {referenced}" if referenced else f"no {kind}"
+    alternatives = f"there are {', '.join(sorted(entries))}" if entries else f"there are no {kind}s"
     advice = f"add it, or kubectl config set-context {name} --{kind}=NAME"
-    raise LoginError(f"{chain}: context {name} names {what}, and {there}: {advice}")
+    raise LoginError(f"{chain}: context {name} names {reference}, and {alternatives}: {advice}")
 
 
 def _check_server(context: Context) -> None:
@@ -118,15 +118,16 @@ def _check_server(context: Context) -> None:
 
 
 def _merged(files: Sequence[Path]) -> tuple[str, dict[str, Entry], dict[str, Entry], dict[str, Entry]]:
-    """(current context, contexts, clusters, users), as kubectl merges files: the first that sets a name wins."""
+    """Return the current context, contexts, clusters and users, as kubectl merges files: the first that sets a name
+    wins."""
     current = ""
     entries: dict[str, dict[str, Entry]] = {"context": {}, "cluster": {}, "user": {}}
     for file in files:
         config = _loaded(file)
         current = current or _text(file, "current-context", config.get("current-context"))
-        for kind, found in entries.items():
+        for kind, merged in entries.items():
             for name, entry in _entries(file, kind, config.get(f"{kind}s")):
-                found.setdefault(name, entry)
+                merged.setdefault(name, entry)
     return current, entries["context"], entries["cluster"], entries["user"]
 
 
@@ -149,7 +150,8 @@ def _loaded(file: Path) -> Entry:
 
 
 def _entries(file: Path, kind: str, items: Any) -> list[tuple[str, Entry]]:
-    """(name, entry) of each item of `clusters`, `users` or `contexts`, with paths relative to the file resolved."""
+    """Return name and entry of each item of `clusters`, `users` or `contexts`, with paths relative to the file
+    resolved."""
     if items is not None and not isinstance(items, list):
         raise _wrong(file, f"{kind}s", "a list")
     out = []
@@ -194,7 +196,7 @@ def _wrong(file: Path, place: str, type_name: str) -> LoginError:
 
 
 def _problem(error: yaml.YAMLError | ValueError | RecursionError) -> str:
-    """`:LINE:COLUMN: is not YAML: ...` in the words of PyYAML."""
+    """Return `:LINE:COLUMN: is not YAML: ...` in the words of PyYAML."""
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     place = f":{mark.line + 1}:{mark.column + 1}:" if mark else ""
     problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None

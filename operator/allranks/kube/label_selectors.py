@@ -14,10 +14,10 @@ _CONDITION = re.compile(
 
 
 def label_selection(selector: str) -> Condition:
-    """Return whether labels are selected by `a=b`, `a!=b`, `a`, `!a`, `a in (b, c)`, `a notin (b, c)`, or several of
-    these.
+    """Return the condition on labels of a selector: `a=b`, `a!=b`, `a`, `!a`, `a in (b, c)`, `a notin (b, c)`, or
+    several of these.
 
-    Empty: all are. Raises ValueError with a sentence.
+    An empty selector selects all. Raises ValueError with a sentence for users.
     """
     parts = [part.strip() for part in re.split(r",(?![^(]*\))", selector) if part.strip()]
     conditions = [_condition(part) for part in parts]

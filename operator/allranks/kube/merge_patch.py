@@ -23,7 +23,7 @@ def diff(before: Mapping[str, Any], after: Mapping[str, Any], *, remove: bool = 
 
 
 def apply(patch: Any, value: Any) -> Any:
-    """`value` with the patch applied."""
+    """Return `value` with the patch applied."""
     if not isinstance(patch, Mapping):
         return patch
     out = dict(value) if isinstance(value, Mapping) else {}

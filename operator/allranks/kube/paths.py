@@ -53,7 +53,7 @@ def optional(kind: OptionalKind, version: str, namespace: str | None, name: str 
 
 
 def group_version(kind: OptionalKind, version: str) -> str:
-    """Here the API server lists the resources of that version."""
+    """Return the path at which the API server lists the resources of a version."""
     return f"/apis/{kind.group}/{version}"
 
 
@@ -75,14 +75,6 @@ def item_of(manifest: Mapping[str, Any], subresource: str = "") -> str:
 def _version(manifest: Mapping[str, Any]) -> str:
     version: str = manifest["apiVersion"].rpartition("/")[2]
     return version
-
-
-def jobs(namespace: str | None) -> str:
-    return job_path(namespace)
-
-
-def job(namespace: str, name: str) -> str:
-    return job_path(namespace, name)
 
 
 def pools() -> str:

@@ -119,7 +119,8 @@ def _user(trainer: Container | None) -> tuple[int, int] | None:
 
 
 def _after_epoch(time: datetime | None) -> datetime | None:
-    """None for 1970-01-01T00:00:00Z, the start of a container whose program could not be executed (StartError)."""
+    """Return the time; None for 1970-01-01T00:00:00Z, the start of a container whose program could not be executed
+    (StartError)."""
     return time if time and time > _NEVER else None
 
 
@@ -197,7 +198,8 @@ def _crash_loop(raw: Raw, trainer: Container | None) -> Container | None:
 
 
 def _init_containers(raw: Raw) -> list[Container]:
-    """Skips native sidecars (`restartPolicy: Always`), which end by a signal when the program has ended."""
+    """Return the init containers without native sidecars (`restartPolicy: Always`), which end by a signal when the
+    program has ended."""
     sidecars = {c.name for c in raw.spec.init_containers if c.restart_policy == "Always"}
     return [c for c in raw.status.init_container_statuses if c.name not in sidecars]
 

@@ -1,4 +1,4 @@
-"""Reads the logs of pods through the API server, within bounds: `read` what is there, `follow` what is written.
+"""Reads the logs of pods through the API server, within bounds. `read` yields present lines, `follow` also new ones.
 
 The server prefixes each line with a timestamp. Timestamps order the lines of different pods, and after a lost
 connection they say where to continue.
@@ -60,7 +60,7 @@ class LogOptions:
 
 
 class LogStream:
-    """The lines of one response as they arrive, those of a chunk together. Iterate over it once."""
+    """The lines of one response as they arrive, all lines of a chunk together. Iterate over it once."""
 
     def __init__(self, content: aiohttp.StreamReader, longest_line: int, limit: int | None) -> None:
         self._content, self._longest_line, self._limit = content, longest_line, limit
@@ -174,7 +174,7 @@ def _time(stamp: bytes) -> bytes | None:
 
 @functools.lru_cache(maxsize=4096)
 def _utc(moment: bytes, zone: bytes) -> bytes | None:
-    """Kubelets write the time zone of their node."""
+    """Return a time in UTC: kubelets write the time zone of their node."""
     if zone == b"Z":
         return moment
     try:
@@ -201,7 +201,7 @@ async def merged(sources: Iterable[AsyncIterator[list[Line]]]) -> AsyncIterator[
         return True
 
     filled = await asyncio.gather(*(refill(place) for place in range(len(iterators))))
-    heap = [(waiting[place][0].time, place) for place, some in enumerate(filled) if some]
+    heap = [(waiting[place][0].time, place) for place, has_lines in enumerate(filled) if has_lines]
     heapq.heapify(heap)
     while heap:
         time, place = heap[0]

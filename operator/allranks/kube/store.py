@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -60,7 +60,7 @@ class Store(Generic[K, V]):
         return key not in self._tombstones or version > self._tombstones[key][0]
 
     def put(self, key: K, value: V) -> bool:
-        """Return whether it is newer than the stored version."""
+        """Store an object. Return False if the stored version is not older."""
         if not self.is_newer(key, self._version_of(value)):
             return False
         self._objects[key] = value
@@ -104,6 +104,16 @@ class Store(Generic[K, V]):
             for key, value in self._objects.items()
             if key not in present and listed(key) and self._version_of(value) <= version
         ]
+
+
+def version_of(manifest: Mapping[str, Any]) -> int:
+    """Return the resourceVersion of an object."""
+    return int(manifest["metadata"].get("resourceVersion") or 0)
+
+
+def with_version(manifest: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """Return the object with another resourceVersion."""
+    return {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": str(version)}}
 
 
 def differences(

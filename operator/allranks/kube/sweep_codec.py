@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from datetime import datetime
 from typing import Any
 
@@ -16,14 +15,12 @@ from allranks.api.status import Status
 from allranks.api.sweep import Sweep
 from allranks.api.sweep_status import SweepCondition, SweepStatus
 from allranks.api.sweep_validation import MAX_SPEC_BYTES, parse_sweep, too_large
-from allranks.api.validation import drop
 from allranks.core.facts.model import Manifest
 from allranks.core.sweeps.model import TrialJob
 from allranks.errors import InvalidManifest
 from allranks.kube import compact_jobs, job_codec
+from allranks.kube.decoding import ObjectMeta, decoder
 from allranks.kube.job_codec import DecodeError
-from allranks.kube.json_decoder import decoder
-from allranks.kube.watch import ObjectMeta
 
 
 class RawSweep(msgspec.Struct):
@@ -45,7 +42,7 @@ class RawSweep(msgspec.Struct):
         return RawSweep(self.metadata, spec, self.status.copy())
 
     def manifest(self) -> Manifest:
-        """Decoded. `spec` is None if it was dropped, or is nested too deeply."""
+        """Return the sweep, decoded. `spec` is None if it was dropped, or is nested too deeply."""
         spec: Any = None
         with contextlib.suppress(msgspec.DecodeError):
             spec = _any(self.spec)
@@ -64,7 +61,7 @@ raw_sweep = decoder(RawSweep)
 
 
 def sweep(manifest: Manifest) -> Sweep:
-    """Raises DecodeError, with the paths of the fields."""
+    """Decode a sweep. Raises DecodeError, with the paths of the fields."""
     if manifest.get("spec") is None:  # the schema requires it
         raise DecodeError(": ".join(too_large()))
     try:
@@ -74,19 +71,14 @@ def sweep(manifest: Manifest) -> Sweep:
 
 
 def status(manifest: Manifest) -> SweepStatus:
-    """Unknown fields are left out, so that an operator can be replaced by an older one. Raises DecodeError."""
-    raw = manifest.get("status") or {}
+    """Decode the status. Unknown fields are left out, so that an older operator can replace a newer one. Raises
+    DecodeError."""
+
+    def validate(raw: Any) -> SweepStatus:
+        return SweepStatus.model_validate(raw, by_alias=True, by_name=False)
+
     try:
-        try:
-            return SweepStatus.model_validate(raw, by_alias=True, by_name=False)
-        except ValidationError as error:
-            details = error.errors(include_url=False)
-            if any(detail["type"] != "extra_forbidden" for detail in details):
-                raise
-            rest = copy.deepcopy(raw)
-            for detail in details:
-                drop(rest, detail["loc"])
-            return SweepStatus.model_validate(rest, by_alias=True, by_name=False)
+        return job_codec.without_unknown_fields(validate, manifest.get("status") or {})
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_input=False)
         raise DecodeError("; ".join(f"status.{'.'.join(map(str, w['loc']))}: {w['msg']}" for w in wrong)) from error
@@ -97,9 +89,9 @@ def encode(status: SweepStatus) -> Manifest:
 
 
 def invalid_patch(manifest: Manifest, message: str, now: datetime) -> Manifest | None:
-    """Return the change of the status of a sweep that cannot be evaluated. Without trials it fails.
+    """Return the change of the status of a sweep that cannot be evaluated; None if it has ended, or is marked already.
 
-    None: it has ended, or is marked already.
+    A sweep without trials fails.
     """
     before: Any = manifest.get("status") or {}
     if before.get("phase") in ("Succeeded", "Failed"):

@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from allranks.kube.client import JSON, Client
+from allranks.kube.decoding import ListMeta, decoder
 from allranks.kube.errors import ApiError, Gone, NotFound, Refused
-from allranks.kube.json_decoder import decoder
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -30,26 +30,6 @@ BRIEF_SECONDS = 1.0
 """A watch without events that ends sooner is a failure, not a renewal: a proxy may have answered."""
 SILENCE_SECONDS = 90.0
 """API servers send a bookmark every minute: a watch that is silent for longer is dead."""
-
-
-class ListMeta(msgspec.Struct, rename="camel"):
-    """Metadata of a list's page, or the version of a single object."""
-
-    resource_version: str = "0"
-    # `continue` is a keyword.
-    further: str = msgspec.field(default="", name="continue")
-
-
-class ObjectMeta(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Metadata of an object that is kept as JSON text. Pods have another type (`raw_pod`), with dates."""
-
-    name: str
-    namespace: str = ""
-    uid: str = ""
-    generation: int = 0
-    resource_version: str = ""
-    creation_timestamp: str | None = None
-    deletion_timestamp: str | None = None
 
 
 class _Page(msgspec.Struct, rename="camel"):
@@ -119,7 +99,7 @@ class Watch(Generic[T]):
 
     @property
     def age(self) -> float:
-        """Seconds since the last activity."""
+        """Return the seconds since the last activity."""
         return time.monotonic() - self.alive_at
 
     async def run(self) -> None:
@@ -194,11 +174,11 @@ class Watch(Generic[T]):
         }
         async with self._client.stream(self.path, parameters, self._silence, accept=self._accept) as content:
             self._on_open()
-            rest = b""
+            unfinished = b""
             async for chunk in content.iter_any():
                 self.alive_at = time.monotonic()
-                lines = (rest + chunk).split(b"\n")
-                rest = lines.pop()
+                lines = (unfinished + chunk).split(b"\n")
+                unfinished = lines.pop()
                 for line in lines:
                     if line:
                         yield line

@@ -20,7 +20,7 @@ from allranks.local import run_directories
 from allranks.pod_bundle import copy_library, copy_startup
 
 if TYPE_CHECKING:
-    from allranks.telemetry import answers, server, store
+    from allranks.telemetry import messages, server, store
 
 EXAMPLE_URL = "http://127.0.0.1:8081/v1/report"
 """A placeholder for manifests that are only printed."""
@@ -31,9 +31,9 @@ class LocalReports:
 
     def __init__(self, job: tuple[str, str], uid: str, node: str, run_dir: Path, wake: Callable[[], None]) -> None:
         self._job, self._uid, self._node, self._run_dir, self._wake = job, uid, node, run_dir, wake
-        self._sources: dict[str, answers.ReportSource] = {}
+        self._sources: dict[str, messages.ReportSource] = {}
         self._store: store.ReportStore | None = None
-        self._server: server.Server[answers.ReportSource] | None = None
+        self._server: server.Server[messages.ReportSource] | None = None
         self.url = ""
         """Empty without a server: aiohttp, of the extra `cli`, is not installed."""
 
@@ -78,7 +78,7 @@ class LocalReports:
         """Return the manifest with a token for the pod, and with the report library on its PYTHONPATH."""
         if not self._store:
             return manifest
-        from allranks.telemetry.answers import ReportSource
+        from allranks.telemetry.messages import ReportSource
 
         token = secrets.token_urlsafe(32)
         path = self._run_dir / "tokens" / pod.name
@@ -113,5 +113,5 @@ class LocalReports:
             added["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         return {**container, "env": [*env, *({"name": name, "value": value} for name, value in added.items())]}
 
-    async def _identify(self, token: str) -> answers.ReportSource | None:
+    async def _identify(self, token: str) -> messages.ReportSource | None:
         return self._sources.get(token)

@@ -18,17 +18,15 @@ from typing import Any
 from allranks.core.diagnosis import report_loss
 from allranks.kube import pod_codec, raw_pod
 from allranks.kube.auth import Connection, own_namespace
-from allranks.kube.client import Client
+from allranks.kube.client import Client, Transport
 from allranks.kube.errors import ApiError
-from allranks.kube.transport import Transport
-from allranks.operator.job_metrics import JobSample
 from allranks.operator.leader_election import Lease
-from allranks.operator.metrics import Metrics, Sampled
+from allranks.operator.metrics import JobSample, Metrics, Sampled, dict_field
 from allranks.operator.ports.http_servers import HttpServers, Ports
 from allranks.operator.ports.local_backend import LocalBackend
 from allranks.operator.ports.metrics_auth import MetricsGate
 from allranks.operator.ports.socket_server import SocketServer
-from allranks.operator.session import Dependencies, Session, dict_field, stop_on_signals
+from allranks.operator.session import Dependencies, Session, stop_on_signals
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Clock, Timing
 
@@ -163,12 +161,12 @@ class Operator:
 
     @property
     def depth(self) -> int:
-        """Jobs that are queued or reconciled."""
+        """Return the number of jobs that are queued or reconciled."""
         return len(self.session.queue) if self.session else 0
 
     @property
     def idle(self) -> bool:
-        """Everything observed has been handled, including statuses and Events."""
+        """Return whether everything observed has been handled, including statuses and Events."""
         return self.session is not None and self.session.idle
 
     def unhealthy(self) -> str:

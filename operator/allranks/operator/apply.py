@@ -6,25 +6,29 @@ Every request is idempotent: names are computed, a deletion names the UID, a sta
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from allranks.core.facts.model import Event, Manifest, ObjectPatch, PodRef, RejectedCreate, RejectedDelete
 from allranks.core.facts.naming import JOB_LABEL, ROLE_LABEL
 from allranks.core.facts.optional_kinds import BY_ID, kind_of
+from allranks.core.objects.companions import SSH_AUTH
 from allranks.kube import compact_jobs, paths
 from allranks.kube.client import Client
 from allranks.kube.errors import Conflict, NotFound, Refused
 from allranks.kube.merge_patch import diff
 from allranks.kube.pod_codec import CachedPod
 from allranks.kube.raw_pod import Raw
-from allranks.operator import optional_changes
 from allranks.operator.cache import PodCache
-from allranks.operator.secret_data import secret_data
+from allranks.operator.job_state import Rejections
 
 logger = logging.getLogger("allranks.jobs")
 
@@ -34,51 +38,6 @@ JOB_CONCURRENCY = 24
 T = TypeVar("T")
 _ObjectKey = tuple[str, str]
 """(kind, name)"""
-
-
-@dataclass
-class Rejections:
-    """Requests for one job that the API server rejected, until they succeed."""
-
-    by_object: dict[_ObjectKey, RejectedCreate] = field(default_factory=dict)
-    tries: int = 0
-    changes: dict[_ObjectKey, RejectedCreate] = field(default_factory=dict)
-    """Patches and deletions of objects of optional kinds, until they succeed or are no longer planned."""
-    conflicts: bool = False
-    """In this reconcile, one of these objects had changed."""
-    deletions: dict[str, RejectedDelete] = field(default_factory=dict)
-    """By UID of the pod."""
-    deletion_tries: int = 0
-    deletions_retry_at: float | None = None
-    deletions_sent: dict[str, int] = field(default_factory=dict)
-    """UID -> how often the API server rejected it. 0: not sent, because another one had just been rejected."""
-
-    def clear_creates(self) -> None:
-        self.by_object.clear()
-        self.tries = 0
-
-    def due_deletions(self, planned: Sequence[PodRef], now: float) -> list[PodRef]:
-        """Return the pods to delete now: all, or during the backoff those that were not rejected."""
-        self.keep_deletions(planned)
-        if self.deletions_retry_at is None or self.deletions_retry_at <= now:
-            return list(planned)
-        return [pod for pod in planned if pod.uid not in self.deletions]
-
-    def delay_deletions(self, tried: Iterable[PodRef], now: float, longest: float) -> None:
-        """Begin the backoff if some of the tried ones were rejected, and end it if none is left."""
-        if not self.deletions:
-            self.deletion_tries, self.deletions_retry_at = 0, None
-        elif any(pod.uid in self.deletions for pod in tried):
-            unsent = 0 in self.deletions_sent.values()
-            self.deletion_tries += not unsent
-            delay = min(longest, 2.0 ** max(0, self.deletion_tries - 1))
-            self.deletions_retry_at = now + (min(1.0, delay) if unsent else delay)
-
-    def keep_deletions(self, planned: Iterable[PodRef]) -> None:
-        """Forget all others."""
-        uids = {reference.uid for reference in planned}
-        self.deletions = {uid: rejected for uid, rejected in self.deletions.items() if uid in uids}
-        self.deletions_sent = {uid: count for uid, count in self.deletions_sent.items() if uid in uids}
 
 
 class Executor:
@@ -114,9 +73,45 @@ class Executor:
     async def change(
         self, removals: Sequence[Manifest], patches: Sequence[ObjectPatch], rejections: Rejections
     ) -> None:
-        """Delete, then patch objects of optional kinds. Raises Unavailable, Fenced."""
-        outcome = await optional_changes.apply(self._client, removals, patches, self._remember, self._forget)
-        rejections.changes, rejections.conflicts = outcome
+        """Delete, then patch objects of optional kinds, one after the other.
+
+        An object that changed meanwhile, or is gone, is left alone: the core decides again. Raises Unavailable, Fenced.
+        """
+        outcome = Rejections()
+        for manifest in removals:
+            metadata = manifest["metadata"]
+            # With the version, the observed state is the last one: a later event cannot bring the object back.
+            request = self._client.delete(paths.item_of(manifest), metadata["uid"], metadata["resourceVersion"])
+            if await self._change(manifest, request, "deletion", outcome) is not None:
+                self._forget(manifest)
+        for patch in patches:
+            current = patch.object["metadata"]
+            guard = {"uid": current["uid"], "resourceVersion": current["resourceVersion"]}
+            body = {**patch.change, "metadata": {**patch.change.get("metadata", {}), **guard}}
+            request = self._client.patch(paths.item_of(patch.object, patch.subresource), body)
+            answer = await self._change(patch.object, request, "change", outcome)
+            patched: Manifest = msgspec.json.decode(answer) if answer is not None else {}
+            if patched.get("kind") == patch.object["kind"] and patched["metadata"].get("deletionTimestamp") is None:
+                self._remember(patched)
+        rejections.changes, rejections.conflicts = outcome.changes, outcome.conflicts
+
+    async def _change(
+        self, manifest: Manifest, request: Awaitable[bytes], name: str, rejections: Rejections
+    ) -> bytes | None:
+        """Send a request that changes an object of an optional kind. Return None if it had no effect."""
+        try:
+            return await request
+        except NotFound:
+            return None
+        except Conflict:
+            rejections.conflicts = True  # the watch usually shows the change; a retry does not depend on that
+        except Refused as error:
+            kind, object_name = _key(manifest)
+            rejections.changes[kind, object_name] = RejectedCreate(
+                kind, object_name, error.reason or "Refused", str(error)
+            )
+            logger.warning("the %s of %s %s was rejected: %s", name, kind, object_name, error)
+        return None
 
     async def _create_pods(self, job: Manifest, pods: Sequence[Manifest], rejections: Rejections) -> None:
         """Stop creating pods of a role when one is rejected: the others have the same template, so a quota or a policy
@@ -204,24 +199,24 @@ class Executor:
         return events
 
     async def status(self, job: Manifest, status: Manifest) -> Manifest | None:
-        """Send the changed fields and return the updated job. None: the job changed in the meantime or is gone.
+        """Send the changed fields and return the updated job; None if the job changed in the meantime or is gone.
 
         Raises Unavailable, Fenced, Refused.
         """
         return await self.patch_status(job["metadata"], diff(job.get("status") or {}, status))
 
     async def patch_status(self, metadata: Manifest, change: Manifest) -> Manifest | None:
-        path = paths.job(metadata["namespace"], metadata["name"])
+        path = paths.job_path(metadata["namespace"], metadata["name"], "status")
         guard = {"resourceVersion": metadata["resourceVersion"], "uid": metadata["uid"]}
         try:
-            answer = await self._client.patch(f"{path}/status", {"metadata": guard, "status": change})
+            answer = await self._client.patch(path, {"metadata": guard, "status": change})
         except (Conflict, NotFound):
             return None
         return compact_jobs.job(answer)
 
     async def read(self, namespace: str, name: str) -> Manifest | None:
         try:
-            return compact_jobs.job(await self._client.get(paths.job(namespace, name)))
+            return compact_jobs.job(await self._client.get(paths.job_path(namespace, name)))
         except NotFound:
             return None
 
@@ -229,13 +224,15 @@ class Executor:
         """Delete the job. Return False after a conflict, after which it is tried again. Raises Unavailable, Fenced,
         Refused."""
         metadata = job["metadata"]
-        return await _sent(self._client.delete(paths.job(metadata["namespace"], metadata["name"]), metadata["uid"]))
+        return await _sent(
+            self._client.delete(paths.job_path(metadata["namespace"], metadata["name"]), metadata["uid"])
+        )
 
     async def suspend_job(self, job: Manifest) -> bool:
-        """Set `spec.suspend`. False: as for `delete_job`. Raises Unavailable, Fenced, Refused."""
+        """Set `spec.suspend`. Return False after a conflict. Raises Unavailable, Fenced, Refused."""
         metadata = job["metadata"]
         change = {"metadata": {"uid": metadata["uid"]}, "spec": {"suspend": True}}
-        return await _sent(self._client.patch(paths.job(metadata["namespace"], metadata["name"]), change))
+        return await _sent(self._client.patch(paths.job_path(metadata["namespace"], metadata["name"]), change))
 
     async def _create(self, job: Manifest, manifest: Manifest, rejections: Rejections) -> bool:
         """Return whether the object is new."""
@@ -292,7 +289,7 @@ class Executor:
         return await self._keep(job, existing) if kind == "Pod" else None
 
     async def delete_unlabelled(self, namespace: str, pod: PodRef) -> bool:
-        """Delete a pod that the watch no longer shows. False: it had been deleted. Raises ApiError."""
+        """Delete a pod that the watch no longer shows. Return False if it had been deleted. Raises ApiError."""
         try:
             await self._client.delete(paths.item("Pod", namespace, pod.name), pod.uid)
         except (NotFound, Conflict):
@@ -325,7 +322,7 @@ class Executor:
 
 
 async def _sent(request: Awaitable[object]) -> bool:
-    """Return whether the request had its effect, or its object is gone. False: a conflict."""
+    """Send a request. Return False after a conflict; True if it had its effect, or its object is gone."""
     try:
         await request
     except NotFound:
@@ -336,13 +333,13 @@ async def _sent(request: Awaitable[object]) -> bool:
 
 
 async def for_all(items: Iterable[T], send: Callable[[T], Awaitable[object]]) -> None:
-    """Send a request for each item, a few at a time. The first error cancels the rest, which the next reconcile decides
-    again."""
+    """Send a request for each item, a few at a time. The first error cancels the others, about which the
+    next reconcile decides."""
     waiting = list(items)
-    rest = iter(waiting)
+    remaining = iter(waiting)
 
     async def work() -> None:
-        for item in rest:
+        for item in remaining:
             await send(item)
 
     try:
@@ -365,7 +362,7 @@ def unwritten_field(change: Any) -> str:
 
 
 def _differences(planned: Manifest, current: Manifest) -> list[str]:
-    """Paths of the fields that a companion depends on and that differ."""
+    """Return the paths of the fields that a companion depends on and that differ."""
     parts = ("spec", "data")
     out = [
         f"{part}.{name}"
@@ -398,3 +395,21 @@ def _role(pod: Manifest) -> str:
 
 def _key(manifest: Manifest) -> _ObjectKey:
     return manifest["kind"], manifest["metadata"]["name"]
+
+
+def secret_data(manifest: Manifest) -> dict[str, str]:
+    """Return `data` of a new Secret, by its type."""
+    if manifest["type"] == SSH_AUTH:
+        return key_pair()
+    return {"secret": base64.b64encode(secrets.token_urlsafe(32).encode()).decode()}
+
+
+def key_pair() -> dict[str, str]:
+    """Return `data` of a Secret of type kubernetes.io/ssh-auth, with the private and the public key."""
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" allranks\n"
+    return {
+        "ssh-privatekey": base64.b64encode(private).decode(),
+        "ssh-publickey": base64.b64encode(public).decode(),
+    }

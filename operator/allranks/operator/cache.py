@@ -10,7 +10,7 @@ from allranks.core.diagnosis.root_cause import says_what_ended_it
 from allranks.core.facts.model import Manifest, Pod
 from allranks.kube import compact_jobs
 from allranks.kube.pod_codec import CachedPod
-from allranks.kube.store import TOMBSTONE_TTL, Store
+from allranks.kube.store import TOMBSTONE_TTL, Store, version_of, with_version
 from allranks.operator.timing import Clock
 
 JobKey = tuple[str, str]
@@ -52,8 +52,8 @@ class PodCache:
         return self._pods.tombstones
 
     def for_job(self, job: JobKey, uid: str) -> tuple[Pod, ...]:
-        """Pods with the job's label, also those of other owners, and pods that the job owns, also those without the
-        label."""
+        """Return the pods with the job's label, also those of other owners, and the pods that the job owns, also those
+        without the label."""
         namespace, name = job
         out = []
         for cached in self._by_job.get((namespace, name), {}).values():
@@ -64,8 +64,10 @@ class PodCache:
         return tuple(out)
 
     def removed(self, uid: str) -> dict[str, Pod]:
-        """Name -> last state of each pod of the job that is gone and whose status says what ended it; of all jobs the
-        newest 5000."""
+        """Return the last states of the job's pods that are gone, by name, if their status says what ended them.
+
+        Of all jobs together, the newest 5000 are kept.
+        """
         return dict(self._removed.get(uid, {}))
 
     def get(self, namespace: str, name: str) -> CachedPod | None:
@@ -92,7 +94,7 @@ class PodCache:
             self._enqueue((cached.namespace, name), urgent)
 
     def relist(self, present: Sequence[CachedPod], version: int, namespace: str | None) -> None:
-        """Take a complete list (of that namespace) at `version`."""
+        """Take a complete list (of a namespace, if one is named) at `version`."""
         for cached in present:
             self.upsert(cached)
         names = {(cached.namespace, cached.pod.name) for cached in present}
@@ -100,7 +102,7 @@ class PodCache:
             self.upsert(cached._replace(version=version), deleted=True)
 
     def _keep_removed(self, cached: CachedPod) -> None:
-        """Until 5000 others are gone: its job may be reconciled later."""
+        """Keep a pod until 5000 others are gone: its job may be reconciled later."""
         if not cached.owner or not says_what_ended_it(cached.pod):
             return
         self._removed[cached.owner][cached.pod.name] = cached.pod
@@ -133,7 +135,7 @@ class JobCache:
         changed: Callable[[Manifest], None] = lambda job: None,
     ) -> None:
         self._changed = changed
-        self._jobs: Store[JobKey, Manifest] = Store(_version_of, tombstone_ttl, (clock or Clock()).monotonic)
+        self._jobs: Store[JobKey, Manifest] = Store(version_of, tombstone_ttl, (clock or Clock()).monotonic)
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -145,10 +147,10 @@ class JobCache:
         return self._jobs.get(key)
 
     def upsert(self, job: Manifest, deleted: bool = False) -> bool:
-        """Return whether it was newer than the cached version."""
+        """Store a job, or remove it. Return False for an outdated version."""
         metadata = job["metadata"]
         key = (metadata.get("namespace", ""), metadata["name"])
-        if not (self._jobs.delete(key, _version_of(job)) if deleted else self._jobs.is_newer(key, _version_of(job))):
+        if not (self._jobs.delete(key, version_of(job)) if deleted else self._jobs.is_newer(key, version_of(job))):
             return False
         compact = compact_jobs.compact(job)
         if not deleted:
@@ -162,10 +164,7 @@ class JobCache:
             self._changed(gone)
 
     def missing_from_list(self, present: Set[JobKey], version: int, namespace: str | None) -> list[Manifest]:
-        """Return the cached jobs that a complete list (of that namespace) at `version` does not contain."""
+        """Return the cached jobs that a complete list (of a namespace, if one is named) at `version` does not
+        contain."""
         missing = self._jobs.missing_from(present, version, lambda key: namespace in (None, key[0]))
-        return [{**job, "metadata": {**job["metadata"], "resourceVersion": str(version)}} for _, job in missing]
-
-
-def _version_of(job: Manifest) -> int:
-    return int(job["metadata"].get("resourceVersion") or 0)
+        return [with_version(job, version) for _, job in missing]

@@ -9,9 +9,8 @@ import logging
 import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
 from allranks.core.facts.model import Event, Manifest, Observed, Plan
@@ -22,23 +21,16 @@ from allranks.kube.errors import Refused
 from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, JobKey
 from allranks.operator.event_recorder import Recorder
-from allranks.operator.job_queue import JobQueue
 from allranks.operator.job_state import Creates, JobState
-from allranks.operator.namespace_cache import NamespaceNotUsable
+from allranks.operator.metrics import Metrics
 from allranks.operator.observer import Observer
+from allranks.operator.platform_cache import NamespaceNotUsable
 from allranks.operator.reconciler import Reconciler, Result
 from allranks.operator.status_writer import FieldDropped, StatusWriter
 from allranks.operator.timing import Clock, Timing
+from allranks.operator.workqueue import JobQueue
 
 logger = logging.getLogger("allranks.jobs")
-
-
-class Meter(Protocol):
-    """Metrics of the controller."""
-
-    def reconciled(self, seconds: float) -> None: ...
-    def wrote(self, job: Job, before: Status, after: Status) -> None: ...
-    def field_dropped(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +57,25 @@ class Controller(Reconciler[JobState]):
         observer: Observer,
         executor: Executor,
         recorder: Recorder,
-        meter: Meter,
+        metrics: Metrics,
         *,
         timing: Timing,
         clock: Clock,
         decide: Callable[[Observed], Plan] = reconcile,
     ) -> None:
         super().__init__(queue, recorder, JobState, timing=timing, clock=clock)
-        self.jobs, self._observer, self._executor, self._meter, self._decide = jobs, observer, executor, meter, decide
+        self.jobs, self._observer, self._executor, self._metrics, self._decide = (
+            jobs,
+            observer,
+            executor,
+            metrics,
+            decide,
+        )
         self._writer = StatusWriter(executor, jobs, timing, clock)
         self._dropped: set[str] = set()
         """Dropped fields that were logged."""
         self.listed_in: set[str | None] = set()
-        """Namespaces (None: all of them) whose jobs have been listed."""
+        """Namespaces whose jobs have been listed; None stands for all of them."""
 
     @property
     def idle(self) -> bool:
@@ -108,7 +106,7 @@ class Controller(Reconciler[JobState]):
         try:
             succeeded = await self._reconcile_once(key, state)
         except FieldDropped as error:
-            self._meter.field_dropped()
+            self._metrics.field_dropped()
             level = logging.DEBUG if str(error) in self._dropped else logging.ERROR
             self._dropped.add(str(error))
             logger.log(level, "%s: apply crds/ of this version", error, extra=self._log_fields(key, state))
@@ -182,12 +180,12 @@ class Controller(Reconciler[JobState]):
         return suspended
 
     def _timed(self, key: JobKey, observed: Observed, began: float) -> Plan:
-        """`began`: before the job was decoded."""
+        """Decide, and note how long it took. `began` is the time before the job was decoded."""
         decides = time.perf_counter()
         plan = self._decide(observed)
         ended = time.perf_counter()
         self.queue.set_cost(key, ended - began)
-        self._meter.reconciled(ended - decides)
+        self._metrics.reconciled(ended - decides)
         return plan
 
     async def _sync_objects(self, job: Reconcile) -> bool:
@@ -249,7 +247,7 @@ class Controller(Reconciler[JobState]):
             raise
         state.status_rejected = ""
         if written:
-            self._meter.wrote(job.observed.job, before, status)
+            self._metrics.wrote(job.observed.job, before, status)
             self._emit(raw, events, status.attempt)
         self.queue.add(job.key)
 

@@ -1,4 +1,4 @@
-"""Compares the installed CustomResourceDefinitions with those that this operator was built for.
+"""Waits for the CustomResourceDefinitions, and compares them with the ones that this operator was built for.
 
 An API server with older ones silently drops the fields that they do not have.
 """
@@ -6,12 +6,13 @@ An API server with older ones silently drops the fields that they do not have.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 import msgspec
 
 from allranks.api.crd import RESOURCES, differences, root_schema
-from allranks.api.job import GROUP, KIND, VERSION
+from allranks.api.job import GROUP, KIND, PLURAL, VERSION
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, NotFound, Refused
@@ -20,6 +21,23 @@ from allranks.operator.metrics import Metrics
 logger = logging.getLogger("allranks.operator")
 
 _SHOWN = 5
+
+
+async def wait_for_crds(client: Client, poll: float) -> None:
+    """Wait until the API server serves our resource and lists our API group, which happens a moment later: kopf's
+    discovery runs once. Both may still be served right after the CRDs were deleted; then kopf ends the session."""
+    logged = False
+    while True:
+        with contextlib.suppress(NotFound):
+            if PLURAL.encode() in await client.get(paths.GROUP_VERSION):
+                if f'"{GROUP}"'.encode() in await client.get(paths.GROUPS):
+                    return
+                await asyncio.sleep(poll / 10)
+                continue
+        if not logged:
+            logger.error("the CustomResourceDefinitions are not installed (kubectl apply -f crds/): waiting")
+            logged = True
+        await asyncio.sleep(poll)
 
 
 async def run(client: Client, metrics: Metrics, interval: float) -> None:
@@ -45,7 +63,7 @@ async def run(client: Client, metrics: Metrics, interval: float) -> None:
 
 
 async def missing_fields(client: Client) -> list[str]:
-    """Fields and values of our jobs and pools that the API server would drop or reject. Raises ApiError."""
+    """Return the fields and values of our jobs and pools that the API server would drop or reject. Raises ApiError."""
     out: list[str] = []
     for kind, resource in RESOURCES.items():
         try:

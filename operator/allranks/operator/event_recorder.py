@@ -46,7 +46,7 @@ class Recorder:
         return self._queue.empty() and not self._sending
 
     def record(self, job: Manifest, event: Event, now: datetime, attempt: int) -> None:
-        """`job` is a job, or another object of ours."""
+        """Queue an Event about a job, or about another object of ours."""
         if not self._allowed(job["metadata"]["uid"]) or self._queue.full():
             self.dropped += 1
             return
@@ -65,7 +65,7 @@ class Recorder:
                 self._sending = False
 
     async def flush(self, seconds: float) -> None:
-        """Send queued Events for at most that time."""
+        """Send queued Events for at most this time."""
         until = time.monotonic() + seconds
         while not self._queue.empty() and time.monotonic() < until:
             try:

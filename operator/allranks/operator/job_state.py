@@ -1,23 +1,79 @@
-"""What the controller remembers about a job between two reconciles: rejected requests, deadlines, decoded objects."""
+"""State of a job between two reconciles: rejected requests, deadlines, decoded objects."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, auto
 
 from allranks.api.status import FINISHED, WITHOUT_PODS
-from allranks.core.facts.model import Observed, Plan
-from allranks.operator.apply import Rejections
+from allranks.core.facts.model import Observed, Plan, PodRef, RejectedCreate, RejectedDelete
 from allranks.operator.observer import Decoded
 from allranks.operator.reconciler import State
-from allranks.operator.status_writer import WriteState
 from allranks.operator.timing import Clock, Timing
 
 
+@dataclass
+class Rejections:
+    """Requests for one job that the API server rejected, until they succeed."""
+
+    by_object: dict[tuple[str, str], RejectedCreate] = field(default_factory=dict)
+    """Creates, by kind and name."""
+    tries: int = 0
+    changes: dict[tuple[str, str], RejectedCreate] = field(default_factory=dict)
+    """Patches and deletions of objects of optional kinds, until they succeed or are no longer planned."""
+    conflicts: bool = False
+    """In this reconcile, one of these objects had changed."""
+    deletions: dict[str, RejectedDelete] = field(default_factory=dict)
+    """By UID of the pod."""
+    deletion_tries: int = 0
+    deletions_retry_at: float | None = None
+    deletions_sent: dict[str, int] = field(default_factory=dict)
+    """UID -> how often the API server rejected it. 0: not sent, because another one had just been rejected."""
+
+    def clear_creates(self) -> None:
+        self.by_object.clear()
+        self.tries = 0
+
+    def due_deletions(self, planned: Sequence[PodRef], now: float) -> list[PodRef]:
+        """Return the pods to delete now: all, or during the backoff those that were not rejected."""
+        self.keep_deletions(planned)
+        if self.deletions_retry_at is None or self.deletions_retry_at <= now:
+            return list(planned)
+        return [pod for pod in planned if pod.uid not in self.deletions]
+
+    def delay_deletions(self, tried: Iterable[PodRef], now: float, longest: float) -> None:
+        """Begin the backoff if some of the tried ones were rejected, and end it if none is left."""
+        if not self.deletions:
+            self.deletion_tries, self.deletions_retry_at = 0, None
+        elif any(pod.uid in self.deletions for pod in tried):
+            unsent = 0 in self.deletions_sent.values()
+            self.deletion_tries += not unsent
+            delay = min(longest, 2.0 ** max(0, self.deletion_tries - 1))
+            self.deletions_retry_at = now + (min(1.0, delay) if unsent else delay)
+
+    def keep_deletions(self, planned: Iterable[PodRef]) -> None:
+        """Forget all others."""
+        uids = {reference.uid for reference in planned}
+        self.deletions = {uid: rejected for uid, rejected in self.deletions.items() if uid in uids}
+        self.deletions_sent = {uid: count for uid, count in self.deletions_sent.items() if uid in uids}
+
+
+@dataclass
+class WriteState:
+    """State of the debounce of one job. All moments are of the monotonic clock."""
+
+    written_at: float = float("-inf")
+    counts_since: float | None = None
+    """Since when a change of pod counts has been waiting."""
+    due: float | None = None
+    """When the postponed status is to be written."""
+
+
 class Creates(Enum):
-    """Whether a reconcile sends the creates of its plan."""
+    """The next step of a reconcile for the creates of its plan."""
 
     ALLOWED = auto()
     REJECTED = auto()

@@ -24,8 +24,8 @@ from allranks.api.job import GROUP, KIND, PLURAL, VERSION
 from allranks.core.facts.model import Manifest
 from allranks.kube import compact_jobs, paths, watch
 from allranks.kube.client import Client
+from allranks.kube.decoding import ListMeta, ObjectMeta, decoder
 from allranks.kube.errors import NotFound
-from allranks.kube.json_decoder import decoder
 from allranks.operator.cache import JobKey
 from allranks.operator.settings import Settings
 
@@ -48,7 +48,7 @@ _OPEN_SESSIONS = 4
 AssertionError, which ends kopf. So a session is closed only when there are this many newer ones."""
 
 Listed = Callable[[Set[JobKey], int, str | None], None]
-"""Called with all jobs (in a namespace; None: in all) at a resourceVersion."""
+"""Called with all jobs of a namespace, or of all namespaces (None), and the resourceVersion of the list."""
 
 
 def registry(
@@ -101,13 +101,13 @@ class _CompactResponse(aiohttp.ClientResponse):
             self.content = _CompactLines(self.content)  # type: ignore[assignment]
         return self
 
-    async def json(self, **how: Any) -> Any:
+    async def json(self, **options: Any) -> Any:
         if not (self.status == 200 and _is_jobs(self.url)):
-            return await super().json(**how)
+            return await super().json(**options)
         try:
             return compact_jobs.page(await self.read())
         except msgspec.DecodeError:  # not a response of an API server
-            return await super().json(**how)
+            return await super().json(**options)
 
 
 class _CompactLines:
@@ -116,7 +116,7 @@ class _CompactLines:
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content
-        self._rest: list[bytes] = []
+        self._unfinished: list[bytes] = []
 
     def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
         self._chunks = self._content.iter_chunked(size)
@@ -130,17 +130,17 @@ class _CompactLines:
             try:
                 first, *others = (await anext(self._chunks)).split(b"\n")
             except StopAsyncIteration:
-                if rest := b"".join(self._rest):
-                    self._rest.clear()
-                    return rest  # cut: kopf reports it
+                if unfinished := b"".join(self._unfinished):
+                    self._unfinished.clear()
+                    return unfinished  # cut: kopf reports it
                 raise
             except RuntimeError as error:
                 # aiohttp, of a connection that was closed between two reads. kopf tries again after a client's error.
                 raise aiohttp.ClientConnectionError(str(error)) from error
-            self._rest.append(first)
+            self._unfinished.append(first)
             if others:
-                lines = [b"".join(self._rest), *others[:-1]]
-                self._rest = [others[-1]]
+                lines = [b"".join(self._unfinished), *others[:-1]]
+                self._unfinished = [others[-1]]
                 return b"".join(compact_jobs.line(line) + b"\n" for line in lines)
 
     def __getattr__(self, name: str) -> Any:
@@ -205,12 +205,12 @@ _DISCOVERY = {
 
 
 class _Item(msgspec.Struct):
-    metadata: watch.ObjectMeta
+    metadata: ObjectMeta
 
 
 class _Page(msgspec.Struct):
     kind: str = ""
-    metadata: watch.ListMeta = msgspec.field(default_factory=watch.ListMeta)
+    metadata: ListMeta = msgspec.field(default_factory=ListMeta)
     items: list[_Item] = []
 
 

@@ -40,7 +40,7 @@ class Lease:
         """(resourceVersion of another holder's Lease, when we first read it)"""
         self._held: Manifest | None = None
         self._failing = False
-        """Whether the last try ended with an API error."""
+        """The last try ended with an API error."""
 
     @property
     def held(self) -> bool:
@@ -85,10 +85,10 @@ class Lease:
             logger.warning("cannot release the lease: %s", error)
 
     async def _try(self) -> bool:
-        """Acquire or renew the Lease. After an API error the answer is whether it is still held.
+        """Acquire or renew the Lease. Return whether this replica holds it, also after an API error.
 
-        A conflict says only that the Lease changed since it was read: it may be our own write, whose answer was lost,
-        or that of a tool that edits annotations. The holder decides.
+        A conflict says only that the Lease changed since it was read: by our own write, whose answer was lost, or by a
+        tool that edits annotations. The holder decides.
         """
         for _ in range(_CONFLICTS):
             began = self._clock.boottime()
@@ -127,7 +127,7 @@ class Lease:
         return await self._ask("POST", "", body)
 
     async def _take(self, lease: Manifest) -> Manifest | None:
-        """Take the Lease; None: another replica holds it."""
+        """Take the Lease. Return None if another replica holds it."""
         spec = lease.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
         if holder not in ("", self.identity) and not self._expired(lease, spec):

@@ -20,7 +20,7 @@ class _Text(logging.Formatter):
 
 
 def configure(level: str, style: str) -> None:
-    """`style`: json or text. Replaces the present configuration."""
+    """Replace the configuration of logging. `style` is json or text."""
     handler = logging.StreamHandler(sys.stderr)
     if style == "json":
         names = {"levelname": "level", "asctime": "time", "name": "logger"}

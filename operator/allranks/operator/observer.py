@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.core.facts import limits
-from allranks.core.facts.contenders import Contention
 from allranks.core.facts.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete
 from allranks.core.facts.optional_kinds import OptionalObjects
 from allranks.core.facts.policy import Policy
 from allranks.core.facts.rank_reports import Reports
-from allranks.core.facts.resume_source import ResumeSource
 from allranks.core.facts.uploads import CacheUse
 from allranks.kube import compact_jobs, job_codec
 from allranks.operator.cache import JobKey, PodCache
-from allranks.operator.other_jobs import fetches
+from allranks.operator.metrics import GpuCounts
+from allranks.operator.notifier import Notifier
+from allranks.operator.other_jobs import Contenders, ResumeSources, fetches
 from allranks.operator.timing import Clock
+from allranks.telemetry.store import ReportStore
 
 _KEPT_BYTES = 16 * 1024
 """A larger spec of a job that does not run is decoded for each reconcile, because as objects it takes up to forty times
@@ -28,42 +29,6 @@ as much memory. A job that runs is reconciled often, and its pods bound the numb
 
 _DECODED = ("uid", "generation", "deletionTimestamp", "labels", "annotations")
 """Metadata on which the decoded job depends. The generation counts changes of the spec only."""
-
-
-class ReportReader(Protocol):
-    """Reports of the ranks."""
-
-    def snapshot(self, job: JobKey, uid: str, attempt: int) -> Reports: ...
-    def stack_dump_id(self, job: JobKey, question: str) -> None: ...
-    def request_checkpoint(self, job: JobKey, number: int) -> None: ...
-    def forget(self, job: JobKey) -> None: ...
-
-
-class GpuMeter(Protocol):
-    """Counts the GPUs of jobs for metrics."""
-
-    def note(self, key: JobKey, observed: Observed) -> None: ...
-    def forget(self, key: JobKey) -> None: ...
-
-
-class SourceReader(Protocol):
-    """Jobs that others name in `resumeFrom`."""
-
-    async def read(self, job: Manifest) -> None: ...
-    def get(self, job: Manifest) -> ResumeSource | None: ...
-
-
-class Outbox(Protocol):
-    """Delivers notifications."""
-
-    def exchange(self, key: JobKey, observed: Observed) -> Mapping[str, str]: ...
-
-
-class ContentionReader(Protocol):
-    """Other jobs that are placed in part."""
-
-    def observe(self, key: JobKey, observed: Observed) -> Contention: ...
-    def forget(self, key: JobKey) -> None: ...
 
 
 @dataclass
@@ -87,18 +52,18 @@ class Observer:
     pods: PodCache
     platform: Callable[[Job], Platform]
     clock: Clock
-    reports: ReportReader | None = None
+    reports: ReportStore | None = None
     read_namespace: Callable[[str, bool], Awaitable[None]] | None = None
 
-    gpus: GpuMeter | None = None
+    gpus: GpuCounts | None = None
     optional: Callable[[str], OptionalObjects] = lambda uid: OptionalObjects()
     """Objects of optional kinds for the job with this UID."""
-    contenders: ContentionReader | None = None
-    sources: SourceReader | None = None
+    contenders: Contenders | None = None
+    sources: ResumeSources | None = None
     """Jobs that others name in `resumeFrom`."""
-    outbox: Outbox | None = None
+    outbox: Notifier | None = None
     cache_use: Callable[[str], CacheUse | None] = lambda namespace: None
-    """What the jobs of a namespace have in the cache of inputs."""
+    """The keys that the jobs of a namespace use in the cache of inputs."""
 
     async def prepare(self, raw: Manifest) -> None:
         """Read what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""

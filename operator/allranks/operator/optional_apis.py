@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from allranks.core.facts.model import Manifest
-from allranks.core.facts.optional_kinds import ObjectKey, OptionalKind, OptionalObjects, kind_of
+from allranks.core.facts.optional_kinds import GANGS, QUEUES, ObjectKey, OptionalKind, OptionalObjects, kind_of
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, NotFound, Refused
-from allranks.kube.store import Store
+from allranks.kube.store import Store, version_of, with_version
 from allranks.kube.watch import Watch
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Timing
@@ -62,7 +62,7 @@ class _Served:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     forbidden: str = ""
     listed: set[str | None] = field(default_factory=set)
-    """Namespaces (None: all of them) whose objects have been listed."""
+    """Namespaces whose objects have been listed; None stands for all of them."""
 
 
 class OptionalApis:
@@ -84,7 +84,7 @@ class OptionalApis:
         self._watch_timeout = settings.watch_timeout
         self._unusable = dict(unusable or {})
         self._served: dict[str, _Served] = {}
-        self._objects: Store[ObjectKey, Manifest] = Store(_version_of)
+        self._objects: Store[ObjectKey, Manifest] = Store(version_of)
         self._by_owner: defaultdict[str, dict[ObjectKey, Manifest]] = defaultdict(dict)
         """UID of the controller -> objects."""
         self._discovered = not self._kinds
@@ -155,7 +155,7 @@ class OptionalApis:
             self._upsert(kind, manifest, deleted=True)
 
     def watches(self) -> Iterable[tuple[str, Watch[Any]]]:
-        """(name, watch), for the liveness probe. A kind that cannot be read has none."""
+        """Yield the name and the watch of each kind that can be read, for the liveness probe."""
         for kind in self._kinds:
             if (served := self._served.get(kind.id)) and not served.forbidden:
                 yield from ((f"{kind.plural}.{kind.group}", watch) for watch in served.watches)
@@ -224,7 +224,7 @@ class OptionalApis:
                 present, version, lambda key: key[0] == kind.id and namespace in (None, key[1])
             )
             for _, manifest in missing:
-                self._upsert(kind, _with_version(manifest, version), deleted=True, quiet=appeared)
+                self._upsert(kind, with_version(manifest, version), deleted=True, quiet=appeared)
             if appeared:
                 self._changed(kind, None)
             self._note_synced()
@@ -261,7 +261,7 @@ class OptionalApis:
     def _upsert(self, kind: OptionalKind, manifest: Manifest, deleted: bool, quiet: bool = False) -> ObjectKey:
         metadata = manifest["metadata"]
         key = (kind.id, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
-        version, before = _version_of(manifest), self._objects.get(key)
+        version, before = version_of(manifest), self._objects.get(key)
         if not (self._objects.delete(key, version) if deleted else self._objects.is_newer(key, version)):
             return key
         if before:
@@ -291,15 +291,22 @@ class OptionalApis:
             self.synced.set()
 
 
+def optional_kinds(settings: Settings) -> tuple[tuple[OptionalKind, ...], dict[str, str]]:
+    """Return the kinds to watch, and why each other kind is not used, by its id."""
+    watched: list[OptionalKind] = []
+    unused: dict[str, str] = {}
+    for enabled, kinds, purpose in (
+        (settings.queues, QUEUES, "serve queues (setting `queues`)"),
+        (settings.gangs, GANGS, "use gang schedulers (setting `gangs`)"),
+    ):
+        if enabled:
+            watched += kinds
+        else:
+            unused |= {kind.id: f"this operator does not {purpose}" for kind in kinds}
+    return tuple(watched), unused
+
+
 NOTHING = OptionalObjects()
-
-
-def _version_of(manifest: Manifest) -> int:
-    return int(manifest["metadata"].get("resourceVersion") or 0)
-
-
-def _with_version(manifest: Manifest, version: int) -> Manifest:
-    return {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": str(version)}}
 
 
 def _controller(manifest: Manifest) -> str:

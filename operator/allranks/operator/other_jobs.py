@@ -1,4 +1,4 @@
-"""What a decision about a job depends on in other jobs: contention for nodes, checkpoints to resume from, the cache of
+"""Facts about other jobs on which decisions depend: contention for nodes, checkpoints to resume from, the cache of
 inputs."""
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ResumeSources:
         key = _source_of(job)
         if key and self._jobs.get(key) is None:
             try:
-                self._jobs.upsert(compact_jobs.job(await self._client.get(paths.job(*key))))
+                self._jobs.upsert(compact_jobs.job(await self._client.get(paths.job_path(*key))))
             except NotFound:
                 return
 
@@ -111,9 +111,9 @@ def fetches(status: Status) -> bool:
 
 
 def cache_use(jobs: Iterable[Manifest | None], namespace: str) -> CacheUse | None:
-    """Return what the unfinished jobs of a namespace have in the cache of inputs, so that no fetch evicts it.
+    """Return the keys that unfinished jobs of a namespace use in the cache of inputs, so that no fetch evicts them.
 
-    None: too many to list, so nothing may be evicted.
+    Returns None if there are too many to list: then nothing may be evicted.
     """
     keys: set[str] = set()
     created: list[str] = []

@@ -1,7 +1,7 @@
-"""Stores what the functions of ranks returned or raised, in ConfigMaps that the job owns. Nothing is unpickled here.
+"""Stores values and exceptions of the functions of ranks in ConfigMaps of the job. Nothing is unpickled here.
 
 A sender gets its answer after its outcome is stored, so that a restart of the operator loses nothing. The names of the
-ConfigMaps bound their number (core/facts/outcome_names.py), and those of past attempts are deleted.
+ConfigMaps bound their number (core/facts/outcome_names.py), and ConfigMaps of past attempts are deleted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Conflict, Fenced, NotFound, Refused, Unavailable
 from allranks.kube.raw_pod import Raw
-from allranks.telemetry.answers import Answer, ReportSource
+from allranks.telemetry.messages import Answer, ReportSource
 from allranks.telemetry.outcomes import ERRORS, Outcome, Outcomes, received
 
 logger = logging.getLogger("allranks.reports")
@@ -38,7 +38,7 @@ class StoreLimits:
     jobs: int = 20_000
     """Whose names are remembered."""
     retry_seconds: float = 5.0
-    """A request is retried for so long, then the sender gets 503."""
+    """A request is retried for this time, then the sender gets 503."""
 
 
 @dataclass(slots=True)

@@ -48,7 +48,7 @@ class Receivers(Model):
     """The same about a sweep."""
 
     def for_all(self, namespace: str) -> dict[str, tuple[str, ...]]:
-        """Occasion -> the receivers that are notified about every job of the namespace."""
+        """Return the receivers that are notified about every job of the namespace, by occasion."""
         return {
             occasion: tuple(
                 receiver.name
@@ -59,7 +59,7 @@ class Receivers(Model):
         }
 
     def resolve(self, name: str, named: Mapping[str, Target], namespace: str) -> ReceiverConfig:
-        """The receiver of an entry. Raises ValueError with the reason why it cannot be used."""
+        """Return the receiver of an entry. Raises ValueError with the reason why it cannot be used."""
         if (entry := named.get(name)) is not None and entry.webhook is not None:
             return self._webhook(name, entry.webhook)
         match = next((receiver for receiver in self.receivers if receiver.name == name), None)
@@ -94,7 +94,7 @@ class ReceiversFile:
         return self._path is not None
 
     def read(self) -> Receivers:
-        """An invalid file is logged once, and the former content stays."""
+        """Return the newest valid content. An invalid file is logged once, and the former content stays."""
         if self._path is None:
             return self._content
         try:

@@ -28,7 +28,7 @@ _YIELD_EVERY = 50
 
 
 class Result(Enum):
-    """What a reconcile leaves to the queue."""
+    """The result of a reconcile for the queue."""
 
     DONE = auto()
     """The next failure is the first one."""
@@ -40,7 +40,7 @@ class Result(Enum):
 
 @dataclass
 class State:
-    """What is remembered of an object between two reconciles. All moments are those of the monotonic clock."""
+    """State of an object between two reconciles. All moments are of the monotonic clock."""
 
     retry_at: float | None = None
     invalid: str = ""
@@ -51,7 +51,7 @@ S = TypeVar("S", bound=State)
 
 
 class Reconciler(ABC, Generic[S]):
-    """A kind's `_reconcile`, and what is the same for all kinds."""
+    """The parts of a controller that are the same for all kinds; a kind adds its `_reconcile`."""
 
     kind: ClassVar[str]
     """In logs."""
@@ -84,7 +84,7 @@ class Reconciler(ABC, Generic[S]):
 
     @abstractmethod
     def _invalid_patch(self, raw: Manifest, reason: str, message: str) -> Manifest | None:
-        """Return the change of the status that marks an object as invalid; None: nothing to change."""
+        """Return the change of the status that marks an object as invalid; None if nothing changes."""
 
     @abstractmethod
     async def _patch_status(self, key: JobKey, raw: Manifest, change: Manifest) -> bool:

@@ -3,47 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
-from allranks.api.job import GROUP, KIND, PLURAL, Job
+from allranks.api.job import KIND, Job
 from allranks.api.pool import PoolSpec
-from allranks.core.facts.model import Manifest, Platform, PodRef
-from allranks.core.facts.naming import JOB_LABEL
-from allranks.core.facts.optional_kinds import GANGS, QUEUES, OptionalKind
+from allranks.core.facts.model import Manifest, Platform
+from allranks.core.facts.optional_kinds import OptionalKind
 from allranks.core.facts.uploads import CacheUse
-from allranks.kube import compact_jobs, paths, pod_codec, raw_pod
+from allranks.kube import compact_jobs, pod_codec, raw_pod
 from allranks.kube.auth import Connection
-from allranks.kube.client import Client
-from allranks.kube.errors import NotFound
-from allranks.kube.transport import Transport
-from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
+from allranks.kube.client import Client, Transport
+from allranks.kube.watch import Watch
 from allranks.operator import crd_check, job_watch
 from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, JobKey, PodCache
 from allranks.operator.controller import Controller
 from allranks.operator.event_recorder import Recorder
-from allranks.operator.job_metrics import GpuCounts
-from allranks.operator.job_queue import JobQueue
 from allranks.operator.leader_election import Lease
-from allranks.operator.metrics import Metrics
-from allranks.operator.namespace_cache import Namespaces
+from allranks.operator.metrics import GpuCounts, Metrics
 from allranks.operator.notifier import Notifier
 from allranks.operator.observer import Observer
-from allranks.operator.optional_apis import OptionalApis
+from allranks.operator.optional_apis import OptionalApis, optional_kinds
 from allranks.operator.other_jobs import Contenders, ResumeSources, cache_use
 from allranks.operator.outcome_store import OutcomeStore
-from allranks.operator.pool_cache import Pools
+from allranks.operator.platform_cache import Namespaces, Pools
+from allranks.operator.pod_watch import UnlabelledPods, pod_watch
 from allranks.operator.ports.report_auth import Reviews, attempt_of
 from allranks.operator.receivers import ReceiversFile
 from allranks.operator.settings import Settings
 from allranks.operator.sweep_controller import SweepController
 from allranks.operator.timing import Clock, Timing
-from allranks.operator.unlabelled_pods import UnlabelledPods
+from allranks.operator.workqueue import JobQueue
 from allranks.suggest.process import suggest
 from allranks.telemetry.store import ReportStore
 
@@ -52,7 +46,7 @@ logger = logging.getLogger("allranks.operator")
 
 @dataclass(frozen=True)
 class Dependencies:
-    """What all sessions of an operator share. Tests replace the clock, the timing and what sends requests."""
+    """The parts that all sessions of an operator share. Tests replace the clock, the timing and what sends requests."""
 
     settings: Settings
     connection: Connection
@@ -138,7 +132,18 @@ class Session:
         )
         self.unreadable: set[str | None] = set()
         """Namespaces whose pods the API server does not let us list."""
-        self.watches = {f"pods{f' in {ns}' if ns else ''}": self._watch(ns) for ns in self._namespaces}
+        self.watches = {
+            f"pods{f' in {namespace}' if namespace else ''}": pod_watch(
+                self.client,
+                namespace,
+                self.pods,
+                self.unlabelled,
+                self.unreadable,
+                decode=using.decode_pod,
+                renewed_after=settings.watch_timeout,
+            )
+            for namespace in self._namespaces
+        }
         self._jobs_active_at: float | None = None
         self._began: float | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -163,11 +168,11 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Everything observed has been handled, including statuses and Events."""
+        """Return whether everything observed has been handled, including statuses and Events."""
         return self.synced and self.controller.idle and self.recorder.idle and (not self.sweeps or self.sweeps.idle)
 
     def ages(self) -> Iterator[tuple[str, float]]:
-        """(watch, seconds since its last activity)."""
+        """Yield the name of each watch, and the seconds since its last activity."""
         if self._began is None:
             return  # Nothing is watched while the CRDs are missing.
         yield "jobs", self._using.clock.monotonic() - (self._jobs_active_at or self._began)
@@ -225,9 +230,9 @@ class Session:
             await self.client.close()
 
     async def _crds_installed(self, stopping: asyncio.Task[bool]) -> bool:
-        """Wait for the CRDs. False: the session ended before."""
+        """Wait for the CRDs. Return False if the session ended before."""
         installed = asyncio.create_task(
-            wait_for_crds(self.client, self._using.timing.crd_poll), name="wait for the CRDs"
+            crd_check.wait_for_crds(self.client, self._using.timing.crd_poll), name="wait for the CRDs"
         )
         await asyncio.wait([installed, *self._tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not installed.done():
@@ -244,35 +249,6 @@ class Session:
         self.controller.start(namespace)
         logger.info("pod cache synced%s; starting reconciliation", f" in {namespace}" if namespace else "")
         await asyncio.Event().wait()
-
-    def _watch(self, namespace: str | None) -> Watch[raw_pod.Raw]:
-        decode = self._using.decode_pod
-
-        def listed(pods: Sequence[raw_pod.Raw], version: int) -> None:
-            self.unreadable.discard(namespace)
-            self.pods.relist([decode(raw) for raw in pods], version, namespace)
-
-        def changed(raw: raw_pod.Raw, deleted: bool) -> None:
-            pod = decode(raw)
-            self.pods.upsert(pod, deleted)
-            # The object of a pod that was deleted has a deletionTimestamp.
-            if deleted and raw.metadata.deletion_timestamp is None and not pod.pod.ended:
-                for owner in raw.metadata.owner_references:
-                    if owner.controller and owner.kind == KIND:
-                        reference = PodRef(pod.pod.name, pod.pod.uid)
-                        self.unlabelled.delete((pod.namespace, owner.name), owner.uid, reference)
-
-        return Watch(
-            self.client,
-            paths.collection("Pod", namespace),
-            raw_pod.Raw,
-            listed=listed,
-            changed=changed,
-            parameters={"labelSelector": JOB_LABEL},
-            renewed_after=self._settings.watch_timeout,
-            forbidden=lambda _: self.unreadable.add(namespace),
-            page=PAGE_OF_LARGE_OBJECTS,
-        )
 
     async def _watch_jobs(self, stop: asyncio.Event) -> None:
         def alive() -> None:
@@ -349,44 +325,6 @@ class Session:
         for key in self.jobs:
             if key[0] == namespace:
                 self.queue.enqueue(key)
-
-
-def optional_kinds(settings: Settings) -> tuple[tuple[OptionalKind, ...], dict[str, str]]:
-    """(the kinds to watch, id of each other kind -> why it is not used)"""
-    watched: list[OptionalKind] = []
-    unused: dict[str, str] = {}
-    for enabled, kinds, purpose in (
-        (settings.queues, QUEUES, "serve queues (setting `queues`)"),
-        (settings.gangs, GANGS, "use gang schedulers (setting `gangs`)"),
-    ):
-        if enabled:
-            watched += kinds
-        else:
-            unused |= {kind.id: f"this operator does not {purpose}" for kind in kinds}
-    return tuple(watched), unused
-
-
-async def wait_for_crds(client: Client, poll: float) -> None:
-    """Wait until the API server serves our resource and lists our API group, which happens a moment later: kopf's
-    discovery runs once. Both may still be served right after the CRDs were deleted; then kopf ends the session."""
-    logged = False
-    while True:
-        with contextlib.suppress(NotFound):
-            if PLURAL.encode() in await client.get(paths.GROUP_VERSION):
-                if f'"{GROUP}"'.encode() in await client.get(paths.GROUPS):
-                    return
-                await asyncio.sleep(poll / 10)
-                continue
-        if not logged:
-            logger.error("the CustomResourceDefinitions are not installed (kubectl apply -f crds/): waiting")
-            logged = True
-        await asyncio.sleep(poll)
-
-
-def dict_field(job: Manifest, name: str) -> Manifest:
-    """Return a field of a job that no schema has validated; empty if it is not an object."""
-    part = job.get(name)
-    return part if isinstance(part, dict) else {}
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:

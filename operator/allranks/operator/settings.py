@@ -195,7 +195,7 @@ class Settings(BaseSettings):
 
     @property
     def data(self) -> DataStore | None:
-        """Where inputs and outputs are kept; None if jobs with them are refused. Streams need no claim."""
+        """Return where inputs and outputs are kept; None if jobs with them are refused. Streams need no claim."""
         if not (self.data_claim or self.data_image or self.data_host_path):
             return None
         image, size = self.data_image or self.helper_image, int(quantity(self.data_cache_size))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from allranks.api.status import FINISHED, Status
@@ -12,18 +11,8 @@ from allranks.kube.errors import ApiError
 from allranks.kube.merge_patch import diff
 from allranks.operator.apply import Executor, unwritten_field
 from allranks.operator.cache import JobCache, JobKey
+from allranks.operator.job_state import WriteState
 from allranks.operator.timing import Clock, Timing
-
-
-@dataclass
-class WriteState:
-    """What the debounce remembers about one job. All moments are those of the monotonic clock."""
-
-    written_at: float = float("-inf")
-    counts_since: float | None = None
-    """Since when a change of pod counts has been waiting."""
-    due: float | None = None
-    """When the postponed status is to be written."""
 
 
 class FieldDropped(ApiError):
@@ -41,7 +30,7 @@ class StatusWriter:
         self._executor, self._jobs, self._timing, self._clock = executor, jobs, timing, clock
 
     def postpone(self, state: WriteState, observed: Observed, plan: Plan) -> bool:
-        """Return whether the status can wait for further changes of its kind. Sets `state.due` then."""
+        """Set `state.due` and return True if the status can wait for further changes of its kind."""
         assert plan.next is not None
         now, timing = self._clock.monotonic(), self._timing
         due = state.written_at + timing.status_min_interval
@@ -81,7 +70,7 @@ class StatusWriter:
         return True
 
     async def read_again(self, key: JobKey, raw: Manifest) -> Manifest | None:
-        """After a conflict: the current job, None when this one no longer exists."""
+        """Read the job after a conflict. Return None if this one no longer exists."""
         current = await self._executor.read(*key)
         if current is None:
             self._jobs.forget(key)

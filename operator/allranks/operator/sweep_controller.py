@@ -1,13 +1,16 @@
 """Reconciles sweeps: observe (caches), decide (pure core), write the status, create and suspend jobs.
 
-After a crash, the status and the jobs suffice.
+After a crash, the status and the jobs suffice. The cache of sweeps is fed by a watch in each namespace and by the
+responses to our own writes. Spec and status stay JSON text until they are needed: as Python objects they take up to
+sixty times their size.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from allranks.api.pool import PoolSpec
@@ -21,19 +24,122 @@ from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Conflict, NotFound, Refused
 from allranks.kube.job_codec import DecodeError
 from allranks.kube.merge_patch import diff
+from allranks.kube.store import Store
+from allranks.kube.sweep_codec import RawSweep
+from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator.cache import JobCache, JobKey
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.notifier import Notifier
 from allranks.operator.receivers import ReceiversFile
 from allranks.operator.reconciler import Reconciler, Result, State
-from allranks.operator.sweep_cache import DecodedSweeps, SweepCache
 from allranks.operator.timing import Clock, Timing
 from allranks.operator.workqueue import WorkQueue
 from allranks.suggest.process import CannotSuggest
 
+logger = logging.getLogger("allranks.sweeps")
+
+MAX_DECODED_BYTES = 2**20
+"""JSON text of all sweeps that are kept decoded: about 60 MB as Python objects."""
+
+
+class SweepCache:
+    """Calls `changed(key)` for each sweep that changes. An operator without the right to read sweeps serves none."""
+
+    def __init__(
+        self, client: Client, namespaces: Sequence[str | None], renewed_after: int, changed: Callable[[JobKey], None]
+    ) -> None:
+        self._sweeps: Store[JobKey, RawSweep] = Store(lambda sweep: sweep.version)
+        self._changed = changed
+        self.watches = {
+            f"sweeps{f' in {namespace}' if namespace else ''}": self._watch(client, namespace, renewed_after)
+            for namespace in namespaces
+        }
+
+    def __iter__(self) -> Iterator[JobKey]:
+        return iter(self._sweeps)
+
+    def __contains__(self, key: JobKey) -> bool:
+        return key in self._sweeps
+
+    def get(self, key: JobKey) -> Manifest | None:
+        """Return the sweep, decoded. `spec` is None if it is larger than allowed."""
+        raw = self._sweeps.get(key)
+        return raw.manifest() if raw else None
+
+    def upsert(self, sweep: RawSweep, deleted: bool = False) -> None:
+        key = _key(sweep)
+        if self._sweeps.delete(key, sweep.version) if deleted else self._sweeps.put(key, sweep.compact()):
+            self._changed(key)
+
+    def size(self, key: JobKey) -> int:
+        """Return the size of the spec as JSON text, in bytes."""
+        raw = self._sweeps.get(key)
+        return len(raw.spec) if raw else 0
+
+    def forget(self, key: JobKey) -> None:
+        """Remove a sweep that the API server does not find."""
+        self._sweeps.forget(key)
+
+    def _watch(self, client: Client, namespace: str | None, renewed_after: int) -> Watch[RawSweep]:
+        def listed(sweeps: Sequence[RawSweep], version: int) -> None:
+            present = {_key(sweep) for sweep in sweeps}
+            for sweep in sweeps:
+                self.upsert(sweep)
+            for key, _ in self._sweeps.missing_from(present, version, lambda key: namespace in (None, key[0])):
+                self._sweeps.delete(key, version)
+                self._changed(key)
+
+        def forbidden(message: str) -> None:
+            logger.warning("this operator cannot read TrainingSweeps, and serves none: %s", message)
+
+        return Watch(
+            client,
+            paths.sweeps(namespace),
+            RawSweep,
+            listed=listed,
+            changed=self.upsert,
+            renewed_after=renewed_after,
+            forbidden=forbidden,
+            page=PAGE_OF_LARGE_OBJECTS,
+        )
+
+
+class DecodedSweeps:
+    """The sweeps that were decoded last, of at most `MAX_DECODED_BYTES` of JSON text together."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[JobKey, tuple[str, int, int, Sweep]] = OrderedDict()
+        """(UID, generation, bytes, sweep); the one that was used last is the last one."""
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: JobKey, uid: str, generation: int) -> Sweep | None:
+        kept = self._kept.get(key)
+        if kept is None or kept[:2] != (uid, generation):
+            return None
+        self._kept.move_to_end(key)
+        return kept[3]
+
+    def keep(self, key: JobKey, uid: str, generation: int, size: int, sweep: Sweep) -> None:
+        self.forget(key)
+        self._kept[key] = uid, generation, size, sweep
+        self._bytes += size
+        while self._bytes > MAX_DECODED_BYTES:
+            self.forget(next(iter(self._kept)))
+
+    def forget(self, key: JobKey) -> None:
+        if kept := self._kept.pop(key, None):
+            self._bytes -= kept[2]
+
+
+def _key(sweep: RawSweep) -> JobKey:
+    return sweep.metadata.namespace, sweep.metadata.name
+
+
 Suggest = Callable[[SweepSpec, Suggestion], Awaitable[dict[str, str]]]
 Decide = Callable[[SweepObserved], SweepPlan]
-logger = logging.getLogger("allranks.sweeps")
 
 
 @dataclass
@@ -160,7 +266,7 @@ class SweepController(Reconciler[_State]):
                 return tried
 
     def _due(self, manifests: Iterable[Manifest], state: _State) -> list[Manifest]:
-        """Jobs to create now: refused ones wait for their backoff."""
+        """Return the jobs to create now: refused ones wait for their backoff."""
         waits = state.retry_at is not None and self._clock.monotonic() < state.retry_at
         return [manifest for manifest in manifests if not (waits and manifest["metadata"]["name"] in state.rejected)]
 
@@ -196,7 +302,7 @@ class SweepController(Reconciler[_State]):
 
     async def _read_job(self, namespace: str, name: str) -> None:
         try:
-            self._upsert_job(await self._client.get(paths.job(namespace, name)))
+            self._upsert_job(await self._client.get(paths.job_path(namespace, name)))
         except NotFound:
             return
 
@@ -207,7 +313,8 @@ class SweepController(Reconciler[_State]):
             self._enqueue_job((job["metadata"]["namespace"], job["metadata"]["name"]))
 
     async def _ask(self, sweep: Sweep, request: Suggestion, raw: Manifest, state: _State) -> dict[str, str]:
-        """Raises ApiError if there is no answer, so that it is asked again with a backoff."""
+        """Ask for the parameters of a trial. Raises ApiError if there are none, so that it is asked again with a
+        backoff."""
         try:
             return await self._suggest(sweep.spec, request)
         except CannotSuggest as error:
@@ -215,7 +322,7 @@ class SweepController(Reconciler[_State]):
             raise ApiError(f"trial {request.number} has no parameters: {error}") from error
 
     def _postponed(self, key: JobKey, plan: SweepPlan, state: _State) -> bool:
-        """Progress is written at most every few seconds, decisions at once."""
+        """Return whether the status waits: progress is written at most every few seconds, decisions at once."""
         due = state.wrote_at + self._timing.progress_min_interval - self._clock.monotonic()
         if plan.write_ahead or due <= 0:
             return False
@@ -247,7 +354,7 @@ class SweepController(Reconciler[_State]):
             name = manifest["metadata"]["name"]
             state.rejected.pop(name, None)
             try:
-                answer = await self._client.create(paths.jobs(namespace), manifest)
+                answer = await self._client.create(paths.job_path(namespace), manifest)
             except Conflict as error:
                 await self._read_job(namespace, name)
                 if self._jobs.get((namespace, name)) is None:
@@ -258,14 +365,15 @@ class SweepController(Reconciler[_State]):
                 self._upsert_job(answer)
 
     async def _suspend(self, namespace: str, names: Iterable[str], suspend: bool) -> None:
-        """Suspends jobs: their ranks are asked for a checkpoint, then their pods are deleted."""
+        """Suspend or resume jobs. The ranks of a suspended job are asked for a checkpoint, then its pods are
+        deleted."""
         for name in names:
             job = self._jobs.get((namespace, name))
             if job is None:
                 continue
             change = {"metadata": {"uid": job["metadata"]["uid"]}, "spec": {"suspend": suspend}}
             try:
-                self._upsert_job(await self._client.patch(paths.job(namespace, name), change))
+                self._upsert_job(await self._client.patch(paths.job_path(namespace, name), change))
             except (Conflict, NotFound):
                 await self._read_job(namespace, name)
 

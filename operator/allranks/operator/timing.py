@@ -66,7 +66,7 @@ class Clock:
         return time.monotonic()
 
     def boottime(self) -> float:
-        """Like `monotonic`, but also runs while the machine is suspended."""
+        """Return the time of a clock like `monotonic` that also runs while the machine is suspended."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def call_later(self, seconds: float, callback: Callable[..., None], *arguments: Any) -> asyncio.TimerHandle:

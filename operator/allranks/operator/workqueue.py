@@ -1,6 +1,7 @@
 """A work queue with the semantics of client-go's: each key is queued once and processed by one worker at a time.
 
 A key that is added while it is processed is processed again afterwards. Keys are handed out in the order of arrival.
+`JobQueue` adds what jobs need: watches and caches add to it, and the controller is its only consumer.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from allranks.operator.timing import Clock
+from allranks.operator.cache import JobKey
+from allranks.operator.timing import Clock, Timing
 
 K = TypeVar("K", bound=Hashable)
 
@@ -36,7 +38,7 @@ class WorkQueue(Generic[K]):
         self._shutting_down = False
 
     def __len__(self) -> int:
-        """Keys that are queued or being processed."""
+        """Return the number of keys that are queued or being processed."""
         return len(self._queue) + len(self._processing)
 
     @property
@@ -74,7 +76,7 @@ class WorkQueue(Generic[K]):
         return delay
 
     def failures(self, key: K) -> int:
-        """Failures in a row."""
+        """Return the number of failures in a row."""
         return self._failures.get(key, 0)
 
     def forget(self, key: K) -> None:
@@ -82,12 +84,13 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
 
     def cancel_delay(self, key: K) -> None:
-        """Not in client-go. For a worker that sets all delays of a key again when it is done."""
+        """Cancel the delay of a key. Not in client-go: for a worker that sets all delays of a key again when it is
+        done."""
         if (delayed := self._delayed.pop(key, None)) is not None:
             delayed[1].cancel()
 
     def due_in(self, key: K) -> float | None:
-        """Seconds until a delayed key is added."""
+        """Return the seconds until a delayed key is added."""
         delayed = self._delayed.get(key)
         return None if delayed is None else delayed[0] - self._clock.monotonic()
 
@@ -113,14 +116,14 @@ class WorkQueue(Generic[K]):
         return key
 
     def done(self, key: K) -> None:
-        """Processing has ended. A key that was added meanwhile is queued again."""
+        """End the processing of a key. If it was added meanwhile, it is queued again."""
         self._processing.discard(key)
         if key in self._dirty:
             self._queue.append(key)
             self._wake_getter()
 
     def shut_down(self) -> None:
-        """Ignores further keys and drops delayed ones. `get` still hands out the queued ones."""
+        """Ignore further keys and drop delayed ones. `get` still returns the queued ones."""
         self._shutting_down = True
         for _, timer in self._delayed.values():
             timer.cancel()
@@ -138,3 +141,79 @@ class WorkQueue(Generic[K]):
             if not getter.done():
                 getter.set_result(None)
                 return
+
+
+class JobQueue(WorkQueue[JobKey]):
+    """Ignores jobs of a namespace until `open` is called for it, when its pods are listed."""
+
+    def __init__(self, timing: Timing, clock: Clock) -> None:
+        super().__init__(clock, lambda failures: _backoff(failures, timing))
+        self._timing = timing
+        self._open: set[str | None] = set()
+        self._changed: set[JobKey] = set()
+        self._debouncing: set[JobKey] = set()
+        self._cost: dict[JobKey, float] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Return whether no job is queued, processed, debounced or in backoff."""
+        return not (len(self) or self._debouncing or self.failing)
+
+    def open(self, namespace: str | None) -> None:
+        """Serve the jobs of a namespace, or of all namespaces (None)."""
+        self._open.add(namespace)
+
+    def enqueue(self, key: JobKey, urgent: bool = True) -> None:
+        """Enqueue a job that changed, or whose pool did. A change that is not urgent is debounced."""
+        self.mark_changed(key)
+        self.enqueue_pod_event(key, urgent)
+
+    def mark_changed(self, key: JobKey) -> None:
+        """Let the next reconcile send rejected creates again, without waiting for their backoff."""
+        self._changed.add(key)
+
+    def enqueue_pod_event(self, key: JobKey, urgent: bool) -> None:
+        """Enqueue a job of which a pod changed. Rejected creates keep their backoff, unless `mark_changed` is called as
+        well."""
+        cost = self._cost.get(key)
+        if urgent or cost is None:
+            self.enqueue_now(key)
+        elif self._is_open(key):
+            timing = self._timing
+            self._debouncing.add(key)
+            grown = min(timing.pod_event_debounce_max, cost / timing.reconcile_cpu_share)
+            self.add_after(key, max(timing.pod_event_debounce, grown))
+
+    def begin(self, key: JobKey) -> bool:
+        """Begin a reconcile, which covers all delayed requests of this job. Return whether the job changed since the
+        last."""
+        self.cancel_delay(key)
+        self._debouncing.discard(key)
+        changed = key in self._changed
+        self._changed.discard(key)
+        return changed
+
+    def set_cost(self, key: JobKey, seconds: float) -> None:
+        """Set the CPU time of the last reconcile, from which the debounce follows."""
+        self._cost[key] = seconds
+
+    def remove(self, key: JobKey) -> None:
+        """Forget a job that is deleted."""
+        self.begin(key)
+        self.forget(key)
+        self._cost.pop(key, None)
+
+    def enqueue_now(self, key: JobKey) -> None:
+        """Enqueue a job that did not change, for example because its ranks reported: rejected creates keep their
+        backoff."""
+        if self._is_open(key):
+            self.add(key)
+
+    def _is_open(self, key: JobKey) -> bool:
+        return None in self._open or key[0] in self._open
+
+
+def _backoff(failures: int, timing: Timing) -> float:
+    """Return 1 s, doubled up to 30 s; after eight failures up to five minutes."""
+    longest = timing.retry_max if failures > 8 else timing.unavailable_retry_max
+    return min(longest, 0.5 * 2.0 ** min(failures, 10))

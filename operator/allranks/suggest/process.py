@@ -23,7 +23,7 @@ class CannotSuggest(AllranksError):
 
 
 async def suggest(spec: SweepSpec, request: Suggestion, seconds: float = SECONDS) -> dict[str, str]:
-    """The parameters of the trial. Raises CannotSuggest."""
+    """Return the parameters of the trial. Raises CannotSuggest."""
     parameters = spec.model_dump(by_alias=True, exclude_unset=True, mode="json")["parameters"]
     question = {
         "seed": spec.seed,

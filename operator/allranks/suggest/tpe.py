@@ -17,7 +17,7 @@ from allranks.api.sweep_status import Trial
 
 
 def main() -> None:
-    """Exits with 3 if Optuna is not installed."""
+    """Print parameters as JSON. Exits with 3 if Optuna is not installed."""
     request = json.load(sys.stdin)
     try:
         import optuna
@@ -28,10 +28,11 @@ def main() -> None:
 
 
 def suggest(request: dict[str, Any]) -> dict[str, str]:
-    """`request`: seed, number, goal, parameters by name, and the trials that have ended."""
+    """Return the parameters of a trial. `request` has seed, number, goal, parameters by name, and the trials that have
+    ended."""
     import optuna
 
-    parameters = {name: Parameter.model_validate(of) for name, of in request["parameters"].items()}
+    parameters = {name: Parameter.model_validate(declared) for name, declared in request["parameters"].items()}
     space = {name: _distribution(parameters[name]) for name in sorted(parameters)}
     seed = int.from_bytes(hashlib.sha256(f"{request['seed']}/{request['number']}".encode()).digest()[:4])
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=0)
@@ -56,7 +57,7 @@ def _distribution(parameter: Parameter) -> Any:
 
 
 def _ended(trial: Trial, parameters: dict[str, Parameter], space: dict[str, Any]) -> Any:
-    """The trial as Optuna has it: a stopped one is pruned. None: its values are not in the ranges of today."""
+    """Return the trial as Optuna has it: a stopped one is pruned. None if its values are not in the present ranges."""
     import optuna
 
     stopped = trial.phase == "Stopped"

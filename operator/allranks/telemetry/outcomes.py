@@ -15,9 +15,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from allranks.telemetry.answers import Answer, ReportSource
+from allranks.telemetry.messages import LOCAL_RANKS, Answer, ReportSource
 from allranks.telemetry.rate_limit import Bucket
-from allranks.telemetry.schema import LOCAL_RANKS
 
 PART_BYTES = 16_384
 """Of the content in one message."""
@@ -68,11 +67,11 @@ class OutcomeLimits:
     of_job: int = 4
     """Unfinished contents of a job. The others wait, so that a job does not take the room of all."""
     idle_seconds: float = 60.0
-    """An unfinished content without a new part for so long is dropped: its sender begins again."""
+    """An unfinished content without a new part for this time is dropped: its sender begins again."""
     pressed_seconds: float = 10.0
     """The same when there is no room for a new one."""
     burst: int = 256
-    """Messages that a pod may send in a row: several times those of rank 0 and seven further ranks."""
+    """Messages that a pod may send in a row: several times the messages of rank 0 and seven further ranks."""
     rate: float = 4.0
     """Messages per second of a pod after that."""
     pods: int = 16_384
@@ -98,7 +97,8 @@ class Outcomes:
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     def take(self, sender: ReportSource, body: bytes, full: bool = False) -> Outcome | Answer:
-        """The content once it is complete, else the answer to the sender. `full`: no further exceptions are stored."""
+        """Return the content once it is complete, else the answer to the sender. If `full`, no further exceptions are
+        stored."""
         moment = self._monotonic()
         if not self._has_token(sender.pod_uid, moment):
             return Answer(429, {"error": "too many messages"}, 5.0)
@@ -116,8 +116,8 @@ class Outcomes:
         return self._add((sender.pod_uid, header.local_rank), sender.job_uid, header, part, moment)
 
     def _add(self, key: tuple[str, int], job: str, header: Header, part: bytes, moment: float) -> Outcome | Answer:
-        """The parts arrive in order. The answer to a part that does not follow the last one says where to continue: the
-        operator may have been restarted."""
+        """Add a part; parts arrive in order. The answer to a part that does not follow the last one says where to
+        continue: the operator may have been restarted."""
         kept = self._unfinished.get(key)
         if kept is not None and (header.offset == 0 or kept.header.size != header.size):
             self._drop(key)
@@ -169,7 +169,7 @@ class Outcomes:
 
 
 def longest(kind: Kind, rank: int) -> int:
-    """Bytes of a content that are stored at most."""
+    """Return the size of a content that is stored at most, in bytes."""
     if kind == "raised":
         return ERROR_BYTES
     if rank >= VALUE_RANKS:
@@ -178,7 +178,10 @@ def longest(kind: Kind, rank: int) -> int:
 
 
 def received(size: int, stored: bool | None = None) -> Answer:
-    """The sender continues at `size`. `stored`: everything was received, and stored or deliberately not."""
+    """Return the answer after which the sender continues at `size`.
+
+    `stored` is set when everything was received: it was stored, or deliberately not.
+    """
     return Answer(200, {"received": size} if stored is None else {"received": size, "stored": stored})
 
 

@@ -34,7 +34,7 @@ class Bucket:
         self._left += tokens
 
     def take(self, moment: float, burst: float, rate: float) -> bool:
-        """Takes one token. Whether there was one."""
+        """Take one token. Return False if there is none."""
         if self.left(moment, burst, rate) < 1.0:
             return False
         self._left -= 1.0
@@ -65,13 +65,13 @@ class Notifier:
         self._timer_at: float | None = None
 
     def notify_now(self, job: Job) -> None:
-        """For events that happen once per attempt."""
+        """Reconcile a job at once, for events that happen once per attempt."""
         self._waiting.pop(job, None)
         self._notified_at[job] = self._monotonic()
         self._reconcile(job)
 
     def notify(self, job: Job, interval: float | None = None) -> None:
-        """`interval`: shorter than that of other notifications, which this one replaces."""
+        """Reconcile a job when its turn comes. A shorter `interval` replaces the notification that waits."""
         if job in self._waiting and interval is None:
             return
         number = next(self._numbers)

@@ -18,11 +18,9 @@ import msgspec
 from aiohttp import web
 
 from allranks.telemetry import outcomes
-from allranks.telemetry.answers import Answer, Denied
-from allranks.telemetry.connections import Connection, Limits
-from allranks.telemetry.listener import Listener
+from allranks.telemetry.listener import Connection, Limits, Listener
+from allranks.telemetry.messages import BODY_BYTES, Answer, Denied
 from allranks.telemetry.rate_limit import Bucket
-from allranks.telemetry.schema import BODY_BYTES
 
 PATH = "/v1/report"
 OUTCOME_PATH = "/v1/outcome"
@@ -34,9 +32,13 @@ Sender = TypeVar("Sender")
 
 
 class Server(Listener, Generic[Sender]):
-    """`identify`: token -> sender; None: invalid token; raises Denied. `ingest` answers a message of a sender, at once
-    or later; `outcome` one about what its function returned or raised, None: not received here. `port` 0 selects a free
-    port, which `port` has after `start`. `count` is called with the status of each response."""
+    """Receives messages of authenticated senders.
+
+    `identify` returns the sender of a token, or None for an invalid one; it may raise Denied. `ingest` answers a
+    report, at once or later. `outcome` answers a part of what a function returned or raised; without it, such parts are
+    not received. `count` is called with the status of each response. `port` 0 selects a free port, which `port` has
+    after `start`.
+    """
 
     def __init__(
         self,
@@ -101,7 +103,8 @@ class Server(Listener, Generic[Sender]):
         return answer if isinstance(answer, Answer) else await answer
 
     async def _authenticate(self, token: str, connection: Connection) -> Sender | Answer:
-        """After many invalid tokens from an address, tokens of its new connections are not checked."""
+        """Return the sender, or the rejection. After many invalid tokens from an address, tokens of its new connections
+        are not checked."""
         limits, peer = self._limits, connection.peer
         bucket = self._rejections.get(peer)
         if bucket and not connection.trusted and bucket.left(self._monotonic(), limits.rejections, 1.0) < 1.0:
@@ -126,7 +129,7 @@ class Server(Listener, Generic[Sender]):
             self._rejections.popitem(last=False)
 
     def _log_exception(self) -> None:
-        """Rate-limited: a sender must not be able to fill the log."""
+        """Log at a limited rate: a sender must not be able to fill the log."""
         if self._monotonic() - self._logged_at > _LOG_INTERVAL:
             self._logged_at = self._monotonic()
             logger.exception("cannot process a report")
@@ -144,7 +147,7 @@ def _too_long(most: int) -> Answer:
 
 
 async def _body(request: web.BaseRequest, most: int) -> bytes | None:
-    """None: too long. The deadline of the connection ends an endless body."""
+    """Return the body; None if it is too long. The deadline of the connection ends an endless body."""
     body, content = b"", request.content
     if content.is_eof():  # nearly all bodies arrive with the head
         body = content.read_nowait(-1)

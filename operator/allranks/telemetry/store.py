@@ -17,8 +17,8 @@ from typing import Any
 
 from allranks.core.diagnosis.report_loss import SILENCE
 from allranks.core.facts.rank_reports import Collectives, RankReport, Reports
-from allranks.telemetry import schema, trainer_status
-from allranks.telemetry.answers import Answer, ReportSource
+from allranks.telemetry import messages, trainer_status
+from allranks.telemetry.messages import Answer, ReportSource
 from allranks.telemetry.rate_limit import CHECKPOINT_INTERVAL, JOB_INTERVAL, Bucket, Job, Notifier
 
 
@@ -114,7 +114,7 @@ class ReportStore:
 
     @property
     def reporting(self) -> int:
-        """Ranks that reported in the last one or two minutes."""
+        """Return the number of ranks that reported in the last one or two minutes."""
         since, count, last = self._window
         passed = (self._now() - since).total_seconds()
         if 0 <= passed < _WINDOW_SECONDS:
@@ -123,7 +123,7 @@ class ReportStore:
 
     @property
     def interval(self) -> float:
-        """Seconds that a rank waits before its next message."""
+        """Return the seconds that a rank waits before its next message."""
         return self._interval_for(self.reporting)
 
     def _interval_for(self, reporting: int) -> float:
@@ -131,7 +131,7 @@ class ReportStore:
         return round(min(limits.interval_max, max(limits.interval_min, reporting / limits.target_rate)), 1)
 
     def ingest(self, sender: ReportSource, body: bytes) -> Answer:
-        """Stores a message and returns the response."""
+        """Store a message and return the response."""
         limits, moment, reporting = self._limits, self._monotonic(), self.reporting
         interval = self._interval_for(reporting)
         job = self._job(sender, moment)
@@ -149,8 +149,8 @@ class ReportStore:
         if not replica.bucket.take(moment, limits.burst * ranks, rate):
             return Answer(429, {"error": "too many messages", "interval": interval}, interval)
         try:
-            message = schema.message(body)
-        except schema.BadMessage as bad:
+            message = messages.message(body)
+        except messages.BadMessage as bad:
             return Answer(400, {"error": str(bad)})
         if message.nccl is not None:
             self._any_job_at = self._now()
@@ -172,7 +172,7 @@ class ReportStore:
         return Answer(200, {"interval": interval, "stacks": job.stacks, "checkpoint": job.checkpoint})
 
     def snapshot(self, job: Job, uid: str, attempt: int) -> Reports:
-        """Reports of this attempt. From now on, senders of older attempts get 409."""
+        """Return the reports of this attempt. From now on, senders of older attempts get 409."""
         kept = self._jobs.get(job)
         if kept is None or kept.uid != uid:
             return Reports(self.since, any_job_at=self._any_job_at)
@@ -185,17 +185,17 @@ class ReportStore:
         return Reports(since, ranks, self._any_job_at, kept.collectives)
 
     def stack_dump_id(self, job: Job, question: str) -> None:
-        """Each rank of the current attempt dumps the stacks of its threads once per new `question`."""
+        """Ask each rank of the current attempt to dump the stacks of its threads, once per new `question`."""
         if kept := self._jobs.get(job):
             kept.stacks = question
 
     def request_checkpoint(self, job: Job, number: int) -> None:
-        """Asks the ranks of the current attempt for a checkpoint; 0 withdraws the request."""
+        """Ask the ranks of the current attempt for a checkpoint; 0 withdraws the request."""
         if kept := self._jobs.get(job):
             kept.checkpoint = number
 
     def forget(self, job: Job) -> None:
-        """The job is deleted or finished."""
+        """Forget a job that is deleted or finished."""
         if kept := self._jobs.pop(job, None):
             self._ranks -= kept.ranks
         self._notifier.forget(job)
@@ -230,7 +230,7 @@ class ReportStore:
         job.stepped, job.stacks, job.checkpoint, job.collectives = False, "", 0, None
 
     def _replica(self, job: _Job, sender: ReportSource, moment: float) -> _Replica | None:
-        """None: the replica has been restarted since."""
+        """Return the replica of a sender; None if it has been restarted since."""
         key = (sender.role, sender.index)
         kept = job.replicas.get(key)
         if kept is not None:
@@ -251,7 +251,7 @@ class ReportStore:
         return job.ranks < limits.ranks_per_job and (self._ranks < limits.ranks or self._make_room(moment))
 
     def _keep(
-        self, job: _Job, replica: _Replica, sender: ReportSource, key: int, message: schema.Message
+        self, job: _Job, replica: _Replica, sender: ReportSource, key: int, message: messages.Message
     ) -> RankReport:
         before, now = replica.ranks.get(key), self._now()
         if message.trainer_status is not None:
@@ -269,7 +269,7 @@ class ReportStore:
         replica.ranks[key] = report
         return report
 
-    def _metrics(self, job: _Job, before: RankReport | None, message: schema.Message) -> dict[str, float]:
+    def _metrics(self, job: _Job, before: RankReport | None, message: messages.Message) -> dict[str, float]:
         kept: dict[str, float] = {}
         for name, value in message.metrics.items():
             interned = job.names.get(name)
@@ -285,7 +285,7 @@ class ReportStore:
         return kept
 
     def _count(self, before: RankReport | None, now: datetime) -> None:
-        """Counts each rank once per window."""
+        """Count each rank once per window."""
         since, count, last = self._window
         passed = (now - since).total_seconds()
         if not 0 <= passed < _WINDOW_SECONDS:
@@ -303,12 +303,12 @@ def _call_later(seconds: float, call: Callable[[], None]) -> Any:
 
 
 def _has_handled(report: RankReport, number: int) -> bool:
-    """Whether the rank has stored the requested checkpoint, or is done with the request."""
+    """Return whether the rank has stored the requested checkpoint, or is done with the request."""
     stored = report.checkpoint_at is not None and report.checkpoint_at.timestamp() * 1000 >= number
     return number > 0 and (stored or report.handled_request >= number)
 
 
-def _collectives(message: schema.Nccl, before: Collectives | None, now: datetime) -> Collectives:
+def _collectives(message: messages.Nccl, before: Collectives | None, now: datetime) -> Collectives:
     moved = before is None or before.launched != message.launched
     return Collectives(
         received_at=now,
@@ -325,10 +325,13 @@ def _collectives(message: schema.Nccl, before: Collectives | None, now: datetime
 
 
 def _report(
-    sender: ReportSource, message: schema.Message, before: RankReport | None, now: datetime, metrics: dict[str, float]
+    sender: ReportSource, message: messages.Message, before: RankReport | None, now: datetime, metrics: dict[str, float]
 ) -> RankReport:
-    """Converts durations to timestamps. A timestamp keeps its first value as long as its step or checkpoint is the
-    same: the transfer time of each message would move it a little."""
+    """Convert durations to timestamps.
+
+    A timestamp keeps its first value while its step or checkpoint is the same: the transfer time of each message would
+    move it a little.
+    """
     stepped_at = checkpoint_at = first_step_at = None
     samples, seconds, busy = message.samples_per_second, message.step_seconds, message.busy_seconds
     load = message.load_seconds

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from allranks.core.facts.rank_reports import RankReport
-from allranks.telemetry.schema import METRICS, Message, TrainerStatus
+from allranks.telemetry.messages import METRICS, Message, TrainerStatus
 
 KEY = -1
 """The place of this status among the ranks of a pod, by their local rank."""
@@ -26,8 +26,10 @@ _LARGEST_COUNT = 2**53
 
 
 def as_message(status: TrainerStatus, before: RankReport | None) -> Message:
-    """`before`: what the same pod sent before. The status at the end of a training has no step, and the one at its
-    start has only the number of steps."""
+    """Return the status as a message. `before` is the last report of the same pod.
+
+    The status at the end of a training has no step, and the one at its start has only the number of steps.
+    """
     metrics = dict(_numbers(status))
     counts = {name: _count(metrics.get(name)) for name in _COUNTERS}
     step, total, epoch = counts.values()
@@ -47,7 +49,7 @@ def as_message(status: TrainerStatus, before: RankReport | None) -> Message:
 
 
 def with_step_time(after: RankReport, before: RankReport | None) -> RankReport:
-    """Adds the mean duration of the steps between two messages, and that the sender is silent between its steps."""
+    """Add the mean duration of the steps between two messages, and that the sender is silent between its steps."""
     seconds = before.step_seconds if before is not None else None
     if before is not None and before.step is not None and after.step is not None and after.step > before.step:
         assert before.stepped_at
@@ -56,17 +58,20 @@ def with_step_time(after: RankReport, before: RankReport | None) -> RankReport:
 
 
 def effective(ranks: dict[int, RankReport]) -> Iterable[RankReport]:
-    """The reports of a pod, each rank once. If the report library reports steps there, the status is not used. If it
-    reports, but no steps, its first rank gets those of the status."""
+    """Return the reports of a pod, each rank once.
+
+    If the report library reports steps there, the status is not used. If it reports, but no steps, its first rank gets
+    the steps of the status.
+    """
     status = ranks.get(KEY)
     if status is None:
         return ranks.values()
-    own = [rank for key, rank in ranks.items() if key != KEY]
-    if not own:
+    reported = [rank for key, rank in ranks.items() if key != KEY]
+    if not reported:
         return (status,)
-    if any(rank.step is not None for rank in own):
-        return own
-    first = min(own, key=lambda rank: rank.local_rank)
+    if any(rank.step is not None for rank in reported):
+        return reported
+    first = min(reported, key=lambda rank: rank.local_rank)
     combined = replace(
         status,
         local_rank=first.local_rank,
@@ -81,7 +86,7 @@ def effective(ranks: dict[int, RankReport]) -> Iterable[RankReport]:
         waiting=first.waiting,
         heartbeat=True,
     )
-    return [combined if rank is first else rank for rank in own]
+    return [combined if rank is first else rank for rank in reported]
 
 
 def _numbers(status: TrainerStatus) -> Iterator[tuple[str, float]]:

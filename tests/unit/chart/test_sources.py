@@ -16,8 +16,7 @@ from prometheus_client import generate_latest
 
 from allranks.api.validation import parse
 from allranks.core.objects import pods
-from allranks.operator.job_metrics import JobSample
-from allranks.operator.metrics import Metrics, Sampled
+from allranks.operator.metrics import JobSample, Metrics, Sampled
 from allranks.operator.settings import ENV_PREFIX, Settings
 from support.helm import CHART, ROOT
 

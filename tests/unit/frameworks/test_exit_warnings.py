@@ -6,7 +6,7 @@ import pytest
 
 from allranks.api.status import Status
 from allranks.core.diagnosis import root_cause
-from allranks.exit_warnings import without_exit_warnings
+from allranks.text import without_exit_warnings
 from support.builders import at, failed, job
 
 WARNING = (

@@ -23,11 +23,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from allranks.kube import auth, exec_login
+from allranks.kube import auth
+from allranks.kube import login as logins
 from allranks.kube.auth import Connection, connect
 from allranks.kube.client import Client
-from allranks.kube.client_certificate import ClientCertificate
 from allranks.kube.errors import LOGIN_FAILED, LoginError, Unavailable
+from allranks.kube.login import ClientCertificate
 from allranks.operator.app import Operator
 from allranks.operator.settings import Settings
 from support.scripted import says, server, status
@@ -254,7 +255,7 @@ def login(folder: Path, url: str = "http://h:1", command: str = sys.executable) 
 
 
 def test_a_login_program_runs_once_and_again_when_its_token_is_rejected(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(exec_login, "REJECTED_SECONDS", 0.0)
+    monkeypatch.setattr(logins, "REJECTED_SECONDS", 0.0)
 
     async def scenario() -> None:
         async with server(says({}), says({}), status(401), says({})) as api:
@@ -395,7 +396,7 @@ PRINTS = {
 def test_a_login_program_that_prints_no_credential_is_one_sentence(case, tmp_path, monkeypatch) -> None:
     program, changes, message = PRINTS[case]
     if "sleep" in program:
-        monkeypatch.setattr(exec_login, "RUN_SECONDS", 0.3)
+        monkeypatch.setattr(logins, "RUN_SECONDS", 0.3)
     with pytest.raises(LoginError, match=r"logging in as context a of .* failed: ") as raised:
         connect(login_by(tmp_path, program, **changes))
     assert "\n" not in str(raised.value)
@@ -416,7 +417,7 @@ def test_a_login_program_gets_its_environment_and_the_cluster(tmp_path) -> None:
 
 
 def test_a_credential_is_renewed_before_it_expires(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(exec_login, "REJECTED_SECONDS", 0.0)
+    monkeypatch.setattr(logins, "REJECTED_SECONDS", 0.0)
     text = "open(__file__ + '.runs', 'a').write('.'); n = os.path.getsize(__file__ + '.runs')\n"
     text += "end = '2000-01-01T00:00:00Z' if n == 1 else '2100-01-01T00:00:00Z'\n"
     text += "show({'token': f't{n}', 'expirationTimestamp': end})"

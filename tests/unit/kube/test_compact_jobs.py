@@ -12,7 +12,7 @@ import pytest
 from allranks.api import validation
 from allranks.errors import InvalidManifest
 from allranks.kube import compact_jobs, job_codec
-from allranks.kube.json_decoder import decoder
+from allranks.kube.decoding import decoder
 from support.builders import manifest, table
 
 METADATA = {"name": "a", "namespace": "ns", "uid": "u", "generation": 2, "resourceVersion": "7"}

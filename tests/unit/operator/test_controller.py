@@ -25,10 +25,10 @@ from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, PodCache
 from allranks.operator.controller import Controller
 from allranks.operator.event_recorder import Recorder
-from allranks.operator.job_queue import JobQueue
 from allranks.operator.metrics import Metrics
 from allranks.operator.observer import Observer
 from allranks.operator.timing import Clock, Timing
+from allranks.operator.workqueue import JobQueue
 from support import fake_api
 from support.builders import NOW, failed, manifest, rank, started
 from support.builders import job as job_of

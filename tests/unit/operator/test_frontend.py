@@ -25,14 +25,13 @@ from allranks.operator import health_check
 from allranks.operator.app import Operator
 from allranks.operator.ports import socket_protocol
 from allranks.operator.ports.backend import NoAnswer, Page
-from allranks.operator.ports.socket_client import ClientLimits, SocketClient
+from allranks.operator.ports.frontend import ClientLimits, SocketClient
 from allranks.operator.ports.socket_protocol import Check, Count, Identify, Metrics, Report, request_frame
 from allranks.operator.ports.socket_server import SocketError, SocketLimits, SocketServer
 from allranks.operator.settings import Settings
 from allranks.telemetry import outcomes
-from allranks.telemetry.answers import Answer, Denied
 from allranks.telemetry.listener import Listener
-from allranks.telemetry.schema import BODY_BYTES
+from allranks.telemetry.messages import BODY_BYTES, Answer, Denied
 from support.frontend_process import frontend, get
 
 STORED = Answer(200, {"interval": 5.0, "stacks": ""})

@@ -12,8 +12,7 @@ from allranks.api.cost import CostStatus, GpuTime
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Failure, ProgressStatus, RestartCounts, Status, Straggler, Times
 from allranks.core.facts.policy import Policy
-from allranks.operator.job_metrics import OTHER, BoundedLabel, Families, GpuCounts, JobSample
-from allranks.operator.metrics import Metrics, Sampled
+from allranks.operator.metrics import OTHER, BoundedLabel, Families, GpuCounts, JobSample, Metrics, Sampled
 from support.builders import CLUSTER, NOW, at, job, observed
 
 
@@ -132,7 +131,7 @@ def test_a_hang_is_counted_when_it_is_recorded_and_no_other_failure() -> None:
 def families(*samples: JobSample, namespaces: BoundedLabel | None = None) -> dict[str, dict[tuple[str, ...], float]]:
     return {
         family.name: {tuple(sample.labels.values()): sample.value for sample in family.samples}
-        for family in Families(namespaces).of(samples)
+        for family in Families(namespaces).build(samples)
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from allranks.core.facts.policy import Policy
-from allranks.operator.namespace_cache import NamespaceNotUsable, Namespaces
+from allranks.operator.platform_cache import NamespaceNotUsable, Namespaces
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Clock, Timing
 from support.scripted import Answer, client_of, status

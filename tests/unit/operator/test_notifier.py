@@ -15,8 +15,7 @@ import pytest
 from allranks.api.job import Metadata
 from allranks.api.status import Condition, Failure, Status
 from allranks.core.facts.model import Observed
-from allranks.operator import notification_text
-from allranks.operator.notifier import Notifier, Pace
+from allranks.operator.notifier import Notifier, Pace, job_note
 from allranks.operator.receivers import ReceiversFile
 from support.builders import CLUSTER, NOW, job
 from support.receivers import http_receiver, until
@@ -253,5 +252,5 @@ def test_secrets_in_the_last_lines_of_a_log_are_masked() -> None:
     lines = "login with swordfish failed\nHF_TOKEN=hf_abcdef\nloss=3.25"
     status = FAILED.model_copy(update={"last_failure": failure.model_copy(update={"message": lines})})
     env = [{"name": "DB_PASSWORD", "value": "swordfish"}, {"name": "STEPS", "value": "1000000"}]
-    note = notification_text.note(observed("Failed/0 t", status=status, env=env), "Failed/0 t", "")
+    note = job_note(observed("Failed/0 t", status=status, env=env), "Failed/0 t", "")
     assert note.details.splitlines()[-3:] == ["login with <masked> failed", "HF_TOKEN=<masked>", "loss=3.25"]

@@ -12,8 +12,9 @@ from allranks.core.facts.model import ObjectPatch
 from allranks.core.facts.optional_kinds import LOCAL_QUEUE, WORKLOAD, OptionalKind
 from allranks.kube import pod_codec
 from allranks.kube.client import Client
-from allranks.operator.apply import Executor, Rejections
+from allranks.operator.apply import Executor
 from allranks.operator.cache import PodCache
+from allranks.operator.job_state import Rejections
 from allranks.operator.optional_apis import OptionalApis
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Timing

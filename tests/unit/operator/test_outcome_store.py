@@ -10,7 +10,7 @@ from typing import Any
 
 from allranks.kube.errors import Refused, Unavailable
 from allranks.operator.outcome_store import OutcomeStore
-from allranks.telemetry.answers import Answer, ReportSource
+from allranks.telemetry.messages import Answer, ReportSource
 from allranks.telemetry.outcomes import ERRORS
 from support.config_maps import ConfigMaps
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from allranks.operator.pool_cache import Pools
+from allranks.operator.platform_cache import Pools
 from allranks.operator.settings import Settings
 from support.scripted import Answer, client_of, says, status
 

@@ -20,8 +20,7 @@ from allranks.kube.errors import Refused
 from allranks.operator.app import Operator
 from allranks.operator.ports import metrics_auth
 from allranks.operator.ports.backend import Gate, Page
-from allranks.operator.ports.metrics_auth import MetricsGate
-from allranks.operator.ports.probes import (
+from allranks.operator.ports.http_servers import (
     METRICS_LIMITS,
     PROBE_LIMITS,
     SCRAPES_OF_PEER,
@@ -30,10 +29,10 @@ from allranks.operator.ports.probes import (
     SharedPage,
     probe,
 )
+from allranks.operator.ports.metrics_auth import MetricsGate
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Clock
-from allranks.telemetry.connections import Limits
-from allranks.telemetry.listener import Listener
+from allranks.telemetry.listener import Limits, Listener
 
 SETTINGS = Settings(
     address="127.0.0.1", port=0, probe_port=0, report_port=0, report_url="http://reports.example.org/v1/report"

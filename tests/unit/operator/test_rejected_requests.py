@@ -18,8 +18,9 @@ from aiohttp import web
 
 from allranks.core.facts.model import Plan, PodRef
 from allranks.kube import pod_codec, raw_pod
-from allranks.operator.apply import JOB_CONCURRENCY, Rejections
+from allranks.operator.apply import JOB_CONCURRENCY
 from allranks.operator.controller import Controller
+from allranks.operator.job_state import Rejections
 from support.fake_api import Object, Objects
 from support.scripted import client_of, says, status
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from allranks.kube import pod_codec
-from allranks.operator.apply import Executor, Rejections
+from allranks.operator.apply import Executor
 from allranks.operator.cache import PodCache
+from allranks.operator.job_state import Rejections
 from support.builders import UID, table
 from support.scripted import Answer, Scripted, client_of, says, status
 

@@ -14,8 +14,8 @@ from allranks.api.sweep import Sweep
 from allranks.kube import sweep_codec
 from allranks.kube.job_codec import DecodeError
 from allranks.kube.sweep_codec import MAX_SPEC_BYTES, RawSweep
-from allranks.operator import sweep_cache
-from allranks.operator.sweep_cache import DecodedSweeps, SweepCache
+from allranks.operator import sweep_controller
+from allranks.operator.sweep_controller import DecodedSweeps, SweepCache
 
 TESTS = Path(__file__).parents[2]
 KEY = ("team", "search")
@@ -84,7 +84,7 @@ def test_a_sweep_that_is_nested_too_deeply_is_invalid_alone():
 
 
 def test_decoded_sweeps_are_kept_up_to_a_size(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sweep_cache, "MAX_DECODED_BYTES", 100)
+    monkeypatch.setattr(sweep_controller, "MAX_DECODED_BYTES", 100)
     kept, some = DecodedSweeps(), Sweep.__new__(Sweep)
     for name in ("a", "b"):
         kept.keep(("team", name), "uid", 1, 40, some)

@@ -12,9 +12,9 @@ from typing import Any
 from allranks.api.notify import Notification
 from allranks.api.pool import PoolSpec
 from allranks.kube import sweep_codec
-from allranks.operator import notification_text as texts
 from allranks.operator.cache import JobCache
 from allranks.operator.event_recorder import Recorder
+from allranks.operator.notifier import slack, sweep_note
 from allranks.operator.receivers import ReceiversFile
 from allranks.operator.sweep_controller import SweepController
 from allranks.operator.timing import Clock, Timing
@@ -150,11 +150,11 @@ def test_a_sweep_that_fails_says_why_and_secrets_are_masked():
         "lastTransitionTime": "2026-03-04T10:00:00Z",
     }
     encoded = sweep_codec.encode(status) | {"conditions": [ended], "phase": "Failed"}
-    note = texts.sweep_note(observed(of, sweep_codec.status({"status": encoded})), "Failed team", "")
+    note = sweep_note(observed(of, sweep_codec.status({"status": encoded})), "Failed team", "")
     assert note.title == "sweep team/search failed"
     assert note.details.splitlines()[0].endswith("(Error(1)): login with <masked> failed")
     assert "3 failed" in note.details
-    assert "*sweep team/search failed*" in json.loads(texts.slack(note))["text"]
+    assert "*sweep team/search failed*" in json.loads(slack(note))["text"]
 
 
 def test_an_address_of_a_sweep_needs_an_allowed_host(tmp_path: Path):

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from allranks.operator.job_queue import JobQueue
 from allranks.operator.timing import Clock, Timing
-from allranks.operator.workqueue import ShutDown, WorkQueue
+from allranks.operator.workqueue import JobQueue, ShutDown, WorkQueue
 
 
 class Timer:

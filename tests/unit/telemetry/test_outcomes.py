@@ -10,7 +10,7 @@ import pytest
 
 from allranks.inpod import call_function, send_outcome
 from allranks.telemetry import outcomes
-from allranks.telemetry.answers import Answer, ReportSource
+from allranks.telemetry.messages import Answer, ReportSource
 from allranks.telemetry.outcomes import Outcome, OutcomeLimits, Outcomes
 
 SENDER = ReportSource(("team", "demo"), "uid-1", "demo-worker-0-0", "pod-1", "worker", 0, 0, 0, "node-a")

@@ -20,9 +20,9 @@ import uvloop
 from allranks import open_files
 from allranks.report.state import Means, State, message
 from allranks.report.transport import AttemptOver, SendFailed, Transport
-from allranks.telemetry import connections, server
-from allranks.telemetry.connections import Limits
-from allranks.telemetry.schema import BODY_BYTES
+from allranks.telemetry import listener, server
+from allranks.telemetry.listener import Limits
+from allranks.telemetry.messages import BODY_BYTES
 from allranks.telemetry.server import Denied, Server
 from allranks.telemetry.store import ReportSource, ReportStore, StoreLimits
 
@@ -558,4 +558,4 @@ def test_the_limit_of_open_files_is_raised_as_far_as_allowed(
     now = [limits]
     monkeypatch.setattr(open_files.resource, "getrlimit", lambda _: now[0])
     monkeypatch.setattr(open_files.resource, "setrlimit", lambda _, wanted: now.__setitem__(0, wanted))
-    assert connections.room(10_000) == room
+    assert listener.room(10_000) == room

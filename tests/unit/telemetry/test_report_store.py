@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from allranks.core.facts.rank_reports import RankReport
-from allranks.telemetry import rate_limit, schema
-from allranks.telemetry.connections import Limits
+from allranks.telemetry import messages, rate_limit
+from allranks.telemetry.listener import Limits
 from allranks.telemetry.store import Answer, ReportSource, ReportStore, StoreLimits
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -149,12 +149,12 @@ def test_the_message_and_the_limits_in_the_documentation_are_those_of_the_code(w
         f"in a row, then {limits.new_per_second:.0f} a second",
         f"{limits.first_seconds:.0f} s for the first head, {limits.request_seconds:.0f} s for a request",
         f"{limits.idle_seconds:.0f} s between two",
-        f"{schema.LOCAL_RANKS} of a pod, {LIMITS.ranks_per_job:,} of a job, {LIMITS.ranks:,} of all jobs",
+        f"{messages.LOCAL_RANKS} of a pod, {LIMITS.ranks_per_job:,} of a job, {LIMITS.ranks:,} of all jobs",
         f"{LIMITS.metric_names_per_job} names and {LIMITS.metric_values_per_job:,} values of a job",
         f"| jobs | {LIMITS.jobs:,};",
         f"one in {rate_limit.JOB_INTERVAL:.0f} s, and one at the first step of an attempt; "
         f"of all jobs: {rate_limit.NOTIFICATIONS_PER_SECOND:.0f} a second",
-        f"{schema.BODY_BYTES // 1024} KiB",
+        f"{messages.BODY_BYTES // 1024} KiB",
         f"the interval is {LIMITS.interval_min:.0f} s. With more it is their number / "
         f"{LIMITS.target_rate:,.0f}, up to {LIMITS.interval_max:.0f} s",
     ):
@@ -387,10 +387,10 @@ def test_invalid_messages_count_toward_the_rate_limit(world: World) -> None:
 
 
 def test_all_ranks_of_a_pod_may_start_at_the_same_moment(world: World) -> None:
-    for local in range(schema.LOCAL_RANKS):
+    for local in range(messages.LOCAL_RANKS):
         assert [world.say(localRank=local, step=step).status for step in range(3)] == [200] * 3
     statuses = Counter(world.say(localRank=number % 128).status for number in range(10_000))
-    assert statuses[200] == schema.LOCAL_RANKS * (LIMITS.burst - 3), "no rank is a reason for more than its own"
+    assert statuses[200] == messages.LOCAL_RANKS * (LIMITS.burst - 3), "no rank is a reason for more than its own"
 
 
 def test_eight_ranks_of_a_pod_that_report_in_time_and_save_checkpoints_are_never_rejected(world: World) -> None:
@@ -446,12 +446,12 @@ def held(world: World) -> int:
 def test_a_pod_that_invents_names_and_ranks_stays_within_the_limits_of_its_job(world: World) -> None:
     limits = {"taken": 0}
     for number in range(20_000):
-        names = {f"{number}-{n}": 1.0 for n in range(schema.METRICS)}
-        answer = world.say(localRank=number % schema.LOCAL_RANKS, step=number, metrics=names)
+        names = {f"{number}-{n}": 1.0 for n in range(messages.METRICS)}
+        answer = world.say(localRank=number % messages.LOCAL_RANKS, step=number, metrics=names)
         limits["taken"] += answer.status == 200
         world.clock.advance(1)
     assert limits["taken"] == 20_000
-    assert len(world.ranks()) == schema.LOCAL_RANKS
+    assert len(world.ranks()) == messages.LOCAL_RANKS
     assert len({name for rank in world.ranks() for name in rank.metrics}) <= LIMITS.metric_names_per_job
     assert held(world) < 200_000
 

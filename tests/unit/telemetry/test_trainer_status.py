@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from allranks.core.facts.rank_reports import RankReport
-from allranks.telemetry import schema
+from allranks.telemetry import messages
 from allranks.telemetry.store import Answer, StoreLimits
 from support.builders import table
 
@@ -113,7 +113,7 @@ def test_a_name_that_no_report_may_have_is_dropped(world: World) -> None:
 
 def test_of_many_metrics_the_first_are_kept(world: World) -> None:
     send(world, 10, **{f"m{number}": number for number in range(60)}, current_step=5, total_steps=50)
-    assert list(one(world).metrics) == [f"m{number}" for number in range(schema.METRICS)]
+    assert list(one(world).metrics) == [f"m{number}" for number in range(messages.METRICS)]
     assert (one(world).step, one(world).total_steps) == (5, 50)
 
 

@@ -70,7 +70,7 @@ async def _from_cluster(cluster: Cluster, sweep: str, archive: Archive, **option
 
     document, exists = await _find(cluster, sweep, archive)
     query = {"labelSelector": f"{SWEEP_LABEL}={sweep}"}
-    jobs = (await cluster.get(paths.jobs(cluster.namespace), query))["items"]
+    jobs = (await cluster.get(paths.job_path(cluster.namespace), query))["items"]
     names = {job["metadata"]["name"] for job in jobs if sweep_codec.is_owned(job, document["metadata"]["uid"])}
     # The next job of a trial that has not ended may only not be created yet.
     return _print(document, **options, has_job=lambda trial: trial.job in names or (exists and not trial.ended))

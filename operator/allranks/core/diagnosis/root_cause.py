@@ -30,10 +30,9 @@ from allranks.core.facts.model import (
     Pod,
 )
 from allranks.core.facts.status_update import changed
-from allranks.exit_warnings import without_exit_warnings
 from allranks.frameworks.base import Replica
 from allranks.frameworks.hints import RootCause
-from allranks.text import last_lines
+from allranks.text import last_lines, without_exit_warnings
 
 DISRUPTIONS: dict[str, str] = {
     "PreemptionByScheduler": "Preempted",

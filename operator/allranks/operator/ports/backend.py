@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple, Protocol
 
-from allranks.telemetry.answers import Answer
+from allranks.telemetry.messages import Answer
 
 
 class NoAnswer(Exception):
@@ -18,11 +19,16 @@ class Page(NamedTuple):
     body: bytes
 
 
+def token_hash(token: str) -> bytes:
+    """Return what caches keep of a token."""
+    return hashlib.sha256(token.encode(errors="replace")).digest()
+
+
 class Gate(Protocol):
     """Decides who may read /metrics."""
 
     async def admits(self, authorization: str, peer: str) -> int:
-        """200, or the HTTP code of the rejection."""
+        """Return 200, or the HTTP code of the rejection."""
         ...
 
 

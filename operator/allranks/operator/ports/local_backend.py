@@ -14,9 +14,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from allranks.operator.metrics import Metrics
 from allranks.operator.outcome_store import OutcomeStore
 from allranks.operator.ports.backend import Gate, Page
-from allranks.operator.ports.probes import SharedPage
+from allranks.operator.ports.http_servers import SharedPage
 from allranks.operator.ports.report_auth import Reviews
-from allranks.telemetry.answers import Answer, Denied
+from allranks.telemetry.messages import Answer, Denied
 from allranks.telemetry.store import ReportStore
 
 STANDBY_SECONDS = 1.0
@@ -35,8 +35,8 @@ class Leader(Protocol):
 
 
 class LocalBackend:
-    """`session` returns the current session: each has its own caches. `checks`: name -> what is wrong. `gate` None:
-    everyone may read /metrics."""
+    """`session` returns the current session: each has its own caches. `checks` return the problem
+    of each probe. Without a `gate`, everyone may read /metrics."""
 
     def __init__(
         self,

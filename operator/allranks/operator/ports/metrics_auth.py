@@ -16,7 +16,8 @@ import msgspec
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError
-from allranks.operator.ports.token_reviews import Decision, TokenReviews, review_token, token_hash
+from allranks.operator.ports.backend import token_hash
+from allranks.operator.ports.token_reviews import Decision, TokenReviews, review_token
 from allranks.operator.timing import Clock
 from allranks.telemetry.rate_limit import Bucket
 

@@ -23,9 +23,10 @@ from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Fenced, Unavailable
 from allranks.kube.pod_codec import CachedPod
 from allranks.operator.cache import JobKey, PodCache
-from allranks.operator.ports.token_reviews import Decision, TokenReviews, review_token, token_hash
+from allranks.operator.ports.backend import token_hash
+from allranks.operator.ports.token_reviews import Decision, TokenReviews, review_token
 from allranks.operator.timing import Clock, Timing
-from allranks.telemetry.answers import Denied, ReportSource
+from allranks.telemetry.messages import Denied, ReportSource
 
 RETRY_AFTER_SECONDS = 5.0
 """Sent with a 503 while the API server is unavailable or too many tokens wait."""

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from allranks.telemetry import outcomes
-from allranks.telemetry.schema import BODY_BYTES
+from allranks.telemetry.messages import BODY_BYTES
 
 REQUEST_BYTES = 32 * 1024
 """A request holds a token and a message: an HTTP header line has at most 8,190 bytes."""

@@ -1,4 +1,5 @@
-"""The controller's side of the socket to the frontend. The frontend parses HTTP of strangers, so it is not trusted.
+"""The controller's side of the socket to the frontend. It does not trust the frontend, which parses HTTP of
+untrusted clients.
 
 Requests are bounded in size, number and rate, and few of them are handled in each iteration of the event loop, so that
 a frontend that floods the socket does not delay reconciliation. A frontend can report for ranks whose tokens pass
@@ -19,7 +20,7 @@ from typing import Any
 from allranks.errors import AllranksError
 from allranks.operator.ports import socket_protocol as protocol
 from allranks.operator.ports.backend import Backend
-from allranks.telemetry.answers import Answer, Denied
+from allranks.telemetry.messages import Answer, Denied
 from allranks.telemetry.rate_limit import Bucket
 
 _LOG_INTERVAL = 60.0
@@ -44,7 +45,7 @@ class SocketLimits:
     """Requests per second in the long run: two for each report at four times the rate of the report store's target, and
     a burst of as many."""
     unit_bytes: int = 4096
-    """So many bytes of a request and its reply count as another request: long tokens and pages of metrics cost time."""
+    """Bytes for each unit of the rate: longer requests and replies, such as pages of metrics, cost several units."""
     in_flight_bytes: int = 16 * 1024 * 1024
     """Of requests that wait for the API server. Each counts for at least 4 KiB, about the size of its task."""
 
@@ -191,7 +192,7 @@ class SocketServer:
             await asyncio.sleep(-left / limits.rate)
 
     def _log(self, message: str, *arguments: object, error: Exception | None = None) -> None:
-        """Rate-limited: a frontend must not be able to fill the log."""
+        """Log at a limited rate: a frontend must not be able to fill the log."""
         if time.monotonic() - self._logged_at > _LOG_INTERVAL:
             self._logged_at = time.monotonic()
             logger.error(message, *arguments, exc_info=error)

@@ -7,7 +7,6 @@ not displace valid ones.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
@@ -53,10 +52,6 @@ async def review_token(
     spec: dict[str, Any] = {"token": token} | ({"audiences": list(audiences)} if audiences else {})
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
     return _decode(await client.request("POST", paths.TOKEN_REVIEWS, body, retry_timeout=retry_timeout)).status
-
-
-def token_hash(token: str) -> bytes:
-    return hashlib.sha256(token.encode(errors="replace")).digest()
 
 
 class Decision(NamedTuple, Generic[T]):
@@ -113,7 +108,7 @@ class TokenReviews(Generic[T]):
         return key in self._reviewing
 
     async def decide(self, key: bytes, review: Callable[[], Awaitable[Decision[T]]] | None) -> T:
-        """Review a token and return the decision about it; None joins the review that `is_reviewed`.
+        """Review a token and return the decision about it. Without `review`, join the review that is under way.
 
         It continues when its requests disconnect. Raises CancelledError after `close`.
         """

@@ -1,4 +1,4 @@
-"""Decodes JSON that is nested as deeply as the API server stores it, which is ten thousand levels.
+"""Decodes JSON of the API server, also where it is nested as deeply as the API server stores it: ten thousand levels.
 
 A user may nest a pod template that deeply. msgspec and `json` stop at Python's recursion limit of a thousand levels,
 also in parts that they skip, so that one such object would end a watch for all others.
@@ -36,3 +36,23 @@ def decoder(kind: type[T]) -> Callable[[Any], T]:
                 sys.setrecursionlimit(limit)
 
     return deep
+
+
+class ListMeta(msgspec.Struct, rename="camel"):
+    """Metadata of a list's page, or the version of a single object."""
+
+    resource_version: str = "0"
+    # `continue` is a keyword.
+    further: str = msgspec.field(default="", name="continue")
+
+
+class ObjectMeta(msgspec.Struct, rename="camel", omit_defaults=True):
+    """Metadata of an object that is kept as JSON text. Pods have another type (`raw_pod`), with dates."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None

@@ -1,9 +1,14 @@
-"""The message of a rank. Decoding is strict, but unknown fields are ignored: programs may be newer than the
-operator."""
+"""The message of a rank, its sender, and the response to it.
+
+Decoding is strict, but unknown fields are ignored: programs may be newer than the operator. A process that only speaks
+HTTP imports this module and not the store, and so stays small.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -96,8 +101,42 @@ _decode = msgspec.json.Decoder(Message).decode
 
 
 def message(body: bytes) -> Message:
-    """Raises BadMessage with an explanation for the sender."""
+    """Decode a message. Raises BadMessage with an explanation for the sender."""
     try:
         return _decode(body)
     except (ValueError, RecursionError) as error:
         raise BadMessage(str(error)[:200]) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSource:
+    """The pod of a token. Nothing of it comes from the message."""
+
+    job: tuple[str, str]
+    """(namespace, name)"""
+    job_uid: str
+    pod: str
+    pod_uid: str
+    role: str
+    index: int
+    attempt: int
+    restart: int
+    node: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`status` is the HTTP code. What the sender does then: 400 drop the message, 409 stop, 429 and 503 retry later."""
+
+    status: int
+    body: Mapping[str, Any]
+    retry_after: float = 0.0
+
+
+class Denied(Exception):
+    """401: invalid token. 403: not the token of a rank. 503: try again, or another replica. The message is for the
+    sender."""
+
+    def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.answer = Answer(status, {"error": message}, retry_after)

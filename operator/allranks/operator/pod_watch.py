@@ -1,0 +1,94 @@
+"""Watches the pods of jobs in one namespace, or in all, by the label that names the job.
+
+A pod that loses this label looks deleted, and would run unattended: `UnlabelledPods` deletes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from allranks.api.job import KIND
+from allranks.core.facts.model import Event, PodRef
+from allranks.core.facts.naming import JOB_LABEL
+from allranks.kube import paths, pod_codec, raw_pod
+from allranks.kube.client import Client
+from allranks.kube.errors import ApiError
+from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
+from allranks.operator.apply import Executor
+from allranks.operator.cache import JobCache, JobKey, PodCache
+from allranks.operator.event_recorder import Recorder
+from allranks.operator.timing import Clock
+
+logger = logging.getLogger("allranks.jobs")
+
+
+class UnlabelledPods:
+    """`delete` starts a task; `close` cancels the tasks that have not ended."""
+
+    def __init__(self, executor: Executor, recorder: Recorder, jobs: JobCache, clock: Clock) -> None:
+        self._executor, self._recorder, self._jobs, self._clock = executor, recorder, jobs, clock
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def delete(self, key: JobKey, uid: str, pod: PodRef) -> None:
+        """Delete a pod of the job with that UID, unless it is gone already."""
+        if (self._jobs.get(key) or {"metadata": {}})["metadata"].get("uid") != uid:
+            return
+        task = asyncio.create_task(self._delete(key, pod), name=f"delete {pod.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _delete(self, key: JobKey, pod: PodRef) -> None:
+        try:
+            if not await self._executor.delete_unlabelled(key[0], pod):
+                return
+        except ApiError as error:
+            logger.error("cannot delete pod %s/%s, which has lost its label: %s", key[0], pod.name, error)
+            return
+        if raw := self._jobs.get(key):
+            message = f"someone removed the label {JOB_LABEL} of pod {pod.name}, so it is deleted"
+            self._recorder.record(raw, Event("PodUnlabelled", message, warning=True), self._clock.now(), 0)
+
+
+def pod_watch(
+    client: Client,
+    namespace: str | None,
+    cache: PodCache,
+    unlabelled: UnlabelledPods,
+    unreadable: set[str | None],
+    *,
+    decode: Callable[[raw_pod.Raw], pod_codec.CachedPod],
+    renewed_after: int,
+) -> Watch[raw_pod.Raw]:
+    """Return a watch that feeds `cache`. Adds the namespace to `unreadable` while the API server rejects the watch."""
+
+    def listed(pods: Sequence[raw_pod.Raw], version: int) -> None:
+        unreadable.discard(namespace)
+        cache.relist([decode(raw) for raw in pods], version, namespace)
+
+    def changed(raw: raw_pod.Raw, deleted: bool) -> None:
+        pod = decode(raw)
+        cache.upsert(pod, deleted)
+        # The object of a pod that was deleted has a deletionTimestamp.
+        if deleted and raw.metadata.deletion_timestamp is None and not pod.pod.ended:
+            for owner in raw.metadata.owner_references:
+                if owner.controller and owner.kind == KIND:
+                    reference = PodRef(pod.pod.name, pod.pod.uid)
+                    unlabelled.delete((pod.namespace, owner.name), owner.uid, reference)
+
+    return Watch(
+        client,
+        paths.collection("Pod", namespace),
+        raw_pod.Raw,
+        listed=listed,
+        changed=changed,
+        parameters={"labelSelector": JOB_LABEL},
+        renewed_after=renewed_after,
+        forbidden=lambda _: unreadable.add(namespace),
+        page=PAGE_OF_LARGE_OBJECTS,
+    )
