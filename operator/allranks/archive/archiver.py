@@ -18,8 +18,7 @@ from aiohttp import web
 
 from allranks.api.job import KIND as JOB
 from allranks.api.sweep import KIND as SWEEP
-from allranks.archive.access import Access
-from allranks.archive.metrics import Metrics
+from allranks.archive.access import Access, Metrics
 from allranks.archive.pod_logs import SELECTOR, LogSource, PodLogs, RawPod
 from allranks.archive.pod_secrets import SecretValues
 from allranks.archive.saved_objects import SavedObjects

@@ -18,9 +18,8 @@ from typing import Any
 
 import msgspec
 
-from allranks.archive.access import Access
+from allranks.archive.access import Access, Metrics
 from allranks.archive.layout import LogName, job_folder
-from allranks.archive.metrics import Metrics
 from allranks.archive.pod_secrets import Reference, SecretValues, references
 from allranks.archive.store import ArchiveError
 from allranks.archive.tail import Tail

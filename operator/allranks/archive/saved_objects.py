@@ -14,8 +14,7 @@ from allranks.api.job import KIND as JOB
 from allranks.api.status import FINISHED
 from allranks.api.sweep import KIND as SWEEP
 from allranks.api.sweep_status import ENDED
-from allranks.archive.access import Access
-from allranks.archive.metrics import Metrics
+from allranks.archive.access import Access, Metrics
 from allranks.archive.pod_secrets import SecretValues, references
 from allranks.archive.store import ArchiveError
 from allranks.archive.writer import Writer, folder_of

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from allranks.authoring import yaml_text as yaml
-from allranks.authoring.convert import kinds
-from allranks.authoring.convert.draft import Draft, Path
-from allranks.authoring.convert.source import Fields
+from allranks.authoring.convert import indexed_job, mpijob, rayjob, training_operator, trainjob
+from allranks.authoring.convert.draft import Draft, Fields, Path
+from allranks.authoring.convert.trainjob import FindRuntime
 from allranks.errors import InvalidManifest
 
 _WIDTH = 118
@@ -59,7 +59,7 @@ def unlisted(documents: Iterable[Any]) -> Iterator[dict[str, Any]]:
 
 def convert(documents: Sequence[tuple[str, dict[str, Any]]]) -> list[Converted]:
     """`documents`: (file, object). TrainingRuntimes are used and not printed."""
-    runtimes = [document for _, document in documents if kinds.is_runtime(document)]
+    runtimes = [document for _, document in documents if is_runtime(document)]
 
     def find(kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         for runtime in runtimes:
@@ -69,11 +69,11 @@ def convert(documents: Sequence[tuple[str, dict[str, Any]]]) -> list[Converted]:
                 return runtime
         return None
 
-    return [_converted(source, document, find) for source, document in documents if not kinds.is_runtime(document)]
+    return [_converted(source, document, find) for source, document in documents if not is_runtime(document)]
 
 
 def _converted(source: str, document: dict[str, Any], find: Any) -> Converted:
-    kind = kinds.kind_of(document)
+    kind = kind_of(document)
     if kind is None:
         return Converted(source, (document,))
     metadata = document.get("metadata")
@@ -134,3 +134,52 @@ def _mark(document: dict[str, Any], path: Path, marker: str) -> None:
         if key == name:
             parent[marker] = None
         parent[key] = value
+
+
+# --- kinds ------------------------------------------------------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """A kind, and where the API server has its objects."""
+
+    name: str
+    group: str
+    versions: tuple[str, ...]
+    plural: str
+    convert: Callable[[Fields, FindRuntime], Draft]
+
+
+def _alone(convert: Callable[[Fields], Draft]) -> Callable[[Fields, FindRuntime], Draft]:
+    return lambda source, _find: convert(source)
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind("PyTorchJob", "kubeflow.org", ("v1",), "pytorchjobs", _alone(training_operator.convert_pytorchjob)),
+    Kind("TFJob", "kubeflow.org", ("v1",), "tfjobs", _alone(training_operator.convert_tfjob)),
+    Kind("MPIJob", "kubeflow.org", ("v2beta1", "v1", "v1alpha2"), "mpijobs", _alone(mpijob.convert)),
+    Kind("JAXJob", "kubeflow.org", ("v1",), "jaxjobs", _alone(training_operator.convert_jaxjob)),
+    Kind("TrainJob", "trainer.kubeflow.org", ("v1alpha1",), "trainjobs", trainjob.convert),
+    Kind("RayJob", "ray.io", ("v1", "v1alpha1"), "rayjobs", _alone(rayjob.convert)),
+    Kind("Job", "batch", ("v1",), "jobs", _alone(indexed_job.convert)),
+)
+RUNTIMES: Mapping[str, str] = {
+    "ClusterTrainingRuntime": "clustertrainingruntimes",
+    "TrainingRuntime": "trainingruntimes",
+}
+"""Kinds that a TrainJob refers to, with their plural."""
+RUNTIME_GROUP = "trainer.kubeflow.org"
+
+
+def kind_of(document: Mapping[str, Any]) -> Kind | None:
+    """None if the document is not a job that can be converted. A Job that is not Indexed has no ranks."""
+    group, _, _version = str(document.get("apiVersion", "")).rpartition("/")
+    found = next((kind for kind in KINDS if (kind.group, kind.name) == (group, document.get("kind"))), None)
+    if found and found.name == "Job":
+        spec = document.get("spec")
+        return found if isinstance(spec, dict) and spec.get("completionMode") == "Indexed" else None
+    return found
+
+
+def is_runtime(document: Mapping[str, Any]) -> bool:
+    group = str(document.get("apiVersion", "")).rpartition("/")[0]
+    return group == RUNTIME_GROUP and str(document.get("kind")) in RUNTIMES

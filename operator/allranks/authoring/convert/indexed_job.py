@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-from allranks.authoring.convert import pod_parts, pytorchjob, run_policy
-from allranks.authoring.convert.draft import Draft, Row
+from allranks.authoring.convert import pod_parts, training_operator
+from allranks.authoring.convert.draft import Draft, Fields, NotConvertible, Row
 from allranks.authoring.convert.pod_parts import Part
-from allranks.authoring.convert.source import Fields, NotConvertible
 from allranks.frameworks import FRAMEWORKS
 
 _ROWS: tuple[Row, ...] = (
@@ -39,10 +38,10 @@ def convert(source: Fields) -> Draft:
     for name in _IGNORED:
         spec.take(name)
     part = pod_parts.read("worker", pods, spec.take("template"), "spec.template", ["trainer"])
-    starts = pytorchjob.without_rendezvous(draft, [part])
+    starts = training_operator.without_rendezvous(draft, [part])
     if starts[0].used:
         draft.framework("pytorch")
-        pytorchjob.processes_per_node(draft, [part], starts, "1")
+        training_operator.processes_per_node(draft, [part], starts, "1")
         if draft.get("pytorch.processesPerNode") == 1 and not starts[0].processes:
             text = "torchrun starts one process without --nproc-per-node; Auto starts one for each GPU."
             draft.comment(("spec", "pytorch", "processesPerNode"), text)
@@ -54,7 +53,7 @@ def convert(source: Fields) -> Draft:
     draft.move(spec, _ROWS)
     draft.drop_all(spec, _DROPPED)
     _restart(draft, spec)
-    run_policy.comment_on_queue(draft, draft.document["metadata"].get("labels") or {})
+    training_operator.comment_on_queue(draft, draft.document["metadata"].get("labels") or {})
     return draft.finish()
 
 

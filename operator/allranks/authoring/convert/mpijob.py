@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from allranks.authoring.convert import command_line, pod_parts, run_policy
-from allranks.authoring.convert.draft import Draft
+from allranks.authoring.convert import command_line, pod_parts, training_operator
+from allranks.authoring.convert.draft import Draft, Fields, NotConvertible
 from allranks.authoring.convert.pod_parts import Part
-from allranks.authoring.convert.source import Fields, NotConvertible
 from allranks.core.facts.gpu_count import gpus
 
 _ROLES = {"Launcher": "launcher", "Worker": "worker"}
@@ -16,10 +15,10 @@ def convert(source: Fields) -> Draft:
     is_job = str(source.take("apiVersion")).endswith("/v2beta1")
     draft = Draft.of(source, "MPIJob")
     spec = source.child("spec")
-    run_policy.read(draft, spec)
+    training_operator.read_run_policy(draft, spec)
     specs = spec.child("mpiReplicaSpecs")
     names = [str(spec.take("mainContainer") or "mpi")]
-    parts, policies = run_policy.roles(draft, specs, _ROLES, names, "mpi-port")
+    parts, policies = training_operator.read_roles(draft, specs, _ROLES, names, "mpi-port")
     by_role = {part.role: part for part in parts}
     if "launcher" not in by_role:
         raise NotConvertible(f"{specs.path}.Launcher", "is needed: it has the command")
@@ -37,7 +36,7 @@ def convert(source: Fields) -> Draft:
     )
     limit = spec.child("runPolicy").take("backoffLimit", 6 if is_job else None)
     given = {role: policy for role, policy in policies.items() if policy}
-    run_policy.restart(draft, {"launcher": "OnFailure" if is_job else "Never", **given}, limit)
+    training_operator.set_restart(draft, {"launcher": "OnFailure" if is_job else "Never", **given}, limit)
     return draft.finish()
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from allranks.authoring.convert.draft import ADDED, Draft
-from allranks.authoring.convert.source import NotConvertible, check
+from allranks.authoring.convert.draft import ADDED, Draft, NotConvertible, check
 from allranks.core.facts.naming import TRAINER
 from allranks.frameworks import FRAMEWORKS
 

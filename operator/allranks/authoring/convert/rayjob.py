@@ -6,10 +6,9 @@ from typing import Any
 
 import yaml
 
-from allranks.authoring.convert import command_line, pod_parts, run_policy
-from allranks.authoring.convert.draft import Draft, Row
+from allranks.authoring.convert import command_line, pod_parts, training_operator
+from allranks.authoring.convert.draft import Draft, Fields, NotConvertible, Row
 from allranks.authoring.convert.pod_parts import Part
-from allranks.authoring.convert.source import Fields, NotConvertible
 
 _ROWS: tuple[Row, ...] = (
     ("activeDeadlineSeconds", "activeDeadlineSeconds", ""),
@@ -80,7 +79,7 @@ def convert(source: Fields) -> Draft:
     retries = spec.take("backoffLimit", 0)
     text = "A failure of the head or of the command restarts all pods; a worker that fails restarts alone."
     draft.set("restart.maxRestarts", int(retries), text)
-    run_policy.comment_on_queue(draft, draft.document["metadata"].get("labels") or {})
+    training_operator.comment_on_queue(draft, draft.document["metadata"].get("labels") or {})
     return draft.finish()
 
 

@@ -7,10 +7,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from allranks.authoring.convert import command_line, mpijob, pod_parts, pytorchjob, run_policy, runtime_patches
-from allranks.authoring.convert.draft import Draft, Row
+from allranks.authoring.convert import command_line, mpijob, pod_parts, training_operator
+from allranks.authoring.convert.draft import Draft, Fields, NotConvertible, Row, check
 from allranks.authoring.convert.pod_parts import Part
-from allranks.authoring.convert.source import Fields, NotConvertible, check
 from allranks.authoring.convert.training_runtimes import STEP_LABEL, VERSION, published
 from allranks.core.facts.gpu_count import gpus
 from allranks.core.facts.naming import TRAINER
@@ -45,14 +44,14 @@ def convert(source: Fields, find: FindRuntime) -> Draft:
     _drop_job_fields(draft, steps, f"{runtime.path}.spec.template.spec.replicatedJobs")
     if "trainer" not in steps:
         raise NotConvertible(f"{runtime.path}.spec.template.spec.replicatedJobs", "no job has the step trainer")
-    runtime_patches.apply(draft, spec, jobs, tuple(str(job.get("name")) for job in jobs))
+    _apply_patches(draft, spec, jobs, tuple(str(job.get("name")) for job in jobs))
     trainer = spec.child("trainer")
     nodes = trainer.number("numNodes", policy.number("numNodes", 1))
     part = _part(runtime, steps["trainer"], "worker", nodes)
     _add_trainer(trainer, part)
     _initialize(draft, spec.child("initializer"), steps, part, jobset)
     _set_framework(draft, policy, trainer, part, steps, runtime)
-    run_policy.comment_on_queue(draft, draft.document["metadata"].get("labels") or {})
+    training_operator.comment_on_queue(draft, draft.document["metadata"].get("labels") or {})
     failures = jobset.child("failurePolicy")
     if "maxRestarts" in failures:
         draft.set("restart.maxRestarts", failures.number("maxRestarts"))
@@ -164,10 +163,10 @@ def _set_framework(
 def _torch(draft: Draft, given: Any, part: Part) -> None:
     draft.framework("pytorch")
     _tune(draft, part)
-    starts = pytorchjob.without_rendezvous(draft, [part])
+    starts = training_operator.without_rendezvous(draft, [part])
     processes, text = _processes(given, part)
     if starts[0].processes:
-        pytorchjob.processes_per_node(draft, [part], starts, given)
+        training_operator.processes_per_node(draft, [part], starts, given)
     elif processes:
         draft.set("pytorch.processesPerNode", processes, text)
     pod_parts.assemble(draft, [part])
@@ -331,3 +330,53 @@ def _init_container(draft: Draft, job: dict[str, Any], step: str, settings: Fiel
         text = f"the step {step} had a pod of its own; an init container has the {field} of the training pod"
         draft.drop(f"spec.runtimeRef: job {step}: {field}", text)
     return found
+
+
+# --- patches of the runtime -------------------------------------------------------------------------------------------
+
+
+def _apply_patches(draft: Draft, spec: Fields, jobs: list[dict[str, Any]], names: tuple[str, ...]) -> None:
+    """Changes the runtime's `jobs` (spec.template.spec.replicatedJobs). `names`: those that are part of the result."""
+    pods = {str(job.get("name")): _pod_of(job) for job in jobs}
+    for patch in spec.children("runtimePatches"):
+        patch.take("manager"), patch.take("time")
+        template = patch.child("trainingRuntimeSpec").child("template")
+        _copy_metadata(draft, template.child("metadata"))
+        for job in template.child("spec").children("replicatedJobs"):
+            inner = job.child("template")
+            inner.take("metadata")  # of a Job, which does not exist here
+            _patch_pod(draft, pods, str(job.take("name")), inner.child("spec").child("template"), names)
+    for name, own in (("podTemplateOverrides", True), ("podSpecOverrides", False)):
+        for override in spec.children(name):
+            for target in override.children("targetJobs"):
+                job_name = str(target.take("name"))
+                _patch_pod(draft, pods, job_name, override, names, has_spec=own)
+
+
+def _pod_of(job: dict[str, Any]) -> dict[str, Any]:
+    inner = job.setdefault("template", {}).setdefault("spec", {}).setdefault("template", {})
+    found: dict[str, Any] = inner
+    return found
+
+
+def _copy_metadata(draft: Draft, metadata: Fields) -> None:
+    """Labels and annotations of the JobSet become those of the job."""
+    for name in ("labels", "annotations"):
+        if found := metadata.take(name):
+            draft.document["metadata"][name] = {**(draft.document["metadata"].get(name) or {}), **found}
+
+
+def _patch_pod(
+    draft: Draft,
+    pods: dict[str, dict[str, Any]],
+    job: str,
+    patch: Fields,
+    names: tuple[str, ...],
+    has_spec: bool = True,
+) -> None:
+    """`patch` is a pod template, or a pod spec without `has_spec`."""
+    given = {name: patch.take(name) for name in patch.names() if name != "targetJobs"}
+    if job not in pods or job not in names:
+        draft.drop(patch.path, f"the runtime's job {job} is not part of the result")
+        return
+    pods[job] |= merge(pods[job], given if has_spec else {"spec": given})
