@@ -24,8 +24,7 @@ from allranks.kube.bounded_lines import LastLines
 from allranks.kube.pod_logs import Line
 from allranks.local.stored_logs import matches
 from allranks.ui.entries import Entry, Manifest
-from allranks.ui.logs import LogLine, LogQuery, LogTail, shown
-from allranks.ui.pod_logs import MOST_OF_ALL
+from allranks.ui.logs import MOST_OF_ALL, LogLine, LogQuery, LogTail, shown
 from allranks.ui.problems import Problem
 
 FRESH_SECONDS = 30.0
