@@ -27,19 +27,19 @@ LAST_BACKOFF_SECONDS = 30.0
 
 
 class Access:
-    """`call` runs a function in a thread."""
+    """Runs functions that block in threads."""
 
     def __init__(self, metrics: Metrics, *, call_seconds: float = 120.0, give_up_seconds: float = 900.0) -> None:
-        """`call_seconds`: after this, one call has failed. `give_up_seconds`: for all tries together."""
+        """`call_seconds`: time limit of one call. `give_up_seconds`: time limit of all tries of a function together."""
         self._metrics, self._call_seconds, self._give_up_seconds = metrics, call_seconds, give_up_seconds
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="archive")
 
     def close(self) -> None:
-        """Calls that hang are left behind."""
+        """Cancel the calls that have not begun. Do not wait for calls that hang."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def once(self, function: Callable[[], T]) -> T:
-        """Raises ArchiveError."""
+        """Return the result of a function, after one try. Raises ArchiveError."""
         running = asyncio.get_running_loop().run_in_executor(self._threads, function)
         try:
             async with asyncio.timeout(self._call_seconds):
@@ -56,7 +56,10 @@ class Access:
         raise error
 
     async def persistent(self, kind: str, function: Callable[[], T]) -> T:
-        """Tries again until it gives up. Raises ArchiveError. `kind`: of the file, for metrics."""
+        """Return the result of a function. Try again after an error, for `give_up_seconds`. Raises ArchiveError.
+
+        `kind`: kind of the file, for metrics.
+        """
         until, backoff = time.monotonic() + self._give_up_seconds, FIRST_BACKOFF_SECONDS
         while True:
             try:
@@ -74,7 +77,7 @@ class Access:
 
 
 class Metrics:
-    """`problem` is a sentence while the archive or the cluster cannot be used."""
+    """The metrics of the archiver. `problem`: why the archive cannot be used, as a sentence; empty if it can."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -108,9 +111,9 @@ class Metrics:
         self.problem = ""
         self.available.set(1)
 
-    def failed(self, why: str) -> bool:
-        """Returns whether this is news, for the log."""
-        news, self.problem = not self.problem, why
+    def failed(self, problem: str) -> bool:
+        """Record a problem. Return whether there was none before, so that the log reports it once."""
+        news, self.problem = not self.problem, problem
         self.available.set(0)
         return news
 
