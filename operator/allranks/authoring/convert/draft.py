@@ -26,17 +26,17 @@ class NotConvertible(InvalidManifest):
 
 
 def check(value: Any, kind: str, path: str) -> None:
-    """Raises InvalidManifest if a value has not the form of a Kubernetes type such as PodTemplateSpec."""
-    found = schema.problems(value, kind, path)
-    if wrong := [(one.path, one.message) for one in found if one.severity == "error"]:
-        raise InvalidManifest(wrong)
+    """Raises InvalidManifest if a value does not have the form of a Kubernetes type such as PodTemplateSpec."""
+    problems = schema.problems(value, kind, path)
+    if errors := [(problem.path, problem.message) for problem in problems if problem.severity == "error"]:
+        raise InvalidManifest(errors)
 
 
 class Fields:
-    """A map of a manifest."""
+    """A map of a manifest, which remembers the fields that were read."""
 
     def __init__(self, value: Any, path: str = "") -> None:
-        """Raises NotConvertible if the value is not a map. An absent map is empty."""
+        """`value` None: an empty map. Raises NotConvertible if it is not a map."""
         if value is not None and not isinstance(value, Mapping):
             raise NotConvertible(path, f"must be a map, not {json_type(value)}")
         self.path = path
@@ -53,17 +53,17 @@ class Fields:
         return list(self._value)
 
     def place(self, name: str) -> str:
-        """The path of a field, for messages."""
+        """Return the path of a field, for messages."""
         return f"{self.path}.{name}" if self.path else name
 
     def take(self, name: str, default: Any = None) -> Any:
-        """The whole value of a field."""
+        """Return the whole value of a field, and mark it as read."""
         self._read.setdefault(name, [])
         value = self._value.get(name)
         return default if value is None else value
 
     def number(self, name: str, default: int = 0) -> int:
-        """A field that is a whole number, perhaps in quotes. Raises NotConvertible."""
+        """Return a field that is a whole number, perhaps in quotes. Raises NotConvertible."""
         value = self.take(name, default)
         try:
             return int(str(value))
@@ -71,20 +71,20 @@ class Fields:
             raise NotConvertible(self.place(name), f"must be a whole number, not {value}") from None
 
     def texts(self, name: str) -> list[str] | None:
-        """A field that is a list of texts; None if it is absent. Raises NotConvertible."""
+        """Return a field that is a list of texts; None if it is absent. Raises NotConvertible."""
         value = self.take(name)
         if value is not None and not isinstance(value, list):
             raise NotConvertible(self.place(name), f"must be a list, not {json_type(value)}")
         return None if value is None else [str(item) for item in value]
 
     def child(self, name: str) -> Fields:
-        """A field that is a map, empty if it is absent. Raises NotConvertible."""
+        """Return a field that is a map; empty if it is absent. Raises NotConvertible."""
         if not self._read.get(name):
             self._read[name] = [Fields(self._value.get(name), self.place(name))]
         return self._read[name][0]
 
     def children(self, name: str) -> list[Fields]:
-        """A field that is a list of maps. Raises NotConvertible."""
+        """Return a field that is a list of maps. Raises NotConvertible."""
         value = self._value.get(name)
         if value is not None and not isinstance(value, list):
             raise NotConvertible(self.place(name), f"must be a list, not {json_type(value)}")
@@ -93,7 +93,7 @@ class Fields:
         return self._read[name]
 
     def left(self) -> Iterator[str]:
-        """The paths of all fields that nothing has read and that are not empty."""
+        """Yield the paths of the fields that were not read and are not empty."""
         for name, value in self._value.items():
             if name not in self._read:
                 if value not in (None, "", [], {}, False):
@@ -128,7 +128,7 @@ ADDED = frozenset(
 
 @dataclass
 class Draft:
-    """`document` is the result. `comments`: (path in the document, text); `dropped`: (path in the source, why)."""
+    """`document` is the result. `comments`: (path in the document, text). `dropped`: (path in the source, reason)."""
 
     kind: str
     """Kind of the source."""
@@ -139,16 +139,16 @@ class Draft:
     further: list[dict[str, Any]] = field(default_factory=list)
     """Objects that complete the job, such as an autoscaler."""
     read: list[Fields] = field(default_factory=list)
-    """Other objects that were read, whose unread fields are dropped too."""
+    """Other objects that were read, such as a runtime. Their unread fields are dropped too."""
 
     @classmethod
-    def of(cls, source: Fields, kind: str) -> Draft:
-        """The metadata of the source and an empty spec."""
+    def begin(cls, source: Fields, kind: str) -> Draft:
+        """Return a draft with the metadata of the source and an empty spec."""
         source.take("apiVersion"), source.take("kind"), source.take("status")
-        given = Fields(source.take("metadata"), "metadata")  # what the API server adds is not reported
+        fields = Fields(source.take("metadata"), "metadata")  # what the API server adds is not reported
         metadata: dict[str, Any] = {}
         for name in ("name", "generateName", "namespace", "labels", "annotations"):
-            value = given.take(name)
+            value = fields.take(name)
             if isinstance(value, Mapping):
                 value = {key: text for key, text in value.items() if key not in ADDED}
             if value and not (name == "generateName" and "name" in metadata):
@@ -162,49 +162,49 @@ class Draft:
 
     @property
     def spec(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.document["spec"]
-        return found
+        spec: dict[str, Any] = self.document["spec"]
+        return spec
 
     def framework(self, name: str, comment: str = "") -> None:
         self.set("framework", name, comment)
 
     def set(self, path: str, value: Any, comment: str = "") -> None:
-        """Sets a field of the spec; `path` has dots."""
+        """Set a field of the spec. `path`: keys with dots between them."""
         *above, name = path.split(".")
-        here = self.spec
+        section = self.spec
         for step in above:
-            here = here.setdefault(step, {})
-        here[name] = copy.deepcopy(value)
+            section = section.setdefault(step, {})
+        section[name] = copy.deepcopy(value)
         if comment:
             self.comment(("spec", *path.split(".")), comment)
 
     def get(self, path: str) -> Any:
-        """A field of the spec; None if it is not set."""
-        here: Any = self.spec
+        """Return a field of the spec; None if it is not set."""
+        value: Any = self.spec
         for step in path.split("."):
-            here = here.get(step) if isinstance(here, dict) else None
-        return here
+            value = value.get(step) if isinstance(value, dict) else None
+        return value
 
     def comment(self, path: Path, text: str) -> None:
         self.comments.append((path, text))
 
-    def drop(self, path: str, why: str) -> None:
-        self.dropped.append((path, why))
+    def drop(self, path: str, reason: str) -> None:
+        self.dropped.append((path, reason))
 
     def move(self, fields: Fields, rows: Iterable[Row]) -> None:
-        """Moves fields of the source by a table."""
+        """Move fields of the source by a table."""
         for name, path, comment in rows:
             if name in fields:
                 self.set(path, fields.take(name), comment)
 
     def drop_all(self, fields: Fields, reasons: Mapping[str, str]) -> None:
-        """Drops fields of the source by a table: name -> why."""
-        for name, why in reasons.items():
+        """Drop fields of the source by a table: name -> reason. An empty or false field is only marked as read."""
+        for name, reason in reasons.items():
             if fields.take(name) not in (None, "", [], {}, False):
-                self.drop(fields.place(name), why)
+                self.drop(fields.place(name), reason)
 
     def finish(self) -> Draft:
-        """Orders the spec, and drops what was not read."""
+        """Order the spec, and drop the fields that were not read."""
         for fields in (self.source, *self.read):
             for path in fields.left():
                 self.drop(path, "has no counterpart")

@@ -27,7 +27,7 @@ INDEX = "JOB_COMPLETION_INDEX"
 
 
 def convert(source: Fields) -> Draft:
-    draft = Draft.of(source, "Job")
+    draft = Draft.begin(source, "Job")
     spec = source.child("spec")
     if spec.take("completionMode") != "Indexed":
         text = "must be Indexed: the pods of any other Job have no ranks"
@@ -58,7 +58,7 @@ def convert(source: Fields) -> Draft:
 
 
 def _add_index(draft: Draft, part: Part) -> None:
-    """Programs that read the index of a Job get the rank of the pod."""
+    """Give programs that read the index of a Job the rank of the pod."""
     env = list(part.fields.get("env") or ())
     uses = re.search(rf"\b{INDEX}\b", json.dumps([part.command_line, env]))
     numbered = "NODE_RANK" in FRAMEWORKS[draft.spec["framework"]].reserved_env
@@ -88,7 +88,7 @@ def _restart(draft: Draft, spec: Fields) -> None:
 
 
 def _is_default(action: str | None, conditions: object) -> bool:
-    """Disruptions are not counted here anyway."""
-    listed = conditions if isinstance(conditions, list) else []
-    types = {one.get("type") for one in listed if isinstance(one, dict)}
+    """Return whether a rule only says that disruptions are not counted, which is the default of allranks."""
+    conditions = conditions if isinstance(conditions, list) else []
+    types = {condition.get("type") for condition in conditions if isinstance(condition, dict)}
     return action == "RestartUncounted" and types == {"DisruptionTarget"}

@@ -20,7 +20,7 @@ _RENDEZVOUS = ("rdzvPort", "rdzvHost", "rdzvId", "rdzvBackend")
 
 
 def convert_pytorchjob(source: Fields) -> Draft:
-    draft = Draft.of(source, "PyTorchJob")
+    draft = Draft.begin(source, "PyTorchJob")
     draft.framework("pytorch")
     spec = source.child("spec")
     read_run_policy(draft, spec)
@@ -43,7 +43,7 @@ def convert_pytorchjob(source: Fields) -> Draft:
 
 
 def without_rendezvous(draft: Draft, parts: list[Part]) -> list[command_line.Torchrun]:
-    """Removes the options of torchrun that connect nodes from the commands."""
+    """Remove the options of torchrun that connect nodes from the commands."""
     starts = []
     for part in parts:
         line = command_line.torchrun(part.command_line)
@@ -61,16 +61,16 @@ def without_rendezvous(draft: Draft, parts: list[Part]) -> list[command_line.Tor
     return starts
 
 
-def processes_per_node(draft: Draft, parts: list[Part], starts: list[command_line.Torchrun], given: Any) -> None:
-    """`given`: nprocPerNode of the job. An option of torchrun replaces it."""
+def processes_per_node(draft: Draft, parts: list[Part], starts: list[command_line.Torchrun], value: Any) -> None:
+    """Set pytorch.processesPerNode. `value`: nprocPerNode of the job. An option of torchrun replaces it."""
     option = next((line.processes for line in starts if line.processes), None)
-    wanted = str(option or given or "auto")
+    processes = str(option or value or "auto")
     used = any(line.used for line in starts)
     most = max((gpus(part.resources) for part in parts), default=0)
-    if wanted.isdigit():
-        draft.set("pytorch.processesPerNode", int(wanted))
-    elif wanted == "cpu" or (wanted == "auto" and used and not most):
-        text = f"{wanted} meant one process for each CPU of the node; Auto is one for each GPU, or one without GPUs."
+    if processes.isdigit():
+        draft.set("pytorch.processesPerNode", int(processes))
+    elif processes == "cpu" or (processes == "auto" and used and not most):
+        text = f"{processes} meant one process for each CPU of the node; Auto is one for each GPU, or one without GPUs."
         draft.set("pytorch.processesPerNode", "Auto", text)
     elif not used and most > 1 and all(part.command_line for part in parts):
         text = (
@@ -142,7 +142,7 @@ _TFJOB_PORT = "tfjob-port"
 
 
 def convert_tfjob(source: Fields) -> Draft:
-    draft = Draft.of(source, "TFJob")
+    draft = Draft.begin(source, "TFJob")
     draft.framework("tensorflow")
     spec = source.child("spec")
     read_run_policy(draft, spec)
@@ -170,7 +170,7 @@ def convert_tfjob(source: Fields) -> Draft:
 
 
 def _success(draft: Draft, spec: Fields, roles: list[str]) -> None:
-    """The chief decides in both; without one worker 0, or all workers with AllWorkers."""
+    """Set `success` if all workers decide. Else the chief decides in both operators, or worker 0 without a chief."""
     if spec.take("successPolicy") == "AllWorkers" and "chief" not in roles:
         draft.set("success", "worker")
 
@@ -182,7 +182,7 @@ _JAXJOB_PORT = "jaxjob-port"
 
 
 def convert_jaxjob(source: Fields) -> Draft:
-    draft = Draft.of(source, "JAXJob")
+    draft = Draft.begin(source, "JAXJob")
     spec = source.child("spec")
     text = (
         "jax.distributed.initialize() needs no arguments here. JAXJob's COORDINATOR_ADDRESS, COORDINATOR_PORT, "
@@ -219,7 +219,7 @@ OWN_MANAGERS = ("kubeflow.org/training-operator", "kubeflow.org/mpi-operator")
 
 
 def read_run_policy(draft: Draft, spec: Fields) -> None:
-    """Sets the fields of `spec.runPolicy`, except backoffLimit."""
+    """Set the fields of `spec.runPolicy`, except backoffLimit."""
     policy = spec.child("runPolicy")
     draft.move(policy, _ROWS)
     if "cleanPodPolicy" not in draft.spec and "cleanPodPolicy" in spec:  # MPIJob v1 has it here
@@ -251,8 +251,11 @@ def read_roles(
     port: str,
     default_policy: str = "",
 ) -> tuple[list[Part], dict[str, str]]:
-    """The parts of the roles, and role -> restartPolicy. `names`: the source's name -> role; it ignores case, as the
-    operators do."""
+    """Return the parts of the roles, and role -> restartPolicy.
+
+    `names`: name of the source -> role; case is ignored, as the operators do. `containers`, `port`: as in
+    `pod_parts.read`.
+    """
     parts: list[Part] = []
     policies: dict[str, str] = {}
     lower = {name.lower(): role for name, role in names.items()}
@@ -260,11 +263,11 @@ def read_roles(
         role = lower.get(name.lower())
         if role is None:
             continue
-        own = specs.child(name)
-        replicas = own.number("replicas", 1)
-        policies[role] = str(own.take("restartPolicy", default_policy))
-        path = own.place("template")
-        parts.append(pod_parts.read(role, replicas, own.take("template"), path, containers, [port]))
+        role_spec = specs.child(name)
+        replicas = role_spec.number("replicas", 1)
+        policies[role] = str(role_spec.take("restartPolicy", default_policy))
+        path = role_spec.place("template")
+        parts.append(pod_parts.read(role, replicas, role_spec.take("template"), path, containers, [port]))
     if not parts:
         raise NotConvertible(specs.path, f"has none of the roles {', '.join(names)}")
     order = list(names.values())
@@ -273,11 +276,11 @@ def read_roles(
 
 
 PERMANENT = {"exitCodes": list(range(1, 128)), "action": "Fail"}
-"""restartPolicy ExitCode: these are errors of the program, all others may be retried."""
+"""The rule for restartPolicy ExitCode: these codes are errors of the program, others are retried."""
 
 
 def set_restart(draft: Draft, policies: dict[str, str], limit: int | None) -> None:
-    """`limit`: backoffLimit, or another number of restarts of the source."""
+    """Set restart. `limit`: backoffLimit, or another number of restarts of the source."""
     kinds = set(policies.values())
     listed = ", ".join(sorted(kinds))
     lost = "The loss of a node or a preemption restarts the job all the same, and is not counted."
