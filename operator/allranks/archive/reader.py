@@ -140,7 +140,7 @@ class Reader:
         folder = folder_of(job)
         with ThreadPoolExecutor(_THREADS) as threads:
             packed = list(threads.map(self._store.get, [f"{folder}/{log.path}" for log in logs]))
-        return [_lines(data or b"") for data in packed]
+        return [map(parse_line, joined(_unpacked(data or b""))) for data in packed]
 
 
 def _is_event(item: Any) -> bool:
@@ -160,10 +160,6 @@ def _owners(job: Manifest) -> list[Any]:
     """Return the UIDs of the owners of a job."""
     owners = job["metadata"].get("ownerReferences")
     return [owner.get("uid") for owner in (owners if isinstance(owners, list) else ()) if isinstance(owner, dict)]
-
-
-def _lines(data: bytes) -> Iterator[Line]:
-    return map(parse_line, joined(_unpacked(data)))
 
 
 def _unpacked(data: bytes) -> Iterator[bytes]:

@@ -1,7 +1,12 @@
-"""Check who uses the server: only the user who started it, in a page that the server itself delivered.
+"""Check who uses the server.
 
-The address that `allranks ui` opens has a random token, which becomes a cookie. The checks are against pages of other
-sites: of the Host header against DNS rebinding, of the Origin header against forged requests.
+On the user's own machine it is only the user who started it (`Access`). The address that `allranks ui` opens has a
+random token, which becomes a cookie. Pages of other sites are rejected: the Host header is checked against DNS
+rebinding, the Origin header against forged requests.
+
+In a cluster it is every user whose token the API server accepts (`SignIn`). The token comes with each request as a
+bearer token, from a program or from an OIDC proxy in front of the server, or from the sign-in page. Then the browser
+gets a cookie, and the token stays in the memory of the server.
 """
 
 from __future__ import annotations
@@ -164,7 +169,7 @@ SESSION_SECONDS = 12 * 3600.0
 MOST_SESSIONS = 1000
 MOST_FORM_BYTES = 64 * 1024
 HEALTH = "/healthz"
-"""For the kubelet. It sends no request to the API server: pages say whether that is available."""
+"""Path for the probes of the kubelet. It sends no request to the API server: pages say whether it is available."""
 OPEN = ("/static/", "/favicon.ico")
 
 
@@ -211,7 +216,7 @@ class SignIn:
                 raise Problem(403, "the request has no Origin header: a program sends a bearer token")
         if path == "/sign-out" and request.method == "POST":
             return self._sign_out(request)
-        user = await self._users.of(token.strip())
+        user = await self._users.signed_in(token.strip())
         scope[USER_HEADER] = user
         context = USER.set(SignedIn(user.name, has_session))
         try:
@@ -237,7 +242,7 @@ class SignIn:
         target = _local_path(form.get("target", "/"))
         token = "".join(form.get("token", "").split())
         try:
-            await self._users.of(token)
+            await self._users.signed_in(token)
         except AllranksError as error:
             return rendering.sign_in_page(details(error), target)
         now = time.monotonic()
@@ -290,5 +295,5 @@ def _local_path(target: str) -> str:
 
 
 def _is_https(request: Request) -> bool:
-    """Also behind a proxy that ends TLS."""
+    """Return whether the browser used https, also if a proxy in front of the server ends TLS."""
     return request.headers.get("x-forwarded-proto", request.url.scheme).split(",")[0].strip() == "https"

@@ -30,7 +30,7 @@ from allranks.ui.problems import Problem
 
 MOST_LINES = 10_000
 POLL_SECONDS = 1.0
-"""Interval in which a follower looks for new pods or files, and its wait for the last lines after a job has ended."""
+"""Interval in which a follower lists new pods or files, and its wait for the last lines after a job has ended."""
 
 
 class LogLine(BaseModel):

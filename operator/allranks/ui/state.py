@@ -94,7 +94,7 @@ class State:
         return self.jobs.all()
 
     async def find(self, source: Source, group: str, name: str) -> Entry:
-        """Raises Problem."""
+        """Return a job or a run. Raises Problem if there is none, and ArchiveError."""
         if source == "runs":
             return await self.runs.get(group, name)
         if source == "archive":

@@ -24,7 +24,7 @@ HOST = "ui.example"
 class KnownUsers:
     """Accepts the tokens that begin with `good`."""
 
-    async def of(self, token: str) -> User:
+    async def signed_in(self, token: str) -> User:
         if not token.startswith("good"):
             raise Problem(401, REJECTED)
         return User(None, f"user of {token}", ())  # type: ignore[arg-type]

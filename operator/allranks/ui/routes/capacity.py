@@ -70,7 +70,7 @@ def nodes(
 
     for manifest in manifests or ():
         shown = node(manifest["metadata"]["name"])
-        shown.gpus = _gpus(((manifest.get("status") or {}).get("allocatable")) or {})
+        shown.gpus = gpu_count.gpus({"limits": (manifest.get("status") or {}).get("allocatable") or {}})
         shown.unschedulable = (manifest.get("spec") or {}).get("unschedulable") is True
     for pod in pods:
         _add_pod(pod, node)
@@ -118,10 +118,6 @@ def _add_job(entry: Entry, node_of: Callable[[str], Node]) -> None:
 def _add_failure(node: Node, failure: Failure, lost: float) -> None:
     node.failures[failure.reason] += 1
     node.lost_seconds += lost
-
-
-def _gpus(amounts: Mapping[str, Any]) -> int:
-    return gpu_count.gpus({"limits": amounts})
 
 
 # --- routes ----------------------------------------------------------------------------------------------------------
@@ -216,10 +212,10 @@ def _human(seconds: float | None) -> str:
     return "" if seconds is None else human(seconds)
 
 
-def _share(used: str, of: str) -> float | None:
+def _share(used: str, quota: str) -> float | None:
     """Return the share of a quota that is in use."""
     try:
-        whole = float(quantity(of))
-        return min(1.0, float(quantity(used)) / whole) if whole > 0 else None
+        total = float(quantity(quota))
+        return min(1.0, float(quantity(used)) / total) if total > 0 else None
     except (ValueError, TypeError):
         return None

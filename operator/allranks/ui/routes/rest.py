@@ -258,7 +258,7 @@ Uid = Annotated[
 
 
 def job_of(state: State, entry: Entry, uid: str | None) -> Manifest:
-    """Raises Problem."""
+    """Return the job on the cluster that an action changes. Raises Problem."""
     if entry.source == "archive":
         raise Problem(409, f"{entry.job} is deleted: only the archive has it")
     if entry.source == "runs":

@@ -43,7 +43,7 @@ class SweepEntry(NamedTuple):
     name: str
     manifest: Manifest
     active: bool = True
-    """Whether something runs it, if it has not finished."""
+    """False for a sweep whose process has ended, and for a deleted sweep."""
 
     @property
     def path(self) -> str:
@@ -120,7 +120,7 @@ def _runs(state: State) -> list[SweepEntry]:
 
 
 def _run(directory: Path) -> SweepEntry:
-    """Raises RunsError."""
+    """Return the sweep in a directory. Raises RunsError."""
     active = StoredSweep(directory).running
     return SweepEntry("runs", directory.parent.name, directory.name, read_sweep(directory), active)
 
