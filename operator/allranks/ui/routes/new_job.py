@@ -43,7 +43,7 @@ TEMPLATES = tuple(FRAMEWORKS)
 _SEVERITIES = ("error", "warning", "note")
 _SOURCE = "manifest"
 """Name of the text in findings."""
-_OF_OTHERS = ("kubectl.kubernetes.io/", "kueue.x-k8s.io/", "allranks.dev/")
+_NOT_COPIED = ("kubectl.kubernetes.io/", "kueue.x-k8s.io/", "allranks.dev/")
 """Labels and annotations that belong to one object, and not to a copy."""
 _NUMBERED = re.compile(r"(?P<name>.+)-(?P<number>\d{1,4})")
 _KEY = re.compile(r"\[([^\]]*)\]|[^.\[\]]+")
@@ -63,7 +63,7 @@ def copy_of(entry: Entry, taken: Iterable[str]) -> Manifest:
     metadata = entry.metadata
     copied: Manifest = {"name": next_name(entry.name, taken), "namespace": entry.group}
     for part in ("labels", "annotations"):
-        kept = {key: value for key, value in (metadata.get(part) or {}).items() if not key.startswith(_OF_OTHERS)}
+        kept = {key: value for key, value in (metadata.get(part) or {}).items() if not key.startswith(_NOT_COPIED)}
         if kept:
             copied[part] = kept
     spec = {key: value for key, value in (entry.manifest.get("spec") or {}).items() if key != "suspend"}
@@ -250,7 +250,7 @@ async def editor(
 
 @pages.post("/new/problems")
 async def problems(request: Request, state: StateOf) -> Response:
-    """Return the list of problems, which a script shows while somebody types."""
+    """Return the list of problems, which a script shows while the user types."""
     _, findings = await asyncio.to_thread(check, (await _form(request))["manifest"])
     return render("problems", findings=findings, verdict="")
 

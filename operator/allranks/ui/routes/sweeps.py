@@ -128,7 +128,7 @@ def _run(directory: Path) -> SweepEntry:
 # --- one sweep -------------------------------------------------------------------------------------------------------
 
 
-async def find(state: State, source: Source, group: str, name: str) -> SweepEntry:
+async def find(state: StateOf, source: Source, group: str, name: str) -> SweepEntry:
     """Return a sweep. Raises Problem, ClusterError and ArchiveError."""
     if source == "archive":
         return _archived(await state.archived().sweep(group, name))
@@ -211,8 +211,7 @@ async def trial_path(state: State, sweep: SweepEntry, job: str) -> str:
     """
     uid = sweep.manifest["metadata"]["uid"]
     for entry in await state.entries("jobs") if state.jobs else ():
-        owner = owner_sweep(entry.manifest)
-        if (entry.group, entry.name) == (sweep.group, job) and owner and owner["uid"] == uid:
+        if (entry.group, entry.name) == (sweep.group, job) and _is_trial(entry, uid):
             return entry.path
     entry = await state.archived().trial(sweep.manifest, job)
     return entry.path
@@ -227,11 +226,7 @@ ITEM = "/sweeps/{source}/{group}/{name}"
 """`sweeps/jobs/NAMESPACE/NAME`, `sweeps/runs/SWEEP/TIME`, or `sweeps/archive/NAMESPACE/NAME-UID` for a deleted one."""
 
 
-async def _sweep(state: StateOf, source: Source, group: str, name: str) -> SweepEntry:
-    return await find(state, source, group, name)
-
-
-SweepOf = Annotated[SweepEntry, Depends(_sweep)]
+SweepOf = Annotated[SweepEntry, Depends(find)]
 
 
 @api.get("/sweeps", response_model=SweepList, summary="Sweeps of the cluster")
