@@ -189,7 +189,7 @@ def test_deleted_jobs_are_shown_to_users_who_may_read_jobs_of_their_namespace(co
         sweep = f"sweeps/archive/{namespace}/sweep-of-penguins-uid-sweep-of-penguins"
         refused = get(reader, sweep)
         assert refused.status == 403
-        assert f"may not get trainingsweeps.allranks.dev in namespace {namespace}" in refused.json["detail"]
+        assert f"cannot get trainingsweeps.allranks.dev in namespace {namespace}" in refused.json["detail"]
         assert get(reader, f"sweeps/archive?namespace={namespace}").json["items"] == []
         watcher = token_of(control_plane, namespace, "watcher")
         allow(control_plane, namespace, "watcher", ["get", "list", "watch"], kinds=[JOBS, "trainingsweeps"])
@@ -220,7 +220,7 @@ def test_deleted_jobs_are_shown_to_users_who_may_read_jobs_of_their_namespace(co
         eventually(lambda: get(without_logs, theirs).status == 200, what="the right of the lister")
         refused = get(without_logs, f"{theirs}/logs")
         assert refused.status == 403
-        assert f"may not get pods/log in namespace {other}" in refused.json["detail"]
+        assert f"cannot get pods/log in namespace {other}" in refused.json["detail"]
         for path in (mine, f"{mine}/logs", f"archive?namespace={namespace}", "archive"):
             assert get(newcomer, path).status == 403
 

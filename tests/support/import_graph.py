@@ -24,7 +24,7 @@ def modules(root: Path = ROOT, tests: bool = False) -> dict[str, Path]:
 
 
 def import_graph(files: Mapping[str, Path]) -> Graph:
-    """Return module -> the modules that it imports, also inside functions."""
+    """Return module -> the modules that it imports, also inside functions and under `TYPE_CHECKING`."""
     out = {}
     for name, path in files.items():
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
@@ -33,7 +33,7 @@ def import_graph(files: Mapping[str, Path]) -> Graph:
 
 
 def imported(tree: ast.AST, files: Mapping[str, Path], package: str = "") -> Iterator[str]:
-    for node in executed(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in files)
         elif isinstance(node, ast.ImportFrom):
@@ -44,15 +44,3 @@ def imported(tree: ast.AST, files: Mapping[str, Path], package: str = "") -> Ite
                 for alias in node.names:
                     inner = f"{module}.{alias.name}"
                     yield inner if inner in files else module
-
-
-def executed(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes but those under `if TYPE_CHECKING`, which only type checkers read."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-            for other in child.orelse:
-                yield other
-                yield from executed(other)
-        else:
-            yield child
-            yield from executed(child)

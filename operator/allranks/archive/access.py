@@ -1,6 +1,7 @@
 """Access to a store from an event loop: in threads, each call within a time limit, repeated until it succeeds.
 
-A store that hangs costs the threads of this module and nothing else.
+A store that hangs costs the threads of this module and nothing else. The metrics say what was written and lost, and
+whether the store can be used.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from allranks.archive.metrics import Metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
 from allranks.archive.store import ArchiveError
 
 T = TypeVar("T")
@@ -25,19 +27,19 @@ LAST_BACKOFF_SECONDS = 30.0
 
 
 class Access:
-    """`call` runs a function in a thread."""
+    """Runs functions that block in threads."""
 
     def __init__(self, metrics: Metrics, *, call_seconds: float = 120.0, give_up_seconds: float = 900.0) -> None:
-        """`call_seconds`: after this, one call has failed. `give_up_seconds`: for all tries together."""
+        """`call_seconds`: time limit of one call. `give_up_seconds`: time limit of all tries of a function together."""
         self._metrics, self._call_seconds, self._give_up_seconds = metrics, call_seconds, give_up_seconds
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="archive")
 
     def close(self) -> None:
-        """Calls that hang are left behind."""
+        """Cancel the calls that have not begun. Do not wait for calls that hang."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def once(self, function: Callable[[], T]) -> T:
-        """Raises ArchiveError."""
+        """Return the result of a function, after one try. Raises ArchiveError."""
         running = asyncio.get_running_loop().run_in_executor(self._threads, function)
         try:
             async with asyncio.timeout(self._call_seconds):
@@ -54,7 +56,10 @@ class Access:
         raise error
 
     async def persistent(self, kind: str, function: Callable[[], T]) -> T:
-        """Tries again until it gives up. Raises ArchiveError. `kind`: of the file, for metrics."""
+        """Return the result of a function. Try again after an error, for `give_up_seconds`. Raises ArchiveError.
+
+        `kind`: kind of the file, for metrics.
+        """
         until, backoff = time.monotonic() + self._give_up_seconds, FIRST_BACKOFF_SECONDS
         while True:
             try:
@@ -66,3 +71,51 @@ class Access:
                     raise
             backoff = min(LAST_BACKOFF_SECONDS, 2 * backoff)
             await asyncio.sleep(wait)
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+class Metrics:
+    """The metrics of the archiver. `problem`: why the archive cannot be used, as a sentence; empty if it can."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.problem = ""
+        name = "allranks_archive"
+        self.written = Counter(f"{name}_written", "Files written to the archive.", ["kind"], registry=self.registry)
+        self.failures = Counter(
+            f"{name}_write_failures", "Writes that failed. They are tried again.", ["kind"], registry=self.registry
+        )
+        self.lost = Counter(
+            f"{name}_lost",
+            "Logs, jobs and sweeps that are not in the archive: it failed for too long, or the pod was deleted before "
+            "its log was read.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.followed = Gauge(f"{name}_followed_logs", "Logs that are read at the moment.", registry=self.registry)
+        self.waiting = Gauge(f"{name}_waiting_jobs", "Jobs and sweeps that wait to be written.", registry=self.registry)
+        self.size = Gauge(f"{name}_bytes", "Bytes of the archive after the last clean-up.", registry=self.registry)
+        self.deleted = Counter(
+            f"{name}_deleted_jobs",
+            "Jobs and sweeps that were deleted because of their age or size.",
+            registry=self.registry,
+        )
+        self.available = Gauge(
+            f"{name}_available", "1 if the last access to the archive succeeded.", registry=self.registry
+        )
+        self.available.set(1)
+
+    def succeeded(self) -> None:
+        self.problem = ""
+        self.available.set(1)
+
+    def failed(self, problem: str) -> bool:
+        """Record a problem. Return whether there was none before, so that the log reports it once."""
+        news, self.problem = not self.problem, problem
+        self.available.set(0)
+        return news
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)

@@ -18,8 +18,7 @@ from aiohttp import web
 
 from allranks.api.job import KIND as JOB
 from allranks.api.sweep import KIND as SWEEP
-from allranks.archive.access import Access
-from allranks.archive.metrics import Metrics
+from allranks.archive.access import Access, Metrics
 from allranks.archive.pod_logs import SELECTOR, LogSource, PodLogs, RawPod
 from allranks.archive.pod_secrets import SecretValues
 from allranks.archive.saved_objects import SavedObjects
@@ -44,7 +43,7 @@ SILENT_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What the archiver is started with."""
+    """The options of `allranks archiver`."""
 
     archive: str
     namespaces: tuple[str, ...] = ()
@@ -62,7 +61,7 @@ class Settings:
 
 @dataclass
 class Archiver:
-    """`run` runs until it is cancelled."""
+    """The process: `run` runs until it is cancelled."""
 
     settings: Settings
     connection: Connection
@@ -70,14 +69,17 @@ class Archiver:
     server: Server = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises ArchiveError for an address that cannot be one of an archive."""
+        """Raises ArchiveError if `settings.archive` cannot be the address of an archive."""
         self._writer = Writer(open_store(self.settings.archive))
         self._watches: list[Watch[Any]] = []
         routes = {"/metrics": self._answer_metrics, "/healthz": probe(self._health), "/readyz": probe(self._ready)}
         self.server = Server(self.settings.address, self.settings.port, routes, METRICS_LIMITS)
 
     async def run(self) -> None:
-        """Raises OSError when the port is in use, or the spool cannot be written."""
+        """Watch, write and clean up until cancelled.
+
+        Raises OSError if the port is in use, or the spool cannot be written.
+        """
         settings = self.settings
         client = Client(
             self.connection,
@@ -92,9 +94,9 @@ class Archiver:
         def cluster_of(namespace: str) -> Cluster:
             return Cluster(client, namespace)
 
-        def lost(source: LogSource, why: str) -> None:
+        def lost(source: LogSource, reason: str) -> None:
             about = {"name": source.job, "namespace": source.namespace, "uid": source.job_uid}
-            text = f"the log of {source.pod} is not in the archive: {why}"
+            text = f"the log of {source.pod} is not in the archive: {reason}"
             recorder.record({"metadata": about}, Event("NotArchived", text, warning=True), _now(), source.log.attempt)
 
         secrets = SecretValues(cluster_of)
@@ -133,8 +135,8 @@ class Archiver:
             for kind, path in ((JOB, job_path(namespace)), (SWEEP, sweeps(namespace))):
                 watches.append(_objects_watch(client, path, kind, namespace, objects))
 
-            def pods_listed(found: Sequence[RawPod], _version: int, within: str | None = namespace) -> None:
-                logs.listed(found, within)
+            def pods_listed(pods: Sequence[RawPod], _version: int, within: str | None = namespace) -> None:
+                logs.listed(pods, within)
 
             watches.append(
                 Watch(
@@ -149,7 +151,7 @@ class Archiver:
         return watches
 
     async def _clean_up(self, access: Access, objects: SavedObjects) -> None:
-        """Deletes what is too old or too much, now and every hour."""
+        """Delete jobs and sweeps that are too old, or do not fit into the archive, now and every hour."""
         settings = self.settings
         for watch in self._watches:
             await watch.synced.wait()  # jobs and sweeps that exist stay
@@ -189,8 +191,8 @@ def _objects_watch(
         client,
         path,
         Manifest,
-        listed=lambda found, _version: objects.listed(found, namespace, kind),
-        changed=lambda found, deleted: objects.changed(found, deleted, kind),
+        listed=lambda manifests, _version: objects.listed(manifests, namespace, kind),
+        changed=lambda manifest, deleted: objects.changed(manifest, deleted, kind),
         page=PAGE_OF_LARGE_OBJECTS,
     )
 

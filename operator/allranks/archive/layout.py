@@ -65,15 +65,15 @@ def job_folder(namespace: str, name: str, uid: str) -> str:
 
 
 def log_name(path: str) -> LogName | None:
-    """The log with that path in the folder of its job; None for other files."""
-    found = _LOG.fullmatch(path)
-    if not found:
+    """Return the log at a path in the folder of its job; None for other files."""
+    match = _LOG.fullmatch(path)
+    if not match:
         return None
-    return LogName(int(found["attempt"]), found["role"], int(found["index"]), int(found["restart"] or 0))
+    return LogName(int(match["attempt"]), match["role"], int(match["index"]), int(match["restart"] or 0))
 
 
 def folders(entries: Iterable[Entry]) -> list[Folder]:
-    """The folders of jobs and sweeps, with all files in them. Other files of the store are left out."""
+    """Return the folders of jobs and sweeps, with all files in them. Other files of the store are left out."""
     grouped: dict[str, list[Entry]] = {}
     for entry in entries:
         parts = entry.name.split("/")
@@ -82,20 +82,23 @@ def folders(entries: Iterable[Entry]) -> list[Folder]:
     return [
         Folder(
             name,
-            sum(entry.size for entry in found),
-            max(entry.modified for entry in found),
-            tuple(sorted(entry.name for entry in found)),
+            sum(file.size for file in files),
+            max(file.modified for file in files),
+            tuple(sorted(file.name for file in files)),
         )
-        for name, found in grouped.items()
+        for name, files in grouped.items()
     ]
 
 
 def expired(
-    found: Iterable[Folder], now: float, *, max_age: float | None, max_bytes: int | None, live: Collection[str]
+    folders: Iterable[Folder], now: float, *, max_age: float | None, max_bytes: int | None, live: Collection[str]
 ) -> list[Folder]:
-    """The folders to delete, oldest first: those unchanged for `max_age` seconds, then until the rest fits into
-    `max_bytes`. Folders of objects that still exist (`live`) stay, although their size counts."""
-    ordered = sorted(found, key=lambda folder: (folder.modified, folder.name))
+    """Return the folders to delete, the oldest first.
+
+    A folder is deleted if it has not changed for `max_age` seconds, or until the others fit into `max_bytes`. Folders
+    of objects that exist (`live`) stay; their size counts.
+    """
+    ordered = sorted(folders, key=lambda folder: (folder.modified, folder.name))
     size = sum(folder.size for folder in ordered)
     out = []
     for folder in ordered:
@@ -110,13 +113,16 @@ def expired(
 
 
 def deletion_order(folder: Folder) -> list[str]:
-    """The files of a folder, the object first: without it a folder is not shown. The next clean-up deletes the rest."""
+    """Return the files of a folder, the job or sweep first: without it a folder is not shown.
+
+    If the deletion is interrupted, the next clean-up deletes the other files.
+    """
     objects = {f"{folder.name}/{file}" for file in (JOB_FILE, SWEEP_FILE)}
     return sorted(folder.files, key=lambda name: (name not in objects, name))
 
 
 def superseded(logs: Iterable[LogName], kept: int = KEPT_ATTEMPTS) -> list[LogName]:
-    """The logs of attempts that are more than `kept`. Those of the first attempt and of the newest ones stay."""
+    """Return the logs to delete: of all attempts but `kept`, which are the first and the newest attempts."""
     logs = list(logs)
     attempts = sorted({log.attempt for log in logs})
     stay = {*attempts[:1], *attempts[max(1, len(attempts) - kept + 1) :]} if kept > 1 else set(attempts[-1:])

@@ -1,4 +1,4 @@
-"""Follows the log of each pod while it runs, and writes its end to the archive when the pod has ended.
+"""Follow the log of each pod while it runs, and write its end to the archive when the pod has ended.
 
 The operator deletes the pods of an attempt as soon as it fails. A log that is followed has all lines by then: the
 kubelet sends the last ones when the container ends, which is before the pod is deleted. The number of logs that are
@@ -18,9 +18,8 @@ from typing import Any
 
 import msgspec
 
-from allranks.archive.access import Access
+from allranks.archive.access import Access, Metrics
 from allranks.archive.layout import LogName, job_folder
-from allranks.archive.metrics import Metrics
 from allranks.archive.pod_secrets import Reference, SecretValues, references
 from allranks.archive.store import ArchiveError
 from allranks.archive.tail import Tail
@@ -44,9 +43,9 @@ from allranks.masking import secrets_in
 logger = logging.getLogger("allranks.archiver")
 
 SHORTEST_LINE = 32
-"""Bytes of a line in the archive: its time and a newline. So many lines are read at first that they fill the limit."""
+"""Bytes of an empty line in the archive: its time and a newline. The limit divided by it bounds the lines to read."""
 CLOSE_SECONDS = 8.0
-"""Of the grace period of the archiver's pod."""
+"""Time for the last writes, within the grace period of the archiver's pod."""
 SELECTOR = f"{JOB_LABEL},{ROLE_LABEL}!={PLACEHOLDER}"
 
 
@@ -97,7 +96,7 @@ class LogSource:
 
 
 def source_of(pod: RawPod) -> LogSource | None:
-    """None for a pod that belongs to no job, or whose labels are not those of the operator."""
+    """Return the source of a pod's log; None if the pod belongs to no job, or the operator did not set its labels."""
     metadata = pod.metadata
     labels = metadata.labels or {}
     owner = next((owner for owner in metadata.owner_references if owner.controller), None)
@@ -120,7 +119,7 @@ def source_of(pod: RawPod) -> LogSource | None:
 
 
 def has_log(pod: RawPod) -> bool:
-    """Whether the training container has started."""
+    """Return whether the training container has started."""
     states = [
         state
         for container in pod.status.container_statuses or ()
@@ -131,7 +130,10 @@ def has_log(pod: RawPod) -> bool:
 
 
 class PodLogs:
-    """`listed` and `changed` take what a watch of pods shows. `lost(source, why)` is called for a log that is lost."""
+    """Collects the logs of the pods that a watch reports to `listed` and `changed`.
+
+    `lost(source, reason)` is called for a log that is not in the archive.
+    """
 
     def __init__(
         self,
@@ -146,7 +148,7 @@ class PodLogs:
         most: int,
         lost: Callable[[LogSource, str], None],
     ) -> None:
-        """`most`: logs that are read at the same time. A quarter of them is for pods that end."""
+        """`most`: logs that are read at the same time. A quarter of them is reserved for pods that end."""
         self._cluster_of, self._access, self._writer, self._metrics = cluster_of, access, writer, metrics
         self._secrets, self._spool, self._log_bytes, self._lost = secrets, spool, log_bytes, lost
         self._ending = asyncio.Semaphore(max(1, most // 4))
@@ -160,12 +162,12 @@ class PodLogs:
         return not self._tasks
 
     def listed(self, pods: Sequence[RawPod], namespace: str | None) -> None:
-        """All pods of a namespace, or of all of them."""
+        """Take all pods of a namespace; None: of all namespaces. Pods that are missing are deleted."""
         for pod in pods:
             self.changed(pod, False)
-        there = {pod.metadata.uid for pod in pods}
+        uids = {pod.metadata.uid for pod in pods}
         for uid, source in list(self._sources.items()):
-            if uid not in there and namespace in (None, source.namespace):
+            if uid not in uids and namespace in (None, source.namespace):
                 self._gone(source)
 
     def changed(self, pod: RawPod, deleted: bool) -> None:
@@ -199,8 +201,10 @@ class PodLogs:
             self._done.add(source.uid)
 
     async def close(self) -> None:
-        """Writes the logs of pods that have ended or are being deleted, if that is soon done. The next archiver reads
-        those of other pods."""
+        """Write the logs of pods that have ended or are being deleted, for at most CLOSE_SECONDS.
+
+        The next archiver reads the logs of other pods.
+        """
         for source in self._sources.values():
             source.over |= source.closing.is_set()  # nothing watches the pods any more
         ending = [task for uid, task in self._tasks.items() if uid not in self._sources or self._sources[uid].over]
@@ -225,7 +229,7 @@ class PodLogs:
             slots.release()
 
     async def _slot(self, source: LogSource) -> asyncio.Semaphore:
-        """One for following; if there is none until the pod ends, one for pods that end."""
+        """Acquire a slot: for following, or for pods that end if none is free before the pod ends."""
         if source.closing.is_set():
             await self._ending.acquire()
             return self._ending
@@ -246,7 +250,7 @@ class PodLogs:
         return self._ending
 
     async def _keep(self, source: LogSource) -> None:
-        """Raises ArchiveError."""
+        """Follow a log until its end, and write it. Raises ArchiveError."""
         if source.over and await self._access.persistent(
             "log", lambda: self._writer.has_log(source.folder, source.log)
         ):
@@ -255,9 +259,9 @@ class PodLogs:
             tail = Tail(self._spool / source.uid.replace("/", "_"), self._log_bytes)
         except OSError as error:
             raise ArchiveError(f"the spool cannot be written: {error.strerror}") from error
-        # The values are those at the begin, which the program has, and those at the end: its container may have been
-        # restarted in between. A Secret may be deleted with its job.
-        at_begin = asyncio.create_task(self._secrets.of(source.namespace, source.references))
+        # Secrets are read twice: the program has the values of its start, and a restarted container has later ones.
+        # A Secret may be deleted with its job.
+        secrets_at_start = asyncio.create_task(self._secrets.read(source.namespace, source.references))
         try:
             answered, problem = await self._read(source, tail)
             if tail.empty and (problem or not answered):
@@ -267,16 +271,16 @@ class PodLogs:
                 logger.warning("the end of the log of %s/%s is not archived: %s", source.namespace, source.pod, problem)
                 with contextlib.suppress(OSError):
                     tail.add([Line(b"", f"[the end is missing: {problem}]".encode())])
-            values = await at_begin | await self._secrets.of(source.namespace, source.references)
+            values = await secrets_at_start | await self._secrets.read(source.namespace, source.references)
             packed = await asyncio.to_thread(tail.packed, source.secrets | values)
             await self._access.persistent("log", lambda: self._writer.save_log(source.folder, source.log, packed))
             self._metrics.written.labels("log").inc()
         finally:
-            at_begin.cancel()
+            secrets_at_start.cancel()
             tail.close()
 
     async def _read(self, source: LogSource, tail: Tail) -> tuple[bool, str]:
-        """Reads until the end. Returns whether there was a log, which may be empty, and why its end cannot be read."""
+        """Read a log until its end. Return whether there was one, perhaps empty, and why its end cannot be read."""
         answers: list[None] = []
         options = LogOptions(tail=max(1, self._log_bytes // SHORTEST_LINE), longest_line=LONGEST_LINE)
         batches = follow(
@@ -295,22 +299,22 @@ class PodLogs:
         except ClusterError as error:
             return bool(answers), str(error)
         except OSError as error:
-            # What is in the file may be cut in the middle of a line: it is written nevertheless.
+            # The file may end in the middle of a line: it is archived nevertheless.
             return bool(answers), f"the spool cannot be written: {error.strerror}"
         return bool(answers), ""
 
-    def _report_lost(self, source: LogSource, why: str) -> None:
+    def _report_lost(self, source: LogSource, reason: str) -> None:
         self._metrics.lost.labels("log").inc()
         with contextlib.suppress(Exception):
-            self._lost(source, why)
-        logger.warning("the log of %s/%s is not archived: %s", source.namespace, source.pod, why)
+            self._lost(source, reason)
+        logger.warning("the log of %s/%s is not archived: %s", source.namespace, source.pod, reason)
 
 
 def _trainer_ended(pod: RawPod) -> bool:
-    """Whether the training container has ended for good: its kubelet does not restart it in place. Sidecars may run."""
-    status = next((one for one in pod.status.container_statuses or () if one.name == TRAINER), None)
+    """Return whether the training container has ended and the kubelet will not restart it. Sidecars may still run."""
+    status = next((status for status in pod.status.container_statuses or () if status.name == TRAINER), None)
     if status is None or status.state.terminated is None:
         return False
-    container = next((one for one in pod.spec.containers if one.get("name") == TRAINER), {})
+    container = next((container for container in pod.spec.containers if container.get("name") == TRAINER), {})
     policy = container.get("restartPolicy") or pod.spec.restart_policy
     return policy != "OnFailure" or status.state.terminated.exit_code == 0 or bool(pod.metadata.deletion_timestamp)

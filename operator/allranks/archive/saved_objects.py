@@ -1,5 +1,8 @@
-"""Writes jobs and sweeps to the archive: a job when an attempt begins or ends, a sweep when a trial ends, both when
-they have finished, and when they are deleted."""
+"""Write jobs and sweeps to the archive.
+
+A job is written when an attempt begins or ends, a sweep when a trial ends, both when they have finished and when they
+are deleted.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,7 @@ from allranks.api.job import KIND as JOB
 from allranks.api.status import FINISHED
 from allranks.api.sweep import KIND as SWEEP
 from allranks.api.sweep_status import ENDED
-from allranks.archive.access import Access
-from allranks.archive.metrics import Metrics
+from allranks.archive.access import Access, Metrics
 from allranks.archive.pod_secrets import SecretValues, references
 from allranks.archive.store import ArchiveError
 from allranks.archive.writer import Writer, folder_of
@@ -29,15 +31,15 @@ logger = logging.getLogger("allranks.archiver")
 SETTLE_SECONDS = 1.0
 """Changes of an object within this time are written once."""
 MOST_WAITING = 10_000
-"""Objects that wait to be written. Beyond that, the oldest is given up."""
+"""Objects that wait to be written. Beyond that, the oldest is dropped."""
 WRITERS = 4
 EVENTS_OF_PODS = 5000
-"""Events of pods of a namespace that are read to find those of a job."""
+"""Events of the pods of a namespace that are searched for the pods of a job."""
 _WORDS = {JOB: "job", SWEEP: "sweep"}
 
 
 class _State(NamedTuple):
-    """What decides whether an object is written."""
+    """The part of an object that is compared: a change of it is written."""
 
     phase: str
     number: int
@@ -47,7 +49,7 @@ class _State(NamedTuple):
 
 
 class SavedObjects:
-    """`listed` and `changed` take what the watches of jobs and of sweeps show, `run` writes."""
+    """Writes the jobs and sweeps that watches report to `listed` and `changed`. `run` does the writing."""
 
     def __init__(
         self,
@@ -61,17 +63,17 @@ class SavedObjects:
         self._secrets = secrets
         self._states: dict[str, _State] = {}
         self._unfinished: dict[str, Manifest] = {}
-        """The last state of objects that have not finished: it is written, if the object is deleted unnoticed."""
+        """UID -> an object that has not finished. It is written if the watch misses its deletion."""
         self._folders: dict[str, tuple[str, str]] = {}
         """UID -> kind, folder."""
         self._waiting: OrderedDict[str, Manifest] = OrderedDict()
         self._news = asyncio.Event()
         self._busy: set[str] = set()
-        """Objects that are being written: an older state must not replace a newer one."""
+        """UIDs of objects that are being written: an older state must not replace a newer one."""
 
     @property
     def live(self) -> set[str]:
-        """The folders of objects that exist, or wait to be written."""
+        """Return the folders of objects that exist, or wait to be written."""
         return {*(folder for _, folder in self._folders.values()), *map(folder_of, self._waiting.values())}
 
     @property
@@ -79,49 +81,49 @@ class SavedObjects:
         return not self._waiting and not self._busy
 
     def listed(self, objects: Sequence[Manifest], namespace: str | None, kind: str = JOB) -> None:
-        """All objects of that kind of a namespace, or of all of them."""
-        for one in objects:
-            self.changed(one, False, kind)
-        there = {one["metadata"]["uid"] for one in objects}
+        """Take all objects of a kind in a namespace; None: in all namespaces. Objects that are missing are deleted."""
+        for manifest in objects:
+            self.changed(manifest, False, kind)
+        uids = {manifest["metadata"]["uid"] for manifest in objects}
         prefix = f"{namespace}/"
-        for uid, (of, folder) in list(self._folders.items()):
-            if of == kind and uid not in there and (namespace is None or folder.startswith(prefix)):
+        for uid, (saved_kind, folder) in list(self._folders.items()):
+            if saved_kind == kind and uid not in uids and (namespace is None or folder.startswith(prefix)):
                 if last := self._unfinished.get(uid):
                     self._wait(uid, last)
                 self._forget(uid)
 
-    def changed(self, one: Manifest, deleted: bool, kind: str = JOB) -> None:
-        uid = one["metadata"]["uid"]
-        one.setdefault("kind", kind)
-        one["metadata"].pop("managedFields", None)
+    def changed(self, manifest: Manifest, deleted: bool, kind: str = JOB) -> None:
+        uid = manifest["metadata"]["uid"]
+        manifest.setdefault("kind", kind)
+        manifest["metadata"].pop("managedFields", None)
         if deleted:
-            self._wait(uid, one)
+            self._wait(uid, manifest)
             self._forget(uid)
             return
-        state = _state(one)
+        state = _state(manifest)
         if self._states.get(uid) != state and state.phase:
-            self._wait(uid, one)
-        self._states[uid], self._folders[uid] = state, (kind, folder_of(one))
+            self._wait(uid, manifest)
+        self._states[uid], self._folders[uid] = state, (kind, folder_of(manifest))
         if state.phase in FINISHED:
             self._unfinished.pop(uid, None)
         else:
-            self._unfinished[uid] = one
+            self._unfinished[uid] = manifest
 
     def _forget(self, uid: str) -> None:
         self._states.pop(uid, None)
         self._unfinished.pop(uid, None)
         self._folders.pop(uid, None)
 
-    def _wait(self, uid: str, one: Manifest) -> None:
-        self._waiting[uid] = one
+    def _wait(self, uid: str, manifest: Manifest) -> None:
+        self._waiting[uid] = manifest
         if len(self._waiting) > MOST_WAITING:
-            _, given_up = self._waiting.popitem(last=False)
-            self._lost(given_up, "too many jobs wait to be written")
+            _, oldest = self._waiting.popitem(last=False)
+            self._lost(oldest, "too many jobs wait to be written")
         self._metrics.waiting.set(len(self._waiting))
         self._news.set()
 
     async def run(self) -> None:
-        """Writes until cancelled."""
+        """Write until cancelled."""
         async with asyncio.TaskGroup() as writers:
             for _ in range(WRITERS):
                 writers.create_task(self._write_all())
@@ -131,69 +133,69 @@ class SavedObjects:
             await self._news.wait()
             await asyncio.sleep(SETTLE_SECONDS)
             while uid := next((uid for uid in self._waiting if uid not in self._busy), None):
-                one = self._waiting.pop(uid)
+                manifest = self._waiting.pop(uid)
                 self._busy.add(uid)
                 try:
-                    await self._save(one)
+                    await self._save(manifest)
                 except ArchiveError as error:
-                    self._lost(one, str(error))
+                    self._lost(manifest, str(error))
                 except Exception:
-                    logger.exception("%s %s is not archived", _word(one), uid)
-                    self._lost(one, "internal error")
+                    logger.exception("%s %s is not archived", _word(manifest), uid)
+                    self._lost(manifest, "internal error")
                 finally:
                     self._busy.discard(uid)
                     self._metrics.waiting.set(len(self._waiting))
             self._news.clear()
 
-    async def _save(self, one: Manifest) -> None:
-        """Raises ArchiveError."""
-        events = await self._events(one)
-        values = await self._secrets.of(one["metadata"]["namespace"], set(references(one)))
-        if await self._access.persistent(_word(one), lambda: self._writer.save(one, events, values)):
-            self._metrics.written.labels(_word(one)).inc()
+    async def _save(self, manifest: Manifest) -> None:
+        """Write an object with its Events, masked. Raises ArchiveError."""
+        events = await self._events(manifest)
+        values = await self._secrets.read(manifest["metadata"]["namespace"], set(references(manifest)))
+        if await self._access.persistent(_word(manifest), lambda: self._writer.save(manifest, events, values)):
+            self._metrics.written.labels(_word(manifest)).inc()
 
-    async def _events(self, one: Manifest) -> list[Manifest] | None:
-        """Those of the object, and of the pods of a job. None: they cannot be read."""
-        metadata = one["metadata"]
+    async def _events(self, manifest: Manifest) -> list[Manifest] | None:
+        """Return the Events of an object, for a job also of its pods; None if they cannot be read."""
+        metadata = manifest["metadata"]
         path = core_path(metadata["namespace"], "events")
         cluster = self._cluster_of(metadata["namespace"])
         with contextlib.suppress(ClusterError):
-            own = await cluster.get(path, {"fieldSelector": f"involvedObject.uid={metadata['uid']}"})
-            if one["kind"] == SWEEP:
-                return list(own["items"])
-            of_pods = await cluster.get(path, {"fieldSelector": "involvedObject.kind=Pod", "limit": EVENTS_OF_PODS})
+            own_events = await cluster.get(path, {"fieldSelector": f"involvedObject.uid={metadata['uid']}"})
+            if manifest["kind"] == SWEEP:
+                return list(own_events["items"])
+            pod_events = await cluster.get(path, {"fieldSelector": "involvedObject.kind=Pod", "limit": EVENTS_OF_PODS})
             prefix, since = f"{metadata['name']}-", str(metadata.get("creationTimestamp"))
             return [
-                *own["items"],
+                *own_events["items"],
                 *(
                     event
-                    for event in of_pods["items"]
+                    for event in pod_events["items"]
                     if event["involvedObject"].get("name", "").startswith(prefix)
                     and event["metadata"]["creationTimestamp"] >= since
                 ),
             ]
         return None
 
-    def _lost(self, one: Manifest, why: str) -> None:
-        self._metrics.lost.labels(_word(one)).inc()
-        logger.error("%s %s is not archived: %s", _word(one), folder_of(one), why)
+    def _lost(self, manifest: Manifest, reason: str) -> None:
+        self._metrics.lost.labels(_word(manifest)).inc()
+        logger.error("%s %s is not archived: %s", _word(manifest), folder_of(manifest), reason)
 
 
-def _word(one: Manifest) -> str:
-    """For metrics and messages."""
-    return _WORDS.get(one["kind"], "job")
+def _word(manifest: Manifest) -> str:
+    """Return `job` or `sweep`, for metrics and messages."""
+    return _WORDS.get(manifest["kind"], "job")
 
 
-def _state(one: Manifest) -> _State:
-    status = one.get("status")
+def _state(manifest: Manifest) -> _State:
+    status = manifest.get("status")
     status = status if isinstance(status, dict) else {}
     phase = str(status.get("phase") or "")
-    number = _ended_trials(status) if one["kind"] == SWEEP else status.get("attempt")
-    version = str(one["metadata"].get("resourceVersion") or "") if phase in FINISHED else ""
+    number = _ended_trials(status) if manifest["kind"] == SWEEP else status.get("attempt")
+    version = str(manifest["metadata"].get("resourceVersion") or "") if phase in FINISHED else ""
     return _State(phase, number if isinstance(number, int) else 0, version)
 
 
 def _ended_trials(status: Manifest) -> int:
     trials = status.get("trials")
-    found = trials if isinstance(trials, list) else []
-    return sum(isinstance(trial, dict) and trial.get("phase") in ENDED for trial in found)
+    trials = trials if isinstance(trials, list) else []
+    return sum(isinstance(trial, dict) and trial.get("phase") in ENDED for trial in trials)

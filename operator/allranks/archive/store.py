@@ -1,4 +1,4 @@
-"""Where an archive is: a directory, which may be a mounted volume, or an object store (`s3://BUCKET/PREFIX`).
+"""The store of an archive: a directory, which may be a mounted volume, or an object store (`s3://BUCKET/PREFIX`).
 
 A file appears as a whole: a directory gets it under a temporary name, which is then renamed, and an object store shows
 an object when it is complete. All methods block, and raise ArchiveError.
@@ -36,20 +36,20 @@ class Store(Protocol):
     def put(self, name: str, data: bytes) -> None: ...
 
     def get(self, name: str) -> bytes | None:
-        """None if there is no such file."""
+        """Return the content of a file; None if it does not exist."""
         ...
 
     def list(self, folder: str = "") -> list[Entry]:
-        """All files below a folder; none if it does not exist."""
+        """Return all files below a folder; none if it does not exist."""
         ...
 
     def remove(self, name: str) -> None:
-        """Does nothing if there is no such file."""
+        """Delete a file, if it exists."""
         ...
 
 
 def open_store(url: str) -> Store:
-    """`url`: a directory, or an address that fsspec knows. Sends nothing yet."""
+    """Return the store at a directory, or at an address that fsspec supports. Send no request yet."""
     if url.partition("://")[0] in PACKAGES and "://" in url:
         return ObjectStore(url)
     if ":/" in url:
@@ -107,7 +107,7 @@ class DirectoryStore:
                     continue  # deleted meanwhile
                 if name.endswith(_TEMPORARY):
                     if time.time() - stat.st_mtime > LEFTOVER_SECONDS:
-                        with contextlib.suppress(OSError):  # who only reads may not delete
+                        with contextlib.suppress(OSError):  # readers may have no right to delete
                             path.unlink(missing_ok=True)
                 elif path.is_file() and not path.is_symlink():
                     yield Entry(path.relative_to(self._root).as_posix(), stat.st_size, stat.st_mtime)
@@ -127,8 +127,8 @@ class DirectoryStore:
         try:
             yield
         except OSError as error:
-            what = (error.strerror or str(error)).lower()
-            raise ArchiveError(f"{error.filename or self.url}: {what}") from error
+            reason = (error.strerror or str(error)).lower()
+            raise ArchiveError(f"{error.filename or self.url}: {reason}") from error
 
 
 class ObjectStore:
@@ -159,10 +159,10 @@ class ObjectStore:
     def list(self, folder: str = "") -> list[Entry]:
         with self._errors():
             place = f"{self._root}/{folder}".rstrip("/")
-            found: dict[str, dict[str, Any]] = self._fs.find(place, detail=True)
+            files: dict[str, dict[str, Any]] = self._fs.find(place, detail=True)
             inside = f"{self._root}/"
             entries = []
-            for path, info in sorted(found.items()):
+            for path, info in sorted(files.items()):
                 name = path.lstrip("/")
                 if name.startswith(inside):
                     entries.append(Entry(name[len(inside) :], int(info["size"] or 0), _modified(info)))
@@ -183,7 +183,7 @@ class ObjectStore:
 
 
 def _modified(info: dict[str, Any]) -> float:
-    """0 if the object store does not say."""
+    """Return the time of the last change, in seconds since the epoch; 0 if the object store does not report it."""
     for key in ("LastModified", "last_modified", "updated", "mtime"):
         value = info.get(key)
         if isinstance(value, datetime):

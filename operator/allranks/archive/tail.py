@@ -18,12 +18,12 @@ _BATCH = 1 << 16
 
 
 class Tail:
-    """The last `limit` bytes of a log, in whole lines. The file has at most twice as many, and a batch of lines."""
+    """The last `limit` bytes of a log, in whole lines. The file has at most twice `limit` and a batch of lines."""
 
     def __init__(self, path: Path, limit: int) -> None:
         """Raises OSError."""
         self.dropped = 0
-        """Bytes of earlier lines that were left out."""
+        """Number of bytes of earlier lines that were left out."""
         self._path, self._limit = path, limit
         # Logs are not masked yet.
         self._file = open(path, "w+b", opener=_private)  # noqa: SIM115
@@ -49,7 +49,7 @@ class Tail:
         self._size = len(kept)
 
     def _end(self) -> bytes:
-        """The last bytes, from the beginning of a line."""
+        """Return the last bytes, from the beginning of a line."""
         self._file.flush()
         self._file.seek(max(0, self._size - self._limit))
         kept = self._file.read()
@@ -60,7 +60,7 @@ class Tail:
         return kept
 
     def packed(self, secrets: Iterable[str]) -> bytes:
-        """The end of the log as gzip, masked, and without control sequences. The same lines give the same bytes."""
+        """Return the end of the log as gzip, masked and without control sequences. Equal lines give equal bytes."""
         self._cut()
         secrets = sorted(secrets)
         out = io.BytesIO()
@@ -74,7 +74,7 @@ class Tail:
         return out.getvalue()
 
     def close(self) -> None:
-        """Deletes the file."""
+        """Close and delete the file."""
         self._file.close()
         with contextlib.suppress(OSError):
             self._path.unlink()

@@ -1,5 +1,7 @@
-"""Writes jobs, sweeps, Events and logs to a store, masked and within bounds, and deletes what is too old. Blocks; no
-network but that of the store."""
+"""Write jobs, sweeps, Events and logs to a store, masked and within bounds, and delete old ones.
+
+All functions block. The store is the only user of the network.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +38,21 @@ class Writer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        # A call that hung may go on after its time limit: it must not replace what was written later.
+        # A call that hung may continue after its time limit: it must not replace a later state.
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
 
-    def save(self, one: Manifest, events: Iterable[Manifest] | None, values: Collection[str] = ()) -> bool:
-        """Writes the Events, then the job or sweep. Returns whether anything changed.
+    def save(self, manifest: Manifest, events: Iterable[Manifest] | None, values: Collection[str] = ()) -> bool:
+        """Write the Events, then the job or sweep. Return whether a file changed.
 
-        `events` None: they cannot be read. Earlier ones stay: Kubernetes deletes them after an hour. `values`: of
-        Secrets, which are masked in messages, because programs print them there. In names they may be by chance.
+        `events`: the present Events; Events in the archive stay, because Kubernetes deletes them after an hour. None:
+        they cannot be read. `values`: values of Secrets. They are masked only in messages, where programs print them:
+        a name may contain one by chance.
         """
-        with self._locks[hash(folder_of(one)) % _LOCKS]:
-            return self._save(one, events, values)
+        with self._locks[hash(folder_of(manifest)) % _LOCKS]:
+            return self._save(manifest, events, values)
 
-    def _save(self, one: Manifest, events: Iterable[Manifest] | None, values: Collection[str]) -> bool:
-        folder, secrets = folder_of(one), secrets_in(one)
+    def _save(self, manifest: Manifest, events: Iterable[Manifest] | None, values: Collection[str]) -> bool:
+        folder, secrets = folder_of(manifest), secrets_in(manifest)
         changed = False
         if events is not None:
             name = f"{folder}/{EVENTS_FILE}"
@@ -58,12 +61,12 @@ class Writer:
             news = [mask_messages(mask_all(masked(event), secrets), values) for event in events]
             merged = _merged(items, masked_as_before(news, items))
             changed = self._put(name, before, {"apiVersion": "v1", "kind": "EventList", "items": merged})
-        name = f"{folder}/{file_of(one)}"
+        name = f"{folder}/{file_of(manifest)}"
         before = self._store.get(name)
-        made = masked_as_before(mask_messages(mask_all(masked(one), secrets), values), _parsed(before))
+        masked_manifest = masked_as_before(mask_messages(mask_all(masked(manifest), secrets), values), _parsed(before))
         # The names lead to the files: a secret variable may have the same text as its value.
-        made["metadata"] |= {key: one["metadata"][key] for key in ("name", "namespace", "uid")}
-        return self._put(name, before, made) or changed
+        masked_manifest["metadata"] |= {key: manifest["metadata"][key] for key in ("name", "namespace", "uid")}
+        return self._put(name, before, masked_manifest) or changed
 
     def _put(self, name: str, before: bytes | None, value: Manifest) -> bool:
         data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
@@ -78,7 +81,7 @@ class Writer:
         )
 
     def save_log(self, folder: str, log: LogName, packed: bytes) -> None:
-        """Writes a log, and deletes those of attempts that are too many."""
+        """Write a log, and delete the logs of attempts beyond KEPT_ATTEMPTS."""
         self._store.put(f"{folder}/{log.path}", packed)
         if log.attempt:
             names = (log_name(entry.name[len(folder) + 1 :]) for entry in self._store.list(folder))
@@ -88,27 +91,26 @@ class Writer:
     def clean_up(
         self, now: float, *, max_age: float | None, max_bytes: int | None, live: Collection[str]
     ) -> tuple[int, int]:
-        """Deletes folders of jobs and sweeps that are too old or too many. Returns their number, and the bytes of the
-        rest."""
-        found = folders(self._store.list())
-        gone = expired(found, now, max_age=max_age, max_bytes=max_bytes, live=live)
-        for folder in gone:
+        """Delete the folders that `expired` selects. Return their number, and the bytes of all other folders."""
+        stored = folders(self._store.list())
+        deleted = expired(stored, now, max_age=max_age, max_bytes=max_bytes, live=live)
+        for folder in deleted:
             for name in deletion_order(folder):
                 self._store.remove(name)
-        return len(gone), sum(folder.size for folder in found) - sum(folder.size for folder in gone)
+        return len(deleted), sum(folder.size for folder in stored) - sum(folder.size for folder in deleted)
 
 
-def folder_of(one: Manifest) -> str:
-    metadata = one["metadata"]
+def folder_of(manifest: Manifest) -> str:
+    metadata = manifest["metadata"]
     return job_folder(metadata["namespace"], metadata["name"], metadata["uid"])
 
 
-def file_of(one: Manifest) -> str:
-    return SWEEP_FILE if one.get("kind") == SWEEP else JOB_FILE
+def file_of(manifest: Manifest) -> str:
+    return SWEEP_FILE if manifest.get("kind") == SWEEP else JOB_FILE
 
 
 def _parsed(data: bytes | None) -> Any:
-    """None if the file is damaged."""
+    """Return the JSON of a file; None if it is damaged."""
     try:
         return json.loads(data or b"null")
     except ValueError:
@@ -116,17 +118,17 @@ def _parsed(data: bytes | None) -> Any:
 
 
 def _items(data: bytes | None) -> list[Manifest]:
-    """Earlier Events; none if the file is damaged."""
-    found = _parsed(data)
-    items = found.get("items") if isinstance(found, dict) else None
+    """Return the Events of a file; none if it is damaged."""
+    parsed = _parsed(data)
+    items = parsed.get("items") if isinstance(parsed, dict) else None
     items = items if isinstance(items, list) else []
     return [item for item in items if isinstance(item, dict) and isinstance(item.get("metadata"), dict)]
 
 
 def _merged(before: Iterable[Manifest], now: Iterable[Manifest]) -> list[Manifest]:
-    """The newer state of each Event, by time, at most MOST_EVENTS."""
-    found = {str(event["metadata"].get("uid") or event["metadata"].get("name")): event for event in (*before, *now)}
-    ordered = sorted(found.values(), key=lambda event: (_time(event), str(event["metadata"].get("name"))))
+    """Return the newer state of each Event by time, the newest MOST_EVENTS."""
+    newest = {str(event["metadata"].get("uid") or event["metadata"].get("name")): event for event in (*before, *now)}
+    ordered = sorted(newest.values(), key=lambda event: (_time(event), str(event["metadata"].get("name"))))
     return ordered[-MOST_EVENTS:]
 
 

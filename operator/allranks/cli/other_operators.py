@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from allranks.authoring.convert.kinds import KINDS, RUNTIME_GROUP, RUNTIMES, Kind, kind_of
+from allranks.authoring.convert.documents import KINDS, RUNTIME_GROUP, RUNTIMES, Kind, kind_of
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
 

@@ -14,7 +14,7 @@ from allranks.views.format.duration import age
 
 @dataclass(frozen=True)
 class Action:
-    """`label` is that of the button."""
+    """An action that a user may choose. `label`: text of its button."""
 
     name: str
     label: str

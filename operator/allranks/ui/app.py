@@ -20,14 +20,13 @@ from allranks.errors import AllranksError, ClusterError
 from allranks.kube.auth import Connection
 from allranks.kube.cluster import Cluster, Where
 from allranks.ui import openapi, rendering
-from allranks.ui.access import Access, SecurityHeaders
+from allranks.ui.access import Access, SecurityHeaders, SignIn, challenge
 from allranks.ui.archive import ArchivedJobs, SharedArchive
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.problems import MEDIA_TYPE, Problem, details
-from allranks.ui.routes import compare, history, new_job, nodes, pages, queues, rest, stacks, sweeps
+from allranks.ui.routes import capacity, compare, history, new_job, pages, rest, stacks, sweeps
 from allranks.ui.runs import Runs
-from allranks.ui.sign_in import SignIn, challenge
 from allranks.ui.state import USER, State
 from allranks.ui.users import REJECTED, ChooseNamespace, Users
 from allranks.version import __version__
@@ -135,11 +134,10 @@ def build(
         redoc_url=None,
         generate_unique_id_function=openapi.operation_id,
     )
-    for router in (sweeps.rest, nodes.api, history.api, compare.api, stacks.api, rest.router):
+    subjects = (sweeps, capacity, history, compare, stacks, new_job)
+    for router in (*(subject.api for subject in subjects), rest.router):
         app.include_router(router)
-    for router in (sweeps.pages, nodes.pages, history.pages, compare.pages, stacks.pages, pages.router):
-        app.include_router(router)
-    for router in (queues.router, new_job.router):
+    for router in (*(subject.pages for subject in subjects), pages.router):
         app.include_router(router)
     app.add_api_route("/static/{name}", static, include_in_schema=False)
     app.add_api_route("/favicon.ico", icon, include_in_schema=False)

@@ -24,16 +24,13 @@ from allranks.kube.bounded_lines import LastLines
 from allranks.kube.pod_logs import Line
 from allranks.local.stored_logs import matches
 from allranks.ui.entries import Entry, Manifest
-from allranks.ui.logs import LogLine, LogQuery, LogTail, shown
-from allranks.ui.pod_logs import MOST_OF_ALL
+from allranks.ui.logs import MOST_OF_ALL, LogLine, LogQuery, LogTail, shown
 from allranks.ui.problems import Problem
 
 FRESH_SECONDS = 30.0
-"""How old the list may be. An object store is asked for all its files."""
+"""Maximum age of a list: to read it, all files of an object store are listed."""
 MOST_JOBS = 2000
-"""Jobs of the archive that are listed, those that were written last. Each is found by its address."""
-
-
+"""Jobs of the archive that are listed: the jobs that were written last. All others have a page by their address."""
 MOST_SWEEPS = 200
 T = TypeVar("T")
 
@@ -47,7 +44,7 @@ class _Recent(Generic[T]):
         self._lock = asyncio.Lock()
 
     async def get(self, read: Callable[[], T]) -> T:
-        """Calls `read` in a thread, and raises what it raises."""
+        """Return the answer of `read`, which is called in a thread. Raises the errors of `read`."""
         async with self._lock:
             if time.monotonic() - self._read_at >= FRESH_SECONDS:
                 self._answer, self._read_at = [await asyncio.to_thread(read)], time.monotonic()
@@ -55,7 +52,7 @@ class _Recent(Generic[T]):
 
 
 class ArchivedJobs:
-    """All methods raise ArchiveError."""
+    """Deleted jobs and sweeps of an archive. All methods raise ArchiveError."""
 
     def __init__(self, reader: Reader, namespace: str | None = None, most: int | None = None) -> None:
         """`namespace`: only its jobs. `most`: limit of the list; None: MOST_JOBS."""
@@ -67,16 +64,16 @@ class ArchivedJobs:
         return self._reader.url
 
     async def all(self) -> list[Entry]:
-        """Return those that were written last, whether or not they exist on the cluster."""
+        """Return the jobs that were written last, whether or not they exist on the cluster."""
         most = MOST_JOBS if self._most is None else self._most
         return await self._entries.get(lambda: list(map(_entry, self._reader.jobs(self._namespace, most=most))))
 
     async def sweeps(self) -> list[Manifest]:
-        """Return those that were written last, whether or not they exist on the cluster."""
+        """Return the sweeps that were written last, whether or not they exist on the cluster."""
         return await self._sweeps.get(lambda: self._reader.sweeps(self._namespace, most=MOST_SWEEPS))
 
     async def sweep(self, namespace: str, folder: str) -> Manifest:
-        """`folder`: NAME-UID. Raises Problem."""
+        """Return the sweep in a folder NAME-UID. Raises Problem."""
         sweep = None
         if self._namespace in (None, namespace):
             sweep = await asyncio.to_thread(self._reader.get_sweep, namespace, folder)
@@ -88,7 +85,7 @@ class ArchivedJobs:
         return await asyncio.to_thread(self._reader.events, sweep)
 
     async def trial(self, sweep: Manifest, job: str) -> Entry:
-        """Return the job of a name that the sweep owned. Raises Problem."""
+        """Return the job with a name that the sweep owned. Raises Problem."""
         trial = await asyncio.to_thread(self._reader.find_trial, sweep, job)
         if trial is None:
             raise Problem(404, f"the archive {self.url} has no job {job} of the sweep {sweep['metadata']['name']}")
@@ -99,7 +96,7 @@ class ArchivedJobs:
         return await asyncio.to_thread(self._reader.trials, sweep, names)
 
     async def get(self, namespace: str, folder: str) -> Entry:
-        """`folder`: NAME-UID. Raises Problem."""
+        """Return the job in a folder NAME-UID. Raises Problem."""
         job = None
         if self._namespace in (None, namespace):
             job = await asyncio.to_thread(self._reader.get, namespace, folder)
@@ -169,7 +166,7 @@ MOST_NAMESPACES = 16
 """Lists of jobs of single namespaces that are kept in memory."""
 MOST_JOBS_OF_NAMESPACE = 500
 _AT_ONCE = 16
-"""Questions about rights."""
+"""Requests about rights at the same time."""
 
 
 class Right(NamedTuple):
@@ -200,16 +197,18 @@ class SharedArchive:
         """Raises ArchiveError if this cannot be the address of an archive."""
         self._url = url
         self._all = ArchivedJobs(Reader.open(url))
-        self._of: dict[str, ArchivedJobs] = {}
+        self._by_namespace: dict[str, ArchivedJobs] = {}
 
-    def of(self, namespace: str | None) -> ArchivedJobs:
+    def in_namespace(self, namespace: str | None) -> ArchivedJobs:
         """Return the jobs of a namespace, with a limit of its own; None: of all namespaces."""
         if namespace is None:
             return self._all
-        jobs = self._of.pop(namespace, None) or ArchivedJobs(Reader.open(self._url), namespace, MOST_JOBS_OF_NAMESPACE)
-        self._of[namespace] = jobs
-        while len(self._of) > MOST_NAMESPACES:
-            del self._of[next(iter(self._of))]
+        jobs = self._by_namespace.pop(namespace, None)
+        if jobs is None:
+            jobs = ArchivedJobs(Reader.open(self._url), namespace, MOST_JOBS_OF_NAMESPACE)
+        self._by_namespace[namespace] = jobs  # the most recently used is last
+        while len(self._by_namespace) > MOST_NAMESPACES:
+            del self._by_namespace[next(iter(self._by_namespace))]
         return jobs
 
 
@@ -217,12 +216,12 @@ class AllowedArchive:
     """The part of an archive that one user may see. All methods raise ArchiveError, ClusterError and Problem."""
 
     def __init__(self, shared: SharedArchive, namespace: str | None, may: May, user: str) -> None:
-        """`namespace`: only its jobs."""
+        """`namespace`: show only its jobs; None: the jobs of all namespaces that the user may read."""
         self._shared, self._namespace, self._may, self._user = shared, namespace, may, user
 
     @property
     def url(self) -> str:
-        return self._shared.of(None).url
+        return self._shared.in_namespace(None).url
 
     async def all(self) -> list[Entry]:
         """Return the jobs of the namespaces in which the user may read jobs."""
@@ -237,8 +236,8 @@ class AllowedArchive:
     ) -> list[T]:
         if self._namespace is not None:
             allowed = await self._may(right, self._namespace)
-            return await read(self._shared.of(self._namespace)) if allowed else []
-        items = await read(self._shared.of(None))
+            return await read(self._shared.in_namespace(self._namespace)) if allowed else []
+        items = await read(self._shared.in_namespace(None))
         if await self._may(right, None):
             return items
         namespaces = await self._allowed(right, set(map(namespace_of, items)))
@@ -255,34 +254,34 @@ class AllowedArchive:
 
     async def get(self, namespace: str, folder: str) -> Entry:
         await self._check([JOBS], namespace)
-        return await self._shared.of(namespace).get(namespace, folder)
+        return await self._shared.in_namespace(namespace).get(namespace, folder)
 
     async def events(self, entry: Entry) -> list[Manifest]:
         await self._check([JOBS, EVENTS], entry.group)
-        return await self._shared.of(entry.group).events(entry)
+        return await self._shared.in_namespace(entry.group).events(entry)
 
     async def last_lines(self, entry: Entry, query: LogQuery) -> LogTail:
         await self._check([JOBS, LOGS], entry.group)
-        return await self._shared.of(entry.group).last_lines(entry, query)
+        return await self._shared.in_namespace(entry.group).last_lines(entry, query)
 
     async def sweep(self, namespace: str, folder: str) -> Manifest:
         await self._check([SWEEPS], namespace)
-        return await self._shared.of(namespace).sweep(namespace, folder)
+        return await self._shared.in_namespace(namespace).sweep(namespace, folder)
 
     async def sweep_events(self, sweep: Manifest) -> list[Manifest]:
         namespace = sweep["metadata"]["namespace"]
         await self._check([SWEEPS, EVENTS], namespace)
-        return await self._shared.of(namespace).sweep_events(sweep)
+        return await self._shared.in_namespace(namespace).sweep_events(sweep)
 
     async def trial(self, sweep: Manifest, job: str) -> Entry:
         namespace = sweep["metadata"]["namespace"]
         await self._check([SWEEPS, JOBS], namespace)
-        return await self._shared.of(namespace).trial(sweep, job)
+        return await self._shared.in_namespace(namespace).trial(sweep, job)
 
     async def trials(self, sweep: Manifest, names: Sequence[str]) -> list[Manifest]:
         namespace = sweep["metadata"]["namespace"]
         await self._check([SWEEPS, JOBS], namespace)
-        return await self._shared.of(namespace).trials(sweep, names)
+        return await self._shared.in_namespace(namespace).trials(sweep, names)
 
     async def _check(self, rights: Sequence[Right], namespace: str) -> None:
         """Check rights before anything is read, so that unauthorized users cannot probe for names."""
@@ -292,6 +291,6 @@ class AllowedArchive:
             if not await self._may(right, namespace):
                 raise Problem(
                     403,
-                    f"{self._user} may not {right} in namespace {namespace}, which the archive needs as well: ask its "
-                    "admin for the role view",
+                    f"{self._user} cannot {right} in namespace {namespace}. The archive requires this permission: ask "
+                    "a namespace admin for the role view",
                 )

@@ -1,6 +1,6 @@
 """Changes of jobs and runs for any number of viewers, as server-sent events.
 
-A slow viewer gets the newest state of each job, not every change: what waits for it is bounded by the number of jobs.
+A slow viewer gets the newest state of each job, not every change: its queue is bounded by the number of jobs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Hub:
     def __init__(self) -> None:
         self.viewers: set[Viewer] = set()
         self.closed = False
-        """Whether the server ends, and all streams with it."""
+        """True when the server ends: all streams end with it."""
 
     @contextlib.contextmanager
     def viewer(self, selects: Callable[[Entry], bool]) -> Iterator[Viewer]:

@@ -1,4 +1,4 @@
-"""The jobs of a cluster, from one watch for all viewers, and what is read of a single job when somebody looks at it."""
+"""The jobs of a cluster, from one watch for all viewers, and shared reads of the pods and Events of a job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from allranks.ui.entries import Entry, Manifest
 from allranks.ui.problems import Problem
 
 FRESH_SECONDS = 2.0
-"""How long viewers share one answer of the API server."""
+"""Time in which viewers share one answer of the API server."""
 MOST_READS = 256
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class ClusterJobs:
         return list(self._entries.values())
 
     def get(self, namespace: str, name: str) -> Entry:
-        """Raises Problem."""
+        """Return a job. Raises Problem if there is none."""
         if self.namespace not in (None, namespace):
             raise Problem(
                 404,
@@ -87,7 +87,7 @@ class ClusterJobs:
                 await watch.run()
             except ClusterError as error:
                 self._say(str(error))
-            except Exception as error:  # whatever it is, the page must say that it is not current
+            except Exception as error:  # any error: the page must say that it is not current
                 self._say(f"the watch of the jobs has ended: {error}")
             await asyncio.sleep(LAST_BACKOFF_SECONDS)
 
@@ -201,7 +201,7 @@ class SharedReads:
         self._reads: dict[Hashable, _Read] = {}
 
     async def get(self, key: Hashable, read: Callable[[], Awaitable[T]]) -> T:
-        """Raises what `read` raises."""
+        """Return the answer of `read`, or of an earlier call with the key. Raises the errors of `read`."""
         now, fresh = time.monotonic(), FRESH_SECONDS if self._fresh is None else self._fresh
         shared = self._reads.get(key)
         if shared is None or (shared.task.done() and (now - shared.began > fresh or _failed(shared.task))):

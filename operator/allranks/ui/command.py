@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 PORT = 8765
 CLOSE_SECONDS = 3
-"""How long open connections may take to end after Ctrl-C."""
+"""Time in which open connections may end after Ctrl-C."""
 CLUSTER_AUTHORITY = Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
 
 

@@ -38,9 +38,9 @@ class Entry:
     manifest: Manifest
     """The job with its status, as `-o json` prints it."""
     directory: Path | None = None
-    """Only of a run."""
+    """Directory of a run; None for jobs."""
     active: bool = True
-    """Not a run whose process has ended, nor a deleted job."""
+    """False for a run whose process has ended, and for a deleted job."""
 
     @property
     def key(self) -> Key:
@@ -82,7 +82,7 @@ class Entry:
 
     @property
     def printed(self) -> Manifest:
-        """The JSON of the REST interface. The phase of a run is that of the pages and of `allranks runs`."""
+        """The JSON of the REST interface. A run has the phase that the pages and `allranks runs` show."""
         status = self.manifest.get("status")
         if self.source != "runs" or not isinstance(status, dict) or status.get("phase") == self.phase:
             return self.manifest

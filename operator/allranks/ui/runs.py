@@ -19,7 +19,7 @@ from allranks.ui.logs import POLL_SECONDS, LogLine, LogQuery, LogTail, shown
 from allranks.ui.problems import Problem
 
 FRESH_SECONDS = 1.0
-"""How old the answer for a page may be."""
+"""Maximum age of the answer for a page."""
 _Mark = tuple[int, int, bool]
 
 
@@ -39,7 +39,7 @@ class Runs:
         return list(self._entries.values())
 
     async def get(self, job: str, time: str) -> Entry:
-        """Raises Problem."""
+        """Return a run. Raises Problem if there is none."""
         await self._refresh()
         entry = self._entries.get((job, time))
         if entry is None:
@@ -47,7 +47,7 @@ class Runs:
         return entry
 
     async def run(self) -> None:
-        """Read the directories while somebody looks, until cancelled."""
+        """Read the directories while there are viewers, until cancelled."""
         while True:
             await asyncio.sleep(FRESH_SECONDS)
             if self._hub.viewers:
@@ -174,7 +174,7 @@ async def _current_entry(runs: Runs, entry: Entry) -> Entry:
 
 @dataclass(frozen=True)
 class _EndOfLog:
-    """Whether nothing more is written to a log: the run has ended, or a later attempt has a log."""
+    """A call returns whether a log is complete: the run has ended, or a later attempt has a log."""
 
     runs: Runs
     entry: Entry

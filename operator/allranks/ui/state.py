@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from allranks.errors import ClusterError
-from allranks.ui import pod_logs
+from allranks.ui import logs
 from allranks.ui import runs as local_runs
 from allranks.ui.archive import AllowedArchive, ArchivedJobs
 from allranks.ui.changes import Hub
@@ -94,7 +94,7 @@ class State:
         return self.jobs.all()
 
     async def find(self, source: Source, group: str, name: str) -> Entry:
-        """Raises Problem."""
+        """Return a job or a run. Raises Problem if there is none, and ArchiveError."""
         if source == "runs":
             return await self.runs.get(group, name)
         if source == "archive":
@@ -123,7 +123,7 @@ class State:
             return await self.archived().last_lines(entry, query)
         if entry.source == "runs":
             return await local_runs.last_lines(entry, query)
-        tail = await pod_logs.last_lines(self.cluster(), entry, query)
+        tail = await logs.last_lines(self.cluster(), entry, query)
         if tail.lines or self.archive is None:
             return tail
         try:
@@ -143,7 +143,7 @@ class State:
         if entry.source == "runs":
             batches = local_runs.follow(self.runs, entry, query)
         else:
-            batches = pod_logs.follow(self.cluster(), entry, query)
+            batches = logs.follow(self.cluster(), entry, query)
         async with aclosing(batches):
             async for lines in batches:
                 yield lines

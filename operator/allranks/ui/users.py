@@ -1,7 +1,7 @@
 """The users of a server in the cluster: each sees and changes what the API server allows with the user's own token.
 
-The server has no token of its own. A user's jobs are watched while the user looks. Once a minute the API server is
-asked whether it still accepts the token, and whether the user may still list the jobs.
+The server has no token of its own. A user's jobs are watched while the user has an open page or sends requests. Once a
+minute the API server is asked whether it accepts the token, and whether the user may list the jobs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from allranks.ui.state import State
 
 CHECK_SECONDS = 60.0
 RIGHTS_SECONDS = 30.0
-"""How long an answer about a right in an archive is used."""
+"""Time in which an answer about a right in an archive is reused."""
 IDLE_SECONDS = 600.0
 """Stop the watch of a user after this many seconds without a request."""
 CLOSE_SECONDS = 5.0
@@ -84,7 +84,7 @@ class _Scope:
 
 
 class User:
-    """Somebody whose token the API server accepts."""
+    """A user whose token the API server accepts, with watches of jobs in the user's name."""
 
     def __init__(self, cluster: Cluster, name: str, suggested: Sequence[str]) -> None:
         self.cluster, self.name = cluster, name
@@ -96,7 +96,7 @@ class User:
         self._lock = asyncio.Lock()
         self._rights = SharedReads(RIGHTS_SECONDS)
         self._every: bool | None = None
-        """Whether the user may list the jobs of all namespaces; None: not asked yet."""
+        """True if the user may list the jobs of all namespaces; None until the API server was asked."""
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -143,7 +143,7 @@ class User:
         return _Scope(state, asyncio.create_task(jobs.run()))
 
     async def may_list(self, namespace: str | None) -> bool:
-        """Raises ClusterError."""
+        """Return whether the user may list jobs now, without a cache. Raises ClusterError."""
         return await self._ask(_LIST, namespace)
 
     async def may(self, right: Right, namespace: str | None) -> bool:
@@ -164,7 +164,7 @@ class User:
         return bool((answer.get("status") or {}).get("allowed"))
 
     async def check(self) -> None:
-        """End watches of jobs that the user may no longer see, or does not look at.
+        """End watches of jobs that the user may no longer see, or did not request for IDLE_SECONDS.
 
         Raises ClusterError, with status 401 if the token has ended.
         """
@@ -210,7 +210,7 @@ class Users:
         self._openings = SharedReads()
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def of(self, token: str) -> User:
+    async def signed_in(self, token: str) -> User:
         """Return the user of a token. Raises Problem (401) if the API server does not accept it, and ClusterError."""
         if not _TOKEN.fullmatch(token):
             raise Problem(401, REJECTED)

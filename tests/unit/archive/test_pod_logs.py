@@ -14,9 +14,8 @@ import msgspec
 import pytest
 
 from allranks.archive import pod_logs
-from allranks.archive.access import Access
+from allranks.archive.access import Access, Metrics
 from allranks.archive.layout import LogName
-from allranks.archive.metrics import Metrics
 from allranks.archive.pod_logs import LogSource, PodLogs, RawPod, source_of
 from allranks.archive.pod_secrets import SecretValues
 from allranks.archive.store import ArchiveError, DirectoryStore

@@ -38,7 +38,7 @@ class Secrets:
 
 def values(cluster: Any, *wanted: Reference, reader: SecretValues | None = None) -> set[str]:
     made = reader or SecretValues(lambda namespace: cluster if namespace == "team" else None)  # type: ignore[return-value]
-    return asyncio.run(made.of("team", set(wanted)))
+    return asyncio.run(made.read("team", set(wanted)))
 
 
 @pytest.fixture(autouse=True)

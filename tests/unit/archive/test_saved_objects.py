@@ -13,8 +13,7 @@ import pytest
 
 from allranks.archive import access as accesses
 from allranks.archive import saved_objects
-from allranks.archive.access import Access
-from allranks.archive.metrics import Metrics
+from allranks.archive.access import Access, Metrics
 from allranks.archive.pod_secrets import SecretValues
 from allranks.archive.saved_objects import SavedObjects
 from allranks.archive.store import ArchiveError, DirectoryStore

@@ -79,15 +79,15 @@ def test_sweeps_are_listed_where_the_user_may_get_sweeps(shared: SharedArchive):
 def test_a_sweep_its_events_and_its_trials_need_their_rights(shared: SharedArchive):
     sweep = do(user(shared, {(SWEEPS, "mine")}).sweep("mine", "search-uid-search"))
     for folder in ("search-uid-search", "no-such-sweep"):
-        with pytest.raises(Problem, match=r"ada may not get trainingsweeps.allranks.dev in namespace theirs"):
+        with pytest.raises(Problem, match=r"ada cannot get trainingsweeps.allranks.dev in namespace theirs"):
             do(user(shared, {(SWEEPS, "mine"), (JOBS, None)}).sweep("theirs", folder))
-    with pytest.raises(Problem, match="ada may not list events in namespace mine"):
+    with pytest.raises(Problem, match="ada cannot list events in namespace mine"):
         do(user(shared, {(SWEEPS, "mine")}).sweep_events(sweep))
     found = do(user(shared, {(SWEEPS, "mine"), (EVENTS, "mine")}).sweep_events(sweep))
     assert [one["reason"] for one in found] == ["TrialStarted"]
-    with pytest.raises(Problem, match=r"ada may not get distributedtrainings.allranks.dev in namespace mine"):
+    with pytest.raises(Problem, match=r"ada cannot get distributedtrainings.allranks.dev in namespace mine"):
         do(user(shared, {(SWEEPS, "mine")}).trial(sweep, "search-0"))
-    with pytest.raises(Problem, match=r"ada may not get distributedtrainings.allranks.dev in namespace mine"):
+    with pytest.raises(Problem, match=r"ada cannot get distributedtrainings.allranks.dev in namespace mine"):
         do(user(shared, {(SWEEPS, "mine")}).trials(sweep, ["search-0"]))
     assert len(do(user(shared, {(SWEEPS, "mine"), (JOBS, "mine")}).trials(sweep, ["search-0", "search-1"]))) == 1
     assert do(user(shared, {(SWEEPS, "mine"), (JOBS, "mine")}).trial(sweep, "search-0")).group == "mine"
@@ -108,7 +108,7 @@ def test_a_job_that_the_user_may_not_get_and_one_that_does_not_exist_have_the_sa
         answers.add((found.value.status, str(found.value)))
     [(status, text)] = answers
     assert status == 403
-    assert text.startswith("ada may not get distributedtrainings.allranks.dev in namespace theirs")
+    assert text.startswith("ada cannot get distributedtrainings.allranks.dev in namespace theirs")
     with pytest.raises(Problem, match="this page shows namespace mine, not theirs"):
         do(user(shared, {(JOBS, None)}, "mine").get(*folder("theirs")))
 
@@ -123,7 +123,7 @@ def test_a_job_that_the_user_may_not_get_and_one_that_does_not_exist_have_the_sa
 )
 def test_logs_need_the_rights_to_get_jobs_and_logs(shared: SharedArchive, granted: Granted, right: str):
     entry = do(user(shared, {(JOBS, None)}).get(*folder("mine")))
-    with pytest.raises(Problem, match=f"ada may not {right} in namespace mine"):
+    with pytest.raises(Problem, match=f"ada cannot {right} in namespace mine"):
         do(user(shared, granted).last_lines(entry, LogQuery()))
     allowed = user(shared, {(JOBS, "mine"), (LOGS, "mine")})
     assert [line.line for line in do(allowed.last_lines(entry, LogQuery())).lines] == ["log of mine"]
@@ -131,7 +131,7 @@ def test_logs_need_the_rights_to_get_jobs_and_logs(shared: SharedArchive, grante
 
 def test_events_need_the_right_to_list_them(shared: SharedArchive):
     entry = do(user(shared, {(JOBS, None)}).get(*folder("mine")))
-    with pytest.raises(Problem, match="ada may not list events in namespace mine"):
+    with pytest.raises(Problem, match="ada cannot list events in namespace mine"):
         do(user(shared, {(JOBS, "mine"), (LOGS, "mine")}).events(entry))
     found = do(user(shared, {(JOBS, "mine"), (EVENTS, "mine")}).events(entry))
     assert [one["reason"] for one in found] == ["Done"]
@@ -151,18 +151,18 @@ def test_without_the_rights_nothing_is_read(shared: SharedArchive, monkeypatch: 
     readings = [archive.get(*folder("mine")), archive.events(entry), archive.last_lines(entry, LogQuery())]
     readings += [archive.sweep("mine", "x"), archive.sweep_events(sweep), archive.trial(sweep, "x")]
     for reading in readings:
-        with pytest.raises(Problem, match="ada may not"):
+        with pytest.raises(Problem, match="ada cannot"):
             do(reading)
 
 
 def test_users_share_the_lists_and_the_number_of_lists_is_bounded(shared: SharedArchive, monkeypatch):
     monkeypatch.setattr(archives, "MOST_NAMESPACES", 2)
-    mine = shared.of("mine")
-    assert shared.of("mine") is mine
-    shared.of("a")
-    assert shared.of("mine") is mine, "the one that was used last stays"
-    shared.of("b")
-    assert shared.of("mine") is mine
-    shared.of("c")
-    shared.of("d")
-    assert shared.of("mine") is not mine
+    mine = shared.in_namespace("mine")
+    assert shared.in_namespace("mine") is mine
+    shared.in_namespace("a")
+    assert shared.in_namespace("mine") is mine, "the one that was used last stays"
+    shared.in_namespace("b")
+    assert shared.in_namespace("mine") is mine
+    shared.in_namespace("c")
+    shared.in_namespace("d")
+    assert shared.in_namespace("mine") is not mine

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import pytest
 
 from allranks.ui.entries import Entry
-from allranks.ui.new_job import TEMPLATES, check, copy_of, next_name, template
+from allranks.ui.routes.new_job import TEMPLATES, check, copy_of, next_name, starter
 
 FORM = {"content_type": "application/x-www-form-urlencoded"}
 
@@ -119,7 +119,7 @@ def test_the_next_name_is_the_next_free_number(name, taken, expected):
     assert next_name(name, taken) == expected
 
 
-EXAMPLE = template("pytorch")
+EXAMPLE = starter("pytorch")
 
 
 def mistakes(text: str) -> list[tuple[int, str, str]]:

@@ -15,9 +15,9 @@ from allranks.client.queues import Queue
 from allranks.kube.cluster import Where
 from allranks.ui.app import application
 from allranks.ui.openapi import DistributedTraining, ObjectList, TrainingSweep
+from allranks.ui.routes.capacity import Node
 from allranks.ui.routes.compare import Comparison
 from allranks.ui.routes.history import HistoryGroup
-from allranks.ui.routes.nodes import Node
 from allranks.views.format.cost import Cost
 from allranks.views.report.model import Report
 from allranks.views.report.timeline import Attempt

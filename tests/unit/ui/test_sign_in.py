@@ -11,10 +11,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from allranks.ui import sign_in
-from allranks.ui.access import HEADERS, SecurityHeaders
+from allranks.ui import access
+from allranks.ui.access import COOKIE, HEADERS, SecurityHeaders, SignIn
 from allranks.ui.problems import Problem
-from allranks.ui.sign_in import COOKIE, SignIn
 from allranks.ui.state import USER
 from allranks.ui.users import NAMESPACE_COOKIE, REJECTED, USER_HEADER, User, remember_namespace, requested_namespace
 from support.ui_server import Answer
@@ -25,7 +24,7 @@ HOST = "ui.example"
 class KnownUsers:
     """Accepts the tokens that begin with `good`."""
 
-    async def of(self, token: str) -> User:
+    async def signed_in(self, token: str) -> User:
         if not token.startswith("good"):
             raise Problem(401, REJECTED)
         return User(None, f"user of {token}", ())  # type: ignore[arg-type]
@@ -104,13 +103,13 @@ def test_a_session_begins_on_the_sign_in_page_and_ends_with_sign_out(browser):
 
 
 def test_a_session_ends_after_its_time(browser, monkeypatch):
-    monkeypatch.setattr(sign_in, "SESSION_SECONDS", -1.0)
+    monkeypatch.setattr(access, "SESSION_SECONDS", -1.0)
     session = cookie_of(browser.sign_in())
     assert browser.request("GET", "/", cookie=session).status == 401
 
 
 def test_the_oldest_session_makes_room_for_a_new_one(browser, monkeypatch):
-    monkeypatch.setattr(sign_in, "MOST_SESSIONS", 2)
+    monkeypatch.setattr(access, "MOST_SESSIONS", 2)
     sessions = [cookie_of(browser.sign_in(f"good-{number}")) for number in range(3)]
     assert [browser.request("GET", "/", cookie=session).status for session in sessions] == [401, 200, 200]
 

@@ -1,4 +1,4 @@
-"""Takes the options out of a launcher's command line that allranks sets itself."""
+"""Remove the options from a launcher's command line that allranks sets itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Torchrun:
 
     command: list[str]
     removed: list[str] = field(default_factory=list)
-    """What was removed, as it was written."""
+    """The removed options, as they were written."""
     processes: str | None = None
     """The value of --nproc-per-node."""
     restarts: str | None = None
@@ -37,7 +37,7 @@ class Torchrun:
 
 
 def torchrun(command: Sequence[str]) -> Torchrun:
-    """Also in the script of a shell: `bash -c "torchrun --nnodes=2 train.py"`."""
+    """Remove the options of torchrun, also in the script of a shell: `bash -c "torchrun --nnodes=2 train.py"`."""
     script = _script_of(command)
     if script is not None:
         return _in_shell(command, script)
@@ -73,7 +73,7 @@ def _starts_torchrun(command: Sequence[str]) -> bool:
 
 
 def _script_of(command: Sequence[str]) -> int | None:
-    """The index of a shell's script that starts torchrun."""
+    """Return the index of a shell script that starts torchrun; None without one."""
     if not command or command[0].rpartition("/")[2] not in _SHELLS:
         return None
     place = next((n for n, text in enumerate(command) if re.fullmatch(r"-\w*c", text)), None)
@@ -85,10 +85,10 @@ def _script_of(command: Sequence[str]) -> int | None:
 def _in_shell(command: Sequence[str], place: int) -> Torchrun:
     out = Torchrun(list(command), used=True)
 
-    def remove(found: re.Match[str]) -> str:
-        out.removed.append(" ".join(found[0].replace("\\\n", " ").split()))
-        value = found["value"] or ""
-        _keep(out, found["name"].replace("_", "-"), value.strip("\"'"))
+    def remove(match: re.Match[str]) -> str:
+        out.removed.append(" ".join(match[0].replace("\\\n", " ").split()))
+        value = match["value"] or ""
+        _keep(out, match["name"].replace("_", "-"), value.strip("\"'"))
         return ""
 
     out.command[place] = _IN_SHELL.sub(remove, command[place])
@@ -102,14 +102,14 @@ _MPIRUN_SETS: Mapping[str, int] = {
     **dict.fromkeys(("ppn", "perhost", "npernode"), 1),
     "allow-run-as-root": 0,
 }
-"""Option -> number of its values. allranks sets the number of ranks, the hosts and their slots."""
+"""Option -> number of its values, of options that allranks sets: the number of ranks, the hosts and their slots."""
 _MPIRUN_USUAL = {("bind-to", "none"), ("map-by", "slot")}
-"""Options with a value that mpirun has anyway when allranks starts it."""
+"""Options with the value that mpirun has when allranks starts it."""
 
 
 @dataclass
 class Mpirun:
-    """The program that mpirun starts, and what its options become."""
+    """The program that mpirun starts, and the result of each option of mpirun."""
 
     program: list[str]
     """Empty if an option has no counterpart: then the launcher has to keep its command."""
@@ -118,7 +118,7 @@ class Mpirun:
     ranks: str | None = None
     """The value of -np."""
     kept: list[str] = field(default_factory=list)
-    """mpirun with all options but those of hosts, for a launcher that keeps its command."""
+    """mpirun with all options except hosts, for a launcher that keeps its command."""
     unknown: str = ""
     """The first option without a counterpart."""
 
@@ -129,25 +129,26 @@ def is_mpirun(command: Sequence[str]) -> bool:
 
 
 def mpirun(command: Sequence[str]) -> Mpirun:
+    """Split a command that `is_mpirun` into the program and the options."""
     out = Mpirun([])
     index, kept = 1, [command[0]]
     while index < len(command) and command[index].startswith("-"):
         written = command[index]
         name, equals, value = written.lstrip("-").partition("=")
-        values = _values(name, command, index, bool(equals))
-        given = [value] if equals else list(command[index + 1 : index + 1 + values])
-        text = command[index : index + 1 + values]
+        count = _value_count(name, command, index, bool(equals))
+        values = [value] if equals else list(command[index + 1 : index + 1 + count])
+        text = command[index : index + 1 + count]
         if name in _MPIRUN_SETS:
             out.removed.append(" ".join(text))
             if name in ("np", "n"):
-                out.ranks = given[0] if given else None
+                out.ranks = values[0] if values else None
             if name in ("np", "n", "allow-run-as-root"):
                 kept += text
         else:
             kept += text
-            if not _understood(out, name, given):
+            if not _understood(out, name, values):
                 out.unknown = out.unknown or written
-        index += 1 + values
+        index += 1 + count
     program = list(command[index:])
     out.kept = [*kept, *program]
     out.program = [] if out.unknown else program
@@ -158,8 +159,8 @@ _PAIRS = frozenset({"mca", "gmca", "genv", "env"})
 _SWITCHES = frozenset({"oversubscribe", "tag-output", "v", "verbose", "display-map", "report-bindings", "q", "genvall"})
 
 
-def _values(name: str, command: Sequence[str], index: int, written: bool) -> int:
-    if written:
+def _value_count(name: str, command: Sequence[str], index: int, has_value: bool) -> int:
+    if has_value:
         return 0
     if name in _PAIRS:
         return 2
@@ -168,20 +169,20 @@ def _values(name: str, command: Sequence[str], index: int, written: bool) -> int
     return 0 if name in _SWITCHES else 1
 
 
-def _understood(out: Mpirun, name: str, given: Sequence[str]) -> bool:
-    """Whether an option means the same without mpirun's command line, or as a variable."""
+def _understood(out: Mpirun, name: str, values: Sequence[str]) -> bool:
+    """Return whether an option can be left out. Options that have a variable are added to `out.env`."""
     if name == "x":
-        key, equals, value = given[0].partition("=")
+        key, equals, value = values[0].partition("=")
         if equals:
-            out.env[key] = value  # without a value it forwards a variable, and allranks forwards all
+            out.env[key] = value  # without a value it forwards a variable: allranks forwards all of them
         return True
     if name in ("mca", "gmca"):
-        out.env[f"OMPI_MCA_{given[0]}"] = given[1]
+        out.env[f"OMPI_MCA_{values[0]}"] = values[1]
         return True
     if name in ("genv", "env"):
-        out.env[given[0]] = given[1]
+        out.env[values[0]] = values[1]
         return True
-    return name == "genvall" or (bool(given) and (name, given[0]) in _MPIRUN_USUAL)
+    return name == "genvall" or (bool(values) and (name, values[0]) in _MPIRUN_USUAL)
 
 
 # --- horovodrun ------------------------------------------------------------------------------------------------------
@@ -216,26 +217,28 @@ class Horovodrun:
 
 
 def horovodrun(command: Sequence[str]) -> Horovodrun:
+    """Split a command of horovodrun into the program and the options."""
     out = Horovodrun([])
     index = 1
     while index < len(command) and command[index].startswith("-"):
         name, equals, value = command[index].lstrip("-").partition("=")
-        values = 0 if equals or _HOROVODRUN_SETS.get(name) == 0 else 1
-        given = value if equals or not values else command[index + 1]
-        text = " ".join(command[index : index + 1 + values])
+        count = 0 if equals or _HOROVODRUN_SETS.get(name) == 0 else 1
+        if count:
+            value = command[index + 1]
+        text = " ".join(command[index : index + 1 + count])
         if name in ("min-np", "min-num-proc"):
-            out.least = given
+            out.least = value
         elif name in ("max-np", "max-num-proc"):
-            out.most = given
+            out.most = value
         elif name in _HOROVODRUN_ENV:
-            amount = str(int(given) << 20) if name == "fusion-threshold-mb" and given.isdigit() else given
+            amount = str(int(value) << 20) if name == "fusion-threshold-mb" and value.isdigit() else value
             out.env[_HOROVODRUN_ENV[name]] = amount
         elif name in _HOROVODRUN_SETS:
             out.removed.append(text)
-            out.ranks = given if name in ("np", "num-proc") else out.ranks
+            out.ranks = value if name in ("np", "num-proc") else out.ranks
         else:
             out.unknown.append(text)
-        index += 1 + values
+        index += 1 + count
     out.program = list(command[index:])
     return out
 
@@ -244,7 +247,7 @@ def horovodrun(command: Sequence[str]) -> Horovodrun:
 
 
 def of_text(text: str) -> list[str]:
-    """The arguments of a command that is written as one text; a shell runs it if it needs one."""
+    """Return the arguments of a command that is written as one text: through a shell if it uses syntax of a shell."""
     plain = text.strip()
     if not re.search(r"[$`|&;<>(){}*?~\n]", plain):
         try:

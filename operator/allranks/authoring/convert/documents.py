@@ -1,18 +1,18 @@
-"""Converts all jobs in the documents of files, and prints them with comments; other objects stay as they are."""
+"""Convert all jobs in the documents of files, with comments. Other objects stay as they are."""
 
 from __future__ import annotations
 
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from allranks.authoring import yaml_text as yaml
-from allranks.authoring.convert import kinds
-from allranks.authoring.convert.draft import Draft, Path
-from allranks.authoring.convert.source import Fields
+from allranks.authoring.convert import indexed_job, mpijob, rayjob, training_operator, trainjob
+from allranks.authoring.convert.draft import Draft, Fields, Path
+from allranks.authoring.convert.trainjob import FindRuntime
 from allranks.errors import InvalidManifest
 
 _WIDTH = 118
@@ -25,7 +25,7 @@ class Converted:
     source: str
     """The file."""
     documents: tuple[dict[str, Any], ...]
-    """One object, and for a job those that complete it."""
+    """One object, and for a job the objects that complete it."""
     draft: Draft | None = None
     """None for an object that stays as it is."""
     problems: tuple[tuple[str, str], ...] = field(default=())
@@ -34,17 +34,17 @@ class Converted:
     """`PyTorchJob mnist`"""
 
     def text(self) -> str:
-        """YAML with comments."""
+        """Return YAML with comments."""
         if self.draft is None:
             return yaml.dump(self.documents)
         head = [f"Converted from {self.name} by allranks convert."]
-        head += [f"Dropped: {path}: {why}." for path, why in self.draft.dropped]
+        head += [f"Dropped: {path}: {reason}." for path, reason in self.draft.dropped]
         first = _commented(self.draft.document, head, self.draft.comments)
-        return "---\n".join([first, *(yaml.dump([one]) for one in self.draft.further)])
+        return "---\n".join([first, *(yaml.dump([document]) for document in self.draft.further)])
 
 
 def unlisted(documents: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    """The documents, with the items of lists in place of these, as `kubectl get -o yaml` prints several objects."""
+    """Yield the documents. A List, as `kubectl get -o yaml` prints several objects, is replaced by its items."""
     for document in documents:
         if not isinstance(document, dict):
             continue
@@ -58,8 +58,8 @@ def unlisted(documents: Iterable[Any]) -> Iterator[dict[str, Any]]:
 
 
 def convert(documents: Sequence[tuple[str, dict[str, Any]]]) -> list[Converted]:
-    """`documents`: (file, object). TrainingRuntimes are used and not printed."""
-    runtimes = [document for _, document in documents if kinds.is_runtime(document)]
+    """Return the results for (file, object) pairs. TrainingRuntimes are used by TrainJobs, and have no result."""
+    runtimes = [document for _, document in documents if is_runtime(document)]
 
     def find(kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         for runtime in runtimes:
@@ -69,30 +69,33 @@ def convert(documents: Sequence[tuple[str, dict[str, Any]]]) -> list[Converted]:
                 return runtime
         return None
 
-    return [_converted(source, document, find) for source, document in documents if not kinds.is_runtime(document)]
+    return [_converted(source, document, find) for source, document in documents if not is_runtime(document)]
 
 
-def _converted(source: str, document: dict[str, Any], find: Any) -> Converted:
-    kind = kinds.kind_of(document)
+def _converted(source: str, document: dict[str, Any], find: FindRuntime) -> Converted:
+    kind = kind_of(document)
     if kind is None:
         return Converted(source, (document,))
     metadata = document.get("metadata")
-    found = metadata if isinstance(metadata, dict) else {}
-    name = f"{kind.name} {found.get('name') or found.get('generateName') or ''}".strip()
+    metadata = metadata if isinstance(metadata, dict) else {}
+    name = f"{kind.name} {metadata.get('name') or metadata.get('generateName') or ''}".strip()
     try:
         draft = kind.convert(Fields(document), find)
     except InvalidManifest as error:
         return Converted(source, (), problems=tuple(error.problems), name=name)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        # No schema of the other operator is at hand, and its API server accepts nothing that leads here.
+        # There is no schema of the other operator. An API server that has it would have rejected this object.
         text = f"a field has a type that no {kind.name} has: `kubectl apply --dry-run=server` names it"
         return Converted(source, (), problems=(("spec", text),), name=name)
     return Converted(source, (draft.document, *draft.further), draft, name=name)
 
 
 def _commented(document: Mapping[str, Any], head: Iterable[str], comments: Iterable[tuple[Path, str]]) -> str:
-    """`head`: lines before the document. A comment on a field that does not exist is above the nearest field around
-    it; one on an item of a list is above the list."""
+    """Return YAML with `head` as comments before it, and each comment above its field.
+
+    A comment on a field that does not exist is above the nearest field around it. A comment on an item of a list is
+    above the list.
+    """
     marker = "comment"
     while marker in json.dumps(document, default=str):
         marker += "_"
@@ -104,8 +107,8 @@ def _commented(document: Mapping[str, Any], head: Iterable[str], comments: Itera
             texts.append(text)
     out = [line for text in head for line in _lines(text, "")]
     for line in yaml.dump([marked]).splitlines():
-        found = re.fullmatch(rf"( *){marker}(\d+): null", line)
-        out += _lines(texts[int(found[2])], found[1]) if found else [line]
+        match = re.fullmatch(rf"( *){marker}(\d+): null", line)
+        out += _lines(texts[int(match[2])], match[1]) if match else [line]
     return "\n".join(out) + "\n"
 
 
@@ -121,16 +124,66 @@ def _copy(value: Any) -> Any:
 
 
 def _mark(document: dict[str, Any], path: Path, marker: str) -> None:
-    """Puts a marker before the last key of the path that exists."""
-    here, name = document, ""
+    """Put a marker before the last key of the path that exists."""
+    section, name = document, ""
     parent = document
     for step in path:
-        if not isinstance(here, dict) or step not in here:
+        if not isinstance(section, dict) or step not in section:
             break
-        parent, name, here = here, step, here[step]
+        parent, name, section = section, step, section[step]
     items = list(parent.items())
     parent.clear()
     for key, value in items:
         if key == name:
             parent[marker] = None
         parent[key] = value
+
+
+# --- kinds ------------------------------------------------------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """A kind that can be converted, with its place on the API server."""
+
+    name: str
+    group: str
+    versions: tuple[str, ...]
+    plural: str
+    convert: Callable[[Fields, FindRuntime], Draft]
+
+
+def _alone(convert: Callable[[Fields], Draft]) -> Callable[[Fields, FindRuntime], Draft]:
+    return lambda source, _find: convert(source)
+
+
+# A new kind: write its function in a file of this folder, and add it here.
+KINDS: tuple[Kind, ...] = (
+    Kind("PyTorchJob", "kubeflow.org", ("v1",), "pytorchjobs", _alone(training_operator.convert_pytorchjob)),
+    Kind("TFJob", "kubeflow.org", ("v1",), "tfjobs", _alone(training_operator.convert_tfjob)),
+    Kind("MPIJob", "kubeflow.org", ("v2beta1", "v1", "v1alpha2"), "mpijobs", _alone(mpijob.convert)),
+    Kind("JAXJob", "kubeflow.org", ("v1",), "jaxjobs", _alone(training_operator.convert_jaxjob)),
+    Kind("TrainJob", "trainer.kubeflow.org", ("v1alpha1",), "trainjobs", trainjob.convert),
+    Kind("RayJob", "ray.io", ("v1", "v1alpha1"), "rayjobs", _alone(rayjob.convert)),
+    Kind("Job", "batch", ("v1",), "jobs", _alone(indexed_job.convert)),
+)
+RUNTIMES: Mapping[str, str] = {
+    "ClusterTrainingRuntime": "clustertrainingruntimes",
+    "TrainingRuntime": "trainingruntimes",
+}
+"""Kinds that a TrainJob refers to, with their plural."""
+RUNTIME_GROUP = "trainer.kubeflow.org"
+
+
+def kind_of(document: Mapping[str, Any]) -> Kind | None:
+    """Return the kind of a job; None if it cannot be converted. A Job that is not Indexed has no ranks."""
+    group, _, _version = str(document.get("apiVersion", "")).rpartition("/")
+    kind = next((kind for kind in KINDS if (kind.group, kind.name) == (group, document.get("kind"))), None)
+    if kind and kind.name == "Job":
+        spec = document.get("spec")
+        return kind if isinstance(spec, dict) and spec.get("completionMode") == "Indexed" else None
+    return kind
+
+
+def is_runtime(document: Mapping[str, Any]) -> bool:
+    group = str(document.get("apiVersion", "")).rpartition("/")[0]
+    return group == RUNTIME_GROUP and str(document.get("kind")) in RUNTIMES

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-from allranks.authoring.convert import pod_parts, pytorchjob, run_policy
-from allranks.authoring.convert.draft import Draft, Row
+from allranks.authoring.convert import pod_parts, training_operator
+from allranks.authoring.convert.draft import Draft, Fields, NotConvertible, Row
 from allranks.authoring.convert.pod_parts import Part
-from allranks.authoring.convert.source import Fields, NotConvertible
 from allranks.frameworks import FRAMEWORKS
 
 _ROWS: tuple[Row, ...] = (
@@ -28,7 +27,7 @@ INDEX = "JOB_COMPLETION_INDEX"
 
 
 def convert(source: Fields) -> Draft:
-    draft = Draft.of(source, "Job")
+    draft = Draft.begin(source, "Job")
     spec = source.child("spec")
     if spec.take("completionMode") != "Indexed":
         text = "must be Indexed: the pods of any other Job have no ranks"
@@ -39,10 +38,10 @@ def convert(source: Fields) -> Draft:
     for name in _IGNORED:
         spec.take(name)
     part = pod_parts.read("worker", pods, spec.take("template"), "spec.template", ["trainer"])
-    starts = pytorchjob.without_rendezvous(draft, [part])
+    starts = training_operator.without_rendezvous(draft, [part])
     if starts[0].used:
         draft.framework("pytorch")
-        pytorchjob.processes_per_node(draft, [part], starts, "1")
+        training_operator.processes_per_node(draft, [part], starts, "1")
         if draft.get("pytorch.processesPerNode") == 1 and not starts[0].processes:
             text = "torchrun starts one process without --nproc-per-node; Auto starts one for each GPU."
             draft.comment(("spec", "pytorch", "processesPerNode"), text)
@@ -54,12 +53,12 @@ def convert(source: Fields) -> Draft:
     draft.move(spec, _ROWS)
     draft.drop_all(spec, _DROPPED)
     _restart(draft, spec)
-    run_policy.comment_on_queue(draft, draft.document["metadata"].get("labels") or {})
+    training_operator.comment_on_queue(draft, draft.document["metadata"].get("labels") or {})
     return draft.finish()
 
 
 def _add_index(draft: Draft, part: Part) -> None:
-    """Programs that read the index of a Job get the rank of the pod."""
+    """Give programs that read the index of a Job the rank of the pod."""
     env = list(part.fields.get("env") or ())
     uses = re.search(rf"\b{INDEX}\b", json.dumps([part.command_line, env]))
     numbered = "NODE_RANK" in FRAMEWORKS[draft.spec["framework"]].reserved_env
@@ -89,7 +88,7 @@ def _restart(draft: Draft, spec: Fields) -> None:
 
 
 def _is_default(action: str | None, conditions: object) -> bool:
-    """Disruptions are not counted here anyway."""
-    listed = conditions if isinstance(conditions, list) else []
-    types = {one.get("type") for one in listed if isinstance(one, dict)}
+    """Return whether a rule only says that disruptions are not counted, which is the default of allranks."""
+    conditions = conditions if isinstance(conditions, list) else []
+    types = {condition.get("type") for condition in conditions if isinstance(condition, dict)}
     return action == "RestartUncounted" and types == {"DisruptionTarget"}

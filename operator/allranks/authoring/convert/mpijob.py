@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from allranks.authoring.convert import command_line, pod_parts, run_policy
-from allranks.authoring.convert.draft import Draft
+from allranks.authoring.convert import command_line, pod_parts, training_operator
+from allranks.authoring.convert.draft import Draft, Fields, NotConvertible
 from allranks.authoring.convert.pod_parts import Part
-from allranks.authoring.convert.source import Fields, NotConvertible
 from allranks.core.facts.gpu_count import gpus
 
 _ROLES = {"Launcher": "launcher", "Worker": "worker"}
@@ -14,12 +13,12 @@ _ROLES = {"Launcher": "launcher", "Worker": "worker"}
 def convert(source: Fields) -> Draft:
     # Since v2beta1 the launcher is a batch/v1 Job, which has at most 6 retries by default.
     is_job = str(source.take("apiVersion")).endswith("/v2beta1")
-    draft = Draft.of(source, "MPIJob")
+    draft = Draft.begin(source, "MPIJob")
     spec = source.child("spec")
-    run_policy.read(draft, spec)
+    training_operator.read_run_policy(draft, spec)
     specs = spec.child("mpiReplicaSpecs")
     names = [str(spec.take("mainContainer") or "mpi")]
-    parts, policies = run_policy.roles(draft, specs, _ROLES, names, "mpi-port")
+    parts, policies = training_operator.read_roles(draft, specs, _ROLES, names, "mpi-port")
     by_role = {part.role: part for part in parts}
     if "launcher" not in by_role:
         raise NotConvertible(f"{specs.path}.Launcher", "is needed: it has the command")
@@ -36,15 +35,15 @@ def convert(source: Fields) -> Draft:
         launcher_is_node=as_worker,
     )
     limit = spec.child("runPolicy").take("backoffLimit", 6 if is_job else None)
-    given = {role: policy for role, policy in policies.items() if policy}
-    run_policy.restart(draft, {"launcher": "OnFailure" if is_job else "Never", **given}, limit)
+    explicit = {role: policy for role, policy in policies.items() if policy}
+    training_operator.set_restart(draft, {"launcher": "OnFailure" if is_job else "Never", **explicit}, limit)
     return draft.finish()
 
 
 def mpi_parts(
     draft: Draft, launcher: Part, worker: Part | None, slots: int, implementation: str, launcher_is_node: bool
 ) -> None:
-    """Sets framework, roles and options of a job that mpirun or horovodrun starts."""
+    """Set framework, roles and options of a job that mpirun or horovodrun starts."""
     command = launcher.command_line
     horovod = _uses_horovod(launcher)
     if worker is None:
@@ -79,7 +78,7 @@ def _uses_horovod(part: Part) -> bool:
 
 
 def _without_sshd(draft: Draft, worker: Part) -> None:
-    """A worker runs sshd, which allranks starts itself."""
+    """Remove the command of a worker: allranks starts sshd itself. Another command is reported as dropped."""
     line = worker.command_line
     for name in ("command", "args"):
         worker.fields.pop(name, None)
@@ -93,58 +92,61 @@ def _set_slots(draft: Draft, framework: str, worker: Part, slots: int) -> None:
 
 
 def _program(launcher: Part, ranks: int) -> tuple[list[str], list[str]]:
-    """(the program of a rank, comments on the command). Without a program the launcher keeps its command: then it
-    starts the ranks itself, as the command in a launcher's section always does."""
+    """Return the program of a rank, and comments on the command.
+
+    Without a program the launcher keeps its command, and starts the ranks itself: a command in the section of a
+    launcher always does so.
+    """
     line = launcher.command_line
     if not command_line.is_mpirun(line):
         return [], ["This command runs once, in the launcher; it has to start the ranks itself, by mpirun."]
-    found = command_line.mpirun(line)
+    split = command_line.mpirun(line)
     by_entrypoint = "command" not in launcher.fields
-    fits = found.ranks in (None, str(ranks)) and found.program
+    fits = split.ranks in (None, str(ranks)) and split.program
     for name in ("command", "args"):
         launcher.fields.pop(name, None)
-    own = launcher.fields
+    fields = launcher.fields
     if not fits:
-        own["command"] = found.kept
-        why = f"the option {found.unknown}" if found.unknown else f"{found.ranks} ranks in {ranks} slots"
-        kept = f"mpirun stays because of {why}: a change of replicas then needs a change of -np."
-        gone = [text for text in found.removed if not text.startswith(("-n", "--n", "--allow"))]
+        fields["command"] = split.kept
+        reason = f"the option {split.unknown}" if split.unknown else f"{split.ranks} ranks in {ranks} slots"
+        kept = f"mpirun stays because of {reason}: a change of replicas then needs a change of -np."
+        gone = [text for text in split.removed if not text.startswith(("-n", "--n", "--allow"))]
         return [], [kept, *([f"Removed: {', '.join(gone)}."] if gone else [])]
-    if found.env:
-        have = {variable.get("name") for variable in own.get("env") or ()}
-        more = [{"name": key, "value": value} for key, value in found.env.items() if key not in have]
-        own["env"] = [*(own.get("env") or ()), *more]
-    shown = ", ".join(found.removed)
+    if split.env:
+        names = {variable.get("name") for variable in fields.get("env") or ()}
+        more = [{"name": key, "value": value} for key, value in split.env.items() if key not in names]
+        fields["env"] = [*(fields.get("env") or ()), *more]
+    shown = ", ".join(split.removed)
     text = "allranks puts mpirun before the program, with a rank for each slot, and forwards all variables."
     if by_entrypoint:
         text += " The image's entrypoint is not run."
-    return found.program, [f"{text} Removed: {shown}." if shown else text]
+    return split.program, [f"{text} Removed: {shown}." if shown else text]
 
 
 def _gloo(draft: Draft, launcher: Part, worker: Part, slots: int) -> None:
-    """horovodrun: the workers start their ranks themselves, without a launcher and ssh."""
-    found = command_line.horovodrun(launcher.command_line)
+    """Convert a job of horovodrun: the workers start their ranks themselves, without a launcher and ssh."""
+    split = command_line.horovodrun(launcher.command_line)
     draft.framework("horovod")
     _set_slots(draft, "horovod", worker, slots)
-    worker.fields["command"] = found.program
+    worker.fields["command"] = split.program
     worker.fields.setdefault("image", launcher.fields.get("image"))
     env = [*(launcher.fields.get("env") or ()), *(worker.fields.get("env") or ())]
-    env += [{"name": key, "value": value} for key, value in found.env.items()]
+    env += [{"name": key, "value": value} for key, value in split.env.items()]
     if env:
         worker.fields["env"] = list({variable.get("name"): variable for variable in env}.values())
     if launcher.template != worker.template and launcher.template:
         draft.drop(launcher.path, "there is no launcher: what only its pod has belongs to the workers, if it is needed")
-    for option in found.unknown:
+    for option in split.unknown:
         draft.drop(f"{launcher.path}: {option}", "this option of horovodrun has no counterpart")
     pod_parts.assemble(draft, [worker])
     text = "The workers start the ranks without ssh: there is no launcher, and its resources are not needed."
     draft.comment(("spec", "roles"), text)
-    if found.removed:
-        draft.comment(("spec", "command"), f"Removed: horovodrun and {', '.join(found.removed)}.")
-    if found.least or found.most:
-        least, most = (int(text) if text else worker.replicas * slots for text in (found.least, found.most))
+    if split.removed:
+        draft.comment(("spec", "command"), f"Removed: horovodrun and {', '.join(split.removed)}.")
+    if split.least or split.most:
+        least, most = (int(text) if text else worker.replicas * slots for text in (split.least, split.most))
         bounds = {"minReplicas": max(1, least // slots), "maxReplicas": max(1, most // slots)}
         draft.set("elastic", bounds, "--min-np and --max-np were numbers of ranks; these are numbers of workers.")
-    elif found.ranks not in (None, str(worker.replicas * slots)):
-        text = f"horovodrun started {found.ranks} ranks; here every slot of every worker has one."
+    elif split.ranks not in (None, str(worker.replicas * slots)):
+        text = f"horovodrun started {split.ranks} ranks; here every slot of every worker has one."
         draft.comment(("spec", "roles", "worker", "replicas"), text)

@@ -1,4 +1,4 @@
-"""Splits the pod templates of roles into the fields of a job's spec and what remains of the templates."""
+"""Split the pod templates of roles into fields of a job's spec and the parts that stay in the templates."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from allranks.authoring.convert.draft import ADDED, Draft
-from allranks.authoring.convert.source import NotConvertible, check
+from allranks.authoring.convert.draft import ADDED, Draft, NotConvertible, check
 from allranks.core.facts.naming import TRAINER
 from allranks.frameworks import FRAMEWORKS
 
@@ -26,11 +25,11 @@ class Part:
     template: dict[str, Any]
     """Without the lifted fields."""
     fields: dict[str, Any] = field(default_factory=dict)
-    """The lifted ones."""
+    """The fields that can move to the spec of the job."""
     path: str = ""
     """The template's path in the source."""
     ports: dict[str, int] = field(default_factory=dict)
-    """Name -> number of the ports that the other operator connects ranks on."""
+    """Name -> number of each port on which the other operator connects ranks."""
 
     @property
     def command_line(self) -> list[str]:
@@ -38,15 +37,18 @@ class Part:
 
     @property
     def resources(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.fields.get("resources") or {}
-        return found
+        resources: Mapping[str, Any] = self.fields.get("resources") or {}
+        return resources
 
 
 def read(
     role: str, replicas: int, template: Any, path: str, containers: Sequence[str] = (), ports: Iterable[str] = ()
 ) -> Part:
-    """`containers`: names that the training container may have; without one of these it is the first. `ports`: names
-    of its ports that are for the operator. Raises NotConvertible."""
+    """Return the part of a role. Raises InvalidManifest.
+
+    `containers`: possible names of the training container; without one of these names it is the first container.
+    `ports`: names of its ports that only the other operator uses.
+    """
     check(template, "PodTemplateSpec", path)
     pod: dict[str, Any] = copy.deepcopy(template) if isinstance(template, dict) else {}
     labels = (pod.get("metadata") or {}).get("labels") or {}
@@ -54,19 +56,21 @@ def read(
         del labels[name]
     spec = pod.setdefault("spec", {})
     listed = spec.get("containers") if isinstance(spec, dict) else None
-    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed) or not listed:
+    if not isinstance(listed, list) or not all(isinstance(container, dict) for container in listed) or not listed:
         raise NotConvertible(f"{path}.spec.containers", "a container is needed")
     spec.pop("restartPolicy", None)  # the operators replace it
     _remove_defaults(spec)
-    trainer = next((one for one in listed if one.get("name") in containers), listed[0])
+    trainer = next((container for container in listed if container.get("name") in containers), listed[0])
     fields = {name: trainer.pop(name) for name in _LIFTED if name in trainer}
     fields = {name: value for name, value in fields.items() if value not in (None, [], {}, "")}
-    own = {port["name"]: port["containerPort"] for port in trainer.get("ports") or () if port.get("name") in ports}
-    if own:
-        trainer["ports"] = [port for port in trainer["ports"] if port.get("name") not in own]
+    own_ports = {
+        port["name"]: port["containerPort"] for port in trainer.get("ports") or () if port.get("name") in ports
+    }
+    if own_ports:
+        trainer["ports"] = [port for port in trainer["ports"] if port.get("name") not in own_ports]
     trainer["name"] = TRAINER
-    spec["containers"] = [one for one in listed if one is not trainer or len(_without_empty(one)) > 1]
-    return Part(role, replicas, _without_empty(pod), fields, path, own)
+    spec["containers"] = [item for item in listed if item is not trainer or len(_without_empty(item)) > 1]
+    return Part(role, replicas, _without_empty(pod), fields, path, own_ports)
 
 
 _POD_DEFAULTS = {
@@ -79,8 +83,11 @@ _CONTAINER_DEFAULTS = {"terminationMessagePath": "/dev/termination-log", "termin
 
 
 def _remove_defaults(spec: dict[str, Any]) -> None:
-    """Removes what the API server adds to the pod template of a Job. A written default of Kubernetes would replace
-    that of allranks, which for example reads the end of the log of a rank that failed."""
+    """Remove the defaults that the API server adds to the pod template of a Job.
+
+    A written default would replace the default of allranks, which for example sets the terminationMessagePolicy that
+    keeps the end of the log of a failed rank.
+    """
     for name, value in _POD_DEFAULTS.items():
         if spec.get(name) == value:
             del spec[name]
@@ -95,7 +102,7 @@ def _remove_defaults(spec: dict[str, Any]) -> None:
 
 
 def assemble(draft: Draft, parts: Sequence[Part]) -> None:
-    """Sets image, command, args, env, resources, workingDir, roles and template of the spec."""
+    """Set image, command, args, env, resources, workingDir, roles and template of the spec."""
     framework = FRAMEWORKS[draft.spec["framework"]]
     for part in parts:
         _remove_variables(draft, part, framework.reserved_env)
@@ -135,7 +142,7 @@ def _remove_variables(draft: Draft, part: Part, reserved: frozenset[str]) -> Non
 
 
 def _mount_token(part: Part) -> None:
-    """Kubernetes mounts the token of a service account by default, allranks only on request."""
+    """Request the token of a service account: Kubernetes mounts it by default, allranks does not."""
     spec = part.template.get("spec") or {}
     if spec.get("serviceAccountName") or spec.get("serviceAccount"):
         spec.setdefault("automountServiceAccountToken", True)
@@ -150,12 +157,13 @@ def _comment(draft: Draft, parts: Sequence[Part]) -> None:
 
 def _names_user(part: Part) -> bool:
     spec = part.template.get("spec") or {}
-    contexts = [spec.get("securityContext"), *(one.get("securityContext") for one in spec.get("containers") or ())]
+    containers = spec.get("containers") or ()
+    contexts = [spec.get("securityContext"), *(container.get("securityContext") for container in containers)]
     return any(key in (context or {}) for context in contexts for key in ("runAsUser", "runAsNonRoot"))
 
 
 def _without_empty(value: Any) -> Any:
-    """The value without null and without empty parts, except emptyDir: {} and the like."""
+    """Return the value without null and without empty parts; `emptyDir: {}` and similar maps stay."""
     if isinstance(value, dict):
         inner = {key: item if item == {} else _without_empty(item) for key, item in value.items()}
         return {

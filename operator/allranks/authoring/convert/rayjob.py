@@ -6,10 +6,9 @@ from typing import Any
 
 import yaml
 
-from allranks.authoring.convert import command_line, pod_parts, run_policy
-from allranks.authoring.convert.draft import Draft, Row
+from allranks.authoring.convert import command_line, pod_parts, training_operator
+from allranks.authoring.convert.draft import Draft, Fields, NotConvertible, Row
 from allranks.authoring.convert.pod_parts import Part
-from allranks.authoring.convert.source import Fields, NotConvertible
 
 _ROWS: tuple[Row, ...] = (
     ("activeDeadlineSeconds", "activeDeadlineSeconds", ""),
@@ -54,7 +53,7 @@ _PORTS = ("gcs-server", "gcs", "dashboard", "client", "metrics", "serve")
 
 
 def convert(source: Fields) -> Draft:
-    draft = Draft.of(source, "RayJob")
+    draft = Draft.begin(source, "RayJob")
     draft.framework("ray")
     spec = source.child("spec")
     draft.move(spec, _ROWS)
@@ -62,12 +61,12 @@ def convert(source: Fields) -> Draft:
     mode = spec.take("submissionMode", "K8sJobMode")
     entrypoint = str(spec.take("entrypoint") or "")
     if not entrypoint:
-        why = "InteractiveMode waits for a person" if mode == "InteractiveMode" else "it is the command of the job"
-        raise NotConvertible("spec.entrypoint", f"is needed: {why}")
+        reason = "InteractiveMode waits for a person" if mode == "InteractiveMode" else "it is the command of the job"
+        raise NotConvertible("spec.entrypoint", f"is needed: {reason}")
     cluster = spec.child("rayClusterSpec")
     if not cluster:
         raise NotConvertible("spec.rayClusterSpec", "is needed: a job here has its own Ray cluster (clusterSelector)")
-    cluster.take("rayVersion")  # that of the image
+    cluster.take("rayVersion")  # the image has its version
     cluster.take("authOptions")  # a token is always needed
     draft.drop_all(cluster, _CLUSTER_DROPPED)
     autoscaling = bool(cluster.take("enableInTreeAutoscaling"))
@@ -80,7 +79,7 @@ def convert(source: Fields) -> Draft:
     retries = spec.take("backoffLimit", 0)
     text = "A failure of the head or of the command restarts all pods; a worker that fails restarts alone."
     draft.set("restart.maxRestarts", int(retries), text)
-    run_policy.comment_on_queue(draft, draft.document["metadata"].get("labels") or {})
+    training_operator.comment_on_queue(draft, draft.document["metadata"].get("labels") or {})
     return draft.finish()
 
 
@@ -135,18 +134,18 @@ def _workers(draft: Draft, cluster: Fields, autoscaling: bool) -> Part | None:
 
 
 def _runtime_env(draft: Draft, spec: Fields, parts: list[Part]) -> None:
-    """Variables become `env`. Packages and files belong into the image."""
+    """Move the variables to `env`. Drop packages and files, which belong into the image."""
     text = spec.take("runtimeEnvYAML")
     if not text:
         return
     try:
-        found: Any = yaml.safe_load(str(text))
+        runtime_env: Any = yaml.safe_load(str(text))
     except yaml.YAMLError:
         raise NotConvertible("spec.runtimeEnvYAML", "is not YAML") from None
-    for name, value in (found if isinstance(found, dict) else {}).items():
+    for name, value in (runtime_env if isinstance(runtime_env, dict) else {}).items():
         path = f"spec.runtimeEnvYAML.{name}"
         if name == "env_vars" and isinstance(value, dict):
-            more = [{"name": str(key), "value": str(one)} for key, one in value.items()]
+            more = [{"name": str(key), "value": str(text)} for key, text in value.items()]
             for part in parts:
                 part.fields["env"] = [*(part.fields.get("env") or ()), *more]
         elif name == "working_dir":

@@ -15,7 +15,7 @@ _IMAGES = "ghcr.io/kubeflow/trainer"
 
 
 def published(name: str) -> dict[str, Any] | None:
-    """The default ClusterTrainingRuntime of this name."""
+    """Return the default ClusterTrainingRuntime of a name; None if Trainer installs none of this name."""
     policy, jobs = _RUNTIMES.get(name, (None, None))
     if policy is None or jobs is None:
         return None
@@ -41,7 +41,7 @@ def _step(name: str, step: str, pod: Mapping[str, Any], after: Iterable[str] = (
     template: dict[str, Any] = {"spec": {"template": {"spec": dict(pod)}}}
     if step:
         template["metadata"] = {"labels": {STEP_LABEL: step}}
-    depends = [{"name": one, "status": "Complete"} for one in after]
+    depends = [{"name": step_before, "status": "Complete"} for step_before in after]
     return {"name": name, "template": template} | ({"dependsOn": depends} if depends else {})
 
 

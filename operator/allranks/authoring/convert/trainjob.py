@@ -7,10 +7,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from allranks.authoring.convert import command_line, mpijob, pod_parts, pytorchjob, run_policy, runtime_patches
-from allranks.authoring.convert.draft import Draft, Row
+from allranks.authoring.convert import command_line, mpijob, pod_parts, training_operator
+from allranks.authoring.convert.draft import Draft, Fields, NotConvertible, Row, check
 from allranks.authoring.convert.pod_parts import Part
-from allranks.authoring.convert.source import Fields, NotConvertible, check
 from allranks.authoring.convert.training_runtimes import STEP_LABEL, VERSION, published
 from allranks.core.facts.gpu_count import gpus
 from allranks.core.facts.naming import TRAINER
@@ -32,7 +31,7 @@ _GANG = "the operator makes the PodGroup; scheduling.gang can name the gang sche
 
 
 def convert(source: Fields, find: FindRuntime) -> Draft:
-    draft = Draft.of(source, "TrainJob")
+    draft = Draft.begin(source, "TrainJob")
     spec = source.child("spec")
     runtime = _runtime(draft, spec.child("runtimeRef"), find)
     draft.move(spec, _ROWS)
@@ -45,14 +44,14 @@ def convert(source: Fields, find: FindRuntime) -> Draft:
     _drop_job_fields(draft, steps, f"{runtime.path}.spec.template.spec.replicatedJobs")
     if "trainer" not in steps:
         raise NotConvertible(f"{runtime.path}.spec.template.spec.replicatedJobs", "no job has the step trainer")
-    runtime_patches.apply(draft, spec, jobs, tuple(str(job.get("name")) for job in jobs))
+    _apply_patches(draft, spec, jobs, tuple(str(job.get("name")) for job in jobs))
     trainer = spec.child("trainer")
     nodes = trainer.number("numNodes", policy.number("numNodes", 1))
     part = _part(runtime, steps["trainer"], "worker", nodes)
     _add_trainer(trainer, part)
     _initialize(draft, spec.child("initializer"), steps, part, jobset)
     _set_framework(draft, policy, trainer, part, steps, runtime)
-    run_policy.comment_on_queue(draft, draft.document["metadata"].get("labels") or {})
+    training_operator.comment_on_queue(draft, draft.document["metadata"].get("labels") or {})
     failures = jobset.child("failurePolicy")
     if "maxRestarts" in failures:
         draft.set("restart.maxRestarts", failures.number("maxRestarts"))
@@ -64,32 +63,32 @@ def _runtime(draft: Draft, reference: Fields, find: FindRuntime) -> Fields:
     kind, name = str(reference.take("kind", CLUSTER_RUNTIME)), str(reference.take("name"))
     reference.take("apiGroup")
     namespace = str(draft.document["metadata"].get("namespace", ""))
-    found = find(kind, namespace, name)
-    if found is None and kind == CLUSTER_RUNTIME:
-        found = published(name)
-        if found is not None:
+    manifest = find(kind, namespace, name)
+    if manifest is None and kind == CLUSTER_RUNTIME:
+        manifest = published(name)
+        if manifest is not None:
             text = f"The {kind} {name} is that of {VERSION}: to use another one, add its manifest, or use --live."
             draft.comment(("spec", "framework"), text)
-    if found is None:
+    if manifest is None:
         get = f"kubectl get {kind.lower()} {name} -o yaml"
         message = f"the {kind} {name} is not among the files: add it (`{get}`), or use --live"
         raise NotConvertible("spec.runtimeRef", message)
-    runtime = Fields(found, f"{kind}/{name}")
+    runtime = Fields(manifest, f"{kind}/{name}")
     for field in ("apiVersion", "kind", "metadata", "status"):
         runtime.take(field)
     return runtime
 
 
 def _read(draft: Draft, runtime: Fields) -> tuple[Fields, Fields]:
-    """mlPolicy, and the spec of the JobSet."""
+    """Return mlPolicy, and the spec of the JobSet."""
     draft.read.append(runtime)
     spec = runtime.child("spec")
     draft.drop_all(spec, {"podGroupPolicy": _GANG})
     template = spec.child("template")
     metadata = template.child("metadata")
     for name in ("labels", "annotations"):
-        if found := metadata.take(name):
-            draft.document["metadata"][name] = {**found, **(draft.document["metadata"].get(name) or {})}
+        if values := metadata.take(name):
+            draft.document["metadata"][name] = {**values, **(draft.document["metadata"].get(name) or {})}
     jobset = template.child("spec")
     for name in _JOBSET_IGNORED:
         jobset.take(name)
@@ -97,7 +96,7 @@ def _read(draft: Draft, runtime: Fields) -> tuple[Fields, Fields]:
 
 
 def _step_of(job: dict[str, Any]) -> str:
-    """`trainer`, an initializer, or the name of the job. A job `node` beside a `launcher` has no label."""
+    """Return `trainer`, an initializer, or the name of the job. A job `node` beside a `launcher` has no label."""
     metadata = (job.get("template") or {}).get("metadata") or {}
     return str((metadata.get("labels") or {}).get(STEP_LABEL) or job.get("name"))
 
@@ -107,7 +106,7 @@ _IN_JOB = frozenset({"template", "parallelism", "completions", "completionMode"}
 
 
 def _drop_job_fields(draft: Draft, steps: dict[str, dict[str, Any]], place: str) -> None:
-    """Drops what a JobSet and a Job have around their pod templates."""
+    """Drop the fields of a JobSet and a Job around their pod templates."""
     for job in steps.values():
         path, inner = f"{place}[{job.get('name')}]", (job.get("template") or {}).get("spec") or {}
         names = [f"{path}.{name}" for name in job if name not in _IN_JOBSET]
@@ -125,7 +124,7 @@ def _part(runtime: Fields, job: dict[str, Any], role: str, replicas: int) -> Par
 
 
 def _add_trainer(trainer: Fields, part: Part) -> None:
-    """The trainer's command replaces that of the runtime, with its arguments."""
+    """Apply the fields of the trainer. Its command and arguments replace the ones of the runtime."""
     if image := trainer.take("image"):
         part.fields["image"] = image
     for name in ("command", "args"):
@@ -144,10 +143,10 @@ def _add_trainer(trainer: Fields, part: Part) -> None:
 def _set_framework(
     draft: Draft, policy: Fields, trainer: Fields, part: Part, steps: dict[str, dict[str, Any]], runtime: Fields
 ) -> None:
-    given = trainer.take("numProcPerNode")
+    processes = trainer.take("numProcPerNode")
     if "mpi" in policy or "flux" in policy:
         name = "mpi" if "mpi" in policy else "flux"
-        _mpi(draft, policy.child(name), given, part, steps, runtime, flux=name == "flux")
+        _mpi(draft, policy.child(name), processes, part, steps, runtime, flux=name == "flux")
     elif "jax" in policy:
         policy.take("jax")
         draft.framework("jax")
@@ -156,42 +155,44 @@ def _set_framework(
         torch = policy.child("torch")
         draft.drop_all(torch, {"envInjection": "variables of ranks are set in the training container alone"})
         of_runtime = torch.take("numProcPerNode")  # of Trainer 2.0 and 2.1
-        _torch(draft, given or of_runtime, part)
+        _torch(draft, processes or of_runtime, part)
     else:
         _plain(draft, policy, part)
 
 
-def _torch(draft: Draft, given: Any, part: Part) -> None:
+def _torch(draft: Draft, value: Any, part: Part) -> None:
     draft.framework("pytorch")
     _tune(draft, part)
-    starts = pytorchjob.without_rendezvous(draft, [part])
-    processes, text = _processes(given, part)
+    starts = training_operator.without_rendezvous(draft, [part])
+    processes, text = _processes(value, part)
     if starts[0].processes:
-        pytorchjob.processes_per_node(draft, [part], starts, given)
+        training_operator.processes_per_node(draft, [part], starts, value)
     elif processes:
         draft.set("pytorch.processesPerNode", processes, text)
     pod_parts.assemble(draft, [part])
 
 
-def _processes(given: Any, part: Part) -> tuple[int, str]:
-    """(number, comment) of the processes in a pod; 0 for Auto. Trainer counts CPUs where there are no GPUs. `given`: a
-    number, or in Trainer 2.0 and 2.1 also a word."""
-    wanted = str(given or "auto")
-    if wanted not in ("auto", "cpu", "gpu"):
-        return int(wanted), ""
-    if wanted == "gpu" or (wanted == "auto" and gpus(part.resources)):
+def _processes(value: Any, part: Part) -> tuple[int, str]:
+    """Return (number, comment) of the processes in a pod; 0 for Auto. Trainer counts CPUs where there are no GPUs.
+
+    `value`: a number, or in Trainer 2.0 and 2.1 also a word.
+    """
+    processes = str(value or "auto")
+    if processes not in ("auto", "cpu", "gpu"):
+        return int(processes), ""
+    if processes == "gpu" or (processes == "auto" and gpus(part.resources)):
         return 0, ""
     for kind in ("requests", "limits"):
         if cpus := (part.resources.get(kind) or {}).get("cpu"):
             number = max(1, math.ceil(quantity(str(cpus))))
-            pods = "pod" if wanted == "cpu" else "pod without GPUs"
+            pods = "pod" if processes == "cpu" else "pod without GPUs"
             text = f"Trainer starts one process for each CPU of a {pods}; Auto, the default here, starts one."
             return (number, text) if number > 1 else (0, "")
     return 0, ""
 
 
 def _tune(draft: Draft, part: Part) -> None:
-    """torchtune's own command has options of torchrun before the recipe."""
+    """Remove options of torchrun from a command of torchtune, which has them before the recipe."""
     command = list(part.fields.get("command") or ())
     if command[:2] != ["tune", "run"]:
         return
@@ -207,14 +208,14 @@ def _tune(draft: Draft, part: Part) -> None:
 def _mpi(
     draft: Draft,
     mpi: Fields,
-    given: Any,
+    processes: Any,
     part: Part,
     steps: dict[str, dict[str, Any]],
     runtime: Fields,
     flux: bool,
 ) -> None:
-    slots = int(given or mpi.number("numProcPerNode", 1))
-    if not given and slots == 1:
+    slots = int(processes or mpi.number("numProcPerNode", 1))
+    if not processes and slots == 1:
         slots = max(1, gpus(part.resources))
     mpi.take("numProcPerNode"), mpi.take("sshAuthMountPath")
     implementation = str(mpi.take("mpiImplementation") or "OpenMPI")
@@ -241,7 +242,7 @@ def _mpi(
 
 
 def _plain(draft: Draft, policy: Fields, part: Part) -> None:
-    """A runtime without variables that connect ranks, or with those of XGBoost."""
+    """Convert a runtime without variables that connect ranks, or with the variables of XGBoost."""
     if "xgboost" in policy:
         policy.take("xgboost")
         draft.framework("spmd", "The variables of XGBoost's tracker follow from those of SPMD programs.")
@@ -260,17 +261,19 @@ def _plain(draft: Draft, policy: Fields, part: Part) -> None:
 # --- initializers ----------------------------------------------------------------------------------------------------
 
 
-def _initialize(draft: Draft, given: Fields, steps: dict[str, dict[str, Any]], part: Part, jobset: Fields) -> None:
-    """The jobs that download data become init containers of every pod."""
+def _initialize(
+    draft: Draft, initializer: Fields, steps: dict[str, dict[str, Any]], part: Part, jobset: Fields
+) -> None:
+    """Add the jobs that download data as init containers of every pod."""
     claims = {
-        str((one.get("metadata") or {}).get("name"))
+        str((claim.get("metadata") or {}).get("name"))
         for policy in jobset.take("volumeClaimPolicies", [])
-        for one in policy.get("templates") or ()
+        for claim in policy.get("templates") or ()
     }
     added: list[dict[str, Any]] = []
-    own_volumes: list[dict[str, Any]] = []
+    step_volumes: list[dict[str, Any]] = []
     for name, step in _INITIALIZERS.items():
-        settings = given.child(name)
+        settings = initializer.child(name)
         if step not in steps:
             if settings:
                 draft.drop(settings.path, f"the runtime has no job {step}")
@@ -278,7 +281,7 @@ def _initialize(draft: Draft, given: Fields, steps: dict[str, dict[str, Any]], p
                     settings.take(field)
             continue
         added.append(_init_container(draft, steps[step], step, settings))
-        own_volumes += _pod_spec(steps[step]).get("volumes") or []
+        step_volumes += _pod_spec(steps[step]).get("volumes") or []
     for step in steps:
         if step not in ("trainer", _NODE, *_INITIALIZERS.values()):
             draft.drop(f"spec.runtimeRef: job {step}", "only the trainer and the initializers become part of the job")
@@ -287,47 +290,97 @@ def _initialize(draft: Draft, given: Fields, steps: dict[str, dict[str, Any]], p
     spec = part.template.setdefault("spec", {})
     spec["initContainers"] = [*added, *(spec.get("initContainers") or ())]
     volumes = spec.setdefault("volumes", [])
-    have = {volume.get("name") for volume in volumes}
-    volumes += [volume for volume in own_volumes if volume.get("name") not in have]
-    have |= {volume.get("name") for volume in own_volumes}
-    mounted = {mount.get("name") for one in added for mount in one.get("volumeMounts") or ()}
+    names = {volume.get("name") for volume in volumes}
+    volumes += [volume for volume in step_volumes if volume.get("name") not in names]
+    names |= {volume.get("name") for volume in step_volumes}
+    mounted = {mount.get("name") for container in added for mount in container.get("volumeMounts") or ()}
     if not mounted:
         mount = {"name": "initializer", "mountPath": "/workspace"}
-        for one in added:
-            one["volumeMounts"] = [mount]
-        _mount(spec, mount)
+        for container in added:
+            container["volumeMounts"] = [mount]
+        spec |= merge(spec, {"containers": [{"name": TRAINER, "volumeMounts": [mount]}]})
         claims.add("initializer")
-    new = [name for name in (*sorted(claims),) if name not in have]
-    volumes += [{"name": name, "emptyDir": {}} for name in new]
+    volumes += [{"name": name, "emptyDir": {}} for name in sorted(claims - names)]
     if not volumes:
         del spec["volumes"]
     text = "Each pod runs the initializers and has its own copy of the data. For one copy, use a claim that they share."
     draft.comment(("spec", "template"), text)
 
 
-def _mount(spec: dict[str, Any], mount: dict[str, Any]) -> None:
-    patch = {"containers": [{"name": TRAINER, "volumeMounts": [mount]}]}
-    spec |= merge(spec, patch)
-
-
 def _pod_spec(job: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = ((((job.get("template") or {}).get("spec") or {}).get("template") or {}).get("spec")) or {}
-    return found
+    spec: dict[str, Any] = ((((job.get("template") or {}).get("spec") or {}).get("template") or {}).get("spec")) or {}
+    return spec
 
 
 def _init_container(draft: Draft, job: dict[str, Any], step: str, settings: Fields) -> dict[str, Any]:
     pod = _pod_spec(job)
     containers = pod.get("containers") or [{}]
-    found: dict[str, Any] = copy.deepcopy(next((one for one in containers if one.get("name") == step), containers[0]))
+    container: dict[str, Any] = copy.deepcopy(
+        next((container for container in containers if container.get("name") == step), containers[0])
+    )
     env: list[dict[str, Any]] = []
     if uri := settings.take("storageUri"):
         env.append({"name": "STORAGE_URI", "value": uri})
     env += settings.take("env", [])
     if env:
-        found["env"] = merge({"env": found.get("env") or []}, {"env": env})["env"]
+        container["env"] = merge({"env": container.get("env") or []}, {"env": env})["env"]
     if secret := settings.child("secretRef").take("name"):
-        found["envFrom"] = [*(found.get("envFrom") or ()), {"secretRef": {"name": secret}}]
+        container["envFrom"] = [*(container.get("envFrom") or ()), {"secretRef": {"name": secret}}]
     for field in pod.keys() - {"containers", "volumes", "restartPolicy"}:
         text = f"the step {step} had a pod of its own; an init container has the {field} of the training pod"
         draft.drop(f"spec.runtimeRef: job {step}: {field}", text)
-    return found
+    return container
+
+
+# --- patches of the runtime -------------------------------------------------------------------------------------------
+
+
+def _apply_patches(draft: Draft, spec: Fields, jobs: list[dict[str, Any]], names: tuple[str, ...]) -> None:
+    """Apply a TrainJob's changes of its runtime.
+
+    They are in `runtimePatches`, earlier in `podTemplateOverrides` and `podSpecOverrides`. `jobs`: the
+    spec.template.spec.replicatedJobs of the runtime, which are changed. `names`: the jobs that are part of the result.
+    """
+    pods = {str(job.get("name")): _pod_of(job) for job in jobs}
+    for patch in spec.children("runtimePatches"):
+        patch.take("manager"), patch.take("time")
+        template = patch.child("trainingRuntimeSpec").child("template")
+        _copy_metadata(draft, template.child("metadata"))
+        for job in template.child("spec").children("replicatedJobs"):
+            inner = job.child("template")
+            inner.take("metadata")  # of a Job: the result has none
+            _patch_pod(draft, pods, str(job.take("name")), inner.child("spec").child("template"), names)
+    for name, has_spec in (("podTemplateOverrides", True), ("podSpecOverrides", False)):
+        for override in spec.children(name):
+            for target in override.children("targetJobs"):
+                job_name = str(target.take("name"))
+                _patch_pod(draft, pods, job_name, override, names, has_spec=has_spec)
+
+
+def _pod_of(job: dict[str, Any]) -> dict[str, Any]:
+    inner = job.setdefault("template", {}).setdefault("spec", {}).setdefault("template", {})
+    pod: dict[str, Any] = inner
+    return pod
+
+
+def _copy_metadata(draft: Draft, metadata: Fields) -> None:
+    """Add labels and annotations of the JobSet to the job."""
+    for name in ("labels", "annotations"):
+        if values := metadata.take(name):
+            draft.document["metadata"][name] = {**(draft.document["metadata"].get(name) or {}), **values}
+
+
+def _patch_pod(
+    draft: Draft,
+    pods: dict[str, dict[str, Any]],
+    job: str,
+    patch: Fields,
+    names: tuple[str, ...],
+    has_spec: bool = True,
+) -> None:
+    """Merge a patch into the pod of a job. `has_spec`: `patch` is a pod template, else a pod spec."""
+    change = {name: patch.take(name) for name in patch.names() if name != "targetJobs"}
+    if job not in pods or job not in names:
+        draft.drop(patch.path, f"the runtime's job {job} is not part of the result")
+        return
+    pods[job] |= merge(pods[job], change if has_spec else {"spec": change})

@@ -125,11 +125,11 @@ def _named(items: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 async def _entries_of(state: State, paths: Sequence[str]) -> list[Entry]:
-    """Raises Problem."""
+    """Return the entries at these paths, without duplicates. Raises Problem."""
     entries = []
     for path in dict.fromkeys(paths):
-        source, _, rest = path.partition("/")
-        group, _, name = rest.partition("/")
+        source, _, place = path.partition("/")
+        group, _, name = place.partition("/")
         if source not in get_args(Source) or not group or not name:
             raise Problem(422, f"job: {path!r} is not jobs/NAMESPACE/NAME, runs/JOB/TIME or archive/NAMESPACE/NAME-UID")
         entries.append(await state.find(cast("Source", source), group, name))

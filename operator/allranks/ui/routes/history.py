@@ -20,13 +20,13 @@ from allranks.api.status import FINISHED, Status
 from allranks.archive.store import ArchiveError
 from allranks.core.accounting import time_accounting
 from allranks.kube.job_codec import status_of
-from allranks.ui import job_rows, sweeps
+from allranks.ui import job_rows
 from allranks.ui.entries import Entry, Source, newest_first, selection
 from allranks.ui.problems import RESPONSES
 from allranks.ui.rendering import render
+from allranks.ui.routes import sweeps
 from allranks.ui.routes.rest import StateOf, as_printed
 from allranks.ui.state import State
-from allranks.ui.sweeps import SweepEntry
 from allranks.views.format import cost as costs
 from allranks.views.format import progress as progress_text
 from allranks.views.format.json_form import CONFIG, as_json
@@ -176,7 +176,7 @@ async def history(
 @pages.get("/history")
 async def history_page(state: StateOf, by: By = "namespace", namespace: str = "", runs: bool = False) -> Response:
     """Show what jobs used and lost, by group, and the trend by week."""
-    note, deleted_sweeps = "", list[SweepEntry]()
+    note, deleted_sweeps = "", list[sweeps.SweepEntry]()
     try:
         entries = await _entries_of_history(state, runs)
         deleted_sweeps = await sweeps.deleted(state, namespace)

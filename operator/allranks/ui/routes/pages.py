@@ -276,7 +276,7 @@ async def manifest(state: StateOf, entry: EntryOf) -> Response:
 
 
 def _action(state: State, entry: Entry, name: str) -> Action:
-    """Raises Problem if it is not possible."""
+    """Return the action with a name. Raises Problem if the job does not allow it."""
     action = next((action for action in actions(entry, state.now()) if action.name == name), None)
     if action is None:
         raise Problem(409, f"{entry.job} is {entry.phase}: {name} is not possible")

@@ -11,11 +11,9 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
-from allranks.api.validation import parse
 from allranks.client.actions import Changed, delete_job, scale_job, set_suspended
 from allranks.client.queues import Queue
 from allranks.core.facts.naming import TRAINER
-from allranks.ui import new_job
 from allranks.ui.changes import HEARTBEAT, PAUSE_SECONDS, SILENCE_SECONDS, event
 from allranks.ui.entries import Entry, Manifest, Source, in_order, selection
 from allranks.ui.logs import MOST_LINES, LogLine, LogQuery, with_replica
@@ -259,8 +257,8 @@ Uid = Annotated[
 ]
 
 
-def _job_of(state: State, entry: Entry, uid: str | None) -> Manifest:
-    """Raises Problem."""
+def job_of(state: State, entry: Entry, uid: str | None) -> Manifest:
+    """Return the job on the cluster that an action changes. Raises Problem."""
     if entry.source == "archive":
         raise Problem(409, f"{entry.job} is deleted: only the archive has it")
     if entry.source == "runs":
@@ -276,52 +274,30 @@ def unchanged(entry: Entry, uid: str | None) -> None:
         raise Problem(409, f"{entry.name} is another job than the one that the page showed: load the page again")
 
 
-@router.post("/jobs", status_code=201, response_model=Answer, summary="Create a job")
-async def create(
-    state: StateOf,
-    body: Job,
-    namespace: Annotated[str | None, Query(description="Default: that of the manifest.")] = None,
-    dry_run: Annotated[bool, Query(alias="dryRun", description="Only ask whether it could be created.")] = False,
-) -> Any:
-    """The body is the manifest, as JSON."""
-    parse(body)
-    return _answer(await new_job.create(state.cluster(), namespace, body, dry_run=dry_run))
-
-
-@router.post(Item + "/resubmit", status_code=201, response_model=Answer, summary="Create a job like this one")
-async def resubmit(state: StateOf, entry: EntryOf, uid: Uid = None) -> Any:
-    """The new job has the same spec, and the next free name: penguins-2 for penguins."""
-    _job_of(state, entry, uid)
-    names = [other.name for other in state.cluster().all() if other.group == entry.group]
-    copied = new_job.copy_of(entry, names)
-    parse(copied)
-    return _answer(await new_job.create(state.cluster(), entry.group, copied))
-
-
 @router.post(Item + "/suspend", response_model=Answer, summary="Suspend a job: delete its pods, keep the job")
 async def suspend(state: StateOf, entry: EntryOf, uid: Uid = None) -> Any:
-    job = _job_of(state, entry, uid)
-    return _answer(await set_suspended(state.cluster().within(entry.group), job, True))
+    job = job_of(state, entry, uid)
+    return answer(await set_suspended(state.cluster().within(entry.group), job, True))
 
 
 @router.post(Item + "/resume", response_model=Answer, summary="Resume a suspended job")
 async def resume(state: StateOf, entry: EntryOf, uid: Uid = None) -> Any:
-    job = _job_of(state, entry, uid)
-    return _answer(await set_suspended(state.cluster().within(entry.group), job, False))
+    job = job_of(state, entry, uid)
+    return answer(await set_suspended(state.cluster().within(entry.group), job, False))
 
 
 @router.post(Item + "/scale", response_model=Answer, summary="Change the number of workers of a job")
 async def scale(state: StateOf, entry: EntryOf, body: Replicas, uid: Uid = None) -> Any:
-    job = _job_of(state, entry, uid)
-    return _answer(await scale_job(state.cluster().within(entry.group), job, body.replicas))
+    job = job_of(state, entry, uid)
+    return answer(await scale_job(state.cluster().within(entry.group), job, body.replicas))
 
 
 @router.delete(Item, response_model=Answer, summary="Delete a job and everything it owns")
 async def delete(state: StateOf, entry: EntryOf, uid: Uid = None) -> Any:
-    job = _job_of(state, entry, uid)
+    job = job_of(state, entry, uid)
     await delete_job(state.cluster().within(entry.group), job)
-    return _answer(Changed(f"{entry.name} deleted", job))
+    return answer(Changed(f"{entry.name} deleted", job))
 
 
-def _answer(changed: Changed) -> Answer:
+def answer(changed: Changed) -> Answer:
     return Answer(message=changed.line, job=changed.job)

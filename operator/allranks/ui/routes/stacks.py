@@ -32,7 +32,7 @@ pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 NOT_ASKED = Stacks(request="", waiting=[], over=True, notes=[], dumps=[])
 REFRESH_MS = 1500
-"""How often the page looks for answers, until all ranks have answered."""
+"""Interval in which the page reads answers, until all ranks have answered."""
 
 
 class Asked(BaseModel):

@@ -1,78 +1,274 @@
-"""Sweeps of a cluster, of this machine and of an archive: REST and pages."""
+"""Sweeps of a cluster, of this machine and of an archive: their places, rows and reports, in REST and on pages."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, NamedTuple
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from allranks.errors import ClusterError
-from allranks.ui import sweeps
-from allranks.ui.entries import Source
+from allranks.archive.writer import folder_of
+from allranks.cli import sweep_jobs
+from allranks.errors import AllranksError, ClusterError
+from allranks.kube import paths
+from allranks.kube.job_codec import DecodeError
+from allranks.local.run_directories import phase_of
+from allranks.local.sweep_files import SWEEP_FILE, StoredSweep, read_sweep, stored_sweeps
+from allranks.ui.cluster_jobs import ClusterJobs
+from allranks.ui.entries import Entry, Manifest, Source, owner_sweep
 from allranks.ui.openapi import ObjectList, Sweep, SweepList
 from allranks.ui.problems import RESPONSES, Problem
 from allranks.ui.rendering import render, stream_address
 from allranks.ui.routes.pages import event_rows
 from allranks.ui.routes.rest import Namespace, StateOf, as_printed, object_list
-from allranks.ui.sweeps import SweepEntry
+from allranks.ui.state import State
+from allranks.views.format.duration import age
 from allranks.views.report import html
 from allranks.views.report import sweep as sweep_report
+from allranks.views.report.sweep import SweepReport
+from allranks.views.report.sweep_cost import FoundJob, TrialJobs
 
-rest = APIRouter(prefix="/api/v1", responses=RESPONSES)
+
+class SweepEntry(NamedTuple):
+    """A sweep, and its place: `jobs/NAMESPACE/NAME`, `runs/SWEEP/TIME` or `archive/NAMESPACE/NAME-UID`."""
+
+    source: Source
+    group: str
+    name: str
+    manifest: Manifest
+    active: bool = True
+    """False for a sweep whose process has ended, and for a deleted sweep."""
+
+    @property
+    def path(self) -> str:
+        return "/".join(quote(part, safe="") for part in (self.source, self.group, self.name))
+
+    @property
+    def phase(self) -> str:
+        """`Interrupted` for a sweep that was deleted, or whose process ended, before its end."""
+        return phase_of(str((self.manifest.get("status") or {}).get("phase") or "Pending"), active=self.active)
+
+
+def row(sweep: SweepEntry, now: datetime) -> tuple[str, tuple[str, ...]]:
+    """Return (address, cells) for a table of sweeps."""
+    status, metadata = sweep.manifest.get("status") or {}, sweep.manifest.get("metadata") or {}
+    objective = (sweep.manifest.get("spec") or {}).get("objective") or {}
+    created = age(metadata["creationTimestamp"], now) if metadata.get("creationTimestamp") else ""
+    best = f"{objective.get('metric', '')} {status['bestSummary']}" if status.get("bestSummary") else ""
+    name = f"{sweep.group}/{sweep.name if sweep.source == 'runs' else metadata.get('name')}"
+    return f"/sweeps/{sweep.path}", (name, sweep.phase, str(status.get("summary", "")), best, created)
+
+
+def newest_first(sweeps: Iterable[SweepEntry]) -> list[SweepEntry]:
+    def created(sweep: SweepEntry) -> str:
+        return str((sweep.manifest.get("metadata") or {}).get("creationTimestamp"))
+
+    return sorted(sweeps, key=created, reverse=True)
+
+
+# --- lists -----------------------------------------------------------------------------------------------------------
+
+
+async def of_cluster(jobs: ClusterJobs, namespace: str | None) -> list[SweepEntry]:
+    """Return the sweeps of a namespace, or of all. Raises ClusterError."""
+    manifests = await jobs.objects(paths.sweeps(namespace or jobs.namespace))
+    return [SweepEntry("jobs", item["metadata"]["namespace"], item["metadata"]["name"], item) for item in manifests]
+
+
+async def deleted(state: State, namespace: str | None = None) -> list[SweepEntry]:
+    """Return the sweeps of the archive that the cluster does not have. Raises ArchiveError and ClusterError."""
+    if state.archive is None:
+        return []
+    archived = list(map(_archived, await state.archive.sweeps()))
+    existing: set[str] = set()
+    if state.jobs:
+        with contextlib.suppress(ClusterError):
+            existing = {sweep.manifest["metadata"]["uid"] for sweep in await of_cluster(state.jobs, None)}
+    return [
+        sweep
+        for sweep in newest_first(archived)
+        if sweep.manifest["metadata"]["uid"] not in existing and namespace in (None, "", sweep.group)
+    ]
+
+
+async def of_machine(state: State) -> list[SweepEntry]:
+    """Return the sweeps of this machine, the newest first, without files that cannot be read."""
+    return await asyncio.to_thread(_runs, state)
+
+
+def _archived(manifest: Manifest) -> SweepEntry:
+    namespace, _, folder = folder_of(manifest).partition("/")
+    return SweepEntry("archive", namespace, folder, manifest, active=False)
+
+
+def _directories(state: State) -> list[Path]:
+    return list(stored_sweeps(state.runs.root))
+
+
+def _runs(state: State) -> list[SweepEntry]:
+    out = []
+    for directory in sorted(_directories(state), key=lambda path: (path / SWEEP_FILE).stat().st_mtime_ns, reverse=True):
+        with contextlib.suppress(AllranksError):
+            out.append(_run(directory))
+    return out
+
+
+def _run(directory: Path) -> SweepEntry:
+    """Return the sweep in a directory. Raises RunsError."""
+    active = StoredSweep(directory).running
+    return SweepEntry("runs", directory.parent.name, directory.name, read_sweep(directory), active)
+
+
+# --- one sweep -------------------------------------------------------------------------------------------------------
+
+
+async def find(state: StateOf, source: Source, group: str, name: str) -> SweepEntry:
+    """Return a sweep. Raises Problem, ClusterError and ArchiveError."""
+    if source == "archive":
+        return _archived(await state.archived().sweep(group, name))
+    if source == "runs":
+        stored = {(path.parent.name, path.name): path for path in await asyncio.to_thread(_directories, state)}
+        if (group, name) not in stored:
+            raise Problem(404, f"there is no sweep {group}/{name} in {state.runs.root}")
+        try:
+            return await asyncio.to_thread(_run, stored[group, name])
+        except DecodeError as error:
+            raise Problem(409, f"the sweep {name} cannot be read: {error}") from error
+    jobs = state.cluster()
+    if jobs.namespace not in (None, group):
+        raise Problem(404, f"this server shows namespace {jobs.namespace}: allranks ui -n {group} shows {name}")
+    sweep = next((sweep for sweep in await of_cluster(jobs, group) if sweep.name == name), None)
+    if sweep is None:
+        raise Problem(404, f"there is no sweep {name} in namespace {group}")
+    return sweep
+
+
+async def report(state: State, sweep: SweepEntry) -> SweepReport:
+    """Return the report, which has the GPU time of the trials. Raises Problem."""
+    jobs = await _trial_jobs(state, sweep)
+    try:
+        # Hundreds of statuses are decoded: other requests must not wait for it.
+        return await asyncio.to_thread(_build_report, sweep, jobs)
+    except DecodeError as error:
+        raise Problem(409, f"the sweep {sweep.name} cannot be read: {error}") from error
+
+
+def _build_report(sweep: SweepEntry, jobs: Callable[[], TrialJobs]) -> SweepReport:
+    report = sweep_report.build(sweep.manifest, jobs())
+    _ = report.cost  # cached, so that it is computed in this thread
+    return report
+
+
+async def _trial_jobs(state: State, sweep: SweepEntry) -> Callable[[], TrialJobs]:
+    """Return a function that decodes the jobs of the trials: existing jobs until now, deleted jobs until their end."""
+    if sweep.source == "runs":
+        return lambda: sweep_jobs.of_run(state.runs.root / sweep.group / sweep.name)
+    existing: list[Entry] = []
+    deleted: list[Manifest] = []
+    problem = ""
+    try:
+        uid = sweep.manifest["metadata"].get("uid")
+        entries = await state.entries("jobs")
+        existing = [entry for entry in entries if entry.group == sweep.group and _is_trial(entry, uid)]
+        names = sweep_jobs.missing(sweep.manifest, {entry.name for entry in existing})
+        if names and state.archive:
+            deleted = await state.archive.trials(sweep.manifest, names)
+    except (AllranksError, Problem) as error:
+        problem = str(error)
+    now = state.now()
+
+    def decoded() -> TrialJobs:
+        jobs = [FoundJob(entry.name, entry.status, now) for entry in existing]
+        return TrialJobs([*jobs, *map(sweep_jobs.ended, deleted)], problem)
+
+    return decoded
+
+
+def _is_trial(entry: Entry, uid: str | None) -> bool:
+    owner = owner_sweep(entry.manifest)
+    return owner is not None and owner["uid"] == uid
+
+
+async def events_of(state: State, sweep: SweepEntry) -> list[Manifest]:
+    """Return the Events of the sweep itself; none for a run. Raises Problem, ClusterError and ArchiveError."""
+    if sweep.source == "archive":
+        return await state.archived().sweep_events(sweep.manifest)
+    if sweep.source == "runs":
+        return []
+    return await state.cluster().events_of(sweep.group, str(sweep.manifest["metadata"].get("uid")))
+
+
+async def trial_path(state: State, sweep: SweepEntry, job: str) -> str:
+    """Return the address of the job of a trial of an archived sweep: on the cluster if it exists, else in the archive.
+
+    Raises Problem and ArchiveError.
+    """
+    uid = sweep.manifest["metadata"]["uid"]
+    for entry in await state.entries("jobs") if state.jobs else ():
+        if (entry.group, entry.name) == (sweep.group, job) and _is_trial(entry, uid):
+            return entry.path
+    entry = await state.archived().trial(sweep.manifest, job)
+    return entry.path
+
+
+# --- routes ----------------------------------------------------------------------------------------------------------
+
+
+api = APIRouter(prefix="/api/v1", responses=RESPONSES)
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 ITEM = "/sweeps/{source}/{group}/{name}"
 """`sweeps/jobs/NAMESPACE/NAME`, `sweeps/runs/SWEEP/TIME`, or `sweeps/archive/NAMESPACE/NAME-UID` for a deleted one."""
 
 
-async def _find(state: StateOf, source: Source, group: str, name: str) -> SweepEntry:
-    return await sweeps.find(state, source, group, name)
+SweepOf = Annotated[SweepEntry, Depends(find)]
 
 
-SweepOf = Annotated[SweepEntry, Depends(_find)]
-
-
-@rest.get("/sweeps", response_model=SweepList, summary="Sweeps of the cluster")
+@api.get("/sweeps", response_model=SweepList, summary="Sweeps of the cluster")
 async def list_sweeps(state: StateOf, namespace: str | None = None) -> Response:
-    return object_list([sweep.manifest for sweep in await sweeps.of_cluster(state.cluster(), namespace)])
+    return object_list([sweep.manifest for sweep in await of_cluster(state.cluster(), namespace)])
 
 
-@rest.get("/sweeps/archive", response_model=SweepList, summary="Deleted sweeps, from the archive")
+@api.get("/sweeps/archive", response_model=SweepList, summary="Deleted sweeps, from the archive")
 async def archive(state: StateOf, namespace: Namespace = None) -> Response:
     state.archived()
-    return object_list([sweep.manifest for sweep in await sweeps.deleted(state, namespace)])
+    return object_list([sweep.manifest for sweep in await deleted(state, namespace)])
 
 
-@rest.get(ITEM, response_model=Sweep, summary="A sweep with its status")
+@api.get(ITEM, response_model=Sweep, summary="A sweep with its status")
 async def get_sweep(state: StateOf, sweep: SweepOf) -> Response:
     """The same as `allranks report -o json`: the sweep, with the importance of its parameters and its GPU time."""
-    shown = (await sweeps.report(state, sweep)).as_json()
+    shown = (await report(state, sweep)).as_json()
     if sweep.source == "runs":
         shown["status"] = {**shown["status"], "phase": sweep.phase}
     return as_printed(shown)
 
 
-@rest.get(ITEM + "/events", response_model=ObjectList, summary="The Events of a sweep")
+@api.get(ITEM + "/events", response_model=ObjectList, summary="The Events of a sweep")
 async def events(state: StateOf, sweep: SweepOf) -> Response:
-    return object_list(await sweeps.events(state, sweep))
+    return object_list(await events_of(state, sweep))
 
 
-@rest.get(ITEM + "/report.html", response_class=HTMLResponse, summary="The report on a sweep as a page")
+@api.get(ITEM + "/report.html", response_class=HTMLResponse, summary="The report on a sweep as a page")
 async def report_page(state: StateOf, sweep: SweepOf) -> HTMLResponse:
     policy = f"{html.POLICY}; frame-ancestors 'none'; sandbox"
-    report = await sweeps.report(state, sweep)
-    return HTMLResponse(sweep_report.page(report), headers={"Content-Security-Policy": policy})
+    page = sweep_report.page(await report(state, sweep))
+    return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
 
 @pages.get("/sweeps")
 async def overview(state: StateOf, namespace: str = "") -> Response:
     """Show all sweeps, the newest first."""
-    of_cluster: list[SweepEntry] = []
+    existing: list[SweepEntry] = []
     note = state.no_cluster
     if state.jobs:
         try:
-            of_cluster = sweeps.newest_first(await sweeps.of_cluster(state.jobs, namespace or None))
+            existing = newest_first(await of_cluster(state.jobs, namespace or None))
         except ClusterError as error:
             note = str(error)
     now = state.now()
@@ -80,7 +276,7 @@ async def overview(state: StateOf, namespace: str = "") -> Response:
         "sweeps",
         live=stream_address(namespace=namespace),
         warning=state.problem if state.jobs else "",
-        rows=[sweeps.row(sweep, now) for sweep in [*of_cluster, *await sweeps.of_machine(state)]],
+        rows=[row(sweep, now) for sweep in [*existing, *await of_machine(state)]],
         archive=state.archive,
         note=note,
     )
@@ -91,7 +287,7 @@ async def show_sweep(state: StateOf, sweep: SweepOf) -> Response:
     """Show the trials, the best trial, the importance of parameters, parallel coordinates, and Events."""
     rows, note = [], ""
     try:
-        rows = event_rows(await sweeps.events(state, sweep), state.now())
+        rows = event_rows(await events_of(state, sweep), state.now())
     except (ClusterError, Problem) as error:
         note = str(error)
     return render(
@@ -99,7 +295,7 @@ async def show_sweep(state: StateOf, sweep: SweepOf) -> Response:
         live=stream_address(source=sweep.source, group=sweep.group) if sweep.source == "jobs" else "",
         warning=state.problem if sweep.source == "jobs" else "",
         sweep=sweep,
-        report=await sweeps.report(state, sweep),
+        report=await report(state, sweep),
         address=_trial_address(sweep),
         events=rows,
         events_note=note,
@@ -118,4 +314,4 @@ async def trial(state: StateOf, sweep: SweepOf, job: str) -> Response:
     """Lead to the job of a trial of a deleted sweep, whose UID the status of the sweep does not have."""
     if sweep.source != "archive":
         raise Problem(404, "only the trials of a deleted sweep have this address")
-    return RedirectResponse(f"/{await sweeps.trial_path(state, sweep, job)}", 303)
+    return RedirectResponse(f"/{await trial_path(state, sweep, job)}", 303)

@@ -1,4 +1,4 @@
-"""Nodes: the GPUs that jobs hold there, what was lost there, and which jobs avoid them.
+"""Capacity: nodes with the GPUs that jobs hold and lose there, and queues with the jobs that run and wait.
 
 The sentences below fields describe them in the OpenAPI document as well.
 """
@@ -17,13 +17,14 @@ from pydantic import ConfigDict
 from allranks.api.status import FINISHED, Failure
 from allranks.core.facts import gpu_count
 from allranks.core.facts.naming import JOB_LABEL, TRAINER
+from allranks.core.facts.quantity import quantity
 from allranks.errors import ClusterError
 from allranks.ui.entries import Entry, Manifest
 from allranks.ui.problems import RESPONSES
 from allranks.ui.rendering import render, stream_address
 from allranks.ui.routes.rest import StateOf, as_printed
 from allranks.ui.state import State
-from allranks.views.format.duration import elapsed
+from allranks.views.format.duration import age, elapsed, human
 from allranks.views.format.json_form import CONFIG, as_json
 
 api = APIRouter(prefix="/api/v1", responses=RESPONSES)
@@ -69,7 +70,7 @@ def nodes(
 
     for manifest in manifests or ():
         shown = node(manifest["metadata"]["name"])
-        shown.gpus = _gpus(((manifest.get("status") or {}).get("allocatable")) or {})
+        shown.gpus = gpu_count.gpus({"limits": (manifest.get("status") or {}).get("allocatable") or {}})
         shown.unschedulable = (manifest.get("spec") or {}).get("unschedulable") is True
     for pod in pods:
         _add_pod(pod, node)
@@ -119,10 +120,6 @@ def _add_failure(node: Node, failure: Failure, lost: float) -> None:
     node.lost_seconds += lost
 
 
-def _gpus(amounts: Mapping[str, Any]) -> int:
-    return gpu_count.gpus({"limits": amounts})
-
-
 # --- routes ----------------------------------------------------------------------------------------------------------
 
 
@@ -170,3 +167,55 @@ async def nodes_page(state: StateOf) -> Response:
     return render(
         "nodes", live=stream_address(source="jobs"), warning=state.problem if state.jobs else "", rows=rows, note=note
     )
+
+
+# --- queues ----------------------------------------------------------------------------------------------------------
+
+
+@pages.get("/queues")
+async def queues(state: StateOf, namespace: str = "") -> Response:
+    """Show quota, and the jobs that run and wait."""
+    shown, note, namespaces = [], state.no_cluster, []
+    if state.jobs:
+        namespace = namespace or state.jobs.namespace or state.jobs.cluster.namespace
+        namespaces = sorted({namespace, *(entry.group for entry in state.jobs.all())})
+        try:
+            shown = await state.jobs.queues(namespace)
+        except ClusterError as error:
+            note = str(error)
+    now = state.now()
+    return render(
+        "queues",
+        live=stream_address(source="jobs", namespace=namespace) if state.jobs else "",
+        warning=state.problem if state.jobs else "",
+        queues=shown,
+        note=note,
+        namespace=namespace,
+        namespaces=namespaces,
+        share=_share,
+        running=lambda queue: [(job.job, job.priority, _human(job.eta_seconds)) for job in queue.running],
+        waiting=lambda queue: [
+            (
+                job.job,
+                "" if job.position is None else job.position + 1,
+                age(job.since, now) if job.since else "",
+                _human(job.starts_in_seconds),
+                job.message or job.reason or "not considered yet",
+            )
+            for job in queue.waiting
+        ],
+        preempted=lambda queue: [(job.job, age(job.time, now), job.by or job.message) for job in queue.preempted],
+    )
+
+
+def _human(seconds: float | None) -> str:
+    return "" if seconds is None else human(seconds)
+
+
+def _share(used: str, quota: str) -> float | None:
+    """Return the share of a quota that is in use."""
+    try:
+        total = float(quantity(quota))
+        return min(1.0, float(quantity(used)) / total) if total > 0 else None
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,297 @@
+"""PyTorchJob, TFJob and JAXJob (kubeflow.org/v1), and the parts that they share with MPIJob."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from allranks.api.job import API_VERSION, KIND
+from allranks.authoring.convert import command_line, pod_parts
+from allranks.authoring.convert.draft import Draft, Fields, NotConvertible, Row
+from allranks.authoring.convert.pod_parts import Part
+from allranks.core.facts.gpu_count import gpus
+
+# --- PyTorchJob -------------------------------------------------------------------------------------------------------
+
+
+_PYTORCHJOB_ROLES = {"Master": "master", "Worker": "worker"}
+_PYTORCHJOB_PORT = "pytorchjob-port"
+_RENDEZVOUS = ("rdzvPort", "rdzvHost", "rdzvId", "rdzvBackend")
+
+
+def convert_pytorchjob(source: Fields) -> Draft:
+    draft = Draft.begin(source, "PyTorchJob")
+    draft.framework("pytorch")
+    spec = source.child("spec")
+    read_run_policy(draft, spec)
+    parts, policies = read_roles(
+        draft, spec.child("pytorchReplicaSpecs"), _PYTORCHJOB_ROLES, ["pytorch"], _PYTORCHJOB_PORT, "OnFailure"
+    )
+    if ports := [part.ports[_PYTORCHJOB_PORT] for part in parts if _PYTORCHJOB_PORT in part.ports]:
+        draft.set("pytorch.port", ports[0])
+    policy = spec.child("elasticPolicy")
+    starts = without_rendezvous(draft, parts)
+    processes = spec.take("nprocPerNode", policy.take("nProcPerNode"))
+    processes_per_node(draft, parts, starts, processes)
+    pod_parts.assemble(draft, parts)
+    limit = spec.child("runPolicy").take("backoffLimit")
+    most = policy.take("maxRestarts")
+    set_restart(draft, policies, limit if limit is not None else most)
+    if policy:
+        _elastic(draft, policy, parts)
+    return draft.finish()
+
+
+def without_rendezvous(draft: Draft, parts: list[Part]) -> list[command_line.Torchrun]:
+    """Remove the options of torchrun that connect nodes from the commands."""
+    starts = []
+    for part in parts:
+        line = command_line.torchrun(part.command_line)
+        starts.append(line)
+        if not line.removed:
+            continue
+        lists = [list(part.fields.get(name) or ()) for name in ("command", "args")]
+        kept = len(command_line.torchrun(lists[0]).command)
+        part.fields["command"] = line.command[:kept] if lists[1] else line.command
+        if lists[1]:
+            part.fields["args"] = line.command[kept:]
+        removed = ", ".join(line.removed)
+        text = f"Removed: {removed}. allranks connects the ranks by the variables of torchrun."
+        draft.comment(("spec", "command"), text)
+    return starts
+
+
+def processes_per_node(draft: Draft, parts: list[Part], starts: list[command_line.Torchrun], value: Any) -> None:
+    """Set pytorch.processesPerNode. `value`: nprocPerNode of the job. An option of torchrun replaces it."""
+    option = next((line.processes for line in starts if line.processes), None)
+    processes = str(option or value or "auto")
+    used = any(line.used for line in starts)
+    most = max((gpus(part.resources) for part in parts), default=0)
+    if processes.isdigit():
+        draft.set("pytorch.processesPerNode", int(processes))
+    elif processes == "cpu" or (processes == "auto" and used and not most):
+        text = f"{processes} meant one process for each CPU of the node; Auto is one for each GPU, or one without GPUs."
+        draft.set("pytorch.processesPerNode", "Auto", text)
+    elif not used and most > 1 and all(part.command_line for part in parts):
+        text = (
+            "Without torchrun a pod is one process, whatever its number of GPUs: WORLD_SIZE is the number of pods. "
+            "One process for each GPU needs torchrun in the command, and Auto here."
+        )
+        draft.set("pytorch.processesPerNode", 1, text)
+    elif not used and most > 1:
+        text = (
+            "One process for each GPU, if the image's entrypoint runs torchrun. If it does not, set 1: else RANK and "
+            "WORLD_SIZE are not set."
+        )
+        draft.set("pytorch.processesPerNode", "Auto", text)
+
+
+def _elastic(draft: Draft, policy: Fields, parts: list[Part]) -> None:
+    workers = next((part.replicas for part in parts if part.role == "worker"), 0)
+    least, most = policy.number("minReplicas"), policy.number("maxReplicas")
+    least, most = least or most or workers, most or least or workers
+    backend = policy.take("rdzvBackend", "c10d")
+    for name in _RENDEZVOUS[:-1]:
+        policy.take(name)
+    if backend != "c10d":
+        draft.drop(policy.place("rdzvBackend"), f"{backend} is not used any more, and its server can be deleted")
+    reasons = {
+        "rdzvConf": "the ranks meet at a fixed address, without a rendezvous that could be configured",
+        "standalone": "each pod would train alone",
+    }
+    draft.drop_all(policy, reasons)
+    if least != most or least != workers:
+        text = (
+            "At another number of workers all ranks restart from their checkpoint; rdzv* are not needed. Pods that "
+            "cannot be scheduled within waitSeconds are left out, and join when there is capacity."
+        )
+        draft.set("elastic", {"minReplicas": least, "maxReplicas": most}, text)
+        if not least <= workers <= most:
+            bounded = min(max(workers, least), most)
+            draft.set("roles.worker.replicas", bounded, f"{workers} is not between minReplicas and maxReplicas.")
+        if any(part.role == "master" for part in parts):
+            draft.comment(("spec", "elastic"), "These bounds are of the workers, without the master.")
+    if metrics := policy.take("metrics"):
+        if "name" not in draft.document["metadata"]:
+            draft.drop(policy.place("metrics"), "an autoscaler needs a job with a name, not with generateName")
+            return
+        draft.further.append(_autoscaler(draft, least, most, metrics))
+
+
+def _autoscaler(draft: Draft, least: int, most: int, metrics: Any) -> dict[str, Any]:
+    metadata = draft.document["metadata"]
+    namespace = {"namespace": metadata["namespace"]} if "namespace" in metadata else {}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": draft.name, **namespace},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": API_VERSION, "kind": KIND, "name": draft.name},
+            "minReplicas": least,
+            "maxReplicas": most,
+            "metrics": metrics,
+        },
+    }
+
+
+# --- TFJob ------------------------------------------------------------------------------------------------------------
+
+
+_TFJOB_ROLES = {"Chief": "chief", "Master": "chief", "Worker": "worker", "PS": "ps", "Evaluator": "evaluator"}
+_TFJOB_PORT = "tfjob-port"
+
+
+def convert_tfjob(source: Fields) -> Draft:
+    draft = Draft.begin(source, "TFJob")
+    draft.framework("tensorflow")
+    spec = source.child("spec")
+    read_run_policy(draft, spec)
+    specs = spec.child("tfReplicaSpecs")
+    parts, policies = read_roles(draft, specs, _TFJOB_ROLES, ["tensorflow"], _TFJOB_PORT, "Never")
+    roles = [part.role for part in parts]
+    if roles.count("chief") > 1:
+        raise NotConvertible(specs.path, "has both a Chief and a Master: remove one of them")
+    if ports := {part.ports[_TFJOB_PORT] for part in parts if _TFJOB_PORT in part.ports}:
+        text = "" if len(ports) == 1 else f"One port for all roles; they had {', '.join(map(str, sorted(ports)))}."
+        draft.set("tensorflow.port", min(ports), text)
+    pod_parts.assemble(draft, parts)
+    if any(name.lower() == "master" for name in specs.names()):
+        text = "The role Master is chief here, also as the type of the task in TF_CONFIG."
+        draft.comment(("spec", "roles", "chief"), text)
+    if "evaluator" in roles:
+        text = "The evaluator is in TF_CONFIG's cluster only of itself, so that the others do not wait for it."
+        draft.comment(("spec", "roles", "evaluator"), text)
+    _success(draft, spec, roles)
+    draft.drop_all(spec, {"enableDynamicWorker": "every worker has the addresses of all workers in TF_CONFIG"})
+    set_restart(draft, policies, spec.child("runPolicy").take("backoffLimit"))
+    if "ps" in roles:
+        draft.comment(("spec", "roles", "ps"), "A parameter server that fails restarts alone, and is counted.")
+    return draft.finish()
+
+
+def _success(draft: Draft, spec: Fields, roles: list[str]) -> None:
+    """Set `success` if all workers decide. Else the chief decides in both operators, or worker 0 without a chief."""
+    if spec.take("successPolicy") == "AllWorkers" and "chief" not in roles:
+        draft.set("success", "worker")
+
+
+# --- JAXJob -----------------------------------------------------------------------------------------------------------
+
+
+_JAXJOB_PORT = "jaxjob-port"
+
+
+def convert_jaxjob(source: Fields) -> Draft:
+    draft = Draft.begin(source, "JAXJob")
+    spec = source.child("spec")
+    text = (
+        "jax.distributed.initialize() needs no arguments here. JAXJob's COORDINATOR_ADDRESS, COORDINATOR_PORT, "
+        "NUM_PROCESSES and PROCESS_ID are set as well."
+    )
+    draft.framework("jax", text)
+    read_run_policy(draft, spec)
+    specs = spec.child("jaxReplicaSpecs")
+    parts, policies = read_roles(draft, specs, {"Worker": "worker"}, ["jax"], _JAXJOB_PORT, "Never")
+    if ports := [part.ports[_JAXJOB_PORT] for part in parts if _JAXJOB_PORT in part.ports]:
+        draft.set("jax.port", ports[0])
+    pod_parts.assemble(draft, parts)
+    set_restart(draft, policies, spec.child("runPolicy").take("backoffLimit"))
+    return draft.finish()
+
+
+# --- runPolicy, and restartPolicy of each role ------------------------------------------------------------------------
+
+
+_ROWS: tuple[Row, ...] = (
+    ("cleanPodPolicy", "cleanPodPolicy", ""),
+    ("ttlSecondsAfterFinished", "ttlSecondsAfterFinished", ""),
+    ("activeDeadlineSeconds", "activeDeadlineSeconds", "Time in which the job is suspended does not count here."),
+    ("suspend", "suspend", ""),
+)
+_NO_GANG = "the operator makes the PodGroup; scheduling.gang can name the gang scheduler"
+_SCHEDULING = {
+    "queue": "set the annotation scheduling.volcano.sh/queue-name of the template",
+    "minAvailable": "all pods start together, or elastic.minReplicas of them",
+    "minResources": _NO_GANG,
+    "scheduleTimeoutSeconds": "set scheduling.gangTimeoutSeconds",
+}
+OWN_MANAGERS = ("kubeflow.org/training-operator", "kubeflow.org/mpi-operator")
+
+
+def read_run_policy(draft: Draft, spec: Fields) -> None:
+    """Set the fields of `spec.runPolicy`, except backoffLimit."""
+    policy = spec.child("runPolicy")
+    draft.move(policy, _ROWS)
+    if "cleanPodPolicy" not in draft.spec and "cleanPodPolicy" in spec:  # MPIJob v1 has it here
+        draft.set("cleanPodPolicy", spec.take("cleanPodPolicy"))
+    manager = policy.take("managedBy")
+    if manager and manager not in OWN_MANAGERS:
+        draft.set("managedBy", manager, f"{manager} has to support DistributedTraining, or nothing starts the job.")
+    scheduling = policy.child("schedulingPolicy")
+    draft.move(scheduling, [("priorityClass", "scheduling.priorityClassName", "")])
+    draft.drop_all(scheduling, _SCHEDULING)
+    labels = draft.document["metadata"].get("labels") or {}
+    comment_on_queue(draft, labels)
+
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+
+def comment_on_queue(draft: Draft, labels: dict[str, str]) -> None:
+    if QUEUE_LABEL in labels:
+        text = "Kueue admits a DistributedTraining only if it is configured for this kind; see its documentation."
+        draft.comment(("metadata", "labels", QUEUE_LABEL), text)
+
+
+def read_roles(
+    draft: Draft,
+    specs: Fields,
+    names: dict[str, str],
+    containers: Sequence[str],
+    port: str,
+    default_policy: str = "",
+) -> tuple[list[Part], dict[str, str]]:
+    """Return the parts of the roles, and role -> restartPolicy.
+
+    `names`: name of the source -> role; case is ignored, as the operators do. `containers`, `port`: as in
+    `pod_parts.read`.
+    """
+    parts: list[Part] = []
+    policies: dict[str, str] = {}
+    lower = {name.lower(): role for name, role in names.items()}
+    for name in specs.names():
+        role = lower.get(name.lower())
+        if role is None:
+            continue
+        role_spec = specs.child(name)
+        replicas = role_spec.number("replicas", 1)
+        policies[role] = str(role_spec.take("restartPolicy", default_policy))
+        path = role_spec.place("template")
+        parts.append(pod_parts.read(role, replicas, role_spec.take("template"), path, containers, [port]))
+    if not parts:
+        raise NotConvertible(specs.path, f"has none of the roles {', '.join(names)}")
+    order = list(names.values())
+    parts.sort(key=lambda part: order.index(part.role))
+    return parts, policies
+
+
+PERMANENT = {"exitCodes": list(range(1, 128)), "action": "Fail"}
+"""The rule for restartPolicy ExitCode: these codes are errors of the program, others are retried."""
+
+
+def set_restart(draft: Draft, policies: dict[str, str], limit: int | None) -> None:
+    """Set restart. `limit`: backoffLimit, or another number of restarts of the source."""
+    kinds = set(policies.values())
+    listed = ", ".join(sorted(kinds))
+    lost = "The loss of a node or a preemption restarts the job all the same, and is not counted."
+    together = "here a failure of a rank restarts all ranks, from their checkpoint"
+    if kinds == {"Never"}:
+        draft.set("restart.maxRestarts", 0, f"restartPolicy Never: a failure of the program ends the job. {lost}")
+        return
+    if "ExitCode" in kinds:
+        text = "restartPolicy ExitCode: exit codes of 1 to 127 are permanent errors."
+        others = kinds - {"ExitCode"}
+        draft.set("restart.rules", [PERMANENT], f"{text} Here it applies to all roles." if others else text)
+    unlimited = "" if limit is not None else " without a limit, 3 is the default here"
+    before = f"restartPolicy {listed} restarted single pods or containers{unlimited};"
+    draft.set("restart.maxRestarts", 3 if limit is None else limit, f"{before} {together}.")
