@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
-from allranks.cli.options import print_problem
-from allranks.cli.rank_pods import check_rank
+from allranks.cli.options import check_rank, print_problem
 from allranks.control_sequences import clean
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.job_codec import ranks_of

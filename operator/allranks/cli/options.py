@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ import click
 
 from allranks.api.job import GROUP, KIND, PLURAL
 from allranks.cli.completers import complete_contexts, complete_files, complete_namespaces
+from allranks.cli.suggestions import suggestions
 from allranks.client.actions import Changed
 from allranks.client.interrupt import signals_wake_the_loop
 from allranks.client.jobs import get_job, with_suggestion
-from allranks.errors import AllranksError, ClusterError, InvalidManifest
+from allranks.errors import AllranksError, CannotRun, ClusterError, InvalidManifest
 from allranks.kube.cluster import Cluster, Manifest, Where
+from allranks.text import joined
 from allranks.views.format import duration
 from allranks.views.format.objects import OBJECT_OUTPUTS, render_objects
 
@@ -247,6 +249,53 @@ def print_jobs(jobs: Sequence[Manifest], output: str | None, *, single: bool) ->
     """Prints nothing without `output`, and nothing in place of the one job that does not exist."""
     if output and (jobs or not single):
         click.echo(render_objects(jobs, output, single=single), nl=False)
+
+
+# --- ranks and volumes -----------------------------------------------------------------------------------------------
+
+
+def check_rank(name: str, ranks: Mapping[str, int | None], rank: int) -> None:
+    """Raises UsageError if the job has no such rank. `ranks`: replica -> rank."""
+    existing = {number for number in ranks.values() if number is not None}
+    if ranks and rank not in existing:
+        which = f"its ranks are 0 to {max(existing)}" if existing else "it has no ranks"
+        raise click.UsageError(f"{name} has no rank {rank}: {which} (one for each pod).")
+
+
+def check_role(name: str, ranks: Mapping[str, int | None], role: str) -> None:
+    """Raises UsageError if the job has no such role."""
+    roles = {key.rpartition("-")[0] for key in ranks}
+    if roles and role not in roles:
+        few = len(roles) == 1
+        raise click.UsageError(
+            f"{name} has no role {role}: its {'role is' if few else 'roles are'} {joined(sorted(roles), 'and')}."
+        )
+
+
+_ADDED = ("dshm", "allranks-")
+"""How the names of volumes begin that allranks adds to pods."""
+
+
+def mapped_volumes(volumes: Sequence[str]) -> dict[str, Path]:
+    """Volume name -> directory. Raises CannotRun for an item that is not NAME=DIR."""
+    mapped: dict[str, Path] = {}
+    for item in volumes:
+        name, equals, directory = item.partition("=")
+        if not (name and equals and directory):
+            raise CannotRun(f"--volume {item}: must be NAME=DIR, for example data=./data")
+        mapped[name] = Path(directory).expanduser().absolute()
+    return mapped
+
+
+def unknown_volumes(mapped: Iterable[str], names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """(option, problem) of each mapped name that no job has: a typing error would lose the output of a training."""
+    own = sorted(name for name in names if not name.startswith(_ADDED))
+    for name in mapped:
+        if name not in names:
+            near = suggestions(name, own, {})
+            existing = f"the jobs have {', '.join(own)}" if own else "the jobs have no volumes"
+            meant = f", did you mean {near[0]}?" if near else f"; {existing}"
+            yield f"--volume {name}", f"no volume, claim, input or output has this name{meant}"
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.authoring import manifest_files
+from allranks.authoring.convert.kinds import KINDS, RUNTIME_GROUP, RUNTIMES, Kind, kind_of
 from allranks.authoring.manifest_files import Unreadable
 from allranks.cli.completers import complete_files
 from allranks.cli.options import BAD_MANIFEST, FAILED, OK, cluster_options, print_problem, run_on_cluster, set_option
-from allranks.kube.cluster import Cluster, Where
+from allranks.errors import ClusterError
+from allranks.kube.cluster import Cluster, Manifest, Where
 
 if TYPE_CHECKING:
     from allranks.authoring.convert.documents import Converted
@@ -69,9 +71,7 @@ def convert(
 
 
 async def _live(cluster: Cluster, arguments: Sequence[str], sets: Sequence[str], output: str, check: bool) -> int:
-    from allranks.cli.other_operators import read
-
-    documents = [(LIVE, document) for document in await read(cluster, arguments)]
+    documents = [(LIVE, document) for document in await _read_live(cluster, arguments)]
     return _convert(documents, sets, output, check)
 
 
@@ -195,3 +195,72 @@ def _documents(file: str) -> list[tuple[str, Any]]:
     place = name + (f":{content.line}:{content.column}" if content.line else "")
     print_problem("error", f"{place}: {content.message}" + (f"\n{content.excerpt}" if content.excerpt else ""))
     sys.exit(BAD_MANIFEST)
+
+
+# --- live objects ----------------------------------------------------------------------------------------------------
+
+
+async def _read_live(cluster: Cluster, arguments: Sequence[str]) -> list[Manifest]:
+    """`arguments`: KIND/NAME, or KIND for all of the namespace. Raises ClusterError and UsageError."""
+    wanted = [_kind_and_name(argument) for argument in arguments]
+    out: list[Manifest] = []
+    for kind, name in wanted:
+        out += await _live_jobs(cluster, kind, name)
+    runtimes: dict[tuple[str, str], Manifest | None] = {}
+    for job in out:
+        reference = (job.get("spec") or {}).get("runtimeRef")
+        if isinstance(reference, dict):
+            key = str(reference.get("kind") or "ClusterTrainingRuntime"), str(reference.get("name"))
+            if key not in runtimes:
+                runtimes[key] = await _runtime(cluster, *key)
+    return [*out, *(found for found in runtimes.values() if found)]
+
+
+def _kind_and_name(argument: str) -> tuple[Kind, str]:
+    given, _, name = argument.partition("/")
+    for kind in KINDS:
+        names = {kind.name.lower(), kind.plural}
+        if given.lower() in names | {f"{one}.{kind.group}" for one in names}:
+            return kind, name
+    kinds = ", ".join(kind.name.lower() for kind in KINDS)
+    raise click.UsageError(f"{argument}: --live needs KIND/NAME or KIND, where KIND is one of {kinds}.")
+
+
+async def _live_jobs(cluster: Cluster, kind: Kind, name: str) -> list[Manifest]:
+    missing: ClusterError | None = None
+    for version in kind.versions:
+        path = f"{_collection(kind.group, version, cluster.namespace)}/{kind.plural}"
+        try:
+            found = await cluster.get(f"{path}/{name}" if name else path)
+        except ClusterError as error:
+            if error.status != 404:
+                raise
+            missing = missing or error
+            continue
+        items = [found] if name else found.get("items") or []
+        objects = [{"apiVersion": f"{kind.group}/{version}", "kind": kind.name, **item} for item in items]
+        # Of Jobs only those with ranks are meant, unless one is named.
+        return [item for item in objects if name or kind_of(item)]
+    what = f"{kind.name} {name}" if name else f"objects of kind {kind.name}"
+    text = f"there is no {what} in namespace {cluster.namespace}, or the cluster does not have this kind"
+    raise ClusterError(f"{text} ({missing})", 404, "NotFound")
+
+
+async def _runtime(cluster: Cluster, kind: str, name: str) -> Manifest | None:
+    """None for one that does not exist: it may be a default one of Trainer."""
+    namespace = cluster.namespace if kind == "TrainingRuntime" else None
+    path = (
+        f"{_collection(RUNTIME_GROUP, 'v1alpha1', namespace)}/{RUNTIMES.get(kind, RUNTIMES['TrainingRuntime'])}/{name}"
+    )
+    try:
+        found = await cluster.get(path)
+    except ClusterError as error:
+        if error.status == 404:
+            return None
+        raise
+    return {"apiVersion": f"{RUNTIME_GROUP}/v1alpha1", "kind": kind, **found}
+
+
+def _collection(group: str, version: str, namespace: str | None) -> str:
+    base = f"/apis/{group}/{version}"
+    return f"{base}/namespaces/{namespace}" if namespace else base

@@ -15,7 +15,7 @@ from allranks.client.jobs import get_job
 from allranks.kube.cluster import Cluster, Where
 
 if TYPE_CHECKING:
-    from allranks.cli.commands.debug_archive.archive import Archive
+    from allranks.cli.commands.debug_archive import Archive
 
 
 @click.command(
@@ -53,7 +53,7 @@ def debug(where: Where, name: str, output: Path | None) -> None:
 
 
 async def _collect(cluster: Cluster, name: str, output: Path | None) -> int:
-    from allranks.cli.commands.debug_archive.on_cluster import collect
+    from allranks.cli.commands.debug_archive import collect
 
     now = datetime.now(UTC)
     with await collect(cluster, await get_job(cluster, name), name, now) as archive:

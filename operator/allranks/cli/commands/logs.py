@@ -30,12 +30,13 @@ from allranks.cli.options import (
     OK,
     Count,
     Duration,
+    check_rank,
+    check_role,
     cluster_options,
     name_callback,
     print_error,
     run_on_cluster,
 )
-from allranks.cli.rank_pods import check_rank, check_role
 from allranks.client.follow import Deleted, Follower, has_log
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, replica_key

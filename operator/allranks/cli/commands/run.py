@@ -13,7 +13,7 @@ import click
 from allranks.authoring.script_job import is_script
 from allranks.cli.completers import complete_files
 from allranks.cli.live.session import NOT_STARTED, WORDS, Session, exit_on_ctrl_c
-from allranks.cli.options import OK, Count, code_option, print_error, set_option
+from allranks.cli.options import OK, Count, code_option, mapped_volumes, print_error, set_option, unknown_volumes
 from allranks.cli.safe_output import use_colour
 from allranks.frameworks import FRAMEWORKS
 
@@ -167,7 +167,6 @@ def run(
     store checkpoints on request are asked for one before SIGTERM.
     """
     from allranks.authoring.script_loading import load_script
-    from allranks.cli.volume_option import mapped_volumes
     from allranks.errors import AllranksError
     from allranks.local import LocalRun, Options, run_directories
 
@@ -324,7 +323,6 @@ def _pairs(items: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 def _check(runs: Sequence[LocalRun], mapped: Iterable[str]) -> list[list[str]]:
     """The notes on each job. Raises InvalidManifest with every reason why a job cannot run here."""
-    from allranks.cli.volume_option import unknown_volumes
     from allranks.errors import CannotRun, InvalidManifest
 
     notes: list[list[str]] = []

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli.completers import complete_jobs
-from allranks.cli.options import FAILED, OK, Count, Duration, name_callback, on_cluster
-from allranks.cli.rank_pods import check_rank
+from allranks.cli.options import FAILED, OK, Count, Duration, check_rank, name_callback, on_cluster
 from allranks.client.jobs import get_job
 from allranks.core.facts.naming import JOB_LABEL, replica_key
 from allranks.errors import AllranksError, ClusterError

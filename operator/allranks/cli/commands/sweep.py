@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from allranks.cli.completers import complete_files
-from allranks.cli.options import BAD_MANIFEST, Count, code_option, print_error, set_option
+from allranks.cli.options import BAD_MANIFEST, Count, code_option, mapped_volumes, print_error, set_option
 
 EXAMPLES = """\b
 Examples:
@@ -92,7 +92,6 @@ def sweep(file: str, dry_run: bool, sets: tuple[str, ...], code: Path | None, **
     """
     from allranks.authoring.yaml_text import dump
     from allranks.cli.live.sweep_session import run_sweep
-    from allranks.cli.volume_option import mapped_volumes
     from allranks.errors import AllranksError
 
     try:

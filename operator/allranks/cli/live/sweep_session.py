@@ -19,7 +19,7 @@ from allranks.api.sweep import Sweep
 from allranks.api.sweep_status import ENDED, SweepStatus, Trial
 from allranks.authoring.yaml_text import dump
 from allranks.cli.live.session import NOT_STARTED, exit_on_ctrl_c
-from allranks.cli.options import FAILED, OK, print_error
+from allranks.cli.options import FAILED, OK, print_error, unknown_volumes
 from allranks.cli.safe_output import use_colour
 from allranks.core.facts.model import Event
 from allranks.views.format.table import Grid, Styled
@@ -43,7 +43,6 @@ def run_sweep(
     no_color: bool,
 ) -> int:
     """Return the exit status. stdout gets the manifest of the best trial, or with `output` the sweep."""
-    from allranks.cli.volume_option import unknown_volumes
     from allranks.errors import AllranksError, InvalidManifest
     from allranks.local import run_directories
     from allranks.local.sweep import LocalSweep, SweepOptions
