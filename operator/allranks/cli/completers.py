@@ -30,40 +30,40 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 
 def complete_files(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The shell completes the names of files itself."""
+    """Let the shell complete the names of files."""
     return [CompletionItem(incomplete, type="file")]
 
 
 def _names(find: Callable[[click.Context], Iterable[str]]) -> Completer:
-    """A completer of the names that `find` yields in time."""
+    """Return a completer of the names that `find` yields in time."""
 
     def complete(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         # A server must not write anything else into the user's command line.
-        found = {name for name in _in_time(lambda: find(context)) if _NAME.fullmatch(name)}
-        found -= set(context.params.get("names") or ())
-        return [CompletionItem(name) for name in sorted(found) if name.startswith(incomplete)]
+        names = {name for name in _in_time(lambda: find(context)) if _NAME.fullmatch(name)}
+        names -= set(context.params.get("names") or ())
+        return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
     return complete
 
 
 def _in_time(find: Callable[[], Iterable[str]]) -> list[str]:
-    found: list[str] = []
+    names: list[str] = []
 
     def work() -> None:
         with contextlib.suppress(Exception):
             for name in find():
-                found.append(name)  # what is found before an error or the end of the time counts
+                names.append(name)  # names before an error or the end of the time count
 
     with _silent():
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(ANSWER_SECONDS)
-        return list(found)
+        return list(names)
 
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Login programs do not ask the user without stdin, and print no messages without stderr."""
+    """Hide stdin, so that login programs do not ask the user, and stderr, so that they print no messages."""
     before = sys.stdin, sys.stderr
     sys.stdin = sys.stderr = None
     try:

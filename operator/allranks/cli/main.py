@@ -140,13 +140,13 @@ class LazyGroup(SuggestingGroup):
                 formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Completes command names without importing the commands: a Tab must be fast."""
+        """Complete command names without importing the commands: a Tab must be fast."""
         names = [CompletionItem(name, help=COMMANDS[name][1]) for name in COMMANDS if name.startswith(incomplete)]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 def _explain(command: str, error: ModuleNotFoundError) -> NoReturn:
-    """Raises a message that names the extra to install, if a package that is not allranks' own is missing."""
+    """Raise a message that names the extra to install, if a package that is not allranks' own is missing."""
     package = (error.name or "").partition(".")[0]
     if package in ("", "allranks"):
         raise error

@@ -172,7 +172,7 @@ async def _wait_until_gone(cluster: Cluster, job: Manifest, deadline: float | No
 
 
 async def _remaining(cluster: Cluster, name: str, uid: str, job: Manifest, pods: bool) -> str:
-    """What still exists, as the subject of a sentence; empty when everything is gone."""
+    """Return what still exists, as the subject of a sentence; empty when everything is gone."""
     try:
         current = await cluster.get(job_path(cluster.namespace, name))
         if current["metadata"]["uid"] == uid:
@@ -183,6 +183,6 @@ async def _remaining(cluster: Cluster, name: str, uid: str, job: Manifest, pods:
             raise
     if not pods:
         return ""
-    found = await cluster.get(core_path(cluster.namespace, "pods"), {"labelSelector": f"{JOB_LABEL}={name}"})
-    own = pods_of(job, found["items"])
-    return f"{len(own)} pod{'s are' if len(own) > 1 else ' is'}" if own else ""
+    listed = await cluster.get(core_path(cluster.namespace, "pods"), {"labelSelector": f"{JOB_LABEL}={name}"})
+    count = len(pods_of(job, listed["items"]))
+    return f"{count} pod{'s are' if count > 1 else ' is'}" if count else ""

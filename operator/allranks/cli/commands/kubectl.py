@@ -53,7 +53,7 @@ _REMOTE = re.compile(r"((?:[^/:]+/)?[^/:]{2,}):(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Choice:
-    """The rank that the user named. Without a rank, a role and an index it is rank 0."""
+    """The rank and the container that the user selected. Without a rank, a role and an index it is rank 0."""
 
     rank: int | None = None
     role: str | None = None
@@ -61,8 +61,8 @@ class Choice:
     container: str = TRAINER
 
 
-def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds `--rank`, `--role`, `--index` and `--container` to `command(choice=...)`."""
+def _rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--rank`, `--role`, `--index` and `--container` to `command(choice=...)`."""
 
     @functools.wraps(command)
     def run(rank: int | None, role: str | None, index: int | None, container: str, **options: Any) -> Any:
@@ -83,11 +83,11 @@ _RANK_OPTIONS = (
 )
 
 
-dry_run_option = click.option("--dry-run", is_flag=True, help="Print the kubectl command instead of running it.")
+_dry_run_option = click.option("--dry-run", is_flag=True, help="Print the kubectl command instead of running it.")
 
 
-def terminal_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds `-i` and `-t`, as kubectl has them."""
+def _terminal_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `-i` and `-t`, as kubectl has them."""
     tty = click.option("-t", "--tty", is_flag=True, help="Allocate a terminal. [default: if this is one]")
     stdin = click.option("-i", "--stdin", is_flag=True, help="Pass standard input on. [default: in a terminal]")
     return stdin(tty(command))
@@ -111,9 +111,9 @@ Exit status:
 )
 @click.argument("name", metavar="JOB", callback=name_callback, shell_complete=complete_jobs)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-@rank_options
-@terminal_options
-@dry_run_option
+@_rank_options
+@_terminal_options
+@_dry_run_option
 @cluster_options
 def exec_(
     where: Where,
@@ -129,8 +129,8 @@ def exec_(
     The pod is that of the current attempt. The command runs as the user of the container, and does not end when the
     connection is lost: stop what you started.
     """
-    flags = terminal_flags(stdin, tty)
-    run_kubectl(
+    flags = _terminal_flags(stdin, tty)
+    _run_kubectl(
         where,
         name,
         choice,
@@ -151,9 +151,9 @@ Exit status:
 """
 )
 @click.argument("name", metavar="JOB", callback=name_callback, shell_complete=complete_jobs)
-@rank_options
-@terminal_options
-@dry_run_option
+@_rank_options
+@_terminal_options
+@_dry_run_option
 @cluster_options
 def attach(where: Where, name: str, choice: Choice, stdin: bool, tty: bool, dry_run: bool) -> None:
     """Connect the terminal to the running program of a rank, by kubectl attach.
@@ -162,7 +162,7 @@ def attach(where: Where, name: str, choice: Choice, stdin: bool, tty: bool, dry_
     read the output of all ranks from the start: allranks logs JOB -f.
     """
     flags = [*(["--stdin"] if stdin else []), *(["--tty"] if tty else [])]
-    run_kubectl(
+    _run_kubectl(
         where,
         name,
         choice,
@@ -171,13 +171,13 @@ def attach(where: Where, name: str, choice: Choice, stdin: bool, tty: bool, dry_
     )
 
 
-def _ports_callback(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    for text in given:
+def _ports_callback(_context: click.Context, _parameter: click.Parameter, ports: tuple[str, ...]) -> tuple[str, ...]:
+    for text in ports:
         match = _PORTS.fullmatch(text)
         numbers = [int(number) for number in match.groups() if number] if match else []
         if not match or int(match[2]) == 0 or any(number > 65_535 for number in numbers):
             raise click.BadParameter(f"{text!r} is no port: specify PORT, LOCAL:PORT or :PORT, up to 65535.")
-    return given
+    return ports
 
 
 @click.command(
@@ -195,9 +195,9 @@ Exit status:
 )
 @click.argument("name", metavar="JOB", callback=name_callback, shell_complete=complete_jobs)
 @click.argument("ports", nargs=-1, required=True, metavar="[LOCAL:]PORT...", callback=_ports_callback)
-@rank_options
+@_rank_options
 @click.option("--address", metavar="ADDRESS", help="Listen on this address of this machine. [default: localhost]")
-@dry_run_option
+@_dry_run_option
 @cluster_options
 def port_forward(
     where: Where, name: str, ports: tuple[str, ...], choice: Choice, address: str | None, dry_run: bool
@@ -207,7 +207,7 @@ def port_forward(
     It ends with the pod: a restart of the job gives the rank a new one.
     """
     listen = [f"--address={address}"] if address else []
-    run_kubectl(where, name, choice, lambda pod, _: ["port-forward", pod.name, *listen, *ports], dry_run=dry_run)
+    _run_kubectl(where, name, choice, lambda pod, _: ["port-forward", pod.name, *listen, *ports], dry_run=dry_run)
 
 
 @click.command(
@@ -224,34 +224,34 @@ Exit status:
 )
 @click.argument("source", metavar="SOURCE", shell_complete=complete_files)
 @click.argument("target", metavar="TARGET", shell_complete=complete_files)
-@rank_options
-@dry_run_option
+@_rank_options
+@_dry_run_option
 @cluster_options
 def cp(where: Where, source: str, target: str, choice: Choice, dry_run: bool) -> None:
     """Copy files and directories from or to the pod of a rank, by kubectl cp. One of the paths is JOB:PATH.
 
     The image needs the program tar.
     """
-    remote = [_REMOTE.fullmatch(path) for path in (source, target)]
-    named = [match for match in remote if match]
-    if len(named) != 1 or not named[0][2]:
+    matches = [_REMOTE.fullmatch(path) for path in (source, target)]
+    remote = [match for match in matches if match]
+    if len(remote) != 1 or not remote[0][2]:
         raise click.UsageError("specify exactly one path in a pod, as JOB:PATH, for example penguins:/tmp/trace.json.")
-    name = job_name(named[0][1])
+    name = job_name(remote[0][1])
 
     def arguments(pod: Pod, namespace: str) -> list[str]:
         paths = [
             f"{namespace}/{pod.name}:{match[2]}" if match else path
-            for match, path in zip(remote, (source, target), strict=True)
+            for match, path in zip(matches, (source, target), strict=True)
         ]
         return ["cp", f"--container={choice.container}", "--", *paths]
 
-    run_kubectl(where, name, choice, arguments, dry_run=dry_run)
+    _run_kubectl(where, name, choice, arguments, dry_run=dry_run)
 
 
 # --- kubectl ---------------------------------------------------------------------------------------------------------
 
 
-def run_kubectl(
+def _run_kubectl(
     where: Where,
     name: str,
     choice: Choice,
@@ -259,16 +259,16 @@ def run_kubectl(
     *,
     dry_run: bool = False,
 ) -> NoReturn:
-    """Becomes `kubectl ARGUMENTS` for the running pod of a rank. `arguments(pod, namespace)`."""
-    found: list[tuple[Pod, str]] = []
+    """Become `kubectl ARGUMENTS` for the running pod of a rank. `arguments(pod, namespace)` returns the ARGUMENTS."""
+    pods: list[tuple[Pod, str]] = []
 
     async def find(cluster: Cluster) -> int:
-        found.append((await running_pod(cluster, name, choice), cluster.namespace))
+        pods.append((await _running_pod(cluster, name, choice), cluster.namespace))
         return 0
 
     if status := run_on_cluster(find, where, {}):
         sys.exit(status)
-    pod, namespace = found[0]
+    [(pod, namespace)] = pods
     command = ["kubectl", *_cluster_arguments(where, namespace), *arguments(pod, namespace)]
     if dry_run:
         click.echo(shlex.join(command))
@@ -286,42 +286,42 @@ def run_kubectl(
     os.execv(program, command)
 
 
-def terminal_flags(stdin: bool, tty: bool) -> list[str]:
-    """kubectl's flags for a terminal: those that were asked for, and both if a person sits in front of one."""
+def _terminal_flags(stdin: bool, tty: bool) -> list[str]:
+    """Return kubectl's flags for a terminal: the selected ones, and both if this is a terminal."""
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     return [*(["--stdin"] if stdin or interactive else []), *(["--tty"] if tty or interactive else [])]
 
 
 def _cluster_arguments(where: Where, namespace: str) -> list[str]:
-    named = (("kubeconfig", where.kubeconfig), ("context", where.context), ("namespace", namespace))
-    return [f"--{option}={value}" for option, value in named if value]
+    options = (("kubeconfig", where.kubeconfig), ("context", where.context), ("namespace", namespace))
+    return [f"--{option}={value}" for option, value in options if value]
 
 
 # --- the pod ---------------------------------------------------------------------------------------------------------
 
 
-async def running_pod(cluster: Cluster, name: str, choice: Choice) -> Pod:
-    """The running pod of the rank. Raises UsageError if the job has no such rank, else ClusterError."""
+async def _running_pod(cluster: Cluster, name: str, choice: Choice) -> Pod:
+    """Return the running pod of the rank. Raise UsageError if the job has no such rank, otherwise ClusterError."""
     job = await get_job(cluster, name)
     replica = _replica(name, ranks_of(job), choice)
     listed = await cluster.get(core_path(cluster.namespace, "pods"), {"labelSelector": f"{JOB_LABEL}={name}"})
-    found = find_pod(job, listed["items"], replica)
-    if found is None:
+    pod = _newest_pod(job, listed["items"], replica)
+    if pod is None:
         raise ClusterError(_without_pod(name, replica, status_of(job)))
-    if problem := _not_running(name, replica, found, choice):
+    if problem := _not_running(name, replica, pod, choice):
         raise ClusterError(problem)
-    return found
+    return pod
 
 
-def find_pod(job: Manifest, pods: list[Manifest], replica: str) -> Pod | None:
-    """The newest pod of a replica in the current attempt."""
+def _newest_pod(job: Manifest, pods: list[Manifest], replica: str) -> Pod | None:
+    """Return the newest pod of a replica in the current attempt."""
     attempt = status_of(job).attempt
     of_replica = [p for p in pods_of(job, pods) if p.attempt == attempt and replica_key(p.role, p.index) == replica]
     return max(of_replica, key=lambda pod: pod.restart, default=None)
 
 
 def _replica(name: str, ranks: Mapping[str, int | None], choice: Choice) -> str:
-    """`worker-1`. Raises UsageError, and ClusterError if the job cannot be decoded."""
+    """Return the replica, such as `worker-1`. Raise UsageError, and ClusterError if the job cannot be decoded."""
     if not ranks:
         raise ClusterError(f"{name} has no valid spec: allranks describe {name} shows why")
     if choice.role is None and choice.index is None:
@@ -351,7 +351,7 @@ def _without_pod(name: str, replica: str, status: Status) -> str:
 
 
 def _not_running(name: str, replica: str, pod: Pod, choice: Choice) -> str:
-    """Why nothing can be done in the container; empty if it can."""
+    """Return why the container does not run; empty if it does."""
     where = f"the pod of {replica}, {pod.name},"
     if pod.ended:
         how = f" with exit code {pod.exit.code}" if pod.exit else ""
@@ -359,6 +359,6 @@ def _not_running(name: str, replica: str, pod: Pod, choice: Choice) -> str:
     if pod.deleted_at:
         return f"{where} is being deleted"
     if pod.phase != "Running" and choice.container == TRAINER:
-        why = pod.waiting_message or pod.waiting_reason or pod.waiting_for
-        return f"{where} does not run yet: it is {pod_state(pod)}{f' ({why})' if why else ''}"
+        reason = pod.waiting_message or pod.waiting_reason or pod.waiting_for
+        return f"{where} does not run yet: it is {pod_state(pod)}{f' ({reason})' if reason else ''}"
     return ""

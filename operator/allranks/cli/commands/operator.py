@@ -34,8 +34,8 @@ def _option(name: str, field: FieldInfo) -> click.Option:
     else:
         kind = {"type": click.Choice(choices) if choices else str, "metavar": None if choices else "VALUE"}
     default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
-    shown = f" [{'default: ' + str(default) if default not in ('', None) else 'default: none'}]"
-    return click.Option([flag], default=None, help=f"{field.description}{shown}", **kind)
+    default_text = f" [{'default: ' + str(default) if default not in ('', None) else 'default: none'}]"
+    return click.Option([flag], default=None, help=f"{field.description}{default_text}", **kind)
 
 
 def _run(kubeconfig: str | None, context: str | None, **flags: Any) -> None:

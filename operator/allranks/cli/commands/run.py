@@ -20,6 +20,7 @@ from allranks.frameworks import FRAMEWORKS
 if TYPE_CHECKING:
     from allranks.api.job import Job
     from allranks.authoring.manifests import Loaded
+    from allranks.authoring.sweep_manifests import LoadedSweep
     from allranks.code.bundle import Bundle
     from allranks.local import LocalRun
 
@@ -170,9 +171,9 @@ def run(
     from allranks.errors import AllranksError
     from allranks.local import LocalRun, Options, run_directories
 
-    given = (*files, *filenames)
-    script = _only_script(given)
-    if not script and (option := _first_given(replicas=replicas, gpus=gpus, framework=framework, save=save)):
+    files = (*files, *filenames)
+    script = _only_script(files)
+    if not script and (option := _first_set(replicas=replicas, gpus=gpus, framework=framework, save=save)):
         raise click.UsageError(
             f"--{option} describes the job of a script (FILE.py); change a manifest with --set, for example "
             "--set roles.worker.replicas=2."
@@ -183,7 +184,7 @@ def run(
     human = sys.stderr if output else sys.stdout
     colour = use_colour(human) and not no_color
     reserved: list[Path] = []
-    ctx.call_on_close(lambda: run_directories.remove_empty(reserved))  # those of runs that did not start
+    ctx.call_on_close(lambda: run_directories.remove_empty(reserved))  # of runs that did not start
     try:
         mapped = mapped_volumes(volumes)
         additions = ctx.meta[_ARGUMENTS], _pairs(env)
@@ -192,9 +193,22 @@ def run(
                 script, sets, additions, replicas or 1, gpus or 0, framework, code or workdir, save, ships=bool(code)
             )
         else:
-            loaded, texts = _load(given, sets, additions, code), []
+            loaded, texts = _load(files, sets, additions, code), []
         if loaded.sweeps:
-            sys.exit(_run_sweep(loaded, run_dir, workdir, mapped, grace_period, output, dry_run, quiet, no_color))
+            from allranks.cli.live.sweep_session import run_sweep
+
+            sys.exit(
+                run_sweep(
+                    _only_sweep(loaded, dry_run),
+                    run_dir=run_dir,
+                    workdir=workdir,
+                    volumes=mapped,
+                    grace=grace_period,
+                    output=output,
+                    quiet=quiet,
+                    no_color=no_color,
+                )
+            )
         claims: dict[str, Path] = {}
         runs = [
             LocalRun(
@@ -221,18 +235,18 @@ def run(
         print_error(error)
         sys.exit(NOT_STARTED)
     named = {job.spec.pool for job in loaded.jobs}  # the notes of the jobs mention these
-    others = [(other.kind, other.name) for other in loaded.others]
-    others += [("TrainingPool", pool.name) for pool in loaded.pools if pool.name not in named]
-    for text in (*texts, *(f"{kind} {name} is not used here" for kind, name in others)):
+    unused = [(document.kind, document.name) for document in loaded.others]
+    unused += [("TrainingPool", pool.name) for pool in loaded.pools if pool.name not in named]
+    for text in (*texts, *(f"{kind} {name} is not used here" for kind, name in unused)):
         _note(human, text, quiet, colour)
     for severity, text in loaded.notes():
         _note(human, text, quiet, colour, severity)
     words = WORDS["command" if human.isatty() else caller]  # a terminal sends Ctrl-C to this command itself
     session = Session(human, output, colour=colour, logs=not no_logs, quiet=quiet, words=words)
-    for number, (one, its_notes) in enumerate(zip(runs, notes, strict=True), 1):
-        for text in its_notes:
+    for number, (local_run, notes_of_run) in enumerate(zip(runs, notes, strict=True), 1):
+        for text in notes_of_run:
             _note(human, text, quiet, colour)
-        status = session.run(one)
+        status = session.run(local_run)
         if status != OK:
             left = ", ".join(later.job.name for later in runs[number:])
             if left:
@@ -240,38 +254,27 @@ def run(
             sys.exit(status)
 
 
-def _run_sweep(
-    loaded: Loaded,
-    run_dir: Path | None,
-    workdir: Path,
-    mapped: dict[str, Path],
-    grace: float | None,
-    output: str | None,
-    dry_run: bool,
-    quiet: bool,
-    no_color: bool,
-) -> int:
-    """As `allranks sweep`. Returns the exit status. Raises CannotRun."""
-    from allranks.cli.live.sweep_session import run_sweep
+def _only_sweep(loaded: Loaded, dry_run: bool) -> LoadedSweep:
+    """Return the sweep that runs as with `allranks sweep`. Raise CannotRun for more than one, and beside jobs."""
     from allranks.errors import CannotRun
 
     if loaded.jobs or len(loaded.sweeps) > 1 or dry_run:
-        what = "--dry-run prints the pods of jobs" if dry_run else "the files have more than one TrainingSweep or job"
-        raise CannotRun(f"{what}: run a sweep alone, with allranks sweep FILE")
-    how: dict[str, Any] = {"workdir": workdir, "volumes": mapped, "grace": grace, "quiet": quiet, "no_color": no_color}
-    return run_sweep(loaded.sweeps[0], run_dir=run_dir, output=output, **how)
+        text = "--dry-run prints the pods of jobs" if dry_run else "the files have more than one TrainingSweep or job"
+        raise CannotRun(f"{text}: run a sweep alone, with allranks sweep FILE")
+    return loaded.sweeps[0]
 
 
-def _only_script(given: Sequence[str]) -> str | None:
-    """The script; None if all files are manifests. Raises UsageError for no file, and for more than one script."""
-    if not given:
+def _only_script(files: Sequence[str]) -> str | None:
+    """Return the script, or None if all files are manifests. Raise UsageError without files, and for further files
+    beside a script."""
+    if not files:
         raise click.UsageError("no manifest given: specify a FILE, or - for standard input.")
-    scripts = [file for file in given if is_script(file)]
-    if scripts and len(given) > 1:
-        script, others = scripts[0], [file for file in given if file != scripts[0]]
-        if others[0] in _LAUNCHERS and others[0] == given[0]:
-            raise click.UsageError(f"leave out {others[0]}, which allranks adds: allranks run {script}")
-        example = "--lr 0.1" if any(map(_is_manifest, others)) else " ".join(others)
+    scripts = [file for file in files if is_script(file)]
+    if scripts and len(files) > 1:
+        script, words = scripts[0], [file for file in files if file != scripts[0]]
+        if words[0] in _LAUNCHERS and words[0] == files[0]:
+            raise click.UsageError(f"leave out {words[0]}, which allranks adds: allranks run {script}")
+        example = "--lr 0.1" if any(map(_is_manifest, words)) else " ".join(words)
         raise click.UsageError(
             f"{script}: a script runs alone; put arguments of the program after --, for example "
             f"allranks run {script} -- {example}"
@@ -286,7 +289,7 @@ def _is_manifest(file: str) -> bool:
     return file.endswith((".py", ".yaml", ".yml", ".json")) or file == "-"
 
 
-def _first_given(**options: Any) -> str | None:
+def _first_set(**options: Any) -> str | None:
     return next((name for name, value in options.items() if value is not None), None)
 
 
@@ -304,12 +307,12 @@ def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions, code
 
 
 def _bundle(loaded: Loaded, job: Job) -> Bundle | None:
-    """The code that was collected for the job."""
+    """Return the code that was collected for the job."""
     return loaded.bundles.get(job.spec.code.config_map or "") if job.spec.code else None
 
 
 def _pairs(items: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Raises CannotRun for an item that is not NAME=VALUE."""
+    """Return (name, value) of each item. Raise CannotRun for an item that is not NAME=VALUE."""
     from allranks.errors import CannotRun
 
     pairs = []
@@ -322,28 +325,31 @@ def _pairs(items: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _check(runs: Sequence[LocalRun], mapped: Iterable[str]) -> list[list[str]]:
-    """The notes on each job. Raises InvalidManifest with every reason why a job cannot run here."""
+    """Return the notes on each job. Raise InvalidManifest with every reason why a job cannot run here."""
     from allranks.errors import CannotRun, InvalidManifest
 
     notes: list[list[str]] = []
     problems: list[tuple[str, str]] = []
-    for one in runs:
+    for local_run in runs:
         try:
-            notes.append(one.check())
+            notes.append(local_run.check())
         except CannotRun as error:
-            problems += [(one.job.name, line) for line in str(error).splitlines()]
-    problems += unknown_volumes(mapped, {name for one in runs for name in one.volume_names})
+            problems += [(local_run.job.name, line) for line in str(error).splitlines()]
+    problems += unknown_volumes(mapped, {name for local_run in runs for name in local_run.volume_names})
     if problems:
         raise InvalidManifest(problems)
     return notes
 
 
-def _run_dir(given: Path | None, job: str, reserved: list[Path] | None, *, several: bool) -> Path:
-    """The directory of --run-dir, or a new one in runs/JOB. With `reserved` it is created, and added to the list."""
+def _run_dir(run_dir: Path | None, job: str, reserved: list[Path] | None, *, several: bool) -> Path:
+    """Return the directory of a job: `run_dir` of the command line, or its subdirectory if it is for several jobs.
+
+    Without `run_dir` it is a new directory in runs/JOB. With `reserved` that is created, and added to the list.
+    """
     from allranks.local import run_directories
 
-    if given is not None:
-        return given / job if several else given
+    if run_dir is not None:
+        return run_dir / job if several else run_dir
     return run_directories.new_directory(job) if reserved is None else run_directories.reserve_directory(job, reserved)
 
 
@@ -351,7 +357,7 @@ def _print_pods(runs: Iterable[LocalRun]) -> None:
     from allranks.authoring.yaml_text import dump
 
     click.echo("# The pods that allranks run would start. The ports are examples: each run uses free ports.")
-    click.echo(dump([pod for one in runs for pod in one.preview()]), nl=False)
+    click.echo(dump([pod for local_run in runs for pod in local_run.preview()]), nl=False)
 
 
 def _note(human: TextIO, text: str, quiet: bool, colour: bool, label: str = "note") -> None:

@@ -123,7 +123,7 @@ _NAMES = {"random": "Random", "grid": "Grid", "tpe": "TPE", "asha": "ASHA", "med
 
 
 def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str, Any]) -> Any:
-    """(the loaded sweep, its document). Raises AllranksError."""
+    """Return the loaded sweep and its document. Raise AllranksError."""
     from allranks.authoring import manifest_files
     from allranks.authoring.manifests import load, load_documents
     from allranks.authoring.sweep_options import is_job, parameter, sweep_document
@@ -132,13 +132,13 @@ def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str
     content = manifest_files.read(file)
     documents = content if isinstance(content, list) else []
     jobs = [document for document in documents if is_job(document)]
-    given = [name for name in _OF_A_SWEEP if options[name]]
-    if not jobs or any(isinstance(one, dict) and one.get("kind") == "TrainingSweep" for one in documents):
-        if given:
-            option = given[0].removesuffix("s") if given[0] == "params" else given[0].replace("_", "-")
+    sweep_options = [name for name in _OF_A_SWEEP if options[name]]
+    if not jobs or any(isinstance(item, dict) and item.get("kind") == "TrainingSweep" for item in documents):
+        if sweep_options:
+            option = "param" if sweep_options[0] == "params" else sweep_options[0].replace("_", "-")
             text = "describes the sweep of a job; change a TrainingSweep with --set, for example --set trials=20"
             raise InvalidManifest([(f"--{option}", text)])
-        found = load([file], sets, sweeps_suffice=True, code=code, here=True)
+        loaded = load([file], sets, sweeps_suffice=True, code=code, here=True)
     else:
         if len(jobs) > 1:
             raise InvalidManifest([(file, "has several jobs: a sweep has one")])
@@ -150,7 +150,7 @@ def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str
         names = [name for name, _ in parameters]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise InvalidManifest([(f"--param {twice}", "is given twice: remove one of them")])
-        made = sweep_document(
+        document = sweep_document(
             jobs[0],
             parameters,
             objective={"metric": options["metric"], "goal": _GOALS[options["goal"] or "min"]},
@@ -160,11 +160,11 @@ def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str
             parallel=options["parallel"],
             stop=_stop(options),
         )
-        found = load_documents([(file, made)], sets, code=code, here=True)
-    if len(found.sweeps) != 1:
-        raise InvalidManifest([(file, f"has {len(found.sweeps)} sweeps: it must have one")])
-    [written] = [one for one in found.documents if one.get("kind") == "TrainingSweep"]
-    return found.sweeps[0], written
+        loaded = load_documents([(file, document)], sets, code=code, here=True)
+    if len(loaded.sweeps) != 1:
+        raise InvalidManifest([(file, f"has {len(loaded.sweeps)} sweeps: it must have one")])
+    [sweep_manifest] = [item for item in loaded.documents if item.get("kind") == "TrainingSweep"]
+    return loaded.sweeps[0], sweep_manifest
 
 
 def _stop(options: dict[str, Any]) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""What a check finds, and how checks run: all at the same time, each with a time limit."""
+"""Findings of checks, and how checks run: all at the same time, each with a time limit."""
 
 from __future__ import annotations
 

@@ -37,8 +37,10 @@ OLD_SECONDS = 3.0
 
 
 def progress_line(status: Status, unicode: bool, width: int, now: datetime) -> list[tuple[str, str]]:
-    """Bar, steps, rates, ETA, metrics and curve as (text, style), in at most `width` characters; empty without
-    progress. What does not fit is left out as a whole, because half a number is a wrong number."""
+    """Return bar, steps, rates, ETA, metrics and curve as (text, style), in at most `width` characters.
+
+    Empty without progress. A part that does not fit is left out as a whole: half a number is a wrong number.
+    """
     progress = status.progress
     if progress is None or progress.step is None:
         return []
@@ -47,11 +49,11 @@ def progress_line(status: Status, unicode: bool, width: int, now: datetime) -> l
     summary = progress_text.summary(progress)
     rates = list(progress_text.rates(progress)) if trains else []
     left = [f"ETA {eta}"] if trains and (eta := progress_text.eta(progress)) else []
-    first, *others = [*progress_text.metrics(progress), ""]
-    texts = [text for text in (*_age(status, progress, now), *rates, *left, first, *others) if text]
+    first, *further = [*progress_text.metrics(progress), ""]
+    texts = [text for text in (*_age(status, progress, now), *rates, *left, first, *further) if text]
     smallest = 0 if fraction is None else BAR_WIDTH[0] + GAP
     # The least important first.
-    for text in (*reversed([other for other in others if other]), *reversed(rates), *left, first):
+    for text in (*reversed([text for text in further if text]), *reversed(rates), *left, first):
         if smallest + len(summary) + sum(GAP + len(text) for text in texts) <= width:
             break
         if text:
@@ -72,7 +74,7 @@ def progress_line(status: Status, unicode: bool, width: int, now: datetime) -> l
 
 
 def _age(status: Status, progress: ProgressStatus, now: datetime) -> Iterator[str]:
-    """`12s ago`, if the numbers are not those of this moment."""
+    """Yield `12s ago`, if the numbers are old."""
     if progress.last_report and progress_text.trains(status):
         seconds = (now - progress.last_report).total_seconds()
         if seconds > OLD_SECONDS:
@@ -120,7 +122,7 @@ class Summary:
         from rich.table import Table
 
         # If the pods do not fit, they are counted by state.
-        rows = list(self._each()) if len(self.pods) <= max(room, 1) else list(self._counts())
+        rows = list(self._pod_rows()) if len(self.pods) <= max(room, 1) else list(self._role_rows())
         table = Table.grid(padding=(0, 2), expand=True)
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
@@ -130,13 +132,13 @@ class Summary:
             table.add_row(*row)
         yield table
 
-    def _each(self) -> Iterator[tuple[RenderableType, ...]]:
+    def _pod_rows(self) -> Iterator[tuple[RenderableType, ...]]:
         from rich.text import Text
 
         now = datetime.now(UTC)
         current = [pod for pod in self.pods if pod.attempt == self.status.attempt]
-        others = [pod for pod in self.pods if pod.attempt != self.status.attempt]
-        for pod in (*current, *others):
+        previous = [pod for pod in self.pods if pod.attempt != self.status.attempt]
+        for pod in (*current, *previous):
             name = replica_key(pod.role, pod.index)
             age = ""
             if pod.started_at:
@@ -144,7 +146,7 @@ class Summary:
                 age = elapsed(max(0.0, (until - pod.started_at).total_seconds()))
             state, colour = pod_state(pod), COLOURS[self.places.get(name, 0) % len(COLOURS)]
             output = clean(self.latest.get(pod.name, b"").rstrip(b"\r"), colour=False)
-            if pod in others:
+            if pod in previous:
                 name, output = f"{name} (attempt {pod.attempt})", ""
             yield (
                 Text(f" {name}", colour),
@@ -153,7 +155,7 @@ class Summary:
                 Text(output, "dim"),
             )
 
-    def _counts(self) -> Iterator[tuple[RenderableType, ...]]:
+    def _role_rows(self) -> Iterator[tuple[RenderableType, ...]]:
         from rich.text import Text
 
         roles: dict[str, Counter[str]] = {}

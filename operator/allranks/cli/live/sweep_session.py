@@ -115,8 +115,8 @@ def _print_result(local: LocalSweep, folder: Path, output: str | None, to_stdout
 
     status, sweep = local.status, local.sweep
     if output:
-        shown = local.document()
-        click.echo(json.dumps(shown, indent=2) if output == "json" else dump([shown]).rstrip("\n"))
+        document = local.document()
+        click.echo(json.dumps(document, indent=2) if output == "json" else dump([document]).rstrip("\n"))
     human = sys.stdout if to_stdout else sys.stderr
     if received and not status.finished:
         again = f"--run-dir {shlex.quote(str(folder))}"
@@ -135,7 +135,7 @@ def _print_result(local: LocalSweep, folder: Path, output: str | None, to_stdout
 
 
 _STYLES = {"Succeeded": "green", "Failed": "red", "Lost": "red", "Stopped": "yellow", "Pending": "dim"}
-_SHOWN = 20
+_ROWS = 20
 """Rows of the live table: the active trials, then the newest ones that have ended."""
 
 
@@ -157,7 +157,7 @@ class SweepView:
         if self._live:
             from rich.console import Group
 
-            table = trials_table(self._sweep, status, _SHOWN).rich(wrap=False)
+            table = trials_table(self._sweep, status, _ROWS).rich(wrap=False)
             self._live.update(Group(_headline(self._sweep, status), table), refresh=True)
 
     def event(self, event: Event) -> None:
