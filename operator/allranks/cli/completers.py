@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from allranks.kube.cluster import Where
 
 ANSWER_SECONDS = 3.0
-"""A user waits for the answer after pressing Tab."""
+"""Time limit of an answer: the user waits for it after pressing Tab."""
 LIMIT = 500
 
 _METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io,application/json"
@@ -47,12 +47,13 @@ def _names(find: Callable[[click.Context], Iterable[str]]) -> Completer:
 
 
 def _in_time(find: Callable[[], Iterable[str]]) -> list[str]:
+    """Return the names that `find` yields before an error or the end of ANSWER_SECONDS."""
     names: list[str] = []
 
     def work() -> None:
         with contextlib.suppress(Exception):
             for name in find():
-                names.append(name)  # names before an error or the end of the time count
+                names.append(name)
 
     with _silent():
         thread = threading.Thread(target=work, daemon=True)
@@ -75,7 +76,7 @@ def _silent() -> Iterator[None]:
 def _jobs_of_the_cluster(context: click.Context) -> list[str]:
     from allranks.kube.paths import job_path
 
-    return _listed(context, lambda namespace: job_path(namespace))
+    return _listed(context, job_path)
 
 
 def _namespaces(context: click.Context) -> list[str]:
@@ -105,15 +106,18 @@ def _jobs_and_runs(context: click.Context) -> Iterator[str]:
 def _listed(context: click.Context, path: Callable[[str], str]) -> list[str]:
     import asyncio
 
-    from allranks.kube.cluster import Cluster, Where
+    from allranks.kube.cluster import Where
 
     where = Where(*(context.params.get(name) for name in ("namespace", "context", "kubeconfig")))
-    return asyncio.run(_list(Cluster, where, path))
+    return asyncio.run(_list(where, path))
 
 
-async def _list(cluster: Any, where: Where, path: Callable[[str], str]) -> list[str]:
-    async with cluster.connect(where) as connected:
-        answer = await connected.get(path(connected.namespace), {"limit": LIMIT}, _METADATA)
+async def _list(where: Where, path: Callable[[str], str]) -> list[str]:
+    """Return the names of the objects below `path(namespace)`. Raise ClusterError."""
+    from allranks.kube.cluster import Cluster
+
+    async with Cluster.connect(where) as cluster:
+        answer = await cluster.get(path(cluster.namespace), {"limit": LIMIT}, _METADATA)
     return [item["metadata"]["name"] for item in answer["items"]]
 
 

@@ -277,6 +277,9 @@ def check_role(name: str, ranks: Mapping[str, int | None], role: str) -> None:
         raise click.UsageError(f"{name} has no role {role}: its {verb} {joined(sorted(roles), 'and')}.")
 
 
+volume_option = click.option(
+    "--volume", "volumes", multiple=True, metavar="NAME=DIR", help="Use DIR for the volume or claim NAME. Repeatable."
+)
 _ADDED = ("dshm", "allranks-")
 """Prefixes of the names of volumes that allranks adds to pods."""
 

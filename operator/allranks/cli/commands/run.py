@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -13,7 +14,16 @@ import click
 from allranks.authoring.script_job import is_script
 from allranks.cli.completers import complete_files
 from allranks.cli.live.session import NOT_STARTED, WORDS, Session, exit_on_ctrl_c
-from allranks.cli.options import OK, Count, code_option, mapped_volumes, print_error, set_option, unknown_volumes
+from allranks.cli.options import (
+    OK,
+    Count,
+    code_option,
+    mapped_volumes,
+    print_error,
+    set_option,
+    unknown_volumes,
+    volume_option,
+)
 from allranks.cli.safe_output import use_colour
 from allranks.frameworks import FRAMEWORKS
 
@@ -93,13 +103,7 @@ _SIMILAR = 0.75
 )
 @click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="Set a variable of every rank. Repeatable.")
 @click.option("--dry-run", is_flag=True, help="Print the pods as YAML without starting them.")
-@click.option(
-    "--volume",
-    "volumes",
-    multiple=True,
-    metavar="NAME=DIR",
-    help="Use DIR for the volume or claim NAME. Repeatable.",
-)
+@volume_option
 @click.option(
     "--workdir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -234,23 +238,20 @@ def run(
     except AllranksError as error:
         print_error(error)
         sys.exit(NOT_STARTED)
-    named = {job.spec.pool for job in loaded.jobs}  # the notes of the jobs mention these
-    unused = [(document.kind, document.name) for document in loaded.others]
-    unused += [("TrainingPool", pool.name) for pool in loaded.pools if pool.name not in named]
-    for text in (*texts, *(f"{kind} {name} is not used here" for kind, name in unused)):
-        _note(human, text, quiet, colour)
+    note = functools.partial(_note, human, quiet=quiet, colour=colour)
+    for text in (*texts, *(f"{kind} {name} is not used here" for kind, name in _unused(loaded))):
+        note(text)
     for severity, text in loaded.notes():
-        _note(human, text, quiet, colour, severity)
+        note(text, label=severity)
     words = WORDS["command" if human.isatty() else caller]  # a terminal sends Ctrl-C to this command itself
     session = Session(human, output, colour=colour, logs=not no_logs, quiet=quiet, words=words)
     for number, (local_run, notes_of_run) in enumerate(zip(runs, notes, strict=True), 1):
         for text in notes_of_run:
-            _note(human, text, quiet, colour)
+            note(text)
         status = session.run(local_run)
         if status != OK:
-            left = ", ".join(later.job.name for later in runs[number:])
-            if left:
-                click.echo(f"not run: {left}", file=human)
+            if number < len(runs):
+                click.echo(f"not run: {', '.join(later.job.name for later in runs[number:])}", file=human)
             sys.exit(status)
 
 
@@ -304,6 +305,16 @@ def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions, code
     return load(
         files, sets, additions=Additions(*additions), random_names=True, code=code, here=True, sweeps_suffice=True
     )
+
+
+def _unused(loaded: Loaded) -> Iterator[tuple[str, str]]:
+    """Yield kind and name of objects that a local run does not use, and that the notes of the jobs do not mention."""
+    for document in loaded.others:
+        yield document.kind, document.name
+    pools_of_jobs = {job.spec.pool for job in loaded.jobs}
+    for pool in loaded.pools:
+        if pool.name not in pools_of_jobs:
+            yield "TrainingPool", pool.name
 
 
 def _bundle(loaded: Loaded, job: Job) -> Bundle | None:
@@ -360,7 +371,7 @@ def _print_pods(runs: Iterable[LocalRun]) -> None:
     click.echo(dump([pod for local_run in runs for pod in local_run.preview()]), nl=False)
 
 
-def _note(human: TextIO, text: str, quiet: bool, colour: bool, label: str = "note") -> None:
+def _note(human: TextIO, text: str, *, quiet: bool, colour: bool, label: str = "note") -> None:
     if not quiet:
         style = {"fg": "yellow"} if label == "warning" else {"dim": True}
         click.echo(f"{click.style(f'{label}:', **style) if colour else f'{label}:'} {text}", file=human, color=colour)

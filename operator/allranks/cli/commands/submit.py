@@ -98,7 +98,8 @@ async def submit(
     if not (wait_for or logs):
         _print_advice(jobs)
         return OK
-    return await _wait_for(cluster, jobs, sys.stderr if output else sys.stdout, logs, timeout, detach)
+    human = sys.stderr if output else sys.stdout
+    return await _wait_for(cluster, jobs, human, logs=logs, timeout=timeout, detach=detach)
 
 
 async def _store(session: Session, documents: Sequence[Manifest], *, quiet: bool) -> list[Manifest]:
@@ -125,7 +126,7 @@ async def _store(session: Session, documents: Sequence[Manifest], *, quiet: bool
 
 
 async def _wait_for(
-    cluster: Cluster, jobs: Sequence[Manifest], human: TextIO, logs: bool, timeout: float | None, detach: bool
+    cluster: Cluster, jobs: Sequence[Manifest], human: TextIO, *, logs: bool, timeout: float | None, detach: bool
 ) -> int:
     """Show the jobs one after the other until each has finished. Return the exit status of the first that fails."""
     from allranks.cli.live.waiting import wait_for_job

@@ -9,7 +9,15 @@ from typing import Any
 import click
 
 from allranks.cli.completers import complete_files
-from allranks.cli.options import BAD_MANIFEST, Count, code_option, mapped_volumes, print_error, set_option
+from allranks.cli.options import (
+    BAD_MANIFEST,
+    Count,
+    code_option,
+    mapped_volumes,
+    print_error,
+    set_option,
+    volume_option,
+)
 
 EXAMPLES = """\b
 Examples:
@@ -59,9 +67,7 @@ Exit status:
 )
 @set_option
 @code_option
-@click.option(
-    "--volume", "volumes", multiple=True, metavar="NAME=DIR", help="Use DIR for the volume or claim NAME. Repeatable."
-)
+@volume_option
 @click.option(
     "--workdir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

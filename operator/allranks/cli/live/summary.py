@@ -48,29 +48,41 @@ def progress_line(status: Status, unicode: bool, width: int, now: datetime) -> l
     fraction, curve = progress_text.fraction(progress), progress_text.values(progress)
     summary = progress_text.summary(progress)
     rates = list(progress_text.rates(progress)) if trains else []
-    left = [f"ETA {eta}"] if trains and (eta := progress_text.eta(progress)) else []
-    first, *further = [*progress_text.metrics(progress), ""]
-    texts = [text for text in (*_age(status, progress, now), *rates, *left, first, *further) if text]
-    smallest = 0 if fraction is None else BAR_WIDTH[0] + GAP
-    # The least important first.
-    for text in (*reversed([text for text in further if text]), *reversed(rates), *left, first):
-        if smallest + len(summary) + sum(GAP + len(text) for text in texts) <= width:
-            break
-        if text:
-            texts.remove(text)
-    room = width - len(summary) - sum(GAP + len(text) for text in texts)
-    curve_width = min(CURVE_WIDTH, 4 * len(curve), (room - smallest) // 2 - GAP)
-    drawn = (
-        plots.sparkline(curve, curve_width, unicode, stretch=True).strip() if curve_width >= min(4, len(curve)) else ""
+    eta = [f"ETA {text}"] if trains and (text := progress_text.eta(progress)) else []
+    metrics = list(progress_text.metrics(progress))
+    smallest_bar = 0 if fraction is None else BAR_WIDTH[0] + GAP
+    texts = _fitting(
+        [*_age(status, progress, now), *rates, *eta, *metrics],
+        [*reversed(metrics[1:]), *reversed(rates), *eta, *metrics[:1]],
+        width - smallest_bar - len(summary),
     )
-    room -= len(drawn) + GAP * bool(drawn)
+    room = width - len(summary) - _width(texts)
+    curve_width = min(CURVE_WIDTH, 4 * len(curve), (room - smallest_bar) // 2 - GAP)
+    plot = ""
+    if curve_width >= min(4, len(curve)):
+        plot = plots.sparkline(curve, curve_width, unicode, stretch=True).strip()
     parts = [(summary, "bold"), *((text, "") for text in texts)]
-    if drawn:
-        place = 1 + (texts.index(first) + 1 if first in texts else len(texts))
-        parts.insert(place, (drawn, "cyan"))
+    if plot:
+        room -= len(plot) + GAP
+        behind = metrics[0] if metrics and metrics[0] in texts else None
+        parts.insert(1 + (texts.index(behind) + 1 if behind else len(texts)), (plot, "cyan"))
     if fraction is not None and (bar := min(BAR_WIDTH[1], room - GAP)) >= BAR_WIDTH[0]:
         parts.insert(0, (plots.bar(fraction, bar, unicode), "green"))
     return [part for text, style in parts for part in ((text, style), (" " * GAP, ""))][:-1]
+
+
+def _fitting(texts: list[str], least_important: Sequence[str], width: int) -> list[str]:
+    """Remove texts in the order of `least_important` until the others fit into the width. Return these."""
+    for text in least_important:
+        if _width(texts) <= width:
+            break
+        texts.remove(text)
+    return texts
+
+
+def _width(texts: Sequence[str]) -> int:
+    """Return the width of the texts with a gap before each."""
+    return sum(GAP + len(text) for text in texts)
 
 
 def _age(status: Status, progress: ProgressStatus, now: datetime) -> Iterator[str]:
