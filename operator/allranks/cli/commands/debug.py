@@ -135,7 +135,8 @@ async def _collect(cluster: Cluster, job: Manifest, name: str, now: datetime) ->
     for pod in pods:
         archive.add(f"pods/{pod['metadata']['name']}.yaml", dump([masked(pod)]))
     if not isinstance(events, str):
-        archive.add("events.yaml", dump(masked(sorted(events, key=_event_order))))
+        by_time = sorted(events, key=lambda event: (event["metadata"]["creationTimestamp"], event["metadata"]["name"]))
+        archive.add("events.yaml", dump(masked(by_time)))
     description = described(job, pods, hidden, events, now)
     lines = (item if isinstance(item, str) else "\n".join(item.plain()) for item in description)
     archive.add("describe.txt", "".join(f"{line}\n" for line in lines))
@@ -163,10 +164,6 @@ async def _pods(cluster: Cluster, name: str) -> tuple[list[Manifest], str]:
     for pod in pods:  # a list has them only once, for all its items
         pod.update({"apiVersion": "v1", "kind": "Pod", **pod})
     return sorted(pods, key=lambda pod: str(pod["metadata"]["name"])), ""
-
-
-def _event_order(event: Manifest) -> tuple[str, str]:
-    return event["metadata"]["creationTimestamp"], event["metadata"]["name"]
 
 
 async def _versions(cluster: Cluster, archive: Archive) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,9 @@ from allranks.cli.options import (
     set_option,
     volume_option,
 )
+
+if TYPE_CHECKING:
+    from allranks.authoring.sweep_manifests import LoadedSweep
 
 EXAMPLES = """\b
 Examples:
@@ -128,53 +131,65 @@ _GOALS = {"min": "Minimize", "max": "Maximize"}
 _NAMES = {"random": "Random", "grid": "Grid", "tpe": "TPE", "asha": "ASHA", "median": "Median"}
 
 
-def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str, Any]) -> Any:
+def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str, Any]) -> tuple[LoadedSweep, Any]:
     """Return the loaded sweep and its document. Raise AllranksError."""
     from allranks.authoring import manifest_files
     from allranks.authoring.manifests import load, load_documents
-    from allranks.authoring.sweep_options import is_job, parameter, sweep_document
+    from allranks.authoring.sweep_options import is_job
     from allranks.errors import InvalidManifest
 
     content = manifest_files.read(file)
     documents = content if isinstance(content, list) else []
     jobs = [document for document in documents if is_job(document)]
-    sweep_options = [name for name in _OF_A_SWEEP if options[name]]
-    if not jobs or any(isinstance(item, dict) and item.get("kind") == "TrainingSweep" for item in documents):
-        if sweep_options:
-            option = "param" if sweep_options[0] == "params" else sweep_options[0].replace("_", "-")
-            text = "describes the sweep of a job; change a TrainingSweep with --set, for example --set trials=20"
-            raise InvalidManifest([(f"--{option}", text)])
-        loaded = load([file], sets, sweeps_suffice=True, code=code, here=True)
+    if jobs and not any(isinstance(item, dict) and item.get("kind") == "TrainingSweep" for item in documents):
+        loaded = load_documents([(file, _sweep_of_job(file, jobs, options))], sets, code=code, here=True)
     else:
-        if len(jobs) > 1:
-            raise InvalidManifest([(file, "has several jobs: a sweep has one")])
-        if not options["params"] or not options["metric"]:
-            raise InvalidManifest(
-                [(file, "has no TrainingSweep: describe the sweep of its job with --param and --metric")]
-            )
-        parameters = [parameter(text) for text in options["params"]]
-        names = [name for name, _ in parameters]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise InvalidManifest([(f"--param {twice}", "is given twice: remove one of them")])
-        document = sweep_document(
-            jobs[0],
-            parameters,
-            objective={"metric": options["metric"], "goal": _GOALS[options["goal"] or "min"]},
-            algorithm=_NAMES.get(options["algorithm"] or "random"),
-            seed=options["seed"],
-            trials=options["trials"],
-            parallel=options["parallel"],
-            stop=_stop(options),
-        )
-        loaded = load_documents([(file, document)], sets, code=code, here=True)
+        _refuse_sweep_options(options)
+        loaded = load([file], sets, sweeps_suffice=True, code=code, here=True)
     if len(loaded.sweeps) != 1:
         raise InvalidManifest([(file, f"has {len(loaded.sweeps)} sweeps: it must have one")])
-    [sweep_manifest] = [item for item in loaded.documents if item.get("kind") == "TrainingSweep"]
-    return loaded.sweeps[0], sweep_manifest
+    [document] = [item for item in loaded.documents if item.get("kind") == "TrainingSweep"]
+    return loaded.sweeps[0], document
+
+
+def _refuse_sweep_options(options: dict[str, Any]) -> None:
+    """Raise InvalidManifest for an option that describes a sweep: the file has a TrainingSweep."""
+    from allranks.errors import InvalidManifest
+
+    name = next((name for name in _OF_A_SWEEP if options[name]), None)
+    if name:
+        option = "param" if name == "params" else name.replace("_", "-")
+        text = "describes the sweep of a job; change a TrainingSweep with --set, for example --set trials=20"
+        raise InvalidManifest([(f"--{option}", text)])
+
+
+def _sweep_of_job(file: str, jobs: list[dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the TrainingSweep that the options describe for the job. Raise InvalidManifest."""
+    from allranks.authoring.sweep_options import parameter, sweep_document
+    from allranks.errors import InvalidManifest
+
+    if len(jobs) > 1:
+        raise InvalidManifest([(file, "has several jobs: a sweep has one")])
+    if not options["params"] or not options["metric"]:
+        raise InvalidManifest([(file, "has no TrainingSweep: describe the sweep of its job with --param and --metric")])
+    parameters = [parameter(text) for text in options["params"]]
+    names = [name for name, _ in parameters]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidManifest([(f"--param {twice}", "is given twice: remove one of them")])
+    return sweep_document(
+        jobs[0],
+        parameters,
+        objective={"metric": options["metric"], "goal": _GOALS[options["goal"] or "min"]},
+        algorithm=_NAMES.get(options["algorithm"] or "random"),
+        seed=options["seed"],
+        trials=options["trials"],
+        parallel=options["parallel"],
+        stop=_stop(options),
+    )
 
 
 def _stop(options: dict[str, Any]) -> dict[str, Any] | None:
     if options["stop"] is None:
         return None
-    more = {"minSteps": options["min_steps"], "factor": options["factor"]}
-    return {"rule": _NAMES[options["stop"]], **{name: value for name, value in more.items() if value is not None}}
+    limits = {"minSteps": options["min_steps"], "factor": options["factor"]}
+    return {"rule": _NAMES[options["stop"]], **{name: value for name, value in limits.items() if value is not None}}
