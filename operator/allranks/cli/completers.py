@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from allranks.kube.cluster import Where
 
 ANSWER_SECONDS = 3.0
-"""A user waits for the answer after pressing Tab."""
+"""Time limit of an answer: the user waits for it after pressing Tab."""
 LIMIT = 500
 
 _METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io,application/json"
@@ -30,40 +30,41 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 
 def complete_files(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The shell completes the names of files itself."""
+    """Let the shell complete the names of files."""
     return [CompletionItem(incomplete, type="file")]
 
 
 def _names(find: Callable[[click.Context], Iterable[str]]) -> Completer:
-    """A completer of the names that `find` yields in time."""
+    """Return a completer of the names that `find` yields in time."""
 
     def complete(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         # A server must not write anything else into the user's command line.
-        found = {name for name in _in_time(lambda: find(context)) if _NAME.fullmatch(name)}
-        found -= set(context.params.get("names") or ())
-        return [CompletionItem(name) for name in sorted(found) if name.startswith(incomplete)]
+        names = {name for name in _in_time(lambda: find(context)) if _NAME.fullmatch(name)}
+        names -= set(context.params.get("names") or ())
+        return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
     return complete
 
 
 def _in_time(find: Callable[[], Iterable[str]]) -> list[str]:
-    found: list[str] = []
+    """Return the names that `find` yields before an error or the end of ANSWER_SECONDS."""
+    names: list[str] = []
 
     def work() -> None:
         with contextlib.suppress(Exception):
             for name in find():
-                found.append(name)  # what is found before an error or the end of the time counts
+                names.append(name)
 
     with _silent():
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(ANSWER_SECONDS)
-        return list(found)
+        return list(names)
 
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Login programs do not ask the user without stdin, and print no messages without stderr."""
+    """Hide stdin, so that login programs do not ask the user, and stderr, so that they print no messages."""
     before = sys.stdin, sys.stderr
     sys.stdin = sys.stderr = None
     try:
@@ -75,7 +76,7 @@ def _silent() -> Iterator[None]:
 def _jobs_of_the_cluster(context: click.Context) -> list[str]:
     from allranks.kube.paths import job_path
 
-    return _listed(context, lambda namespace: job_path(namespace))
+    return _listed(context, job_path)
 
 
 def _namespaces(context: click.Context) -> list[str]:
@@ -105,15 +106,18 @@ def _jobs_and_runs(context: click.Context) -> Iterator[str]:
 def _listed(context: click.Context, path: Callable[[str], str]) -> list[str]:
     import asyncio
 
-    from allranks.kube.cluster import Cluster, Where
+    from allranks.kube.cluster import Where
 
     where = Where(*(context.params.get(name) for name in ("namespace", "context", "kubeconfig")))
-    return asyncio.run(_list(Cluster, where, path))
+    return asyncio.run(_list(where, path))
 
 
-async def _list(cluster: Any, where: Where, path: Callable[[str], str]) -> list[str]:
-    async with cluster.connect(where) as connected:
-        answer = await connected.get(path(connected.namespace), {"limit": LIMIT}, _METADATA)
+async def _list(where: Where, path: Callable[[str], str]) -> list[str]:
+    """Return the names of the objects below `path(namespace)`. Raise ClusterError."""
+    from allranks.kube.cluster import Cluster
+
+    async with Cluster.connect(where) as cluster:
+        answer = await cluster.get(path(cluster.namespace), {"limit": LIMIT}, _METADATA)
     return [item["metadata"]["name"] for item in answer["items"]]
 
 

@@ -1,4 +1,4 @@
-"""What commands for jobs on clusters do if the cluster has no such job, but `allranks run` ran one on this machine."""
+"""Local runs in commands for clusters: used if the cluster has no such job, but `allranks run` ran it here."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
-from allranks.cli.options import print_problem
-from allranks.cli.rank_pods import check_rank
+from allranks.cli.options import check_rank, print_problem
 from allranks.control_sequences import clean
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.job_codec import ranks_of
@@ -21,17 +20,19 @@ _INSTEAD = {
     "describe": "`allranks runs report {run}` prints its report",
     "top": "`allranks runs report {run}` prints its report",
 }
-"""By command. `report` and `debug` choose the run themselves."""
+"""Command -> advice. `report` and `debug` choose the run themselves."""
 
 
 def is_elsewhere(error: AllranksError) -> bool:
-    """Whether `error` is that no cluster is configured, that it does not answer, or that it has no such job."""
+    """Return whether `error` says that no cluster is configured, that none answers, or that it has no such job."""
     return isinstance(error, ClusterError) and (not error.status or error.status == 404)
 
 
 def note_run(error: AllranksError, command: str, name: str | None) -> None:
-    """Prints, after the error, which command is for the newest run of this job on this machine, or of a job of a
-    similar name, if there is one."""
+    """Print which command shows the newest run of this job on this machine, or of a job with a similar name.
+
+    Print nothing if there is no such run, or if `error` has another reason.
+    """
     if not name or not is_elsewhere(error):
         return
     if run := newest_run(name):
@@ -42,7 +43,7 @@ def note_run(error: AllranksError, command: str, name: str | None) -> None:
 
 
 def run_instead(error: AllranksError, name: str) -> StoredRun | None:
-    """The newest run on this machine, if `error` is that no cluster is configured or that it has no such job."""
+    """Return the newest run on this machine, if `error` says that no cluster is configured or has no such job."""
     from allranks.kube.auth import NotConfigured
 
     if isinstance(error, ClusterError) and (error.status == 404 or isinstance(error.__cause__, NotConfigured)):
@@ -58,8 +59,10 @@ def newest_run(name: str) -> StoredRun | None:
 
 
 def print_logs(run: StoredRun, replica: str | None = None, ranks: Sequence[int] = (), tail: int | None = None) -> None:
-    """Pod by pod, each line with the pod in front. `tail`: the last lines of each pod. Raises RunsError if there is no
-    log, and UsageError if the job has no such rank."""
+    """Print logs pod by pod, each line with the pod in front. `tail`: only the last lines of each pod.
+
+    Raise RunsError if there is no log, and UsageError if the job has no such rank.
+    """
     require_job(run)
     replicas = [replica] if replica else []
     if ranks:
@@ -74,7 +77,7 @@ def print_logs(run: StoredRun, replica: str | None = None, ranks: Sequence[int] 
     files = [
         file
         for file in run.logs()
-        if not replicas or any(file.stem.startswith(f"{run.job}-{each}-") for each in replicas)
+        if not replicas or any(file.stem.startswith(f"{run.job}-{prefix}-") for prefix in replicas)
     ]
     if not files:
         pods = ", ".join(file.stem for file in run.logs()) or "none"

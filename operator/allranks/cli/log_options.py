@@ -9,7 +9,7 @@ import click
 
 
 def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --log-level and --log-format to `command(log_level, log_format, ...)`."""
+    """Add --log-level and --log-format to `command(log_level, log_format, ...)`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

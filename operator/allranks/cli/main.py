@@ -35,15 +35,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stacks": ("allranks.cli.commands.stacks:stacks", "Print what the threads of each rank do at the moment."),
     "debug": ("allranks.cli.commands.debug:debug", "Write everything about a job into one archive."),
     "wait": ("allranks.cli.commands.wait:wait", "Wait until a job has finished."),
-    "exec": ("allranks.cli.commands.exec:exec_", "Run a command, or a shell, in the pod of a rank."),
-    "attach": ("allranks.cli.commands.attach:attach", "Connect the terminal to the program of a rank."),
-    "port-forward": ("allranks.cli.commands.port_forward:port_forward", "Make ports of a rank reachable here."),
-    "cp": ("allranks.cli.commands.cp:cp", "Copy files from or to the pod of a rank."),
-    "suspend": ("allranks.cli.commands.suspend:suspend", "Suspend jobs: delete their pods and keep the jobs."),
-    "resume": ("allranks.cli.commands.resume:resume", "Resume suspended jobs."),
+    "exec": ("allranks.cli.commands.kubectl:exec_", "Run a command, or a shell, in the pod of a rank."),
+    "attach": ("allranks.cli.commands.kubectl:attach", "Connect the terminal to the program of a rank."),
+    "port-forward": ("allranks.cli.commands.kubectl:port_forward", "Make ports of a rank reachable here."),
+    "cp": ("allranks.cli.commands.kubectl:cp", "Copy files from or to the pod of a rank."),
+    "suspend": ("allranks.cli.commands.actions:suspend", "Suspend jobs: delete their pods and keep the jobs."),
+    "resume": ("allranks.cli.commands.actions:resume", "Resume suspended jobs."),
     "promote": ("allranks.cli.commands.promote:promote", "Print the job that continues a trial of a sweep."),
-    "scale": ("allranks.cli.commands.scale:scale", "Change the number of workers of a job."),
-    "delete": ("allranks.cli.commands.delete:delete", "Delete jobs and everything they own."),
+    "scale": ("allranks.cli.commands.actions:scale", "Change the number of workers of a job."),
+    "delete": ("allranks.cli.commands.actions:delete", "Delete jobs and everything they own."),
     "doctor": ("allranks.cli.commands.doctor:doctor", "Find what is missing on this machine and on the cluster."),
     "completion": ("allranks.cli.commands.completion:completion", "Print the completion script of a shell."),
     "version": ("allranks.cli.commands.version:version", "Print the versions of allranks and Python."),
@@ -140,13 +140,13 @@ class LazyGroup(SuggestingGroup):
                 formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Completes command names without importing the commands: a Tab must be fast."""
+        """Complete command names without importing the commands: a Tab must be fast."""
         names = [CompletionItem(name, help=COMMANDS[name][1]) for name in COMMANDS if name.startswith(incomplete)]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 def _explain(command: str, error: ModuleNotFoundError) -> NoReturn:
-    """Raises a message that names the extra to install, if a package that is not allranks' own is missing."""
+    """Raise a message that names the extra to install, if a package that is not allranks' own is missing."""
     package = (error.name or "").partition(".")[0]
     if package in ("", "allranks"):
         raise error

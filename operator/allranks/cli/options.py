@@ -1,4 +1,4 @@
-"""What commands share: options, exit statuses, error messages, Ctrl-C, and how a job is named and looked up."""
+"""Parts that commands share: options, exit statuses, error messages, Ctrl-C, and the names of jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,18 @@ import click
 
 from allranks.api.job import GROUP, KIND, PLURAL
 from allranks.cli.completers import complete_contexts, complete_files, complete_namespaces
+from allranks.cli.suggestions import suggestions
 from allranks.client.actions import Changed
 from allranks.client.interrupt import signals_wake_the_loop
 from allranks.client.jobs import get_job, with_suggestion
-from allranks.errors import AllranksError, ClusterError, InvalidManifest
+from allranks.errors import AllranksError, CannotRun, ClusterError, InvalidManifest
 from allranks.kube.cluster import Cluster, Manifest, Where
+from allranks.text import joined
 from allranks.views.format import duration
 from allranks.views.format.objects import OBJECT_OUTPUTS, render_objects
 
 OK, FAILED, BAD_MANIFEST, TIMED_OUT = 0, 1, 2, 124
-"""Exit statuses. 124 is that of timeout(1). 2 is also click's, for wrong usage."""
+"""Exit statuses. timeout(1) has 124 too. click also exits with 2, for wrong usage."""
 
 _KINDS = frozenset({"dt", PLURAL, KIND.lower(), f"{PLURAL}.{GROUP}", f"{KIND.lower()}.{GROUP}"})
 _FILES = (".yaml", ".yml", ".json", ".py")
@@ -35,7 +37,7 @@ _FILES = (".yaml", ".yml", ".json", ".py")
 
 
 def files_argument(command: Callable[..., None]) -> Callable[..., None]:
-    """`FILE...` and kubectl's `-f FILE`: the command gets both as `files`, at least one."""
+    """Add `FILE...` and kubectl's `-f FILE` to `command(files=...)`, which gets at least one file."""
 
     @functools.wraps(command)
     def with_files(files: tuple[str, ...], filenames: tuple[str, ...], **options: Any) -> None:
@@ -85,7 +87,7 @@ def root_option(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def print_error(error: AllranksError) -> None:
-    """Prints `error: ...` to stderr, one line for each problem."""
+    """Print `error: ...` to stderr, one line for each problem."""
     if isinstance(error, InvalidManifest):
         lines = [f"{path}: {message}" if path else message for path, message in error.problems]
     else:
@@ -98,7 +100,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "note": "blue"}
 
 
 def print_problem(severity: str, text: str) -> None:
-    """Prints `error: ...`, `warning: ...` or `note: ...` to stderr."""
+    """Print `error: ...`, `warning: ...` or `note: ...` to stderr."""
     click.echo(f"{click.style(f'{severity}:', fg=_COLOURS[severity])} {text}", err=True)
 
 
@@ -106,7 +108,7 @@ def print_problem(severity: str, text: str) -> None:
 
 
 def on_cluster(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:
-    """Turns `async command(cluster, **options) -> exit status` into a click callback with the cluster options."""
+    """Turn `async command(cluster, **options) -> exit status` into a click callback with the cluster options."""
 
     @cluster_options
     @functools.wraps(command)
@@ -117,7 +119,7 @@ def on_cluster(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:
 
 
 def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that select a cluster and a namespace to `command(where, **options)`."""
+    """Add the options that select a cluster and a namespace to `command(where, **options)`."""
 
     @functools.wraps(command)
     def run(namespace: str | None, context: str | None, kubeconfig: str | None, **options: Any) -> None:
@@ -157,7 +159,7 @@ def run_on_cluster(
     options: dict[str, Any],
     otherwise: Callable[[AllranksError], int] | None = None,
 ) -> int:
-    """Connects, runs the command and prints its errors, or passes them to `otherwise`. Returns the exit status."""
+    """Connect, run the command and print its errors, or pass them to `otherwise`. Return the exit status."""
     on_interrupt = ""
 
     async def main() -> int:
@@ -186,26 +188,31 @@ def run_on_cluster(
         return FAILED
 
 
-def job_name(given: str) -> str:
-    """`penguins` for `penguins`, `dt/penguins`, `distributedtraining.allranks.dev/penguins`. Raises UsageError."""
-    if given.endswith(_FILES):
-        raise click.UsageError(f"{given} looks like a file: specify the name of a job, which is its metadata.name.")
-    kind, slash, name = given.rpartition("/")
+def job_name(argument: str) -> str:
+    """Return `penguins` for `penguins`, `dt/penguins`, `distributedtraining.allranks.dev/penguins`.
+
+    Raise UsageError for a file, another kind, and a name that is not valid.
+    """
+    if argument.endswith(_FILES):
+        raise click.UsageError(f"{argument} looks like a file: specify the name of a job, which is its metadata.name.")
+    kind, slash, name = argument.rpartition("/")
     if slash and kind.lower() not in _KINDS:
-        raise click.UsageError(f"{given}: this command supports only jobs (NAME or dt/NAME): use kubectl for {kind}.")
+        raise click.UsageError(
+            f"{argument}: this command supports only jobs (NAME or dt/NAME): use kubectl for {kind}."
+        )
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name):
-        raise click.UsageError(f"{given!r} is not a valid job name: use lower-case letters, digits and '-'.")
+        raise click.UsageError(f"{argument!r} is not a valid job name: use lower-case letters, digits and '-'.")
     return name
 
 
-def names_callback(_context: click.Context, _parameter: click.Parameter, given: Sequence[str]) -> tuple[str, ...]:
+def names_callback(_context: click.Context, _parameter: click.Parameter, arguments: Sequence[str]) -> tuple[str, ...]:
     # Users of kubectl type `get dt NAME`.
-    words = given[1:] if given and given[0] in _KINDS else given
+    words = arguments[1:] if arguments and arguments[0] in _KINDS else arguments
     return tuple(job_name(word) for word in words)
 
 
-def name_callback(_context: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
-    return job_name(given) if given else None
+def name_callback(_context: click.Context, _parameter: click.Parameter, argument: str | None) -> str | None:
+    return job_name(argument) if argument else None
 
 
 object_output_option = click.option(
@@ -222,9 +229,11 @@ async def for_each_job(
     single: bool | None = None,
     ignore_not_found: bool = False,
 ) -> int:
-    """Calls `change` for one job after the other and prints the results. An error does not stop the rest.
+    """Call `change` for one job after the other and print the results. An error does not stop the rest.
 
-    `single`: print the job itself and not a List. Default: if one job is named.
+    Return the exit status. `change` raises ClusterError.
+
+    `single`: print the job itself and not a List. The default is true if `names` has one name.
     """
     status = OK
     jobs: list[Manifest] = []
@@ -244,16 +253,64 @@ async def for_each_job(
 
 
 def print_jobs(jobs: Sequence[Manifest], output: str | None, *, single: bool) -> None:
-    """Prints nothing without `output`, and nothing in place of the one job that does not exist."""
+    """Print jobs as objects. Print nothing without `output`, and nothing for a single job that does not exist."""
     if output and (jobs or not single):
         click.echo(render_objects(jobs, output, single=single), nl=False)
+
+
+# --- ranks and volumes -----------------------------------------------------------------------------------------------
+
+
+def check_rank(name: str, ranks: Mapping[str, int | None], rank: int) -> None:
+    """Raise UsageError if the job has no such rank. `ranks`: replica -> rank."""
+    existing = {number for number in ranks.values() if number is not None}
+    if ranks and rank not in existing:
+        ranks_text = f"its ranks are 0 to {max(existing)}" if existing else "it has no ranks"
+        raise click.UsageError(f"{name} has no rank {rank}: {ranks_text} (one for each pod).")
+
+
+def check_role(name: str, ranks: Mapping[str, int | None], role: str) -> None:
+    """Raise UsageError if the job has no such role. `ranks`: replica -> rank."""
+    roles = {key.rpartition("-")[0] for key in ranks}
+    if roles and role not in roles:
+        verb = "role is" if len(roles) == 1 else "roles are"
+        raise click.UsageError(f"{name} has no role {role}: its {verb} {joined(sorted(roles), 'and')}.")
+
+
+volume_option = click.option(
+    "--volume", "volumes", multiple=True, metavar="NAME=DIR", help="Use DIR for the volume or claim NAME. Repeatable."
+)
+_ADDED = ("dshm", "allranks-")
+"""Prefixes of the names of volumes that allranks adds to pods."""
+
+
+def mapped_volumes(volumes: Sequence[str]) -> dict[str, Path]:
+    """Return volume name -> directory. Raise CannotRun for an item that is not NAME=DIR."""
+    mapped: dict[str, Path] = {}
+    for item in volumes:
+        name, equals, directory = item.partition("=")
+        if not (name and equals and directory):
+            raise CannotRun(f"--volume {item}: must be NAME=DIR, for example data=./data")
+        mapped[name] = Path(directory).expanduser().absolute()
+    return mapped
+
+
+def unknown_volumes(mapped: Iterable[str], names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield (option, problem) for each mapped name that no job has: a typing error would lose a training's output."""
+    volumes = sorted(name for name in names if not name.startswith(_ADDED))
+    for name in mapped:
+        if name not in names:
+            near = suggestions(name, volumes, {})
+            existing = f"the jobs have {', '.join(volumes)}" if volumes else "the jobs have no volumes"
+            hint = f", did you mean {near[0]}?" if near else f"; {existing}"
+            yield f"--volume {name}", f"no volume, claim, input or output has this name{hint}"
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------
 
 
 class Count(click.IntRange):
-    """A whole number. The name is that of click's messages."""
+    """A whole number. click's messages use `name`."""
 
     name = "whole number"
 

@@ -1,7 +1,7 @@
 """The only way to the terminal: stdout and stderr without control sequences other than the colours of text.
 
 Commands print logs, messages and names that other people wrote. Each write is cleaned here, so that no command has to
-remember it. What moves the cursor on purpose, the live views, is drawn by rich on the unguarded stream, through a
+remember it. The live views, which move the cursor on purpose, are drawn by rich on the unguarded stream, through a
 console that cleans the text between rich's own control codes.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def guard_output() -> None:
-    """Replaces sys.stdout and sys.stderr by streams that clean what is written to them."""
+    """Replace sys.stdout and sys.stderr by streams that clean what is written to them."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, _GuardedStream):
@@ -27,7 +27,7 @@ def guard_output() -> None:
 
 
 def use_colour(stream: TextIO) -> bool:
-    """Whether text on this stream may have colours: a terminal that has them, without NO_COLOR in the environment.
+    """Return whether text on this stream may have colours: on a terminal that has them, without NO_COLOR.
 
     This is the only decision: streams and consoles remove colours wherever it is False (https://no-color.org).
     """
@@ -35,7 +35,7 @@ def use_colour(stream: TextIO) -> bool:
 
 
 def console(stream: TextIO, colour: bool) -> Console:
-    """A rich console on this stream. Raises ImportError without rich."""
+    """Return a rich console on this stream. Raise ImportError without rich."""
     from rich.console import Console
     from rich.segment import Segment
 

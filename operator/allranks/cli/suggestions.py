@@ -23,18 +23,18 @@ class SuggestingGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def _hint(self, ctx: click.Context, name: str) -> str:
-        if own := self.explain(name):
-            return f" {own}"
-        found = suggestions(name, self.list_commands(ctx), self.synonyms)
-        return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
+        if advice := self.explain(name):
+            return f" {advice}"
+        commands = suggestions(name, self.list_commands(ctx), self.synonyms)
+        return f" Did you mean {' or '.join(map(repr, commands))}?" if commands else ""
 
     def explain(self, name: str) -> str:
-        """What to type instead of a word that is no command and resembles none; empty if nothing is obvious."""
+        """Return advice on a word that is no command; empty for the commands that resemble it."""
         return ""
 
 
 def suggestions(name: str, commands: Iterable[str], synonyms: Mapping[str, str]) -> list[str]:
-    """The commands that are most like the name, at most three."""
+    """Return the commands that are most like the name, at most three."""
     word = name.lower()
     if word in synonyms:
         return [synonyms[word]]

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from allranks.archive.layout import LogName
 from allranks.cli.archived import Archive
-from allranks.cli.commands import logs
+from allranks.cli.job_logs import JobLogs, LogRequest
 from allranks.cli.main import cli
 from allranks.core.facts.model import Pod
 from allranks.views.report.forms import rendered
@@ -280,10 +280,10 @@ def test_a_log_that_the_cluster_has_is_not_read_from_the_archive(
     archive.log(running, LogName(2, "worker", 1), "from the archive")
     options = {"roles": (), "ranks": (), "indices": (), "container": "trainer", "previous": False, "tail": None}
     options |= {"since": None, "timestamps": False, "no_prefix": False, "all_attempts": True, "output": None}
-    view = logs._view(running, attempt=None, **options)
+    logs = JobLogs(running, LogRequest(attempt=None, **options), Archive(archive.url))
     pod = Pod("whales-worker-1-2", "u", "worker", 1, 2, started_at=started_at)
-    found = asyncio.run(logs._of_deleted_pods(running, view, Archive(archive.url), [pod]))
-    assert [one.name for one, _ in found] == ["whales-worker-1-2"] * archived
+    logs_of_deleted_pods = asyncio.run(logs._of_deleted_pods([pod]))
+    assert [deleted.name for deleted, _ in logs_of_deleted_pods] == ["whales-worker-1-2"] * archived
 
 
 def test_logs_and_report_without_a_cluster(archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

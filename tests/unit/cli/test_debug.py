@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from allranks.cli.commands.debug_archive.archive import ALL_LOGS_BYTES, LOG_BYTES, Archive, Log, log_limit
+from allranks.cli.commands.debug import ALL_LOGS_BYTES, LOG_BYTES, Archive, Log, log_limit
 from allranks.masking import is_secret_name, mask_text, masked, secrets_in
 
 NOW = datetime(2026, 3, 4, 10, 15, tzinfo=UTC)

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from allranks.cli.options import cluster_options
 from allranks.core.facts.quantity import quantity
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Where
+
+if TYPE_CHECKING:
+    from allranks.archive.archiver import Archiver
 
 
 class Bytes(click.ParamType[int | None]):
@@ -29,12 +32,12 @@ class Bytes(click.ParamType[int | None]):
         if not str(value).strip():
             return None
         try:
-            found = int(quantity(str(value)))
+            number = int(quantity(str(value)))
         except (ValueError, OverflowError):
-            found = 0
-        if found < 1:
+            number = 0
+        if number < 1:
             self.fail(f"{value!r} is not a number of bytes, such as 4Mi or 50Gi", parameter, context)
-        return found
+        return number
 
 
 @click.command(
@@ -147,7 +150,7 @@ def archiver(
         port,
     )
     try:
-        asyncio.run(_until_stopped(Archiver(settings, connect(where.kubeconfig, where.context))))
+        asyncio.run(_run_until_stopped(Archiver(settings, connect(where.kubeconfig, where.context))))
     except AllranksError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
@@ -155,9 +158,9 @@ def archiver(
         sys.exit(1)
 
 
-async def _until_stopped(made: Any) -> None:
-    """Runs until SIGTERM or SIGINT. Raises what ends it."""
-    running = asyncio.create_task(made.run())
+async def _run_until_stopped(archiver: Archiver) -> None:
+    """Run until SIGTERM or SIGINT. Raise the error that ends the archiver."""
+    running = asyncio.create_task(archiver.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     with contextlib.suppress(asyncio.CancelledError):

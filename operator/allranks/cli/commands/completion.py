@@ -26,7 +26,7 @@ def completion(shell: str) -> None:
 
     It completes commands, options, files, the names of jobs and namespaces of the cluster, and stored runs.
     """
-    made = get_completion_class(shell)
+    completion_class = get_completion_class(shell)
     root = click.get_current_context().find_root().command
-    assert made is not None  # click has these shells
-    click.echo(made(root, {}, PROGRAM, VARIABLE).source().strip())
+    assert completion_class is not None  # click has these shells
+    click.echo(completion_class(root, {}, PROGRAM, VARIABLE).source().strip())

@@ -87,7 +87,10 @@ class _Result:
             sys.stdout.flush()
 
     def no_cluster(self, error: AllranksError, needed: bool) -> int:
-        """There is no connection: a problem if the user asked for a cluster, or if one is configured."""
+        """Add the failed connection: a problem if the user asked for a cluster, or if one is configured.
+
+        Return the exit status.
+        """
         from allranks.kube.auth import NotConfigured
 
         if isinstance(error.__cause__, NotConfigured | ImportError) and not needed:
@@ -97,8 +100,8 @@ class _Result:
         return FAILED
 
     def end(self) -> int:
-        """Prints the number of problems and notes. Returns the exit status."""
-        counts = {kind: sum(1 for _, one in self._findings if one.status == kind) for kind in COLOURS}
+        """Print the number of problems and notes. Return the exit status."""
+        counts = {kind: sum(1 for _, finding in self._findings if finding.status == kind) for kind in COLOURS}
         if self._output:
             checks = [finding.data(section) for section, finding in self._findings]
             click.echo(
@@ -117,5 +120,5 @@ def _lines(finding: Finding) -> Iterator[str]:
         yield f"{'':<26}cure: {cell(finding.cure)}"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number or 'no'} {what}{'s' * (number != 1)}"
+def _count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'s' * (number != 1)}"

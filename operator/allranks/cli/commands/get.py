@@ -68,7 +68,7 @@ def get(
     if len(names) > 1 and options["watch"]:
         raise click.UsageError("--watch supports one name, a selector, or all jobs.")
     if deleted:
-        sys.exit(_get_all(where, names, all_namespaces, archive, **options))
+        sys.exit(_WithArchive(where, names, all_namespaces, archive, **options).run())
 
     async def command(cluster: Cluster) -> int:
         return await print_jobs(cluster, names, None if all_namespaces else cluster.namespace, **options)
@@ -93,18 +93,18 @@ async def print_jobs(
     no_headers: bool,
     sweeps: bool = False,
 ) -> int:
-    """`namespace` None: all namespaces. Returns the exit status."""
+    """Print the named jobs or all of a namespace; None: of all namespaces. Return the exit status."""
     path = paths.sweeps if sweeps else job_path
-    read = _get_sweep if sweeps else get_job
+    get_object = _get_sweep if sweeps else get_job
     query = {"labelSelector": selector}
     if watch:
         if names:
-            await read(cluster, names[0])  # its error suggests similar names
+            await get_object(cluster, names[0])  # its error suggests similar names
             query["fieldSelector"] = f"metadata.name={names[0]}"
         await _follow(cluster, path(namespace), query, output, namespace is None, no_headers)
         return OK
     if output in ("yaml", "json", "name"):
-        items = [await read(cluster, name) for name in names] if names else []
+        items = [await get_object(cluster, name) for name in names] if names else []
         if not names:
             items = (await cluster.get(path(namespace), query))["items"]
         click.echo(render_objects(items, output, single=len(names) == 1), nl=False)
@@ -115,8 +115,8 @@ async def print_jobs(
         with_labels = f" with {selector}" if selector else ""
         click.echo(f"No {'sweeps' if sweeps else 'jobs'}{with_labels} in {where}.", err=True)
         return OK
-    shown = _Rows(columns, wide=output == "wide", namespaces=namespace is None, headers=not no_headers)
-    for line in shown.lines(rows):
+    table = _Rows(columns, wide=output == "wide", namespaces=namespace is None, headers=not no_headers)
+    for line in table.lines(rows):
         click.echo(line)
     return OK
 
@@ -128,7 +128,7 @@ async def _get_sweep(cluster: Cluster, name: str) -> Manifest:
 async def _rows(
     cluster: Cluster, namespace: str | None, names: tuple[str, ...], query: dict[str, Any], path: Callable[..., str]
 ) -> tuple[list[Manifest], list[Manifest]]:
-    """Columns and rows as the API server defines them."""
+    """Return columns and rows as the API server defines them."""
     columns: list[Manifest] = []
     rows: list[Manifest] = []
     for name in names or ("",):
@@ -141,76 +141,89 @@ async def _rows(
     return columns, rows
 
 
-def _get_all(
-    where: Where,
-    names: tuple[str, ...],
-    all_namespaces: bool,
-    archive: str | None,
-    *,
-    selector: str | None,
-    output: str | None,
-    watch: bool,
-    no_headers: bool,
-    sweeps: bool,
-) -> int:
-    """Prints deleted jobs of the archive, and those of the cluster if there is one. Returns the exit status."""
-    if not archive:
-        raise click.UsageError(f"--all reads an archive: name it with --archive or {VARIABLE}.")
-    if watch:
-        raise click.UsageError("--all cannot be combined with --watch.")
-    path, kind, word = (paths.sweeps, SWEEP, "sweep") if sweeps else (job_path, JOB, "job")
-    try:
-        selects = label_selection(selector or "")
-    except ValueError as error:
-        raise click.UsageError(f"--selector: {error}") from error
+class _WithArchive:
+    """Prints jobs of the archive that are deleted, then jobs of the cluster if there is one.
 
-    def write(live: list[Manifest], namespace: str | None, mark: str = "yes") -> int:
-        there = {metadata(job)["uid"] for job in live}
-        reader = Archive(archive).reader
-        gone = [
-            job
-            for job in (reader.sweeps if sweeps else reader.jobs)(namespace, names)
-            if metadata(job)["uid"] not in there and selects(metadata(job).get("labels") or {})
-        ]
-        found = {metadata(job)["name"] for job in (*live, *gone)}
-        if missing := [name for name in names if name not in found]:
-            text = f"there is no {word} {missing[0]}, neither on the cluster nor in the archive {archive}"
-            raise ClusterError(text, 404, "NotFound")
-        if output in OBJECT_OUTPUTS:
-            jobs = [*(_marked(job, str(archive)) for job in gone), *live]
-            click.echo(render_objects(jobs, output, single=len(names) == len(jobs) == 1), nl=False)
-        elif found:
-            titles = [*archived.columns(kind), {"name": "Deleted", "priority": 0}]
-            shown = _Rows(titles, wide=output == "wide", namespaces=namespace is None, headers=not no_headers)
-            rows = [archived.row(job, kind, titles, {"Deleted": mark}) for job in gone]
-            rows += [archived.row(job, kind, titles, {"Deleted": "no"}) for job in live]
-            for line in shown.lines(rows):
-                click.echo(line)
-        else:
-            click.echo(f"No {word}s, neither on the cluster nor in the archive.", err=True)
-        return OK
+    Methods return the exit status, or raise AllranksError.
+    """
 
-    async def on_cluster(cluster: Cluster) -> int:
-        namespace = None if all_namespaces else cluster.namespace
-        live = (await cluster.get(path(namespace), {"labelSelector": selector}))["items"]
-        return write([job for job in live if not names or metadata(job)["name"] in names], namespace)
+    def __init__(
+        self,
+        where: Where,
+        names: tuple[str, ...],
+        all_namespaces: bool,
+        archive: str | None,
+        *,
+        selector: str | None,
+        output: str | None,
+        watch: bool,
+        no_headers: bool,
+        sweeps: bool,
+    ) -> None:
+        """Raise UsageError without an archive, with --watch, and for a selector that is not valid."""
+        if not archive:
+            raise click.UsageError(f"--all reads an archive: name it with --archive or {VARIABLE}.")
+        if watch:
+            raise click.UsageError("--all cannot be combined with --watch.")
+        try:
+            self._selects = label_selection(selector or "")
+        except ValueError as error:
+            raise click.UsageError(f"--selector: {error}") from error
+        self._where, self._names, self._all_namespaces, self._archive = where, names, all_namespaces, archive
+        self._selector, self._output, self._headers, self._sweeps = selector, output, not no_headers, sweeps
+        self._path, self._kind, self._word = (paths.sweeps, SWEEP, "sweep") if sweeps else (job_path, JOB, "job")
 
-    def without_cluster(error: AllranksError) -> int:
+    def run(self) -> int:
+        return run_on_cluster(self._from_cluster, self._where, {}, self._without_cluster)
+
+    async def _from_cluster(self, cluster: Cluster) -> int:
+        namespace = None if self._all_namespaces else cluster.namespace
+        jobs = (await cluster.get(self._path(namespace), {"labelSelector": self._selector}))["items"]
+        return self._print([job for job in jobs if not self._names or metadata(job)["name"] in self._names], namespace)
+
+    def _without_cluster(self, error: AllranksError) -> int:
         if not isinstance(error, ClusterError) or error.status:
             print_error(error)
             return FAILED
-        print_problem("warning", f"{error}. Only {word}s of the archive are printed")
+        print_problem("warning", f"{error}. Only {self._word}s of the archive are printed")
         try:
-            return write([], None if all_namespaces else where.namespace or "default", "unknown")
-        except AllranksError as broken:
-            print_error(broken)
+            return self._print([], None if self._all_namespaces else self._where.namespace or "default", "unknown")
+        except AllranksError as archive_error:
+            print_error(archive_error)
             return FAILED
 
-    return run_on_cluster(on_cluster, where, {}, without_cluster)
+    def _print(self, live: list[Manifest], namespace: str | None, deleted: str = "yes") -> int:
+        """`live`: the jobs of the cluster. `deleted`: the cell of the column Deleted for jobs of the archive."""
+        archived_jobs = self._archived(namespace, {metadata(job)["uid"] for job in live})
+        existing = {metadata(job)["name"] for job in (*live, *archived_jobs)}
+        if missing := [name for name in self._names if name not in existing]:
+            text = f"there is no {self._word} {missing[0]}, neither on the cluster nor in the archive {self._archive}"
+            raise ClusterError(text, 404, "NotFound")
+        if self._output in OBJECT_OUTPUTS:
+            jobs = [*(_marked(job, self._archive) for job in archived_jobs), *live]
+            click.echo(render_objects(jobs, self._output, single=len(self._names) == len(jobs) == 1), nl=False)
+        elif existing:
+            titles = [*archived.columns(self._kind), {"name": "Deleted", "priority": 0}]
+            table = _Rows(titles, wide=self._output == "wide", namespaces=namespace is None, headers=self._headers)
+            rows = [archived.row(job, self._kind, titles, {"Deleted": deleted}) for job in archived_jobs]
+            rows += [archived.row(job, self._kind, titles, {"Deleted": "no"}) for job in live]
+            for line in table.lines(rows):
+                click.echo(line)
+        else:
+            click.echo(f"No {self._word}s, neither on the cluster nor in the archive.", err=True)
+        return OK
+
+    def _archived(self, namespace: str | None, live_uids: set[str]) -> list[Manifest]:
+        reader = Archive(self._archive).reader
+        return [
+            job
+            for job in (reader.sweeps if self._sweeps else reader.jobs)(namespace, self._names)
+            if metadata(job)["uid"] not in live_uids and self._selects(metadata(job).get("labels") or {})
+        ]
 
 
 def _marked(job: Manifest, archive: str) -> Manifest:
-    """A copy with an annotation that names the archive."""
+    """Return a copy with an annotation that names the archive."""
     annotations = {**(metadata(job).get("annotations") or {}), ARCHIVED: archive}
     return {**job, "metadata": {**metadata(job), "annotations": annotations}}
 
@@ -241,11 +254,11 @@ class _Rows:
         return front + [row["cells"][place] for place in self._places]
 
     def visible(self, row: Manifest) -> tuple[Any, ...]:
-        """The cells whose changes are printed: all but the age."""
+        """Return the cells whose changes are printed: all but the age."""
         return tuple(row["cells"][place] for place in self._places if self._names[place] != "Age")
 
     def deleted(self, row: Manifest) -> Manifest:
-        """kubectl repeats the last line; here it says that the job is gone."""
+        """Return the row of a deleted job, with Deleted as phase. (kubectl repeats the last line.)"""
         cells = ["Deleted" if name == "Phase" else value for name, value in zip(self._names, row["cells"], strict=True)]
         return {**row, "cells": cells}
 
@@ -253,43 +266,43 @@ class _Rows:
 async def _follow(
     cluster: Cluster, path: str, query: dict[str, Any], output: str | None, namespaces: bool, no_headers: bool
 ) -> None:
-    """Prints the jobs and their changes until Ctrl-C."""
-    table = output in (None, "wide")
-    watch = Watch(cluster, path, query, table=table, on_interruption=lambda text: click.echo(text, err=True))
+    """Print the jobs and their changes until Ctrl-C."""
+    as_table = output in (None, "wide")
+    watch = Watch(cluster, path, query, table=as_table, on_interruption=lambda text: click.echo(text, err=True))
     listed = await watch.listed()
     if not listed:
         click.echo("No jobs yet.", err=True)
-    shown = _Rows(watch.columns, wide=output == "wide", namespaces=namespaces, headers=not no_headers, watch=True)
+    table = _Rows(watch.columns, wide=output == "wide", namespaces=namespaces, headers=not no_headers, watch=True)
     printed: dict[str, tuple[Any, ...]] = {}
 
     def print_items(items: list[Manifest]) -> None:
-        if not table:
+        if not as_table:
             for item in items:
                 document = "---\n" if output == "yaml" else ""
                 click.echo(document + render_objects([item], str(output), single=True), nl=False)
         elif items:
-            for line in shown.lines(items):
+            for line in table.lines(items):
                 click.echo(line)
         sys.stdout.flush()
 
-    if table:
-        printed = {metadata(row)["uid"]: shown.visible(row) for row in listed}
+    if as_table:
+        printed = {metadata(row)["uid"]: table.visible(row) for row in listed}
     print_items(listed)
     async with aclosing(watch.changes()) as changes:
         async for change in changes:
-            if not table:
+            if not as_table:
                 print_items([change.item])
-            elif row := _changed_row(change, printed, shown):
+            elif row := _changed_row(change, printed, table):
                 print_items([row])
 
 
-def _changed_row(change: Change, printed: dict[str, tuple[Any, ...]], shown: _Rows) -> Manifest | None:
-    """The row to print; None if no printed column changed."""
+def _changed_row(change: Change, printed: dict[str, tuple[Any, ...]], table: _Rows) -> Manifest | None:
+    """Return the row to print, or None if no printed column changed."""
     uid = metadata(change.item)["uid"]
     if change.kind == "deleted":
         printed.pop(uid, None)
-        return shown.deleted(change.item)
-    visible = shown.visible(change.item)
+        return table.deleted(change.item)
+    visible = table.visible(change.item)
     if printed.get(uid) == visible:
         return None
     printed[uid] = visible

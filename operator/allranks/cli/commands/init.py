@@ -55,9 +55,9 @@ def init(script: str, output: str, replicas: int, gpus: int, image: str | None, 
     if not script.endswith(".py"):
         raise click.UsageError(f"{script}: specify a Python script (FILE.py).")
     try:
-        read = read_script(script, Path())
-        made = make_starter(
-            read,
+        program = read_script(script, Path())
+        starter = make_starter(
+            program,
             source_of(Path(script)),
             file=Path(output).name if output != "-" else "job.yaml",
             framework=framework,
@@ -65,11 +65,11 @@ def init(script: str, output: str, replicas: int, gpus: int, image: str | None, 
             gpus=gpus,
             image=image,
         )
-        _write(output, made.text)
+        _write(output, starter.text)
     except AllranksError as error:
         print_error(error)
         sys.exit(BAD_MANIFEST)
-    for note in made.notes:
+    for note in starter.notes:
         print_problem("note", note)
     if output != "-":
         click.echo(f"wrote {output}: try it with `allranks run {output}`", err=True)
@@ -77,7 +77,7 @@ def init(script: str, output: str, replicas: int, gpus: int, image: str | None, 
 
 
 def _write(output: str, text: str) -> None:
-    """Raises CannotRun if the file exists or cannot be written."""
+    """Write the file, or stdout for -. Raise CannotRun if the file exists or cannot be written."""
     if output == "-":
         click.echo(text, nl=False)
         return

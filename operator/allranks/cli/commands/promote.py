@@ -111,8 +111,8 @@ def _from_archive_or_runs(
             document = _archived(archive, where.namespace or "default", sweep)
             if document is not None:
                 return _print(document, **options, has_job=lambda _: False)
-    except AllranksError as broken:
-        print_error(broken)
+    except AllranksError as archive_error:
+        print_error(archive_error)
         return FAILED
     directory = find_sweep(sweep)
     if directory is None:

@@ -36,16 +36,16 @@ async def queue(cluster: Cluster, names: tuple[str, ...], output: str | None) ->
     of when a waiting job starts is a lower bound: it is the time until a running job of the namespace ends, by the
     steps that its ranks report.
     """
-    found = await read_queues(cluster, names)
+    queues = await read_queues(cluster, names)
     if output:
-        click.echo(json.dumps([as_json(each) for each in found], indent=2))
+        click.echo(json.dumps([as_json(item) for item in queues], indent=2))
         return OK
-    if not found:
+    if not queues:
         click.echo(f"No queues in namespace {cluster.namespace}.", err=True)
-    for number, each in enumerate(found):
+    for number, item in enumerate(queues):
         if number:
             click.echo()
-        for line in _lines(each):
+        for line in _lines(item):
             click.echo(line)
     return OK
 
@@ -54,25 +54,26 @@ def _lines(queue: Queue) -> list[str]:
     stopped = f" (stopped: {queue.stopped})" if queue.stopped else ""
     lines = [f"Queue {queue.name}, ClusterQueue {queue.cluster_queue}{stopped}"]
     if queue.quota:
-        lines.append("  " + ", ".join(f"{name} {used} of {of}" for name, (used, of) in queue.quota.items()) + " in use")
+        quotas = [f"{name} {used} of {limit}" for name, (used, limit) in queue.quota.items()]
+        lines.append(f"  {', '.join(quotas)} in use")
     if queue.running:
-        rows = [(each.job, each.priority, _duration(each.eta_seconds)) for each in queue.running]
+        rows = [(job.job, job.priority, _duration(job.eta_seconds)) for job in queue.running]
         lines += Table(("running", "priority", "eta"), indent="  ").lines(rows)
     if queue.waiting:
         waiting = [
             (
-                "" if each.position is None else each.position + 1,
-                each.job,
-                age(each.since),
-                _duration(each.starts_in_seconds),
-                each.message or each.reason or "not considered yet",
+                "" if job.position is None else job.position + 1,
+                job.job,
+                age(job.since),
+                _duration(job.starts_in_seconds),
+                job.message or job.reason or "not considered yet",
             )
-            for each in queue.waiting
+            for job in queue.waiting
         ]
         lines += Table(("position", "waiting", "since", "starts in about", "why"), indent="  ").lines(waiting)
-    for each in queue.preempted:
-        by = f" by {each.by}" if each.by else f": {each.message}"
-        lines += [f"  {each.job} was preempted {age(each.time, datetime.now(UTC))} ago{by}"]
+    for job in queue.preempted:
+        cause = f" by {job.by}" if job.by else f": {job.message}"
+        lines += [f"  {job.job} was preempted {age(job.time, datetime.now(UTC))} ago{cause}"]
     return lines if len(lines) > 1 else [*lines, "  nothing runs or waits"]
 
 

@@ -77,7 +77,7 @@ def render(
     for severity, text in loaded.notes():
         print_problem(severity, text)
     pairs = zip(loaded.jobs, pools, strict=True)
-    objects = [each for job, pool in pairs for each in rendered(job, helper_image, pool, report_url, data_image)]
+    objects = [item for job, pool in pairs for item in rendered(job, helper_image, pool, report_url, data_image)]
     if output == "json":
         click.echo("\n".join(json.dumps(manifest) for manifest in objects))
     else:
@@ -85,7 +85,7 @@ def render(
 
 
 def _pools(loaded: Loaded) -> list[PoolSpec | None]:
-    """The pool of each job. Raises InvalidManifest for pools that are not in the files."""
+    """Return the pool of each job. Raise InvalidManifest for pools that are not in the files."""
     problems = []
     pools: list[PoolSpec | None] = []
     for job in loaded.jobs:
@@ -106,7 +106,7 @@ def rendered(
     report_url: str = REPORT_URL,
     data_image: str | None = None,
 ) -> list[dict[str, Any]]:
-    """The objects of the first attempt of a job, with its pool applied."""
+    """Return the objects of the first attempt of a job, with its pool applied."""
     from allranks.api.status import Status
     from allranks.core.facts.model import Platform
     from allranks.core.facts.uploads import DEFAULT_CACHE_BYTES, DataStore

@@ -54,7 +54,7 @@ def _complete_output(_context: click.Context, _parameter: click.Parameter, incom
 
 
 def parse_output(values: Sequence[str]) -> Output:
-    """`html`, `page.html`, or both, of which the format then wins. Raises click.BadParameter."""
+    """Parse a format, a file, or both, of which the format then wins. Raise click.BadParameter."""
     forms = [value for value in values if value in FORMS]
     files = [Path(value) for value in values if value not in FORMS]
     if len(forms) > 1 or len(files) > 1:
@@ -124,11 +124,14 @@ def report(
     if not (name or run_dir or source):
         raise click.UsageError("specify a job name, --run-dir DIR or -f FILE.")
     if name and not (run_dir or source):
-
-        def otherwise(error: AllranksError) -> int:
-            return _without_cluster(error, where, name, output, archive)
-
-        sys.exit(run_on_cluster(_from_cluster, where, {"name": name, "output": output, "archive": archive}, otherwise))
+        sys.exit(
+            run_on_cluster(
+                _from_cluster,
+                where,
+                {"name": name, "output": output, "archive": archive},
+                lambda error: _without_cluster(error, where, name, output, archive),
+            )
+        )
     try:
         if run_dir:
             write_of_run(run_dir, output, name)
@@ -145,36 +148,36 @@ async def _from_cluster(cluster: Cluster, name: str, output: Output, archive: Ar
     from allranks.views.report.run_files import read_differences
     from allranks.views.report.sweep import is_sweep
 
-    found, exists = await find_job_or_sweep(cluster, name, archive)
-    if is_sweep([found]):
-        _write_sweep(found, output, await of_cluster(cluster, found, archive))
+    document, exists = await find_job_or_sweep(cluster, name, archive)
+    if is_sweep([document]):
+        _write_sweep(document, output, await of_cluster(cluster, document, archive))
     else:
-        write(found, output, None if exists else last_update(found), await read_differences(cluster, found))
+        write(document, output, None if exists else last_update(document), await read_differences(cluster, document))
     return OK
 
 
 def _without_cluster(error: AllranksError, where: Where, name: str, output: Output, archive: Archive) -> int:
-    """Reports on an archived job or sweep, or on a local run, if the cluster has none. Returns the exit status."""
+    """Report on an archived job or sweep, or on a local run, if the cluster has none. Return the exit status."""
     from allranks.cli.sweep_jobs import of_archive
     from allranks.views.report.model import last_update
     from allranks.views.report.sweep import is_sweep
 
     try:
-        if found := without_cluster(error, where, name, archive, sweeps=True):
-            if is_sweep([found]):
-                _write_sweep(found, output, of_archive(archive, found))
+        if document := without_cluster(error, where, name, archive, sweeps=True):
+            if is_sweep([document]):
+                _write_sweep(document, output, of_archive(archive, document))
             else:
-                write(found, output, last_update(found))
+                write(document, output, last_update(document))
             return OK
         error = also_missing(error, where, name, archive, sweeps=True)
-    except AllranksError as broken:
-        print_error(broken)
+    except AllranksError as archive_error:
+        print_error(archive_error)
         return FAILED
     return _from_runs(error, name, output)
 
 
 def _from_runs(error: AllranksError, name: str, output: Output) -> int:
-    """Reports on the newest local run of the job if the cluster has none. Returns the exit status."""
+    """Report on the newest local run of the job if the cluster has none. Return the exit status."""
     from allranks.local.run_directories import ROOT, RunsError
     from allranks.local.sweep_files import find_stored
 
@@ -182,19 +185,19 @@ def _from_runs(error: AllranksError, name: str, output: Output) -> int:
         run = find_stored(name)
         click.echo(f"The newest local run of {name} is shown ({run.directory}).", err=True)
         write_of_run(run.directory, output)
-    except RunsError as none:
+    except RunsError as runs_error:
         print_error(error)
         if ROOT.is_dir():
-            print_error(none)
+            print_error(runs_error)
         return FAILED
-    except AllranksError as broken:
-        print_error(broken)
+    except AllranksError as report_error:
+        print_error(report_error)
         return FAILED
     return OK
 
 
 def write_of_run(run_dir: Path, output: Output, name: str | None = None) -> None:
-    """Reports on a run directory, or on the newest one in a job's directory `runs/JOB`. Raises NoReport."""
+    """Report on a run directory, or on the newest one in a job's directory `runs/JOB`. Raise NoReport."""
     from allranks.local.sweep_files import SWEEP_FILE
 
     if (run_dir / SWEEP_FILE).exists():
@@ -205,28 +208,29 @@ def write_of_run(run_dir: Path, output: Output, name: str | None = None) -> None
     _write_of_file(str(directory / RUN_FILE), name, str(run_dir), output, directory.resolve())
 
 
-def _write_of_file(source: str, name: str | None, shown: str, output: Output, run_dir: Path | None = None) -> None:
+def _write_of_file(source: str, name: str | None, place: str, output: Output, run_dir: Path | None = None) -> None:
+    """`place` stands for the file in messages."""
     from allranks.views.report.model import last_update
     from allranks.views.report.run_files import read_run_files
     from allranks.views.report.sweep import is_sweep
 
-    documents = _read(source)
+    documents = _read_documents(source)
     if sweep := is_sweep(documents):
         _write_sweep(sweep, output)
         return
-    job = select_job(documents, name, shown)
+    job = select_job(documents, name, place)
     write(job, output, last_update(job), read_run_files(run_dir) if run_dir else None)
 
 
 def write(job: Manifest, output: Output, now: datetime | None = None, run: RunFiles | None = None) -> None:
-    """Prints the report, or writes it to a file. `now`: end of the report. Raises NoReport."""
+    """Print the report, or write it to a file. `now`: end of the report. Raise NoReport."""
     from allranks.views.format.plots import supports_unicode
 
     file = output.file
     width = max(60, min(shutil.get_terminal_size().columns, 140)) if sys.stdout.isatty() and not file else WIDTH
     unicode = bool(file) or supports_unicode(getattr(sys.stdout, "encoding", None))
-    made = rendered(job, output.form, now or datetime.now(UTC), width, unicode, run, file.parent if file else None)
-    _put(made, file)
+    text = rendered(job, output.form, now or datetime.now(UTC), width, unicode, run, file.parent if file else None)
+    _put(text, file)
 
 
 def _write_sweep_of_run(run_dir: Path, name: str, output: Output) -> None:
@@ -244,21 +248,21 @@ def _write_sweep(sweep: Mapping[str, Any], output: Output, jobs: TrialJobs | Non
     _put(rendered_sweep(sweep, output.form, jobs), output.file)
 
 
-def _put(made: str, file: Path | None) -> None:
+def _put(text: str, file: Path | None) -> None:
     if file is None:
-        click.echo(made, nl=False)
+        click.echo(text, nl=False)
         return
     try:
-        file.write_text(made, encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise NoReport(f"cannot write {file}: {error.strerror}") from error
     click.echo(f"wrote {file}", err=True)
 
 
 def select_job(documents: list[Any], name: str | None, where: str) -> Manifest:
-    """The job with this name, or the only job. Raises NoReport."""
-    found = [item for document in documents for item in _items(document)]
-    jobs = [item for item in found if item.get("kind") == KIND and _is_job(item)]
+    """Return the job with this name, or the only job. Raise NoReport."""
+    items = [item for document in documents for item in _items(document)]
+    jobs = [item for item in items if item.get("kind") == KIND and _is_job(item)]
     if name:
         jobs = [job for job in jobs if job["metadata"].get("name") == name]
     if not jobs:
@@ -282,29 +286,29 @@ def _is_job(job: Manifest) -> bool:
     )
 
 
-def _read(source: str) -> list[Any]:
-    """The documents in a file; - is standard input. Raises NoReport."""
+def _read_documents(source: str) -> list[Any]:
+    """Return the documents in a file; - is standard input. Raise NoReport."""
     import yaml
 
-    shown = "stdin" if source == "-" else source
+    name = "stdin" if source == "-" else source
     try:
         text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
         return [_plain(document) for document in yaml.load_all(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))]
     except FileNotFoundError:
-        raise NoReport(f"{shown} does not exist: a run directory of allranks run contains {RUN_FILE}") from None
+        raise NoReport(f"{name} does not exist: a run directory of allranks run contains {RUN_FILE}") from None
     except OSError as error:
-        raise NoReport(f"cannot read {shown}: {(error.strerror or str(error)).lower()}") from error
+        raise NoReport(f"cannot read {name}: {(error.strerror or str(error)).lower()}") from error
     except UnicodeDecodeError as error:
-        raise NoReport(f"{shown} is not a text file in UTF-8") from error
+        raise NoReport(f"{name} is not a text file in UTF-8") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise NoReport(f"{shown} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
+        raise NoReport(f"{name} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
 
 
 _NAIVE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?")
 
 
 def _plain(value: Any) -> Any:
-    """Converts timestamps back to text: YAML parses unquoted ones."""
+    """Convert timestamps back to text: YAML parses unquoted ones."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -13,13 +14,23 @@ import click
 from allranks.authoring.script_job import is_script
 from allranks.cli.completers import complete_files
 from allranks.cli.live.session import NOT_STARTED, WORDS, Session, exit_on_ctrl_c
-from allranks.cli.options import OK, Count, code_option, print_error, set_option
+from allranks.cli.options import (
+    OK,
+    Count,
+    code_option,
+    mapped_volumes,
+    print_error,
+    set_option,
+    unknown_volumes,
+    volume_option,
+)
 from allranks.cli.safe_output import use_colour
 from allranks.frameworks import FRAMEWORKS
 
 if TYPE_CHECKING:
     from allranks.api.job import Job
     from allranks.authoring.manifests import Loaded
+    from allranks.authoring.sweep_manifests import LoadedSweep
     from allranks.code.bundle import Bundle
     from allranks.local import LocalRun
 
@@ -92,13 +103,7 @@ _SIMILAR = 0.75
 )
 @click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="Set a variable of every rank. Repeatable.")
 @click.option("--dry-run", is_flag=True, help="Print the pods as YAML without starting them.")
-@click.option(
-    "--volume",
-    "volumes",
-    multiple=True,
-    metavar="NAME=DIR",
-    help="Use DIR for the volume or claim NAME. Repeatable.",
-)
+@volume_option
 @click.option(
     "--workdir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -167,13 +172,12 @@ def run(
     store checkpoints on request are asked for one before SIGTERM.
     """
     from allranks.authoring.script_job import load_script
-    from allranks.cli.volume_option import mapped_volumes
     from allranks.errors import AllranksError, InvalidOption
     from allranks.local import LocalRun, Options, run_directories
 
-    given = (*files, *filenames)
-    script = _only_script(given)
-    if not script and (option := _first_given(replicas=replicas, gpus=gpus, framework=framework, save=save)):
+    files = (*files, *filenames)
+    script = _only_script(files)
+    if not script and (option := _first_set(replicas=replicas, gpus=gpus, framework=framework, save=save)):
         raise click.UsageError(
             f"--{option} describes the job of a script (FILE.py); change a manifest with --set, for example "
             "--set roles.worker.replicas=2."
@@ -184,7 +188,7 @@ def run(
     human = sys.stderr if output else sys.stdout
     colour = use_colour(human) and not no_color
     reserved: list[Path] = []
-    ctx.call_on_close(lambda: run_directories.remove_empty(reserved))  # those of runs that did not start
+    ctx.call_on_close(lambda: run_directories.remove_empty(reserved))  # of runs that did not start
     try:
         mapped = mapped_volumes(volumes)
         additions = ctx.meta[_ARGUMENTS], _pairs(env)
@@ -205,9 +209,22 @@ def run(
             except InvalidOption as error:
                 raise click.UsageError(str(error)) from error
         else:
-            loaded, texts = _load(given, sets, additions, code), []
+            loaded, texts = _load(files, sets, additions, code), []
         if loaded.sweeps:
-            sys.exit(_run_sweep(loaded, run_dir, workdir, mapped, grace_period, output, dry_run, quiet, no_color))
+            from allranks.cli.live.sweep_session import run_sweep
+
+            sys.exit(
+                run_sweep(
+                    _only_sweep(loaded, dry_run),
+                    run_dir=run_dir,
+                    workdir=workdir,
+                    volumes=mapped,
+                    grace=grace_period,
+                    output=output,
+                    quiet=quiet,
+                    no_color=no_color,
+                )
+            )
         claims: dict[str, Path] = {}
         runs = [
             LocalRun(
@@ -233,58 +250,44 @@ def run(
     except AllranksError as error:
         print_error(error)
         sys.exit(NOT_STARTED)
-    named = {job.spec.pool for job in loaded.jobs}  # the notes of the jobs mention these
-    others = [(other.kind, other.name) for other in loaded.others]
-    others += [("TrainingPool", pool.name) for pool in loaded.pools if pool.name not in named]
-    for text in (*texts, *(f"{kind} {name} is not used here" for kind, name in others)):
-        _note(human, text, quiet, colour)
+    note = functools.partial(_note, human, quiet=quiet, colour=colour)
+    for text in (*texts, *(f"{kind} {name} is not used here" for kind, name in _unused(loaded))):
+        note(text)
     for severity, text in loaded.notes():
-        _note(human, text, quiet, colour, severity)
+        note(text, label=severity)
     words = WORDS["command" if human.isatty() else caller]  # a terminal sends Ctrl-C to this command itself
     session = Session(human, output, colour=colour, logs=not no_logs, quiet=quiet, words=words)
-    for number, (one, its_notes) in enumerate(zip(runs, notes, strict=True), 1):
-        for text in its_notes:
-            _note(human, text, quiet, colour)
-        status = session.run(one)
+    for number, (local_run, notes_of_run) in enumerate(zip(runs, notes, strict=True), 1):
+        for text in notes_of_run:
+            note(text)
+        status = session.run(local_run)
         if status != OK:
-            left = ", ".join(later.job.name for later in runs[number:])
-            if left:
-                click.echo(f"not run: {left}", file=human)
+            if number < len(runs):
+                click.echo(f"not run: {', '.join(later.job.name for later in runs[number:])}", file=human)
             sys.exit(status)
 
 
-def _run_sweep(
-    loaded: Loaded,
-    run_dir: Path | None,
-    workdir: Path,
-    mapped: dict[str, Path],
-    grace: float | None,
-    output: str | None,
-    dry_run: bool,
-    quiet: bool,
-    no_color: bool,
-) -> int:
-    """As `allranks sweep`. Returns the exit status. Raises CannotRun."""
-    from allranks.cli.live.sweep_session import run_sweep
+def _only_sweep(loaded: Loaded, dry_run: bool) -> LoadedSweep:
+    """Return the sweep that runs as with `allranks sweep`. Raise CannotRun for more than one, and beside jobs."""
     from allranks.errors import CannotRun
 
     if loaded.jobs or len(loaded.sweeps) > 1 or dry_run:
-        what = "--dry-run prints the pods of jobs" if dry_run else "the files have more than one TrainingSweep or job"
-        raise CannotRun(f"{what}: run a sweep alone, with allranks sweep FILE")
-    how: dict[str, Any] = {"workdir": workdir, "volumes": mapped, "grace": grace, "quiet": quiet, "no_color": no_color}
-    return run_sweep(loaded.sweeps[0], run_dir=run_dir, output=output, **how)
+        text = "--dry-run prints the pods of jobs" if dry_run else "the files have more than one TrainingSweep or job"
+        raise CannotRun(f"{text}: run a sweep alone, with allranks sweep FILE")
+    return loaded.sweeps[0]
 
 
-def _only_script(given: Sequence[str]) -> str | None:
-    """The script; None if all files are manifests. Raises UsageError for no file, and for more than one script."""
-    if not given:
+def _only_script(files: Sequence[str]) -> str | None:
+    """Return the script, or None if all files are manifests. Raise UsageError without files, and for further files
+    beside a script."""
+    if not files:
         raise click.UsageError("no manifest given: specify a FILE, or - for standard input.")
-    scripts = [file for file in given if is_script(file)]
-    if scripts and len(given) > 1:
-        script, others = scripts[0], [file for file in given if file != scripts[0]]
-        if others[0] in _LAUNCHERS and others[0] == given[0]:
-            raise click.UsageError(f"leave out {others[0]}, which allranks adds: allranks run {script}")
-        example = "--lr 0.1" if any(map(_is_manifest, others)) else " ".join(others)
+    scripts = [file for file in files if is_script(file)]
+    if scripts and len(files) > 1:
+        script, words = scripts[0], [file for file in files if file != scripts[0]]
+        if words[0] in _LAUNCHERS and words[0] == files[0]:
+            raise click.UsageError(f"leave out {words[0]}, which allranks adds: allranks run {script}")
+        example = "--lr 0.1" if any(map(_is_manifest, words)) else " ".join(words)
         raise click.UsageError(
             f"{script}: a script runs alone; put arguments of the program after --, for example "
             f"allranks run {script} -- {example}"
@@ -299,7 +302,7 @@ def _is_manifest(file: str) -> bool:
     return file.endswith((".py", ".yaml", ".yml", ".json")) or file == "-"
 
 
-def _first_given(**options: Any) -> str | None:
+def _first_set(**options: Any) -> str | None:
     return next((name for name, value in options.items() if value is not None), None)
 
 
@@ -322,13 +325,23 @@ def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions, code
     )
 
 
+def _unused(loaded: Loaded) -> Iterator[tuple[str, str]]:
+    """Yield kind and name of objects that a local run does not use, and that the notes of the jobs do not mention."""
+    for document in loaded.others:
+        yield document.kind, document.name
+    pools_of_jobs = {job.spec.pool for job in loaded.jobs}
+    for pool in loaded.pools:
+        if pool.name not in pools_of_jobs:
+            yield "TrainingPool", pool.name
+
+
 def _bundle(loaded: Loaded, job: Job) -> Bundle | None:
-    """The code that was collected for the job."""
+    """Return the code that was collected for the job."""
     return loaded.bundles.get(job.spec.code.config_map or "") if job.spec.code else None
 
 
 def _pairs(items: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Raises CannotRun for an item that is not NAME=VALUE."""
+    """Return (name, value) of each item. Raise CannotRun for an item that is not NAME=VALUE."""
     from allranks.errors import CannotRun
 
     pairs = []
@@ -341,29 +354,31 @@ def _pairs(items: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _check(runs: Sequence[LocalRun], mapped: Iterable[str]) -> list[list[str]]:
-    """The notes on each job. Raises InvalidManifest with every reason why a job cannot run here."""
-    from allranks.cli.volume_option import unknown_volumes
+    """Return the notes on each job. Raise InvalidManifest with every reason why a job cannot run here."""
     from allranks.errors import CannotRun, InvalidManifest
 
     notes: list[list[str]] = []
     problems: list[tuple[str, str]] = []
-    for one in runs:
+    for local_run in runs:
         try:
-            notes.append(one.check())
+            notes.append(local_run.check())
         except CannotRun as error:
-            problems += [(one.job.name, line) for line in str(error).splitlines()]
-    problems += unknown_volumes(mapped, {name for one in runs for name in one.volume_names})
+            problems += [(local_run.job.name, line) for line in str(error).splitlines()]
+    problems += unknown_volumes(mapped, {name for local_run in runs for name in local_run.volume_names})
     if problems:
         raise InvalidManifest(problems)
     return notes
 
 
-def _run_dir(given: Path | None, job: str, reserved: list[Path] | None, *, several: bool) -> Path:
-    """The directory of --run-dir, or a new one in runs/JOB. With `reserved` it is created, and added to the list."""
+def _run_dir(run_dir: Path | None, job: str, reserved: list[Path] | None, *, several: bool) -> Path:
+    """Return the directory of a job: `run_dir` of the command line, or its subdirectory if it is for several jobs.
+
+    Without `run_dir` it is a new directory in runs/JOB. With `reserved` that is created, and added to the list.
+    """
     from allranks.local import run_directories
 
-    if given is not None:
-        return given / job if several else given
+    if run_dir is not None:
+        return run_dir / job if several else run_dir
     return run_directories.new_directory(job) if reserved is None else run_directories.reserve_directory(job, reserved)
 
 
@@ -371,10 +386,10 @@ def _print_pods(runs: Iterable[LocalRun]) -> None:
     from allranks.authoring.yaml_text import dump
 
     click.echo("# The pods that allranks run would start. The ports are examples: each run uses free ports.")
-    click.echo(dump([pod for one in runs for pod in one.preview()]), nl=False)
+    click.echo(dump([pod for local_run in runs for pod in local_run.preview()]), nl=False)
 
 
-def _note(human: TextIO, text: str, quiet: bool, colour: bool, label: str = "note") -> None:
+def _note(human: TextIO, text: str, *, quiet: bool, colour: bool, label: str = "note") -> None:
     if not quiet:
         style = {"fg": "yellow"} if label == "warning" else {"dim": True}
         click.echo(f"{click.style(f'{label}:', **style) if colour else f'{label}:'} {text}", file=human, color=colour)

@@ -68,17 +68,17 @@ def list_(root: Path, output: str | None, trials: bool) -> None:
     from allranks.local.sweep_files import StoredSweep, list_stored
     from allranks.views.format.table import Table
 
-    found = list_stored(root)
+    stored = list_stored(root)
     if output:
-        click.echo(json.dumps([_as_json(run) for run in found], indent=2))
+        click.echo(json.dumps([_as_json(run) for run in stored], indent=2))
         return
-    if not found:
+    if not stored:
         click.echo(f"There are no runs in {root}.", err=True)
         return
-    sweeps = any(isinstance(run, StoredSweep) for run in found)
-    shown = [one for run in found for one in (run, *(_trials_of(run) if trials else ()))]
+    sweeps = any(isinstance(run, StoredSweep) for run in stored)
+    listed = [item for run in stored for item in (run, *(_trials_of(run) if trials else ()))]
     headers = ["run", "phase", "age", "duration", "size", *(["trials"] if sweeps else [])]
-    rows = [_row(run)[: len(headers)] for run in shown]
+    rows = [_row(run)[: len(headers)] for run in listed]
     for line in Table(headers).lines(rows):
         click.echo(line)
 
@@ -192,7 +192,7 @@ def _duration(run: StoredRun) -> str:
 def _as_json(run: StoredRun) -> dict[str, Any]:
     from allranks.local.sweep_files import StoredSweep
 
-    shown: dict[str, Any] = {
+    document: dict[str, Any] = {
         "run": run.name,
         "directory": str(run.directory),
         "phase": run.phase,
@@ -201,5 +201,5 @@ def _as_json(run: StoredRun) -> dict[str, Any]:
         "bytes": run.size,
     }
     if isinstance(run, StoredSweep):
-        shown |= {"trials": [_as_json(trial) for trial in run.trials]}
-    return shown
+        document |= {"trials": [_as_json(trial) for trial in run.trials]}
+    return document

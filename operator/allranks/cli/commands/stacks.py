@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli.completers import complete_jobs
-from allranks.cli.options import FAILED, OK, Count, Duration, name_callback, on_cluster
-from allranks.cli.rank_pods import check_rank
+from allranks.cli.options import FAILED, OK, Count, Duration, check_rank, name_callback, on_cluster
 from allranks.client.jobs import get_job
 from allranks.core.facts.naming import JOB_LABEL, replica_key
 from allranks.errors import AllranksError, ClusterError
@@ -27,7 +26,7 @@ POLL_SECONDS = 1.0
 
 
 def stacks_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds `--rank`, `--timeout` and `--output` to `command(ranks=..., timeout=..., output=...)`."""
+    """Add `--rank`, `--timeout` and `--output` to `command(ranks=..., timeout=..., output=...)`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -76,44 +75,43 @@ async def stacks(cluster: Cluster, name: str, ranks: tuple[int, ...], timeout: f
     from allranks.client import rank_stacks
 
     job = await get_job(cluster, name)
-    status, places = status_of(job), ranks_of(job)
-    wanted = chosen(name, places, ranks)
+    status, rank_of = status_of(job), ranks_of(job)
+    missing = _chosen(name, rank_of, ranks)
     if problem := rank_stacks.why_not(name, status.phase, status):
         raise ClusterError(problem)
     request = await rank_stacks.ask(cluster, name, status.attempt, datetime.now(UTC))
     cluster.interrupted = f"{name} continues; its ranks print their stacks to their logs"
-    began, found = time.monotonic(), _none(request)
-    missing = wanted
+    began, result = time.monotonic(), _no_answers(request)
     while True:
         age = time.monotonic() - began
-        ended = await _read(cluster, name, status.attempt, missing, age, found)
-        missing -= ended | {dump.replica for dump in found.dumps}
+        ended = await _add_answers(cluster, name, status.attempt, missing, age, result)
+        missing -= ended | {dump.replica for dump in result.dumps}
         if not missing or age >= timeout:
             break
         await asyncio.sleep(min(POLL_SECONDS, timeout))
-    found.waiting = [replica for replica in places if replica in missing]
+    result.waiting = [replica for replica in rank_of if replica in missing]
     if missing:
-        await _explain(cluster, name, status.attempt, found, timeout)
-    return show(found, output)
+        await _explain(cluster, name, status.attempt, result, timeout)
+    return _show(result, output)
 
 
-def chosen(name: str, places: dict[str, int | None], ranks: Collection[int]) -> frozenset[str]:
-    """The replicas of the ranks, all of them by default. Raises UsageError for a rank that the job does not have."""
+def _chosen(name: str, rank_of: dict[str, int | None], ranks: Collection[int]) -> frozenset[str]:
+    """Return the replicas of the ranks, by default all. Raise UsageError for a rank that the job does not have."""
     for rank in ranks:
-        check_rank(name, places, rank)
-    return frozenset(replica for replica, rank in places.items() if not ranks or rank in ranks)
+        check_rank(name, rank_of, rank)
+    return frozenset(replica for replica, rank in rank_of.items() if not ranks or rank in ranks)
 
 
-def _none(request: str) -> Stacks:
+def _no_answers(request: str) -> Stacks:
     from allranks.client.rank_stacks import Stacks
 
     return Stacks(request=request, waiting=[], over=True, notes=[], dumps=[])
 
 
-async def _read(
-    cluster: Cluster, name: str, attempt: int, missing: Collection[str], age: float, found: Stacks
+async def _add_answers(
+    cluster: Cluster, name: str, attempt: int, missing: Collection[str], age: float, result: Stacks
 ) -> frozenset[str]:
-    """Adds the answers of pods that have not answered before. Returns the replicas whose pods have ended."""
+    """Add the answers of pods that have not answered before. Return the replicas whose pods have ended."""
     from allranks.client import rank_stacks, recent_lines
 
     job = await get_job(cluster, name)
@@ -124,68 +122,70 @@ async def _read(
         if pod.attempt == attempt and replica_key(pod.role, pod.index) in missing
     }
     seconds = round(age) + rank_stacks.CLOCK_SECONDS
-    logs, found.notes = await recent_lines.lines_since(cluster, list(pods.values()), seconds)
+    logs, result.notes = await recent_lines.lines_since(cluster, list(pods.values()), seconds)
     lines = [(replica_key(pod.role, pod.index), lines) for pod, lines in logs]
-    dumps, _ = rank_stacks.answers(found.request, lines, ranks_of(job))
-    found.dumps += dumps
+    dumps, _ = rank_stacks.answers(result.request, lines, ranks_of(job))
+    result.dumps += dumps
     return frozenset(replica for replica, pod in pods.items() if pod.ended)
 
 
-async def _explain(cluster: Cluster, name: str, attempt: int, found: Stacks, timeout: float) -> None:
-    """Adds why ranks have not answered."""
+async def _explain(cluster: Cluster, name: str, attempt: int, result: Stacks, timeout: float) -> None:
+    """Add notes on why ranks have not answered."""
     from allranks.client import rank_stacks
 
     now = status_of(await get_job(cluster, name))
     if now.attempt != attempt:
-        found.notes.append(f"{name} has restarted: the ranks of attempt {attempt} are gone; ask again")
+        result.notes.append(f"{name} has restarted: the ranks of attempt {attempt} are gone; ask again")
         return
-    found.notes.append(f"within {timeout:g} s, {rank_stacks.silent(found.waiting)}")
-    if not found.dumps:
-        found.notes.append(
+    result.notes.append(f"within {timeout:g} s, {rank_stacks.silent(result.waiting)}")
+    if not result.dumps:
+        result.notes.append(
             "no rank answered: the operator, or the allranks in the image of the ranks, may be older than this request"
         )
 
 
 async def stacks_of_run(stored: Any, ranks: tuple[int, ...], timeout: float, output: str | None) -> int:
-    """The same for a run of this machine (StoredRun). Raises AllranksError."""
+    """Print the stacks of a run of this machine (StoredRun). Return the exit status. Raise AllranksError."""
     from allranks.client import rank_stacks
 
     job = stored.manifest
-    status, places = status_of(job), ranks_of(job)
-    wanted = chosen(stored.job, places, ranks)
+    status, rank_of = status_of(job), ranks_of(job)
+    chosen = _chosen(stored.job, rank_of, ranks)
     if problem := rank_stacks.why_not(stored.name, stored.phase, status, active=stored.running):
         raise AllranksError(problem)
     request = await rank_stacks.ask_run(stored.directory, status.attempt, datetime.now(UTC))
-    began, found = time.monotonic(), _none(request)
+    began, result = time.monotonic(), _no_answers(request)
     while True:
         age = time.monotonic() - began
-        read = await asyncio.to_thread(rank_stacks.logs_of_run, stored.directory, stored.job, status.attempt)
-        logs, found.notes = [item for item in read[0] if item[0] in wanted], read[1]
-        found.dumps, _ = rank_stacks.answers(request, logs, places)
-        found.waiting = sorted(wanted - {dump.replica for dump in found.dumps})
-        if not found.waiting or age >= timeout:
+        logs, result.notes = await asyncio.to_thread(
+            rank_stacks.logs_of_run, stored.directory, stored.job, status.attempt
+        )
+        logs = [(replica, lines) for replica, lines in logs if replica in chosen]
+        result.dumps, _ = rank_stacks.answers(request, logs, rank_of)
+        result.waiting = sorted(chosen - {dump.replica for dump in result.dumps})
+        if not result.waiting or age >= timeout:
             break
         await asyncio.sleep(min(POLL_SECONDS, timeout))
-    if found.waiting:
-        found.notes.append(f"within {timeout:g} s, {rank_stacks.silent(found.waiting)}")
-    return show(found, output)
+    if result.waiting:
+        result.notes.append(f"within {timeout:g} s, {rank_stacks.silent(result.waiting)}")
+    return _show(result, output)
 
 
-def show(found: Stacks, output: str | None) -> int:
-    """Prints the stacks by rank, and what is missing. Returns the exit status."""
-    found.dumps.sort(key=lambda dump: (dump.rank is None, dump.rank, dump.replica))
+def _show(result: Stacks, output: str | None) -> int:
+    """Print the stacks by rank, and notes on missing answers. Return the exit status."""
+    result.dumps.sort(key=lambda dump: (dump.rank is None, dump.rank, dump.replica))
     if output:
-        click.echo(found.model_dump_json(indent=2, exclude={"over"}))
+        click.echo(result.model_dump_json(indent=2, exclude={"over"}))
     else:
-        for line in _lines(found):
+        for line in _lines(result):
             click.echo(line)
-        for note in found.notes:
+        for note in result.notes:
             click.echo(note, err=True)
-    return FAILED if found.waiting else OK
+    return FAILED if result.waiting else OK
 
 
-def _lines(found: Stacks) -> Iterator[str]:
-    for number, dump in enumerate(found.dumps):
+def _lines(result: Stacks) -> Iterator[str]:
+    for number, dump in enumerate(result.dumps):
         if number:
             yield ""
         rank = dump.replica if dump.rank is None else f"rank {dump.rank} ({dump.replica})"

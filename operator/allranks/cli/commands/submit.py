@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 import click
 
@@ -85,53 +87,67 @@ async def submit(
     for severity, text in loaded.notes():
         print_problem(severity, text)
     session = Session(cluster, dry_run, loaded.bundles)
-    status = OK
-    jobs: list[Manifest] = []
-    stored: list[Manifest] = []
+    stored = await _store(session, documents, quiet=bool(output))
+    if output:
+        _print(stored, session, output, single=len(documents) == 1)
+    if len(stored) < len(documents):
+        return FAILED
+    if dry_run:
+        return OK
+    jobs = [answer for answer in stored if answer["kind"] == KIND]
+    if not (wait_for or logs):
+        _print_advice(jobs)
+        return OK
+    human = sys.stderr if output else sys.stdout
+    return await _wait_for(cluster, jobs, human, logs=logs, timeout=timeout, detach=detach)
+
+
+async def _store(session: Session, documents: Sequence[Manifest], *, quiet: bool) -> list[Manifest]:
+    """Create or update the objects, and print what was done and why objects are rejected. Return the stored ones.
+
+    `quiet`: print only errors. An interrupt is raised again, with a message about what is stored.
+    """
+    cluster, stored = session.cluster, list[Manifest]()
     for number, document in enumerate(documents, 1):
         try:
-            done, answer = await session.apply(document)
+            verb, answer = await session.apply(document)
         except ClusterError as error:
             print_error(error)
-            status = FAILED
             continue
         except asyncio.CancelledError:
-            before = [f"{session.title(one)} was stored" for one in stored] if output else []
-            after = [f"{session.title(one)} was not sent" for one in documents[number:]]
+            before = [f"{session.title(answer)} was stored" for answer in stored] if quiet else []
+            after = [f"{session.title(unsent)} was not sent" for unsent in documents[number:]]
             cluster.interrupted = "\n".join(filter(None, (*before, cluster.interrupted, *after)))
             raise
         stored.append(answer)
-        if answer["kind"] == KIND:
-            jobs.append(answer)
-        if not output:
-            click.echo(f"{session.title(answer)} {done}{' (dry run by the server)' if dry_run else ''}")
-    if output:
-        _print(stored, session, output, single=len(documents) == 1)
-    if status != OK or dry_run:
-        return status
-    if not (wait_for or logs):
-        _print_advice(jobs)
-        return status
+        if not quiet:
+            click.echo(f"{session.title(answer)} {verb}{' (dry run by the server)' if session.dry_run else ''}")
+    return stored
+
+
+async def _wait_for(
+    cluster: Cluster, jobs: Sequence[Manifest], human: TextIO, *, logs: bool, timeout: float | None, detach: bool
+) -> int:
+    """Show the jobs one after the other until each has finished. Return the exit status of the first that fails."""
     from allranks.cli.live.waiting import wait_for_job
     from allranks.client.actions import delete_job
     from allranks.client.interrupt import asks_on_interrupt
     from allranks.kube.pod_logs import LogOptions
 
     deadline = None if timeout is None else time.monotonic() + timeout
-    human = sys.stderr if output else sys.stdout
+    log_options = LogOptions() if logs else None
     for job in jobs:
         sys.stdout.flush()
-        wanted = LogOptions() if logs else None
         cluster.namespace = job["metadata"]["namespace"]
         async with asks_on_interrupt(cluster, job, delete_job, detach=detach):
-            status = await wait_for_job(cluster, job, "succeeded", human, deadline=deadline, wanted=wanted)
+            status = await wait_for_job(cluster, job, "succeeded", human, deadline=deadline, wanted=log_options)
         if status != OK:
             return status
     return OK
 
 
 def _print_advice(jobs: list[Manifest]) -> None:
-    """Only on a terminal."""
+    """Print the next command, on a terminal only."""
     if jobs and sys.stderr.isatty():
         name = jobs[0]["metadata"]["name"]
         click.echo(click.style(f"to follow it: allranks logs -f {name}", dim=True), err=True)

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from allranks.cli.completers import complete_files
-from allranks.cli.options import BAD_MANIFEST, Count, code_option, print_error, set_option
+from allranks.cli.options import (
+    BAD_MANIFEST,
+    Count,
+    code_option,
+    mapped_volumes,
+    print_error,
+    set_option,
+    volume_option,
+)
+
+if TYPE_CHECKING:
+    from allranks.authoring.sweep_manifests import LoadedSweep
 
 EXAMPLES = """\b
 Examples:
@@ -59,9 +70,7 @@ Exit status:
 )
 @set_option
 @code_option
-@click.option(
-    "--volume", "volumes", multiple=True, metavar="NAME=DIR", help="Use DIR for the volume or claim NAME. Repeatable."
-)
+@volume_option
 @click.option(
     "--workdir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -92,7 +101,6 @@ def sweep(file: str, dry_run: bool, sets: tuple[str, ...], code: Path | None, **
     """
     from allranks.authoring.yaml_text import dump
     from allranks.cli.live.sweep_session import run_sweep
-    from allranks.cli.volume_option import mapped_volumes
     from allranks.errors import AllranksError
 
     try:
@@ -123,53 +131,65 @@ _GOALS = {"min": "Minimize", "max": "Maximize"}
 _NAMES = {"random": "Random", "grid": "Grid", "tpe": "TPE", "asha": "ASHA", "median": "Median"}
 
 
-def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str, Any]) -> Any:
-    """(the loaded sweep, its document). Raises AllranksError."""
+def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str, Any]) -> tuple[LoadedSweep, Any]:
+    """Return the loaded sweep and its document. Raise AllranksError."""
     from allranks.authoring import manifest_files
     from allranks.authoring.manifests import load, load_documents
-    from allranks.authoring.sweep_manifests import is_job, parameter, sweep_document
+    from allranks.authoring.sweep_manifests import is_job
     from allranks.errors import InvalidManifest
 
     content = manifest_files.read(file)
     documents = content if isinstance(content, list) else []
     jobs = [document for document in documents if is_job(document)]
-    given = [name for name in _OF_A_SWEEP if options[name]]
-    if not jobs or any(isinstance(one, dict) and one.get("kind") == "TrainingSweep" for one in documents):
-        if given:
-            option = given[0].removesuffix("s") if given[0] == "params" else given[0].replace("_", "-")
-            text = "describes the sweep of a job; change a TrainingSweep with --set, for example --set trials=20"
-            raise InvalidManifest([(f"--{option}", text)])
-        found = load([file], sets, sweeps_suffice=True, code=code, local=True)
+    if jobs and not any(isinstance(item, dict) and item.get("kind") == "TrainingSweep" for item in documents):
+        loaded = load_documents([(file, _sweep_of_job(file, jobs, options))], sets, code=code, local=True)
     else:
-        if len(jobs) > 1:
-            raise InvalidManifest([(file, "has several jobs: a sweep has one")])
-        if not options["params"] or not options["metric"]:
-            raise InvalidManifest(
-                [(file, "has no TrainingSweep: describe the sweep of its job with --param and --metric")]
-            )
-        parameters = [parameter(text) for text in options["params"]]
-        names = [name for name, _ in parameters]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise InvalidManifest([(f"--param {twice}", "is given twice: remove one of them")])
-        made = sweep_document(
-            jobs[0],
-            parameters,
-            objective={"metric": options["metric"], "goal": _GOALS[options["goal"] or "min"]},
-            algorithm=_NAMES.get(options["algorithm"] or "random"),
-            seed=options["seed"],
-            trials=options["trials"],
-            parallel=options["parallel"],
-            stop=_stop(options),
-        )
-        found = load_documents([(file, made)], sets, code=code, local=True)
-    if len(found.sweeps) != 1:
-        raise InvalidManifest([(file, f"has {len(found.sweeps)} sweeps: it must have one")])
-    [written] = [one for one in found.documents if one.get("kind") == "TrainingSweep"]
-    return found.sweeps[0], written
+        _refuse_sweep_manifests(options)
+        loaded = load([file], sets, sweeps_suffice=True, code=code, local=True)
+    if len(loaded.sweeps) != 1:
+        raise InvalidManifest([(file, f"has {len(loaded.sweeps)} sweeps: it must have one")])
+    [document] = [item for item in loaded.documents if item.get("kind") == "TrainingSweep"]
+    return loaded.sweeps[0], document
+
+
+def _refuse_sweep_manifests(options: dict[str, Any]) -> None:
+    """Raise InvalidManifest for an option that describes a sweep: the file has a TrainingSweep."""
+    from allranks.errors import InvalidManifest
+
+    name = next((name for name in _OF_A_SWEEP if options[name]), None)
+    if name:
+        option = "param" if name == "params" else name.replace("_", "-")
+        text = "describes the sweep of a job; change a TrainingSweep with --set, for example --set trials=20"
+        raise InvalidManifest([(f"--{option}", text)])
+
+
+def _sweep_of_job(file: str, jobs: list[dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the TrainingSweep that the options describe for the job. Raise InvalidManifest."""
+    from allranks.authoring.sweep_manifests import parameter, sweep_document
+    from allranks.errors import InvalidManifest
+
+    if len(jobs) > 1:
+        raise InvalidManifest([(file, "has several jobs: a sweep has one")])
+    if not options["params"] or not options["metric"]:
+        raise InvalidManifest([(file, "has no TrainingSweep: describe the sweep of its job with --param and --metric")])
+    parameters = [parameter(text) for text in options["params"]]
+    names = [name for name, _ in parameters]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidManifest([(f"--param {twice}", "is given twice: remove one of them")])
+    return sweep_document(
+        jobs[0],
+        parameters,
+        objective={"metric": options["metric"], "goal": _GOALS[options["goal"] or "min"]},
+        algorithm=_NAMES.get(options["algorithm"] or "random"),
+        seed=options["seed"],
+        trials=options["trials"],
+        parallel=options["parallel"],
+        stop=_stop(options),
+    )
 
 
 def _stop(options: dict[str, Any]) -> dict[str, Any] | None:
     if options["stop"] is None:
         return None
-    more = {"minSteps": options["min_steps"], "factor": options["factor"]}
-    return {"rule": _NAMES[options["stop"]], **{name: value for name, value in more.items() if value is not None}}
+    limits = {"minSteps": options["min_steps"], "factor": options["factor"]}
+    return {"rule": _NAMES[options["stop"]], **{name: value for name, value in limits.items() if value is not None}}

@@ -46,30 +46,30 @@ def validate(files: tuple[str, ...], sets: tuple[str, ...], output: str, strict:
     except InvalidManifests as error:
         _print(None, error.findings, output)
         sys.exit(BAD_MANIFEST)
-    refused = strict and any(one.problem.severity == "warning" for one in loaded.findings)
-    _print(None if refused else loaded, loaded.findings, output)
-    if refused:
+    rejected = strict and any(finding.problem.severity == "warning" for finding in loaded.findings)
+    _print(None if rejected else loaded, loaded.findings, output)
+    if rejected:
         sys.exit(BAD_MANIFEST)
 
 
 def _print(loaded: Loaded | None, findings: Sequence[Finding], output: str) -> None:
-    """`loaded` is None if the manifests are not valid."""
+    """Print the findings, and the valid objects. `loaded` is None if the manifests are not valid."""
     if output == "json":
-        problems = [one.as_json() for one in findings]
+        problems = [finding.as_json() for finding in findings]
         names = {"jobs": list(loaded.titles), "pools": [pool.name for pool in loaded.pools]} if loaded else {}
-        names |= {"sweeps": [one.sweep.name for one in loaded.sweeps]} if loaded and loaded.sweeps else {}
+        names |= {"sweeps": [item.sweep.name for item in loaded.sweeps]} if loaded and loaded.sweeps else {}
         click.echo(json.dumps({"valid": loaded is not None, **names, "problems": problems}, indent=2))
         return
-    for one in sorted(findings, key=lambda one: ("error", "warning", "note").index(one.problem.severity)):
-        print_problem(one.problem.severity, f"{one.place}: {one.text}")
+    for finding in sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.problem.severity)):
+        print_problem(finding.problem.severity, f"{finding.place}: {finding.text}")
     if loaded:
         from allranks.api import sweep_values
 
         for pool in loaded.pools:
             click.echo(f"{pool.name} is valid: a TrainingPool")
-        for searched in loaded.sweeps:
-            trials = sweep_values.number_of_trials(searched.sweep.spec)
-            click.echo(f"{searched.sweep.name} is valid: a TrainingSweep of {trials} trials")
+        for item in loaded.sweeps:
+            trials = sweep_values.number_of_trials(item.sweep.spec)
+            click.echo(f"{item.sweep.name} is valid: a TrainingSweep of {trials} trials")
         for job, title in zip(loaded.jobs, loaded.titles, strict=True):
             pods = sum(role.replicas for _, role in job.spec.roles.items())
             click.echo(f"{title} is valid: {job.spec.framework}, {pods} pod{'' if pods == 1 else 's'}")

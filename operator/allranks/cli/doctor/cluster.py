@@ -65,7 +65,7 @@ async def _limited(name: str, check: Check, cluster: Cluster) -> Sequence[Findin
 
 
 class _Denied(Exception):
-    """`str()` is the missing right."""
+    """The API server denies the request. `str()` is the missing right."""
 
 
 async def _get(cluster: Cluster, path: str, right: str, **query: str) -> Manifest | None:
@@ -89,7 +89,7 @@ async def _items(cluster: Cluster, path: str, right: str, **query: str) -> list[
 
 
 async def _server(cluster: Cluster) -> tuple[list[Finding], bool]:
-    """(findings, whether the API server answers)"""
+    """Return the findings, and whether the API server answers."""
     connection = cluster.client.connection
     place = f"{connection.url} (context {connection.context})" if connection.context else connection.url
     try:
@@ -139,9 +139,9 @@ def _crd(kind: str, plural: str, crd: Manifest | None) -> Finding:
     if not schemas:
         return problem("crds", f"{kind}{version} does not serve {VERSION}, which this client uses", apply)
     if older := list(differences(root_schema(kind), schemas[0], kind)):
-        return problem("crds", f"{kind}{version} is older than this client: it has no {_some(older)}", apply)
+        return problem("crds", f"{kind}{version} is older than this client: it has no {_at_most_three(older)}", apply)
     if newer := list(differences(schemas[0], root_schema(kind), kind)):
-        text = f"{kind}{version} is newer than this client, which has no {_some(newer)}"
+        text = f"{kind}{version} is newer than this client, which has no {_at_most_three(newer)}"
         return note("crds", text, "install the version of allranks that the cluster has")
     return ok("crds", f"{kind}{version} has the fields of this client")
 
@@ -306,7 +306,7 @@ async def _kueue(cluster: Cluster) -> list[Finding]:
     return [ok("kueue", f"installed ({kueue[0]['preferredVersion']['version']})")]
 
 
-def _some(names: Sequence[str]) -> str:
+def _at_most_three(names: Sequence[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 

@@ -1,4 +1,4 @@
-"""What a check finds, and how checks run: all at the same time, each with a time limit."""
+"""Findings of checks, and how checks run: all at the same time, each with a time limit."""
 
 from __future__ import annotations
 
@@ -50,21 +50,25 @@ def run_checks(checks: Mapping[str, Check], seconds: float) -> Iterator[Finding]
     deadline = time.monotonic() + seconds
     for name, results in started.items():
         try:
-            yield from results.get(timeout=max(0.0, deadline - time.monotonic()))(name)
+            result = results.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             yield not_checked(name, f"there was no answer within {seconds:g} s")
+            continue
+        if isinstance(result, Exception):
+            yield not_checked(name, describe_error(result))
+        else:
+            yield from result
 
 
-def _started(check: Check) -> queue.Queue[Callable[[str], list[Finding]]]:
-    results: queue.Queue[Callable[[str], list[Finding]]] = queue.Queue()
+def _started(check: Check) -> queue.Queue[list[Finding] | Exception]:
+    """Run the check on a thread. Return a queue that gets its findings, or its error."""
+    results: queue.Queue[list[Finding] | Exception] = queue.Queue()
 
     def work() -> None:
         try:
-            findings = list(check())
-            results.put(lambda _name: findings)
+            results.put(list(check()))
         except Exception as error:  # a check must not hide the others
-            failed = error
-            results.put(lambda name: [not_checked(name, describe_error(failed))])
+            results.put(error)
 
     # A daemon: a file system that does not answer must not keep the command from ending.
     threading.Thread(target=work, daemon=True).start()

@@ -45,7 +45,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """What the checks look at. Tests replace parts of it."""
+    """The machine that is checked. Tests replace parts of it."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: machine_environment(os.environ))
     directory: Path = field(default_factory=Path.cwd)
@@ -157,8 +157,8 @@ class Machine:
         lines = [clean(line.encode(), colour=False).split(",") for line in done.stdout.splitlines()]
         rows = [[part.strip() for part in line] for line in lines if len(line) == 3]
         if done.returncode or not rows:
-            said = clean(" ".join((done.stdout + done.stderr).split()).encode(), colour=False)
-            yield problem("gpus", f"nvidia-smi fails: {said}", "reload or reinstall the NVIDIA driver; see dmesg")
+            output = clean(" ".join((done.stdout + done.stderr).split()).encode(), colour=False)
+            yield problem("gpus", f"nvidia-smi fails: {output}", "reload or reinstall the NVIDIA driver; see dmesg")
             return
         kinds = Counter((name, memory) for name, _, memory in rows)
         listed = ", ".join(f"{count} x {name} ({memory})" for (name, memory), count in kinds.items())
@@ -239,7 +239,8 @@ print("\\n" + json.dumps(answer))
 
 
 def _answer(process: subprocess.Popen[str], deadline: float) -> dict[str, Any] | None:
-    """What the probe printed last: a framework may print something before. None: the framework is not installed."""
+    """Return the last line that the probe printed: a framework may print something before it. None if the framework is
+    not installed."""
     try:
         output, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:

@@ -59,7 +59,10 @@ class Renderer:
         quiet: bool = False,
         on_closed: Callable[[], None],
     ) -> None:
-        """`live`: a terminal. `on_closed` is called on the drawing thread when the reader of the stream has exited."""
+        """`live`: draw the summary on a terminal.
+
+        `on_closed` is called on the drawing thread when the reader of the stream has exited.
+        """
         self._stream = stream
         self._colour = colour
         self._logs = logs and not quiet
@@ -112,7 +115,7 @@ class Renderer:
 
     @property
     def seconds(self) -> float:
-        """Since the start of the job."""
+        """Return the seconds since the start of the job."""
         return time.monotonic() - self._started
 
     def message(self, text: str) -> None:

@@ -65,23 +65,23 @@ class Session:
         from allranks.errors import AllranksError, CannotRun
 
         self._renderer.begin(local.job.name, framework_of(local.job).log, local.logs)
-        how, broken = "stopped", None
+        ending, failure = "stopped", None
         try:
-            how = asyncio.run(self._drive(local))
+            ending = asyncio.run(self._drive(local))
         except AllranksError as error:
-            broken = error
+            failure = error
         finally:
             exit_on_ctrl_c()
             self._renderer.end()
-        if isinstance(broken, CannotRun):
-            print_error(broken)
+        if isinstance(failure, CannotRun):
+            print_error(failure)
             return NOT_STARTED
-        self._print_outcome(local, how, broken)
-        if how == "finished" and not broken:
+        self._print_outcome(local, ending, failure)
+        if ending == "finished" and not failure:
             return OK if local.status.phase == "Succeeded" else FAILED
         if self._received:
             return 128 + self._received
-        return NOT_STARTED if how == "suspended" else FAILED
+        return NOT_STARTED if ending == "suspended" else FAILED
 
     async def _drive(self, local: LocalRun) -> str:
         self._run, self._loop = local, asyncio.get_running_loop()
@@ -118,40 +118,41 @@ class Session:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stop, signal.SIGPIPE)
 
-    def _print_outcome(self, local: LocalRun, how: str, broken: AllranksError | None) -> None:
+    def _print_outcome(self, local: LocalRun, ending: str, failure: AllranksError | None) -> None:
         from allranks.views.format.outcome import failure_block, rendered, resource, summary
 
-        shown = resource(local.job.name, local.job.namespace, local.status)
-        if how == "stopped" and not local.started:
-            how = "not started"
+        job, status, run_dir = local.job, local.status, local.options.run_dir
+        document = resource(job.name, job.namespace, status)
+        if ending == "stopped" and not local.started:
+            ending = "not started"
         try:
             if local.started:
-                (local.options.run_dir / "status.yaml").write_text(rendered(shown, "yaml").removeprefix("---\n"))
+                (run_dir / "status.yaml").write_text(rendered(document, "yaml").removeprefix("---\n"))
         except OSError as error:
-            click.echo(f"cannot write the status to {local.options.run_dir}: {error.strerror}", err=True)
-        line = summary(local.job.name, local.status, local.job.metadata.creation_timestamp, self._renderer.seconds, how)
-        good = how == "finished" and local.status.phase == "Succeeded"
-        self._print(line, fg="green" if good else "red" if local.status.phase == "Failed" else "yellow", bold=True)
-        if how == "stopped" and (uploads := local.status.condition("OutputsUploaded")) and uploads.reason == "Failed":
+            click.echo(f"cannot write the status to {run_dir}: {error.strerror}", err=True)
+        line = summary(job.name, status, job.metadata.creation_timestamp, self._renderer.seconds, ending)
+        good = ending == "finished" and status.phase == "Succeeded"
+        self._print(line, fg="green" if good else "red" if status.phase == "Failed" else "yellow", bold=True)
+        uploads = status.condition("OutputsUploaded")
+        if ending == "stopped" and uploads and uploads.reason == "Failed":
             self._print(uploads.message, fg="yellow")
-        if broken:
-            print_error(broken)
+        if failure:
+            print_error(failure)
         if self._output:
-            click.echo(rendered(shown, self._output), nl=False)
-        if how not in ("suspended", "not started") and not self._quiet:
-            self._print(f"Report: allranks report --run-dir {shlex.quote(str(local.options.run_dir))}")
+            click.echo(rendered(document, self._output), nl=False)
+        if ending not in ("suspended", "not started") and not self._quiet:
+            self._print(f"Report: allranks report --run-dir {shlex.quote(str(run_dir))}")
             self._print(f"Logs:   {local.logs}")
-        if how == "finished" and local.status.phase == "Failed":
-            for line in failure_block(local.status, local.logs):
-                if self._renderer.has_printed(line):
-                    continue
-                self._print(line, **({} if line.startswith(" ") else {"fg": "red"}))
+        if ending == "finished" and status.phase == "Failed":
+            for line in failure_block(status, local.logs):
+                if not self._renderer.has_printed(line):
+                    self._print(line, **({} if line.startswith(" ") else {"fg": "red"}))
 
     def _print(self, text: str, **style: Any) -> None:
         click.echo(click.style(text, **style) if self._colour else text, file=self._human, color=self._colour)
 
 
 def exit_on_ctrl_c() -> None:
-    """For the time in which no rank runs. If SIGINT is ignored (in the background of a script), it stays ignored."""
+    """Let Ctrl-C exit at once while no rank runs. SIGINT stays ignored if it is (in the background of a script)."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))

@@ -37,8 +37,10 @@ OLD_SECONDS = 3.0
 
 
 def progress_line(status: Status, unicode: bool, width: int, now: datetime) -> list[tuple[str, str]]:
-    """Bar, steps, rates, ETA, metrics and curve as (text, style), in at most `width` characters; empty without
-    progress. What does not fit is left out as a whole, because half a number is a wrong number."""
+    """Return bar, steps, rates, ETA, metrics and curve as (text, style), in at most `width` characters.
+
+    Empty without progress. A part that does not fit is left out as a whole: half a number is a wrong number.
+    """
     progress = status.progress
     if progress is None or progress.step is None:
         return []
@@ -46,33 +48,45 @@ def progress_line(status: Status, unicode: bool, width: int, now: datetime) -> l
     fraction, curve = progress_text.fraction(progress), progress_text.values(progress)
     summary = progress_text.summary(progress)
     rates = list(progress_text.rates(progress)) if trains else []
-    left = [f"ETA {eta}"] if trains and (eta := progress_text.eta(progress)) else []
-    first, *others = [*progress_text.metrics(progress), ""]
-    texts = [text for text in (*_age(status, progress, now), *rates, *left, first, *others) if text]
-    smallest = 0 if fraction is None else BAR_WIDTH[0] + GAP
-    # The least important first.
-    for text in (*reversed([other for other in others if other]), *reversed(rates), *left, first):
-        if smallest + len(summary) + sum(GAP + len(text) for text in texts) <= width:
-            break
-        if text:
-            texts.remove(text)
-    room = width - len(summary) - sum(GAP + len(text) for text in texts)
-    curve_width = min(CURVE_WIDTH, 4 * len(curve), (room - smallest) // 2 - GAP)
-    drawn = (
-        plots.sparkline(curve, curve_width, unicode, stretch=True).strip() if curve_width >= min(4, len(curve)) else ""
+    eta = [f"ETA {text}"] if trains and (text := progress_text.eta(progress)) else []
+    metrics = list(progress_text.metrics(progress))
+    smallest_bar = 0 if fraction is None else BAR_WIDTH[0] + GAP
+    texts = _fitting(
+        [*_age(status, progress, now), *rates, *eta, *metrics],
+        [*reversed(metrics[1:]), *reversed(rates), *eta, *metrics[:1]],
+        width - smallest_bar - len(summary),
     )
-    room -= len(drawn) + GAP * bool(drawn)
+    room = width - len(summary) - _width(texts)
+    curve_width = min(CURVE_WIDTH, 4 * len(curve), (room - smallest_bar) // 2 - GAP)
+    plot = ""
+    if curve_width >= min(4, len(curve)):
+        plot = plots.sparkline(curve, curve_width, unicode, stretch=True).strip()
     parts = [(summary, "bold"), *((text, "") for text in texts)]
-    if drawn:
-        place = 1 + (texts.index(first) + 1 if first in texts else len(texts))
-        parts.insert(place, (drawn, "cyan"))
+    if plot:
+        room -= len(plot) + GAP
+        behind = metrics[0] if metrics and metrics[0] in texts else None
+        parts.insert(1 + (texts.index(behind) + 1 if behind else len(texts)), (plot, "cyan"))
     if fraction is not None and (bar := min(BAR_WIDTH[1], room - GAP)) >= BAR_WIDTH[0]:
         parts.insert(0, (plots.bar(fraction, bar, unicode), "green"))
     return [part for text, style in parts for part in ((text, style), (" " * GAP, ""))][:-1]
 
 
+def _fitting(texts: list[str], least_important: Sequence[str], width: int) -> list[str]:
+    """Remove texts in the order of `least_important` until the others fit into the width. Return these."""
+    for text in least_important:
+        if _width(texts) <= width:
+            break
+        texts.remove(text)
+    return texts
+
+
+def _width(texts: Sequence[str]) -> int:
+    """Return the width of the texts with a gap before each."""
+    return sum(GAP + len(text) for text in texts)
+
+
 def _age(status: Status, progress: ProgressStatus, now: datetime) -> Iterator[str]:
-    """`12s ago`, if the numbers are not those of this moment."""
+    """Yield `12s ago`, if the numbers are old."""
     if progress.last_report and progress_text.trains(status):
         seconds = (now - progress.last_report).total_seconds()
         if seconds > OLD_SECONDS:
@@ -120,7 +134,7 @@ class Summary:
         from rich.table import Table
 
         # If the pods do not fit, they are counted by state.
-        rows = list(self._each()) if len(self.pods) <= max(room, 1) else list(self._counts())
+        rows = list(self._pod_rows()) if len(self.pods) <= max(room, 1) else list(self._role_rows())
         table = Table.grid(padding=(0, 2), expand=True)
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
@@ -130,13 +144,13 @@ class Summary:
             table.add_row(*row)
         yield table
 
-    def _each(self) -> Iterator[tuple[RenderableType, ...]]:
+    def _pod_rows(self) -> Iterator[tuple[RenderableType, ...]]:
         from rich.text import Text
 
         now = datetime.now(UTC)
         current = [pod for pod in self.pods if pod.attempt == self.status.attempt]
-        others = [pod for pod in self.pods if pod.attempt != self.status.attempt]
-        for pod in (*current, *others):
+        previous = [pod for pod in self.pods if pod.attempt != self.status.attempt]
+        for pod in (*current, *previous):
             name = replica_key(pod.role, pod.index)
             age = ""
             if pod.started_at:
@@ -144,7 +158,7 @@ class Summary:
                 age = elapsed(max(0.0, (until - pod.started_at).total_seconds()))
             state, colour = pod_state(pod), COLOURS[self.places.get(name, 0) % len(COLOURS)]
             output = clean(self.latest.get(pod.name, b"").rstrip(b"\r"), colour=False)
-            if pod in others:
+            if pod in previous:
                 name, output = f"{name} (attempt {pod.attempt})", ""
             yield (
                 Text(f" {name}", colour),
@@ -153,7 +167,7 @@ class Summary:
                 Text(output, "dim"),
             )
 
-    def _counts(self) -> Iterator[tuple[RenderableType, ...]]:
+    def _role_rows(self) -> Iterator[tuple[RenderableType, ...]]:
         from rich.text import Text
 
         roles: dict[str, Counter[str]] = {}

@@ -19,7 +19,7 @@ from allranks.api.sweep import Sweep
 from allranks.api.sweep_status import ENDED, SweepStatus, Trial
 from allranks.authoring.yaml_text import dump
 from allranks.cli.live.session import NOT_STARTED, exit_on_ctrl_c
-from allranks.cli.options import FAILED, OK, print_error
+from allranks.cli.options import FAILED, OK, print_error, unknown_volumes
 from allranks.cli.safe_output import use_colour
 from allranks.core.facts.model import Event
 from allranks.views.format.table import Grid, Styled
@@ -43,7 +43,6 @@ def run_sweep(
     no_color: bool,
 ) -> int:
     """Return the exit status. stdout gets the manifest of the best trial, or with `output` the sweep."""
-    from allranks.cli.volume_option import unknown_volumes
     from allranks.errors import AllranksError, InvalidManifest
     from allranks.local import run_directories
     from allranks.local.sweep import LocalSweep, SweepOptions
@@ -116,8 +115,8 @@ def _print_result(local: LocalSweep, folder: Path, output: str | None, to_stdout
 
     status, sweep = local.status, local.sweep
     if output:
-        shown = local.document()
-        click.echo(json.dumps(shown, indent=2) if output == "json" else dump([shown]).rstrip("\n"))
+        document = local.document()
+        click.echo(json.dumps(document, indent=2) if output == "json" else dump([document]).rstrip("\n"))
     human = sys.stdout if to_stdout else sys.stderr
     if received and not status.finished:
         again = f"--run-dir {shlex.quote(str(folder))}"
@@ -136,7 +135,7 @@ def _print_result(local: LocalSweep, folder: Path, output: str | None, to_stdout
 
 
 _STYLES = {"Succeeded": "green", "Failed": "red", "Lost": "red", "Stopped": "yellow", "Pending": "dim"}
-_SHOWN = 20
+_ROWS = 20
 """Rows of the live table: the active trials, then the newest ones that have ended."""
 
 
@@ -158,7 +157,7 @@ class SweepView:
         if self._live:
             from rich.console import Group
 
-            table = trials_table(self._sweep, status, _SHOWN).rich(wrap=False)
+            table = trials_table(self._sweep, status, _ROWS).rich(wrap=False)
             self._live.update(Group(_headline(self._sweep, status), table), refresh=True)
 
     def event(self, event: Event) -> None:

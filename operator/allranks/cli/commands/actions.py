@@ -1,4 +1,4 @@
-"""`allranks delete`: deletes jobs and everything that belongs to them."""
+"""Commands that change jobs: `allranks suspend`, `resume`, `scale` and `delete`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,20 @@ import time
 import click
 
 from allranks.cli.completers import complete_jobs
-from allranks.cli.options import TIMED_OUT, Duration, for_each_job, names_callback, object_output_option, on_cluster
-from allranks.client.actions import Changed, delete_job
+from allranks.cli.options import (
+    OK,
+    TIMED_OUT,
+    Count,
+    Duration,
+    for_each_job,
+    name_callback,
+    names_callback,
+    object_output_option,
+    on_cluster,
+    print_jobs,
+)
+from allranks.client.actions import Changed, delete_job, scale_job, set_suspended
+from allranks.client.jobs import get_job
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
@@ -17,6 +29,73 @@ from allranks.kube.job_codec import pods_of
 from allranks.kube.paths import core_path, job_path
 
 POLL_SECONDS = 0.5
+
+_names_argument = click.argument(
+    "names", nargs=-1, required=True, metavar="NAME...", callback=names_callback, shell_complete=complete_jobs
+)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  allranks suspend penguins
+  allranks suspend penguins digits -n team
+"""
+)
+@_names_argument
+@object_output_option
+@on_cluster
+async def suspend(cluster: Cluster, names: tuple[str, ...], output: str | None) -> int:
+    """Suspend jobs: delete their pods and keep the jobs.
+
+    It also ends restart.holdSeconds, which keeps the pods of a failed job.
+
+    Ranks that store checkpoints on request are asked for one first; else the work since the last checkpoint is lost.
+    `allranks resume` starts the ranks again, from that checkpoint.
+    """
+    return await for_each_job(cluster, names, lambda job: set_suspended(cluster, job, True), output)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  allranks resume penguins
+"""
+)
+@_names_argument
+@object_output_option
+@on_cluster
+async def resume(cluster: Cluster, names: tuple[str, ...], output: str | None) -> int:
+    """Resume suspended jobs.
+
+    A new attempt starts. It does not count against spec.restart.maxRestarts.
+    """
+    return await for_each_job(cluster, names, lambda job: set_suspended(cluster, job, False), output)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  allranks scale penguins --replicas 4
+"""
+)
+@click.argument("name", callback=name_callback, shell_complete=complete_jobs)
+@click.option("--replicas", type=Count(0), required=True, metavar="N", help="The new number of workers.")
+@object_output_option
+@on_cluster
+async def scale(cluster: Cluster, name: str, replicas: int, output: str | None) -> int:
+    """Change the number of workers of a job.
+
+    Elastic Horovod jobs keep running, within their bounds. Elastic PyTorch jobs restart: immediately when they shrink,
+    and when there is capacity when they grow. A job that is not elastic restarts all ranks at the new size. Restarts
+    for scaling do not count against spec.restart.maxRestarts.
+    """
+    job = await get_job(cluster, name)
+    changed = await scale_job(cluster, job, replicas)
+    if not output:
+        click.echo(changed.line)
+    print_jobs([changed.job], output, single=True)
+    return OK
 
 
 @click.command(
@@ -93,7 +172,7 @@ async def _wait_until_gone(cluster: Cluster, job: Manifest, deadline: float | No
 
 
 async def _remaining(cluster: Cluster, name: str, uid: str, job: Manifest, pods: bool) -> str:
-    """What still exists, as the subject of a sentence; empty when everything is gone."""
+    """Return what still exists, as the subject of a sentence; empty when everything is gone."""
     try:
         current = await cluster.get(job_path(cluster.namespace, name))
         if current["metadata"]["uid"] == uid:
@@ -104,6 +183,6 @@ async def _remaining(cluster: Cluster, name: str, uid: str, job: Manifest, pods:
             raise
     if not pods:
         return ""
-    found = await cluster.get(core_path(cluster.namespace, "pods"), {"labelSelector": f"{JOB_LABEL}={name}"})
-    own = pods_of(job, found["items"])
-    return f"{len(own)} pod{'s are' if len(own) > 1 else ' is'}" if own else ""
+    listed = await cluster.get(core_path(cluster.namespace, "pods"), {"labelSelector": f"{JOB_LABEL}={name}"})
+    count = len(pods_of(job, listed["items"]))
+    return f"{count} pod{'s are' if count > 1 else ' is'}" if count else ""
