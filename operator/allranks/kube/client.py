@@ -182,9 +182,6 @@ class Client:
     async def patch(self, path: str, body: Any) -> bytes:
         return await self.request("PATCH", path, body)
 
-    async def replace(self, path: str, body: Any) -> bytes:
-        return await self.request("PUT", path, body)
-
     async def delete(self, path: str, uid: str, version: str = "") -> bytes:
         """Delete an object. Raises Conflict if it has another UID, or another resourceVersion if one is passed."""
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
