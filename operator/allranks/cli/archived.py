@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.client.jobs import get_job
-from allranks.client.sweep_objects import sweep_instead
+from allranks.client.sweeps import sweep_instead
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, pod_name
 from allranks.errors import AllranksError, ClusterError
@@ -61,6 +61,10 @@ class Archive:
     def find_sweep(self, namespace: str, name: str) -> Manifest | None:
         """The newest archived sweep of that name, in the same way. Raises ArchiveError."""
         return self._announced(self.reader.find_sweep(namespace, name, self.uid)) if self.url else None
+
+    def trials(self, sweep: Manifest, names: Sequence[str]) -> list[Manifest]:
+        """Read the archived jobs of a sweep with these names; none without an archive. Blocks. Raises ArchiveError."""
+        return self.reader.trials(sweep, names) if self.url else []
 
     def _announced(self, found: Manifest | None) -> Manifest | None:
         if found is not None:

@@ -21,10 +21,10 @@ from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.job_codec import status_of
 from allranks.kube.paths import job_path
 from allranks.kube.pod_logs import Line, LogOptions
-from allranks.sdk import background, job_view, notebook, results
-from allranks.sdk.job_view import JobView
+from allranks.sdk import background, notebook, results
 from allranks.sdk.logs import LogLine, log_lines
 from allranks.sdk.report import Report
+from allranks.sdk.run_view import ClusterJobView
 from allranks.views.format.events import EventGroup, group_events
 from allranks.views.report.run_files import read_differences
 
@@ -118,7 +118,7 @@ class Job:
         In a notebook it also shows a progress bar, the curves and the ranks.
         """
         wanted = LogOptions() if logs else None
-        with _detached_by_interrupt(self), notebook.displayed(self._view(), job_view.REFRESH_SECONDS):
+        with _detached_by_interrupt(self), notebook.displayed(self._view(), notebook.JOB_SECONDS):
             self._run(lambda cluster, job: wait_for_job(cluster, job, "finished", sys.stdout, wanted=wanted))
 
     def cancel(self) -> None:
@@ -154,8 +154,8 @@ class Job:
             return view._repr_html_()
         return None
 
-    def _view(self) -> JobView:
-        return JobView(self.name, self._refresh)
+    def _view(self) -> ClusterJobView:
+        return ClusterJobView(self.name, self._refresh)
 
     def _refresh(self) -> Manifest:
         async def job_itself(_cluster: Cluster, job: Manifest) -> Manifest:

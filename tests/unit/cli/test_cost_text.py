@@ -61,4 +61,4 @@ def test_the_report_has_a_table_a_tile_and_json() -> None:
 
 def test_the_table_of_jobs_shows_money_with_gpu_hours() -> None:
     row = job_row(Entry("jobs", "team", "job", job_with(Status(times=TIMES, cost=PRICED))), NOW)
-    assert (row.money, row.gpu_hours) == ("45.06 EUR", "18.8 GPUh")
+    assert (row.view.money, row.view.gpu_hours) == ("45.06 EUR", "18.8 GPUh")

@@ -140,14 +140,14 @@ def report(
 
 
 async def _from_cluster(cluster: Cluster, name: str, output: Output, archive: Archive) -> int:
-    from allranks.cli.sweep_jobs import of_cluster
+    from allranks.client.sweeps import trials_of_cluster
     from allranks.views.report.model import last_update
     from allranks.views.report.run_files import read_differences
     from allranks.views.report.sweep import is_sweep
 
     found, exists = await find_job_or_sweep(cluster, name, archive)
     if is_sweep([found]):
-        _write_sweep(found, output, await of_cluster(cluster, found, archive))
+        _write_sweep(found, output, await trials_of_cluster(cluster, found, archive.trials))
     else:
         write(found, output, None if exists else last_update(found), await read_differences(cluster, found))
     return OK
@@ -155,14 +155,14 @@ async def _from_cluster(cluster: Cluster, name: str, output: Output, archive: Ar
 
 def _without_cluster(error: AllranksError, where: Where, name: str, output: Output, archive: Archive) -> int:
     """Reports on an archived job or sweep, or on a local run, if the cluster has none. Returns the exit status."""
-    from allranks.cli.sweep_jobs import of_archive
+    from allranks.client.sweeps import trials_of_archive
     from allranks.views.report.model import last_update
     from allranks.views.report.sweep import is_sweep
 
     try:
         if found := without_cluster(error, where, name, archive, sweeps=True):
             if is_sweep([found]):
-                _write_sweep(found, output, of_archive(archive, found))
+                _write_sweep(found, output, trials_of_archive(archive.trials, found))
             else:
                 write(found, output, last_update(found))
             return OK
@@ -230,10 +230,10 @@ def write(job: Manifest, output: Output, now: datetime | None = None, run: RunFi
 
 
 def _write_sweep_of_run(run_dir: Path, name: str, output: Output) -> None:
-    from allranks.cli.sweep_jobs import of_run
+    from allranks.client.sweeps import trials_of_run
     from allranks.local.sweep_files import read_sweep
 
-    _write_sweep(read_sweep(run_dir, name), output, of_run(run_dir))
+    _write_sweep(read_sweep(run_dir, name), output, trials_of_run(run_dir))
 
 
 def _write_sweep(sweep: Mapping[str, Any], output: Output, jobs: TrialJobs | None = None) -> None:

@@ -159,8 +159,8 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
     if progress and progress.step is not None:
         metrics = ", ".join(list(progress_text.metrics(progress))[:4])
         yield "Progress", progress_text.summary(progress), metrics
-        if (left := progress_text.eta(progress)) and report.phase == "Running":
-            yield "ETA", left, ""
+        if report.eta:
+            yield "ETA", report.eta, ""
     unit, _ = report.throughput()
     if mean := text.mean_rate(report):
         yield unit, mean.split()[0], "on average while training"
@@ -171,8 +171,7 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
         money = costs.amount(report.cost.total_money, report.cost.currency)
         hours = costs.hours(report.cost.total_hours)
         yield ("Cost", money, hours) if money else ("GPU time", hours, "")
-    restarts = report.counted + report.disruptions
-    yield "Restarts", str(restarts), text.restarts(report) if restarts else ""
+    yield "Restarts", str(report.all_restarts), text.restarts(report) if report.all_restarts else ""
 
 
 def _timeline(report: Report) -> Iterator[Section]:

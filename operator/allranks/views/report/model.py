@@ -18,12 +18,13 @@ from pydantic import ConfigDict
 from allranks.api.status import FINISHED, ProgressStatus, Status
 from allranks.core.accounting import time_accounting
 from allranks.kube.job_codec import status_of
-from allranks.local.run_directories import INTERRUPTED, phase_of
+from allranks.local.run_directories import INTERRUPTED
 from allranks.masking import mask_text, secrets_in
 from allranks.views.format import cost as costs
 from allranks.views.format import progress as progress_text
 from allranks.views.format.json_form import CONFIG, Moment, Number, Progress, as_json
 from allranks.views.format.outcome import failure_block, summary
+from allranks.views.job_view import JobView, of_role
 from allranks.views.report import data
 from allranks.views.report.data import JobInput, JobOutput
 from allranks.views.report.run_files import RunFiles, Sample
@@ -137,6 +138,15 @@ class Report:
     points: tuple[Point, ...]
 
     @property
+    def eta(self) -> str:
+        """`2h10m`; empty unless the job runs."""
+        return progress_text.eta(self.progress) if self.phase == "Running" else ""
+
+    @property
+    def all_restarts(self) -> int:
+        return self.counted + self.disruptions
+
+    @property
     def ends(self) -> list[tuple[float, str]]:
         """(time, reason) of each restart."""
         return [(attempt.end, attempt.reason) for attempt in self.attempts[:-1] if attempt.over]
@@ -170,22 +180,21 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
     """`job`: a DistributedTraining in the form of the API. Missing parts are left out of the report. `run`: what a
     local run has stored beside it."""
     run = run or RunFiles()
-    status, spec, metadata = status_of(dict(job)), job.get("spec") or {}, job.get("metadata") or {}
-    began = _began(metadata, status, now)
-    phase = phase_of(status.phase, active=run.active)
+    view = JobView.of(job, now, active=run.active)
+    status, spec, phase = view.status, view.spec, view.phase
+    reason = "" if phase == INTERRUPTED else view.reason
+    began = _began(view.metadata, status, now)
     finished = status.phase in FINISHED
     until = (status.completion_time or _last_end(status) or now) if finished else now
-    times = progress_text.times(status, now)
-    timeline = Timeline(status, began, until, times, interrupted=phase == INTERRUPTED)
+    timeline = Timeline(status, began, until, view.times, interrupted=phase == INTERRUPTED)
     attempts = tuple(timeline.attempts())
     kept = min((past.attempt for past in status.history), default=status.attempt)
     progress = status.progress
     code = spec["code"] if isinstance(spec.get("code"), Mapping) else {}
-    share, measured = progress_text.goodput(status, now), progress_text.is_measured(status)
     return Report(
-        name=str(metadata.get("name") or "(no name)"),
-        namespace=str(metadata.get("namespace") or ""),
-        framework=str(spec.get("framework") or ""),
+        name=view.name or "(no name)",
+        namespace=view.namespace,
+        framework=view.framework,
         size=_size(spec, status),
         image=str(spec.get("image") or ""),
         command=shlex.join(str(word) for word in [*(spec.get("command") or []), *(spec.get("args") or [])]),
@@ -199,11 +208,9 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
         differences_note=run.missing or ("" if run.differences else _where(code)),
         logs=tuple(map(str, run.logs)),
         phase=phase,
-        verdict=_verdict(str(metadata.get("name") or ""), status, phase, began, until),
-        why="" if phase == INTERRUPTED else _why(status),
-        failure=tuple(line for line in failure_block(status) if line != _why(status))
-        if status.phase == "Failed"
-        else (),
+        verdict=_verdict(view.name, status, phase, began, until),
+        why=reason,
+        failure=tuple(line for line in failure_block(status) if line != reason) if status.phase == "Failed" else (),
         began=began,
         until=until,
         over=finished or phase == INTERRUPTED,
@@ -214,12 +221,12 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
         restarts=tuple(_alone(status, began)),
         counted=status.restarts.counted,
         disruptions=status.restarts.disruptions,
-        times=times,
-        goodput=share if measured else None,
-        goodput_limit=None if measured else share,
-        measured=measured,
-        lost=progress_text.lost_by(status, now),
-        cost=costs.of(status, until),
+        times=view.times,
+        goodput=view.goodput_share if view.measured else None,
+        goodput_limit=None if view.measured else view.goodput_share,
+        measured=view.measured,
+        lost=view.lost,
+        cost=view.at(until).cost,
         inputs=tuple(data.inputs(job, status)),
         outputs=tuple(data.outputs(job, status)),
         uploads=data.uploads(job, status),
@@ -268,7 +275,7 @@ def _size(spec: Mapping[str, Any], status: Status) -> str:
     roles: dict[str, int] = {name: of.desired for name, of in status.roles.items()}
     for name, of in (spec.get("roles") or {}).items():
         roles.setdefault(str(name), of.get("replicas", 1) if isinstance(of, dict) else 1)
-    return ", ".join(f"{count} {name}{'s' * (count != 1 and not name.endswith('s'))}" for name, count in roles.items())
+    return ", ".join(of_role(count, name) for name, count in roles.items())
 
 
 def _verdict(name: str, status: Status, phase: str, began: datetime, until: datetime) -> str:
@@ -279,12 +286,6 @@ def _verdict(name: str, status: Status, phase: str, began: datetime, until: date
         return f"{name} is {status.phase}: the operator has not processed it yet"
     ready = f", {status.ready} pods running" if status.ready else ""
     return f"{name} is {status.phase}: attempt {status.attempt}{ready}"
-
-
-def _why(status: Status) -> str:
-    kinds = {"Succeeded": "Complete", "Pending": "Running"}
-    condition = status.condition(kinds.get(status.phase, status.phase))
-    return condition.message or condition.reason if condition else ""
 
 
 def _alone(status: Status, began: datetime) -> Iterator[RestartedReplica]:

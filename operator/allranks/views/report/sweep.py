@@ -90,7 +90,7 @@ class SweepReport:
     @property
     def cost_note(self) -> str:
         """Which jobs the GPU time does not contain; empty if those that were found have no GPUs."""
-        without_gpus = self.jobs is not None and self.jobs.found and self.cost is None
+        without_gpus = self.jobs is not None and self.jobs.jobs and self.cost is None
         return "" if without_gpus else sweep_cost.note(self.sweep, self.status, self.jobs)
 
     @property

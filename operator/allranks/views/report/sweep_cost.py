@@ -19,7 +19,7 @@ _NAMED = 5
 """Jobs that the note about missing ones names."""
 
 
-class FoundJob(NamedTuple):
+class TrialJob(NamedTuple):
     """A job of a trial."""
 
     name: str
@@ -30,9 +30,9 @@ class FoundJob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrialJobs:
-    """The jobs of the trials of a sweep, as far as they were found."""
+    """The jobs of the trials of a sweep that could be read."""
 
-    found: Sequence[FoundJob] = field(default_factory=list)
+    jobs: Sequence[TrialJob] = field(default_factory=list)
     problem: str = ""
     """Why some could not be read."""
 
@@ -50,7 +50,7 @@ def observed_names(sweep: Sweep, status: SweepStatus) -> list[str]:
 def by_trial(sweep: Sweep, status: SweepStatus, jobs: TrialJobs) -> dict[int, Cost]:
     """Number of the trial -> its cost, for trials with GPUs."""
     found: dict[str, list[Cost]] = {}
-    for job in jobs.found:
+    for job in jobs.jobs:
         if cost := costs.of(job.status, job.until):
             found.setdefault(job.name, []).append(cost)
     sums = {
@@ -64,7 +64,7 @@ def note(sweep: Sweep, status: SweepStatus, jobs: TrialJobs | None) -> str:
     """What the GPU time does not contain; empty if it contains everything."""
     if jobs is None:
         return ""
-    there = {job.name for job in jobs.found}
+    there = {job.name for job in jobs.jobs}
     missing = [name for name in observed_names(sweep, status) if name not in there]
     if not missing:
         return ""

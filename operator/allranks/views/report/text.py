@@ -70,8 +70,8 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     if progress and progress.step is not None:
         epoch = [] if progress.epoch is None else [f"epoch {progress.epoch}"]
         yield "Progress", ", ".join([progress_text.summary(progress), *epoch, *progress_text.metrics(progress)])
-        if report.phase == "Running" and (left := progress_text.eta(progress)):
-            yield "ETA", left
+        if report.eta:
+            yield "ETA", report.eta
         if mean := mean_rate(report):
             yield "Throughput", mean
     yield from ([("Outputs", report.uploads)] if report.uploads else [])
@@ -178,7 +178,7 @@ def goodput(report: Report) -> str:
 
 
 def restarts(report: Report) -> str:
-    if not report.counted and not report.disruptions:
+    if not report.all_restarts:
         return "none"
     parts = [f"{report.counted} after failures of the program"] if report.counted else []
     parts += [f"{report.disruptions} by disruptions, which do not count"] if report.disruptions else []

@@ -10,7 +10,6 @@ from typing import Any
 
 from allranks.authoring.yaml_text import dump
 from allranks.cli.commands.debug_archive.archive import Archive, Log, log_limit
-from allranks.cli.commands.describe import described
 from allranks.client.jobs import events_of
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import ClusterError
@@ -20,6 +19,7 @@ from allranks.kube.paths import core_path
 from allranks.kube.pod_logs import LogOptions, read
 from allranks.masking import masked, secrets_in
 from allranks.version import __version__
+from allranks.views.description import describe_job
 from allranks.views.report.forms import rendered
 from allranks.views.report.run_files import read_differences
 
@@ -60,7 +60,7 @@ async def collect(cluster: Cluster, job: Manifest, name: str, now: datetime) -> 
         archive.add(f"pods/{pod['metadata']['name']}.yaml", dump([masked(pod)]))
     if not isinstance(events, str):
         archive.add("events.yaml", dump(masked(sorted(events, key=_event_order))))
-    description = described(job, pods, hidden, events, now)
+    description = describe_job(job, pods, hidden, events, now)
     lines = (item if isinstance(item, str) else "\n".join(item.plain()) for item in description)
     archive.add("describe.txt", "".join(f"{line}\n" for line in lines))
     code = await read_differences(cluster, job)
