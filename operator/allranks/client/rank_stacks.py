@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from pydantic import BaseModel, Field
 
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
-from allranks.client import stack_dumps
 from allranks.control_sequences import clean
 from allranks.core.facts import stack_requests
 from allranks.errors import AllranksError
@@ -32,6 +32,10 @@ NO_PROCESS = "no process of"
 NO_REPORTS = (
     "the ranks do not report, so they cannot be asked: call allranks.report in the program, or set progress.logPattern"
 )
+_STACKS = "stacks, asked for because"
+"""In the first line of a dump."""
+_DUMP_LINES = ("Thread ", "Current thread", '  File "', "  ...", "... and ", "allranks: unfinished")
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z ")
 
 
 class Dump(BaseModel):
@@ -98,7 +102,7 @@ def answers(
     for replica, lines in logs:
         texts = [
             Dump(replica=replica, rank=ranks.get(replica), title=title, lines=rest[:MOST_LINES])
-            for title, *rest in stack_dumps.dumps(map(_text, lines))
+            for title, *rest in stack_dumps(map(_text, lines))
             if f"{request})" in title and (rest or NO_PROCESS in title)
         ]
         dumps += texts
@@ -131,3 +135,34 @@ def silent(waiting: Sequence[str]) -> str:
         f"{names} did not answer: a rank that does not report cannot be asked, and one in which native code holds "
         "Python's interpreter lock cannot answer"
     )
+
+
+# --- dumps in logs, which allranks.report.stacks and allranks.inpod.watch write ---------------------------------------
+
+
+def lines_of_dumps(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of all dumps, one after another."""
+    for dump in stack_dumps(lines):
+        yield from dump
+
+
+def stack_dumps(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield each dump: from the line that announces it to the next line that is not part of it."""
+    dump: list[str] = []
+    for line in lines:
+        if _STACKS in line:
+            if dump:
+                yield dump
+            dump = [line]
+        elif dump and _in_dump(line):
+            dump.append(line)
+        elif dump:
+            yield dump
+            dump = []
+    if dump:
+        yield dump
+
+
+def _in_dump(line: str) -> bool:
+    text = _STAMP.sub("", line)
+    return not text or text.startswith(_DUMP_LINES)

@@ -15,9 +15,9 @@ from allranks.authoring.script_job import Script, choose_framework, job_document
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.base import HELPER_DIR
 from allranks.inpod.call_function import UNUSABLE
-from allranks.sdk import stored_values
+from allranks.sdk import outcome
+from allranks.sdk.outcome import Outputs
 from allranks.sdk.payload import name_of
-from allranks.sdk.stored_values import Outputs
 
 FUNCTION_ANNOTATION = "allranks.dev/function"
 """Name of the function whose value the job has. A job without it runs a script, whose value is None."""
@@ -99,7 +99,7 @@ def function_on_cluster(function: Callable[..., Any], payload: str, options: Opt
         f"{HELPER_DIR}/call_function.py",
         payload,
         "--report",
-        *stored_values.arguments(options.outputs),
+        *outcome.arguments(options.outputs),
         *every_rank,
     ]
     start = FRAMEWORKS[framework_of(function, options)].script.command
@@ -139,7 +139,7 @@ def _with(document: dict[str, Any], options: Options) -> dict[str, Any]:
     if options.checkpoint:
         spec["checkpoint"] = {"claim": options.checkpoint}
     if options.outputs:
-        spec["outputs"] = stored_values.outputs(options.outputs)
+        spec["outputs"] = outcome.outputs(options.outputs)
     return document
 
 

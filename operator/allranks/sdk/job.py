@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 from allranks.api.status import FINISHED, Phase, ProgressStatus, Status
 from allranks.cli.live.waiting import wait_for_job
 from allranks.client import interrupt
-from allranks.client.actions import delete_job, scale_job, set_suspended
 from allranks.client.follow import Deleted, Follower
-from allranks.client.jobs import events_of, get_job
+from allranks.client.jobs import delete_job, events_of, get_job, scale_job, set_suspended
 from allranks.core.facts.model import Pod
 from allranks.errors import AllranksError, ClusterError, JobDeleted, WaitTimeout
 from allranks.kube.cluster import Cluster, Manifest, Where
@@ -23,10 +25,10 @@ from allranks.kube.paths import job_path
 from allranks.kube.pod_logs import Line, LogOptions
 from allranks.sdk import background, notebook, results
 from allranks.sdk.logs import LogLine, log_lines
-from allranks.sdk.report import Report
 from allranks.sdk.run_view import ClusterJobView
 from allranks.views.format.events import EventGroup, group_events
-from allranks.views.report.run_files import read_differences
+from allranks.views.report.forms import SUFFIXES, rendered
+from allranks.views.report.run_files import RunFiles, read_differences
 
 T = TypeVar("T")
 
@@ -217,6 +219,49 @@ class _Silent:
     def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
     def lines(self, pod: Pod, lines: list[Line]) -> None: ...
     def message(self, text: str) -> None: ...
+
+
+class Report:
+    """The report that `allranks report` prints, at one moment."""
+
+    def __init__(self, job: Manifest, now: datetime, run: RunFiles | None = None) -> None:
+        self._job, self._now, self._run = job, now, run
+
+    def _rendered(self, form: str) -> str:
+        return rendered(self._job, form, self._now, run=self._run)
+
+    @property
+    def text(self) -> str:
+        return self._rendered("text")
+
+    @property
+    def html(self) -> str:
+        """A self-contained page."""
+        return self._rendered("html")
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The numbers, as `allranks report -o json` prints them."""
+        data: dict[str, Any] = json.loads(self._rendered("json"))
+        return data
+
+    @property
+    def diff(self) -> str:
+        """The difference between the code and its commit, as a unified diff."""
+        return self._rendered("diff")
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the report in the format of the suffix: .txt, .html, .json or .diff. Raises ValueError, OSError."""
+        path = Path(file)
+        if (form := SUFFIXES.get(path.suffix.lower())) is None:
+            raise ValueError(f"{path}: the name must end in .txt, .html, .json or .diff")
+        path.write_text(self._rendered(form), encoding="utf-8")
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return self.html
 
 
 def job(name: str, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None) -> Job:

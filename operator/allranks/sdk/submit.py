@@ -10,7 +10,7 @@ from typing import Any
 from allranks.api.code import Code
 from allranks.api.job import KIND
 from allranks.authoring.manifests import load_documents
-from allranks.client.creation import Creation
+from allranks.client.submission import Creation
 from allranks.code.bundle import EMPTY, Bundle, collect
 from allranks.code.ship import create_with_code
 from allranks.errors import AllranksError, CannotRun, ClusterError
@@ -21,7 +21,7 @@ from allranks.kube.paths import job_path
 from allranks.sdk import background, documents, payload, results
 from allranks.sdk.documents import Options, Ranks, Target
 from allranks.sdk.job import Job, continues
-from allranks.sdk.stored_values import Outputs
+from allranks.sdk.outcome import Outputs
 
 CODE_DIR = str(Code.model_fields["path"].default)
 """Where the pods have the code."""

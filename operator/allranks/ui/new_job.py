@@ -18,7 +18,7 @@ from allranks.authoring.checks.problem import Problem as Mistake
 from allranks.authoring.manifests import Finding, InvalidManifests, load_documents
 from allranks.authoring.script_job import Script
 from allranks.authoring.starter_manifest import make_starter
-from allranks.client.actions import Changed
+from allranks.client.jobs import Changed
 from allranks.code import ship
 from allranks.errors import AllranksError, ClusterError, InvalidManifest
 from allranks.frameworks import FRAMEWORKS

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from allranks.api.status import FINISHED
-from allranks.client.follow import has_log
-from allranks.client.recent_lines import MOST_BYTES, MOST_PODS
+from allranks.client.follow import MOST_BYTES, MOST_PODS, has_log
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import replica_key
 from allranks.errors import ClusterError

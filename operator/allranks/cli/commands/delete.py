@@ -9,7 +9,7 @@ import click
 
 from allranks.cli.completers import complete_jobs
 from allranks.cli.options import TIMED_OUT, Duration, for_each_job, names_callback, object_output_option, on_cluster
-from allranks.client.actions import Changed, delete_job
+from allranks.client.jobs import Changed, delete_job
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest

@@ -6,8 +6,7 @@ import click
 
 from allranks.cli.completers import complete_jobs
 from allranks.cli.options import OK, Count, name_callback, object_output_option, on_cluster, print_jobs
-from allranks.client.actions import scale_job
-from allranks.client.jobs import get_job
+from allranks.client.jobs import get_job, scale_job
 from allranks.kube.cluster import Cluster
 
 

@@ -114,7 +114,8 @@ async def _read(
     cluster: Cluster, name: str, attempt: int, missing: Collection[str], age: float, found: Stacks
 ) -> frozenset[str]:
     """Adds the answers of pods that have not answered before. Returns the replicas whose pods have ended."""
-    from allranks.client import rank_stacks, recent_lines
+    from allranks.client import rank_stacks
+    from allranks.client.follow import lines_since
 
     job = await get_job(cluster, name)
     listed = await cluster.get(core_path(cluster.namespace, "pods"), {"labelSelector": f"{JOB_LABEL}={name}"})
@@ -124,7 +125,7 @@ async def _read(
         if pod.attempt == attempt and replica_key(pod.role, pod.index) in missing
     }
     seconds = round(age) + rank_stacks.CLOCK_SECONDS
-    logs, found.notes = await recent_lines.lines_since(cluster, list(pods.values()), seconds)
+    logs, found.notes = await lines_since(cluster, list(pods.values()), seconds)
     lines = [(replica_key(pod.role, pod.index), lines) for pod, lines in logs]
     dumps, _ = rank_stacks.answers(found.request, lines, ranks_of(job))
     found.dumps += dumps

@@ -113,8 +113,8 @@ async def submit(
         _print_advice(jobs)
         return status
     from allranks.cli.live.waiting import wait_for_job
-    from allranks.client.actions import delete_job
     from allranks.client.interrupt import asks_on_interrupt
+    from allranks.client.jobs import delete_job
     from allranks.kube.pod_logs import LogOptions
 
     deadline = None if timeout is None else time.monotonic() + timeout

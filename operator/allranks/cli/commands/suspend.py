@@ -6,7 +6,7 @@ import click
 
 from allranks.cli.completers import complete_jobs
 from allranks.cli.options import for_each_job, names_callback, object_output_option, on_cluster
-from allranks.client.actions import set_suspended
+from allranks.client.jobs import set_suspended
 from allranks.kube.cluster import Cluster
 
 

@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
 from allranks.api.validation import parse
-from allranks.client.actions import Changed, delete_job, scale_job, set_suspended
+from allranks.client.jobs import Changed, delete_job, scale_job, set_suspended
 from allranks.client.queues import Queue
 from allranks.core.facts.naming import TRAINER
 from allranks.ui import new_job

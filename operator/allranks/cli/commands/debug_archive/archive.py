@@ -11,7 +11,7 @@ from collections import deque
 from datetime import datetime
 from pathlib import Path
 
-from allranks.client import stack_dumps
+from allranks.client.rank_stacks import lines_of_dumps
 from allranks.control_sequences import clean, clean_text
 from allranks.errors import AllranksError
 from allranks.masking import mask_text
@@ -53,7 +53,7 @@ class Archive:
         lines = [mask_text(line, self._secrets) for line in log.lines]
         cut = [f"[{log.dropped} bytes before this are left out]"] if log.dropped else []
         self.add(f"logs/{name}.log", "\n".join([*cut, *lines, ""]))
-        if stacks := list(stack_dumps.lines_of_dumps(lines)):
+        if stacks := list(lines_of_dumps(lines)):
             self.add(f"stacks/{name}.txt", "\n".join([*stacks, ""]))
 
     def names(self) -> list[str]:
