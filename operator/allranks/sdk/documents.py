@@ -50,7 +50,7 @@ class Options:
 
     @property
     def most(self) -> int:
-        """Replicas; of an elastic job, the largest number."""
+        """Return the replicas; of an elastic job, the largest number."""
         return self.replicas if isinstance(self.replicas, int) else self.replicas[1]
 
 
@@ -144,7 +144,7 @@ def _with(document: dict[str, Any], options: Options) -> dict[str, Any]:
 
 
 def _read_function(function: Callable[..., Any]) -> Script:
-    """Return the packages that the function imports, and those of the modules and objects that it uses."""
+    """Return the packages that the function, and the modules and objects that it uses, import."""
     name = name_of(function)
     imports: dict[str, str] = {}
     names: set[str] = set()

@@ -17,6 +17,7 @@ from allranks.cli.live.waiting import wait_for_job
 from allranks.client import interrupt
 from allranks.client.follow import Deleted, Follower
 from allranks.client.jobs import delete_job, events_of, get_job, scale_job, set_suspended
+from allranks.client.submission import read_differences
 from allranks.core.facts.model import Pod
 from allranks.errors import AllranksError, ClusterError, JobDeleted, WaitTimeout
 from allranks.kube.cluster import Cluster, Manifest, Where
@@ -28,7 +29,7 @@ from allranks.sdk.logs import LogLine, log_lines
 from allranks.sdk.run_view import ClusterJobView
 from allranks.views.format.events import EventGroup, group_events
 from allranks.views.report.forms import SUFFIXES, rendered
-from allranks.views.report.run_files import RunFiles, read_differences
+from allranks.views.report.run_files import RunFiles
 
 T = TypeVar("T")
 
@@ -119,9 +120,9 @@ class Job:
 
         In a notebook it also shows a progress bar, the curves and the ranks.
         """
-        wanted = LogOptions() if logs else None
+        options = LogOptions() if logs else None
         with _detached_by_interrupt(self), notebook.displayed(self._view(), notebook.JOB_SECONDS):
-            self._run(lambda cluster, job: wait_for_job(cluster, job, "finished", sys.stdout, wanted=wanted))
+            self._run(lambda cluster, job: wait_for_job(cluster, job, "finished", sys.stdout, logs=options))
 
     def cancel(self) -> None:
         """Delete the job with its pods and results. Checkpoints are kept. A job that is gone is no error."""
@@ -175,7 +176,7 @@ class Job:
         return background.run(connected())
 
     async def _read(self, cluster: Cluster) -> Manifest:
-        """Raises JobDeleted, also if there is a new job of the same name."""
+        """Read the job. Raises JobDeleted, also if there is a new job of the same name."""
         try:
             job = await cluster.get(job_path(self.namespace, self.name))
         except ClusterError as error:

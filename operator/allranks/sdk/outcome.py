@@ -21,7 +21,7 @@ Outputs = Mapping[str, str | Mapping[str, Any]]
 
 
 class Stored(NamedTuple):
-    """What a rank stored about its call."""
+    """The record that a rank stored of its call."""
 
     described: dict[str, Any]
     data: bytes = b""
@@ -203,7 +203,7 @@ def fetched(stored: Stored, address: str) -> Stored:
         return stored
     try:
         data = filesystem(address).cat_file(path)
-    except Exception as error:  # those of fsspec and the client of the store
+    except Exception as error:  # of fsspec and the client of the store
         return _not_fetched(stored, str(error) or type(error).__name__)
     if hashlib.sha256(data).hexdigest() != stored.described.get("sha256"):
         return _not_fetched(stored, "it is not what the rank wrote")

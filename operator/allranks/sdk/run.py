@@ -62,8 +62,8 @@ def run(
 
     `target`: a function, which is called with `args`, `kwargs` and `more` in each rank; or the path of a script, which
     gets `args` as its command line, and whose value is None. `ranks`: 4 starts four replicas on a cluster, (2, 8) an
-    elastic job, and -2 two replicas on this machine. `gpus`: GPUs of each replica. `framework`: by default that of the
-    packages that the function or script imports. `name`: of the job; by default that of the function or script. `env`:
+    elastic job, and -2 two replicas on this machine. `gpus`: GPUs of each replica. `framework`: by default the one
+    that the function or script imports. `name`: of the job; by default the name of the function or script. `env`:
     further variables of the ranks. `restarts`: maximum number of restarts after failures; by default a job on this
     machine that fails before its first step is not restarted. `logs`: print the output of the ranks. `kwargs`:
     arguments of the function whose names are parameters of `run` as well.
@@ -227,7 +227,7 @@ class Done(NamedTuple):
 
     status: int
     errors: str
-    """What it printed on its standard error."""
+    """Its standard error."""
     last: str = ""
     """The last lines that it printed; of its standard output only if that is not the terminal."""
 

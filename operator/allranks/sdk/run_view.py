@@ -67,7 +67,7 @@ class RunView:
         if not isinstance(job, dict):
             return NotebookView(self._job)
         files = read_run_files(self._directory)
-        return _notebook_view(self._job, JobView.of(job, datetime.now(UTC), active=files.active), files.samples)
+        return _notebook_view(self._job, JobView.decode(job, datetime.now(UTC), active=files.active), files.samples)
 
     def __repr__(self) -> str:
         return _line(self.read())
@@ -85,8 +85,8 @@ class ClusterJobView:
         self._view = NotebookView(job)
 
     def read(self) -> NotebookView:
-        """Raises JobDeleted, ClusterError."""
-        view = JobView.of(self._manifest(), datetime.now(UTC))
+        """Read the job again. Raises JobDeleted, ClusterError."""
+        view = JobView.decode(self._manifest(), datetime.now(UTC))
         self._view = _notebook_view(self._job, view, samples_of(view.status.progress))
         return self._view
 
@@ -102,7 +102,7 @@ def _line(view: NotebookView) -> str:
 
 
 def _notebook_view(job: str, view: JobView, samples: Sequence[Sample]) -> NotebookView:
-    """`samples` of the curves: a run has more of them than its status."""
+    """`samples`: points of the curves, of which the files of a run have more than its status."""
     status = view.status
     failure = status.last_failure if status.phase in ("Failed", "Restarting") else None
     return NotebookView(
@@ -134,7 +134,7 @@ def _finalized(value: Any) -> Any:
 
 
 def _step(progress: ProgressStatus | None, samples: Sequence[Sample]) -> int | None:
-    """progress.jsonl is newer than the job file."""
+    """Return the latest step: progress.jsonl is newer than the job file."""
     steps = [samples[-1].step] if samples else []
     steps += [progress.step] if progress and progress.step is not None else []
     return max(steps, default=None)
@@ -160,7 +160,7 @@ def _facts(view: JobView, samples: Sequence[Sample]) -> Iterator[str]:
 
 
 def _curves(samples: Sequence[Sample]) -> Iterator[Curve]:
-    """The loss first. A curve needs two points."""
+    """Yield the curves, the loss first. A curve needs two points."""
     names = dict.fromkeys(name for sample in samples for name in sample.metrics)
     for name in sorted(names, key=lambda name: name != "loss"):
         points = [(s.step, s.metrics[name]) for s in samples if math.isfinite(s.metrics.get(name, math.nan))]

@@ -36,7 +36,7 @@ def describe_job(
     job: Manifest, pods: list[Manifest], hidden: str, events: list[Manifest] | str, now: datetime
 ) -> Iterator[str | Grid]:
     """Yield the lines and tables of a job. `hidden`: why its pods cannot be listed."""
-    view = JobView.of(job, now)
+    view = JobView.decode(job, now)
     status = view.status
     yield from _facts(_head_of_job(view, pods))
     yield from _section("Conditions", _conditions(status.conditions, now))
@@ -153,7 +153,7 @@ def _head_of_job(view: JobView, pods: list[Manifest]) -> Iterator[Fact]:
 
 
 def _gpus(view: JobView, pods: list[Manifest]) -> str:
-    """`16 (8 in each worker)`; empty without GPUs."""
+    """Write `16 (8 in each worker)`; empty without GPUs."""
     parts = ", ".join(f"{count} in each {role}" for role, count in gpus_per_pod(view.manifest, pods).items())
     return f"{total_gpus(view.manifest, view.status, pods)} ({parts})" if parts else ""
 
@@ -167,7 +167,6 @@ def _elastic(spec: Mapping[str, Any], status: Status) -> str:
 
 
 def _phase(view: JobView) -> str:
-    """The phase and its reason."""
     status = view.status
     if not status.conditions:
         return "(not processed yet: is the operator running?)"
@@ -176,7 +175,7 @@ def _phase(view: JobView) -> str:
 
 
 def _held(status: Status, now: datetime) -> str:
-    """The pods of a failed job that are kept for a look."""
+    """Describe the pods of a failed job that are kept for debugging."""
     if status.hold is None:
         return ""
     hold = status.hold

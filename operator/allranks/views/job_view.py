@@ -36,7 +36,7 @@ class JobView:
     """Whether something still runs the job. False for a local run whose process has ended, and for a deleted job."""
 
     @classmethod
-    def of(cls, manifest: Mapping[str, Any], until: datetime, *, active: bool = True) -> JobView:
+    def decode(cls, manifest: Mapping[str, Any], until: datetime, *, active: bool = True) -> JobView:
         """Decode the status of a job."""
         return cls(manifest, status_of(dict(manifest)), until, active)
 
@@ -205,7 +205,7 @@ class JobView:
     @cached_property
     def cost(self) -> costs.Cost | None:
         """None for a job without GPUs."""
-        return costs.of(self.status, self.until)
+        return costs.cost_of(self.status, self.until)
 
     @property
     def gpu_hours(self) -> str:
@@ -218,7 +218,7 @@ class JobView:
 
 
 def of_role(number: int, role: str) -> str:
-    """`1 worker`, `2 workers`, `2 ps`."""
+    """Write `1 worker`, `2 workers`, `2 ps`."""
     return f"{number} {role}{'s' if number != 1 and not role.endswith('s') else ''}"
 
 

@@ -30,7 +30,7 @@ def lines(job: dict[str, Any], pods: list[dict[str, Any]]) -> list[str]:
 
 def test_describe_and_top_count_the_GPUs_of_the_manifest():
     assert lines(JOB, []) == ["GPUs:        8 (2 in each worker)"]
-    view = JobView.of(JOB, NOW)
+    view = JobView.decode(JOB, NOW)
     assert dashboard.data(view)["gpus"] == 8
     assert "8 GPUs" in "".join(text for text, _ in next(iter(dashboard.job(view, 0, 0, False))))
 

@@ -411,7 +411,7 @@ def test_no_control_sequence_reaches_the_terminal_during_a_run(files, monkeypatc
 
 
 def test_no_control_sequence_reaches_the_terminal_from_the_full_screen_view(monkeypatch):
-    jobs = [JobView.of(hostile_job(make()), at(500)) for make in (reported.running, reported.finished)]
+    jobs = [JobView.decode(hostile_job(make()), at(500)) for make in (reported.running, reported.finished)]
     with tty(monkeypatch) as written:
         guard_output()
         made = terminal(sys.stdout, True)

@@ -34,11 +34,11 @@ from support.some_api import SomeApi
 
 
 def shown(job: dict[str, Any], seconds: float, width: int = 100, height: int = 0, unicode: bool = False) -> list[str]:
-    return list(dashboard.plain(dashboard.job(JobView.of(job, at(seconds)), width, height, unicode)))
+    return list(dashboard.plain(dashboard.job(JobView.decode(job, at(seconds)), width, height, unicode)))
 
 
 def listed(*jobs: dict[str, Any], width: int = 0, height: int = 0, namespaces: bool = False) -> list[str]:
-    views = [JobView.of(job, at(500)) for job in jobs]
+    views = [JobView.decode(job, at(500)) for job in jobs]
     return list(dashboard.plain(dashboard.jobs(views, width, height, False, namespaces=namespaces)))
 
 

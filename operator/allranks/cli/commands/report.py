@@ -140,9 +140,9 @@ def report(
 
 
 async def _from_cluster(cluster: Cluster, name: str, output: Output, archive: Archive) -> int:
+    from allranks.client.submission import read_differences
     from allranks.client.sweeps import trials_of_cluster
     from allranks.views.report.model import last_update
-    from allranks.views.report.run_files import read_differences
     from allranks.views.report.sweep import is_sweep
 
     found, exists = await find_job_or_sweep(cluster, name, archive)

@@ -124,7 +124,7 @@ async def submit(
         wanted = LogOptions() if logs else None
         cluster.namespace = job["metadata"]["namespace"]
         async with asks_on_interrupt(cluster, job, delete_job, detach=detach):
-            status = await wait_for_job(cluster, job, "succeeded", human, deadline=deadline, wanted=wanted)
+            status = await wait_for_job(cluster, job, "succeeded", human, deadline=deadline, logs=wanted)
         if status != OK:
             return status
     return OK

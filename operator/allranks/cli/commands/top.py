@@ -132,7 +132,7 @@ class _Jobs:
         self._note = text
 
     def replace(self, items: Iterable[Manifest]) -> None:
-        self._jobs = {metadata(item)["uid"]: JobView.of(item, datetime.now(UTC)) for item in items}
+        self._jobs = {metadata(item)["uid"]: JobView.decode(item, datetime.now(UTC)) for item in items}
 
     def change(self, change: Change) -> None:
         self._note = ""
@@ -141,7 +141,7 @@ class _Jobs:
             self._jobs.pop(uid, None)
             self.deleted = bool(self._name) and not self._jobs
         else:
-            self._jobs[uid] = JobView.of(change.item, datetime.now(UTC))
+            self._jobs[uid] = JobView.decode(change.item, datetime.now(UTC))
 
     def _current(self) -> list[JobView]:
         now = datetime.now(UTC)

@@ -65,7 +65,7 @@ async def wait(
     If a job fails, this prints the first rank that failed, the reason, and the last lines of its log.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    wanted = LogOptions(tail=0) if logs else None
+    options = LogOptions(tail=0) if logs else None
     human = sys.stderr if output else sys.stdout
     jobs: list[Manifest] = []
     status = OK
@@ -73,7 +73,7 @@ async def wait(
         for name in names:
             job = await get_job(cluster, name)
             status = await wait_for_job(
-                cluster, job, state, human, deadline=deadline, wanted=wanted, quiet=quiet, on_end=jobs.append
+                cluster, job, state, human, deadline=deadline, logs=options, quiet=quiet, on_end=jobs.append
             )
             if status != OK:
                 break

@@ -260,7 +260,7 @@ def _ranks(progress: ProgressStatus, room: int) -> Iterator[Line | Grid]:
 
 
 def _seconds(value: float | None) -> str:
-    """`480 ms`, `2.1 s`."""
+    """Write `480 ms`, `2.1 s`."""
     if value is None:
         return ""
     return f"{progress_text.number(value * 1000)} ms" if value < 1 else f"{progress_text.number(value)} s"

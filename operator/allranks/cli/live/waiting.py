@@ -39,7 +39,7 @@ async def wait_for_job(
     human: TextIO,
     *,
     deadline: float | None = None,
-    wanted: LogOptions | None = None,
+    logs: LogOptions | None = None,
     quiet: bool = False,
     on_end: Callable[[Manifest], object] = lambda _job: None,
 ) -> int:
@@ -60,10 +60,10 @@ async def wait_for_job(
             loop.call_soon_threadsafe(task.cancel)
 
     renderer = Renderer(
-        human, live=human.isatty(), colour=use_colour(human), logs=wanted is not None, quiet=quiet, on_closed=on_closed
+        human, live=human.isatty(), colour=use_colour(human), logs=logs is not None, quiet=quiet, on_closed=on_closed
     )
-    follower = Follower(cluster, job, _ToRenderer(renderer), wanted)
-    if wanted:
+    follower = Follower(cluster, job, _ToRenderer(renderer), logs)
+    if logs:
         raise_open_files()
     framework = FRAMEWORKS.get((job.get("spec") or {}).get("framework", ""))
     renderer.begin(name, framework.log if framework else None)

@@ -139,7 +139,7 @@ class Report:
 
     @property
     def eta(self) -> str:
-        """`2h10m`; empty unless the job runs."""
+        """The estimate `2h10m`; empty unless the job runs."""
         return progress_text.eta(self.progress) if self.phase == "Running" else ""
 
     @property
@@ -152,35 +152,37 @@ class Report:
         return [(attempt.end, attempt.reason) for attempt in self.attempts[:-1] if attempt.over]
 
     def as_json(self) -> dict[str, Any]:
-        """The report with camel-case keys, as in the API."""
+        """Return the report with camel-case keys, as in the API."""
         return dict(as_json(self, _EXACT))
 
     def strokes(self, value: Callable[[Point], float | None]) -> list[list[tuple[float, float]]]:
-        """(time, value) of each attempt: the curve is interrupted between attempts."""
-        made: dict[int, list[tuple[float, float]]] = {}
+        """Return (time, value) of each attempt: the curve is interrupted between attempts."""
+        strokes: dict[int, list[tuple[float, float]]] = {}
         for point in self.points:
             y = value(point)
             if y is not None and math.isfinite(y):
-                made.setdefault(point.attempt, []).append((point.at, y))
-        return list(made.values())
+                strokes.setdefault(point.attempt, []).append((point.at, y))
+        return list(strokes.values())
 
     def metric_names(self) -> list[str]:
-        """The metrics that have a curve, the main one first."""
+        """Return the metrics that have a curve, the main one first."""
         names = {name for point in self.points for name in point.metrics}
         return sorted(names, key=lambda name: (name != self.metric, name))
 
     def throughput(self) -> tuple[str, Callable[[Point], float | None]]:
-        """(unit, value of a point): samples if the program reports them, otherwise steps."""
+        """Return (unit, value of a point): samples if the program reports them, otherwise steps."""
         if any(point.samples_per_second is not None for point in self.points):
             return "samples/s", lambda point: point.samples_per_second
         return "steps/s", lambda point: point.steps_per_second
 
 
 def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = None) -> Report:
-    """`job`: a DistributedTraining in the form of the API. Missing parts are left out of the report. `run`: what a
-    local run has stored beside it."""
+    """Build the report on a DistributedTraining in the form of the API; missing parts are left out.
+
+    `run`: the files that a local run has stored beside its job.
+    """
     run = run or RunFiles()
-    view = JobView.of(job, now, active=run.active)
+    view = JobView.decode(job, now, active=run.active)
     status, spec, phase = view.status, view.spec, view.phase
     reason = "" if phase == INTERRUPTED else view.reason
     began = _began(view.metadata, status, now)
@@ -244,7 +246,7 @@ def _source(code: Mapping[str, Any]) -> str:
 
 
 def _where(code: Mapping[str, Any]) -> str:
-    """Where the differences are that this report does not have."""
+    """Say where the differences are that this report does not have."""
     if code.get("dirty") is not True or not code.get("configMap"):
         return ""
     return f"The differences are in the ConfigMap {code['configMap']}, which exists as long as a job with this code"
@@ -263,7 +265,7 @@ def _began(metadata: Mapping[str, Any], status: Status, now: datetime) -> dateti
 
 
 def last_update(job: Mapping[str, Any]) -> datetime | None:
-    """The latest timestamp in the status: a report on a file ends there."""
+    """Return the latest timestamp in the status: a report on a file ends there."""
     return time_accounting.last_update(status_of(dict(job)))
 
 
@@ -272,9 +274,9 @@ def _last_end(status: Status) -> datetime | None:
 
 
 def _size(spec: Mapping[str, Any], status: Status) -> str:
-    roles: dict[str, int] = {name: of.desired for name, of in status.roles.items()}
-    for name, of in (spec.get("roles") or {}).items():
-        roles.setdefault(str(name), of.get("replicas", 1) if isinstance(of, dict) else 1)
+    roles: dict[str, int] = {name: role.desired for name, role in status.roles.items()}
+    for name, role in (spec.get("roles") or {}).items():
+        roles.setdefault(str(name), role.get("replicas", 1) if isinstance(role, dict) else 1)
     return ", ".join(of_role(count, name) for name, count in roles.items())
 
 
@@ -289,15 +291,16 @@ def _verdict(name: str, status: Status, phase: str, began: datetime, until: date
 
 
 def _alone(status: Status, began: datetime) -> Iterator[RestartedReplica]:
-    for replica, one in status.replica_restarts.items():
-        if one.restart_time is None:
+    for replica, restart in status.replica_restarts.items():
+        if restart.restart_time is None:
             continue  # one of many: the status does not keep the times of all
-        at = max(0.0, (one.restart_time - began).total_seconds())
-        yield RestartedReplica(replica, one.count, one.counted, at, cause_of(one.failure) if one.failure else None)
+        at = max(0.0, (restart.restart_time - began).total_seconds())
+        cause = cause_of(restart.failure) if restart.failure else None
+        yield RestartedReplica(replica, restart.count, restart.counted, at, cause)
 
 
 def _variables(spec: Mapping[str, Any]) -> set[str]:
-    """Names of the environment variables in the manifest, of the job and its roles."""
+    """Return the names of the environment variables in the manifest, of the job and its roles."""
     roles = spec.get("roles") or {}
     levels = [spec, *(roles.values() if isinstance(roles, dict) else ())]
     templates = [_inside(level, "template", "spec", "containers") for level in levels]
@@ -319,7 +322,7 @@ def _inside(value: Any, *keys: str) -> Any:
 
 
 def samples_of(progress: ProgressStatus | None) -> list[Sample]:
-    """The curve in the status."""
+    """Return the curve in the status."""
     return [
         Sample(
             point.time,
@@ -354,7 +357,7 @@ def _points(
 
 
 def _partial(samples: Sequence[Sample], ended: Collection[int]) -> Iterator[int]:
-    """The first sample of each attempt that has a rate, and the last one of each attempt that has ended."""
+    """Yield the places of the first sample with a rate of each attempt, and of the last one of an ended attempt."""
     for attempt in {sample.attempt for sample in samples}:
         places = [place for place, sample in enumerate(samples) if sample.attempt == attempt]
         rated = [place for place in places if samples[place].samples_per_second is not None]

@@ -11,6 +11,7 @@ from typing import Any
 from allranks.authoring.yaml_text import dump
 from allranks.cli.commands.debug_archive.archive import Archive, Log, log_limit
 from allranks.client.jobs import events_of
+from allranks.client.submission import read_differences
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
@@ -21,7 +22,6 @@ from allranks.masking import masked, secrets_in
 from allranks.version import __version__
 from allranks.views.description import describe_job
 from allranks.views.report.forms import rendered
-from allranks.views.report.run_files import read_differences
 
 CONCURRENT_LOGS = 16
 README = """\
