@@ -10,14 +10,14 @@ import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from allranks.api.job import API_VERSION, GROUP, KIND, PLURAL
 from allranks.api.status import FINISHED
 from allranks.api.validation import parse, with_defaults
-from allranks.code import ship
 from allranks.code.bundle import Bundle
-from allranks.code.ship import config_map_of, stored_differences
+from allranks.code.ship import config_map_of, create_with_code, stored_differences
 from allranks.errors import AllranksError, ClusterError, InvalidManifest
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import status_of
@@ -106,34 +106,38 @@ class Session:
     async def apply(self, document: Manifest) -> tuple[str, Manifest]:
         """Store the object. Return (`created`, `unchanged` or `configured`, the stored object). Raises ClusterError."""
         creation = Creation[tuple[str, Manifest]]()
-        bundle = self.bundles.get(ship.config_map_of(document)) if document.get("kind") == KIND else None
+        return await creation.run(self._send(document, creation), partial(self._on_interrupt, document, creation))
+
+    async def _send(self, document: Manifest, creation: Creation[tuple[str, Manifest]]) -> tuple[str, Manifest]:
+        """Store the object, and for a job its code first."""
 
         async def send() -> Manifest:
-            return (await creation.send(self._apply(document)))[1]
+            return (await creation.send(self._store(document)))[1]
 
-        async def work() -> tuple[str, Manifest]:
-            if bundle is None:
-                creation.check()
-                await send()
-            else:
-                await ship.create_with_code(
-                    self.cluster, self._namespace(document), bundle, send, dry_run=self.dry_run, check=creation.check
-                )
-            assert creation.result is not None
-            return creation.result
+        bundle = self.bundles.get(config_map_of(document)) if document.get("kind") == KIND else None
+        if bundle is None:
+            creation.check()
+            await send()
+        else:
+            await create_with_code(
+                self.cluster, self._namespace(document), bundle, send, dry_run=self.dry_run, check=creation.check
+            )
+        assert creation.result is not None
+        return creation.result
 
-        def tell(error: AllranksError | None) -> None:
-            if creation.result is not None:
-                outcome, stored = creation.result
-                text = f"{self.title(stored)} {outcome}{'' if self.dry_run else _ways(stored)}"
-            else:
-                state = "may be stored: no answer arrived" if creation.sent else "was not stored"
-                text = f"{self.title(document)} {state}"
-            self.cluster.interrupted = text if error is None else f"{error}\n{text}"
+    def _on_interrupt(
+        self, document: Manifest, creation: Creation[tuple[str, Manifest]], error: AllranksError | None
+    ) -> None:
+        """Leave a message that says what is stored."""
+        if creation.result is not None:
+            outcome, stored = creation.result
+            text = f"{self.title(stored)} {outcome}{'' if self.dry_run else _ways(stored)}"
+        else:
+            state = "may be stored: no answer arrived" if creation.sent else "was not stored"
+            text = f"{self.title(document)} {state}"
+        self.cluster.interrupted = text if error is None else f"{error}\n{text}"
 
-        return await creation.run(work(), tell)
-
-    async def _apply(self, document: Manifest) -> tuple[str, Manifest]:
+    async def _store(self, document: Manifest) -> tuple[str, Manifest]:
         title = self.title(document)
         collection = await self._collection(document)
         query = {"fieldManager": "allranks", "fieldValidation": "Strict", "dryRun": "All" if self.dry_run else None}

@@ -102,7 +102,7 @@ class JobView:
 
     @property
     def seconds_since_start(self) -> float | None:
-        """From the start to the end, or to the moment of this view."""
+        """The time from the start to the end, or to the moment of this view."""
         start = self.status.start_time
         return ((self.status.completion_time or self.until) - start).total_seconds() if start else None
 

@@ -1,8 +1,12 @@
-"""Shows a job on a cluster until it reaches a state: for `allranks wait`, `submit --wait` and `Job.show`."""
+"""Shows a job on a cluster until it reaches a state: for `allranks wait`, `submit --wait` and `Job.show`.
+
+The Python interface imports this module, and no other one of the command line: the messages are the same.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -51,11 +55,10 @@ async def wait_for_job(
     cluster.interrupted = f"{name} continues: allranks logs -f {name} follows it, allranks delete {name} deletes it"
     task = asyncio.current_task()
     loop = asyncio.get_running_loop()
-    closed = False
+    closed = threading.Event()
 
     def on_closed() -> None:
-        nonlocal closed
-        closed = True
+        closed.set()
         if task is not None:
             loop.call_soon_threadsafe(task.cancel)
 
@@ -79,7 +82,7 @@ async def wait_for_job(
         click.echo(f"{name} was deleted", err=True)
         return FAILED
     except asyncio.CancelledError:
-        if closed:
+        if closed.is_set():
             raise BrokenPipeError from None
         raise
     finally:
