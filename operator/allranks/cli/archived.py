@@ -1,4 +1,4 @@
-"""What commands share that read an archive: the options, jobs and sweeps that are deleted, and logs."""
+"""Shared by commands that read an archive: options, deleted jobs and sweeps, rows and logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.client.jobs import get_job
-from allranks.client.sweep_objects import sweep_instead
+from allranks.client.sweeps import sweep_instead
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, pod_name
 from allranks.errors import AllranksError, ClusterError
@@ -46,29 +46,35 @@ class Archive:
 
     @functools.cached_property
     def reader(self) -> Reader:
-        """Raises ArchiveError if this cannot be an archive."""
+        """Open the archive. Raises ArchiveError if this cannot be an archive."""
         from allranks.archive.reader import Reader
 
         return Reader.open(self.url or "")
 
     def find(self, namespace: str, name: str, sweeps: bool = False) -> Manifest | None:
-        """The newest archived job of that name, or that with the UID; says so on stderr. None without one, or without
-        an archive. `sweeps`: a job or a sweep. Raises ArchiveError."""
+        """Read the newest archived job of that name, or the job with the UID, and say so on stderr.
+
+        None without such a job, or without an archive. `sweeps`: a job or a sweep. Raises ArchiveError.
+        """
         if not self.url:
             return None
         return self._announced((self.reader.find_any if sweeps else self.reader.find)(namespace, name, self.uid))
 
     def find_sweep(self, namespace: str, name: str) -> Manifest | None:
-        """The newest archived sweep of that name, in the same way. Raises ArchiveError."""
+        """Read the newest archived sweep of that name, in the same way. Raises ArchiveError."""
         return self._announced(self.reader.find_sweep(namespace, name, self.uid)) if self.url else None
 
-    def _announced(self, found: Manifest | None) -> Manifest | None:
-        if found is not None:
-            metadata = found["metadata"]
+    def trials(self, sweep: Manifest, names: Sequence[str]) -> list[Manifest]:
+        """Read the archived jobs of a sweep with these names; none without an archive. Blocks. Raises ArchiveError."""
+        return self.reader.trials(sweep, names) if self.url else []
+
+    def _announced(self, manifest: Manifest | None) -> Manifest | None:
+        if manifest is not None:
+            metadata = manifest["metadata"]
             created = metadata.get("creationTimestamp") or "at an unknown time"
             text = f"{metadata['name']} is shown from the archive {self.url} (created {created}, UID {metadata['uid']})"
             click.echo(click.style(text, dim=True), err=True)
-        return found
+        return manifest
 
 
 archive_option = click.option(
@@ -83,7 +89,7 @@ _uid_option = click.option(
 
 
 def archive_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that select an archive, and a job in it, to `command(archive, **options)`."""
+    """Add the options that select an archive, and a job in it, to `command(archive, **options)`."""
 
     @_uid_option
     @archive_option
@@ -97,7 +103,7 @@ def archive_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 async def find_job(cluster: Cluster, name: str, archive: Archive) -> tuple[Manifest, bool]:
-    """The job, and whether it exists: otherwise the archive has it. Raises AllranksError."""
+    """Return the job, and whether it exists: otherwise the archive has it. Raises AllranksError."""
     if archive.uid:
         return _required(archive, cluster.namespace, name), False
     try:
@@ -110,7 +116,7 @@ async def find_job(cluster: Cluster, name: str, archive: Archive) -> tuple[Manif
 
 
 async def find_job_or_sweep(cluster: Cluster, name: str, archive: Archive) -> tuple[Manifest, bool]:
-    """The job or the sweep, and whether it exists: otherwise the archive has it. Raises AllranksError."""
+    """Return the job or the sweep, and whether it exists: otherwise the archive has it. Raises AllranksError."""
     if archive.uid:
         return _required(archive, cluster.namespace, name, sweeps=True), False
     try:
@@ -127,10 +133,9 @@ async def find_job_or_sweep(cluster: Cluster, name: str, archive: Archive) -> tu
 def without_cluster(
     error: AllranksError, where: Where, name: str, archive: Archive, sweeps: bool = False
 ) -> Manifest | None:
-    """The job from the archive, if `error` is that no cluster is configured, or that it does not answer. `sweeps`: the
-    job or the sweep.
+    """Read the job from the archive, if `error` says that no cluster is configured, or that it does not answer.
 
-    Raises AllranksError.
+    `sweeps`: the job or the sweep. Raises AllranksError.
     """
     if not isinstance(error, ClusterError) or error.status:
         return None
@@ -142,33 +147,34 @@ def without_cluster(
 def also_missing(
     error: AllranksError, where: Where, name: str, archive: Archive, sweeps: bool = False
 ) -> AllranksError:
-    """`error` of a cluster that is not there, and that the archive has no such job either, with names like it.
-    `sweeps`: no such job or sweep. Raises ArchiveError."""
+    """Add to the `error` of a missing cluster that the archive has no such job either, with similar names.
+
+    `sweeps`: no such job or sweep. Raises ArchiveError.
+    """
     if not archive.url or not isinstance(error, ClusterError) or error.status:
         return error
     namespace = where.namespace or "default"
     all_sweeps = archive.reader.sweeps(most=_NAMES)
-    found = [*archive.reader.jobs(most=_NAMES), *(all_sweeps if sweeps else ())]
-    metadata = [one["metadata"] for one in found]
-    names = {one["name"] for one in metadata if one["namespace"] == namespace}
-    elsewhere = sorted({one["namespace"] for one in metadata if one["name"] == name} - {namespace})
+    archived = [item["metadata"] for item in (*archive.reader.jobs(most=_NAMES), *(all_sweeps if sweeps else ()))]
+    names = {metadata["name"] for metadata in archived if metadata["namespace"] == namespace}
+    elsewhere = sorted({metadata["namespace"] for metadata in archived if metadata["name"] == name} - {namespace})
     hint = ""
-    if any((one["metadata"]["namespace"], one["metadata"]["name"]) == (namespace, name) for one in all_sweeps):
+    if any((sweep["metadata"]["namespace"], sweep["metadata"]["name"]) == (namespace, name) for sweep in all_sweeps):
         hint = f"; {name} is a sweep: allranks report {name} shows it"
     elif elsewhere:
         hint = f"; it has one in namespace {elsewhere[0]}: add -n {elsewhere[0]}"
     elif near := difflib.get_close_matches(name, names, n=1):
         hint = f", did you mean {near[0]}?"
-    what = "job or sweep" if sweeps else "job"
-    text = f"the archive {archive.url} has no {what} {name} in namespace {namespace}{hint}"
+    kind = "job or sweep" if sweeps else "job"
+    text = f"the archive {archive.url} has no {kind} {name} in namespace {namespace}{hint}"
     return ClusterError(f"{text}\nThe cluster was not asked: {error}", error.status, error.reason)
 
 
 def _required(archive: Archive, namespace: str, name: str, sweeps: bool = False) -> Manifest:
     if job := archive.find(namespace, name, sweeps):
         return job
-    what = f"job or sweep {name}" if sweeps else f"job {name}"
-    text = f"the archive {archive.url} has no {what} with UID {archive.uid} in namespace {namespace}"
+    kind = "job or sweep" if sweeps else "job"
+    text = f"the archive {archive.url} has no {kind} {name} with UID {archive.uid} in namespace {namespace}"
     raise ClusterError(text, 404, "NotFound")
 
 
@@ -176,15 +182,15 @@ def _required(archive: Archive, namespace: str, name: str, sweeps: bool = False)
 
 
 def columns(kind: str) -> list[dict[str, Any]]:
-    """The columns of the CRD of this version, in the form of a table of the API server."""
+    """Return the columns of the CRD of this version, in the form of a table of the API server."""
     from allranks.api.crd import RESOURCES
 
-    found: list[dict[str, Any]] = [{"name": "Name", "priority": 0}]
-    return found + [{"name": name, "priority": priority} for name, _, _, _, priority in RESOURCES[kind].columns]
+    others = [{"name": name, "priority": priority} for name, _, _, _, priority in RESOURCES[kind].columns]
+    return [{"name": "Name", "priority": 0}, *others]
 
 
 def row(job: Manifest, kind: str, titles: Sequence[Mapping[str, Any]], extra: Mapping[str, str]) -> Manifest:
-    """A row of a table, as the API server makes one of an object of this kind. `extra`: cells of further columns."""
+    """Make a row of a table, as the API server does for an object of this kind. `extra`: cells of further columns."""
     from allranks.api.crd import RESOURCES
 
     paths = {name: path for name, _, path, _, _ in RESOURCES[kind].columns}
@@ -202,9 +208,9 @@ def _cell(job: Manifest, name: str, path: str) -> Any:
         return age(job["metadata"].get("creationTimestamp"))
     value: Any = job
     if "[?" in path:  # .status.conditions[?(@.type=="Running")].reason
-        wanted, field = path.partition('=="')[2].partition('"')[0], path.rpartition(".")[2]
+        kind, field = path.partition('=="')[2].partition('"')[0], path.rpartition(".")[2]
         conditions = (job.get("status") or {}).get("conditions") or []
-        return next((each.get(field) for each in conditions if each.get("type") == wanted), None)
+        return next((condition.get(field) for condition in conditions if condition.get("type") == kind), None)
     for part in path.strip(".").split("."):
         value = value.get(part) if isinstance(value, dict) and part else None
     return value
@@ -220,15 +226,15 @@ def place_of(pod: Pod) -> Place:
 def archived_logs(
     reader: Reader,
     job: Manifest,
-    wanted: LogOptions,
+    options: LogOptions,
     selected: Callable[[Pod], bool],
     present: Collection[Place] = (),
 ) -> list[tuple[Pod, Iterable[Line]]]:
-    """The selected logs, as pods and their lines, which can be read once. `present`: pods to leave out.
+    """Return the selected logs, as pods and their lines, which can be read once. `present`: pods to leave out.
 
     Only the training container has logs in an archive. Blocks. Raises ArchiveError.
     """
-    if wanted.container != TRAINER or wanted.previous:
+    if options.container != TRAINER or options.previous:
         return []
     logs, pods = [], []
     for log in reader.logs(job):
@@ -237,19 +243,19 @@ def archived_logs(
         if selected(pod) and place_of(pod) not in present:
             logs.append(log)
             pods.append(pod)
-    return [(pod, _wanted(lines, wanted)) for pod, lines in zip(pods, reader.lines(job, logs), strict=True)]
+    return [(pod, _selected(lines, options)) for pod, lines in zip(pods, reader.lines(job, logs), strict=True)]
 
 
-def _wanted(lines: Iterator[Line], wanted: LogOptions) -> Iterable[Line]:
-    if wanted.since_seconds is not None:
-        then = datetime.now(UTC) - timedelta(seconds=wanted.since_seconds)
+def _selected(lines: Iterator[Line], options: LogOptions) -> Iterable[Line]:
+    if options.since_seconds is not None:
+        then = datetime.now(UTC) - timedelta(seconds=options.since_seconds)
         since = then.strftime("%Y-%m-%dT%H:%M:%S").encode()
         lines = (line for line in lines if line.time >= since)
-    return lines if wanted.tail is None else deque(lines, maxlen=wanted.tail)
+    return lines if options.tail is None else deque(lines, maxlen=options.tail)
 
 
 async def in_batches(lines: Iterable[Line]) -> AsyncIterator[list[Line]]:
-    """As `merged` takes them."""
-    rest = iter(lines)
-    while some := list(islice(rest, _BATCH)):
-        yield some
+    """Yield the lines in batches, as `merged` takes them."""
+    remaining = iter(lines)
+    while batch := list(islice(remaining, _BATCH)):
+        yield batch

@@ -17,9 +17,8 @@ import click
 from allranks.api.job import GROUP, KIND, PLURAL
 from allranks.cli.completers import complete_contexts, complete_files, complete_namespaces
 from allranks.cli.suggestions import suggestions
-from allranks.client.actions import Changed
 from allranks.client.interrupt import signals_wake_the_loop
-from allranks.client.jobs import get_job, with_suggestion
+from allranks.client.jobs import Changed, get_job, with_suggestion
 from allranks.errors import AllranksError, CannotRun, ClusterError, InvalidManifest
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.text import joined

@@ -1,4 +1,4 @@
-"""What Ctrl-C does while somebody waits for a job on a cluster: a terminal asks, and the job continues by default.
+"""Ctrl-C while somebody waits for a job on a cluster: a terminal asks, and the job continues by default.
 
 A script and a notebook are not asked: their interrupt may be meant for something else, and a job that was deleted by
 mistake has lost its work.
@@ -19,8 +19,11 @@ from allranks.kube.cluster import Cluster, Manifest
 
 @contextlib.contextmanager
 def signals_wake_the_loop() -> Iterator[None]:
-    """For the running loop of the main thread. Without it, a Ctrl-C that arrives right before the loop starts to wait
-    has no effect until something else wakes the loop: `asyncio.run` sets a handler, but no wakeup fd."""
+    """Let signals wake the running loop of the main thread.
+
+    Without it, a Ctrl-C that arrives right before the loop starts to wait has no effect until something else wakes the
+    loop: `asyncio.run` sets a handler, but no wakeup fd.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are handled in another thread
         return
@@ -42,7 +45,7 @@ def signals_wake_the_loop() -> Iterator[None]:
 async def asks_on_interrupt(
     cluster: Cluster, job: Manifest, delete: Callable[[Cluster, Manifest], Awaitable[None]], *, detach: bool
 ) -> AsyncIterator[None]:
-    """A command waits for the job within it. `detach`: do not ask. Raises what `delete` raises."""
+    """Ask on Ctrl-C within the block whether to delete the job; `detach`: do not ask. Raises the errors of `delete`."""
     try:
         yield
     except asyncio.CancelledError:
@@ -59,7 +62,7 @@ def can_ask() -> bool:
 
 
 def wants_to_cancel(name: str) -> bool:
-    """No answer, and a second Ctrl-C, leave the job alone."""
+    """Ask whether to delete the job. Without an answer, or after a second Ctrl-C, return False."""
     print(
         f"\nStop waiting for {name}? Enter: it continues without this program. c: delete it. ",
         end="",

@@ -1,4 +1,4 @@
-"""The queues of a namespace as people see them: quota, who waits, and when a waiting job may begin. The sentences below
+"""The queues of a namespace as people see them: quota, waiting jobs, and when they may begin. The sentences below
 fields describe them in the OpenAPI document as well."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Preempted:
 
 @dataclass(frozen=True)
 class Queue:
-    """A LocalQueue of Kueue, with what waits and runs in it, as `allranks queue -o json` prints it."""
+    """A LocalQueue of Kueue, with its waiting and running jobs, as `allranks queue -o json` prints it."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CONFIG
 
@@ -119,14 +119,16 @@ def describe(
     jobs: Mapping[str, Manifest],
     positions: Mapping[str, int],
 ) -> Queue:
-    """`workloads` and `jobs` (by name) are those of the namespace, `positions` those of Workloads that wait."""
+    """Describe a queue. `workloads` and `jobs` (by name): all of the namespace. `positions`: of waiting Workloads."""
     name, workloads = queue["metadata"]["name"], list(workloads)
-    mine = [each for each in workloads if each.get("spec", {}).get("queueName") == name and not _is(each, "Finished")]
-    running = tuple(_running(each, jobs) for each in mine if _is(each, "QuotaReserved"))
-    waits = [each for each in mine if not _is(each, "QuotaReserved")]
+    in_queue = [
+        item for item in workloads if item.get("spec", {}).get("queueName") == name and not _is(item, "Finished")
+    ]
+    running = tuple(_running(workload, jobs) for workload in in_queue if _is(workload, "QuotaReserved"))
+    waiting = [workload for workload in in_queue if not _is(workload, "QuotaReserved")]
     # The first job may begin when the first running one ends, the second one when the second ends, and so on.
-    ends = sorted(each.eta_seconds for each in running if each.eta_seconds is not None)
-    in_order = sorted(waits, key=lambda each: (positions.get(each["metadata"]["name"], 1 << 30), _created(each)))
+    ends = sorted(job.eta_seconds for job in running if job.eta_seconds is not None)
+    waiting.sort(key=lambda workload: (positions.get(workload["metadata"]["name"], 1 << 30), _created(workload)))
     return Queue(
         name=name,
         cluster_queue=queue.get("spec", {}).get("clusterQueue", ""),
@@ -134,11 +136,11 @@ def describe(
         quota=_quota(cluster_queue or {}),
         running=running,
         waiting=tuple(
-            _waiting(each, positions, ends[min(number, len(ends) - 1)] if ends else None)
-            for number, each in enumerate(in_order)
+            _waiting(workload, positions, ends[min(number, len(ends) - 1)] if ends else None)
+            for number, workload in enumerate(waiting)
         ),
         preempted=tuple(
-            sorted(_preempted(name, jobs, workloads), key=lambda each: each.time, reverse=True),
+            sorted(_preempted(name, jobs, workloads), key=lambda preempted: preempted.time, reverse=True),
         ),
     )
 
@@ -165,13 +167,14 @@ def _waiting(workload: Manifest, positions: Mapping[str, int], starts_in: float 
 
 
 def _preempted(queue: str, jobs: Mapping[str, Manifest], workloads: Iterable[Manifest]) -> Iterable[Preempted]:
-    owners = {each["metadata"].get("uid"): _owner(each) for each in workloads}
+    owners = {workload["metadata"].get("uid"): _owner(workload) for workload in workloads}
     for name, job in jobs.items():
-        of = status_of(dict(job)).queue
-        if of and of.name == queue and of.last_eviction and of.last_eviction.reason == "Preempted":
-            message = of.last_eviction.message
+        admission = status_of(dict(job)).queue
+        eviction = admission.last_eviction if admission and admission.name == queue else None
+        if eviction and eviction.reason == "Preempted":
+            message = eviction.message
             uid = _PREEMPTOR.search(message)  # Kueue names it by the UID of its Workload
-            yield Preempted(name, owners.get(uid[1], "") if uid else "", message, of.last_eviction.time)
+            yield Preempted(name, owners.get(uid[1], "") if uid else "", message, eviction.time)
 
 
 def _quota(cluster_queue: Manifest) -> dict[str, tuple[str, str]]:
@@ -189,7 +192,7 @@ def _quota(cluster_queue: Manifest) -> dict[str, tuple[str, str]]:
 
 
 def _total(amounts: list[str]) -> str:
-    """A single amount as it is written, several as their sum."""
+    """Return a single amount as it is written, several as their sum."""
     if len(amounts) == 1:
         return amounts[0]
     total = sum(quantity(amount) for amount in amounts)
@@ -203,7 +206,7 @@ def _stopped(manifest: Manifest) -> str:
 
 def _owner(workload: Manifest) -> str:
     owners = workload["metadata"].get("ownerReferences") or ()
-    owner = next((each for each in owners if each.get("controller")), None)
+    owner = next((reference for reference in owners if reference.get("controller")), None)
     if owner is None:
         return f"Workload/{workload['metadata']['name']}"
     return owner["name"] if owner["kind"] == "DistributedTraining" else f"{owner['kind']}/{owner['name']}"
@@ -215,7 +218,7 @@ def _created(workload: Manifest) -> str:
 
 def _condition(workload: Manifest, kind: str) -> Manifest | None:
     conditions = workload.get("status", {}).get("conditions") or ()
-    return next((each for each in conditions if each.get("type") == kind), None)
+    return next((condition for condition in conditions if condition.get("type") == kind), None)
 
 
 def _is(workload: Manifest, kind: str) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from pydantic import BaseModel, Field
 
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
-from allranks.client import stack_dumps
 from allranks.control_sequences import clean
 from allranks.core.facts import stack_requests
 from allranks.errors import AllranksError
@@ -22,16 +22,20 @@ from allranks.local import run_directories, stored_logs
 ANSWER_SECONDS = 30.0
 """Ranks answer with their next report, every 5 s, or every 15 s in a job of many ranks. Then waiting ends."""
 CLOCK_SECONDS = 10
-"""Logs are read from so long before the request."""
+"""Logs are read from this time before the request."""
 MOST_LINES = 2000
 """Lines of one dump that are shown."""
 SEARCH_LINES = 20_000
-"""Lines at the end of the log of a local run in which the dump is looked for."""
+"""Lines at the end of the log of a local run that are searched for a dump."""
 NO_PROCESS = "no process of"
 """In the answer of a pod without a Python process (allranks.inpod.watch). It has one line."""
 NO_REPORTS = (
     "the ranks do not report, so they cannot be asked: call allranks.report in the program, or set progress.logPattern"
 )
+_STACKS = "stacks, asked for because"
+"""In the first line of a dump."""
+_DUMP_LINES = ("Thread ", "Current thread", '  File "', "  ...", "... and ", "allranks: unfinished")
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z ")
 
 
 class Dump(BaseModel):
@@ -54,7 +58,7 @@ class Stacks(BaseModel):
 
 
 def why_not(name: str, phase: str, status: Status, *, active: bool = True) -> str:
-    """Why the ranks cannot be asked, as a sentence; empty if they can. `active`: not a run whose process has ended."""
+    """Say why the ranks cannot be asked; empty if they can. `active`: not a run whose process has ended."""
     if phase in FINISHED or not active:
         return f"{name} is {phase}: there are no ranks to ask"
     if phase in WITHOUT_PODS or status.running_time is None:
@@ -90,16 +94,16 @@ def _new(attempt: int, now: datetime) -> str:
 def answers(
     request: str, logs: Iterable[tuple[str, Iterable[bytes]]], ranks: Mapping[str, int | None]
 ) -> tuple[list[Dump], list[str]]:
-    """(the dumps for the request, replicas without one). `logs`: replica -> lines. `ranks`: replica -> rank.
+    """Return (the dumps for the request, replicas without one). `logs`: replica -> lines. `ranks`: replica -> rank.
 
     A dump that has only its first line is being written, and is no answer yet.
     """
     dumps, waiting = list[Dump](), list[str]()
     for replica, lines in logs:
         texts = [
-            Dump(replica=replica, rank=ranks.get(replica), title=title, lines=rest[:MOST_LINES])
-            for title, *rest in stack_dumps.dumps(map(_text, lines))
-            if f"{request})" in title and (rest or NO_PROCESS in title)
+            Dump(replica=replica, rank=ranks.get(replica), title=title, lines=stacks[:MOST_LINES])
+            for title, *stacks in stack_dumps(map(_text, lines))
+            if f"{request})" in title and (stacks or NO_PROCESS in title)
         ]
         dumps += texts
         waiting += [] if texts else [replica]
@@ -125,9 +129,40 @@ def logs_of_run(directory: Path, job: str, attempt: int) -> tuple[list[tuple[str
 
 
 def silent(waiting: Sequence[str]) -> str:
-    """Why ranks may not have answered."""
+    """Say why ranks may not have answered."""
     names = ", ".join(waiting[:8]) + (f" and {len(waiting) - 8} more" if len(waiting) > 8 else "")
     return (
         f"{names} did not answer: a rank that does not report cannot be asked, and one in which native code holds "
         "Python's interpreter lock cannot answer"
     )
+
+
+# --- dumps in logs, which allranks.report.stacks and allranks.inpod.watch write ---------------------------------------
+
+
+def lines_of_dumps(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of all dumps, one after another."""
+    for dump in stack_dumps(lines):
+        yield from dump
+
+
+def stack_dumps(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield each dump: from the line that announces it to the next line that is not part of it."""
+    dump: list[str] = []
+    for line in lines:
+        if _STACKS in line:
+            if dump:
+                yield dump
+            dump = [line]
+        elif dump and _in_dump(line):
+            dump.append(line)
+        elif dump:
+            yield dump
+            dump = []
+    if dump:
+        yield dump
+
+
+def _in_dump(line: str) -> bool:
+    text = _STAMP.sub("", line)
+    return not text or text.startswith(_DUMP_LINES)

@@ -1,22 +1,93 @@
-"""Creates and updates the objects of manifests on a cluster."""
+"""Creates and updates the objects of manifests on a cluster, and reads the code that was stored with a job.
+
+An interrupt leaves nothing half done.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from allranks.api.job import API_VERSION, GROUP, KIND, PLURAL
 from allranks.api.status import FINISHED
 from allranks.api.validation import parse, with_defaults
-from allranks.client.creation import Creation
-from allranks.code import ship
 from allranks.code.bundle import Bundle
+from allranks.code.ship import config_map_of, create_with_code, stored_differences
 from allranks.errors import AllranksError, ClusterError, InvalidManifest
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import status_of
 from allranks.kube.merge_patch import diff
+from allranks.views.report.run_files import RunFiles
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+PATIENCE_SECONDS = 1.0
+"""An API server that takes longer is the reason why an interrupt seems to have no effect: a message says so."""
+
+
+class Creation(Generic[T]):
+    """The creation of one object, and its progress when the caller is interrupted."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        """The caller was interrupted: a request that has not been sent must not be sent."""
+        self.sent = False
+        """The request has been sent. Without a result it may have been carried out."""
+        self.result: T | None = None
+
+    def check(self) -> None:
+        """Raise CancelledError if nothing more may be sent."""
+        if self.stopped:
+            raise asyncio.CancelledError
+
+    async def send(self, request: Awaitable[T]) -> T:
+        """Send `request`, which creates the object, and return its result. Raises ClusterError."""
+        self.sent = True
+        try:
+            self.result = await request
+        except ClusterError as error:
+            self.sent = error.uncertain
+            raise
+        return self.result
+
+    async def run(self, work: Coroutine[Any, Any, R], tell: Callable[[AllranksError | None], None]) -> R:
+        """Run `work`, which calls `send`, and return its result.
+
+        A cancellation of the caller sets `stopped`, waits for the end of `work`, calls `tell`, with the error if `work`
+        failed, and raises CancelledError. A second one does not wait.
+        """
+        task = asyncio.create_task(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self.stopped = True
+            try:
+                await _wait(task)
+            except asyncio.CancelledError:
+                task.cancel()
+                await asyncio.wait([task])
+            error = None if task.cancelled() else task.exception()
+            if error is not None and not isinstance(error, AllranksError):
+                raise error from None
+            tell(error)
+            raise
+
+
+async def _wait(task: asyncio.Task[Any]) -> None:
+    if (await asyncio.wait([task], timeout=PATIENCE_SECONDS))[0]:
+        return
+    print(
+        "Interrupted: waiting for the API server's answer to a request that was sent; a second interrupt does not wait",
+        file=sys.stderr,
+        flush=True,
+    )
+    await asyncio.wait([task])
 
 
 @dataclass
@@ -33,35 +104,40 @@ class Session:
     """(apiVersion, kind) -> (plural name in paths, whether namespaced)"""
 
     async def apply(self, document: Manifest) -> tuple[str, Manifest]:
-        """(`created`, `unchanged` or `configured`, the stored object). Raises ClusterError."""
+        """Store the object. Return (`created`, `unchanged` or `configured`, the stored object). Raises ClusterError."""
         creation = Creation[tuple[str, Manifest]]()
-        bundle = self.bundles.get(ship.config_map_of(document)) if document.get("kind") == KIND else None
+        return await creation.run(self._send(document, creation), partial(self._on_interrupt, document, creation))
+
+    async def _send(self, document: Manifest, creation: Creation[tuple[str, Manifest]]) -> tuple[str, Manifest]:
+        """Store the object, and for a job its code first."""
 
         async def send() -> Manifest:
-            return (await creation.send(self._apply(document)))[1]
+            return (await creation.send(self._store(document)))[1]
 
-        async def work() -> tuple[str, Manifest]:
-            if bundle is None:
-                creation.check()
-                await send()
-            else:
-                await ship.create_with_code(
-                    self.cluster, self._namespace(document), bundle, send, dry_run=self.dry_run, check=creation.check
-                )
-            assert creation.result is not None
-            return creation.result
+        bundle = self.bundles.get(config_map_of(document)) if document.get("kind") == KIND else None
+        if bundle is None:
+            creation.check()
+            await send()
+        else:
+            await create_with_code(
+                self.cluster, self._namespace(document), bundle, send, dry_run=self.dry_run, check=creation.check
+            )
+        assert creation.result is not None
+        return creation.result
 
-        def tell(error: AllranksError | None) -> None:
-            title, found = self.title(document), creation.result
-            if found is not None:
-                text = f"{self.title(found[1])} {found[0]}{'' if self.dry_run else _ways(found[1])}"
-            else:
-                text = f"{title} may be stored: no answer arrived" if creation.sent else f"{title} was not stored"
-            self.cluster.interrupted = text if error is None else f"{error}\n{text}"
+    def _on_interrupt(
+        self, document: Manifest, creation: Creation[tuple[str, Manifest]], error: AllranksError | None
+    ) -> None:
+        """Leave a message that says what is stored."""
+        if creation.result is not None:
+            outcome, stored = creation.result
+            text = f"{self.title(stored)} {outcome}{'' if self.dry_run else _ways(stored)}"
+        else:
+            state = "may be stored: no answer arrived" if creation.sent else "was not stored"
+            text = f"{self.title(document)} {state}"
+        self.cluster.interrupted = text if error is None else f"{error}\n{text}"
 
-        return await creation.run(work(), tell)
-
-    async def _apply(self, document: Manifest) -> tuple[str, Manifest]:
+    async def _store(self, document: Manifest) -> tuple[str, Manifest]:
         title = self.title(document)
         collection = await self._collection(document)
         query = {"fieldManager": "allranks", "fieldValidation": "Strict", "dryRun": "All" if self.dry_run else None}
@@ -84,14 +160,13 @@ class Session:
         return (unchanged if same else "configured"), answer
 
     def title(self, document: Manifest) -> str:
-        """`distributedtraining.allranks.dev/penguins`, as kubectl prints it; `.../sweep-*` before it has a name."""
+        """Return `distributedtraining.allranks.dev/penguins`, as kubectl does; `.../sweep-*` before it has a name."""
         group, slash, _ = str(document.get("apiVersion", "")).partition("/")
         kind = str(document.get("kind", "")).lower()
         name = _name(document) or f"{document['metadata']['generateName']}*"
         return f"{kind}.{group}/{name}" if slash else f"{kind}/{name}"
 
     async def _collection(self, document: Manifest) -> str:
-        """The path of the collection."""
         version, kind = str(document.get("apiVersion", "")), str(document.get("kind", ""))
         plural, namespaced = await self._resource(version, kind)
         base = f"/apis/{version}" if "/" in version else f"/api/{version}"
@@ -100,12 +175,12 @@ class Session:
         return f"{base}/{plural}"
 
     def _namespace(self, document: Manifest) -> str:
-        own = document["metadata"].get("namespace")
-        wanted = self.cluster.wanted_namespace
-        if own and wanted and own != wanted:
+        in_document = document["metadata"].get("namespace")
+        option = self.cluster.wanted_namespace
+        if in_document and option and in_document != option:
             advice = "use one namespace; --set metadata.namespace= removes it from a job"
-            raise ClusterError(f"{self.title(document)} is in namespace {own}, but -n is {wanted}: {advice}")
-        return str(own or self.cluster.namespace)
+            raise ClusterError(f"{self.title(document)} is in namespace {in_document}, but -n is {option}: {advice}")
+        return str(in_document or self.cluster.namespace)
 
     async def _resource(self, version: str, kind: str) -> tuple[str, bool]:
         if (version, kind) not in self._resources:
@@ -133,7 +208,7 @@ def _ways(stored: Manifest) -> str:
 
 
 def _name(document: Manifest) -> str:
-    """Empty if the API server makes a name, of `generateName`. Raises ClusterError without either."""
+    """Return the name; empty if the API server makes one from `generateName`. Raises ClusterError without both."""
     metadata = document.get("metadata") or {}
     if not metadata.get("name") and not metadata.get("generateName"):
         raise ClusterError(f"{document.get('kind')}: metadata.name is missing")
@@ -141,25 +216,25 @@ def _name(document: Manifest) -> str:
 
 
 def _compared(document: Manifest) -> Manifest:
-    """The part that is compared. A job gets its defaults, so that removing a field is a change."""
+    """Return the part that is compared. A job gets its defaults, so that removing a field is a change."""
     meta = document.get("metadata") or {}
     kept = {key: meta[key] for key in ("labels", "annotations") if meta.get(key)}
-    rest = {key: value for key, value in document.items() if key not in ("metadata", "status")}
+    fields = {key: value for key, value in document.items() if key not in ("metadata", "status")}
     if document.get("kind") == KIND:
-        bare = {**rest, "metadata": {"name": meta["name"]}}
+        bare = {**fields, "metadata": {"name": meta["name"]}}
         with contextlib.suppress(InvalidManifest):  # written for a newer version: compared without defaults
-            rest = with_defaults(bare, parse(bare))
-    return {**rest, "metadata": kept}
+            fields = with_defaults(bare, parse(bare))
+    return {**fields, "metadata": kept}
 
 
-def difference(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The merge patch from `current` to `wanted`.
+def difference(current: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the merge patch from `current` to `document`.
 
     Only the spec of a job loses fields: labels and annotations, and fields of other kinds, may have been added by
     other clients.
     """
-    change = diff(current, wanted, remove=False)
-    if wanted.get("kind") == KIND and (spec := diff(current["spec"], wanted["spec"])):
+    change = diff(current, document, remove=False)
+    if document.get("kind") == KIND and (spec := diff(current["spec"], document["spec"])):
         change["spec"] = spec
     return change
 
@@ -186,7 +261,7 @@ def _with_title(title: str, error: ClusterError) -> ClusterError:
 
 
 def _cannot_update(title: str, document: Manifest, error: ClusterError) -> ClusterError:
-    """The object exists with other values that the API server does not allow to change."""
+    """Return the error of an object that exists with other values, if the API server does not allow to change them."""
     if error.status != 422:
         return _with_title(title, error)
     name = _name(document)
@@ -196,3 +271,18 @@ def _cannot_update(title: str, document: Manifest, error: ClusterError) -> Clust
         advice = f"delete it first (kubectl delete {title}), or remove it from the file"
     causes = "; ".join(str(error).splitlines())
     return ClusterError(f"{title} already exists and differs: {causes}\n{title}: {advice}", error.status, error.reason)
+
+
+async def read_differences(cluster: Cluster, job: Manifest) -> RunFiles:
+    """Read the differences of a job's code from its commit, or why they cannot be read."""
+    code = (job.get("spec") or {}).get("code") or {}
+    name = config_map_of(job)
+    if not name or code.get("dirty") is not True:
+        return RunFiles()
+    namespace = job["metadata"].get("namespace") or cluster.namespace
+    try:
+        differences = await stored_differences(cluster, namespace, name)
+    except (ClusterError, ValueError) as error:
+        return RunFiles(missing=f"The differences are in the ConfigMap {name}, which cannot be read: {error}")
+    none = f"The ConfigMap {name} has no differences: the same files were stored before, or they fill it"
+    return RunFiles(differences=differences, missing="" if differences else none)

@@ -15,9 +15,9 @@ from allranks.authoring.script_job import Script, choose_framework, job_document
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.base import HELPER_DIR
 from allranks.inpod.call_function import UNUSABLE
-from allranks.sdk import stored_values
+from allranks.sdk import outcome
+from allranks.sdk.outcome import Outputs
 from allranks.sdk.payload import name_of
-from allranks.sdk.stored_values import Outputs
 
 FUNCTION_ANNOTATION = "allranks.dev/function"
 """Name of the function whose value the job has. A job without it runs a script, whose value is None."""
@@ -50,7 +50,7 @@ class Options:
 
     @property
     def most(self) -> int:
-        """Replicas; of an elastic job, the largest number."""
+        """Return the replicas; of an elastic job, the largest number."""
         return self.replicas if isinstance(self.replicas, int) else self.replicas[1]
 
 
@@ -99,7 +99,7 @@ def function_on_cluster(function: Callable[..., Any], payload: str, options: Opt
         f"{HELPER_DIR}/call_function.py",
         payload,
         "--report",
-        *stored_values.arguments(options.outputs),
+        *outcome.arguments(options.outputs),
         *every_rank,
     ]
     start = FRAMEWORKS[framework_of(function, options)].script.command
@@ -139,12 +139,12 @@ def _with(document: dict[str, Any], options: Options) -> dict[str, Any]:
     if options.checkpoint:
         spec["checkpoint"] = {"claim": options.checkpoint}
     if options.outputs:
-        spec["outputs"] = stored_values.outputs(options.outputs)
+        spec["outputs"] = outcome.outputs(options.outputs)
     return document
 
 
 def _read_function(function: Callable[..., Any]) -> Script:
-    """Return the packages that the function imports, and those of the modules and objects that it uses."""
+    """Return the packages that the function, and the modules and objects that it uses, import."""
     name = name_of(function)
     imports: dict[str, str] = {}
     names: set[str] = set()

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 from allranks.api.status import FINISHED, Phase, ProgressStatus, Status
 from allranks.cli.live.waiting import wait_for_job
 from allranks.client import interrupt
-from allranks.client.actions import delete_job, scale_job, set_suspended
 from allranks.client.follow import Deleted, Follower
-from allranks.client.jobs import events_of, get_job
+from allranks.client.jobs import delete_job, events_of, get_job, scale_job, set_suspended
+from allranks.client.submission import read_differences
 from allranks.core.facts.model import Pod
 from allranks.errors import AllranksError, ClusterError, JobDeleted, WaitTimeout
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.job_codec import status_of
 from allranks.kube.paths import job_path
 from allranks.kube.pod_logs import Line, LogOptions
-from allranks.sdk import background, job_view, notebook, results
-from allranks.sdk.job_view import JobView
+from allranks.sdk import background, notebook, results
 from allranks.sdk.logs import LogLine, log_lines
-from allranks.sdk.report import Report
+from allranks.sdk.run_view import ClusterJobView
 from allranks.views.format.events import EventGroup, group_events
-from allranks.views.report.run_files import read_differences
+from allranks.views.report.forms import SUFFIXES, rendered
+from allranks.views.report.run_files import RunFiles
 
 T = TypeVar("T")
 
@@ -117,9 +120,9 @@ class Job:
 
         In a notebook it also shows a progress bar, the curves and the ranks.
         """
-        wanted = LogOptions() if logs else None
-        with _detached_by_interrupt(self), notebook.displayed(self._view(), job_view.REFRESH_SECONDS):
-            self._run(lambda cluster, job: wait_for_job(cluster, job, "finished", sys.stdout, wanted=wanted))
+        options = LogOptions() if logs else None
+        with _detached_by_interrupt(self), notebook.displayed(self._view(), notebook.JOB_SECONDS):
+            self._run(lambda cluster, job: wait_for_job(cluster, job, "finished", sys.stdout, logs=options))
 
     def cancel(self) -> None:
         """Delete the job with its pods and results. Checkpoints are kept. A job that is gone is no error."""
@@ -154,8 +157,8 @@ class Job:
             return view._repr_html_()
         return None
 
-    def _view(self) -> JobView:
-        return JobView(self.name, self._refresh)
+    def _view(self) -> ClusterJobView:
+        return ClusterJobView(self.name, self._refresh)
 
     def _refresh(self) -> Manifest:
         async def job_itself(_cluster: Cluster, job: Manifest) -> Manifest:
@@ -173,7 +176,7 @@ class Job:
         return background.run(connected())
 
     async def _read(self, cluster: Cluster) -> Manifest:
-        """Raises JobDeleted, also if there is a new job of the same name."""
+        """Read the job. Raises JobDeleted, also if there is a new job of the same name."""
         try:
             job = await cluster.get(job_path(self.namespace, self.name))
         except ClusterError as error:
@@ -217,6 +220,49 @@ class _Silent:
     def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
     def lines(self, pod: Pod, lines: list[Line]) -> None: ...
     def message(self, text: str) -> None: ...
+
+
+class Report:
+    """The report that `allranks report` prints, at one moment."""
+
+    def __init__(self, job: Manifest, now: datetime, run: RunFiles | None = None) -> None:
+        self._job, self._now, self._run = job, now, run
+
+    def _rendered(self, form: str) -> str:
+        return rendered(self._job, form, self._now, run=self._run)
+
+    @property
+    def text(self) -> str:
+        return self._rendered("text")
+
+    @property
+    def html(self) -> str:
+        """A self-contained page."""
+        return self._rendered("html")
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The numbers, as `allranks report -o json` prints them."""
+        data: dict[str, Any] = json.loads(self._rendered("json"))
+        return data
+
+    @property
+    def diff(self) -> str:
+        """The difference between the code and its commit, as a unified diff."""
+        return self._rendered("diff")
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the report in the format of the suffix: .txt, .html, .json or .diff. Raises ValueError, OSError."""
+        path = Path(file)
+        if (form := SUFFIXES.get(path.suffix.lower())) is None:
+            raise ValueError(f"{path}: the name must end in .txt, .html, .json or .diff")
+        path.write_text(self._rendered(form), encoding="utf-8")
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return self.html
 
 
 def job(name: str, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None) -> Job:

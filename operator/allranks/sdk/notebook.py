@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from allranks.sdk.run_view import RunView, View
+from allranks.sdk.run_view import NotebookView, RunView
 
-REFRESH_SECONDS = 1.0
+RUN_SECONDS = 1.0
+"""Interval between reads of a run directory."""
+JOB_SECONDS = 5.0
+"""Interval between reads of a job on a cluster. The ranks report as often."""
 
 
 def in_notebook() -> bool:
@@ -27,12 +30,12 @@ def in_notebook() -> bool:
 class Shown(Protocol):
     """A view that is displayed as it was read last."""
 
-    def read(self) -> View: ...
+    def read(self) -> NotebookView: ...
 
 
 def shown(directory: Path, job: str) -> contextlib.AbstractContextManager[None]:
     """Display the run, and its changes until the end of the block. Outside of a notebook this does nothing."""
-    return displayed(RunView(directory, job), REFRESH_SECONDS)
+    return displayed(RunView(directory, job), RUN_SECONDS)
 
 
 @contextlib.contextmanager

@@ -65,7 +65,7 @@ def _sources(files: Sequence[str]) -> dict[str, str]:
 
 
 _SOURCE_CHARACTERS = 400_000
-"""Of all files together. What is longer has no source lines in tracebacks."""
+"""Of all files together. Longer files have no source lines in tracebacks."""
 
 
 def cloudpickle_files() -> dict[str, bytes]:

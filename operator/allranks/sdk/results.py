@@ -13,7 +13,7 @@ from allranks.errors import AllranksError, ClusterError, ResultError
 from allranks.kube import job_codec
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.paths import core_path
-from allranks.sdk import documents, outcome, stored_values
+from allranks.sdk import documents, outcome
 from allranks.sdk.outcome import Stored
 
 
@@ -57,9 +57,9 @@ async def failure(cluster: Cluster, job: Manifest) -> AllranksError:
 
 async def _value_of(stored: Stored | None, rank: int, job: Manifest) -> Any:
     """Return the value, if it was too large to be sent from the output in which the rank left it."""
-    address = stored_values.address_of(job, stored) if stored else ""
+    address = outcome.address_of(job, stored) if stored else ""
     if stored and address and stored.described.get("bytes"):
-        stored = await asyncio.to_thread(stored_values.fetched, stored, address)
+        stored = await asyncio.to_thread(outcome.fetched, stored, address)
     return outcome.value_of(stored, rank, _place(job), address)
 
 

@@ -1,23 +1,25 @@
-"""A run as rich output of a notebook: phase, progress bar, curve of the loss, and ranks. Reads the run directory."""
+"""A run or a job as rich output of a notebook: phase, progress bar, curve of the loss, and ranks."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from allranks.api.status import ProgressStatus, Status
+from allranks.api.status import ProgressStatus
 from allranks.control_sequences import clean_text
 from allranks.core.diagnosis.root_cause import describe_failure
 from allranks.errors import AllranksError
 from allranks.extras import install_command
-from allranks.kube.job_codec import status_of
-from allranks.local.run_directories import RUN_FILE, phase_of
-from allranks.views.format.duration import human
+from allranks.kube.cluster import Manifest
+from allranks.local.run_directories import RUN_FILE
 from allranks.views.format.progress import number
+from allranks.views.job_view import JobView
+from allranks.views.report.model import samples_of
 from allranks.views.report.run_files import Sample, read_run_files
 
 WIDTH, HEIGHT = 600, 100
@@ -37,8 +39,8 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What is shown."""
+class NotebookView:
+    """The values that run_view.html.j2 shows."""
 
     job: str
     phase: str = "Pending"
@@ -57,41 +59,65 @@ class RunView:
     def __init__(self, directory: Path, job: str) -> None:
         self._directory, self._job = directory, job
 
-    def read(self) -> View:
+    def read(self) -> NotebookView:
         try:
             job = json.loads((self._directory / RUN_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return View(self._job)
+            return NotebookView(self._job)
         if not isinstance(job, dict):
-            return View(self._job)
+            return NotebookView(self._job)
         files = read_run_files(self._directory)
-        return view_of(self._job, status_of(job), files.samples, active=files.active)
+        return _notebook_view(self._job, JobView.decode(job, datetime.now(UTC), active=files.active), files.samples)
 
     def __repr__(self) -> str:
-        view = self.read()
-        return ", ".join([f"{view.job}: {view.phase}", *view.facts])
+        return _line(self.read())
 
     def _repr_html_(self) -> str:
         return html_of(self.read())
 
 
-def view_of(job: str, status: Status, samples: Sequence[Sample], *, active: bool = True) -> View:
-    """Pure. `active`: something runs the job, if it has not finished."""
-    progress, phase = status.progress, phase_of(status.phase, active=active)
-    failure = status.last_failure
-    return View(
+class ClusterJobView:
+    """A job on a cluster as it was read last; `read` reads it again."""
+
+    def __init__(self, job: str, manifest: Callable[[], Manifest]) -> None:
+        """`manifest` asks the API server."""
+        self._job, self._manifest = job, manifest
+        self._view = NotebookView(job)
+
+    def read(self) -> NotebookView:
+        """Read the job again. Raises JobDeleted, ClusterError."""
+        view = JobView.decode(self._manifest(), datetime.now(UTC))
+        self._view = _notebook_view(self._job, view, samples_of(view.status.progress))
+        return self._view
+
+    def __repr__(self) -> str:
+        return _line(self._view)
+
+    def _repr_html_(self) -> str:
+        return html_of(self._view)
+
+
+def _line(view: NotebookView) -> str:
+    return ", ".join([f"{view.job}: {view.phase}", *view.facts])
+
+
+def _notebook_view(job: str, view: JobView, samples: Sequence[Sample]) -> NotebookView:
+    """`samples`: points of the curves, of which the files of a run have more than its status."""
+    status = view.status
+    failure = status.last_failure if status.phase in ("Failed", "Restarting") else None
+    return NotebookView(
         job,
-        phase,
+        view.phase,
         status.attempt,
-        tuple(_facts(progress, samples, phase)),
-        _fraction(progress, samples),
-        describe_failure(failure) if failure and status.phase in ("Failed", "Restarting") else "",
+        tuple(_facts(view, samples)),
+        _fraction(status.progress, samples),
+        describe_failure(failure) if failure else "",
         tuple(_curves(samples))[:MOST_CURVES],
-        tuple(_ranks(progress)) if progress else (),
+        tuple(_ranks(status.progress)) if status.progress else (),
     )
 
 
-def html_of(view: View) -> str:
+def html_of(view: NotebookView) -> str:
     """Every value is escaped by the template engine. Raises AllranksError without Jinja2."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -108,7 +134,7 @@ def _finalized(value: Any) -> Any:
 
 
 def _step(progress: ProgressStatus | None, samples: Sequence[Sample]) -> int | None:
-    """progress.jsonl is newer than the job file."""
+    """Return the latest step: progress.jsonl is newer than the job file."""
     steps = [samples[-1].step] if samples else []
     steps += [progress.step] if progress and progress.step is not None else []
     return max(steps, default=None)
@@ -121,19 +147,20 @@ def _fraction(progress: ProgressStatus | None, samples: Sequence[Sample]) -> flo
     return min(1.0, step / progress.total_steps)
 
 
-def _facts(progress: ProgressStatus | None, samples: Sequence[Sample], phase: str) -> Iterator[str]:
+def _facts(view: JobView, samples: Sequence[Sample]) -> Iterator[str]:
+    progress = view.status.progress
     step = _step(progress, samples)
     if progress is None or step is None:
         return
     yield f"step {step}/{progress.total_steps}" if progress.total_steps else f"step {step}"
     if progress.samples_per_second:
         yield f"{number(progress.samples_per_second)} samples/s"
-    if progress.eta_seconds and phase == "Running":
-        yield f"{human(progress.eta_seconds)} left"
+    if view.eta:
+        yield f"{view.eta} left"
 
 
 def _curves(samples: Sequence[Sample]) -> Iterator[Curve]:
-    """The loss first. A curve needs two points."""
+    """Yield the curves, the loss first. A curve needs two points."""
     names = dict.fromkeys(name for sample in samples for name in sample.metrics)
     for name in sorted(names, key=lambda name: name != "loss"):
         points = [(s.step, s.metrics[name]) for s in samples if math.isfinite(s.metrics.get(name, math.nan))]

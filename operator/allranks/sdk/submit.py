@@ -10,7 +10,7 @@ from typing import Any
 from allranks.api.data import Code
 from allranks.api.job import KIND
 from allranks.authoring.manifests import load_documents
-from allranks.client.creation import Creation
+from allranks.client.submission import Creation
 from allranks.code.bundle import EMPTY, Bundle, collect
 from allranks.code.ship import create_with_code
 from allranks.errors import AllranksError, CannotRun, ClusterError
@@ -21,7 +21,7 @@ from allranks.kube.paths import job_path
 from allranks.sdk import background, documents, payload, results
 from allranks.sdk.documents import Options, Ranks, Target
 from allranks.sdk.job import Job, continues
-from allranks.sdk.stored_values import Outputs
+from allranks.sdk.outcome import Outputs
 
 CODE_DIR = str(Code.model_fields["path"].default)
 """Where the pods have the code."""
@@ -57,13 +57,13 @@ def submit(
 
     `target`: a function, which is called with `args`, `kwargs` and `more` in each rank; or the path of a script, which
     gets `args` as its command line. `ranks`: the number of replicas, or (least, most) of an elastic job. `gpus`: GPUs
-    of each replica. `image`: by default that of the variable ALLRANKS_IMAGE. `framework`: by default that of the
-    packages that the function or script imports. `name`: by default that of the function, with a suffix. `pool`: a
+    of each replica. `image`: by default the value of the variable ALLRANKS_IMAGE. `framework`: by default the one
+    that the function or script imports. `name`: by default the name of the function, with a suffix. `pool`: a
     TrainingPool. `queue`: that admits the job. `code`: a directory that is sent to the ranks and is their working
     directory. `packages`: pip requirements that are installed before the start. `checkpoint`: a volume claim.
     `outputs`: name -> address, such as s3://BUCKET/PREFIX; what the function writes to /outputs/NAME is uploaded there.
     `env`: further variables of the ranks. `restarts`: maximum number of restarts after failures. `every_rank`: all
-    ranks send their values back, not only rank 0. `namespace`, `context`, `kubeconfig`: by default those of kubectl.
+    ranks send their values back, not only rank 0. `namespace`, `context`, `kubeconfig`: by default as in kubectl.
     `kwargs`: arguments of the function whose names are parameters of `submit` as well.
 
     Raises CannotPickle, CannotShip, InvalidManifest and CannotRun before anything is sent, ClusterError.
@@ -91,7 +91,7 @@ def submit(
 def _replicas(ranks: Ranks) -> Ranks:
     """Raises ValueError."""
     bounds = (ranks,) if not isinstance(ranks, tuple) else ranks if len(ranks) == 2 else ()
-    if bounds and all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in bounds):
+    if bounds and all(isinstance(bound, int) and not isinstance(bound, bool) and bound > 0 for bound in bounds):
         return ranks
     raise ValueError(
         f"ranks={ranks!r}: must be the number of replicas on a cluster, or (least, most) for an elastic job; "
@@ -124,8 +124,10 @@ def prepare(
             _note(note)
     if not options.image:
         python = "{}.{}".format(*sys.version_info[:2])
-        what = f"Python {python} and the packages of the function" if callable(target) else "the packages of the script"
-        raise CannotRun(f"image= is missing: name an image that has {what}, here or in the variable {IMAGE}")
+        contents = (
+            f"Python {python} and the packages of the function" if callable(target) else "the packages of the script"
+        )
+        raise CannotRun(f"image= is missing: name an image that has {contents}, here or in the variable {IMAGE}")
     document = documents.with_generated_name(document, options)
     if bundle is not None:
         document["spec"]["code"] = bundle.spec
@@ -191,7 +193,7 @@ def _unanswered(name: str, namespace: str) -> str:
 def _with_function(
     bundle: Bundle, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Bundle:
-    """The pickle lies beside the code, with the modules that load it, which the image may not have."""
+    """Place the pickle beside the code, with the modules that load it, which the image may not have."""
     bundle = bundle.with_file(PAYLOAD, payload.dumps(function, args, kwargs))
     for name, data in payload.cloudpickle_files().items():
         bundle = bundle.with_file(f".allranks/python/{name}", data)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from allranks.api.status import FINISHED, Status
-from allranks.client.actions import scaling_effect
+from allranks.client.jobs import scaling_effect
 from allranks.ui.entries import Entry
 from allranks.views.format.duration import age
 

@@ -17,13 +17,11 @@ from allranks.kube.job_codec import ranks_of, status_of
 from allranks.kube.label_selectors import label_selection
 from allranks.local.run_directories import phase_of
 from allranks.ui.problems import Problem
+from allranks.views.job_view import LAST, ORDER
 
 Manifest = dict[str, Any]
 Source = Literal["jobs", "runs", "archive"]
 Key = tuple[Source, str, str]
-
-ORDER = {"Running": 0, "Restarting": 0, "Pending": 1, "Queued": 2, "Suspended": 2, "Failed": 3, "Interrupted": 3}
-"""First jobs that run, then jobs that wait, then failed jobs."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
     """Sort by phase, then the newest first, so that jobs that need attention are on the first page."""
     never = datetime.min.replace(tzinfo=UTC)
     by_time = sorted(entries, key=lambda entry: (entry.created or never, entry.key), reverse=True)
-    return sorted(by_time, key=lambda entry: ORDER.get(entry.phase, 4))
+    return sorted(by_time, key=lambda entry: ORDER.get(entry.phase, LAST))
 
 
 def newest_first(entries: Iterable[Entry]) -> list[Entry]:

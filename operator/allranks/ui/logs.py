@@ -12,8 +12,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, Field
 
 from allranks.api.status import FINISHED
-from allranks.client.follow import has_log
-from allranks.client.recent_lines import MOST_BYTES, MOST_PODS
+from allranks.client.follow import MOST_BYTES, MOST_PODS, has_log
 from allranks.control_sequences import clean
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, replica_key

@@ -1,1 +1,1 @@
-"""What people and programs see of a job, without I/O."""
+"""Views of jobs, sweeps and runs, for people and programs: texts, tables, reports. No I/O except of run directories."""

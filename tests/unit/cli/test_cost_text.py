@@ -32,7 +32,7 @@ def job_with(status: Status) -> dict[str, Any]:
 
 
 def test_describe_says_gpu_hours_money_and_what_was_lost_by_cause() -> None:
-    found = costs.of(Status(times=TIMES, cost=PRICED), at(50))
+    found = costs.cost_of(Status(times=TIMES, cost=PRICED), at(50))
     assert costs.line(found) == (
         "18.8 GPUh, 45.06 EUR at 2.40 EUR per GPU-hour; productive 16.0 GPUh, held while waiting 1 GPUh, "
         "lost 1.78 GPUh; lost by OOMKilled 1.33 GPUh, NodeLost 0.444 GPUh"
@@ -41,8 +41,8 @@ def test_describe_says_gpu_hours_money_and_what_was_lost_by_cause() -> None:
 
 def test_without_a_price_there_are_hours_only_and_without_gpus_nothing() -> None:
     unpriced = CostStatus(gpu_seconds=GpuTime(productive=57_600))
-    assert costs.line(costs.of(Status(times=TIMES, cost=unpriced), NOW)) == "16.0 GPUh; productive 16.0 GPUh"
-    assert costs.line(costs.of(Status(times=TIMES), NOW)) == ""
+    assert costs.line(costs.cost_of(Status(times=TIMES, cost=unpriced), NOW)) == "16.0 GPUh; productive 16.0 GPUh"
+    assert costs.line(costs.cost_of(Status(times=TIMES), NOW)) == ""
 
 
 def test_the_report_has_a_table_a_tile_and_json() -> None:
@@ -61,4 +61,4 @@ def test_the_report_has_a_table_a_tile_and_json() -> None:
 
 def test_the_table_of_jobs_shows_money_with_gpu_hours() -> None:
     row = job_row(Entry("jobs", "team", "job", job_with(Status(times=TIMES, cost=PRICED))), NOW)
-    assert (row.money, row.gpu_hours) == ("45.06 EUR", "18.8 GPUh")
+    assert (row.view.money, row.view.gpu_hours) == ("45.06 EUR", "18.8 GPUh")

@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from allranks.api.status import RoleStatus, Status
-from allranks.cli.commands.describe import described
 from allranks.cli.live import dashboard
 from allranks.kube import job_codec
+from allranks.views.description import describe_job
+from allranks.views.job_view import JobView
 
 JOB: dict[str, Any] = {
     "apiVersion": "allranks.dev/v1alpha1",
@@ -24,14 +25,14 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def lines(job: dict[str, Any], pods: list[dict[str, Any]]) -> list[str]:
-    return [line for line in described(job, pods, "", [], NOW) if isinstance(line, str) and line.startswith("GPUs")]
+    return [line for line in describe_job(job, pods, "", [], NOW) if isinstance(line, str) and line.startswith("GPUs")]
 
 
 def test_describe_and_top_count_the_GPUs_of_the_manifest():
     assert lines(JOB, []) == ["GPUs:        8 (2 in each worker)"]
-    row = dashboard.job_row(JOB)
-    assert dashboard.data(row, NOW)["gpus"] == 8
-    assert "8 GPUs" in "".join(text for text, _ in next(iter(dashboard.job(row, NOW, 0, 0, False))))
+    view = JobView.decode(JOB, NOW)
+    assert dashboard.data(view)["gpus"] == 8
+    assert "8 GPUs" in "".join(text for text, _ in next(iter(dashboard.job(view, 0, 0, False))))
 
 
 def test_the_current_size_of_an_elastic_job_counts():

@@ -15,7 +15,7 @@ import pytest
 
 from allranks.cli.options import run_on_cluster
 from allranks.client import interrupt
-from allranks.client.actions import delete_job
+from allranks.client.jobs import delete_job
 from allranks.kube.cluster import Cluster, Where
 
 JOB = {"metadata": {"name": "birds", "namespace": "team", "uid": "1"}}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allranks.api.data import InputStatus, OutputStatus
-from allranks.cli.commands.describe import described
+from allranks.views.description import describe_job
 from allranks.views.format.table import Grid
 from allranks.views.report.forms import rendered
 from support import reported
@@ -131,12 +131,12 @@ def test_the_report_has_each_field_of_the_status():
 def test_describe_has_the_same_tables():
     job = a_job(STATUS, inputs=INPUTS, outputs=OUTPUTS)
     job["metadata"] = {**job["metadata"], "uid": "u"}
-    found = list(described(job, [], "", [], at(5000)))
+    found = list(describe_job(job, [], "", [], at(5000)))
     for title in ("Inputs:", "Outputs:"):
         table = found[found.index(title) + 1]
         assert isinstance(table, Grid)
         assert [row[0] for row in table.rows] in (["birds", "base", "words", "maps"], ["model", "steps"])
-    assert "Inputs:" not in list(described({**job, "spec": reported.finished()["spec"]}, [], "", [], at(5000)))
+    assert "Inputs:" not in list(describe_job({**job, "spec": reported.finished()["spec"]}, [], "", [], at(5000)))
 
 
 @pytest.mark.parametrize("form", ["text", "html"])

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from allranks.client.submission import read_differences
 from allranks.code import ship
 from allranks.code.differences import compressed
 from allranks.errors import ClusterError
 from allranks.views.report.forms import rendered
-from allranks.views.report.run_files import RunFiles, read_differences, read_run_files
+from allranks.views.report.run_files import RunFiles, read_run_files
 
 NOW = datetime(2026, 3, 4, 10, tzinfo=UTC)
 COMMIT = "4229e32d9bdf4229e32d9bdf4229e32d9bdf4229"

@@ -34,6 +34,7 @@ from allranks.cli.safe_output import console, guard_output
 from allranks.client import follow
 from allranks.control_sequences import clean, clean_text
 from allranks.kube.job_codec import status_of
+from allranks.views.job_view import JobView
 from support import reported
 from support.reported import at, stamp
 
@@ -410,16 +411,14 @@ def test_no_control_sequence_reaches_the_terminal_during_a_run(files, monkeypatc
 
 
 def test_no_control_sequence_reaches_the_terminal_from_the_full_screen_view(monkeypatch):
-    jobs = [dashboard.job_row(hostile_job(make())) for make in (reported.running, reported.finished)]
+    jobs = [JobView.decode(hostile_job(make()), at(500)) for make in (reported.running, reported.finished)]
     with tty(monkeypatch) as written:
         guard_output()
         made = terminal(sys.stdout, True)
         assert made is not None
         with FullScreen(made) as screen:
-            screen.draw(lambda width, height, unicode: dashboard.job(jobs[0], at(500), width, height, unicode))
-            screen.draw(
-                lambda width, height, unicode: dashboard.jobs(jobs, at(500), width, height, unicode, namespaces=True)
-            )
+            screen.draw(lambda width, height, unicode: dashboard.job(jobs[0], width, height, unicode))
+            screen.draw(lambda width, height, unicode: dashboard.jobs(jobs, width, height, unicode, namespaces=True))
     assert_safe_on_terminal(written)
 
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from allranks.cli.main import cli
-from allranks.cli.sweep_jobs import ended
+from allranks.client.sweeps import deleted_trial
 from allranks.views.report import sweep as sweep_report
 from allranks.views.report.sweep_cost import TrialJobs
 from support.archives import WrittenArchive
@@ -28,7 +28,7 @@ def job(name: str, productive: float, lost: float = 0.0, price: float | None = 2
 
 
 def report(*jobs: dict[str, Any], of: Any = SWEEP) -> sweep_report.SweepReport:
-    return sweep_report.build(of, TrialJobs([ended(one) for one in jobs]))
+    return sweep_report.build(of, TrialJobs([deleted_trial(one) for one in jobs]))
 
 
 def cells(made: sweep_report.SweepReport, column: str) -> list[str]:

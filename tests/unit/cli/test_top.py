@@ -23,6 +23,7 @@ from click.testing import CliRunner, Result
 
 from allranks.cli.live import dashboard
 from allranks.cli.main import cli
+from allranks.views.job_view import JobView
 from allranks.views.report.forms import rendered
 from support import reported
 from support.builders import table
@@ -33,12 +34,12 @@ from support.some_api import SomeApi
 
 
 def shown(job: dict[str, Any], seconds: float, width: int = 100, height: int = 0, unicode: bool = False) -> list[str]:
-    return list(dashboard.plain(dashboard.job(dashboard.job_row(job), at(seconds), width, height, unicode)))
+    return list(dashboard.plain(dashboard.job(JobView.decode(job, at(seconds)), width, height, unicode)))
 
 
 def listed(*jobs: dict[str, Any], width: int = 0, height: int = 0, namespaces: bool = False) -> list[str]:
-    rows = [dashboard.job_row(job) for job in jobs]
-    return list(dashboard.plain(dashboard.jobs(rows, at(500), width, height, False, namespaces=namespaces)))
+    views = [JobView.decode(job, at(500)) for job in jobs]
+    return list(dashboard.plain(dashboard.jobs(views, width, height, False, namespaces=namespaces)))
 
 
 def test_one_job_has_its_curve_times_restarts_and_ranks():

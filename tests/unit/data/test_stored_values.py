@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from allranks.errors import ResultError
-from allranks.sdk import outcome, stored_values
+from allranks.sdk import outcome
 from allranks.sdk.outcome import Stored
 
 NAME = "results/demo-01234567/attempt-0/rank-0.pickle"
@@ -26,31 +26,31 @@ def described(**more: Any) -> Stored:
 
 
 def test_the_address_of_a_value_is_below_that_of_the_output() -> None:
-    assert stored_values.address_of(JOB, described()) == ADDRESS
-    assert stored_values.address_of(JOB, described(inOutput=None)) == ""
-    assert stored_values.address_of({"spec": {}}, described()) == ""
+    assert outcome.address_of(JOB, described()) == ADDRESS
+    assert outcome.address_of(JOB, described(inOutput=None)) == ""
+    assert outcome.address_of({"spec": {}}, described()) == ""
     results = {"name": "results", "path": "/outputs/results", "to": "gs://other"}
     both = {"spec": {"outputs": [*JOB["spec"]["outputs"], results]}}
-    assert stored_values.address_of(both, described()) == f"gs://other/{NAME}"
+    assert outcome.address_of(both, described()) == f"gs://other/{NAME}"
 
 
 def test_a_value_in_an_object_store_is_read(s3: Any) -> None:
     s3.put_object(Bucket="data", Key=ADDRESS.removeprefix("s3://data/"), Body=PICKLE)
-    assert outcome.value_of(stored_values.fetched(described(), ADDRESS), address=ADDRESS) == VALUE
+    assert outcome.value_of(outcome.fetched(described(), ADDRESS), address=ADDRESS) == VALUE
 
 
 def test_a_pickle_that_the_rank_did_not_write_is_not_loaded(s3: Any) -> None:
     s3.put_object(Bucket="data", Key=ADDRESS.removeprefix("s3://data/"), Body=pickle.dumps("another"))
     with pytest.raises(ResultError, match=f"it is the pickle {ADDRESS}, which cannot be read here: it is not what the"):
-        outcome.value_of(stored_values.fetched(described(), ADDRESS), address=ADDRESS)
+        outcome.value_of(outcome.fetched(described(), ADDRESS), address=ADDRESS)
 
 
 def test_a_value_that_cannot_be_read_here_is_named_with_the_reason(s3: Any) -> None:
     with pytest.raises(ResultError, match=f"it is the pickle {ADDRESS}, which cannot be read here: "):
-        outcome.value_of(stored_values.fetched(described(), ADDRESS), address=ADDRESS)
+        outcome.value_of(outcome.fetched(described(), ADDRESS), address=ADDRESS)
 
 
 def test_a_value_in_a_claim_is_only_named() -> None:
-    assert stored_values.fetched(described(), "claim://models/a/x.pickle") == described()
+    assert outcome.fetched(described(), "claim://models/a/x.pickle") == described()
     with pytest.raises(ResultError, match=r"it is the pickle claim://models/a/x\.pickle$"):
         outcome.value_of(described(), address="claim://models/a/x.pickle")

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 import allranks
 from allranks.cli.main import cli
-from allranks.client import creation
+from allranks.client import submission
 from support.builders import manifest
 from support.slow_api import CONFIG_MAPS, JOBS, SlowApi, Step
 
@@ -112,13 +112,13 @@ def slow(tmp_path, capsys, monkeypatch):
     def make(step: Step) -> World:
         api = SlowApi(tmp_path, step).__enter__()
         servers.append(api)
-        wait = creation._wait
+        wait = submission._wait
 
         async def released(task: Any) -> None:
             api.release()
             await wait(task)
 
-        monkeypatch.setattr(creation, "_wait", released)
+        monkeypatch.setattr(submission, "_wait", released)
         return World(tmp_path, api, capsys)
 
     yield make
@@ -151,7 +151,7 @@ def test_a_second_interrupt_does_not_wait_and_says_that_the_job_may_exist(slow, 
         asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
         await asyncio.wait([task])
 
-    monkeypatch.setattr(creation, "_wait", interrupted_again)
+    monkeypatch.setattr(submission, "_wait", interrupted_again)
     call(world)
     said = world.said()
     assert "The job train-* may exist, but no answer arrived: " in said or call is command

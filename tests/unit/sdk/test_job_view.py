@@ -11,7 +11,7 @@ from allranks.errors import ClusterError
 from allranks.kube.cluster import Where
 from allranks.sdk import notebook
 from allranks.sdk.job import Job
-from allranks.sdk.job_view import JobView
+from allranks.sdk.run_view import ClusterJobView
 
 METADATA = {"name": "birds", "namespace": "team", "uid": "1"}
 
@@ -46,7 +46,7 @@ class Display:
 
 
 def test_the_view_has_the_progress_the_curve_and_the_ranks_of_the_status() -> None:
-    view = JobView("birds", lambda: manifest("Running", 5))
+    view = ClusterJobView("birds", lambda: manifest("Running", 5))
     assert repr(view) == "birds: Pending"
     view.read()
     page = view._repr_html_()
@@ -59,7 +59,7 @@ def test_the_view_has_the_progress_the_curve_and_the_ranks_of_the_status() -> No
 def test_a_block_displays_the_changes_of_the_job_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     display = Display(monkeypatch)
     states = [manifest("Running", 5)]
-    with notebook.displayed(JobView("birds", lambda: states[-1]), 0.01):
+    with notebook.displayed(ClusterJobView("birds", lambda: states[-1]), 0.01):
         assert display.changed.wait(300)
         states.append(manifest("Succeeded", 10))
     assert "step 5/10" in display.pages[1]
@@ -75,7 +75,7 @@ def test_a_job_that_cannot_be_read_ends_no_display(monkeypatch: pytest.MonkeyPat
         tried.set()
         raise ClusterError("away")
 
-    with notebook.displayed(JobView("birds", fails), 0.01):
+    with notebook.displayed(ClusterJobView("birds", fails), 0.01):
         assert tried.wait(300)
     assert "birds" in display.pages[-1]
 

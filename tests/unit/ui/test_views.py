@@ -74,7 +74,7 @@ def test_the_times_of_a_run_whose_process_has_ended_count_to_its_last_moment() -
     by_name, weeks = history.groupings(runs, ("namespace", "week"), datetime(2026, 5, 1, tzinfo=UTC))
     assert [week.name for week in weeks] == ["2026-W10"]
     assert by_name[0].productive_seconds == 2900
-    assert job_row(runs[0], datetime(2026, 5, 1, tzinfo=UTC)).took == "1:00:00"
+    assert job_row(runs[0], datetime(2026, 5, 1, tzinfo=UTC)).view.took == "1:00:00"
 
 
 @pytest.mark.parametrize(("by", "name"), [("pool", "h100"), ("team", "nlp")])

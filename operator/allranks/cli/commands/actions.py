@@ -20,8 +20,7 @@ from allranks.cli.options import (
     on_cluster,
     print_jobs,
 )
-from allranks.client.actions import Changed, delete_job, scale_job, set_suspended
-from allranks.client.jobs import get_job
+from allranks.client.jobs import Changed, delete_job, get_job, scale_job, set_suspended
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest

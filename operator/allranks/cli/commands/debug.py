@@ -22,11 +22,11 @@ from typing import Any
 import click
 
 from allranks.authoring.yaml_text import dump
-from allranks.cli.commands.describe import described
 from allranks.cli.completers import complete_files, complete_jobs
 from allranks.cli.options import OK, cluster_options, name_callback, run_on_cluster
-from allranks.client import stack_dumps
 from allranks.client.jobs import events_of, get_job
+from allranks.client.rank_stacks import lines_of_dumps
+from allranks.client.submission import read_differences
 from allranks.control_sequences import clean, clean_text
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import AllranksError, ClusterError
@@ -36,8 +36,8 @@ from allranks.kube.paths import core_path
 from allranks.kube.pod_logs import LogOptions, read
 from allranks.masking import mask_text, masked, secrets_in
 from allranks.version import __version__
+from allranks.views.description import describe_job
 from allranks.views.report.forms import rendered
-from allranks.views.report.run_files import read_differences
 
 LOG_BYTES = 5 << 20
 """Maximum size of a log: the end of a longer log is kept."""
@@ -137,7 +137,7 @@ async def _collect(cluster: Cluster, job: Manifest, name: str, now: datetime) ->
     if not isinstance(events, str):
         by_time = sorted(events, key=lambda event: (event["metadata"]["creationTimestamp"], event["metadata"]["name"]))
         archive.add("events.yaml", dump(masked(by_time)))
-    description = described(job, pods, hidden, events, now)
+    description = describe_job(job, pods, hidden, events, now)
     lines = (item if isinstance(item, str) else "\n".join(item.plain()) for item in description)
     archive.add("describe.txt", "".join(f"{line}\n" for line in lines))
     code = await read_differences(cluster, job)
@@ -246,7 +246,7 @@ class Archive:
         lines = [mask_text(line, self._secrets) for line in log.lines]
         cut = [f"[{log.dropped} bytes before this are left out]"] if log.dropped else []
         self.add(f"logs/{name}.log", "\n".join([*cut, *lines, ""]))
-        if stacks := list(stack_dumps.lines_of_dumps(lines)):
+        if stacks := list(lines_of_dumps(lines)):
             self.add(f"stacks/{name}.txt", "\n".join([*stacks, ""]))
 
     def names(self) -> list[str]:

@@ -143,14 +143,14 @@ def report(
 
 
 async def _from_cluster(cluster: Cluster, name: str, output: Output, archive: Archive) -> int:
-    from allranks.cli.sweep_jobs import of_cluster
+    from allranks.client.submission import read_differences
+    from allranks.client.sweeps import trials_of_cluster
     from allranks.views.report.model import last_update
-    from allranks.views.report.run_files import read_differences
     from allranks.views.report.sweep import is_sweep
 
     document, exists = await find_job_or_sweep(cluster, name, archive)
     if is_sweep([document]):
-        _write_sweep(document, output, await of_cluster(cluster, document, archive))
+        _write_sweep(document, output, await trials_of_cluster(cluster, document, archive.trials))
     else:
         write(document, output, None if exists else last_update(document), await read_differences(cluster, document))
     return OK
@@ -158,14 +158,14 @@ async def _from_cluster(cluster: Cluster, name: str, output: Output, archive: Ar
 
 def _without_cluster(error: AllranksError, where: Where, name: str, output: Output, archive: Archive) -> int:
     """Report on an archived job or sweep, or on a local run, if the cluster has none. Return the exit status."""
-    from allranks.cli.sweep_jobs import of_archive
+    from allranks.client.sweeps import trials_of_archive
     from allranks.views.report.model import last_update
     from allranks.views.report.sweep import is_sweep
 
     try:
         if document := without_cluster(error, where, name, archive, sweeps=True):
             if is_sweep([document]):
-                _write_sweep(document, output, of_archive(archive, document))
+                _write_sweep(document, output, trials_of_archive(archive.trials, document))
             else:
                 write(document, output, last_update(document))
             return OK
@@ -234,10 +234,10 @@ def write(job: Manifest, output: Output, now: datetime | None = None, run: RunFi
 
 
 def _write_sweep_of_run(run_dir: Path, name: str, output: Output) -> None:
-    from allranks.cli.sweep_jobs import of_run
+    from allranks.client.sweeps import trials_of_run
     from allranks.local.sweep_files import read_sweep
 
-    _write_sweep(read_sweep(run_dir, name), output, of_run(run_dir))
+    _write_sweep(read_sweep(run_dir, name), output, trials_of_run(run_dir))
 
 
 def _write_sweep(sweep: Mapping[str, Any], output: Output, jobs: TrialJobs | None = None) -> None:

@@ -112,7 +112,8 @@ async def _add_answers(
     cluster: Cluster, name: str, attempt: int, missing: Collection[str], age: float, result: Stacks
 ) -> frozenset[str]:
     """Add the answers of pods that have not answered before. Return the replicas whose pods have ended."""
-    from allranks.client import rank_stacks, recent_lines
+    from allranks.client import rank_stacks
+    from allranks.client.follow import lines_since
 
     job = await get_job(cluster, name)
     listed = await cluster.get(core_path(cluster.namespace, "pods"), {"labelSelector": f"{JOB_LABEL}={name}"})
@@ -122,7 +123,7 @@ async def _add_answers(
         if pod.attempt == attempt and replica_key(pod.role, pod.index) in missing
     }
     seconds = round(age) + rank_stacks.CLOCK_SECONDS
-    logs, result.notes = await recent_lines.lines_since(cluster, list(pods.values()), seconds)
+    logs, result.notes = await lines_since(cluster, list(pods.values()), seconds)
     lines = [(replica_key(pod.role, pod.index), lines) for pod, lines in logs]
     dumps, _ = rank_stacks.answers(result.request, lines, ranks_of(job))
     result.dumps += dumps

@@ -130,8 +130,8 @@ async def _wait_for(
 ) -> int:
     """Show the jobs one after the other until each has finished. Return the exit status of the first that fails."""
     from allranks.cli.live.waiting import wait_for_job
-    from allranks.client.actions import delete_job
     from allranks.client.interrupt import asks_on_interrupt
+    from allranks.client.jobs import delete_job
     from allranks.kube.pod_logs import LogOptions
 
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -140,7 +140,7 @@ async def _wait_for(
         sys.stdout.flush()
         cluster.namespace = job["metadata"]["namespace"]
         async with asks_on_interrupt(cluster, job, delete_job, detach=detach):
-            status = await wait_for_job(cluster, job, "succeeded", human, deadline=deadline, wanted=log_options)
+            status = await wait_for_job(cluster, job, "succeeded", human, deadline=deadline, logs=log_options)
         if status != OK:
             return status
     return OK

@@ -18,7 +18,7 @@ import click
 from allranks.api.status import FINISHED
 from allranks.cli.completers import complete_jobs
 from allranks.cli.live import dashboard
-from allranks.cli.live.dashboard import JobRow, data, job_row, plain
+from allranks.cli.live.dashboard import data, plain
 from allranks.cli.live.terminal import FullScreen, Line, terminal
 from allranks.cli.local_runs import note_run
 from allranks.cli.options import FAILED, OK, Duration, cluster_options, name_callback, print_error, run_on_cluster
@@ -30,6 +30,7 @@ from allranks.kube.paths import job_path
 from allranks.views.format.objects import DATA_OUTPUTS, render_data
 from allranks.views.format.plots import supports_unicode
 from allranks.views.format.table import Grid
+from allranks.views.job_view import JobView
 
 MIN_INTERVAL = 0.2
 
@@ -115,7 +116,7 @@ class _Jobs:
 
     def __init__(self, name: str | None, namespace: str | None) -> None:
         self._name, self._namespace = name, namespace
-        self._jobs: dict[str, JobRow] = {}
+        self._jobs: dict[str, JobView] = {}
         self._note = ""
         self.deleted = False
         """Whether the named job was deleted."""
@@ -123,7 +124,7 @@ class _Jobs:
     @property
     def finished(self) -> bool:
         """Whether one job is shown and has finished."""
-        phases = {one.status.phase for one in self._jobs.values()}
+        phases = {view.phase for view in self._jobs.values()}
         return bool(self._name) and bool(phases) and phases <= FINISHED
 
     def connection_message(self, text: str) -> None:
@@ -131,7 +132,7 @@ class _Jobs:
         self._note = text
 
     def replace(self, items: Iterable[Manifest]) -> None:
-        self._jobs = {metadata(item)["uid"]: job_row(item) for item in items}
+        self._jobs = {metadata(item)["uid"]: JobView.decode(item, datetime.now(UTC)) for item in items}
 
     def change(self, change: Change) -> None:
         self._note = ""
@@ -140,20 +141,23 @@ class _Jobs:
             self._jobs.pop(uid, None)
             self.deleted = bool(self._name) and not self._jobs
         else:
-            self._jobs[uid] = job_row(change.item)
+            self._jobs[uid] = JobView.decode(change.item, datetime.now(UTC))
+
+    def _current(self) -> list[JobView]:
+        now = datetime.now(UTC)
+        return [view.at(now) for view in self._jobs.values()]
 
     def data(self) -> dict[str, Any]:
-        found = [data(job, datetime.now(UTC)) for job in self._jobs.values()]
-        return found[0] if self._name and found else {"jobs": found}
+        jobs = [data(view) for view in self._current()]
+        return jobs[0] if self._name and jobs else {"jobs": jobs}
 
     def content(self, width: int, height: int, unicode: bool) -> Iterator[Line | Grid]:
-        now, found = datetime.now(UTC), list(self._jobs.values())
-        if self._name and found:
-            yield from dashboard.job(found[0], now, width, height and height - bool(self._note), unicode)
-        elif found:
-            namespaces = self._namespace is None
-            height = height and height - bool(self._note)
-            yield from dashboard.jobs(found, now, width, height, unicode, namespaces=namespaces)
+        views = self._current()
+        height = height and height - bool(self._note)
+        if self._name and views:
+            yield from dashboard.job(views[0], width, height, unicode)
+        elif views:
+            yield from dashboard.jobs(views, width, height, unicode, namespaces=self._namespace is None)
         else:
             where = f"namespace {self._namespace}" if self._namespace else "any namespace"
             yield [(f"No jobs in {where}.", "")]

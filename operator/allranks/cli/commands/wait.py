@@ -73,7 +73,7 @@ async def wait(
         for name in names:
             job = await get_job(cluster, name)
             status = await wait_for_job(
-                cluster, job, state, human, deadline=deadline, wanted=log_options, quiet=quiet, on_end=jobs.append
+                cluster, job, state, human, deadline=deadline, logs=log_options, quiet=quiet, on_end=jobs.append
             )
             if status != OK:
                 break

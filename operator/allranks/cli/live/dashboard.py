@@ -6,21 +6,20 @@ A line is a list of (text, style). rich draws lines and tables on a terminal; el
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
-from allranks.api.status import ProgressStatus, Status
+from allranks.api.status import ProgressStatus
 from allranks.cli.live.summary import PHASES
 from allranks.cli.live.terminal import Line
 from allranks.core.accounting import time_accounting
-from allranks.kube.job_codec import status_of
-from allranks.views.format import gpus, plots
+from allranks.views.format import plots
 from allranks.views.format import progress as progress_text
 from allranks.views.format.duration import age, elapsed, human
 from allranks.views.format.outcome import failure_line
 from allranks.views.format.table import Grid, Styled, cell
+from allranks.views.job_view import LAST, ORDER, JobView
 from allranks.views.report.model import Report, build_report
 
 KINDS = {"queued": "bright_black", "starting": "yellow", "productive": "green", "lost": "red", "uploading": "cyan"}
@@ -30,42 +29,28 @@ WIDTH = 84
 """Width of plots, if the terminal is wide enough."""
 GAP = 2
 """Spaces between the columns of tables."""
-_ORDER = {"Running": 0, "Restarting": 0, "Pending": 1, "Queued": 2, "Suspended": 2, "Failed": 3, "Succeeded": 4}
 
 
-class JobRow(NamedTuple):
-    """A job with its decoded status, which is decoded once for many redraws."""
-
-    job: Mapping[str, Any]
-    status: Status
-
-
-def job_row(job: Mapping[str, Any]) -> JobRow:
-    return JobRow(job, status_of(dict(job)))
-
-
-def data(row: JobRow, now: datetime) -> dict[str, Any]:
+def data(view: JobView) -> dict[str, Any]:
     """Return the shown facts of a job, as JSON."""
-    job, status = row
-    progress = status.progress
-    rate, share = progress_text.step_rate(progress), progress_text.goodput(status, now)
-    measured = progress_text.is_measured(status)
+    status, progress, share = view.status, view.status.progress, view.goodput_share
+    rate = progress_text.step_rate(progress)
     return {
-        "name": job["metadata"]["name"],
-        "namespace": job["metadata"].get("namespace", ""),
-        "framework": (job.get("spec") or {}).get("framework", ""),
-        "phase": status.phase,
+        "name": view.name,
+        "namespace": view.namespace,
+        "framework": view.framework,
+        "phase": view.phase,
         "ready": status.ready,
-        "gpus": gpus.total(job, status),
+        "gpus": view.gpus,
         "attempt": status.attempt,
         "restarts": status.restarts.model_dump(by_alias=True, mode="json"),
-        "stepsPerSecond": round(rate, 4) if rate is not None and progress_text.trains(status) else None,
+        "stepsPerSecond": round(rate, 4) if rate is not None and view.running else None,
         "progress": progress and progress.model_dump(by_alias=True, exclude_none=True, mode="json"),
-        "times": progress_text.times(status, now) or None,
-        "lostBy": progress_text.lost_by(status, now),
-        "goodput": share if measured else None,
-        "goodputLimit": None if measured else share,
-        "measured": measured,
+        "times": view.times or None,
+        "lostBy": view.lost,
+        "goodput": share if view.measured else None,
+        "goodputLimit": None if view.measured else share,
+        "measured": view.measured,
     }
 
 
@@ -73,109 +58,62 @@ def data(row: JobRow, now: datetime) -> dict[str, Any]:
 
 
 def jobs(
-    rows: Sequence[JobRow], now: datetime, width: int, height: int, unicode: bool, *, namespaces: bool
+    views: Sequence[JobView], width: int, height: int, unicode: bool, *, namespaces: bool
 ) -> Iterator[Line | Grid]:
     """Make a table of jobs, running jobs first. `height` 0: all jobs; `width` 0: all columns."""
-    summaries = [_Summary(job, status, now, unicode) for job, status in rows]
-    summaries.sort(key=lambda summary: (_ORDER.get(summary.status.phase, 9), summary.namespace, summary.name))
-    yield _totals(summaries)
+    ordered = sorted(views, key=lambda view: (ORDER.get(view.phase, LAST), cell(view.namespace), cell(view.name)))
+    yield _totals(ordered)
     yield []
-    room = len(summaries) if not height else max(1, height - 4)
-    shown = summaries if len(summaries) <= room else summaries[: room - 1]
-    yield _table([column for column in _COLUMNS if namespaces or column.title != "NAMESPACE"], shown, width)
-    if len(shown) < len(summaries):
-        yield [(f"and {len(summaries) - len(shown)} more", "dim")]
-
-
-@dataclass(frozen=True)
-class _Summary:
-    """The cells of one job."""
-
-    job: Mapping[str, Any]
-    status: Status
-    now: datetime
-    unicode: bool
-
-    @property
-    def name(self) -> str:
-        return cell(self.job["metadata"]["name"])
-
-    @property
-    def namespace(self) -> str:
-        return cell(self.job["metadata"].get("namespace", ""))
-
-    def progress(self) -> str:
-        progress = self.status.progress
-        if progress is None:
-            return ""
-        fraction = progress_text.fraction(progress)
-        front = "" if fraction is None else f"{plots.bar(fraction, 8, self.unicode)} "
-        return front + progress_text.summary(progress)
-
-    def rate(self) -> str:
-        if self.status.progress is None or not progress_text.trains(self.status):
-            return ""
-        return next(iter(progress_text.rates(self.status.progress)), "")
-
-    def restarts(self) -> str:
-        return str(self.status.restarts.counted + self.status.restarts.disruptions)
-
-    def goodput(self) -> str:
-        measured = progress_text.is_measured(self.status)
-        return progress_text.percent(progress_text.goodput(self.status, self.now)) if measured else ""
-
-    def slow(self) -> str:
-        progress = self.status.progress
-        return str(len(progress.stragglers)) if progress and progress.stragglers else ""
+    room = len(ordered) if not height else max(1, height - 4)
+    shown = ordered if len(ordered) <= room else ordered[: room - 1]
+    yield _table([column for column in _columns(unicode) if namespaces or column.title != "NAMESPACE"], shown, width)
+    if len(shown) < len(ordered):
+        yield [(f"and {len(ordered) - len(shown)} more", "dim")]
 
 
 @dataclass(frozen=True)
 class _Column:
     title: str
-    text: Callable[[_Summary], str]
-    style: Callable[[_Summary], str] = lambda _job: ""
+    text: Callable[[JobView], str]
+    style: Callable[[JobView], str] = lambda _view: ""
     priority: int = 0
     """On a narrow terminal the columns with the highest number are left out; 0 is always shown."""
 
 
-_COLUMNS = (
-    _Column("NAMESPACE", lambda summary: summary.namespace),
-    _Column("NAME", lambda summary: summary.name, lambda _: "bold"),
-    _Column("FRAMEWORK", lambda summary: cell((summary.job.get("spec") or {}).get("framework")), priority=5),
-    _Column("PHASE", lambda summary: summary.status.phase, lambda summary: PHASES.get(summary.status.phase, "")),
-    _Column("PROGRESS", _Summary.progress),
-    _Column("RATE", _Summary.rate, priority=2),
-    _Column(
-        "ETA",
-        lambda summary: progress_text.eta(summary.status.progress) if progress_text.trains(summary.status) else "",
-    ),
-    _Column("RESTARTS", _Summary.restarts, priority=1),
-    _Column("GOODPUT", _Summary.goodput),
-    _Column("SLOW", _Summary.slow, lambda _: "yellow", priority=3),
-    _Column(
-        "CURVE",
-        lambda summary: plots.sparkline(progress_text.values(summary.status.progress), 16, summary.unicode),
-        lambda _: "cyan",
-        priority=4,
-    ),
-)
+def _columns(unicode: bool) -> list[_Column]:
+    return [
+        _Column("NAMESPACE", lambda view: cell(view.namespace)),
+        _Column("NAME", lambda view: cell(view.name), lambda _view: "bold"),
+        _Column("FRAMEWORK", lambda view: cell(view.framework), priority=5),
+        _Column("PHASE", lambda view: view.phase, lambda view: PHASES.get(view.phase, "")),
+        _Column("PROGRESS", lambda view: _bar(view, 8, unicode) + view.progress),
+        _Column("RATE", lambda view: view.rate, priority=2),
+        _Column("ETA", lambda view: view.eta),
+        _Column("RESTARTS", lambda view: str(view.restarts), priority=1),
+        _Column("GOODPUT", lambda view: view.goodput),
+        _Column("SLOW", lambda view: str(view.stragglers or ""), lambda _view: "yellow", priority=3),
+        _Column("CURVE", lambda view: plots.sparkline(view.curve, 16, unicode), lambda _view: "cyan", priority=4),
+    ]
 
 
-def _totals(summaries: Sequence[_Summary]) -> Line:
+def _bar(view: JobView, width: int, unicode: bool) -> str:
+    return "" if view.fraction is None else f"{plots.bar(view.fraction, width, unicode)} "
+
+
+def _totals(views: Sequence[JobView]) -> Line:
     """Return the number of jobs by phase, and the goodput of all jobs that report steps."""
-    phases = Counter(summary.status.phase for summary in summaries)
-    count = f"{len(summaries)} job{'s' * (len(summaries) != 1)}"
-    words = [f"{number} {phase}" for phase, number in sorted(phases.items(), key=lambda item: _ORDER.get(item[0], 9))]
-    measured = [summary for summary in summaries if progress_text.is_measured(summary.status)]
-    totals = [times for summary in measured if (times := time_accounting.up_to(summary.status, summary.now))]
+    phases = Counter(view.phase for view in views)
+    count = f"{len(views)} job{'s' * (len(views) != 1)}"
+    words = [f"{number} {phase}" for phase, number in sorted(phases.items(), key=lambda item: ORDER.get(item[0], LAST))]
+    totals = [times for view in views if view.measured and (times := time_accounting.up_to(view.status, view.until))]
     used = sum(times.starting + times.productive + times.lost for times in totals)
     productive = sum(times.productive for times in totals)
     share = f"; goodput {progress_text.percent(productive / used)}" if used > 0 else ""
     return [(count, "bold"), (f": {', '.join(words)}{share}" if words else "", "")]
 
 
-def _table(columns: Sequence[_Column], summaries: Sequence[_Summary], width: int) -> Grid:
-    texts = {column.title: [column.text(summary) for summary in summaries] for column in columns}
+def _table(columns: Sequence[_Column], views: Sequence[JobView], width: int) -> Grid:
+    texts = {column.title: [column.text(view) for view in views] for column in columns}
     widths = {title: max(len(title), *map(len, cells)) if cells else len(title) for title, cells in texts.items()}
     kept = list(columns)
     while width and sum(widths[column.title] + GAP for column in kept) - GAP > width:
@@ -184,8 +122,7 @@ def _table(columns: Sequence[_Column], summaries: Sequence[_Summary], width: int
             break
         kept.remove(least)
     rows = [
-        [Styled(texts[column.title][place], column.style(summary)) for column in kept]
-        for place, summary in enumerate(summaries)
+        [Styled(texts[column.title][place], column.style(view)) for column in kept] for place, view in enumerate(views)
     ]
     return Grid([column.title for column in kept], rows, indent="", gap=GAP)
 
@@ -193,63 +130,58 @@ def _table(columns: Sequence[_Column], summaries: Sequence[_Summary], width: int
 # --- one job ---------------------------------------------------------------------------------------------------------
 
 
-def job(row: JobRow, now: datetime, width: int, height: int, unicode: bool) -> Iterator[Line | Grid]:
+def job(view: JobView, width: int, height: int, unicode: bool) -> Iterator[Line | Grid]:
     """Show the details of a job. `height` 0: no limit."""
-    manifest, status = row
-    report = build_report(manifest, now)
-    yield _head(manifest, status, report.seconds)
-    if report.why:
-        yield [(cell(report.why), "dim")]
+    progress = view.status.progress
+    report = build_report(view.manifest, view.until)
+    yield _head(view, report.seconds)
+    if view.reason:
+        yield [(cell(view.reason), "dim")]
     yield []
     above: list[Line] = []
-    if status.progress:
-        above += _progress(status, status.progress, now, unicode)
+    if progress:
+        above += _progress(view, progress, unicode)
         strokes = report.strokes(lambda point: point.value)
         values = [value for stroke in strokes for _, value in stroke]
         if len(values) > 1:
             above += _curve(report.metric, values, strokes, min(width or WIDTH, WIDTH), unicode)
     above += _times(report, min(width or WIDTH, WIDTH), unicode)
-    above += _facts(status, now)
+    above += _facts(view)
     yield from above
-    if status.progress and status.progress.ranks:
+    if progress and progress.ranks:
         room = 0 if not height else max(2, height - len(above) - 5)
         yield []
-        yield from _ranks(status.progress, room)
+        yield from _ranks(progress, room)
 
 
-def _head(manifest: Mapping[str, Any], status: Status, seconds: float) -> Line:
-    metadata = manifest["metadata"]
-    ready = f"{status.ready} pods running" if status.ready and not status.completion_time else ""
-    devices = gpus.total(manifest, status)
+def _head(view: JobView, seconds: float) -> Line:
+    status = view.status
     parts = [
-        (cell(metadata["name"]), "bold"),
-        (cell(metadata.get("namespace", "")), "dim"),
-        (cell((manifest.get("spec") or {}).get("framework", "")), ""),
-        (status.phase, PHASES.get(status.phase, "")),
-        (ready, ""),
-        (f"{devices} GPU{'s' * (devices != 1)}" if devices else "", ""),
+        (cell(view.name), "bold"),
+        (cell(view.namespace), "dim"),
+        (cell(view.framework), ""),
+        (view.phase, PHASES.get(view.phase, "")),
+        (f"{status.ready} pods running" if status.ready and not status.completion_time else "", ""),
+        (f"{view.gpus} GPU{'s' * (view.gpus != 1)}" if view.gpus else "", ""),
         (f"attempt {status.attempt}" if status.attempt else "", ""),
         (elapsed(seconds), "bold"),
     ]
     return [part for text, style in parts if text for part in ((text, style), ("  ", ""))][:-1]
 
 
-def _progress(status: Status, progress: ProgressStatus, now: datetime, unicode: bool) -> Iterator[Line]:
+def _progress(view: JobView, progress: ProgressStatus, unicode: bool) -> Iterator[Line]:
     line: list[tuple[str, str]] = []
-    if (fraction := progress_text.fraction(progress)) is not None:
-        line += [(plots.bar(fraction, 32, unicode), "green"), ("  ", "")]
-    line.append((progress_text.summary(progress), "bold"))
-    words = [] if progress.epoch is None else [f"epoch {progress.epoch}"]
-    if progress_text.trains(status):
-        words += progress_text.rates(progress)
-        words += [f"ETA {left}"] if (left := progress_text.eta(progress)) else []
+    if view.fraction is not None:
+        line += [(plots.bar(view.fraction, 32, unicode), "green"), ("  ", "")]
+    line.append((view.progress, "bold"))
+    words = [word for word in (view.epoch, *view.rates, f"ETA {view.eta}" if view.eta else "") if word]
     yield line + [(f"  {word}", "") for word in words]
-    words = list(progress_text.metrics(progress))
-    if progress.checkpoint_time and not status.completion_time:
-        step = "" if progress.checkpoint_step is None else f" of step {progress.checkpoint_step}"
-        words.append(f"checkpoint{step} {age(progress.checkpoint_time, now)} ago")
-    if progress.last_report and not status.completion_time:
-        words.append(f"reported {age(progress.last_report, now)} ago")
+    words = view.metrics
+    if not view.status.completion_time:
+        if progress.checkpoint_time:
+            step = "" if progress.checkpoint_step is None else f" of step {progress.checkpoint_step}"
+            words.append(f"checkpoint{step} {age(progress.checkpoint_time, view.until)} ago")
+        words += [view.reported] if view.reported else []
     yield [(", ".join(words), "")]
     yield []
 
@@ -283,41 +215,26 @@ def _times(report: Report, width: int, unicode: bool) -> Iterator[Line]:
     yield line
 
 
-def _facts(status: Status, now: datetime) -> Iterator[Line]:
-    share = progress_text.goodput(status, now)
-    if share is not None and not progress_text.is_measured(status):
-        yield [
-            ("goodput     ", "dim"),
-            (progress_text.NOT_MEASURED, "bold"),
-            (f"   ({progress_text.limit_note(share)})", "dim"),
-        ]
-    elif share is not None:
-        lost_by = progress_text.lost_by(status, now)
-        lost = ", ".join(f"{cell(reason)} {human(seconds)}" for reason, seconds in lost_by.items())
-        yield [
-            ("goodput     ", "dim"),
-            (progress_text.percent(share), "bold"),
-            (f"   lost by {lost}" if lost else "", ""),
-        ]
-    restarts = status.restarts
-    if number := restarts.counted + restarts.disruptions:
-        reasons = ", ".join(f"{cell(reason)} {count}" for reason, count in sorted(restarts.by_reason.items()))
-        counted = f", {restarts.counted} counted" if restarts.disruptions else ""
-        yield [("restarts    ", "dim"), (f"{number}{counted}{f' ({reasons})' if reasons else ''}", "")]
+def _facts(view: JobView) -> Iterator[Line]:
+    status = view.status
+    if view.goodput_limit:
+        yield [("goodput     ", "dim"), (progress_text.NOT_MEASURED, "bold"), (f"   ({view.goodput_limit})", "dim")]
+    elif view.goodput:
+        lost = f"   lost by {cell(view.lost_by)}" if view.lost else ""
+        yield [("goodput     ", "dim"), (view.goodput, "bold"), (lost, "")]
+    if view.restarts:
+        counted = f", {status.restarts.counted} counted" if status.restarts.disruptions else ""
+        reasons = f" ({cell(view.restart_reasons)})" if view.restart_reasons else ""
+        yield [("restarts    ", "dim"), (f"{view.restarts}{counted}{reasons}", "")]
     if failure := status.last_failure:
         where = f"on {cell(failure.node)}: " if failure.node else ""
         yield [("last failure ", "dim"), (f"{where}{cell(failure_line(failure))}", "red")]
     for place, slow in enumerate(status.progress.stragglers if status.progress else ()):
-        who = cell(slow.replica) if slow.rank is None else f"rank {slow.rank} ({cell(slow.replica)})"
+        rank = cell(slow.replica) if slow.rank is None else f"rank {slow.rank} ({cell(slow.replica)})"
         where = f" on {cell(slow.node)}" if slow.node else ""
-        title = "slow        " if not place else " " * 12
-        yield [
-            (title, "dim"),
-            (
-                f"{who}{where}: {slow.slowdown:.2g}x the time of its peers{', waits for data' if slow.loading else ''}",
-                "yellow",
-            ),
-        ]
+        cause = ", waits for data" if slow.loading else ""
+        title = " " * 12 if place else "slow        "
+        yield [(title, "dim"), (f"{rank}{where}: {slow.slowdown:.2g}x the time of its peers{cause}", "yellow")]
 
 
 def _ranks(progress: ProgressStatus, room: int) -> Iterator[Line | Grid]:
@@ -343,7 +260,7 @@ def _ranks(progress: ProgressStatus, room: int) -> Iterator[Line | Grid]:
 
 
 def _seconds(value: float | None) -> str:
-    """`480 ms`, `2.1 s`."""
+    """Write `480 ms`, `2.1 s`."""
     if value is None:
         return ""
     return f"{progress_text.number(value * 1000)} ms" if value < 1 else f"{progress_text.number(value)} s"

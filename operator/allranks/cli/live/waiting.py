@@ -1,8 +1,12 @@
-"""Shows a job on a cluster until it reaches a state: for `allranks wait`, `submit --wait` and `Job.show`."""
+"""Shows a job on a cluster until it reaches a state: for `allranks wait`, `submit --wait` and `Job.show`.
+
+The Python interface imports this module, and no other one of the command line: the messages are the same.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -39,7 +43,7 @@ async def wait_for_job(
     human: TextIO,
     *,
     deadline: float | None = None,
-    wanted: LogOptions | None = None,
+    logs: LogOptions | None = None,
     quiet: bool = False,
     on_end: Callable[[Manifest], object] = lambda _job: None,
 ) -> int:
@@ -51,19 +55,18 @@ async def wait_for_job(
     cluster.interrupted = f"{name} continues: allranks logs -f {name} follows it, allranks delete {name} deletes it"
     task = asyncio.current_task()
     loop = asyncio.get_running_loop()
-    closed = False
+    closed = threading.Event()
 
     def on_closed() -> None:
-        nonlocal closed
-        closed = True
+        closed.set()
         if task is not None:
             loop.call_soon_threadsafe(task.cancel)
 
     renderer = Renderer(
-        human, live=human.isatty(), colour=use_colour(human), logs=wanted is not None, quiet=quiet, on_closed=on_closed
+        human, live=human.isatty(), colour=use_colour(human), logs=logs is not None, quiet=quiet, on_closed=on_closed
     )
-    follower = Follower(cluster, job, _ToRenderer(renderer), wanted)
-    if wanted:
+    follower = Follower(cluster, job, _ToRenderer(renderer), logs)
+    if logs:
         raise_open_files()
     framework = FRAMEWORKS.get((job.get("spec") or {}).get("framework", ""))
     renderer.begin(name, framework.log if framework else None)
@@ -79,7 +82,7 @@ async def wait_for_job(
         click.echo(f"{name} was deleted", err=True)
         return FAILED
     except asyncio.CancelledError:
-        if closed:
+        if closed.is_set():
             raise BrokenPipeError from None
         raise
     finally:

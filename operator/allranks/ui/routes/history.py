@@ -116,7 +116,7 @@ def _add(group: HistoryGroup, status: Status, now: datetime) -> None:
     group.failed += status.phase == "Failed"
     if times := time_accounting.up_to(status, now):
         group.add_seconds(times.productive, times.starting + times.productive + times.lost)
-    if cost := costs.of(status, now):
+    if cost := costs.cost_of(status, now):
         _sum(group.gpu_hours, cost.gpu_hours)
         _sum(group.lost_gpu_hours_by_reason, cost.lost_gpu_hours_by_reason)
         if cost.spent and cost.currency:

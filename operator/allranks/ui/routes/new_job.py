@@ -25,7 +25,7 @@ from allranks.authoring.manifests import Finding, InvalidManifests, load_documen
 from allranks.authoring.script_job import Script
 from allranks.authoring.starter_manifest import make_starter
 from allranks.authoring.yaml_text import dump
-from allranks.client.actions import Changed
+from allranks.client.jobs import Changed
 from allranks.code import ship
 from allranks.errors import AllranksError, ClusterError, InvalidManifest
 from allranks.frameworks import FRAMEWORKS

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
-from allranks.client.actions import Changed, delete_job, scale_job, set_suspended
+from allranks.client.jobs import Changed, delete_job, scale_job, set_suspended
 from allranks.client.queues import Queue
 from allranks.core.facts.naming import TRAINER
 from allranks.ui.changes import HEARTBEAT, PAUSE_SECONDS, SILENCE_SECONDS, event

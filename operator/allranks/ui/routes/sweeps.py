@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from allranks.archive.writer import folder_of
-from allranks.cli import sweep_jobs
+from allranks.client.sweeps import deleted_trial, missing_jobs, trials_of_run
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube import paths
 from allranks.kube.job_codec import DecodeError
@@ -32,7 +32,7 @@ from allranks.views.format.duration import age
 from allranks.views.report import html
 from allranks.views.report import sweep as sweep_report
 from allranks.views.report.sweep import SweepReport
-from allranks.views.report.sweep_cost import FoundJob, TrialJobs
+from allranks.views.report.sweep_cost import TrialJob, TrialJobs
 
 
 class SweepEntry(NamedTuple):
@@ -168,7 +168,7 @@ def _build_report(sweep: SweepEntry, jobs: Callable[[], TrialJobs]) -> SweepRepo
 async def _trial_jobs(state: State, sweep: SweepEntry) -> Callable[[], TrialJobs]:
     """Return a function that decodes the jobs of the trials: existing jobs until now, deleted jobs until their end."""
     if sweep.source == "runs":
-        return lambda: sweep_jobs.of_run(state.runs.root / sweep.group / sweep.name)
+        return lambda: trials_of_run(state.runs.root / sweep.group / sweep.name)
     existing: list[Entry] = []
     deleted: list[Manifest] = []
     problem = ""
@@ -176,7 +176,7 @@ async def _trial_jobs(state: State, sweep: SweepEntry) -> Callable[[], TrialJobs
         uid = sweep.manifest["metadata"].get("uid")
         entries = await state.entries("jobs")
         existing = [entry for entry in entries if entry.group == sweep.group and _is_trial(entry, uid)]
-        names = sweep_jobs.missing(sweep.manifest, {entry.name for entry in existing})
+        names = missing_jobs(sweep.manifest, {entry.name for entry in existing})
         if names and state.archive:
             deleted = await state.archive.trials(sweep.manifest, names)
     except (AllranksError, Problem) as error:
@@ -184,8 +184,8 @@ async def _trial_jobs(state: State, sweep: SweepEntry) -> Callable[[], TrialJobs
     now = state.now()
 
     def decoded() -> TrialJobs:
-        jobs = [FoundJob(entry.name, entry.status, now) for entry in existing]
-        return TrialJobs([*jobs, *map(sweep_jobs.ended, deleted)], problem)
+        jobs = [TrialJob(entry.name, entry.status, now) for entry in existing]
+        return TrialJobs([*jobs, *map(deleted_trial, deleted)], problem)
 
     return decoded
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from allranks.api.status import Status
-from allranks.core.accounting import cost
+from allranks.core.accounting import cost as accounting
 from allranks.views.format.json_form import CONFIG
 
 TITLES = {
@@ -50,51 +50,54 @@ class Cost:
         return None if self.spent is None else sum(self.spent.values())
 
 
-def of(status: Status, now: datetime) -> Cost | None:
-    """None for a job without GPUs."""
-    found = cost.up_to(status, now)
-    if found is None:
+def cost_of(status: Status, now: datetime) -> Cost | None:
+    """Compute the cost of a job up to now; None for a job without GPUs."""
+    spending = accounting.up_to(status, now)
+    if spending is None:
         return None
-    hours = {kind: getattr(found.gpu_seconds, kind) / 3600 for kind in cost.KINDS}
-    spent = found.spent
-    money = {kind: getattr(spent, kind) for kind in cost.KINDS} if spent else None
+    hours = {kind: getattr(spending.gpu_seconds, kind) / 3600 for kind in accounting.KINDS}
+    spent = spending.spent
+    money = {kind: getattr(spent, kind) for kind in accounting.KINDS} if spent else None
     return Cost(
         gpu_hours=hours,
-        lost_gpu_hours_by_reason=cost.lost_by(status, hours["lost"], now),
+        lost_gpu_hours_by_reason=accounting.lost_by(status, hours["lost"], now),
         spent=money,
-        lost_by_reason=cost.lost_by(status, money["lost"], now) if money else None,
-        gpus=found.gpus,
-        price=found.price,
-        currency=found.currency,
+        lost_by_reason=accounting.lost_by(status, money["lost"], now) if money else None,
+        gpus=spending.gpus,
+        price=spending.price,
+        currency=spending.currency,
     )
 
 
-def total(found: Iterable[Cost]) -> Cost | None:
-    """The sum for several jobs; None without any. Money of different currencies does not add up, so there is none."""
-    every = list(found)
-    if not every:
+def total(costs: Iterable[Cost]) -> Cost | None:
+    """Add up the costs of several jobs; None without any.
+
+    The sum has no money if the currencies differ.
+    """
+    jobs = list(costs)
+    if not jobs:
         return None
-    currencies = {one.currency for one in every if one.spent is not None}
+    currencies = {job.currency for job in jobs if job.spent is not None}
     money = len(currencies) == 1
-    prices = {(one.price, one.currency) for one in every}
+    prices = {(job.price, job.currency) for job in jobs}
     price, currency = prices.pop() if len(prices) == 1 else (None, None)
     return Cost(
-        gpu_hours=_sum(one.gpu_hours for one in every),
-        lost_gpu_hours_by_reason=_largest_first(_sum(one.lost_gpu_hours_by_reason for one in every)),
-        spent=_sum(one.spent or {} for one in every) if money else None,
-        lost_by_reason=_largest_first(_sum(one.lost_by_reason or {} for one in every)) if money else None,
-        gpus=sum(one.gpus for one in every),
+        gpu_hours=_sum(job.gpu_hours for job in jobs),
+        lost_gpu_hours_by_reason=_largest_first(_sum(job.lost_gpu_hours_by_reason for job in jobs)),
+        spent=_sum(job.spent or {} for job in jobs) if money else None,
+        lost_by_reason=_largest_first(_sum(job.lost_by_reason or {} for job in jobs)) if money else None,
+        gpus=sum(job.gpus for job in jobs),
         price=price,
         currency=next(iter(currencies)) if money else currency,
     )
 
 
 def _sum(amounts: Iterable[dict[str, float]]) -> dict[str, float]:
-    out: dict[str, float] = {}
-    for one in amounts:
-        for name, value in one.items():
-            out[name] = out.get(name, 0.0) + value
-    return out
+    total: dict[str, float] = {}
+    for by_name in amounts:
+        for name, value in by_name.items():
+            total[name] = total.get(name, 0.0) + value
+    return total
 
 
 def _largest_first(amounts: dict[str, float]) -> dict[str, float]:
@@ -102,37 +105,37 @@ def _largest_first(amounts: dict[str, float]) -> dict[str, float]:
 
 
 def amount(money: float | None, currency: str | None) -> str:
-    """`38.40 USD`; empty without a price."""
+    """Write an amount of money: `38.40 USD`; empty without a price."""
     return "" if money is None else f"{money:,.2f} {currency}"
 
 
 def hours(gpu_hours: float) -> str:
-    """`12.5 GPUh`; small amounts with more digits."""
+    """Write GPU-hours: `12.5 GPUh`; small amounts with more digits."""
     return f"{gpu_hours:,.1f} GPUh" if gpu_hours >= 10 or gpu_hours == 0 else f"{gpu_hours:.3g} GPUh"
 
 
-def summary(found: Cost | None) -> str:
-    """`12.5 GPUh, 30.00 USD`; empty for a job without GPUs."""
-    if found is None:
+def summary(cost: Cost | None) -> str:
+    """Write the total: `12.5 GPUh, 30.00 USD`; empty for a job without GPUs."""
+    if cost is None:
         return ""
-    return ", ".join(filter(None, (hours(found.total_hours), amount(found.total_money, found.currency))))
+    return ", ".join(filter(None, (hours(cost.total_hours), amount(cost.total_money, cost.currency))))
 
 
-def line(found: Cost | None) -> str:
-    """The total, the kinds and the lost hours by cause, in one line."""
-    if found is None:
+def line(cost: Cost | None) -> str:
+    """Write the total, the kinds and the lost hours by cause in one line; empty for a job without GPUs."""
+    if cost is None:
         return ""
-    kinds = [f"{TITLES[kind]} {hours(value)}" for kind, value in found.gpu_hours.items() if value]
-    lost = [f"{reason} {hours(value)}" for reason, value in found.lost_gpu_hours_by_reason.items()]
-    price = f" at {found.price} {found.currency} per GPU-hour" if found.price else ""
-    parts = [summary(found) + price, ", ".join(kinds), "lost by " + ", ".join(lost) if lost else ""]
+    kinds = [f"{TITLES[kind]} {hours(value)}" for kind, value in cost.gpu_hours.items() if value]
+    lost = [f"{reason} {hours(value)}" for reason, value in cost.lost_gpu_hours_by_reason.items()]
+    price = f" at {cost.price} {cost.currency} per GPU-hour" if cost.price else ""
+    parts = [summary(cost) + price, ", ".join(kinds), "lost by " + ", ".join(lost) if lost else ""]
     return "; ".join(filter(None, parts))
 
 
-def rows(found: Cost) -> Iterator[tuple[str, str, str]]:
-    """(kind or cause, GPU-hours, money) for a table."""
-    for kind, value in found.gpu_hours.items():
-        yield TITLES[kind], hours(value), amount((found.spent or {}).get(kind), found.currency)
-    for reason, value in found.lost_gpu_hours_by_reason.items():
-        yield f"lost by {reason}", hours(value), amount((found.lost_by_reason or {}).get(reason), found.currency)
-    yield "all", hours(found.total_hours), amount(found.total_money, found.currency)
+def rows(cost: Cost) -> Iterator[tuple[str, str, str]]:
+    """Yield (kind or cause, GPU-hours, money) for a table."""
+    for kind, value in cost.gpu_hours.items():
+        yield TITLES[kind], hours(value), amount((cost.spent or {}).get(kind), cost.currency)
+    for reason, value in cost.lost_gpu_hours_by_reason.items():
+        yield f"lost by {reason}", hours(value), amount((cost.lost_by_reason or {}).get(reason), cost.currency)
+    yield "all", hours(cost.total_hours), amount(cost.total_money, cost.currency)

@@ -16,26 +16,26 @@ _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def elapsed(seconds: float) -> str:
-    """`12.3s`, `2:05`, `1:02:03`."""
+    """Write a measured time: `12.3s`, `2:05`, `1:02:03`."""
     return f"{seconds:.1f}s" if seconds < 100 else clock(seconds)
 
 
 def clock(seconds: float) -> str:
-    """`0:00`, `2:05`, `1:02:03`."""
-    minutes, rest = divmod(int(seconds), 60)
+    """Write a time in whole seconds: `0:00`, `2:05`, `1:02:03`."""
+    minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def moment(seconds: float, whole: float) -> str:
-    """A point on a time axis of `whole` seconds, in the same unit as `elapsed(whole)`: `12.3s`, `0:12`."""
+    """Write a point on a time axis of `whole` seconds, in the same unit as `elapsed(whole)`: `12.3s`, `0:12`."""
     if whole >= 100:
         return clock(seconds)
     return f"{seconds}s" if isinstance(seconds, int) else f"{seconds:.1f}s"
 
 
 def age(timestamp: str | datetime | None, now: datetime | None = None) -> str:
-    """Time since the timestamp, as kubectl prints it."""
+    """Write the time since the timestamp, as kubectl prints it."""
     if not timestamp:
         return "<unknown>"
     then = datetime.fromisoformat(timestamp) if isinstance(timestamp, str) else timestamp
@@ -43,7 +43,7 @@ def age(timestamp: str | datetime | None, now: datetime | None = None) -> str:
 
 
 def parse(text: str) -> float:
-    """Seconds in `90`, `90s`, `1m30s`, `2h`, `1d`. Raises ValueError."""
+    """Parse `90`, `90s`, `1m30s`, `2h`, `1d` into seconds. Raises ValueError."""
     parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhd])", text)
     if text and "".join(number + unit for number, unit in parts) == text:
         return sum(float(number) * _UNITS[unit] for number, unit in parts)

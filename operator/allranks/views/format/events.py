@@ -31,7 +31,7 @@ class EventGroup:
 
 
 def group_events(events: Iterable[dict[str, Any]]) -> list[EventGroup]:
-    """The newest group is last."""
+    """Group the Events; the newest group is last."""
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for event in events:
         about = event["involvedObject"]
@@ -43,7 +43,7 @@ def group_events(events: Iterable[dict[str, Any]]) -> list[EventGroup]:
             same = _without_numbers(same)
         key = (event.get("type") or "", event.get("reason") or "", about.get("kind", ""), same)
         alike.setdefault(key, []).append(event)
-    groups = [_group(key, some) for key, some in alike.items()]
+    groups = [_group(key, members) for key, members in alike.items()]
     return sorted(groups, key=lambda group: (group.last, group.version))[-MAX_GROUPS:]
 
 

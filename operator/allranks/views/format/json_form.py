@@ -21,7 +21,7 @@ MODEL_MARK = "x-allranks-model"
 
 
 def described_as(model: str) -> dict[str, Any]:
-    """A schema that the OpenAPI document replaces by a reference to this type of the CRDs."""
+    """Return a schema that the OpenAPI document replaces by a reference to this type of the CRDs."""
     return {"type": "object", MODEL_MARK: model}
 
 
@@ -55,7 +55,7 @@ Progress = Annotated[
 
 
 def as_json(value: Any, exact: frozenset[str] = frozenset()) -> Any:
-    """A dataclass with this configuration as JSON. `exact`: keys below which numbers are not rounded."""
+    """Convert a dataclass with this configuration to JSON. `exact`: keys below which numbers are not rounded."""
     kind: Any = type(value)
     return rounded(_adapter(kind).dump_python(value, mode="json", by_alias=True), exact)
 
@@ -66,7 +66,7 @@ def _adapter(kind: type) -> TypeAdapter[Any]:
 
 
 def rounded(value: Any, exact: frozenset[str]) -> Any:
-    """Numbers with at most six decimal places, except below the keys `exact`."""
+    """Round numbers to at most six decimal places, except below the keys `exact`."""
     if isinstance(value, dict):
         return {key: item if key in exact else rounded(item, exact) for key, item in value.items()}
     if isinstance(value, list):

@@ -30,13 +30,13 @@ _CODES |= {f"bright_{name}": code + 60 for name, code in _CODES.items()}
 
 
 def label(pod: Pod, container: str) -> str:
-    """`worker-1` for the trainer container, `worker-1/NAME` for others."""
+    """Return `worker-1` for the trainer container, `worker-1/NAME` for others."""
     replica = replica_key(pod.role, pod.index)
     return replica if container == TRAINER else f"{replica}/{container}"
 
 
 def prefixed(label: str, width: int, place: int, text: str, *, colour: bool, faint: bool = False) -> str:
-    """A line with its label in front. `place` is the position of the rank, which selects the colour."""
+    """Put the label in front of a line. `place` is the position of the rank, which selects the colour."""
     front = f"{label:<{width}} |"
     if not colour:
         return f"{front} {text}"
@@ -55,18 +55,18 @@ class Splitter:
     _cut: int = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that end in `data`. Empty data ends the last line."""
+        """Return the lines that end in `data`. Empty data ends the last line."""
         if not data:
             lines = [self._whole(self.pending)] if self.pending else []
             self._keep(b"")
             return lines
-        first, *rest = data.split(b"\n")
+        first, *others = data.split(b"\n")
         self._extend(first)
-        if not rest:
+        if not others:
             return []
-        lines = [self._whole(self.pending), *(shown(line) for line in rest[:-1])]
+        lines = [self._whole(self.pending), *(shown(line) for line in others[:-1])]
         self._keep(b"")
-        self._extend(rest[-1])
+        self._extend(others[-1])
         return lines
 
     def _extend(self, data: bytes) -> None:
@@ -91,7 +91,7 @@ class Splitter:
 
 
 def shown(line: bytes, cut: int = 0) -> bytes:
-    """The last state of a redrawn line, the beginning of a long line."""
+    """Return what a screen shows of a line: the last state if it was redrawn, the beginning if it is long."""
     if b"\r" in line:
         line = line.rstrip(b"\r").rpartition(b"\r")[2]
     cut += max(0, len(line) - LINE_BYTES)
@@ -180,7 +180,7 @@ class Source:
             self.latest = lines[-1].text
 
     def take(self) -> tuple[int, list[Line]]:
-        """Removes the buffered lines: (number of lines dropped before them, the lines)."""
+        """Remove the buffered lines, and return (number of lines dropped before them, the lines)."""
         dropped, lines = self.dropped, list(self.waiting)
         self.dropped, self._bytes = 0, 0
         self.waiting.clear()

@@ -15,7 +15,7 @@ DATA_OUTPUTS = ("yaml", "json")
 
 
 def render_objects(items: Sequence[Manifest], output: str, *, single: bool) -> str:
-    """Objects as the API server stores them. `single`: the object itself; otherwise a List of them."""
+    """Write objects as the API server stores them. `single`: the object itself; otherwise a List of them."""
     if output == "name":
         return "".join(f"{KIND.lower()}.{GROUP}/{item['metadata']['name']}\n" for item in items)
     shown = [{**item, "metadata": _without_managed_fields(item)} for item in items]
@@ -28,5 +28,5 @@ def render_data(data: Any, output: str) -> str:
 
 
 def _without_managed_fields(item: Manifest) -> Manifest:
-    """kubectl hides them, too."""
+    """Return the metadata without managedFields, which kubectl hides, too."""
     return {key: value for key, value in item["metadata"].items() if key != "managedFields"}

@@ -19,7 +19,7 @@ from allranks.views.format.duration import elapsed
 
 
 def resource(name: str, namespace: str, status: Status) -> dict[str, Any]:
-    """The job with its status, as the API server returns it."""
+    """Return the job with its status, as the API server returns it."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -29,13 +29,15 @@ def resource(name: str, namespace: str, status: Status) -> dict[str, Any]:
 
 
 def rendered(shown: dict[str, Any], output: str) -> str:
-    """`output`: yaml or json. YAML begins with a document separator."""
+    """Write an object. `output`: yaml or json. YAML begins with a document separator."""
     return json.dumps(shown, indent=2) + "\n" if output == "json" else "---\n" + dump([shown])
 
 
 def summary(name: str, status: Status, created: datetime | None, seconds: float, how: str) -> str:
-    """One line. `seconds` is the duration of a job that has not finished. Otherwise it is the time since its creation,
-    with fetches, the queue, and uploads."""
+    """Say in one line how a job ended. `seconds` is the duration of a job that has not finished.
+
+    A finished job took the time since its creation, with fetches, the queue, and uploads.
+    """
     if created and status.completion_time:
         seconds = (status.completion_time - created).total_seconds()
     took = elapsed(seconds)
@@ -53,12 +55,13 @@ def summary(name: str, status: Status, created: datetime | None, seconds: float,
     if disruptions:
         parts.append(f"{disruptions} disruption{'s' * (disruptions != 1)}")
     failed = status.condition("Failed")
-    why = f": {failed.reason}" if failed and failed.status == "True" else ""
-    return f"{name} {status.phase} {'in' if status.phase == 'Succeeded' else 'after'} {took}{why} ({', '.join(parts)})"
+    reason = f": {failed.reason}" if failed and failed.status == "True" else ""
+    when = "in" if status.phase == "Succeeded" else "after"
+    return f"{name} {status.phase} {when} {took}{reason} ({', '.join(parts)})"
 
 
 def failure_block(status: Status, logs: Path | None = None) -> Iterator[str]:
-    """The reason of the failure, the first rank that failed and its last lines; for a local run also its log file."""
+    """Yield the reason of the failure, the first rank that failed and its last lines; with `logs` also its log file."""
     failed = status.condition("Failed")
     if failed and failed.status == "True" and failed.message:
         yield clean(failed.message.encode(), colour=False)
@@ -74,7 +77,7 @@ def failure_block(status: Status, logs: Path | None = None) -> Iterator[str]:
 
 
 def hint_for(failure: Failure) -> str:
-    """What to change, if the last line of the log is a frequent mistake; empty if it is not."""
+    """Say what to change, if the last line of the log is a frequent mistake; otherwise empty."""
     lines = failure.message.rstrip().splitlines()
     return _HINTS.get(lines[-1].strip(), "") if lines else ""
 
@@ -87,7 +90,7 @@ _HINTS = {
 
 
 def describe(failure: Failure) -> str:
-    """Replica, rank, attempt, duration and reason, in one line."""
+    """Write replica, rank, attempt, duration and reason in one line."""
     rank = "" if failure.rank is None else f" (rank {failure.rank})"
     how = ended_how(failure.exit_code, failure.signal, failure.reason)
     ran = "" if failure.ran_seconds is None else f", after {elapsed(failure.ran_seconds)}"
@@ -95,7 +98,7 @@ def describe(failure: Failure) -> str:
 
 
 def failure_line(failure: Failure) -> str:
-    """Replica, attempt, reason and the last line of its log, in one line."""
+    """Write replica, attempt, reason and the last line of its log in one line."""
     reason = ended_how(failure.exit_code, failure.signal, failure.reason)
     line = f"{replica_key(failure.role, failure.index)} in attempt {failure.attempt}: {reason}"
     if failure.signal is not None:
@@ -105,7 +108,7 @@ def failure_line(failure: Failure) -> str:
 
 
 def ended_how(exit_code: int | None, signal: int | None, reason: str) -> str:
-    """`exit code 1`, `exit code 139, the code of SIGSEGV`, `signal 9 (SIGKILL)`, `OOMKilled`."""
+    """Write `exit code 1`, `exit code 139, the code of SIGSEGV`, `signal 9 (SIGKILL)`, `OOMKilled`."""
     if exit_code is None and signal is None:
         return reason
     if signal is not None:

@@ -16,18 +16,21 @@ LOGARITHMIC = 1000
 
 
 def supports_unicode(encoding: str | None) -> bool:
-    """Whether a stream of this encoding can show more than ASCII."""
+    """Return whether a stream of this encoding can show more than ASCII."""
     return (encoding or "").lower().replace("-", "").startswith("utf")
 
 
 def bar(fraction: float, width: int, unicode: bool = True) -> str:
-    """A progress bar."""
+    """Draw a progress bar."""
     full = round(min(max(fraction, 0.0), 1.0) * width)
     return ("█" if unicode else "#") * full + ("░" if unicode else "-") * (width - full)
 
 
 def parts(seconds: dict[str, float], width: int, unicode: bool = True) -> list[tuple[str, str]]:
-    """A stacked bar as (kind, characters). Each kind with time gets at least one character, if the width allows it."""
+    """Draw a stacked bar as (kind, characters).
+
+    A kind with time gets at least one character if the width allows it.
+    """
     total = sum(seconds.values())
     present = {kind: value for kind, value in seconds.items() if value > 0}
     if not present or width < len(present):
@@ -42,12 +45,12 @@ def parts(seconds: dict[str, float], width: int, unicode: bool = True) -> list[t
 
 
 def part(kind: str, unicode: bool = True) -> str:
-    """The character for a kind of time."""
+    """Return the character of a kind of time."""
     return _PARTS[kind][0 if unicode else 1]
 
 
 def sparkline(values: Sequence[float | None], width: int, unicode: bool = True, stretch: bool = False) -> str:
-    """A curve in one line of at most `width` characters. None is a gap. `stretch`: few values are drawn wider."""
+    """Draw a curve in one line of at most `width` characters. None is a gap. `stretch`: few values are drawn wider."""
     steps = _BLOCKS if unicode else _STEPS
     heights = scaled(_means(values, width))
     if stretch and values:
@@ -64,7 +67,7 @@ def curve(
     x_range: tuple[float, float] | None = None,
     floor: float | None = None,
 ) -> list[str]:
-    """Curves of (x, y) in `height` lines of `width` characters: braille has 2 x 4 dots in each, ASCII one star.
+    """Draw curves of (x, y) in `height` lines of `width` characters: braille has 2 x 4 dots in each, ASCII one star.
 
     The points of one stroke are joined. `floor` is the lowest value of the y axis, if not the lowest point.
     """
@@ -90,13 +93,13 @@ def curve(
 
 
 def logarithmic(values: Sequence[float | None]) -> bool:
-    """Whether to use a logarithmic scale, for example for a loss that starts at 10,000 and ends at 0.1."""
+    """Return whether to use a logarithmic scale, for example for a loss that starts at 10,000 and ends at 0.1."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
     return bool(finite) and min(finite) > 0 and max(finite) / min(finite) > LOGARITHMIC
 
 
 def scaled(values: Sequence[float | None]) -> list[float | None]:
-    """Scales values from 0, the lowest, to 1, the highest; 0.5 if all are the same."""
+    """Scale values from 0, the lowest, to 1, the highest; 0.5 if all are the same."""
     if logarithmic(values):
         values = [None if value is None or not math.isfinite(value) else math.log(value) for value in values]
     finite = [value for value in values if value is not None and math.isfinite(value)]
@@ -112,19 +115,19 @@ def scaled(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _means(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Averages neighbours, so that at most `width` values remain."""
+    """Average neighbours, so that at most `width` values remain."""
     if len(values) <= width:
         return list(values)
-    made: list[float | None] = []
+    means: list[float | None] = []
     for place in range(width):
-        some = values[place * len(values) // width : max((place + 1) * len(values) // width, 1)]
-        finite = [value for value in some if value is not None and math.isfinite(value)]
-        made.append(sum(finite) / len(finite) if finite else None)
-    return made
+        neighbours = values[place * len(values) // width : max((place + 1) * len(values) // width, 1)]
+        finite = [value for value in neighbours if value is not None and math.isfinite(value)]
+        means.append(sum(finite) / len(finite) if finite else None)
+    return means
 
 
 def _line(start: tuple[int, int] | None, end: tuple[int, int]) -> list[tuple[int, int]]:
-    """The cells from `start` to `end`, so that the curve has no gaps."""
+    """Return the cells from `start` to `end`, so that the curve has no gaps."""
     if start is None:
         return [end]
     many = max(abs(end[0] - start[0]), abs(end[1] - start[1]), 1)

@@ -23,55 +23,55 @@ LOADING_SHOWN = 0.05
 
 
 def times(status: Status, now: datetime) -> dict[str, float]:
-    """Seconds by kind, up to now; empty without time accounting. Most jobs upload nothing after their program's end."""
+    """Return the seconds by kind, up to now; empty without time accounting."""
     total = time_accounting.up_to(status, now)
-    found = {kind: getattr(total, kind) for kind in KINDS} if total else {}
-    return {kind: seconds for kind, seconds in found.items() if seconds is not None}
+    seconds = {kind: getattr(total, kind) for kind in KINDS} if total else {}
+    return {kind: value for kind, value in seconds.items() if value is not None}  # most jobs upload nothing
 
 
 def lost_by(status: Status, now: datetime) -> dict[str, float]:
-    """Lost seconds by reason, the largest first."""
+    """Return the lost seconds by reason, the largest first."""
     total = time_accounting.up_to(status, now)
     return dict(sorted(total.by_reason.items(), key=lambda item: (-item[1], item[0]))) if total else {}
 
 
 def goodput(status: Status, now: datetime) -> float | None:
-    """productive / (all but queued and uploading), up to now. An upper bound unless `is_measured`."""
+    """Return productive / (all but queued and uploading), up to now. It is an upper bound unless `is_measured`."""
     total = time_accounting.up_to(status, now)
     return time_accounting.goodput(total) if total else status.goodput
 
 
 def is_measured(status: Status) -> bool:
-    """Whether the ranks reported steps. Otherwise all running time counts as productive."""
+    """Return whether the ranks reported steps. Otherwise all running time counts as productive."""
     return bool(status.times and status.times.measured)
 
 
 def limit_note(limit: float | None) -> str:
-    """Why the goodput is not measured, and its upper bound."""
+    """Say why the goodput is not measured, and its upper bound."""
     if not limit:
         return "no rank has reported a step"
     return f"no rank has reported a step; at most {percent(limit)}, if all running time was productive"
 
 
 def kind_name(kind: str, measured: bool) -> str:
-    """The name of a kind of time. Without reports nothing shows whether a running job was productive."""
+    """Return the name of a kind of time. Without reports nothing shows whether a running job was productive."""
     return "running" if kind == "productive" and not measured else kind
 
 
 def trains(status: Status) -> bool:
-    """Rates and ETA are shown only while the job runs."""
+    """Return whether rates and ETA are shown: only while the job runs."""
     return status.phase == "Running"
 
 
 def fraction(progress: ProgressStatus | None) -> float | None:
-    """Share of completed steps; None if the total is not reported."""
+    """Return the share of completed steps; None if the total is not reported."""
     if progress is None or progress.step is None or not progress.total_steps:
         return None
     return min(1.0, progress.step / progress.total_steps)
 
 
 def step_rate(progress: ProgressStatus | None) -> float | None:
-    """Steps per second: measured by the ranks, or derived from the ETA or the curve."""
+    """Return steps per second: measured by the ranks, or derived from the ETA or the curve."""
     if progress is None:
         return None
     seconds = [rank.step_seconds for rank in progress.ranks if rank.step_seconds]
@@ -87,19 +87,19 @@ def step_rate(progress: ProgressStatus | None) -> float | None:
 
 
 def summary(progress: ProgressStatus) -> str:
-    """`1200/5000 24%`."""
+    """Write `1200/5000 24%`."""
     return cell(progress.summary) or ("" if progress.step is None else f"step {progress.step}")
 
 
 def eta(progress: ProgressStatus | None) -> str:
-    """`2h10m`; empty without an estimate."""
+    """Write the estimate `2h10m`; empty without one."""
     if progress is None:
         return ""
     return cell(progress.eta) or ("" if progress.eta_seconds is None else human(progress.eta_seconds))
 
 
 def rates(progress: ProgressStatus) -> Iterator[str]:
-    """`4.2 steps/s`, `810 samples/s`."""
+    """Yield `4.2 steps/s`, `810 samples/s`, `35% waiting for data`."""
     rate = step_rate(progress)
     if rate is not None:
         yield f"{number(rate)} steps/s" if rate >= 0.1 else f"{number(1 / rate)} s/step"
@@ -110,20 +110,20 @@ def rates(progress: ProgressStatus) -> Iterator[str]:
 
 
 def loading(progress: ProgressStatus | None) -> str:
-    """`35% waiting for data`; empty if no rank measures it."""
+    """Write `35% waiting for data`; empty if no rank measures it."""
     if progress is None or progress.loading is None:
         return ""
     return f"{progress.loading:.0%} waiting for data"
 
 
 def metrics(progress: ProgressStatus) -> Iterator[str]:
-    """`loss 0.31`; the metric of the curve is first."""
+    """Yield `loss 0.31`; the metric of the curve is first."""
     names = sorted(progress.metrics, key=lambda name: name != progress.curve_metric)
     yield from (f"{cell(name)} {number(progress.metrics[name])}" for name in names)
 
 
 def line(status: Status) -> str:
-    """Progress, rates, ETA and metrics in one line for a log; empty without progress."""
+    """Write progress, rates, ETA and metrics in one line for a log; empty without progress."""
     progress = status.progress
     if progress is None or progress.step is None:
         return ""
@@ -137,37 +137,37 @@ def line(status: Status) -> str:
 
 
 def stragglers(progress: ProgressStatus | None, no_node: str = "") -> Iterator[tuple[object, str, str, str]]:
-    """(rank, replica, node or `no_node`, slowdown) of each straggler."""
-    for one in progress.stragglers if progress else ():
+    """Yield (rank, replica, node or `no_node`, slowdown) of each straggler."""
+    for straggler in progress.stragglers if progress else ():
         yield (
-            "-" if one.rank is None else one.rank,
-            one.replica,
-            one.node or no_node,
-            f"{one.slowdown:.2g}x{', waits for data' if one.loading else ''}",
+            "-" if straggler.rank is None else straggler.rank,
+            straggler.replica,
+            straggler.node or no_node,
+            f"{straggler.slowdown:.2g}x{', waits for data' if straggler.loading else ''}",
         )
 
 
 def values(progress: ProgressStatus | None) -> list[float | None]:
-    """The values of the curve."""
+    """Return the values of the curve."""
     return [point.value for point in progress.curve] if progress else []
 
 
 def number(value: float) -> str:
-    """Four significant digits: `0.3068`, `8105`, `1.2e-05`."""
+    """Write four significant digits: `0.3068`, `8105`, `1.2e-05`."""
     if not math.isfinite(value):
         return str(value)
     return f"{value:.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def percent(value: float | None) -> str:
-    """Rounded, but 100% only for exactly 1."""
+    """Write a rounded percentage. Only exactly 1 is 100%."""
     if value is None:
         return ""
     return "100%" if value >= 1 else f"{min(value, 0.999):.1%}"
 
 
 def pod_state(pod: Pod) -> str:
-    """The phase of a pod, or why it waits."""
+    """Return the phase of a pod, or why it waits."""
     if pod.deleted_at:
         return "Stopping"
     if pod.waiting_reason in ("CrashLoopBackOff", "Unschedulable"):

@@ -25,7 +25,7 @@ class Table:
         self._begun = False
 
     def lines(self, rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-        """The lines of further rows; the first call puts the headers in front."""
+        """Yield the lines of further rows; the first call puts the headers in front."""
         texts = [[cell(value) for value in row] for row in rows]
         if not self._begun:
             texts.insert(0, self._headers)
@@ -38,7 +38,7 @@ class Table:
 
 
 def cell(value: Any) -> str:
-    """One line without control characters, so that output of a program cannot move the cursor."""
+    """Make one line without control characters, so that output of a program cannot move the cursor."""
     if value is None:
         return ""
     return clean(" ".join(str(value).split()).encode(), colour=False)
@@ -67,7 +67,7 @@ class Grid:
         return Table(self.headers, self.indent, gap=self.gap).lines(self.rows)
 
     def rich(self, *, wrap: bool) -> RichTable:
-        """`wrap`: break cells that are too long for the terminal; otherwise crop them."""
+        """Make a table of rich. `wrap`: break cells that are too long for the terminal; otherwise crop them."""
         from rich.table import Table as RichTable
         from rich.text import Text
 

@@ -66,19 +66,19 @@ class JobOutput:
 
 
 def inputs(job: Mapping[str, Any], status: Status) -> Iterator[JobInput]:
-    """Those of the manifest, in its order."""
-    states = {each.name: each for each in status.inputs}
-    for name, given, mask in _given(job, "inputs"):
-        source = mask(given.get("from"))
+    """Yield the inputs of the manifest, in its order."""
+    states = {state.name: state for state in status.inputs}
+    for name, entry, mask in _entries(job, "inputs"):
+        source = mask(entry.get("from"))
         mounted = source.partition("://")[0] in MOUNTED
         state = states.get(name) or InputStatus.model_construct(name=name)
         yield JobInput(
             name=name,
             source=source,
-            path=str(given.get("path") or ""),
+            path=str(entry.get("path") or ""),
             state=state.state,
             mounted=mounted,
-            revision=state.revision or (str(given["revision"]) if given.get("revision") else None),
+            revision=state.revision or (str(entry["revision"]) if entry.get("revision") else None),
             sha256=state.sha256,
             bytes=state.bytes,
             cached=state.cached,
@@ -87,15 +87,15 @@ def inputs(job: Mapping[str, Any], status: Status) -> Iterator[JobInput]:
 
 
 def outputs(job: Mapping[str, Any], status: Status) -> Iterator[JobOutput]:
-    """Those of the manifest, in its order."""
-    states = {each.name: each for each in status.outputs}
-    for name, given, mask in _given(job, "outputs"):
+    """Yield the outputs of the manifest, in its order."""
+    states = {state.name: state for state in status.outputs}
+    for name, entry, mask in _entries(job, "outputs"):
         state = states.get(name) or OutputStatus.model_construct(name=name)
         yield JobOutput(
             name=name,
-            to=mask(given.get("to")),
-            path=str(given.get("path") or ""),
-            when=str(given.get("when") or "Success"),
+            to=mask(entry.get("to")),
+            path=str(entry.get("path") or ""),
+            when=str(entry.get("when") or "Success"),
             state=state.state,
             step=state.step,
             uploaded_step=state.uploaded_step,
@@ -106,69 +106,70 @@ def outputs(job: Mapping[str, Any], status: Status) -> Iterator[JobOutput]:
 
 
 def uploads(job: Mapping[str, Any], status: Status) -> str:
-    """`Uploaded: model is in s3://models/penguins: 3 files, 1.4 MiB`; empty before an upload is due."""
-    found = status.condition("OutputsUploaded")
-    return mask_text(f"{found.reason}: {found.message}", secrets_in(job)) if found else ""
+    """Write `Uploaded: model is in s3://models/penguins: 3 files, 1.4 MiB`; empty before an upload is due."""
+    condition = status.condition("OutputsUploaded")
+    return mask_text(f"{condition.reason}: {condition.message}", secrets_in(job)) if condition else ""
 
 
-def _given(job: Mapping[str, Any], field: str) -> Iterator[tuple[str, Mapping[str, Any], Callable[[Any], str]]]:
-    """(name, entry of the manifest, what makes a text of a value without secrets). Leaves out what has no name."""
+def _entries(job: Mapping[str, Any], field: str) -> Iterator[tuple[str, Mapping[str, Any], Callable[[Any], str]]]:
+    """Yield (name, entry of the manifest, function that makes a text of a value without secrets) of entries with a
+    name."""
     secrets = secrets_in(job)
 
     def mask(value: Any) -> str:
         return mask_text(str(value or ""), secrets)
 
-    found = (job.get("spec") or {}).get(field)
-    for given in found if isinstance(found, list) else ():
-        if isinstance(given, Mapping) and given.get("name"):
-            yield str(given["name"]), given, mask
+    entries = (job.get("spec") or {}).get(field)
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, Mapping) and entry.get("name"):
+            yield str(entry["name"]), entry, mask
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
 def tables(inputs: Sequence[JobInput], outputs: Sequence[JobOutput]) -> Iterator[tuple[str, Grid]]:
-    """(title, table). A job without inputs or outputs has no empty table."""
+    """Yield (title, table). A job without inputs or outputs has no empty table."""
     if inputs:
-        rows = [[one.name, _input_state(one), _size(one.bytes), _revision(one), one.source] for one in inputs]
+        rows = [[item.name, _input_state(item), _size(item.bytes), _revision(item), item.source] for item in inputs]
         yield "Inputs", _table(["Name", "State", "Size", "Revision", "From"], rows)
     if outputs:
-        rows = [[one.name, one.state, _extent(one), one.message or _steps(one), one.to] for one in outputs]
+        rows = [[item.name, item.state, _extent(item), item.message or _steps(item), item.to] for item in outputs]
         yield "Outputs", _table(["Name", "State", "Size", "Progress", "To"], rows)
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Grid:
-    """The table. Empty columns are left out, so that what matters fits on a narrow screen."""
+    """Make a table without empty columns, so that the others fit on a narrow screen."""
     kept = [place for place in range(len(headers)) if any(row[place] for row in rows)]
     return Grid([headers[place] for place in kept], [[row[place] for place in kept] for row in rows])
 
 
-def _revision(one: JobInput) -> str:
-    """The first 12 digits of a hash, as git prints it. The manifest and the JSON form have all."""
-    found = one.revision or one.sha256 or ""
-    return found[:12] if _HASH.fullmatch(found) else found
+def _revision(item: JobInput) -> str:
+    """Shorten a hash to 12 digits, as git does. The manifest and the JSON form have all digits."""
+    revision = item.revision or item.sha256 or ""
+    return revision[:12] if _HASH.fullmatch(revision) else revision
 
 
-def _input_state(one: JobInput) -> str:
-    if one.mounted:
+def _input_state(item: JobInput) -> str:
+    if item.mounted:
         return "a volume"
-    if one.state == "Ready" and one.location in ("Node", "Pod"):
-        return f"each {one.location.lower()} fetches it"
-    return f"{one.state}, from the cache" if one.cached else one.state
+    if item.state == "Ready" and item.location in ("Node", "Pod"):
+        return f"each {item.location.lower()} fetches it"
+    return f"{item.state}, from the cache" if item.cached else item.state
 
 
 def _size(number: int | None) -> str:
     return "" if number is None else size(number)
 
 
-def _extent(one: JobOutput) -> str:
-    """`3 files, 1.4 MiB`."""
-    files = "" if one.files is None else f"{one.files} file{'s' * (one.files != 1)}"
-    return ", ".join(filter(None, (files, _size(one.bytes))))
+def _extent(item: JobOutput) -> str:
+    """Write `3 files, 1.4 MiB`."""
+    files = "" if item.files is None else f"{item.files} file{'s' * (item.files != 1)}"
+    return ", ".join(filter(None, (files, _size(item.bytes))))
 
 
-def _steps(one: JobOutput) -> str:
-    """`step 500 is uploaded, step 600 follows`; empty for files that are not checkpoints."""
-    uploaded = "" if one.uploaded_step is None else f"step {one.uploaded_step} is uploaded"
-    follows = one.step not in (None, one.uploaded_step)
-    return ", ".join(filter(None, (uploaded, f"step {one.step} follows" if follows else "")))
+def _steps(item: JobOutput) -> str:
+    """Write `step 500 is uploaded, step 600 follows`; empty for files that are not checkpoints."""
+    uploaded = "" if item.uploaded_step is None else f"step {item.uploaded_step} is uploaded"
+    follows = item.step not in (None, item.uploaded_step)
+    return ", ".join(filter(None, (uploaded, f"step {item.step} follows" if follows else "")))

@@ -26,8 +26,10 @@ def rendered(
     run: RunFiles | None = None,
     folder: Path | None = None,
 ) -> str:
-    """The report as text, html or json, or as diff its differences. `folder`: where an HTML page will be, for its links
-    to logs."""
+    """Write the report as text, html or json, or as diff its differences.
+
+    `folder`: the future directory of an HTML page, for its links to logs.
+    """
     from allranks.views.report.model import build_report
 
     report = build_report(job, now, run)

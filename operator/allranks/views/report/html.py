@@ -43,7 +43,7 @@ _KINDS = (FORGOTTEN, *progress_text.KINDS)
 
 
 def page(report: Report, folder: Path | None = None) -> str:
-    """`folder`: the directory of the page, to which its links to logs are relative."""
+    """Write the page. Its links to logs are relative to `folder`, its directory."""
     template = environment().get_template("report.html.j2")
     return template.render(
         policy=POLICY,
@@ -55,14 +55,14 @@ def page(report: Report, folder: Path | None = None) -> str:
 
 
 def environment(templates: str = "") -> Environment:
-    """The templates of the report, after those in the folder `templates` of that package. Raises AllranksError."""
+    """Load the templates of the report. The package `templates` comes before them. Raises AllranksError."""
     try:
         from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     except ImportError as error:
         raise AllranksError(f"HTML reports need further packages ({error}): {install_command('cli')}") from error
-    own = PackageLoader("allranks.views.report", ".")
-    made = Environment(
-        loader=ChoiceLoader([PackageLoader(templates), own]) if templates else own,
+    of_report = PackageLoader("allranks.views.report", ".")
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader(templates), of_report]) if templates else of_report,
         autoescape=True,
         finalize=_without_control_characters,
         undefined=StrictUndefined,
@@ -70,8 +70,8 @@ def environment(templates: str = "") -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.globals.update(bar_height=plots.BAR, axis_height=plots.AXIS, x_scale=X_SCALE)
-    return made
+    environment.globals.update(bar_height=plots.BAR, axis_height=plots.AXIS, x_scale=X_SCALE)
+    return environment
 
 
 def _without_control_characters(value: Any) -> Any:
@@ -100,7 +100,7 @@ class Section:
 
 
 def sections(report: Report, folder: Path | None = None) -> Iterator[Section]:
-    """The parts of the page below its head."""
+    """Yield the parts of the page below its head."""
     yield from _timeline(report)
     yield from _times(report)
     metric = report.metric or "curve"
@@ -140,7 +140,7 @@ def _metric(name: str, point: Point) -> float | None:
 
 
 def _link(log: Path, folder: Path | None) -> tuple[str, str]:
-    """(address, name of the pod). The address begins with ./ or file:, so that no name can be a scheme."""
+    """Return (address, name of the pod). The address begins with ./ or file:, so that no name can be a scheme."""
     if folder is None:
         return log.absolute().as_uri(), log.stem
     relative = os.path.relpath(log.absolute(), folder.absolute())
@@ -148,7 +148,7 @@ def _link(log: Path, folder: Path | None) -> tuple[str, str]:
 
 
 def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
-    """(title, value, note)"""
+    """Yield (title, value, note)."""
     progress = report.progress
     if report.goodput is not None:
         yield "Goodput", progress_text.percent(report.goodput), ""
@@ -159,8 +159,8 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
     if progress and progress.step is not None:
         metrics = ", ".join(list(progress_text.metrics(progress))[:4])
         yield "Progress", progress_text.summary(progress), metrics
-        if (left := progress_text.eta(progress)) and report.phase == "Running":
-            yield "ETA", left, ""
+        if report.eta:
+            yield "ETA", report.eta, ""
     unit, _ = report.throughput()
     if mean := text.mean_rate(report):
         yield unit, mean.split()[0], "on average while training"
@@ -171,8 +171,7 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
         money = costs.amount(report.cost.total_money, report.cost.currency)
         hours = costs.hours(report.cost.total_hours)
         yield ("Cost", money, hours) if money else ("GPU time", hours, "")
-    restarts = report.counted + report.disruptions
-    yield "Restarts", str(restarts), text.restarts(report) if restarts else ""
+    yield "Restarts", str(report.all_restarts), text.restarts(report) if report.all_restarts else ""
 
 
 def _timeline(report: Report) -> Iterator[Section]:
@@ -180,17 +179,18 @@ def _timeline(report: Report) -> Iterator[Section]:
         return
     rows = [
         Row(
-            f"attempt {one.number}: {text.outcome(one)}",
-            [_bar(report, part) for part in text.with_wait(report, one)],
+            f"attempt {attempt.number}: {text.outcome(attempt)}",
+            [_bar(report, part) for part in text.with_wait(report, attempt)],
         )
-        for one in report.attempts
+        for attempt in report.attempts
     ]
     present = {bar.kind for row in rows for bar in row.bars}
     count = len(report.attempts)
     whole = report.seconds
     description = f"{count} attempt{'s' * (count != 1)} in {elapsed(whole)}: " + "; ".join(
-        f"attempt {one.number} from {moment(one.begin, whole)} to {moment(one.end, whole)}, {text.outcome(one)}"
-        for one in report.attempts
+        f"attempt {attempt.number} from {moment(attempt.begin, whole)} to {moment(attempt.end, whole)}, "
+        f"{text.outcome(attempt)}"
+        for attempt in report.attempts
     )
     kinds = [_kind_name(report, kind) for kind in report.times]
     dropped = text.dropped_attempts(report)
@@ -203,14 +203,14 @@ def _timeline(report: Report) -> Iterator[Section]:
             ["Attempt", "From", "To", "Ended by", *(kind.capitalize() for kind in kinds), "Steps"],
             [
                 [
-                    one.number,
-                    moment(one.begin, whole),
-                    moment(one.end, whole),
-                    text.outcome(one),
-                    *_by_kind(one, report.times),
-                    text.steps(one),
+                    attempt.number,
+                    moment(attempt.begin, whole),
+                    moment(attempt.end, whole),
+                    text.outcome(attempt),
+                    *_by_kind(attempt, report.times),
+                    text.steps(attempt),
                 ]
-                for one in report.attempts
+                for attempt in report.attempts
             ],
         ),
         summary="Table: attempts",

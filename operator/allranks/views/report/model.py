@@ -18,12 +18,13 @@ from pydantic import ConfigDict
 from allranks.api.status import FINISHED, ProgressStatus, Status
 from allranks.core.accounting import time_accounting
 from allranks.kube.job_codec import status_of
-from allranks.local.run_directories import INTERRUPTED, phase_of
+from allranks.local.run_directories import INTERRUPTED
 from allranks.masking import mask_text, secrets_in
 from allranks.views.format import cost as costs
 from allranks.views.format import progress as progress_text
 from allranks.views.format.json_form import CONFIG, Moment, Number, Progress, as_json
 from allranks.views.format.outcome import failure_block, summary
+from allranks.views.job_view import JobView, of_role
 from allranks.views.report import data
 from allranks.views.report.data import JobInput, JobOutput
 from allranks.views.report.run_files import RunFiles, Sample
@@ -137,55 +138,65 @@ class Report:
     points: tuple[Point, ...]
 
     @property
+    def eta(self) -> str:
+        """The estimate `2h10m`; empty unless the job runs."""
+        return progress_text.eta(self.progress) if self.phase == "Running" else ""
+
+    @property
+    def all_restarts(self) -> int:
+        return self.counted + self.disruptions
+
+    @property
     def ends(self) -> list[tuple[float, str]]:
         """(time, reason) of each restart."""
         return [(attempt.end, attempt.reason) for attempt in self.attempts[:-1] if attempt.over]
 
     def as_json(self) -> dict[str, Any]:
-        """The report with camel-case keys, as in the API."""
+        """Return the report with camel-case keys, as in the API."""
         return dict(as_json(self, _EXACT))
 
     def strokes(self, value: Callable[[Point], float | None]) -> list[list[tuple[float, float]]]:
-        """(time, value) of each attempt: the curve is interrupted between attempts."""
-        made: dict[int, list[tuple[float, float]]] = {}
+        """Return (time, value) of each attempt: the curve is interrupted between attempts."""
+        strokes: dict[int, list[tuple[float, float]]] = {}
         for point in self.points:
             y = value(point)
             if y is not None and math.isfinite(y):
-                made.setdefault(point.attempt, []).append((point.at, y))
-        return list(made.values())
+                strokes.setdefault(point.attempt, []).append((point.at, y))
+        return list(strokes.values())
 
     def metric_names(self) -> list[str]:
-        """The metrics that have a curve, the main one first."""
+        """Return the metrics that have a curve, the main one first."""
         names = {name for point in self.points for name in point.metrics}
         return sorted(names, key=lambda name: (name != self.metric, name))
 
     def throughput(self) -> tuple[str, Callable[[Point], float | None]]:
-        """(unit, value of a point): samples if the program reports them, otherwise steps."""
+        """Return (unit, value of a point): samples if the program reports them, otherwise steps."""
         if any(point.samples_per_second is not None for point in self.points):
             return "samples/s", lambda point: point.samples_per_second
         return "steps/s", lambda point: point.steps_per_second
 
 
 def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = None) -> Report:
-    """`job`: a DistributedTraining in the form of the API. Missing parts are left out of the report. `run`: what a
-    local run has stored beside it."""
+    """Build the report on a DistributedTraining in the form of the API; missing parts are left out.
+
+    `run`: the files that a local run has stored beside its job.
+    """
     run = run or RunFiles()
-    status, spec, metadata = status_of(dict(job)), job.get("spec") or {}, job.get("metadata") or {}
-    began = _began(metadata, status, now)
-    phase = phase_of(status.phase, active=run.active)
+    view = JobView.decode(job, now, active=run.active)
+    status, spec, phase = view.status, view.spec, view.phase
+    reason = "" if phase == INTERRUPTED else view.reason
+    began = _began(view.metadata, status, now)
     finished = status.phase in FINISHED
     until = (status.completion_time or _last_end(status) or now) if finished else now
-    times = progress_text.times(status, now)
-    timeline = Timeline(status, began, until, times, interrupted=phase == INTERRUPTED)
+    timeline = Timeline(status, began, until, view.times, interrupted=phase == INTERRUPTED)
     attempts = tuple(timeline.attempts())
     kept = min((past.attempt for past in status.history), default=status.attempt)
     progress = status.progress
     code = spec["code"] if isinstance(spec.get("code"), Mapping) else {}
-    share, measured = progress_text.goodput(status, now), progress_text.is_measured(status)
     return Report(
-        name=str(metadata.get("name") or "(no name)"),
-        namespace=str(metadata.get("namespace") or ""),
-        framework=str(spec.get("framework") or ""),
+        name=view.name or "(no name)",
+        namespace=view.namespace,
+        framework=view.framework,
         size=_size(spec, status),
         image=str(spec.get("image") or ""),
         command=shlex.join(str(word) for word in [*(spec.get("command") or []), *(spec.get("args") or [])]),
@@ -199,11 +210,9 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
         differences_note=run.missing or ("" if run.differences else _where(code)),
         logs=tuple(map(str, run.logs)),
         phase=phase,
-        verdict=_verdict(str(metadata.get("name") or ""), status, phase, began, until),
-        why="" if phase == INTERRUPTED else _why(status),
-        failure=tuple(line for line in failure_block(status) if line != _why(status))
-        if status.phase == "Failed"
-        else (),
+        verdict=_verdict(view.name, status, phase, began, until),
+        why=reason,
+        failure=tuple(line for line in failure_block(status) if line != reason) if status.phase == "Failed" else (),
         began=began,
         until=until,
         over=finished or phase == INTERRUPTED,
@@ -214,12 +223,12 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
         restarts=tuple(_alone(status, began)),
         counted=status.restarts.counted,
         disruptions=status.restarts.disruptions,
-        times=times,
-        goodput=share if measured else None,
-        goodput_limit=None if measured else share,
-        measured=measured,
-        lost=progress_text.lost_by(status, now),
-        cost=costs.of(status, until),
+        times=view.times,
+        goodput=view.goodput_share if view.measured else None,
+        goodput_limit=None if view.measured else view.goodput_share,
+        measured=view.measured,
+        lost=view.lost,
+        cost=view.at(until).cost,
         inputs=tuple(data.inputs(job, status)),
         outputs=tuple(data.outputs(job, status)),
         uploads=data.uploads(job, status),
@@ -237,7 +246,7 @@ def _source(code: Mapping[str, Any]) -> str:
 
 
 def _where(code: Mapping[str, Any]) -> str:
-    """Where the differences are that this report does not have."""
+    """Say where the differences are that this report does not have."""
     if code.get("dirty") is not True or not code.get("configMap"):
         return ""
     return f"The differences are in the ConfigMap {code['configMap']}, which exists as long as a job with this code"
@@ -256,7 +265,7 @@ def _began(metadata: Mapping[str, Any], status: Status, now: datetime) -> dateti
 
 
 def last_update(job: Mapping[str, Any]) -> datetime | None:
-    """The latest timestamp in the status: a report on a file ends there."""
+    """Return the latest timestamp in the status: a report on a file ends there."""
     return time_accounting.last_update(status_of(dict(job)))
 
 
@@ -265,10 +274,10 @@ def _last_end(status: Status) -> datetime | None:
 
 
 def _size(spec: Mapping[str, Any], status: Status) -> str:
-    roles: dict[str, int] = {name: of.desired for name, of in status.roles.items()}
-    for name, of in (spec.get("roles") or {}).items():
-        roles.setdefault(str(name), of.get("replicas", 1) if isinstance(of, dict) else 1)
-    return ", ".join(f"{count} {name}{'s' * (count != 1 and not name.endswith('s'))}" for name, count in roles.items())
+    roles: dict[str, int] = {name: role.desired for name, role in status.roles.items()}
+    for name, role in (spec.get("roles") or {}).items():
+        roles.setdefault(str(name), role.get("replicas", 1) if isinstance(role, dict) else 1)
+    return ", ".join(of_role(count, name) for name, count in roles.items())
 
 
 def _verdict(name: str, status: Status, phase: str, began: datetime, until: datetime) -> str:
@@ -281,22 +290,17 @@ def _verdict(name: str, status: Status, phase: str, began: datetime, until: date
     return f"{name} is {status.phase}: attempt {status.attempt}{ready}"
 
 
-def _why(status: Status) -> str:
-    kinds = {"Succeeded": "Complete", "Pending": "Running"}
-    condition = status.condition(kinds.get(status.phase, status.phase))
-    return condition.message or condition.reason if condition else ""
-
-
 def _alone(status: Status, began: datetime) -> Iterator[RestartedReplica]:
-    for replica, one in status.replica_restarts.items():
-        if one.restart_time is None:
+    for replica, restart in status.replica_restarts.items():
+        if restart.restart_time is None:
             continue  # one of many: the status does not keep the times of all
-        at = max(0.0, (one.restart_time - began).total_seconds())
-        yield RestartedReplica(replica, one.count, one.counted, at, cause_of(one.failure) if one.failure else None)
+        at = max(0.0, (restart.restart_time - began).total_seconds())
+        cause = cause_of(restart.failure) if restart.failure else None
+        yield RestartedReplica(replica, restart.count, restart.counted, at, cause)
 
 
 def _variables(spec: Mapping[str, Any]) -> set[str]:
-    """Names of the environment variables in the manifest, of the job and its roles."""
+    """Return the names of the environment variables in the manifest, of the job and its roles."""
     roles = spec.get("roles") or {}
     levels = [spec, *(roles.values() if isinstance(roles, dict) else ())]
     templates = [_inside(level, "template", "spec", "containers") for level in levels]
@@ -318,7 +322,7 @@ def _inside(value: Any, *keys: str) -> Any:
 
 
 def samples_of(progress: ProgressStatus | None) -> list[Sample]:
-    """The curve in the status."""
+    """Return the curve in the status."""
     return [
         Sample(
             point.time,
@@ -353,7 +357,7 @@ def _points(
 
 
 def _partial(samples: Sequence[Sample], ended: Collection[int]) -> Iterator[int]:
-    """The first sample of each attempt that has a rate, and the last one of each attempt that has ended."""
+    """Yield the places of the first sample with a rate of each attempt, and of the last one of an ended attempt."""
     for attempt in {sample.attempt for sample in samples}:
         places = [place for place, sample in enumerate(samples) if sample.attempt == attempt]
         rated = [place for place in places if samples[place].samples_per_second is not None]

@@ -71,7 +71,7 @@ class Plot:
 
 
 def bars(id: str, title: str, description: str, rows: Sequence[Row], seconds: float, axes: bool = True) -> Plot:
-    """Rows of bars along a time of `seconds`, each below its label."""
+    """Draw rows of bars along a time of `seconds`, each below its label."""
     text = TEXT if any(row.label for row in rows) else 0
     plot = Plot(id, title, description, (text + BAR + GAP) * len(rows) + (AXIS if axes else 0), axes)
     for place, row in enumerate(rows):
@@ -94,7 +94,7 @@ def curve(
     marks: Iterable[tuple[float, str]] = (),
     from_zero: bool = False,
 ) -> Plot:
-    """A curve of (seconds, value) for each attempt. `marks`: (seconds, title) of vertical lines."""
+    """Draw a curve of (seconds, value) for each attempt. `marks`: (seconds, title) of vertical lines."""
     plot = Plot(id, title, description, CURVE + AXIS, axes=True)
     values = [value for stroke in strokes for _, value in stroke] + ([0.0] if from_zero else [])
     ticks = _ticks(min(values), max(values), logarithmic(values))
@@ -123,12 +123,12 @@ def _x(at: float, seconds: float) -> float:
 
 
 def _cut(text: str) -> str:
-    """The table beside the plot has the whole text."""
+    """Shorten a text. The table beside the plot has all of it."""
     return text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…"
 
 
 def _tick(value: float) -> str:
-    """A label of the y axis: `0.0002`, `12500`, `1.2e-07`."""
+    """Write a label of the y axis: `0.0002`, `12500`, `1.2e-07`."""
     text = number(value)
     return text if len(text) <= MOST_CHARACTERS else f"{value:.3g}"
 

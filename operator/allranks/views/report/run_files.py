@@ -1,5 +1,4 @@
-"""What belongs to a report beside the job: all metrics over time, the code, and logs of a local run; of a job on a
-cluster, what its code differs from the commit in."""
+"""The files of a report beside its job: metrics over time, logs, and the differences of the code from its commit."""
 
 from __future__ import annotations
 
@@ -13,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from allranks.code.differences import MAX_CHARACTERS
-from allranks.code.ship import config_map_of, stored_differences
-from allranks.errors import ClusterError
-from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import status_of
 from allranks.local.records import point_of
 from allranks.local.run_directories import CODE_FILE, DIFFERENCES_FILE, PROGRESS_FILE, StoredRun
@@ -55,7 +51,7 @@ class RunFiles:
 
 
 def read_run_files(directory: Path) -> RunFiles:
-    """Missing and damaged files are left out."""
+    """Read the files of a run. Missing and damaged ones are left out."""
     code: Any = {}
     with contextlib.suppress(OSError, ValueError):
         code = json.loads((directory / CODE_FILE).read_text(encoding="utf-8"))
@@ -79,23 +75,8 @@ def _text(path: Path) -> str:
         return ""
 
 
-async def read_differences(cluster: Cluster, job: Manifest) -> RunFiles:
-    """What the code of a job on a cluster differs from its commit in, or why that cannot be read."""
-    code = (job.get("spec") or {}).get("code") or {}
-    name = config_map_of(job)
-    if not name or code.get("dirty") is not True:
-        return RunFiles()
-    namespace = job["metadata"].get("namespace") or cluster.namespace
-    try:
-        found = await stored_differences(cluster, namespace, name)
-    except (ClusterError, ValueError) as error:
-        return RunFiles(missing=f"The differences are in the ConfigMap {name}, which cannot be read: {error}")
-    none = f"The ConfigMap {name} has no differences: the same files were stored before, or they fill it"
-    return RunFiles(differences=found, missing="" if found else none)
-
-
 def _all_samples(run: StoredRun) -> list[Sample]:
-    """The points over time, and the newest progress in the job file: a run that was interrupted has one last value."""
+    """Return the points over time, and the newest progress in the job file: it is later if a run was interrupted."""
     samples = list(_samples(run.directory / PROGRESS_FILE))
     if samples and (newest := _sample(point_of(status_of(run.manifest)))):
         last = samples[-1]
@@ -115,20 +96,20 @@ def _samples(path: Path) -> Iterator[Sample]:
                 yield sample
 
 
-def _sample(found: Any) -> Sample | None:
-    """None if it is damaged."""
+def _sample(point: Any) -> Sample | None:
+    """Decode a point of progress.jsonl; None if it is damaged."""
     try:
-        time = datetime.fromisoformat(found["time"])
-        metrics = {str(name): float(value) for name, value in found.get("metrics", {}).items()}
-        rate = found.get("samplesPerSecond")
+        time = datetime.fromisoformat(point["time"])
+        metrics = {str(name): float(value) for name, value in point.get("metrics", {}).items()}
+        rate = point.get("samplesPerSecond")
         rate = float(rate) if rate is not None and math.isfinite(rate) else None
-        return Sample(time, int(found["attempt"]), int(found["step"]), rate, metrics) if time.tzinfo else None
+        return Sample(time, int(point["attempt"]), int(point["step"]), rate, metrics) if time.tzinfo else None
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def _thinned(samples: Sequence[Sample]) -> Iterator[Sample]:
-    """Every n-th point, and the last one of each attempt."""
+    """Yield every n-th point, and the last one of each attempt."""
     every = math.ceil(len(samples) / MOST_POINTS)
     for place, sample in enumerate(samples):
         if place % every == 0 or place + 1 == len(samples) or samples[place + 1].attempt != sample.attempt:

@@ -51,13 +51,13 @@ class Line:
 
 @dataclass(frozen=True)
 class SweepReport:
-    """What the pages and the text show of a sweep."""
+    """The values that pages, text and JSON show of a sweep."""
 
     sweep: Sweep
     status: SweepStatus
     manifest: Mapping[str, Any]
     jobs: TrialJobs | None = None
-    """None: they were not read, so there is no GPU time."""
+    """None if they were not read: then there is no GPU time."""
 
     @property
     def name(self) -> str:
@@ -73,7 +73,11 @@ class SweepReport:
 
     @property
     def verdict(self) -> str:
-        final = [one.message for one in self.status.conditions if one.type != "Running" and one.status == "True"]
+        final = [
+            condition.message
+            for condition in self.status.conditions
+            if condition.type != "Running" and condition.status == "True"
+        ]
         running = self.status.condition("Running")
         return final[0] if final else running.message if running else "the sweep has not begun"
 
@@ -89,8 +93,8 @@ class SweepReport:
 
     @property
     def cost_note(self) -> str:
-        """Which jobs the GPU time does not contain; empty if those that were found have no GPUs."""
-        without_gpus = self.jobs is not None and self.jobs.found and self.cost is None
+        """The jobs that are missing in the GPU time; empty if the jobs have no GPUs."""
+        without_gpus = self.jobs is not None and self.jobs.jobs and self.cost is None
         return "" if without_gpus else sweep_cost.note(self.sweep, self.status, self.jobs)
 
     @property
@@ -187,13 +191,13 @@ class SweepReport:
         return Line(trial.number, points, kind, f"trial {trial.number}: {self.metric} {_number(trial.value)}")
 
     def _bounds(self) -> tuple[float, float]:
-        """Smallest and largest value, without what is no finite number."""
-        found = [trial.value for trial in importance.compared(self.status.trials) if trial.value is not None]
-        finite = [value for value in found if math.isfinite(value)]
+        """Return the smallest and the largest finite value."""
+        values = [trial.value for trial in importance.compared(self.status.trials) if trial.value is not None]
+        finite = [value for value in values if math.isfinite(value)]
         return (min(finite), max(finite)) if finite else (0.0, 0.0)
 
     def as_json(self) -> dict[str, Any]:
-        """For programs: the sweep with its status, and what is computed here."""
+        """Return the sweep with its status, and the computed values, for programs."""
         return {
             **self.manifest,
             "importances": self.importances,
@@ -203,14 +207,14 @@ class SweepReport:
 
 
 def build(manifest: Mapping[str, Any], jobs: TrialJobs | None = None) -> SweepReport:
-    """Raises DecodeError."""
+    """Build the report on a sweep. Raises DecodeError."""
     return SweepReport(sweep_codec.sweep(dict(manifest)), sweep_codec.status(dict(manifest)), manifest, jobs)
 
 
 def share(parameter: Parameter, value: str) -> float:
-    """The place of a value on the axis of its parameter, from 0 to 1."""
+    """Return the place of a value on the axis of its parameter, from 0 to 1."""
     if parameter.values is not None:
-        texts = [sweep_values.text(each) for each in parameter.values]
+        texts = [sweep_values.text(item) for item in parameter.values]
         return texts.index(value) / (len(texts) - 1) if value in texts and len(texts) > 1 else _UNKNOWN
     bounds = parameter.whole or parameter.uniform or parameter.log_uniform
     assert bounds is not None
@@ -233,7 +237,7 @@ def _number(value: float | None) -> str:
 
 
 def page(report: SweepReport) -> str:
-    """One HTML file, with the rules of the report on a job."""
+    """Write one HTML file, with the rules of the report on a job."""
     template = html.environment().get_template("sweep_report.html.j2")
     return template.render(policy=html.POLICY, report=report, address="", footer=f"allranks {__version__}")
 
@@ -264,7 +268,7 @@ def text(report: SweepReport) -> Iterator[str]:
 
 
 def rendered(manifest: Mapping[str, Any], form: str, jobs: TrialJobs | None = None) -> str:
-    """The report as text, html or json. Raises DecodeError."""
+    """Write the report as text, html or json. Raises DecodeError."""
     import json
 
     report = build(manifest, jobs)
@@ -276,8 +280,8 @@ def rendered(manifest: Mapping[str, Any], form: str, jobs: TrialJobs | None = No
 
 
 def is_sweep(documents: Sequence[Any]) -> Mapping[str, Any] | None:
-    """The only document, if it is a TrainingSweep."""
+    """Return the only document, if it is a TrainingSweep."""
     if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "TrainingSweep":
-        found: Mapping[str, Any] = documents[0]
-        return found
+        sweep: Mapping[str, Any] = documents[0]
+        return sweep
     return None

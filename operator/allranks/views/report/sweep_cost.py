@@ -1,5 +1,4 @@
-"""GPU-hours of a sweep and their price: those of the jobs of its trials, of which a trial that was run again has
-several. Pure."""
+"""GPU-hours and price of a sweep: the sum of the jobs of its trials. A trial that was run again has several. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ _NAMED = 5
 """Jobs that the note about missing ones names."""
 
 
-class FoundJob(NamedTuple):
+class TrialJob(NamedTuple):
     """A job of a trial."""
 
     name: str
@@ -30,61 +29,61 @@ class FoundJob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrialJobs:
-    """The jobs of the trials of a sweep, as far as they were found."""
+    """The jobs of the trials of a sweep that could be read."""
 
-    found: Sequence[FoundJob] = field(default_factory=list)
+    jobs: Sequence[TrialJob] = field(default_factory=list)
     problem: str = ""
-    """Why some could not be read."""
+    """Why other jobs could not be read."""
 
 
 def job_names(sweep: Sweep, trial: Trial) -> list[str]:
-    """The jobs of all runs of a trial."""
+    """Return the names of the jobs of all runs of a trial."""
     return [*(trial_job.name(sweep, trial.number, run) for run in range(trial.runs)), trial.job]
 
 
 def observed_names(sweep: Sweep, status: SweepStatus) -> list[str]:
-    """All jobs of the sweep that exist or existed."""
+    """Return the names of all jobs of the sweep that exist or existed."""
     return [name for trial in status.trials for name in job_names(sweep, trial)[: trial.runs + trial.observed]]
 
 
 def by_trial(sweep: Sweep, status: SweepStatus, jobs: TrialJobs) -> dict[int, Cost]:
-    """Number of the trial -> its cost, for trials with GPUs."""
-    found: dict[str, list[Cost]] = {}
-    for job in jobs.found:
-        if cost := costs.of(job.status, job.until):
-            found.setdefault(job.name, []).append(cost)
+    """Return number of the trial -> its cost, for trials with GPUs."""
+    by_name: dict[str, list[Cost]] = {}
+    for job in jobs.jobs:
+        if cost := costs.cost_of(job.status, job.until):
+            by_name.setdefault(job.name, []).append(cost)
     sums = {
-        trial.number: costs.total(cost for name in job_names(sweep, trial) for cost in found.get(name, ()))
+        trial.number: costs.total(cost for name in job_names(sweep, trial) for cost in by_name.get(name, ()))
         for trial in status.trials
     }
     return {number: cost for number, cost in sums.items() if cost}
 
 
 def note(sweep: Sweep, status: SweepStatus, jobs: TrialJobs | None) -> str:
-    """What the GPU time does not contain; empty if it contains everything."""
+    """Say which jobs are missing in the GPU time; empty if none is."""
     if jobs is None:
         return ""
-    there = {job.name for job in jobs.found}
-    missing = [name for name in observed_names(sweep, status) if name not in there]
+    existing = {job.name for job in jobs.jobs}
+    missing = [name for name in observed_names(sweep, status) if name not in existing]
     if not missing:
         return ""
     are = "1 job is missing, and its" if len(missing) == 1 else f"{len(missing)} jobs are missing, and their"
-    why = f" ({jobs.problem})" if jobs.problem else ""
-    return f"{are} GPU time is not counted: {_some(missing)}{why}"
+    problem = f" ({jobs.problem})" if jobs.problem else ""
+    return f"{are} GPU time is not counted: {_first(missing)}{problem}"
 
 
-def _some(names: Sequence[str]) -> str:
+def _first(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 
 
 def headers(whole: Cost) -> list[str]:
-    """The columns of the table of trials."""
+    """Return the columns of GPU time in the table of trials."""
     return ["GPU-hours", "Productive", "Lost", *(["Cost"] if whole.spent is not None else [])]
 
 
 def cells(cost: Cost | None, whole: Cost) -> Iterator[str]:
-    """The cells in these columns; empty for a trial without GPU time."""
+    """Yield the cells in these columns; empty for a trial without GPU time."""
     if cost is None:
         yield from ("" for _ in headers(whole))
         return
@@ -96,7 +95,7 @@ def cells(cost: Cost | None, whole: Cost) -> Iterator[str]:
 
 
 def rows(whole: Cost) -> tuple[list[str], list[Sequence[str]]]:
-    """(headers, rows) of the table of GPU time, as in the report on a job."""
+    """Return (headers, rows) of the table of GPU time, as in the report on a job."""
     priced = whole.spent is not None
     lines: Iterable[Sequence[str]] = (row if priced else row[:2] for row in costs.rows(whole))
     return ["What", "GPU-hours", *(["Price"] if priced else [])], list(lines)

@@ -26,7 +26,7 @@ MARGIN = 12
 
 
 def lines(report: Report, width: int = 100, unicode: bool = True) -> Iterator[str]:
-    """The report. Only texts of users and programs can be longer than `width`."""
+    """Yield the report. Only texts of users and programs can be longer than `width`."""
     room = max(20, width - MARGIN - 16)
     yield cell(report.verdict)
     if report.why:
@@ -51,7 +51,7 @@ def lines(report: Report, width: int = 100, unicode: bool = True) -> Iterator[st
 
 
 def facts(report: Report) -> Iterator[tuple[str, str]]:
-    """(title, value) of the head of the report."""
+    """Yield (title, value) of the head of the report."""
     yield "Job", f"{report.namespace}/{report.name}" if report.namespace else report.name
     yield "Framework", ", ".join(part for part in (report.framework, report.size) if part)
     yield from ([("Image", report.image)] if report.image else [])
@@ -70,8 +70,8 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     if progress and progress.step is not None:
         epoch = [] if progress.epoch is None else [f"epoch {progress.epoch}"]
         yield "Progress", ", ".join([progress_text.summary(progress), *epoch, *progress_text.metrics(progress)])
-        if report.phase == "Running" and (left := progress_text.eta(progress)):
-            yield "ETA", left
+        if report.eta:
+            yield "ETA", report.eta
         if mean := mean_rate(report):
             yield "Throughput", mean
     yield from ([("Outputs", report.uploads)] if report.uploads else [])
@@ -81,7 +81,7 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def tables(report: Report) -> Iterator[tuple[str, Grid]]:
-    """(title, table) of the sections that are only a table."""
+    """Yield (title, table) of the sections that are only a table."""
     if report.cost and report.cost.total_hours:
         priced = report.cost.spent is not None
         lines: list[Sequence[object]] = [row if priced else row[:2] for row in costs.rows(report.cost)]
@@ -98,13 +98,13 @@ def tables(report: Report) -> Iterator[tuple[str, Grid]]:
         headers = ["Replica", "Times", "Cause", "Counted", "Node", "Exit", "Last line"]
         rows = [
             [
-                one.replica,
-                one.count,
-                one.cause.reason if one.cause else "",
-                _yes(one.counted),
-                *_where_and_how(one.cause),
+                restart.replica,
+                restart.count,
+                restart.cause.reason if restart.cause else "",
+                _yes(restart.counted),
+                *_where_and_how(restart.cause),
             ]
-            for one in report.restarts
+            for restart in report.restarts
         ]
         yield "Restarts of single replicas", Grid(headers, rows)
     if stragglers := list(progress_text.stragglers(report.progress)):
@@ -116,7 +116,7 @@ def differences_title(report: Report) -> str:
 
 
 def differences(report: Report) -> Iterator[str]:
-    """All lines; without any, why there are none."""
+    """Yield the lines of the differences, or why there are none."""
     for line in report.differences.split("\n")[:-1]:
         yield clean(line.encode(errors="replace"), colour=False)
     if report.differences_note:
@@ -129,7 +129,7 @@ def differences(report: Report) -> Iterator[str]:
 
 
 def metrics(report: Report) -> Grid:
-    """First, last, smallest and largest value of each metric that has a curve."""
+    """Make a table of the first, last, smallest and largest value of each metric that has a curve."""
     rows = []
     for name in report.metric_names():
         values = [value for point in report.points if math.isfinite(value := point.metrics.get(name, math.nan))]
@@ -146,7 +146,7 @@ def _failed(report: Report, attempt: Attempt) -> list[object]:
 
 
 def _who(cause: Cause | None) -> str:
-    """`rank 3 (worker-2)`."""
+    """Write `rank 3 (worker-2)`."""
     if cause is None:
         return ""
     return cause.who if cause.rank is None else f"rank {cause.rank} ({cause.who})"
@@ -157,7 +157,7 @@ def _reason(cause: Cause | None) -> str:
 
 
 def _where_and_how(cause: Cause | None) -> tuple[str, str, str]:
-    """(node, exit code or signal, last line). A lost pod has no exit code."""
+    """Return (node, exit code or signal, last line). A lost pod has no exit code."""
     if cause is None:
         return "", "", ""
     return cause.node, cause.how if cause.how != cause.reason else "", cause.last_line
@@ -168,7 +168,7 @@ def _yes(value: bool) -> str:
 
 
 def goodput(report: Report) -> str:
-    """The goodput and how it was measured."""
+    """Write the goodput, and how it was measured."""
     if report.goodput is None and report.goodput_limit is None:
         return "not available: nothing has run yet" if report.times else "not available: no time accounting"
     if report.goodput is None:
@@ -178,7 +178,7 @@ def goodput(report: Report) -> str:
 
 
 def restarts(report: Report) -> str:
-    if not report.counted and not report.disruptions:
+    if not report.all_restarts:
         return "none"
     parts = [f"{report.counted} after failures of the program"] if report.counted else []
     parts += [f"{report.disruptions} by disruptions, which do not count"] if report.disruptions else []
@@ -208,7 +208,7 @@ def outcome(attempt: Attempt) -> str:
 
 
 def steps(attempt: Attempt) -> str:
-    """`0-120`."""
+    """Write `0-120`."""
     if attempt.last_step is None:
         return ""
     return f"{'' if attempt.first_step is None else attempt.first_step}-{attempt.last_step}"
@@ -221,7 +221,7 @@ def dropped_attempts(report: Report) -> str:
 
 
 def with_wait(report: Report, attempt: Attempt) -> list[Segment]:
-    """The segments of an attempt, and the time before it that belongs to no attempt."""
+    """Return the segments of an attempt, and before them the time before it that belongs to no attempt."""
     front = [part for part in report.between if part.begin < attempt.begin <= part.begin + part.seconds + 1e-6]
     return [*front, *attempt.segments]
 
@@ -230,11 +230,11 @@ def with_wait(report: Report, attempt: Attempt) -> list[Segment]:
 
 
 def _section(title: str, content: Iterable[str]) -> Iterator[str]:
-    found = list(content)
-    if found:
+    lines = list(content)
+    if lines:
         yield ""
         yield cell(title)
-        yield from found
+        yield from lines
 
 
 def _first_differences(report: Report) -> Iterator[str]:

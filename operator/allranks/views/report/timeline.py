@@ -132,7 +132,7 @@ class Timeline:
             )
 
     def between(self, attempts: tuple[Attempt, ...]) -> Iterator[Segment]:
-        """The time that belongs to no attempt."""
+        """Yield the time that belongs to no attempt."""
         place = 0.0
         for number, attempt in enumerate(attempts):
             if attempt.begin > place and not attempt.number:
@@ -169,7 +169,7 @@ class Timeline:
                 place += seconds
 
     def _worked(self, past: PastAttempt) -> tuple[float, float]:
-        """(productive, lost) seconds of a past attempt."""
+        """Return (productive, lost) seconds of a past attempt."""
         if past.productive_seconds is not None:
             return past.productive_seconds, past.lost_seconds or 0.0
         status, since = self._status, past.running_time if self._status.times is None else None
@@ -184,7 +184,7 @@ class Timeline:
         return getattr(progress, name) if progress else None
 
     def _suspended(self) -> Iterator[tuple[datetime, datetime]]:
-        """(end of a suspended attempt, begin of the next one)."""
+        """Yield (end of a suspended attempt, begin of the next one)."""
         history = self._status.history
         begins = [past.start_time for past in history[1:]]
         begins.append(self._status.attempt_time if self._has_running_attempt() else self._until)
@@ -206,12 +206,12 @@ class Timeline:
 
 
 def _waited(past: PastAttempt) -> bool:
-    """Whether the job had no pods after the attempt until the next one."""
+    """Return whether the job had no pods after the attempt until the next one."""
     return past.reason == "Suspended" or bool(past.requeued)
 
 
 def cause_of(failure: Failure) -> Cause:
-    """The failure in the form of the report."""
+    """Return the failure in the form of the report."""
     lines = [line.strip() for line in failure.message.splitlines() if line.strip()]
     return Cause(
         reason=failure.reason,
