@@ -7,8 +7,8 @@ from datetime import datetime
 from functools import cached_property
 
 from allranks.api.status import FINISHED, Status
-from allranks.core.diagnosis import elasticity, fetches, hang_detection, root_cause
-from allranks.core.facts import naming, places, status_summary, topology
+from allranks.core.diagnosis import elasticity, exec_failure, hang_detection, root_cause
+from allranks.core.facts import naming, status_summary, topology
 from allranks.core.facts import workload as workloads
 from allranks.core.facts.model import Manifest, Observed, Pod, RejectedDelete
 from allranks.frameworks.base import Replica
@@ -50,7 +50,7 @@ class Snapshot:
     def _judged(self, pod: Pod) -> Pod:
         """The pod as failed if it restarts in place too often; as not ended while its kubelet may still say why; with
         what the fetches of its inputs said."""
-        pod = fetches.judged(self.observed.job, pod)
+        pod = exec_failure.judge_fetches(self.observed.job, pod)
         if pod.last_exit:
             return root_cause.judge_crash_loop(self.observed.job, pod)
         if self.current.phase in FINISHED or not root_cause.settles_at(pod, self.observed.now):
@@ -139,7 +139,7 @@ class Snapshot:
 
     def settled(self, role: str, index: int) -> bool:
         """Whether this replica needs no pod any more: it completed in this attempt, or its failure was ignored."""
-        if index in places.decode(self.current.done.get(role, "")):
+        if index in naming.decode_indices(self.current.done.get(role, "")):
             return True
         return bool(self._ignored_keys) and naming.replica_key(role, index) in self._ignored_keys
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from allranks.api.status import ReplicaRestarts, RestartedIndexes, Status
-from allranks.core.facts import naming, places
+from allranks.core.facts import naming
 from allranks.core.facts.restarts import MAX_DETAILED
 
 
@@ -43,10 +43,12 @@ def _fold_role(entries: list[tuple[int, ReplicaRestarts]]) -> RestartedIndexes:
         if entry.without_progress:
             idle[entry.without_progress].append(index)
     return RestartedIndexes(
-        counts={str(count): places.encode(counts[count]) for count in sorted(counts)},
-        unlaunched=places.encode(index for index, entry in entries if not entry.launched),
-        without_progress={str(count): places.encode(idle[count]) for count in sorted(idle)},
-        restart_times={time.isoformat().replace("+00:00", "Z"): places.encode(times[time]) for time in sorted(times)},
+        counts={str(count): naming.encode_indices(counts[count]) for count in sorted(counts)},
+        unlaunched=naming.encode_indices(index for index, entry in entries if not entry.launched),
+        without_progress={str(count): naming.encode_indices(idle[count]) for count in sorted(idle)},
+        restart_times={
+            time.isoformat().replace("+00:00", "Z"): naming.encode_indices(times[time]) for time in sorted(times)
+        },
     )
 
 
@@ -64,17 +66,19 @@ def unfold(status: Status) -> Status:
 
 
 def _unfold_role(compact: RestartedIndexes) -> Iterator[tuple[int, ReplicaRestarts]]:
-    unlaunched = places.decode(compact.unlaunched)
+    unlaunched = naming.decode_indices(compact.unlaunched)
     times = {
         index: datetime.fromisoformat(time)
         for time, indexes in compact.restart_times.items()
-        for index in places.decode(indexes)
+        for index in naming.decode_indices(indexes)
     }
     idle = {
-        index: int(count) for count, indexes in compact.without_progress.items() for index in places.decode(indexes)
+        index: int(count)
+        for count, indexes in compact.without_progress.items()
+        for index in naming.decode_indices(indexes)
     }
     for count, indexes in compact.counts.items():
-        for index in sorted(places.decode(indexes)):
+        for index in sorted(naming.decode_indices(indexes)):
             launched = index not in unlaunched
             yield (
                 index,

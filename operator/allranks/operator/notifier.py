@@ -16,7 +16,7 @@ import aiohttp
 from allranks.api.notify import Target
 from allranks.core.accounting import notifications
 from allranks.core.facts.model import Observed
-from allranks.core.sweeps import outbox
+from allranks.core.sweeps import plan
 from allranks.core.sweeps.model import SweepObserved
 from allranks.operator import notification_text as texts
 from allranks.operator.cache import JobKey
@@ -99,7 +99,7 @@ class Notifier:
             _About(
                 observed.sweep.metadata.uid,
                 observed.status.notifications,
-                lambda: outbox.targets(observed),
+                lambda: plan.targets(observed),
                 lambda entry, receivers: texts.sweep_note(observed, entry, receivers.sweep_link),
             ),
         )

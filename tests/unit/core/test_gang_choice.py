@@ -18,7 +18,7 @@ from allranks.core.facts.optional_kinds import (
 )
 from allranks.core.objects import pods as pod_manifests
 from allranks.core.objects.gangs import choice, read_back
-from allranks.core.objects.gangs.registry import BACKENDS
+from allranks.core.objects.gangs.backends import BACKENDS
 from support.builders import CLUSTER, Life, at, job, serving, table
 
 ALL = GANGS

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from allranks.api.job import Job
 from allranks.api.status import ReplicaRestarts, RoleStatus, Status
-from allranks.core.facts import naming, places, pod_template, topology
+from allranks.core.facts import naming, pod_template, topology
 from allranks.core.facts.model import Pod
 from allranks.core.facts.restarts import drop_details
 from allranks.core.facts.status_update import changed
@@ -76,7 +76,9 @@ def set_desired_workers(job: Job, status: Status, now: datetime) -> Status:
 
 
 def _without_removed(done: dict[str, str], workers: int) -> dict[str, str]:
-    left = places.encode(index for index in places.decode(done.get(ELASTIC_ROLE, "")) if index < workers)
+    left = naming.encode_indices(
+        index for index in naming.decode_indices(done.get(ELASTIC_ROLE, "")) if index < workers
+    )
     return {role: left if role == ELASTIC_ROLE else text for role, text in done.items()}
 
 

@@ -1,11 +1,7 @@
-"""Detects hangs: no rank completed a step for `hang.timeoutSeconds`, after the first step of the attempt, or no first
-step within `startupDeadlineSeconds`.
+"""Detects hangs: no rank completed a step for `hang.timeoutSeconds`, or no first step within `startupDeadlineSeconds`.
 
-Ranks are first asked for stack dumps and have a moment to print them; then the hang counts as a failure. Only messages
-are evidence: half of the ranks must say that there was no step. Silence (`report_loss`) counts as a hang only after a
-much longer time, and only while ranks of other jobs report. The silence of a trainer that sends its status only after
-steps is evidence as soon as another message shows that messages can arrive.
-"""
+Only messages are evidence: half of the ranks must say that there was no step, for silence is usually a fault of the
+network (`report_loss`)."""
 
 from __future__ import annotations
 
@@ -15,9 +11,9 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
-from allranks.core.diagnosis import collectives, report_loss
+from allranks.core.diagnosis import report_loss
 from allranks.core.facts import naming
-from allranks.core.facts.rank_reports import RankReport, Reports
+from allranks.core.facts.rank_reports import Collectives, RankReport, Reports
 from allranks.core.facts.status_update import changed
 
 REASON = "Hang"
@@ -136,13 +132,13 @@ def stopped_note(job: Job, reports: Reports | None, now: datetime) -> tuple[str,
     """What is said instead of `UNREPORTED` when collectives have stopped for `hang.timeoutSeconds`; before that, when
     it is due. This is not evidence of a hang, so nothing restarts."""
     found = reports.collectives if reports else None
-    if found is None or job.spec.hang is None or not collectives.is_recent(found, now):
+    if found is None or job.spec.hang is None or not collectives_recent(found, now):
         return "", None
-    stopped_at = collectives.stopped_at(found, timedelta(seconds=job.spec.hang.timeout_seconds))
+    stopped_at = collectives_stopped_at(found, timedelta(seconds=job.spec.hang.timeout_seconds))
     if now < stopped_at:
         return "", stopped_at
     since = f"no rank has launched a collective since {found.moved_at:%H:%M:%S} UTC"
-    return f"{_NOT_REPORTED}; {since}; NCCL: {collectives.sentence(found)}", None
+    return f"{_NOT_REPORTED}; {since}; NCCL: {collectives_sentence(found)}", None
 
 
 def path_works(reports: Reports, now: datetime) -> bool:
@@ -163,7 +159,7 @@ def failure(job: Job, status: Status, reports: Reports, stall: StallWindow, now:
         pod=first.pod,
         node=first.node,
         reason=REASON if status.progress and status.progress.first_step_time else NO_FIRST_STEP,
-        message=_message(job, reports, lagging, stall) + collectives.explanation(reports, stall.moved_at, now),
+        message=_message(job, reports, lagging, stall) + collectives_explanation(reports, stall.moved_at, now),
         time=stall.moved_at,
         ran_seconds=max(0.0, (now - began).total_seconds()),
     )
@@ -219,3 +215,46 @@ def _label(rank: RankReport) -> str:
     """`rank 3 (worker-1 on node-7)`"""
     where = naming.replica_key(rank.role, rank.index) + (f" on {rank.node}" if rank.node else "")
     return where if rank.rank is None else f"rank {rank.rank} ({where})"
+
+
+COLLECTIVES_RECENT = timedelta(seconds=90)
+"""Rank 0 asks every 30 s."""
+
+
+def collectives_stopped_at(collectives: Collectives, timeout: timedelta) -> datetime:
+    """When the ranks will have launched no collective for `timeout`."""
+    return collectives.moved_at + timeout
+
+
+def collectives_recent(collectives: Collectives, now: datetime) -> bool:
+    return now - collectives.received_at <= COLLECTIVES_RECENT
+
+
+def collectives_explanation(reports: Reports, since: datetime, now: datetime) -> str:
+    """For the message of a hang that began at `since`: `; NCCL: ...`, or nothing."""
+    found = reports.collectives
+    if found is None or not collectives_recent(found, now) or found.received_at < since:
+        return ""
+    return f"; NCCL: {collectives_sentence(found)}"
+
+
+def collectives_sentence(collectives: Collectives) -> str:
+    """`rank 5 of 8 has not launched AllReduce 6650, which others have`"""
+    parts = []
+    size = collectives.size
+    if collectives.missing_count:
+        parts.append(f"{_some_ranks(collectives.missing, collectives.missing_count, size)} cannot be reached")
+    if collectives.operation:
+        behind = _some_ranks(collectives.behind, collectives.behind_count, size)
+        verb = "has" if collectives.behind_count == 1 else "have"
+        parts.append(f"{behind} {verb} not launched {collectives.operation} {collectives.number}, which others have")
+    return ", and ".join(parts) or f"all {size} ranks of its largest group have launched the same collectives"
+
+
+def _some_ranks(named: tuple[int, ...], count: int, size: int) -> str:
+    """`rank 5 of 8`, `ranks 1, 3 and 7 of 8`, `ranks 0, 1, 2 and 9 more of 64`"""
+    numbers = [str(rank) for rank in named]
+    if count > len(named):
+        numbers.append(f"{count - len(named)} more")
+    listed = " and ".join(part for part in (", ".join(numbers[:-1]), numbers[-1]) if part) if numbers else "some"
+    return f"{'rank' if count == 1 else 'ranks'} {listed} of {size}"

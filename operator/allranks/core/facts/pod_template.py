@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from allranks.api.job import Job, RoleSpec
 from allranks.api.pool import PoolSpec
-from allranks.core.facts import gpu_count, naming, pod_metadata, pool_template, topology
+from allranks.core.facts import gpu_count, naming, pool_template, topology
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.strategic_merge import merge, without_nulls
 
@@ -69,7 +70,7 @@ def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool
     if tolerations := below["spec"].get("tolerations"):
         template["spec"]["tolerations"] = pool_template.union(tolerations, user["spec"].get("tolerations"))
     return {
-        "metadata": pod_metadata.with_defaults(template.get("metadata") or {}),
+        "metadata": with_default_metadata(template.get("metadata") or {}),
         "spec": merge(defaults, template["spec"]),
     }
 
@@ -132,3 +133,36 @@ def _with_code(job: Job, trainer: Manifest) -> Manifest:
         value = ":".join([*paths, *([str(own["value"])] if own and own.get("value") else [])])
         out["env"] = [*({**users, _PYTHONPATH: {"name": _PYTHONPATH, "value": value}}).values()]
     return out
+
+
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
+ISTIO_INJECT = "sidecar.istio.io/inject"
+LINKERD_INJECT = "linkerd.io/inject"
+
+_ISTIO_CHOICES = (ISTIO_INJECT, "istio.io/rev")
+"""Each decides about Istio's sidecar, as a label or as an annotation."""
+
+
+def with_default_metadata(metadata: Mapping[str, Any]) -> Manifest:
+    """Metadata of a pod template with these defaults.
+
+    - Node autoscalers do not remove a node to save cost while a rank runs on it: all ranks would lose the work since
+      the last checkpoint, also in an elastic job.
+    - Service meshes inject no sidecar: it would hold up the rendezvous, carry the traffic between ranks, and an
+      ordinary sidecar would keep running after the program.
+    """
+    labels, annotations = dict(metadata.get("labels") or {}), dict(metadata.get("annotations") or {})
+    annotations.setdefault(SAFE_TO_EVICT, "false")
+    annotations.setdefault(DO_NOT_DISRUPT, "true")
+    # Istio prefers the label, so an annotation of the user's own must not meet a label of ours.
+    if not any(key in part for key in _ISTIO_CHOICES for part in (labels, annotations)):
+        labels[ISTIO_INJECT] = annotations[ISTIO_INJECT] = "false"
+    annotations.setdefault(LINKERD_INJECT, "disabled")
+    return {**metadata, "labels": labels, "annotations": annotations}
+
+
+def evictable(annotations: Mapping[str, str]) -> dict[str, str]:
+    """The annotations of a pod that does nothing, such as a placeholder: its node may be removed."""
+    kept = {key: value for key, value in annotations.items() if key != DO_NOT_DISRUPT}
+    return {**kept, SAFE_TO_EVICT: "true"}

@@ -16,7 +16,7 @@ class Stage(Enum):
     ELSEWHERE = auto()
     """It is being deleted, or another controller manages it."""
     BEGINNING = auto()
-    """A small job whose first pods are created before its first status is persisted (`small_jobs`)."""
+    """A small job whose first pods are created before its first status is persisted (`beginning`)."""
     ACTIVE = auto()
     SUSPENDED = auto()
     QUEUED = auto()

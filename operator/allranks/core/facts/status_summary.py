@@ -8,7 +8,7 @@ from typing import Literal
 
 from allranks.api.job import GROUP, KIND, VERSION, Job
 from allranks.api.status import WITHOUT_PODS, Condition, Phase, ReplicaRestarts, RoleStatus, Status
-from allranks.core.facts import naming, places, topology
+from allranks.core.facts import naming, topology
 from allranks.core.facts.model import FETCH_FAILED, FETCH_RETRYING, FETCHING, START_ERRORS, Pod, RejectedCreate
 from allranks.core.facts.status_update import changed
 
@@ -161,9 +161,12 @@ def _done(status: Status, sizes: Mapping[str, int], pods: Mapping[tuple[str, int
     """Role -> the replicas that have completed in this attempt. A pod that is deleted later does not change this."""
     completed: dict[str, set[int]] = {}
     for (role, index), pod in pods.items():
-        if pod.ended and pod.succeeded and index not in places.decode(status.done.get(role, "")):
+        if pod.ended and pod.succeeded and index not in naming.decode_indices(status.done.get(role, "")):
             completed.setdefault(role, set()).add(index)
-    added = {role: places.encode(more | places.decode(status.done.get(role, ""))) for role, more in completed.items()}
+    added = {
+        role: naming.encode_indices(more | naming.decode_indices(status.done.get(role, "")))
+        for role, more in completed.items()
+    }
     return {role: text for role in sizes if (text := added.get(role) or status.done.get(role, ""))}
 
 
@@ -188,7 +191,7 @@ def _last_fetch_error(status: Status) -> str:
 def _role(
     status: Status, role: str, size: int, pods: Mapping[tuple[str, int], Pod], done: Mapping[str, str]
 ) -> RoleStatus:
-    over = places.decode(done.get(role, ""))
+    over = naming.decode_indices(done.get(role, ""))
     counts = _count_pods([pod for index in range(size) if index not in over and (pod := pods.get((role, index)))])
     waiting = status.roles[role].waiting if role in status.roles else 0
     completed = counts.succeeded + len(over)
@@ -196,7 +199,7 @@ def _role(
 
 
 def _all_launched(pods: Mapping[tuple[str, int], Pod], done: Mapping[str, str], desired: int) -> bool:
-    collected = sum((role, index) not in pods for role, text in done.items() for index in places.decode(text))
+    collected = sum((role, index) not in pods for role, text in done.items() for index in naming.decode_indices(text))
     return len(pods) + collected == desired
 
 
@@ -221,7 +224,7 @@ def _all_run(
     needed = [(role, index) for role, size in sizes.items() for index in range(size)]
     if without := frozenset(ignored):
         needed = [place for place in needed if naming.replica_key(*place) not in without]
-    over = {role: places.decode(text) for role, text in done.items()}
+    over = {role: naming.decode_indices(text) for role, text in done.items()}
     run = [
         place
         for place in needed

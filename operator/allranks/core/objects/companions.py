@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.facts import naming, ownership
+from allranks.core.facts import naming
 from allranks.core.facts.model import Manifest
 from allranks.frameworks.base import Shared
 
@@ -75,7 +75,7 @@ def network_policy(job: Job, open_ports: Collection[tuple[str, int]]) -> Manifes
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": ownership.metadata(job, job.name, {}),
+        "metadata": naming.object_metadata(job, job.name, {}),
         "spec": {"podSelector": own, "policyTypes": ["Ingress"], "ingress": ingress},
     }
 
@@ -92,7 +92,7 @@ def disruption_budget(job: Job) -> Manifest:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": ownership.metadata(job, job.name, {}),
+        "metadata": naming.object_metadata(job, job.name, {}),
         "spec": {
             "minAvailable": _MORE_THAN_ANY_JOB,
             "selector": {"matchLabels": own, "matchExpressions": others},
@@ -108,7 +108,7 @@ def _service(job: Job, publish_before_ready: bool) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": ownership.metadata(job, job.name, {}),
+        "metadata": naming.object_metadata(job, job.name, {}),
         "spec": {"clusterIP": "None", **publish, "selector": {naming.JOB_LABEL: job.name}},
     }
 
@@ -118,7 +118,7 @@ def _config_map(job: Job, status: Status, data: Mapping[str, str]) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": ownership.metadata(job, config_map_name(job, status), labels),
+        "metadata": naming.object_metadata(job, config_map_name(job, status), labels),
         "immutable": True,  # kubelets need not watch it
         "data": dict(data),
     }
@@ -126,4 +126,4 @@ def _config_map(job: Job, status: Status, data: Mapping[str, str]) -> Manifest:
 
 def _secret(job: Job, name: str, kind: str) -> Manifest:
     # Without data: the executor adds random data when it creates the Secret, because this function is pure.
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": ownership.metadata(job, name, {}), "type": kind}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": naming.object_metadata(job, name, {}), "type": kind}

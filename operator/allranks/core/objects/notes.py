@@ -1,7 +1,4 @@
-"""Advice on valid jobs: settings that probably do something else than their author expects. A note never stops a job.
-
-`allranks validate`, `run` and `submit` print them.
-"""
+"""Advice on valid jobs: settings that probably do not do what their author expects. A note never stops a job."""
 
 from __future__ import annotations
 
@@ -11,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from allranks.api.job import Job
-from allranks.core.facts import gpu_count, pod_template
+from allranks.api.job import Job, RoleSpec
+from allranks.core.facts import gpu_count, pod_template, topology
 from allranks.core.facts.model import ANY_PLATFORM
 from allranks.core.facts.naming import TRAINER
-from allranks.core.objects import command_notes
 from allranks.frameworks import FRAMEWORKS
 
 
@@ -33,7 +29,7 @@ class Note:
 def notes_of(job: Job, claim_templates: Mapping[str, Mapping[str, Any]] | None = None) -> list[Note]:
     """All notes on a job for which `pods.problems` is empty. `claim_templates`: ResourceClaimTemplate -> the
     spec of its claims, of those in the files."""
-    about_commands = (Note(path, message, "warning") for path, message in command_notes.notes(job))
+    about_commands = (Note(path, message, "warning") for path, message in command_notes(job))
     claims = _about_claims(job, claim_templates or {})
     return [*_about_log_pattern(job), *_about_sidecars(job), *claims, *about_commands]
 
@@ -93,3 +89,26 @@ def _about_claims(job: Job, templates: Mapping[str, Mapping[str, Any]]) -> Itera
 
 _PROCESSES = ("processes_per_node", "processes_per_pod", "slots_per_worker")
 """Options of frameworks with the number of processes in each pod."""
+
+
+def command_notes(job: Job) -> list[tuple[str, str]]:
+    """(field path, sentence with the cure) for each argument, after `command` and `args` of job and role are merged."""
+    framework = topology.framework_of(job)
+    found: dict[tuple[str, str], None] = {}
+    for role, spec in job.spec.roles.items():
+        written = program_arguments(job, role, spec)
+        for index, sentence in framework.notes([text for _, text in written], role, spec.command is not None):
+            found[written[index][0], sentence] = None
+    return list(found)
+
+
+def program_arguments(job: Job, role: str, spec: RoleSpec) -> list[tuple[str, str]]:
+    """(field path, argument) of the command line of a role's program. Empty without a command."""
+    own, common = f"spec.roles.{role}", "spec"
+    place, command = (own, spec.command) if spec.command is not None else (common, job.spec.command)
+    if not command:
+        return []
+    # The job's arguments belong to the job's command.
+    args_place, args = (own, spec.args) if spec.args is not None or place == own else (common, job.spec.args)
+    out = [(f"{place}.command[{index}]", argument) for index, argument in enumerate(command)]
+    return out + [(f"{args_place}.args[{index}]", argument) for index, argument in enumerate(args or ())]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.facts import naming, pod_metadata, topology
+from allranks.core.facts import naming, pod_template, topology
 from allranks.core.facts.model import Manifest
 from allranks.core.facts.topology import ELASTIC_ROLE
 from allranks.core.objects.gangs import members
@@ -29,7 +29,7 @@ def placeholders(job: Job, status: Status, pods: Iterable[Manifest]) -> list[Man
     out = []
     for place in topology.waiting(job, status):
         labels = {**shared, naming.ROLE_LABEL: naming.PLACEHOLDER, naming.INDEX_LABEL: str(place.index)}
-        annotations = pod_metadata.evictable(worker["metadata"].get("annotations") or {})
+        annotations = pod_template.evictable(worker["metadata"].get("annotations") or {})
         metadata = {**worker["metadata"], "name": place.hostname, "labels": labels, "annotations": annotations}
         out.append({**worker, "metadata": metadata, "spec": {**spec, "hostname": place.hostname}})
     return out

@@ -15,16 +15,15 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.sweep_values import VARIABLE_PREFIX
 from allranks.api.validation import template_problems
-from allranks.core.facts import naming, ownership, pod_template, pool_template, queue, resume_source, topology
+from allranks.core.facts import attempt, naming, pod_template, pool_template, queue, resume_source, topology
 from allranks.core.facts.attempt import attempt_context
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.strategic_merge import merge
-from allranks.core.objects import code, companions, pod_group, report_env, resume, scheduling, sizes
-from allranks.core.objects.gangs import mistakes
-from allranks.core.objects.gangs import objects as gang_objects
+from allranks.core.objects import code, companions, report_env, scheduling
+from allranks.core.objects.gangs import members
 from allranks.core.objects.gangs.base import PodPart
 from allranks.core.objects.queueing import admission
-from allranks.core.transfers import data, rank_fetches
+from allranks.core.transfers import data
 from allranks.core.transfers import manifests as transfers
 from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SECRET_DIR, SSH_DIR, AttemptContext, Replica, Wiring
 
@@ -62,11 +61,11 @@ def objects(
     )
     made = companions.companions(job, status, framework.shared(context), _publish_before_ready(job, context, templates))
     if platform.network_policies:
-        internal = {port for replica in sizes.outermost(context) for port in wire(replica).ports.values()}
+        internal = {port for replica in attempt.outermost(context) for port in wire(replica).ports.values()}
         made.append(companions.network_policy(job, _declared_ports(templates.values(), internal)))
     if platform.disruption_budgets:
         made.append(companions.disruption_budget(job))
-    if group := pod_group.pod_group(job, status, templates, platform):
+    if group := members.pod_group(job, status, templates, platform):
         made.append(group)
     return Objects(made, _pods(job, status, wired, templates, platform))
 
@@ -78,7 +77,7 @@ def _publish_before_ready(job: Job, context: AttemptContext, templates: Mapping[
     pod terminates, and on a lost node that takes until the node returns. Such a pod is not ready, and one whose program
     runs is, unless its readiness depends on more than that.
     """
-    replaced_alone = any(topology.scope(job, each.role, each.index) == "Pod" for each in sizes.outermost(context))
+    replaced_alone = any(topology.scope(job, each.role, each.index) == "Pod" for each in attempt.outermost(context))
     return not (replaced_alone and all(_ready_when_started(template["spec"]) for template in templates.values()))
 
 
@@ -119,16 +118,16 @@ def problems(job: Job) -> list[tuple[str, str]]:
         return wrong  # what follows reads the templates
     framework = topology.framework_of(job)
     templates = pod_template.role_templates(job, ANY_PLATFORM)
-    context = sizes.longest_context(job, templates)
+    context = attempt.longest_context(job, templates)
     out = [
         *queue.problems(job),
-        *mistakes.problems(job),
+        *members.problems(job),
         *report_env.problems(job),
-        *sizes.problems(framework, context),
+        *attempt.size_problems(framework, context),
         *resume_source.problems(job),
     ]
     wire = framework.wire(context)
-    for replica in sizes.outermost(context):
+    for replica in attempt.outermost(context):
         wiring = wire(replica)
         helper_first = bool(wiring.prefix) or report_env.needs_command(job, wiring)
         if helper_first and not pod_template.trainer(templates[replica.role]).get("command"):
@@ -205,7 +204,7 @@ def _pods(
             *wiring.ports.items(),
         )
         if key not in shared:
-            gang = gang_objects.pod_part(job, status, replica.role, templates, platform)
+            gang = members.gang_part(job, status, replica.role, templates, platform)
             shared[key] = _shared_part(job, status, replica.role, wiring, template, platform, gang)
         out.append(_pod(job, status, replica, wiring, template, shared[key]))
     return out
@@ -223,7 +222,7 @@ def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, template: M
         **({naming.RESTART_LABEL: str(restart)} if restart else {}),
     }
     name = naming.pod_name(job.name, replica.role, replica.index, status.attempt, restart)
-    metadata = ownership.metadata(job, name, labels)
+    metadata = naming.object_metadata(job, name, labels)
     if annotations := {**template["metadata"].get("annotations", {}), **shared.gang.annotations}:
         metadata["annotations"] = annotations
     env = _environment(job, status, replica, wiring, shared)
@@ -348,17 +347,17 @@ def _attachments(
         attach("allranks-rendezvous", SECRET_DIR, {"secret": secret}, readOnly=True)
     if token := report_env.token_volume(platform):
         attach("allranks-token", report_env.TOKEN_DIR, token, readOnly=True)
-    with_code, resumes = code.needs_helper(job, platform), resume.needed(job, status, platform)
+    with_code, resumes = code.needs_helper(job, platform), code.resume_needed(job, status, platform)
     if with_code or wiring.helper or resumes or report_env.needs_helper(job, wiring, user.get("command"), platform):
         attach(HELPER, HELPER_DIR, {"emptyDir": {"sizeLimit": "4Mi"}})
         init.append(_helper_init_container(job, user, platform, unpacks=with_code))
     if with_code:
         volumes += [{"name": name, **source} for name, source in code.helper_volumes(job)]
-    init += rank_fetches.containers(job, status, platform, _compute_resources(user))
+    init += transfers.fetch_containers(job, status, platform, _compute_resources(user))
     security = {**_TRAINER_DEFAULTS["securityContext"], **(user.get("securityContext") or {})}
     if resumes:
-        volumes += resume.volumes(status)
-        init.append(resume.container(job, status, role, user, security, _compute_resources(user)))
+        volumes += code.resume_volumes(status)
+        init.append(code.resume_container(job, status, role, user, security, _compute_resources(user)))
     if with_code and job.spec.packages:
         init.append(code.packages_container(job, user, security, _compute_resources(user)))
     return mounts, volumes, init

@@ -7,7 +7,7 @@ from allranks.api.scheduling import Topology
 from allranks.api.status import Status
 from allranks.core.facts import naming
 from allranks.core.facts.model import Manifest, Platform
-from allranks.core.objects.gangs import objects as gang_objects
+from allranks.core.objects.gangs import members
 
 NODE_LOST_SECONDS = 30
 """Default of the operator's setting `node_lost_seconds`: tolerationSeconds for nodes that do not respond."""
@@ -34,7 +34,7 @@ def _is_placed_close(status: Status, topology: Topology) -> bool:
     """Whether the attempt's PodGroup holds the constraint, or Kueue selects the nodes."""
     if status.queue and any(of.topology for of in status.queue.pod_sets.values()):
         return True
-    backend = gang_objects.backend_of(status)
+    backend = members.backend_of(status)
     return backend is not None and backend.places_close(topology)
 
 

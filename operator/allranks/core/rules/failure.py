@@ -1,18 +1,21 @@
-"""Failed and deleted pods: restart, failure of the job, or nothing; and the correction of past root causes."""
+"""Pods that failed, were deleted or cannot start, ranks that hang, and corrections of past root causes."""
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Literal
 
+from allranks.api.job import Job
 from allranks.api.status import Failure, Status
 from allranks.core import transitions
-from allranks.core.diagnosis import reattribution, restart_policy, root_cause
+from allranks.core.diagnosis import correlation, hang_detection, report_loss, restart_policy, root_cause
 from allranks.core.diagnosis.correlation import EarlierFailures
 from allranks.core.diagnosis.root_cause import describe_failure
 from allranks.core.facts import naming, topology
-from allranks.core.facts.model import Event
+from allranks.core.facts.model import Event, Pod
 from allranks.core.facts.restarts import CORRELATION_SECONDS, drop_details
+from allranks.core.facts.status_update import changed
 from allranks.core.outcomes import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
 
@@ -20,8 +23,8 @@ from allranks.core.snapshot import Snapshot
 def reattribute(snapshot: Snapshot) -> Outcome:
     """Corrects the root cause of a past attempt when later evidence shows an earlier failure."""
     o, status = snapshot.observed, snapshot.current
-    cause = reattribution.cause(o.job, status, [*o.removed.values(), *snapshot.outdated], o.now, o.platform)
-    counted = reattribution.counts(o.job, cause) if cause else None
+    cause = correlation.corrected_cause(o.job, status, [*o.removed.values(), *snapshot.outdated], o.now, o.platform)
+    counted = correlation.restart_counts(o.job, cause) if cause else None
     if cause is None or counted is None:
         return None
     corrected = transitions.reattribute(status, cause, counted)
@@ -128,3 +131,84 @@ class _Evaluation:
 def _with_last_line(text: str, failure: Failure) -> str:
     lines = [line for line in failure.message.splitlines() if line.strip()]
     return f"{text}; last line: {lines[-1].strip()}" if lines else text
+
+
+def startup_failure(snapshot: Snapshot) -> Outcome:
+    """Applies startupDeadlineSeconds to pods with a start error, until all ranks of the job have run once.
+
+    The same images and volumes worked then. What keeps a replaced pod from starting, as a registry that is away, ends
+    without a change by the user: the job waits, and the condition names the pod.
+
+    A pod that may not run as root and whose image does fails the job at once: only a change of the job cures it. Other
+    errors of the configuration, such as a missing Secret, can end by themselves.
+    """
+    job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
+    if status.ever_ran:
+        return None
+    final = next((pod for pod in snapshot.start_errors if root_image_cure(pod)), None)
+    deadlines = [(pod, startup_deadline(job, status, pod) or now) for pod in snapshot.start_errors]
+    overdue = final or next((pod for pod, deadline in deadlines if deadline <= now), None)
+    if overdue is None:
+        return WaitUntil(min(deadline for _, deadline in deadlines)) if deadlines else None
+    message = f"{overdue.name}: {overdue.waiting_text}" + (f": {cure}" if (cure := root_image_cure(overdue)) else "")
+    failure = root_cause.start_error(job, status, overdue, now, snapshot.observed.platform)
+    failed = transitions.fail(job, snapshot.summarised, failure.reason, message, now, failure)
+    return write(failed, Event(overdue.start_error, message, warning=True))
+
+
+_RUN_AS_USER = "spec.template.spec.securityContext.runAsUser"
+# Messages of the kubelet (verifyRunAsNonRoot in pkg/kubelet/kuberuntime/security_context_others.go).
+_ROOT_IMAGES = {
+    "image will run as root": f"the image runs as root: set {_RUN_AS_USER} of the job to another user, for example "
+    "1000 (a TrainingPool's template or the operator's setting `default_run_as_user` can set it for all jobs)",
+    "has non-numeric user": f"set {_RUN_AS_USER} of the job to the number of that user",
+    "runAsUser breaks non-root policy": f"set {_RUN_AS_USER} of the job to a user other than 0, or runAsNonRoot to "
+    "false if its namespace admits pods that run as root",
+}
+
+
+def root_image_cure(pod: Pod) -> str:
+    """What to change if the kubelet refuses to start a container of the pod because of its user; else empty."""
+    if pod.start_error != "CreateContainerConfigError":
+        return ""
+    return next((cure for text, cure in _ROOT_IMAGES.items() if text in pod.waiting_message), "")
+
+
+def startup_deadline(job: Job, status: Status, pod: Pod) -> datetime | None:
+    """End of startupDeadlineSeconds for this pod, counted from its assignment to a node: an unscheduled pod does not
+    pull its image."""
+    alone = status.replica_restarts.get(naming.replica_key(pod.role, pod.index))
+    begun = (alone.restart_time if alone else status.restart_time) or status.attempt_time
+    placed = max([moment for moment in (begun, pod.placed_at) if moment], default=None)
+    return placed + timedelta(seconds=job.spec.startup_deadline_seconds) if placed else None
+
+
+def handle_hang(snapshot: Snapshot) -> Outcome:
+    """Waits for the two ends of the stall window: `sync_objects` requests stack dumps at the first, this rule acts at
+    the second."""
+    o, stall = snapshot.observed, snapshot.stall_window
+    if stall is None or o.reports is None:
+        return None
+    if o.now < stall.due_at:
+        return WaitUntil(stall.stuck_at if o.now < stall.stuck_at else stall.due_at)
+    if not stall.confirmed:
+        if o.job.spec.hang is None:
+            return None  # silence alone is no reason to end ranks of a job without `hang`
+        if o.now < stall.silent_due_at:
+            return WaitUntil(stall.silent_due_at)  # A message causes a reconcile before that.
+        if not hang_detection.path_works(o.reports, o.now):
+            return WaitUntil(o.now + report_loss.SILENCE)
+    failure = hang_detection.failure(o.job, o.current, o.reports, stall, o.now)
+    if not stall.confirmed:
+        failure = hang_detection.silence_failure(failure, stall)
+    decision = restart_policy.decide_after_hang(o.job, o.current, failure, o.platform)
+    event = Event(failure.reason, f"{failure.message}: {decision.why}", warning=True)
+    if decision.action == "Fail":
+        failed = transitions.fail(o.job, snapshot.summarised, decision.reason, failure.message, o.now, failure)
+        return write(failed, event)
+    if decision.action == "Ignore":
+        recorded = hang_detection.already_recorded(o.current, stall)
+        return None if recorded else write(changed(o.current, last_failure=failure), event)
+    counted = decision.action == "Restart"
+    restarted = transitions.restart(o.job, o.current, failure, counted, decision.why, o.now)
+    return write(restarted, event, Event("Restarting", decision.why))

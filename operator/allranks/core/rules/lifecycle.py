@@ -1,4 +1,4 @@
-"""Begin, suspend, resume, success and active deadline."""
+"""Begin, suspension, success and active deadline of a job, and the deletion of a finished one after its TTL."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core import checkpoints, transitions
-from allranks.core.facts import naming, places, resume_source, topology
-from allranks.core.facts.model import Event, Pod
+from allranks.core.beginning import refuse, reject
+from allranks.core.facts import naming, resume_source, topology
+from allranks.core.facts.model import Event, Plan, Pod
 from allranks.core.facts.status_update import changed
-from allranks.core.outcomes import Outcome, WaitUntil, write
-from allranks.core.rejection import refuse, reject
+from allranks.core.outcomes import Act, Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
 from allranks.core.transfers import outputs
 from allranks.core.transfers import pods as transfers
@@ -56,7 +56,7 @@ def succeeded(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> 
 
     def done(place: tuple[str, int]) -> bool:
         pod = pods.get(place)
-        return (pod is not None and pod.succeeded) or place[1] in places.decode(status.done.get(place[0], ""))
+        return (pod is not None and pod.succeeded) or place[1] in naming.decode_indices(status.done.get(place[0], ""))
 
     # Ignored failures alone are no success.
     return all(map(done, left)) and (bool(left) or not target)
@@ -93,3 +93,23 @@ def active_deadline(limit: int | None, status: Status) -> datetime | None:
     if limit is None or status.active_since is None:
         return None
     return status.active_since + timedelta(seconds=max(0.0, limit - status.active_seconds))
+
+
+def expire(snapshot: Snapshot) -> Outcome:
+    """Deletes the job after ttlSecondsAfterFinished."""
+    o = snapshot.observed
+    ttl = o.job.spec.ttl_seconds_after_finished
+    if ttl is None or any(output.state == "Uploading" for output in o.current.outputs):
+        return None
+    expires = (o.current.completion_time or o.now) + timedelta(seconds=ttl)
+    return Act(Plan(delete_job=True)) if o.now >= expires else WaitUntil(expires)
+
+
+def record_outcomes(snapshot: Snapshot) -> Outcome:
+    """Persists how pods ended before they are deleted."""
+    summary = snapshot.summarised_at_end
+    return write(summary) if _outcomes(summary) != _outcomes(snapshot.current) else None
+
+
+def _outcomes(status: Status) -> dict[str, tuple[int, int]]:
+    return {role: (of.succeeded, of.failed) for role, of in status.roles.items()}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 
 from allranks.core import checkpoints, transitions
+from allranks.core.beginning import reject
 from allranks.core.diagnosis import elasticity
 from allranks.core.facts import topology
 from allranks.core.facts.model import Event
 from allranks.core.outcomes import Outcome, WaitUntil, write
-from allranks.core.rejection import reject
 from allranks.core.snapshot import Snapshot
 
 

@@ -1,20 +1,19 @@
 """The policy `utilization`: jobs that hold their pods without training enough (docs/guides/cost.md).
 
-A window is `windowSeconds` of time in which the job was not queued. At its end the share of productive time is
-compared with the policy, and the next window begins.
-"""
+At the end of each `windowSeconds` outside the queue, the share of productive time is compared with the policy."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Literal
 
 from allranks.api.cost import Utilization, UtilizationStatus
 from allranks.api.job import Job
+from allranks.api.status import WITHOUT_PODS, Status
 from allranks.core.accounting import cost, time_accounting
-from allranks.core.accounting.utilization import suspends
 from allranks.core.facts import pool_template, status_summary
-from allranks.core.facts.model import Event, Platform
+from allranks.core.facts.model import Event, Plan, Platform
 from allranks.core.facts.rank_reports import Reports
 from allranks.core.facts.status_update import changed
 from allranks.core.outcomes import Outcome, WaitUntil, write
@@ -86,3 +85,15 @@ def _percent(share: float) -> str:
 
 def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes"
+
+
+def suspends(status: Status) -> bool:
+    """Whether the current attempt is to be suspended. One that is resumed begins with a new attempt."""
+    return status.utilization is not None and status.utilization.suspend_attempt == status.attempt
+
+
+def with_suspension(snapshot: Snapshot, plan: Plan) -> Plan:
+    """Suspend a job whose suspension the persisted status has decided."""
+    if not suspends(snapshot.persisted) or plan.decided or snapshot.observed.job.spec.suspend:
+        return plan
+    return replace(plan, suspend_job=snapshot.persisted.phase not in WITHOUT_PODS)

@@ -1,20 +1,21 @@
 """Decides what a sweep does next, from its status and the jobs of its trials.
 
-Every decision is written to the status first, and carried out when the status with it is observed. So an operator that
-is killed at any moment continues with the same trials: the names of jobs are computed, and creating or suspending one
-twice is harmless.
-"""
+Every decision is written to the status first and carried out afterwards, so an operator that is killed at any moment
+continues with the same trials."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from allranks.api import sweep_values
+from allranks.api.notify import Notification, SweepNotification, Target
 from allranks.api.sweep_status import Best, SweepCondition, SweepStatus, Trial, TrialCounts
+from allranks.core.accounting import notifications
 from allranks.core.facts.model import Event
-from allranks.core.sweeps import early_stopping, outbox, suggestions, trial_job
+from allranks.core.sweeps import suggestions, trial_job
 from allranks.core.sweeps import trials as of_trials
 from allranks.core.sweeps.model import Suggestion, SweepObserved, SweepPlan
 
@@ -24,7 +25,7 @@ SAME_FAILURES = 3
 
 def plan(observed: SweepObserved) -> SweepPlan:
     """The next step of the sweep."""
-    return outbox.with_outbox(observed, _plan(observed))
+    return with_outbox(observed, _plan(observed))
 
 
 def _plan(observed: SweepObserved) -> SweepPlan:
@@ -57,7 +58,7 @@ def _min_steps(observed: SweepObserved) -> int | None:
     for trial in observed.status.trials:
         job = observed.jobs.get(trial.job)
         if job and job.status.progress and job.status.progress.total_steps:
-            return early_stopping.default_min_steps(stop, job.status.progress.total_steps)
+            return of_trials.default_min_steps(stop, job.status.progress.total_steps)
     return None
 
 
@@ -253,3 +254,36 @@ def _events(observed: SweepObserved, after: SweepStatus) -> Iterable[Event]:
     for condition in after.conditions:
         if after.finished and condition.status == "True":
             yield Event(condition.reason, condition.message, warning=condition.type == "Failed")
+
+
+def with_outbox(observed: SweepObserved, plan: SweepPlan) -> SweepPlan:
+    """The plan with a status that has the entries for the end of the sweep, and the results of deliveries."""
+    before = observed.status
+    after = plan.status or before
+    if not (observed.notifies or before.notifications):
+        return plan
+    entries, events = notifications.with_results(before.notifications, observed.notified)
+    if observed.notifies and after.finished and not before.finished:
+        entries += [f"{after.phase} {receiver}" for receiver in _subscribers(observed, after.phase)]
+    entries = notifications.bounded(entries)
+    if entries == after.notifications:
+        return plan
+    status = SweepStatus(**{**dict(after), "notifications": entries})
+    return replace(plan, status=status, events=(*plan.events, *events))
+
+
+def targets(observed: SweepObserved) -> dict[str, Target]:
+    """Name of the receiver -> entry of the sweep or the pool of its trials."""
+    return dict(_named_notifications(observed))
+
+
+def _subscribers(observed: SweepObserved, phase: str) -> list[str]:
+    """The receivers of the sweep, of its pool, and those that are notified about every job, each once."""
+    found = [name for name, one in _named_notifications(observed) if phase in one.occasions]
+    return list(dict.fromkeys([*found, *observed.notifies.get(phase, ())]))
+
+
+def _named_notifications(observed: SweepObserved) -> Iterator[tuple[str, SweepNotification | Notification]]:
+    """(name of the receiver, entry of the sweep or its pool)"""
+    yield from notifications.named("", observed.sweep.spec.notify or ())
+    yield from notifications.named("p", observed.pool_notify)

@@ -8,13 +8,12 @@ from datetime import datetime
 from allranks.api.status import Status
 from allranks.core.diagnosis import elasticity, hang_detection, report_loss
 from allranks.core.diagnosis.stragglers import newly_slow
-from allranks.core.facts import naming, pod_template, pool_template, stack_requests, status_summary, topology
+from allranks.core.facts import naming, pod_template, pool_template, rank_reports, status_summary, topology
 from allranks.core.facts.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan
-from allranks.core.objects import companions, placeholders, pod_group
+from allranks.core.objects import companions, placeholders
 from allranks.core.objects import pods as pod_manifests
 from allranks.core.objects.gangs import choice as gang_choice
-from allranks.core.objects.gangs import objects as gang_objects
-from allranks.core.objects.gangs import read_back
+from allranks.core.objects.gangs import members, read_back
 from allranks.core.snapshot import Snapshot
 from allranks.core.sync.plans import DELETION_REFUSED, plan_objects
 from allranks.core.transfers import pods as transfers
@@ -51,15 +50,15 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     times = (delayed_until, probe_at, lost_at, _next_slow_start(snapshot), stopped_at, None if note else unreported_at)
     wake_at = min((time for time in times if time), default=None)
     plan = plan_objects(snapshot, summary, [*create, *placeholders], snapshot.outdated, events, wake_at)
-    groups = gang_objects.superseded(o.job, status, o.optional, over=False)
+    groups = members.superseded_groups(o.job, status, o.optional, over=False)
     plan = replace(plan, restore=tuple(restore), remove=groups)
     stall = snapshot.stall_window
     if any(manifest["kind"] == "ConfigMap" for manifest in create):
         plan = replace(plan, superseded=companions.superseded_config_maps(o.job, status))
     if stall and o.now >= stall.stuck_at:
         return replace(plan, stack_dump_id=stall.stack_dump_id)
-    request = o.job.metadata.annotations.get(stack_requests.ANNOTATION, "")
-    return replace(plan, stack_dump_id=stack_requests.stack_dump_id(request, status.attempt)) if request else plan
+    request = o.job.metadata.annotations.get(rank_reports.STACKS_ANNOTATION, "")
+    return replace(plan, stack_dump_id=rank_reports.stack_dump_id(request, status.attempt)) if request else plan
 
 
 def _refused_deletion(snapshot: Snapshot) -> tuple[str, str] | None:
@@ -86,7 +85,7 @@ def _read_back(snapshot: Snapshot, summary: Status) -> Status:
     wanted = None
     if o.current.gang and o.job.spec.scheduling.topology and not pool_template.unavailable(o.job, o.platform):
         templates = pod_template.role_templates(o.job, o.platform)
-        wanted = pod_group.pod_group(o.job, o.current, templates, o.platform)
+        wanted = members.pod_group(o.job, o.current, templates, o.platform)
     return read_back.observe(o.job, summary, snapshot.pods.values(), wanted, o.optional, o.now)
 
 

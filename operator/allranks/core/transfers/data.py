@@ -2,7 +2,7 @@
 
 Inputs from a claim or an image are volumes everywhere. Others, and outputs, are directories of the claim in which a
 cluster keeps them (`transfers.py`), or of the run directory of a local run. Without a claim, inputs are directories of
-the node or of the pod (`rank_fetches.py`).
+the node or of the pod (`manifests.fetch_containers`).
 """
 
 from __future__ import annotations

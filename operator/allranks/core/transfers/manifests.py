@@ -1,14 +1,7 @@
-"""The pods that fetch inputs and upload outputs on a cluster: one for each input that is not a volume, and one for each
-output.
+"""The pods and init containers that fetch inputs, check destinations and upload outputs on a cluster.
 
-An input that the program streams, or that the pods of ranks fetch (`rank_fetches.py`), has such a pod as well, which
-only looks up its revision.
-
-They have no GPU, no token and only the Secret of their own input or output. The claim of the setting `data_claim` holds
-
-    inputs/KEY/files        the cache, which ranks mount read-only
-    outputs/UID/NAME        what ranks write
-"""
+The claim of the setting `data_claim` holds `inputs/KEY/files`, the cache that ranks mount read-only, and
+`outputs/UID/NAME`, which ranks write."""
 
 from __future__ import annotations
 
@@ -21,11 +14,12 @@ from allranks.api.data import Input, Output
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.cache_key import cache_key
-from allranks.core.facts import naming, ownership, pod_template, resume_source
-from allranks.core.facts.model import Manifest, Platform, Pod
+from allranks.core.facts import naming, pod_template, resume_source
+from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform, Pod
 from allranks.core.facts.uploads import UNSEEN, CacheUse, DataStore, checkpoint_of, of_checkpoint
 from allranks.core.transfers import input_cache
-from allranks.core.transfers.provenance import provenance
+from allranks.core.transfers.input_cache import Place
+from allranks.version import __version__
 
 VOLUME = "allranks-data"
 REQUEST = "ALLRANKS_TRANSFER"
@@ -220,9 +214,113 @@ def _pod(
         "volumes": list(volumes),
         **({"imagePullSecrets": secrets} if secrets else {}),
     }
-    metadata = ownership.metadata(job, name, {naming.ROLE_LABEL: role})
+    metadata = naming.object_metadata(job, name, {naming.ROLE_LABEL: role})
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def _claim(name: str, claim: str) -> Manifest:
     return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
+
+
+_PARAMETERS = "ALLRANKS_PARAM_"
+_MOST_IMAGES = 16
+"""Of one role. There are several if a tag was given to another image while the job ran."""
+
+
+def provenance(job: Job, status: Status, ranks: Iterable[Pod] | None = None) -> dict[str, Any]:
+    """The job, its code, the revisions of its inputs, and its parameters, as JSON. Values of other variables are not
+    part of it, because they may be secret. `ranks`: the pods that exist; None: processes, which have no image."""
+    images: dict[str, set[str]] = {role: set() for role in job.spec.roles}
+    for pod in ranks or ():
+        if pod.owned and pod.image_id and pod.role in images:
+            images[pod.role].add(pod.image_id)
+    inputs = {each.name: each for each in status.inputs}
+    programs = {}
+    for role, template in pod_template.role_templates(job, ANY_PLATFORM).items():
+        trainer = pod_template.trainer(template)
+        variables = trainer.get("env", [])
+        programs[role] = {
+            "replicas": job.spec.roles[role].replicas,
+            "image": trainer.get("image"),
+            "imageIDs": "not used" if ranks is None else sorted(images[role])[:_MOST_IMAGES],
+            "command": trainer.get("command"),
+            "args": trainer.get("args"),
+            "parameters": {
+                each["name"]: each.get("value") for each in variables if each["name"].startswith(_PARAMETERS)
+            },
+        }
+    return {
+        "allranks": __version__,
+        "job": job.name,
+        "namespace": job.namespace,
+        "uid": job.metadata.uid,
+        "framework": job.spec.framework,
+        "attempt": status.attempt,
+        "startTime": status.start_time.isoformat() if status.start_time else None,
+        "code": status.code.model_dump(by_alias=True, exclude_none=True, mode="json") if status.code else None,
+        "packages": job.spec.packages,
+        "programs": programs,
+        "inputs": [
+            {
+                "name": each.name,
+                "from": each.source,
+                **(
+                    inputs[each.name].model_dump(include={"revision", "sha256", "bytes"}, exclude_none=True)
+                    if each.name in inputs
+                    else {}
+                ),
+            }
+            for each in job.spec.inputs or ()
+        ],
+        "step": status.progress.step if status.progress else None,
+    }
+
+
+_AS_ROOT: Manifest = {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False}
+"""Without capabilities. The kubelet makes the directory of a namespace, and only root can write there."""
+
+
+def fetch_containers(job: Job, status: Status, platform: Platform, resources: Manifest) -> list[Manifest]:
+    states = {each.name: each for each in status.inputs}
+    out = []
+    for each in job.spec.inputs or ():
+        state = states.get(each.name)
+        place = input_cache.place_of(each, state, job, platform)
+        if place and place.location != "Claim":
+            out.append(_fetch_container(each, state.revision if state else None, place, platform, resources))
+    return out
+
+
+def _fetch_container(
+    each: Input, revision: str | None, place: Place, platform: Platform, resources: Manifest
+) -> Manifest:
+    store = platform.data
+    assert store is not None
+    on_node = place.location == "Node"
+    evictable = store.evictable if on_node else None
+    where = f"{place.host_path} on the node" if on_node else "the emptyDir of the pod"
+    request = {
+        "act": "fetch-for-ranks",  # an older image refuses it: ranks would start after its errors
+        "uri": each.source,
+        "revision": revision,
+        "sha256": each.sha256,
+        "cache": CACHE,
+        "limit": place.limit,
+        "used": list(evictable.used) if evictable else None,
+        "since": evictable.since if evictable else 0,
+        "where": where,
+    }
+    return {
+        "name": naming.FETCH_CONTAINER + each.name,
+        "image": store.image,
+        "command": COMMAND,
+        "env": [
+            {"name": REQUEST, "value": json.dumps(request)},
+            {"name": "HOME", "value": "/tmp"},
+        ],
+        **({"envFrom": [{"secretRef": {"name": each.secret}}]} if each.secret else {}),
+        **({"resources": resources} if resources else {}),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [{"name": input_cache.VOLUME, "mountPath": CACHE}],
+        "securityContext": {**CONTAINER, **(_AS_ROOT if on_node else {})},
+    }

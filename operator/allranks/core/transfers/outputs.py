@@ -1,23 +1,23 @@
-"""What has become of the uploads of outputs: as the status says it, and as it is observed.
-
-Outputs with `when: Checkpoint` are uploaded at any time: which checkpoint is the newest, and what has become of it, is
-an observation like progress. Such an upload has no `start_time` before the program has ended, and decides nothing.
-"""
+"""The uploads of outputs: their state in the status, what is observed of them, and the condition `OutputsUploaded`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Literal
 
 from allranks.api.data import MESSAGE_LENGTH, OutputStatus
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
+from allranks.core.facts import status_summary
 from allranks.core.facts.model import Event, Observed, Plan
 from allranks.core.facts.status_summary import with_phase
 from allranks.core.facts.status_update import changed
 from allranks.core.facts.uploads import Upload, checkpoint_of, uploading_since
 from allranks.core.outcomes import Act, WaitUntil, write
 from allranks.core.snapshot import Snapshot
+from allranks.text import size
 
 FAILED = "OutputFailed"
 """Reason of the condition Failed."""
@@ -197,3 +197,106 @@ def upload_first(snapshot: Snapshot) -> Act | None:
     message = f"the program has completed; its outputs are uploaded: {names}"
     status = with_phase(changed(snapshot.summarised, outputs=begun), "Running", now, UPLOADING, message)
     return write(status, Event(UPLOADING, message))
+
+
+CONDITION: Literal["OutputsUploaded"] = "OutputsUploaded"
+REASON_UPLOADED, REASON_UPLOADING, REASON_FAILED = "Uploaded", "Uploading", "Failed"
+REASON_OVERDUE = "DeadlineExceeded"
+REASON_JOB_FAILED = "JobFailed"
+REASON_CHECKPOINT_UPLOADED = "CheckpointUploaded"
+"""Reasons; also those of Events about uploads that are tried again and about checkpoints (`outputs`)."""
+_DUE = ("Uploading", "Uploaded", "Failed")
+
+
+def with_condition(snapshot: Snapshot, plan: Plan) -> Plan:
+    """Set the condition in the status that the plan writes."""
+    o, persisted = snapshot.observed, snapshot.persisted
+    after = plan.next or o.current
+    if not after.outputs:
+        return plan
+    before, unchanged = persisted.condition(CONDITION), persisted.outputs == after.outputs
+    if unchanged and before is None and persisted.phase in FINISHED:
+        return plan  # an earlier version finished this job
+    found = _found(o, after)
+    if found is None:
+        return plan
+    reason, message = found
+    if before and reason == before.reason and ((unchanged and reason in _WHOLE) or message == before.message):
+        return plan  # the pod with the whole message may be gone
+    status = status_summary.with_condition(after, CONDITION, reason == REASON_UPLOADED, reason, message, o.now)
+    return plan if status == after else replace(plan, next=status)  # a long message is cut
+
+
+_WHOLE = (REASON_FAILED, REASON_OVERDUE, CHECKPOINT_NOT_UPLOADED)
+"""Reasons whose message has more than `status.outputs`."""
+
+
+def _found(o: Observed, status: Status) -> tuple[str, str] | None:
+    """(reason, message); None before an upload is due."""
+    finished = status.phase in FINISHED
+    due = [output for output in status.outputs if output.state in _DUE]
+    left = [output for output in status.outputs if output not in due]
+    if not due and not (finished and began(status)):
+        return None
+    states = {output.state for output in due}
+    if finished or uploading(status):
+        if "Failed" in states:
+            reason = REASON_OVERDUE if _overdue(o, status, due) else REASON_FAILED
+        elif "Uploading" in states:
+            reason = UPLOAD_RETRYING if _trouble(o, due) else REASON_UPLOADING
+        else:
+            reason = REASON_JOB_FAILED if left else REASON_UPLOADED
+    elif "Uploading" in states:
+        reason = UPLOAD_RETRYING if _trouble(o, due) else REASON_UPLOADING
+    else:
+        reason = CHECKPOINT_NOT_UPLOADED if "Failed" in states else REASON_CHECKPOINT_UPLOADED
+    return reason, "; ".join(_texts(o, status, finished))
+
+
+def _overdue(o: Observed, status: Status, due: list[OutputStatus]) -> bool:
+    before = status.condition(CONDITION)
+    late = (upload_of(o, output) for output in due if output.state == "Failed")
+    return any(found and found.overdue for found in late) or (before is not None and before.reason == REASON_OVERDUE)
+
+
+def _trouble(o: Observed, due: list[OutputStatus]) -> bool:
+    found = (upload_of(o, output) for output in due if output.state == "Uploading")
+    return any(each and each.message for each in found)
+
+
+def _texts(o: Observed, status: Status, finished: bool) -> Iterator[str]:
+    """What has become of each output."""
+    given = {each.name: each for each in o.job.spec.outputs or ()}
+    for output in status.outputs:
+        if (spec := given.get(output.name)) is None:
+            continue
+        what = output.name if output.step is None else f"{output.name}, the checkpoint of step {output.step},"
+        match output.state:
+            case "Uploaded":
+                files = f": {_files(output.files)}, {size(output.bytes or 0)}" if output.files is not None else ""
+                yield f"{what} is in {spec.to}{files}"
+            case "Uploading":
+                yield f"{what} is being uploaded to {spec.to}{_progress(o, output)}"
+            case "Failed":
+                yield f"{what} is not uploaded: {why(o, output)}"
+            case _ if finished and spec.when == "Success":
+                yield f"{what} is not uploaded, because the job failed; with when: Always it is uploaded also then"
+            case _ if finished:
+                yield f"{what} is not uploaded: {NO_CHECKPOINT}"
+            case _:
+                yield f"{what} follows when the program has completed"
+
+
+def _progress(o: Observed, output: OutputStatus) -> str:
+    found = upload_of(o, output)
+    if found is None:
+        return ""
+    sent = ""
+    if found.sent and found.files and found.bytes is not None:
+        files, done = found.sent
+        sent = f": {files} of {_files(found.files)}, {size(done)} of {size(found.bytes)}"
+    return sent + (f": {found.message}" if found.message else "")
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'s' * (count != 1)}"

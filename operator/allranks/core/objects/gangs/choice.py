@@ -12,8 +12,8 @@ from allranks.core.facts.model import Plan, Platform
 from allranks.core.facts.optional_kinds import OptionalObjects
 from allranks.core.facts.status_update import changed
 from allranks.core.objects.gangs import members
+from allranks.core.objects.gangs.backends import BACKENDS, requested
 from allranks.core.objects.gangs.base import Backend
-from allranks.core.objects.gangs.registry import BACKENDS, requested
 from allranks.core.snapshot import Snapshot
 
 NOT_SERVED = "GangBackendNotServed"

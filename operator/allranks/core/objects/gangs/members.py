@@ -1,4 +1,4 @@
-"""The gang of an attempt: which of its pods must be placed together."""
+"""The gang of an attempt: its pods, its PodGroup, and mistakes of a job that names a backend."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.facts import topology
+from allranks.core.facts import naming, queue, topology
 from allranks.core.facts.contenders import timeout_seconds
 from allranks.core.facts.model import Manifest, Platform
-from allranks.core.objects.gangs.base import Gang
+from allranks.core.facts.optional_kinds import Object, OptionalObjects, kind_of
+from allranks.core.objects.gangs.backends import BACKENDS, requested
+from allranks.core.objects.gangs.base import Backend, Gang, PodPart
 
 
 def group_name(job: Job, attempt: int) -> str:
@@ -74,3 +76,66 @@ def without_membership(pod: Manifest) -> Manifest:
             metadata[part] = {key: value for key, value in metadata[part].items() if key not in keys}
     spec = {name: value for name, value in pod["spec"].items() if name != "schedulingGroup"}
     return {**pod, "metadata": metadata, "spec": spec}
+
+
+def backend_of(status: Status) -> Backend | None:
+    """The backend of the current attempt."""
+    return BACKENDS[status.gang.backend] if status.gang else None
+
+
+def gang_part(job: Job, status: Status, role: str, templates: Mapping[str, Manifest], platform: Platform) -> PodPart:
+    """What a pod of this role needs to belong to the attempt's gang; empty if it does not."""
+    backend = backend_of(status)
+    if backend is None or not belongs(job, role):
+        return PodPart()
+    return backend.pod_part(gang_of(job, status, templates, platform), role)
+
+
+def observed_group(status: Status, optional: OptionalObjects, name: str) -> Object | None:
+    """The attempt's PodGroup as it was read back."""
+    backend = backend_of(status)
+    found = optional.owned(backend.kind) if backend else ()
+    return next((each for each in found if each["metadata"]["name"] == name), None)
+
+
+def superseded_groups(job: Job, status: Status, optional: OptionalObjects, *, over: bool) -> tuple[Manifest, ...]:
+    """PodGroups to delete: those of past attempts, and that of the current one if it is `over`. Volcano counts a group
+    in its queue as long as it exists."""
+    kinds = {backend.kind.id for backend in BACKENDS.values() if backend.kind.kind == "PodGroup"}
+    current = group_name(job, status.attempt)
+    return tuple(
+        found
+        for found in optional.of_job
+        if kind_of(found) in kinds
+        and (over or found["metadata"]["name"] != current)
+        and "deletionTimestamp" not in found["metadata"]
+    )
+
+
+def problems(job: Job) -> list[tuple[str, str]]:
+    """(field path, message) of each."""
+    backend = requested(job)
+    if backend is None:
+        return []
+    out = []
+    if backend.name == "Kueue" and not queue.queue_of(job):
+        out.append(("spec.scheduling.gang", "Kueue admits the jobs of a queue: set spec.scheduling.queue as well"))
+    parts = [("spec", job.spec.template), *((f"spec.roles.{role}", of.template) for role, of in job.spec.roles.items())]
+    for place, template in parts:
+        if own := own_gang(template or {}):
+            what = f"is set by allranks with scheduling.gang: {backend.name}: remove it, or set scheduling.gang: None"
+            out.append((f"{place}.template.{own}", what))
+    return out
+
+
+def pod_group(job: Job, status: Status, templates: Mapping[str, Manifest], platform: Platform) -> Manifest | None:
+    """None if the attempt's backend needs none. `templates`: the result of `pod_template.role_templates`."""
+    backend = backend_of(status)
+    if backend is None or status.gang is None or not status.gang.api_version:
+        return None
+    gang = gang_of(job, status, templates, platform)
+    spec = backend.pod_group_spec(gang, status.gang.api_version.rpartition("/")[2])
+    if spec is None:
+        return None
+    metadata = naming.object_metadata(job, gang.name, {})
+    return {"apiVersion": status.gang.api_version, "kind": backend.kind.kind, "metadata": metadata, "spec": spec}

@@ -15,7 +15,7 @@ from allranks.api.status import Condition, Status
 from allranks.core.facts.model import Event, Manifest, Pod
 from allranks.core.facts.optional_kinds import Object, OptionalObjects
 from allranks.core.facts.status_update import changed
-from allranks.core.objects.gangs import members, objects
+from allranks.core.objects.gangs import members
 
 CONDITION: Literal["GangScheduling"] = "GangScheduling"
 DROPPED = "FieldDropped"
@@ -35,10 +35,10 @@ def observe(
     compared."""
     others = [each for each in status.conditions if each.type != CONDITION]
     before = status.condition(CONDITION)
-    backend = objects.backend_of(status)
+    backend = members.backend_of(status)
     if backend is None or status.gang is None:
         return status if before is None else changed(status, conditions=others)
-    group = objects.observed(status, optional, members.group_name(job, status.attempt))
+    group = members.observed_group(status, optional, members.group_name(job, status.attempt))
     fulfilled, reason, message = _verdict(job, status, list(pods), wanted, group)
     if before and (before.status, before.reason, before.message) == (fulfilled, reason, message):
         return status if before in status.conditions else changed(status, conditions=[*others, before])
@@ -65,7 +65,7 @@ def _verdict(
     job: Job, status: Status, pods: list[Pod], wanted: Manifest | None, group: Object | None
 ) -> tuple[Literal["True", "False"], str, str]:
     """(status, reason, message) of the condition."""
-    backend = objects.backend_of(status)
+    backend = members.backend_of(status)
     assert backend is not None
     assert status.gang is not None
     name = members.group_name(job, status.attempt)

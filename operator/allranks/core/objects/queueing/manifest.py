@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from allranks.api.job import Job
-from allranks.core.facts import ownership, pod_template, queue, topology
+from allranks.core.facts import naming, pod_template, queue, topology
 from allranks.core.facts.model import Manifest, Observed
 from allranks.core.facts.optional_kinds import PRIORITY_CLASS, WORKLOAD, WORKLOAD_PRIORITY_CLASS
-from allranks.core.objects.gangs import kueue
+from allranks.core.objects.gangs import backends
 
 _LEFT_OUT = ("env", "envFrom", "command", "args", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe")
 """Fields of containers that have no influence on where pods fit. They may be large, or hold passwords."""
@@ -21,7 +21,7 @@ def workload(observed: Observed) -> Manifest:
     return {
         "apiVersion": observed.optional.api_version(WORKLOAD),
         "kind": WORKLOAD.kind,
-        "metadata": ownership.metadata(job, queue.workload_name(job), labels),
+        "metadata": naming.object_metadata(job, queue.workload_name(job), labels),
         "spec": {"queueName": queue.queue_of(job), "podSets": pod_sets(observed), **priority(observed)},
     }
 
@@ -30,7 +30,7 @@ def pod_sets(observed: Observed) -> list[Manifest]:
     job = observed.job
     templates = pod_template.role_templates(job, observed.platform)
     sizes = topology.wanted_sizes(job)
-    elastic, topology_request = job.spec.elastic, kueue.topology_request(job, sizes)
+    elastic, topology_request = job.spec.elastic, backends.topology_request(job, sizes)
     out = []
     for role, count in sizes.items():
         made: Manifest = {"name": role, "count": count, "template": _template(templates[role])}

@@ -1,24 +1,21 @@
 """Keeps a job's Workload in line with the persisted status: creates it, reports readiness, gives quota back.
 
-Quota is given back only when no pod of the job uses it any more, so the usage that Kueue counts is never less than what
-runs.
-"""
+Quota is given back only when no pod of the job uses it any more, so Kueue never counts less than what runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from allranks.api.scheduling import Preemption
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.core.diagnosis.elasticity import TERMINATION_TIMEOUT
-from allranks.core.facts import ownership, places, queue, topology
+from allranks.core.facts import naming, queue, topology
 from allranks.core.facts import workload as workloads
 from allranks.core.facts.model import Manifest, ObjectPatch, Observed, Plan, Pod
 from allranks.core.facts.optional_kinds import WORKLOAD
 from allranks.core.objects.queueing import manifest
 from allranks.core.objects.queueing import reasons as queue_reasons
-from allranks.core.objects.queueing.priority_boost import ANNOTATION as BOOST
-from allranks.core.objects.queueing.priority_boost import priority_boost
 from allranks.core.snapshot import Snapshot
 from allranks.core.transfers import pods as transfers
 
@@ -142,9 +139,9 @@ def _spec(change: Manifest) -> Manifest:
 
 def _boost_change(workload: Manifest, value: int) -> Manifest:
     """The change of the annotation by which Kueue adds a value to the priority."""
-    before = (workload["metadata"].get("annotations") or {}).get(BOOST)
+    before = (workload["metadata"].get("annotations") or {}).get(BOOST_ANNOTATION)
     wanted = str(value) if value else None
-    return {"metadata": {"annotations": {BOOST: wanted}}} if wanted != before else {}
+    return {"metadata": {"annotations": {BOOST_ANNOTATION: wanted}}} if wanted != before else {}
 
 
 def _priority_change(o: Observed, workload: Manifest) -> Manifest:
@@ -165,7 +162,7 @@ def _reclaimable(snapshot: Snapshot, workload: Manifest) -> tuple[list[Manifest]
         return None, None
     for role, of in admitted.items():
         count = 0
-        for index in places.decode(o.current.done.get(role, "")):
+        for index in naming.decode_indices(o.current.done.get(role, "")):
             pod = snapshot.pods.get((role, index))
             due = pod.exit.finished_at + RECLAIM_AFTER if pod and pod.exit else o.now
             count += due <= o.now
@@ -182,7 +179,7 @@ def _reclaimed(workload: Manifest) -> bool:
 
 def reclaimed_too_much(status: Status, workload: Manifest) -> bool:
     """Whether quota was given back for ranks that have to run again: the attempt restarted after they were done."""
-    done = {role: len(list(places.decode(text))) for role, text in status.done.items()}
+    done = {role: len(list(naming.decode_indices(text))) for role, text in status.done.items()}
     return any(count > done.get(role, 0) for role, count in workloads.reclaimed(workload).items())
 
 
@@ -200,7 +197,7 @@ def _is_owned(o: Observed, workload: Manifest) -> bool:
 
 def _adopt(o: Observed, workload: Manifest) -> _Changes:
     """Takes over the Workload that MultiKueue created for this job."""
-    owners = ownership.metadata(o.job, workload["metadata"]["name"], {})["ownerReferences"]
+    owners = naming.object_metadata(o.job, workload["metadata"]["name"], {})["ownerReferences"]
     others = workload["metadata"].get("ownerReferences") or []
     return _Changes(patch=(ObjectPatch(workload, {"metadata": {"ownerReferences": [*others, *owners]}}),))
 
@@ -219,3 +216,41 @@ def plan_of_manager(snapshot: Snapshot) -> Plan:
         return Plan()
     changes = _while_queued(o, workload, idle=True)
     return Plan(patch=changes.patch, remove=changes.remove)
+
+
+BOOST_ANNOTATION = "kueue.x-k8s.io/priority-boost"
+UNSAVED = timedelta(seconds=60)
+"""Less work than this since the last checkpoint is not worth a boost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boost:
+    value: int
+    changes_at: datetime | None = None
+    """When to compute it again if no rank reports a checkpoint until then."""
+
+
+def priority_boost(preemption: Preemption | None, status: Status, now: datetime) -> Boost:
+    """The boost of a job that runs: `boostUntilCheckpoint` for `minRunSeconds` after all its pods run, and after that
+    while a preemption would lose more than a minute of work. A job whose ranks store a checkpoint on request loses
+    none."""
+    if preemption is None or status.running_time is None or status.phase != "Running":
+        return Boost(0)
+    until_checkpoint = preemption.boost_until_checkpoint
+    protected_until = status.running_time + timedelta(seconds=preemption.min_run_seconds)
+    unsaved_since = _unsaved_since(status)
+    if unsaved_since is not None and now >= unsaved_since + UNSAVED:
+        return Boost(until_checkpoint)
+    if now < protected_until:
+        return Boost(until_checkpoint, protected_until)
+    return Boost(0, unsaved_since + UNSAVED if unsaved_since else None)
+
+
+def _unsaved_since(status: Status) -> datetime | None:
+    """Begin of the work that is in no checkpoint; None if there is none, or if the ranks report no steps."""
+    progress = status.progress
+    if progress is None or progress.first_step_time is None or progress.saves_on_request:
+        return None
+    if progress.checkpoint_time is not None and progress.checkpoint_step == progress.step:
+        return None
+    return max(progress.first_step_time, progress.checkpoint_time or progress.first_step_time)
