@@ -1,4 +1,4 @@
-"""How a job begins: mistakes are refused, and a small job creates its pods before its first status is written."""
+"""The beginning of a job: mistakes are refused, and a small job creates its pods before its first status is written."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from allranks.core.transfers import pods as transfers
 
 
 def reject(job: Job, status: Status, now: datetime, platform: Platform) -> Outcome:
-    """Fails a job with mistakes that the CRD's schema cannot find, or that exceeds a limit of the platform team. Its
-    size may change, so resizing checks it again."""
+    """Fail a job that has mistakes which the CRD's schema cannot find, or that exceeds a limit of the platform team."""
     reason, problems = "InvalidSpec", pod_manifests.problems(job)
     if not problems and not platform.local:
         problems = data.problems_on_clusters(job, platform)
@@ -32,7 +31,7 @@ def reject(job: Job, status: Status, now: datetime, platform: Platform) -> Outco
 
 
 def refuse(job: Job, status: Status, now: datetime, reason: str, problems: Sequence[tuple[str, str]]) -> Outcome:
-    """Fails the job if there are problems, which are (field path, message)."""
+    """Fail the job if there are problems, which are (field path, message)."""
     if not problems:
         return None
     message = "; ".join(f"{path}: {text}" for path, text in problems)

@@ -162,7 +162,7 @@ AGAIN = [PastAttempt(attempt=0, end_time=NOW, reason="NoFirstStep", failure=LATE
 def test_what_a_missing_first_step_leads_to(case: Any) -> None:
     fields, history, local, action, why = case
     decision = restart_policy.decide_after_hang(job(**fields), Status(history=history), LATE, Platform("", local=local))
-    assert (decision.action, decision.why) == (action, why)
+    assert (decision.action, decision.explanation) == (action, why)
 
 
 @table(

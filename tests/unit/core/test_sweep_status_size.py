@@ -50,7 +50,7 @@ def test_the_status_of_the_largest_sweep_is_smaller_than_a_megabyte():
     checks = [{"step": STEP - index, "value": NUMBER} for index in range(of_trials.MAX_CHECKS)]
     parameters = dict.fromkeys(one.spec.parameters, ESCAPED * 85)
     ended = [
-        trials.ended(
+        of_trials.ended(
             observed,
             Trial.model_validate(
                 {

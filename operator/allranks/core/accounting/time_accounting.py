@@ -1,8 +1,7 @@
-"""Time accounting: every second of a job is queued, starting, productive, lost or uploading, after the program's end
-(docs/reference/semantics.md).
+"""Accounts for every second of a job: queued, starting, productive, lost, or uploading (docs/reference/semantics.md).
 
 `status.times` holds the totals up to `since`, and the state in which time accumulates from then on. It is updated when
-that state changes and whenever the status is written for another reason; in between, any reader can add the rest.
+that state changes and with every other write of the status; in between, any reader can add the rest.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ def account(
     listened: bool,
     now: datetime,
 ) -> Status:
-    """Returns `after` with updated times; the same object if nothing else changed and the state is the same.
+    """Return `after` with updated times; the same object if nothing else changed and the state is the same.
 
-    `before` is the persisted status, `reported` the same with the ranks' newest progress, `pods` are those of the
-    current attempt, `listened` says whether there is a report server.
+    `before` is the persisted status, `reported` the same with the ranks' newest progress. `pods` are the pods
+    of the current attempt. `listened` says whether there is a report server.
     """
     if after.start_time is None or (before.times and before.times.category == "Finished"):
         return after
@@ -61,12 +60,12 @@ def account(
 
 
 def up_to(status: Status, now: datetime) -> Times | None:
-    """The times up to now."""
+    """Return the times up to now."""
     return _advanced(status.times, now, _last_reason(status)) if status.times else None
 
 
 def last_update(status: Status) -> datetime | None:
-    """The latest moment in a status; None before there is any."""
+    """Return the latest moment in a status; None before there is any."""
     moments = [status.start_time, status.attempt_time, status.running_time, status.completion_time]
     moments += [status.history[-1].end_time if status.history else None, status.times.since if status.times else None]
     moments += [condition.last_transition_time for condition in status.conditions]
@@ -76,20 +75,20 @@ def last_update(status: Status) -> datetime | None:
 
 
 def goodput(times: Times) -> float | None:
-    """productive / (all but queued and uploading); None before there is any."""
+    """Return the productive share of the time in which the job was neither queued nor uploading; None at the start."""
     used = times.starting + times.productive + times.lost
     return round(times.productive / used, 4) if used > 0 else None
 
 
 def _opened(job: Job, status: Status, now: datetime) -> Times:
-    """Starts at creationTimestamp: time before the operator saw the job counts as queued."""
+    """Return times that start at creationTimestamp: time before the operator observed the job counts as queued."""
     return Times(category="Queued", since=min(job.metadata.creation_timestamp or now, status.start_time or now, now))
 
 
 def _category(
     status: Status, pods: list[Pod], refused: Collection[Any], measures: bool, now: datetime
 ) -> tuple[TimeKind, datetime]:
-    """The current state, and when it began."""
+    """Return the current state, and when it began."""
     if status.phase in FINISHED:
         return "Finished", status.completion_time or now
     if status.phase in WITHOUT_PODS:
@@ -110,8 +109,7 @@ def _category(
 
 
 def restarted(before: Iterable[PastAttempt]) -> bool:
-    """Whether an attempt replaces one of those before it; it does not resume the job. One that gave its pods up did not
-    run."""
+    """Return whether an attempt replaces an earlier one that ran, instead of resuming a suspended job."""
     ran = [past.reason for past in before if past.reason != "GangTimeout"]
     return bool(ran) and ran[-1] != "Suspended"
 
@@ -121,7 +119,7 @@ def _last_reason(status: Status) -> str:
 
 
 def _ended(before: Status, after: Status) -> bool:
-    """Whether this decision ends the attempt."""
+    """Return whether this decision ends the attempt."""
     if after.phase in FINISHED | WITHOUT_PODS:
         return before.phase not in FINISHED | WITHOUT_PODS
     return after.attempt != before.attempt and before.phase not in WITHOUT_PODS
@@ -134,8 +132,10 @@ def _reports(status: Status) -> bool:
 def _close_attempt(
     before: Status, reported: Status, after: Status, times: Times, now: datetime
 ) -> tuple[Times, PastAttempt]:
-    """Ends an attempt: its work since the last checkpoint is lost, unless the job finished. Without progress reports
-    all of it counts as kept."""
+    """End an attempt: its work since the last checkpoint is lost, unless the job finished.
+
+    Without progress reports all of its work counts as kept.
+    """
     past, progress = after.history[-1], reported.progress
     times = _advanced(times, now, _last_reason(before))
     if progress:
@@ -152,8 +152,8 @@ def _close_attempt(
 
 
 def _measured(status: Status, times: Times, now: datetime) -> Times:
-    """Handles the first report of a job that counted as one without reports: before its first step it was not
-    productive."""
+    """Handle the first report of a job that counted as productive without reports: it was not, before its first
+    step."""
     times = changed(times, measured=True)
     if times.category != "Productive" or times.productive_since is None:
         return times
@@ -166,7 +166,7 @@ def _measured(status: Status, times: Times, now: datetime) -> Times:
 
 
 def _advanced(times: Times, until: datetime, reason: str) -> Times:
-    """Adds the time until then to the current state."""
+    """Add the time until then to the current state."""
     seconds = _seconds(times.since, until)
     if times.category == "Finished" or seconds <= 0:
         return times
@@ -213,7 +213,7 @@ def _seconds(begin: datetime, end: datetime) -> float:
 
 
 def _exact(seconds: float) -> float:
-    """Rounds to microseconds, the resolution of times: sums of floats would drift."""
+    """Round to microseconds, the resolution of times: sums of floats would drift."""
     return round(seconds, 6)
 
 

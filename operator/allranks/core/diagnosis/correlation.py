@@ -31,7 +31,7 @@ class EarlierFailures:
             self.record(key, entry)
 
     def record(self, key: str, entry: ReplicaRestarts) -> None:
-        """The replica was restarted. Its earlier failure no longer matters."""
+        """Record the restart of a replica. Its earlier failure no longer matters."""
         if former := self._entries.pop(key, None):
             self._counted.get(former[2], {}).pop(key, None)
         if entry.failure is None:
@@ -41,7 +41,7 @@ class EarlierFailures:
             self._counted.setdefault(way(entry.failure), {})[key] = entry.failure
 
     def upstream_of(self, failure: Failure) -> ReplicaRestarts | None:
-        """The failure of an individually restarted replica, already counted, that caused this one."""
+        """Return the failure of an individually restarted replica, already counted, that caused this one."""
         killed = possible_signal(failure.exit_code, failure.signal) == SIGKILL
         noticed = failure.reason == "Error" and failure.exit_code is not None and not killed
         if not noticed or topology.scope(self._job, failure.role, failure.index) != "Group":
@@ -52,22 +52,24 @@ class EarlierFailures:
             return None  # it counts, so that such restarts end
         roles = topology.framework_of(self._job).roles
         lost = [
-            (of.time, of.role, of.index, key)
-            for key, (_, of, _) in self._entries.items()
-            if roles[of.role].required_by_peers
-            and timedelta(0) <= failure.time - of.time <= timedelta(seconds=CORRELATION_SECONDS)
+            (earlier.time, earlier.role, earlier.index, key)
+            for key, (_, earlier, _) in self._entries.items()
+            if roles[earlier.role].required_by_peers
+            and timedelta(0) <= failure.time - earlier.time <= timedelta(seconds=CORRELATION_SECONDS)
         ]
         return self._entries[min(lost)[-1]][0] if lost else None
 
     def counted(self, failure: Failure) -> bool:
-        """Whether another individually restarted replica failed in the same way just before, and was counted."""
+        """Return whether another individually restarted replica failed in the same way just before, and was counted."""
         if failure.reason != "Error" or topology.scope(self._job, failure.role, failure.index) == "Group":
             return False
         began = failure.time - timedelta(seconds=failure.ran_seconds or 0.0)
-        own = naming.replica_key(failure.role, failure.index)
+        replica = naming.replica_key(failure.role, failure.index)
         return any(
-            key != own and began < of.time and abs(failure.time - of.time) <= timedelta(seconds=CORRELATION_SECONDS)
-            for key, of in self._counted.get(way(failure), {}).items()
+            key != replica
+            and began < earlier.time
+            and abs(failure.time - earlier.time) <= timedelta(seconds=CORRELATION_SECONDS)
+            for key, earlier in self._counted.get(way(failure), {}).items()
         )
 
 
@@ -77,9 +79,16 @@ NODE_LOSS_DETECTION = timedelta(minutes=3)
 
 
 def corrected_cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform: Platform) -> Failure | None:
-    """An earlier failure, or what happened to a node, that caused the end of a past attempt; None without new evidence.
+    """Return an earlier failure, or an event of a node, that caused the end of a past attempt; None without new
+    evidence.
 
-    `pods` are pods of past attempts: those that remain, and the last states of those that are gone.
+    `pods` are pods of past attempts: those that remain, and the last states of deleted ones.
+
+    When a node loses power, its peers fail within a second because their connections break, and the first of them is
+    recorded as the root cause. Kubernetes marks the lost node a minute later. A node that shuts down, evicts a pod or
+    reboots, and a kubelet that evicts a pod for a limit of its own, say so only when the containers have ended, and may
+    delete the pod at once. A killed rank and a peer that fails because of it may end within one second; then only the
+    report of a launcher has the exact time.
     """
     left = {pod.name: pod for pod in pods if _is_evidence(pod)}
     if not left:
@@ -110,7 +119,7 @@ def corrected_cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime
 
 
 def _latest_node_failure(job: Job, past: PastAttempt, pod: Pod, platform: Platform) -> datetime:
-    """The latest time of an event of the pod's node that can have caused the end of the attempt."""
+    """Return the latest time of an event of the pod's node that can have caused the end of the attempt."""
     if past.failure and root_cause.ended_by_kubelet(pod):
         # The kubelet began at most a grace period before. Only then can a peer have failed because of it.
         return past.failure.time + timedelta(seconds=longest_grace_period(job)) + root_cause.SETTLING
@@ -121,8 +130,8 @@ def _is_evidence(pod: Pod) -> bool:
     return bool(pod.exit or root_cause.node_failed_at(pod) or root_cause.exceeded_limit(pod))
 
 
-def restart_counts(job: Job, found: Failure) -> bool | None:
-    """Whether a restart for this failure counts; None if a rule would not have restarted the job at all."""
-    by_default = "RestartUncounted" if root_cause.is_uncounted(found.reason) else "Restart"
-    action, _ = restart_policy.by_rules(job.spec.restart.rules or [], found) or (by_default, "")
+def restart_counts(job: Job, failure: Failure) -> bool | None:
+    """Return whether a restart for this failure counts; None if a rule would not have restarted the job at all."""
+    by_default = "RestartUncounted" if root_cause.is_uncounted(failure.reason) else "Restart"
+    action, _ = restart_policy.by_rules(job.spec.restart.rules or [], failure) or (by_default, "")
     return {"Restart": True, "RestartUncounted": False}.get(action)

@@ -33,16 +33,18 @@ _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 
 @dataclass(frozen=True, slots=True)
 class ExecFailure:
-    """Why a program was not executed, as a sentence with the cure."""
+    """The reason why a program was not executed, as a sentence with the cure."""
 
-    why: str
+    sentence: str
     named: bool
     """The sentence names the program, so that the last line of the log adds nothing."""
 
 
 def explain(job: Job, failure: Failure, local: bool) -> ExecFailure | None:
-    """None if the program was executed, or if its container could not be started for another reason: a device or a
-    mount that a node does not have."""
+    """Return the reason why a program could not be executed.
+
+    None if it was executed, or if its container could not be started for another reason, such as a missing device.
+    """
     if failure.reason in CANNOT_START:
         patterns = _RUNTIME
     elif failure.reason == "Error" and failure.exit_code in (_NOT_EXECUTABLE, _NOT_FOUND):
@@ -53,9 +55,9 @@ def explain(job: Job, failure: Failure, local: bool) -> ExecFailure | None:
     where = f"{'on' if local else 'in'} {place}"
     for line in reversed(failure.message.splitlines()):
         for pattern, sentence in patterns:
-            if found := pattern.search(line.strip()):
+            if match := pattern.search(line.strip()):
                 cure = ": is your environment active?" if local and sentence is _NOT_ON_PATH else ""
-                return ExecFailure(sentence.format(name=found[1], place=place, where=where) + cure, named=True)
+                return ExecFailure(sentence.format(name=match[1], place=place, where=where) + cure, named=True)
     if failure.exit_code == _NOT_FOUND and patterns is _SHELL:
         return ExecFailure(f"a command or a library was not found {where} (exit code 127)", named=False)
     if failure.exit_code == _NOT_EXECUTABLE and patterns is _SHELL:
@@ -103,7 +105,11 @@ _SHELL: _Patterns = (
 
 
 def judge_fetches(job: Job, pod: Pod) -> Pod:
-    """The pod with what its fetches said as its reason and message."""
+    """Return the pod with the result of its fetches as its reason and message.
+
+    Such a pod failed for its own reason: FetchFailed does not count, because the program did not run, and InputFailed
+    ends the job.
+    """
     if not job.spec.inputs or pod.exit or pod.phase == "Running":
         return pod
     if pod.init is None or not pod.init.name.startswith(FETCH_CONTAINER):
@@ -124,20 +130,20 @@ def judge_fetches(job: Job, pod: Pod) -> Pod:
             error, final = result
             return replace(pod, waiting_reason=INPUT_FAILED if final else FETCH_FAILED, waiting_message=error)
     elif pod.init.exit_code is None and not pod.start_error:
-        source = next((each.source for each in job.spec.inputs if each.name == name), "")
+        source = next((spec.source for spec in job.spec.inputs if spec.name == name), "")
         return replace(pod, waiting_reason=FETCHING, waiting_message=f"inputs are fetched: {name} from {source}")
     return pod
 
 
 def _fetch_result(job: Job, name: str, container: InitContainer) -> tuple[str, bool] | None:
-    """(error with the path of the field, whether it is final); None if the program said nothing, as one that the kernel
-    killed."""
+    """Return (error with the path of the field, whether it is final); None if the kernel killed the program, for
+    example."""
     try:
         result = json.loads((container.message.strip().splitlines() or [""])[-1])
     except ValueError:
         return None
     if not isinstance(result, dict) or not result.get("error"):
         return None
-    names = [each.name for each in job.spec.inputs or ()]
+    names = [spec.name for spec in job.spec.inputs or ()]
     where = f"spec.inputs[{names.index(name)}]: " if name in names else ""
     return f"{where}{result['error']}", result.get("final") is True

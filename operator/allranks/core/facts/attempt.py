@@ -17,7 +17,8 @@ from allranks.frameworks.base import AttemptContext, ElasticBounds, Framework, R
 def attempt_context(
     job: Job, status: Status, platform: Platform, templates: Mapping[str, Manifest] | None = None
 ) -> AttemptContext:
-    """The current attempt, as the framework needs it for the wiring. `templates`: the result of `role_templates`."""
+    """Return the current attempt, as the framework needs it for the wiring. `templates`: the result of
+    `role_templates`."""
     if templates is None:
         templates = pod_template.role_templates(job, platform)
     elastic = job.spec.elastic
@@ -41,12 +42,12 @@ def attempt_context(
 
 
 def _command(template: Manifest) -> tuple[str, ...]:
-    found = pod_template.trainer(template)
-    return (*found["command"], *found.get("args", ())) if found.get("command") else ()
+    container = pod_template.trainer(template)
+    return (*container["command"], *container.get("args", ())) if container.get("command") else ()
 
 
 def _amounts(templates: Mapping[str, Manifest], resource: str) -> dict[str, int]:
-    """Role -> what its training container may use of a resource: its limit, else its request."""
+    """Return role -> the limit of a resource of its training container, or else its request."""
     amounts = {
         role: amount(pod_template.trainer(template).get("resources"), resource) for role, template in templates.items()
     }
@@ -54,7 +55,7 @@ def _amounts(templates: Mapping[str, Manifest], resource: str) -> dict[str, int]
 
 
 def _variable_names(job: Job, template: Manifest, platform: Platform) -> tuple[str, ...]:
-    own = [
+    names = [
         "ALLRANKS_JOB",
         "ALLRANKS_JOB_UID",
         "ALLRANKS_ATTEMPT",
@@ -62,7 +63,7 @@ def _variable_names(job: Job, template: Manifest, platform: Platform) -> tuple[s
         *([rank_reports.URL, rank_reports.TOKEN_FILE] if platform.report_url else []),
     ]
     user = [variable["name"] for variable in pod_template.trainer(template).get("env", [])]
-    return (*own, "PYTHONUNBUFFERED", *(name for name in user if name != "PYTHONUNBUFFERED"))
+    return (*names, "PYTHONUNBUFFERED", *(name for name in user if name != "PYTHONUNBUFFERED"))
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ class Ranks:
     status: Status
     platform: Platform
 
-    def of(self, role: str, index: int) -> int | None:
-        """The global rank if each pod runs one process: then it equals the node rank."""
+    def rank(self, role: str, index: int) -> int | None:
+        """Return the global rank if each pod runs one process: then it equals the node rank."""
         return self._by_replica.get((role, index))
 
     @cached_property
@@ -94,17 +95,18 @@ MAX_VARIABLE_BYTES = 32 * 4096 - 1
 MAX_CONFIG_MAP_BYTES = 1024 * 1024
 """All values of a ConfigMap, as the API server counts them."""
 LAST_ATTEMPT = Status(attempt=9999)
-"""Names contain the attempt: those of the first attempt are up to three characters shorter. A job that fits in this
-attempt fits in all."""
+"""Attempt with the longest names, which contain its number. A job that fits in this attempt fits in all."""
 
 
 def longest_context(job: Job, templates: Mapping[str, Manifest]) -> AttemptContext:
-    """The attempt whose names are the longest. `templates`: the result of `pod_template.role_templates`."""
+    """Return the context of the attempt with the longest names. `templates`: the result of
+    `pod_template.role_templates`."""
     return attempt_context(job, LAST_ATTEMPT, ANY_PLATFORM, templates)
 
 
 def outermost(context: AttemptContext) -> list[Replica]:
-    """The first and the last replica of each role: the first may have more to do, the last has the longest name."""
+    """Return the first and the last replica of each role: the first may have more to do, the last has the longest
+    name."""
     by_role: dict[str, list[Replica]] = {}
     for replica in context.replicas:
         by_role.setdefault(replica.role, [replica, replica])[1] = replica
@@ -112,7 +114,7 @@ def outermost(context: AttemptContext) -> list[Replica]:
 
 
 def size_problems(framework: Framework, context: AttemptContext) -> list[tuple[str, str]]:
-    """(field path, message) of a job with too many replicas."""
+    """Return (field path, message) of a job with too many replicas."""
     too_large = _too_large(framework, context)
     if not too_large:
         return []
@@ -128,14 +130,16 @@ def size_problems(framework: Framework, context: AttemptContext) -> list[tuple[s
 
 
 def _too_large(framework: Framework, context: AttemptContext) -> str:
-    """What has too many bytes, as the beginning of a sentence; empty if everything fits."""
+    """Return the name and size of the first value with too many bytes, as a clause; empty if everything fits."""
     shared = framework.shared(context)
     wire = framework.wire(context)
     for replica in outermost(context):
         wiring = wire(replica)
         variables = {name: shared.variables[name] for name in wiring.shared_env}
         for name, value in (*wiring.env.items(), *variables.items()):
-            inserted = sum(len(found) - len(f"$({key})") for key, found in variables.items() if f"$({key})" in value)
+            inserted = sum(
+                len(variable) - len(f"$({key})") for key, variable in variables.items() if f"$({key})" in value
+            )
             size = len(f"{name}={value}".encode()) + inserted
             if size > MAX_VARIABLE_BYTES:
                 return f"{name} has {size} bytes, and Linux takes {MAX_VARIABLE_BYTES} for one variable"

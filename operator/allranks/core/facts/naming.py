@@ -31,7 +31,7 @@ TRAINER = "trainer"
 
 
 def hostname(job: str, role: str, index: int, attempt: int) -> str:
-    """The pod's DNS name within the job's Service.
+    """Return the pod's DNS name within the job's Service.
 
     It contains the attempt, so that no rank reaches a terminating pod of the previous attempt. It does not contain the
     restarts of the replica, so that addresses in TF_CONFIG stay valid when a parameter server is replaced alone.
@@ -40,13 +40,13 @@ def hostname(job: str, role: str, index: int, attempt: int) -> str:
 
 
 def pod_name(job: str, role: str, index: int, attempt: int, restart: int = 0) -> str:
-    """`{job}-{role}-{index}-{attempt}`, followed by `-{restart}` if the replica was restarted alone."""
+    """Return `{job}-{role}-{index}-{attempt}`, followed by `-{restart}` if the replica was restarted alone."""
     base = hostname(job, role, index, attempt)
     return f"{base}-{restart}" if restart else base
 
 
 def replica_key(role: str, index: int) -> str:
-    """Name of a replica in status and before its log lines."""
+    """Return the name of a replica in the status and before its log lines."""
     return f"{role}-{index}"
 
 
@@ -71,7 +71,10 @@ def outcome_error_name(job: str, uid: str, attempt: int, restart: int, number: i
 
 
 def encode_indices(indices: Iterable[int]) -> str:
-    """The indices as ranges in ascending order; empty for none."""
+    """Return indices of replicas as ranges in ascending order, `0-3,5`; empty for none.
+
+    A job may have ten thousand replicas.
+    """
     ranges: list[list[int]] = []
     for index in sorted(set(indices)):
         if ranges and index == ranges[-1][1] + 1:
@@ -83,18 +86,18 @@ def encode_indices(indices: Iterable[int]) -> str:
 
 @lru_cache(maxsize=64)
 def decode_indices(text: str) -> frozenset[int]:
-    """The indices of a text of `encode`."""
+    """Return the indices of a text of `encode_indices`."""
     bounds = [part.partition("-") for part in text.split(",") if part]
     return frozenset(i for first, _, last in bounds for i in range(int(first), int(last or first) + 1))
 
 
 def object_metadata(job: Job, name: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Metadata of an object that the job owns."""
+    """Return the metadata of an object that the job owns."""
     return owned_metadata((job.namespace, job.name), job.metadata.uid, name, labels)
 
 
 def owned_metadata(job: tuple[str, str], uid: str, name: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    """The same for a job that is given by (namespace, name) and UID."""
+    """Return the metadata of an object of a job, which is given by (namespace, name) and UID."""
     namespace, owner_name = job
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": owner_name, "uid": uid, "controller": True}
     # A foreground deletion of the job waits for its pods.

@@ -14,15 +14,15 @@ _FORM = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+(?![A-Z
 
 
 def quantity(text: str) -> float:
-    """The value in base units. Raises ValueError."""
-    found = _FORM.fullmatch(text)
-    if not found or found[2] not in _UNITS:
+    """Return the value in base units. Raises ValueError."""
+    match = _FORM.fullmatch(text)
+    if not match or match[2] not in _UNITS:
         raise ValueError(f"{text!r} is not a quantity")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def whole_number(text: object) -> int:
-    """The value as a whole number, rounded up. An invalid one counts as none: the API server rejects its object."""
+    """Return the value rounded up; 0 for an invalid one, because the API server rejects its object."""
     try:
         return max(0, math.ceil(quantity(str(text))))
     except (ValueError, OverflowError):
@@ -30,7 +30,7 @@ def whole_number(text: object) -> int:
 
 
 def amount(resources: Mapping[str, object] | None, resource: str) -> int:
-    """The limit of a resource of a container, or its request without a limit, rounded up; 0 without both."""
+    """Return the limit of a resource of a container, or its request without a limit, rounded up; 0 without both."""
     for part in ("limits", "requests"):
         amounts = (resources or {}).get(part)
         if isinstance(amounts, Mapping) and resource in amounts:
@@ -48,18 +48,21 @@ def gang_requests(min_by_role: Mapping[str, int], templates: Mapping[str, Mappin
 
 
 def pod_requests(spec: Mapping[str, Any]) -> dict[str, float]:
-    """A pod's requests: those of its containers and sidecars, or of one of its init containers if that needs more, and
-    the overhead."""
+    """Return the requests of a pod, as the scheduler adds them up.
+
+    They are the sum over its containers and sidecars, or one of its init containers if that needs more, and the
+    overhead.
+    """
     running: dict[str, float] = {}
     most: dict[str, float] = {}
     for container in spec.get("initContainers") or ():
-        own = _container_requests(container)
+        requests = _container_requests(container)
         if container.get("restartPolicy") == "Always":
-            running = _summed(running, own)
-            own = running
+            running = _summed(running, requests)
+            requests = running
         else:
-            own = _summed(running, own)
-        most = {name: max(most.get(name, 0), own.get(name, 0)) for name in {*most, *own}}
+            requests = _summed(running, requests)
+        most = {name: max(most.get(name, 0), requests.get(name, 0)) for name in {*most, *requests}}
     for container in spec.get("containers") or ():
         running = _summed(running, _container_requests(container))
     pod = {name: max(running.get(name, 0), most.get(name, 0)) for name in {*running, *most}}
@@ -67,7 +70,7 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _container_requests(container: Mapping[str, Any]) -> dict[str, float]:
-    """A limit without a request is the request."""
+    """Return the requests of a container. A limit without a request is the request."""
     resources = container.get("resources") or {}
     return {**_quantities(resources.get("limits") or {}), **_quantities(resources.get("requests") or {})}
 
@@ -82,8 +85,8 @@ def _quantities(amounts: Mapping[str, Any]) -> dict[str, float]:
     return out
 
 
-def _summed(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in {*one, *other}}
+def _summed(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    return {name: first.get(name, 0) + second.get(name, 0) for name in {*first, *second}}
 
 
 def _quantity_text(resource: str, value: float) -> str:

@@ -1,4 +1,4 @@
-"""What ranks have reported, and the stack dumps that users request from them."""
+"""Reports of ranks, and the stack dumps that users request from them."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class RankReport:
     waiting: bool | None = None
     """The rank finished its own work of the next step and waits for others; None if the program does not report it."""
     heartbeat: bool = True
-    """Whether messages also arrive between two steps. If not, silence of the rank means that there was no step."""
+    """True if messages also arrive between two steps. If not, silence of the rank means that there was no step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """What NCCL said about the collectives of all ranks, in the communicator whose ranks differ, or the largest one."""
+    """NCCL's view of the collectives of all ranks, in the communicator whose ranks differ, or the largest one."""
 
     received_at: datetime
     moved_at: datetime
-    """Since then, no rank has launched a collective."""
+    """Time since which no rank has launched a collective."""
     launched: int
     """Collectives that all ranks have launched together."""
     size: int
@@ -62,7 +62,7 @@ class Collectives:
     operation: str = ""
     """The collective that some ranks have launched and others have not, such as AllReduce; empty if there is none."""
     number: int = 0
-    """How many of them the furthest rank has launched."""
+    """Number of collectives that the furthest rank has launched."""
     behind: tuple[int, ...] = ()
     behind_count: int = 0
     missing: tuple[int, ...] = ()
@@ -94,24 +94,26 @@ _TIME = "%Y%m%dT%H%M%S"
 
 
 def new_stack_request(attempt: int, now: datetime, number: int) -> str:
-    """A request to the ranks of one attempt: `2-20261125T074500-9f3a`. `now` has a time zone; `number`, below 65536,
-    distinguishes requests of the same second."""
+    """Return a request to the ranks of one attempt: `2-20261125T074500-9f3a`.
+
+    `now` has a time zone; `number`, below 65536, distinguishes requests of the same second.
+    """
     return f"{attempt}-{now.astimezone(UTC).strftime(_TIME)}-{number:04x}"
 
 
 def stacks_requested_at(request: str) -> datetime | None:
-    """When it was made; None if the text is no request."""
-    found = _FORM.fullmatch(request)
+    """Return the time of a request; None if the text is no request."""
+    match = _FORM.fullmatch(request)
     try:
-        return datetime.strptime(found["time"], _TIME).replace(tzinfo=UTC) if found else None
+        return datetime.strptime(match["time"], _TIME).replace(tzinfo=UTC) if match else None
     except ValueError:
         return None
 
 
 def stack_dump_id(request: str, attempt: int) -> str:
-    """What the ranks are sent; empty if the text is no request, or one to the ranks of another attempt."""
-    found = _FORM.fullmatch(request)
-    if not found or stacks_requested_at(request) is None or int(found["attempt"]) != attempt:
+    """Return the ID that the ranks are sent; empty if the text is no request to the ranks of this attempt."""
+    match = _FORM.fullmatch(request)
+    if not match or stacks_requested_at(request) is None or int(match["attempt"]) != attempt:
         return ""
     return f"{STACKS_REQUESTED} {request}"
 

@@ -11,7 +11,7 @@ from allranks.core.facts.uploads import uploading_since
 
 
 class Stage(Enum):
-    """What a job does, as its persisted status says."""
+    """The stage of a job, which follows from its persisted status."""
 
     ELSEWHERE = auto()
     """It is being deleted, or another controller manages it."""

@@ -13,7 +13,7 @@ from allranks.core.objects.gangs import members
 
 
 def placeholders(job: Job, status: Status, pods: Iterable[Manifest]) -> list[Manifest]:
-    """Idle pods, one for each waiting worker, that look like workers to the scheduler.
+    """Return idle pods, one for each waiting worker, that look like workers to the scheduler.
 
     `pods` are the manifests of the current attempt.
     """
@@ -36,7 +36,10 @@ def placeholders(job: Job, status: Status, pods: Iterable[Manifest]) -> list[Man
 
 
 def _idle(container: Manifest, image: str, first: bool = False) -> Manifest:
-    """The same container to the scheduler. `first`: an init container, which must exit unless it is a sidecar."""
+    """Return an idle container that looks the same to the scheduler.
+
+    `first`: an init container, which must exit unless it is a sidecar.
+    """
     kept = ("name", "imagePullPolicy", "resources", "securityContext", "restartPolicy")
     ends = first and container.get("restartPolicy") != "Always"
     ports = [port for port in container.get("ports", ()) if "hostPort" in port]

@@ -21,7 +21,7 @@ from allranks.core.snapshot import Snapshot
 
 
 def reattribute(snapshot: Snapshot) -> Outcome:
-    """Corrects the root cause of a past attempt when later evidence shows an earlier failure."""
+    """Correct the root cause of a past attempt when later evidence shows an earlier failure."""
     o, status = snapshot.observed, snapshot.current
     cause = correlation.corrected_cause(o.job, status, [*o.removed.values(), *snapshot.outdated], o.now, o.platform)
     counted = correlation.restart_counts(o.job, cause) if cause else None
@@ -35,13 +35,13 @@ def reattribute(snapshot: Snapshot) -> Outcome:
 
 
 def handle_failures(snapshot: Snapshot) -> Outcome:
-    """Evaluates failures one by one, each on the status that the previous one produced, and persists them in a single
-    write while they are of one kind: individually restarted replicas, or ignored ones.
+    """Evaluate failures one by one, each on the status that the previous one produced, and persist them in one write.
 
-    The write ends before counted and uncounted restarts would mix: they are counted separately. It holds at most
-    `MAX_DECISIONS`, so that other jobs have their turn; the job is reconciled again at once.
+    A write has failures of one kind: individually restarted replicas, or ignored ones. It ends before counted and
+    uncounted restarts would mix: they are counted separately. It holds at most `MAX_DECISIONS`, so that other jobs have
+    their turn; the job is reconciled again at once.
 
-    Pods that settle are evaluated when their kubelet has written their phase, or at the time until which they may.
+    Pods that settle are evaluated when their kubelet has written their phase, or at the end of the time for it.
     """
     o, before = snapshot.observed, snapshot.persisted.restarts
     if not snapshot.failed and not snapshot.deleted_replicas:
@@ -84,23 +84,23 @@ class _Evaluation:
         self._in_group = {place for place in places if topology.scope(self._job, *place) == "Group"}
 
     def decide(self, status: Status, failure: Failure) -> tuple[_Kind, Status, list[Event]]:
-        """The decision about the next failure, on the status that the previous decisions produced."""
+        """Return the decision about the next failure, on the status that the previous decisions produced."""
         job, now, described = self._job, self._now, describe_failure(failure)
         upstream = self._earlier.upstream_of(failure)
         if upstream and upstream.failure:
-            why = f"caused by an earlier failure: {describe_failure(upstream.failure)}"
-            event = Event("RankFailed", f"{described}: {why}", warning=True)
+            reason = f"caused by an earlier failure: {describe_failure(upstream.failure)}"
+            event = Event("RankFailed", f"{described}: {reason}", warning=True)
             restarted = transitions.restart_after_upstream_failure(job, status, upstream, upstream.failure, now)
-            return "final", restarted, [event, Event("Restarting", why)]
+            return "final", restarted, [event, Event("Restarting", reason)]
         if self._earlier.counted(failure):
-            why = f"same failure as another replica within {CORRELATION_SECONDS} s; already counted"
-            event = Event("RankFailed", f"{described}: {why}", warning=True)
+            reason = f"same failure as another replica within {CORRELATION_SECONDS} s; already counted"
+            event = Event("RankFailed", f"{described}: {reason}", warning=True)
             return "restarted", self._restart_alone(status, failure, None), [event]
 
         decision = restart_policy.decide_restart(job, status, failure, self._snapshot.observed.platform)
-        event = Event("RankFailed", f"{described}: {decision.why}", warning=True)
+        event = Event("RankFailed", f"{described}: {decision.explanation}", warning=True)
         if decision.action == "Fail":
-            message = f"{described}: {decision.why}"
+            message = f"{described}: {decision.explanation}"
             if not decision.names_cause:
                 message = _with_last_line(message, failure)
             return (
@@ -113,8 +113,8 @@ class _Evaluation:
             return "ignored", transitions.ignore(status, failure), [event]
         counted = decision.action == "Restart"
         if self._in_group:
-            restarted = transitions.restart(job, status, failure, counted, decision.why, now)
-            return "final", restarted, [event, Event("Restarting", decision.why)]
+            restarted = transitions.restart(job, status, failure, counted, decision.explanation, now)
+            return "final", restarted, [event, Event("Restarting", decision.explanation)]
         return "restarted", self._restart_alone(status, failure, counted), [event]
 
     def _restart_alone(self, status: Status, failure: Failure, counted: bool | None) -> Status:
@@ -124,7 +124,7 @@ class _Evaluation:
         return restarted
 
     def _summary(self, status: Status) -> Status:
-        """The status with the pod counts that follow from the decisions so far."""
+        """Return the status with the pod counts that follow from the decisions so far."""
         return Snapshot(self._snapshot.observed.with_current(status)).summarised
 
 
@@ -134,10 +134,10 @@ def _with_last_line(text: str, failure: Failure) -> str:
 
 
 def startup_failure(snapshot: Snapshot) -> Outcome:
-    """Applies startupDeadlineSeconds to pods with a start error, until all ranks of the job have run once.
+    """Apply startupDeadlineSeconds to pods with a start error, until all ranks of the job have run once.
 
-    The same images and volumes worked then. What keeps a replaced pod from starting, as a registry that is away, ends
-    without a change by the user: the job waits, and the condition names the pod.
+    The same images and volumes worked then. An unavailable registry, for example, ends without a change by the user:
+    the job waits, and the condition names the pod.
 
     A pod that may not run as root and whose image does fails the job at once: only a change of the job cures it. Other
     errors of the configuration, such as a missing Secret, can end by themselves.
@@ -168,15 +168,17 @@ _ROOT_IMAGES = {
 
 
 def root_image_cure(pod: Pod) -> str:
-    """What to change if the kubelet refuses to start a container of the pod because of its user; else empty."""
+    """Return the change that cures a pod which the kubelet refuses to start because of its user; else an empty text."""
     if pod.start_error != "CreateContainerConfigError":
         return ""
     return next((cure for text, cure in _ROOT_IMAGES.items() if text in pod.waiting_message), "")
 
 
 def startup_deadline(job: Job, status: Status, pod: Pod) -> datetime | None:
-    """End of startupDeadlineSeconds for this pod, counted from its assignment to a node: an unscheduled pod does not
-    pull its image."""
+    """Return the end of startupDeadlineSeconds for this pod.
+
+    It counts from the assignment to a node: an unscheduled pod does not pull its image.
+    """
     alone = status.replica_restarts.get(naming.replica_key(pod.role, pod.index))
     begun = (alone.restart_time if alone else status.restart_time) or status.attempt_time
     placed = max([moment for moment in (begun, pod.placed_at) if moment], default=None)
@@ -184,8 +186,10 @@ def startup_deadline(job: Job, status: Status, pod: Pod) -> datetime | None:
 
 
 def handle_hang(snapshot: Snapshot) -> Outcome:
-    """Waits for the two ends of the stall window: `sync_objects` requests stack dumps at the first, this rule acts at
-    the second."""
+    """Restart all ranks at the end of a stall, unless a rule of the user says otherwise.
+
+    The stall window has two ends: `sync_objects` requests stack dumps at the first, this rule acts at the second.
+    """
     o, stall = snapshot.observed, snapshot.stall_window
     if stall is None or o.reports is None:
         return None
@@ -202,7 +206,7 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
     if not stall.confirmed:
         failure = hang_detection.silence_failure(failure, stall)
     decision = restart_policy.decide_after_hang(o.job, o.current, failure, o.platform)
-    event = Event(failure.reason, f"{failure.message}: {decision.why}", warning=True)
+    event = Event(failure.reason, f"{failure.message}: {decision.explanation}", warning=True)
     if decision.action == "Fail":
         failed = transitions.fail(o.job, snapshot.summarised, decision.reason, failure.message, o.now, failure)
         return write(failed, event)
@@ -210,5 +214,5 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
         recorded = hang_detection.already_recorded(o.current, stall)
         return None if recorded else write(changed(o.current, last_failure=failure), event)
     counted = decision.action == "Restart"
-    restarted = transitions.restart(o.job, o.current, failure, counted, decision.why, o.now)
-    return write(restarted, event, Event("Restarting", decision.why))
+    restarted = transitions.restart(o.job, o.current, failure, counted, decision.explanation, o.now)
+    return write(restarted, event, Event("Restarting", decision.explanation))

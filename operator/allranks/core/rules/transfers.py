@@ -15,7 +15,7 @@ from allranks.core.transfers import pods as transfers
 
 
 def receive(snapshot: Snapshot) -> Outcome:
-    """Records the revisions of inputs that are ready, or fails a job with an input that cannot be fetched."""
+    """Record the revisions of inputs that are ready, or fail a job with an input that cannot be fetched."""
     o = snapshot.observed
     if not transfers.unready(o):
         return None
@@ -27,18 +27,18 @@ def receive(snapshot: Snapshot) -> Outcome:
     news = [new for old, new in zip(o.current.inputs, inputs, strict=True) if old.state != new.state]
     if not news:
         return None
-    return write(changed(o.current, inputs=inputs), *(_event(each) for each in news))
+    return write(changed(o.current, inputs=inputs), *(_event(state) for state in news))
 
 
-def _event(each: InputStatus) -> Event:
-    what = f"{each.bytes} bytes, revision {each.revision}"
-    if each.location in ("Node", "Pod"):
-        return Event("RevisionFound", f"input {each.name} is fetched by each {each.location.lower()}: {what}")
-    return Event("Fetched", f"input {each.name} is ready: {what}")
+def _event(state: InputStatus) -> Event:
+    details = f"{state.bytes} bytes, revision {state.revision}"
+    if state.location in ("Node", "Pod"):
+        return Event("RevisionFound", f"input {state.name} is fetched by each {state.location.lower()}: {details}")
+    return Event("Fetched", f"input {state.name} is ready: {details}")
 
 
 def fail_in_pods(snapshot: Snapshot) -> Outcome:
-    """Fails a job if a pod says that its inputs cannot be fetched."""
+    """Fail a job if a pod says that its inputs cannot be fetched."""
     o = snapshot.observed
     pod = next((pod for pod in snapshot.pods.values() if pod.waiting_reason == INPUT_FAILED), None)
     if pod is None:
@@ -53,7 +53,7 @@ UNCHECKED = "OutputUnchecked"
 
 
 def receive_checks(snapshot: Snapshot) -> Outcome:
-    """Records that files can be written to the destinations, or fails a job with one that they cannot."""
+    """Record that files can be written to the destinations, or fail a job with a destination that cannot be written."""
     o = snapshot.observed
     if not transfers.unready(o):
         return None
@@ -68,7 +68,7 @@ def receive_checks(snapshot: Snapshot) -> Outcome:
 
 
 def end_uploads(snapshot: Snapshot) -> Outcome:
-    """Ends a job whose outputs are all uploaded, or of which one cannot be uploaded."""
+    """End a job whose outputs are all uploaded, or with an output that cannot be uploaded."""
     o = snapshot.observed
     outputs = uploads.observed(o)
     if any(output.state == "Uploading" for output in outputs):
@@ -78,7 +78,7 @@ def end_uploads(snapshot: Snapshot) -> Outcome:
     if not failed:
         return write(transitions.succeed(o.job, status, o.now), Event("Succeeded", "training completed"))
     message = "the program completed, but " + "; ".join(
-        f"output {output.name} is not uploaded: {uploads.why(o, output)}" for output in failed
+        f"output {output.name} is not uploaded: {uploads.upload_error(o, output)}" for output in failed
     )
     return write(
         transitions.fail(o.job, status, uploads.FAILED, message, o.now), Event(uploads.FAILED, message, warning=True)
@@ -86,8 +86,10 @@ def end_uploads(snapshot: Snapshot) -> Outcome:
 
 
 def upload_after_failure(snapshot: Snapshot) -> Outcome:
-    """Begins the upload of outputs of a failed job that are wanted always, and records its result. A checkpoint whose
-    upload was due before is uploaded as well."""
+    """Begin the upload of outputs of a failed job with `when: Always`, and record its result.
+
+    A checkpoint whose upload was due before is uploaded as well.
+    """
     o = snapshot.observed
     if o.current.phase != "Failed":
         return None
@@ -104,7 +106,7 @@ def upload_after_failure(snapshot: Snapshot) -> Outcome:
     if outputs == o.current.outputs:
         return uploads.next_deadline(o)
     events = [
-        Event(uploads.FAILED, f"output {new.name} is not uploaded: {uploads.why(o, new)}", warning=True)
+        Event(uploads.FAILED, f"output {new.name} is not uploaded: {uploads.upload_error(o, new)}", warning=True)
         for old, new in zip(o.current.outputs, outputs, strict=True)
         if (old.state, new.state) == ("Uploading", "Failed")
     ]

@@ -25,13 +25,13 @@ _STALLED = timedelta(seconds=60)
 
 
 def policy_of(job: Job, platform: Platform) -> Utilization | None:
-    """The policy of the pool, which replaces that of the job."""
+    """Return the policy of the pool, which replaces the policy of the job."""
     pool = pool_template.pool_of(job, platform)
     return (pool.utilization if pool else None) or job.spec.utilization
 
 
 def judge(snapshot: Snapshot) -> Outcome:
-    """Sets the condition at the end of a window, and decides whether the job is suspended."""
+    """Set the condition at the end of a window, and decide whether the job is suspended."""
     o, status = snapshot.observed, snapshot.current
     policy, times = policy_of(o.job, o.platform), time_accounting.up_to(snapshot.current, o.now)
     if policy is None or times is None or times.category == "Queued" or suspends(status):
@@ -64,7 +64,7 @@ def judge(snapshot: Snapshot) -> Outcome:
 
 
 def _stalled(reports: Reports | None, now: datetime) -> float:
-    """Seconds since the last step of any rank, if that is long ago: no time accounting can see it yet."""
+    """Return the seconds since the last step of any rank, if that is long ago: no time accounting has them yet."""
     ranks = [rank for rank in reports.ranks if not rank.done] if reports else []
     steps = [rank.stepped_at for rank in ranks if rank.stepped_at]
     if not steps:
@@ -88,7 +88,7 @@ def _minutes(seconds: float) -> str:
 
 
 def suspends(status: Status) -> bool:
-    """Whether the current attempt is to be suspended. One that is resumed begins with a new attempt."""
+    """Return whether the current attempt is to be suspended. One that is resumed begins with a new attempt."""
     return status.utilization is not None and status.utilization.suspend_attempt == status.attempt
 
 

@@ -23,7 +23,7 @@ from allranks.core.transfers import pods as transfers
 
 
 def delete_pods(snapshot: Snapshot) -> Plan:
-    """Deletes all pods of a suspended job, and reports pods that the API server does not allow to be deleted."""
+    """Delete all pods of a suspended job, and report pods that the API server does not allow to be deleted."""
     summary, now = snapshot.summarised_at_end, snapshot.observed.now
     condition = summary.condition("Suspended")
     if snapshot.undeletable:
@@ -39,7 +39,7 @@ def delete_pods(snapshot: Snapshot) -> Plan:
 
 
 def wait_in_queue(snapshot: Snapshot) -> Plan:
-    """Deletes all pods of a job that waits in a queue, and says what it waits for."""
+    """Delete all pods of a job that waits in a queue, and report the reason of the wait."""
     o = snapshot.observed
     active, _ = active_pods(snapshot)
     missing = transfers.blocked(o) if snapshot.workload is None and not active else None
@@ -53,17 +53,17 @@ def wait_in_queue(snapshot: Snapshot) -> Plan:
 
 
 def _with_wanted_sizes(snapshot: Snapshot) -> Status:
-    """The status of a job without pods, with the sizes that it will have."""
-    summary, wanted = snapshot.summarised_at_end, topology.wanted_sizes(snapshot.observed.job)
-    if {role: of.desired for role, of in summary.roles.items()} == wanted:
+    """Return the status of a job without pods, with the sizes that it will have."""
+    summary, sizes = snapshot.summarised_at_end, topology.wanted_sizes(snapshot.observed.job)
+    if {role: counts.desired for role, counts in summary.roles.items()} == sizes:
         return summary
-    active = {role: of.active for role, of in summary.roles.items()}
-    roles = {role: RoleStatus(desired=size, active=active.get(role, 0)) for role, size in wanted.items()}
-    return changed(summary, roles=roles, ready=f"0/{sum(wanted.values())}")
+    active = {role: counts.active for role, counts in summary.roles.items()}
+    roles = {role: RoleStatus(desired=size, active=active.get(role, 0)) for role, size in sizes.items()}
+    return changed(summary, roles=roles, ready=f"0/{sum(sizes.values())}")
 
 
 def wait_for_uploads(snapshot: Snapshot) -> Plan:
-    """Ends the pods that still run, as after success: they could still write. Records the progress of the upload."""
+    """End the pods that still run, because they could still write, and record the progress of the upload."""
     o = snapshot.observed
     since = min((output.start_time for output in o.current.outputs if output.start_time), default=o.now)
     end = since + CLEANUP_GRACE
@@ -77,7 +77,7 @@ def wait_for_uploads(snapshot: Snapshot) -> Plan:
 
 
 def _with_reason(snapshot: Snapshot, status: Status) -> Status:
-    """Says what keeps an upload from going on."""
+    """Add the reason why an upload does not proceed."""
     trouble, running = transfers.upload_trouble(snapshot.observed), status.condition("Running")
     if trouble:
         return with_phase(status, "Running", snapshot.observed.now, outputs.UPLOAD_RETRYING, trouble)
@@ -87,7 +87,7 @@ def _with_reason(snapshot: Snapshot, status: Status) -> Status:
 
 
 def clean_up(snapshot: Snapshot) -> Plan:
-    """Deletes pods as `cleanPodPolicy` says, those of a failed job when they are not held any more."""
+    """Delete pods as `cleanPodPolicy` says, pods of a failed job when they are not held any more."""
     o = snapshot.observed
     # A PodGroup has no use once no pod can be placed any more. That of a pod that still runs stays.
     placed = all(pod.ended for pod in snapshot.pods.values())
@@ -103,7 +103,7 @@ def clean_up(snapshot: Snapshot) -> Plan:
 
 
 def held_until(snapshot: Snapshot) -> datetime | None:
-    """When the pods of a failed job are no longer kept for a look; None if they are not kept."""
+    """Return when the pods of a failed job are no longer kept for debugging; None if they are not kept."""
     o = snapshot.observed
     seconds = o.job.spec.restart.hold_seconds
     if o.current.phase != "Failed" or not seconds or o.job.spec.suspend or o.platform.local:
@@ -113,11 +113,11 @@ def held_until(snapshot: Snapshot) -> datetime | None:
 
 
 def _hold(snapshot: Snapshot, until: datetime) -> Plan:
-    """Keeps all pods of the last attempt that have a node: one without would start as soon as there is room."""
+    """Keep all pods of the last attempt that have a node: one without would start as soon as there is room."""
     kept = {place: pod for place, pod in snapshot.pods.items() if pod.node is not None or pod.ended}
     delete = [pod for place, pod in sorted(snapshot.pods.items()) if place not in kept]
-    there = [pod for pod in kept.values() if pod.deleted_at is None]
-    hold = Hold(until=until, pods=len(there), gpus=_gpus(snapshot, there)) if there else None
+    present = [pod for pod in kept.values() if pod.deleted_at is None]
+    hold = Hold(until=until, pods=len(present), gpus=_gpus(snapshot, present)) if present else None
     before, events = snapshot.current.hold, list[Event]()
     if hold and (before is None or before.until != until):
         message = f"{hold.pods} pods with {hold.gpus} GPUs are kept until {until:%Y-%m-%dT%H:%M:%SZ}"
@@ -127,7 +127,7 @@ def _hold(snapshot: Snapshot, until: datetime) -> Plan:
 
 
 def _gpus(snapshot: Snapshot, pods: Iterable[Pod]) -> int:
-    """GPUs of the pods that have not ended."""
+    """Return the number of GPUs of the pods that have not ended."""
     o, counts = snapshot.observed, Counter(pod.role for pod in pods if not pod.ended)
     if not counts:
         return 0

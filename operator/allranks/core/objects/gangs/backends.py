@@ -84,9 +84,9 @@ class Coscheduling(Backend):
         return {"minMember": gang.min_count, "scheduleTimeoutSeconds": gang.timeout_seconds}
 
     def pod_part(self, gang: Gang, role: str) -> PodPart:
-        own = gang.templates[role]["spec"].get("schedulerName")
+        named = gang.templates[role]["spec"].get("schedulerName")
         return PodPart(
-            labels={COSCHEDULING_LABEL: gang.name}, spec={} if own else {"schedulerName": gang.scheduler_name}
+            labels={COSCHEDULING_LABEL: gang.name}, spec={} if named else {"schedulerName": gang.scheduler_name}
         )
 
     def trouble(self, group: Object) -> str:
@@ -112,7 +112,7 @@ class Kueue(Backend):
 
 
 def topology_request(job: Job, sizes: Mapping[str, int]) -> Manifest | None:
-    """The `topologyRequest` of each pod set: neighbours by the index of the ranks. `sizes`: role -> pods.
+    """Return the `topologyRequest` of each pod set: neighbours by the index of the ranks. `sizes`: role -> pods.
 
     Only for `gang: Kueue`, because a queue without topology-aware scheduling admits no job with such a request.
     """
@@ -158,10 +158,10 @@ class Volcano(Backend):
         return spec
 
     def pod_part(self, gang: Gang, role: str) -> PodPart:
-        own = gang.templates[role]["spec"].get("schedulerName")
+        named = gang.templates[role]["spec"].get("schedulerName")
         return PodPart(
             annotations={VOLCANO_GROUP: gang.name, VOLCANO_TASK: role},
-            spec={} if own else {"schedulerName": VOLCANO_SCHEDULER},
+            spec={} if named else {"schedulerName": VOLCANO_SCHEDULER},
         )
 
     def places_close(self, topology: Topology) -> bool:
@@ -176,7 +176,7 @@ class Volcano(Backend):
 
 
 def _volcano_queue(gang: Gang) -> str:
-    """The Volcano queue that the template of a role names; empty: Volcano's default queue."""
+    """Return the Volcano queue that the template of a role names; empty for Volcano's default queue."""
     for role in gang.min_by_role:
         annotations = gang.templates[role]["metadata"].get("annotations") or {}
         if queue := annotations.get(VOLCANO_QUEUE):
@@ -184,10 +184,12 @@ def _volcano_queue(gang: Gang) -> str:
     return ""
 
 
-BACKENDS: Mapping[GangBackend, Backend] = {each.name: each for each in (Native(), Kueue(), Volcano(), Coscheduling())}
+BACKENDS: Mapping[GangBackend, Backend] = {
+    backend.name: backend for backend in (Native(), Kueue(), Volcano(), Coscheduling())
+}
 
 
 def requested(job: Job) -> Backend | None:
-    """The backend that the job names; None: it leaves the choice to the operator, or wants none."""
+    """Return the backend that the job names; None if it leaves the choice to the operator, or wants none."""
     gang = job.spec.scheduling.gang
     return BACKENDS.get(gang) if gang else None
