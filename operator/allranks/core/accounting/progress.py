@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from operator import itemgetter
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, CurvePoint, ProgressStatus, RankProgress, Status
@@ -87,7 +88,7 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
     if before.first_step_time is None and firsts:
         changes["first_step_time"], changes["first_step"] = min(firsts)
     checkpoints = ((r.checkpoint_at, r.checkpoint_step) for r in ranks if r.checkpoint_at)
-    saved = max(checkpoints, default=None, key=_first)
+    saved = max(checkpoints, default=None, key=itemgetter(0))
     jitter = _JITTER if saved and saved[1] == before.checkpoint_step else timedelta(0)
     if saved and (before.checkpoint_time is None or saved[0] > before.checkpoint_time + jitter):
         changes["checkpoint_time"], changes["checkpoint_step"] = saved
@@ -158,7 +159,8 @@ def _with_forecast(progress: ProgressStatus, ranks: Iterable[RankReport]) -> Pro
     """Set the ETA: the remaining steps times the median step time."""
     step, total = progress.step, progress.total_steps
     left = max(0, total - step) if step is not None and total else None
-    pace = _median([rank.step_seconds for rank in ranks if rank.step_seconds is not None and not rank.done])
+    paces = [rank.step_seconds for rank in ranks if rank.step_seconds is not None and not rank.done]
+    pace = statistics.median(paces) if paces else None
     eta = 0.0 if left == 0 else float(round(left * pace)) if left is not None and pace is not None else None
     return changed(progress, eta_seconds=eta, eta="" if eta is None else human_duration(eta))
 
@@ -245,11 +247,3 @@ def _digits(value: float) -> float:
 def _sum(values: Iterable[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
     return _digits(sum(numbers)) if numbers else None
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
-
-
-def _first(pair: tuple[datetime, int | None]) -> datetime:
-    return pair[0]

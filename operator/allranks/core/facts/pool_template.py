@@ -128,7 +128,8 @@ def template_of(pool: PoolSpec, user: Manifest, ranked: bool) -> Manifest:
     trainer: Manifest = {"name": naming.TRAINER}
     if pool.env:
         trainer["env"] = [variable.model_dump(by_alias=True, exclude_none=True, mode="json") for variable in pool.env]
-    if devices := _devices(pool) if ranked else {}:
+    devices = {**(pool.rdma or {}), **({pool.gpu.resource: pool.gpu.count} if pool.gpu else {})}
+    if ranked and devices:
         trainer["resources"] = {"limits": devices}
     if "tolerations" in fields:
         fields["tolerations"] = union((base.get("spec") or {}).get("tolerations"), fields["tolerations"])
@@ -144,10 +145,6 @@ def union(first: list[Any] | None, second: list[Any] | None) -> list[Any]:
     """Return the items of both lists without duplicates. Tolerations of the pool and of the job add up."""
     out = list(first or ())
     return out + [item for item in second or () if item not in out]
-
-
-def _devices(pool: PoolSpec) -> dict[str, int | str]:
-    return {**(pool.rdma or {}), **({pool.gpu.resource: pool.gpu.count} if pool.gpu else {})}
 
 
 def _trainer(template: Mapping[str, Any]) -> Manifest:

@@ -68,7 +68,7 @@ def summarise(
         return with_phase(summary, summary.phase, now, *(waits or ("PodsPending", f"{ready} of {desired} pods run")))
     if waits:
         return with_phase(summary, "Running", now, waits[0], f"{ready} of {desired} pods run; {waits[1]}")
-    message = _running_message(ready, desired)
+    message = f"all {desired} pods run" if ready == desired else f"{ready} of {desired} pods run"
     if note:
         return with_phase(summary, "Running", now, note[0], f"{message}; {note[1]}")
     return with_phase(summary, "Running", now, ALL_RUN, message)
@@ -242,10 +242,6 @@ def _all_run(
         if essential <= set(run):
             return sum(role == topology.ELASTIC_ROLE for role, _ in run) >= job.spec.elastic.min_replicas
     return len(run) == len(needed)
-
-
-def _running_message(ready: int, desired: int) -> str:
-    return f"all {desired} pods run" if ready == desired else f"{ready} of {desired} pods run"
 
 
 def _ready(pod: Pod) -> bool:

@@ -242,8 +242,10 @@ def _shared_part(
     if wiring.command is not None:
         trainer["command"] = list(wiring.command)
         trainer.pop("args", None)
-    elif prefix := (*_report_helper(job, wiring, user, platform), *wiring.prefix):
-        trainer["command"] = [*prefix, *user.get("command", [])]
+    elif report_env.needs_helper(job, wiring, user.get("command"), platform):
+        trainer["command"] = [*report_env.HELPER, *wiring.prefix, *user.get("command", [])]
+    elif wiring.prefix:
+        trainer["command"] = [*wiring.prefix, *user.get("command", [])]
     if wiring.ports:
         declared = {port.get("containerPort") for port in user.get("ports", [])}
         trainer["ports"] = [
@@ -277,10 +279,6 @@ def _shared_part(
 
 def _has_our_image(container: str) -> bool:
     return container == HELPER or container.startswith(naming.FETCH_CONTAINER)
-
-
-def _report_helper(job: Job, wiring: Wiring, user: Manifest, platform: Platform) -> tuple[str, ...]:
-    return report_env.HELPER if report_env.needs_helper(job, wiring, user.get("command"), platform) else ()
 
 
 def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, shared: _Shared) -> list[dict[str, Any]]:

@@ -70,18 +70,14 @@ def withdraw(snapshot: Snapshot) -> Outcome:
         return _requeue(snapshot, reason, message)
     if not workloads.is_admitted(workload):
         return _requeue(snapshot, "NotAdmitted", f"Workload {held.workload} is not admitted any more")
-    requested = topology.wanted_sizes(job)
-    sizes = ({role: pod_set.requested for role, pod_set in held.pod_sets.items()}, _sizes(held))
-    if requested not in sizes:
+    asked_for = {role: pod_set.requested for role, pod_set in held.pod_sets.items()}
+    admitted = {role: pod_set.count for role, pod_set in held.pod_sets.items() if pod_set.count}
+    if topology.wanted_sizes(job) not in (asked_for, admitted):
         message = "the size changed: the job needs another quota"
         return _save_and_requeue(snapshot, "Resized", message, asked_for="Resized")
     if sync.reclaimed_too_much(status, workload):
         return _requeue(snapshot, "QuotaReclaimed", "ranks run again whose quota was given back when they were done")
     return None
-
-
-def _sizes(held: QueueStatus) -> dict[str, int]:
-    return {role: pod_set.count for role, pod_set in held.pod_sets.items() if pod_set.count}
 
 
 def _save_and_requeue(snapshot: Snapshot, reason: str, message: str, asked_for: str) -> Outcome:

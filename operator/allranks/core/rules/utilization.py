@@ -45,7 +45,8 @@ def judge(snapshot: Snapshot) -> Outcome:
     productive = max(0.0, times.productive - window.productive_seconds - stalled)
     low = productive * 100 < policy.min_productive_percent * passed
     suspend = low and policy.action == "Suspend" and not o.platform.local and not o.job.spec.suspend
-    text = f"{_percent(productive / passed)} of the last {_minutes(passed)} was productive"
+    percent = min(100, int(productive / passed * 100))
+    text = f"{percent}% of the last {passed / 60:.0f} minutes was productive"
     was_low = (before := status.condition(CONDITION)) is not None and before.status == "True"
     bound = f"at least {policy.min_productive_percent}% is required"
     message = f"{text}, {bound}{_price(snapshot)}{'; the job is suspended' if suspend else ''}" if low else text
@@ -77,14 +78,6 @@ def _stalled(reports: Reports | None, now: datetime) -> float:
 def _price(snapshot: Snapshot) -> str:
     used = cost.up_to(snapshot.current, snapshot.observed.now)
     return f"; {used.gpus} GPUs, {used.summary} so far" if used else ""
-
-
-def _percent(share: float) -> str:
-    return f"{min(100, int(share * 100))}%"
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} minutes"
 
 
 def suspends(status: Status) -> bool:

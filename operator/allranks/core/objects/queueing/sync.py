@@ -101,7 +101,12 @@ def _while_queued(o: Observed, workload: Manifest, idle: bool) -> _Changes:
             release = ObjectPatch(workload, {"status": workloads.released(workload, o.now)}, "status")
             return _Changes(patch=(release,)) if idle else _Changes()
         # Kueue does not allow changes of these fields while quota is reserved.
-        again = ours and (outdated or moved or workloads.holds(workload, workloads.FINISHED) or _reclaimed(workload))
+        again = ours and (
+            outdated
+            or moved
+            or workloads.holds(workload, workloads.FINISHED)
+            or any(workloads.reclaimed(workload).values())
+        )
         return _Changes(remove=(workload,)) if again and idle else _Changes()
     if ours and workloads.holds(workload, workloads.FINISHED):
         return _Changes(remove=(workload,))
@@ -174,10 +179,6 @@ def _reclaimable(snapshot: Snapshot, workload: Manifest) -> tuple[list[Manifest]
     after = {role: count for role, count in counts.items() if count}
     changed = [{"name": role, "count": count} for role, count in after.items()] if after != before else None
     return changed, min(due_at, default=None)
-
-
-def _reclaimed(workload: Manifest) -> bool:
-    return any(workloads.reclaimed(workload).values())
 
 
 def reclaimed_too_much(status: Status, workload: Manifest) -> bool:
