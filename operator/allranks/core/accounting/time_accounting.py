@@ -19,43 +19,29 @@ from allranks.core.facts.uploads import uploading_since
 from allranks.core.snapshot import Snapshot
 
 
-def account(
-    job: Job,
-    before: Status,
-    reported: Status,
-    after: Status,
-    pods: Iterable[Pod],
-    refused: Collection[Any],
-    listened: bool,
-    now: datetime,
-) -> Status:
-    """Return `after` with updated times; the same object if nothing else changed and the state is the same.
-
-    `before` is the persisted status, `reported` the same with the ranks' newest progress. `pods` are the pods
-    of the current attempt. `listened` says whether there is a report server.
-    """
+def account(snapshot: Snapshot, after: Status) -> Status:
+    """Return `after` with updated times; the same object if nothing else changed and the state is the same."""
+    o, before, current = snapshot.observed, snapshot.persisted, snapshot.current
     if after.start_time is None or (before.times and before.times.category == "Finished"):
         return after
-    times = before.times or _opened(job, after, now)
-    if not times.measured and _reports(reported):
-        times = _measured(reported, times, now)
+    times = before.times or _opened(o.job, after, o.now)
+    if not times.measured and _reports(current):
+        times = _measured(current, times, o.now)
     if before.attempt_time is not None and _ended(before, after):
-        times, past = _close_attempt(before, reported, after, times, now)
+        times, past = _close_attempt(before, current, after, times, o.now)
         after = changed(after, history=[*after.history[:-1], past])
-    measures = listened and (job.spec.hang is not None or after.progress is not None)
-    present = list(pods) if after.attempt == before.attempt else []
-    category, moment = _category(after, present, refused, measures, now)
+    measures = o.reports is not None and (o.job.spec.hang is not None or after.progress is not None)
+    pods = list(snapshot.pods.values()) if after.attempt == before.attempt else []
+    category, moment = _category(after, pods, o.refused, measures, o.now)
     if category == times.category and times == before.times and after == before:
         return after
-    moment = min(max(moment, times.since), now)
+    moment = min(max(moment, times.since), o.now)
     reason = _last_reason(after)
-    times = _advanced(changed(_advanced(times, moment, reason), category=category), now, reason)
-    if category not in ("Productive", "Uploading"):
-        times = changed(times, productive_since=None)
-    elif category == "Uploading":
-        pass  # the end of the attempt follows
-    elif times.productive_since is None:
+    times = _advanced(changed(_advanced(times, moment, reason), category=category), o.now, reason)
+    if category == "Productive" and times.productive_since is None:
         times = changed(times, productive_since=moment)
+    elif category not in ("Productive", "Uploading"):  # the end of the attempt follows an upload
+        times = changed(times, productive_since=None)
     return changed(after, times=times, goodput=goodput(times))
 
 
@@ -219,7 +205,5 @@ def _exact(seconds: float) -> float:
 
 def with_times(snapshot: Snapshot, plan: Plan) -> Plan:
     """Add progress and times to the status that the plan writes; there is none if nothing has changed."""
-    o, before = snapshot.observed, snapshot.persisted
-    after, pods, listened = plan.next or snapshot.current, snapshot.pods.values(), o.reports is not None
-    status = account(o.job, before, snapshot.current, after, pods, o.refused, listened, o.now)
-    return replace(plan, next=status if status != before else None)
+    status = account(snapshot, plan.next or snapshot.current)
+    return replace(plan, next=status if status != snapshot.persisted else None)
