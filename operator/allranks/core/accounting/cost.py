@@ -88,7 +88,7 @@ def _advanced(cost: CostStatus, before: Times | None, after: Times, held: int) -
     hourly = float(cost.price) if cost.price else 0.0
     for name in ("queued", "starting", "productive", "lost", "uploading"):
         seconds = (getattr(after, name) or 0.0) - ((getattr(before, name) if before else 0.0) or 0.0)
-        # The first look at pods that were placed before it: their time began with their assignment.
+        # The first reconcile of pods that were placed before it: their time began with their assignment.
         gpus = cost.gpus or (held if name in ("starting", "productive") else 0)
         kind = (
             "waiting"

@@ -20,7 +20,7 @@ from allranks.core.facts.status_update import changed
 
 
 class EarlierFailures:
-    """The recorded failures of individually restarted replicas, indexed: many replicas can fail in one look."""
+    """The recorded failures of individually restarted replicas, indexed: many replicas can fail in one reconcile."""
 
     def __init__(self, job: Job, status: Status) -> None:
         self._job, self._before = job, status.attempt_failure

@@ -68,7 +68,7 @@ def _variable_names(job: Job, template: Manifest, platform: Platform) -> tuple[s
 
 @dataclass(frozen=True)
 class Ranks:
-    """The global ranks of the replicas, computed once for all failures of a look."""
+    """The global ranks of the replicas, computed once for all failures of a reconcile."""
 
     job: Job
     status: Status

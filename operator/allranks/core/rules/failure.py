@@ -73,7 +73,7 @@ _Kind = Literal["restarted", "ignored", "final"]
 
 
 class _Evaluation:
-    """The failures of one look. The root cause selects the rule. If any failed replica has group scope, the whole
+    """The failures of one reconcile. The root cause selects the rule. If any failed replica has group scope, the whole
     attempt restarts."""
 
     def __init__(self, snapshot: Snapshot) -> None:

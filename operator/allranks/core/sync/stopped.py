@@ -78,9 +78,9 @@ def wait_for_uploads(snapshot: Snapshot) -> Plan:
 
 def _with_reason(snapshot: Snapshot, status: Status) -> Status:
     """Add the reason why an upload does not proceed."""
-    trouble, running = transfers.upload_trouble(snapshot.observed), status.condition("Running")
-    if trouble:
-        return with_phase(status, "Running", snapshot.observed.now, outputs.UPLOAD_RETRYING, trouble)
+    problem, running = transfers.upload_problem(snapshot.observed), status.condition("Running")
+    if problem:
+        return with_phase(status, "Running", snapshot.observed.now, outputs.UPLOAD_RETRYING, problem)
     if running and running.reason == outputs.UPLOAD_RETRYING:
         return with_phase(status, "Running", snapshot.observed.now, outputs.UPLOADING, "the outputs are uploaded")
     return status

@@ -160,8 +160,8 @@ def _upload(o: Observed, output: OutputStatus) -> Upload | None:
     upload = reported or Upload("Uploading")
     if deadline is None or o.now < deadline or upload.state != "Uploading":
         return reported
-    trouble = f": {upload.message}" if upload.message else ""
-    message = f"not within deadlineSeconds ({_seconds(o, output)}){trouble}"
+    problem = f": {upload.message}" if upload.message else ""
+    message = f"not within deadlineSeconds ({_seconds(o, output)}){problem}"
     return replace(upload, state="Failed", message=message, checkpoint=checkpoint_of(output), overdue=True)
 
 
@@ -257,11 +257,11 @@ def _verdict(o: Observed, status: Status) -> tuple[str, str] | None:
         if "Failed" in states:
             reason = REASON_OVERDUE if _overdue(o, status, due) else REASON_FAILED
         elif "Uploading" in states:
-            reason = UPLOAD_RETRYING if _trouble(o, due) else REASON_UPLOADING
+            reason = UPLOAD_RETRYING if _is_retried(o, due) else REASON_UPLOADING
         else:
             reason = REASON_JOB_FAILED if left else REASON_UPLOADED
     elif "Uploading" in states:
-        reason = UPLOAD_RETRYING if _trouble(o, due) else REASON_UPLOADING
+        reason = UPLOAD_RETRYING if _is_retried(o, due) else REASON_UPLOADING
     else:
         reason = CHECKPOINT_NOT_UPLOADED if "Failed" in states else REASON_CHECKPOINT_UPLOADED
     return reason, "; ".join(_texts(o, status, finished))
@@ -273,7 +273,7 @@ def _overdue(o: Observed, status: Status, due: list[OutputStatus]) -> bool:
     return any(upload and upload.overdue for upload in late) or (before is not None and before.reason == REASON_OVERDUE)
 
 
-def _trouble(o: Observed, due: list[OutputStatus]) -> bool:
+def _is_retried(o: Observed, due: list[OutputStatus]) -> bool:
     uploads = (upload_of(o, output) for output in due if output.state == "Uploading")
     return any(upload and upload.message for upload in uploads)
 

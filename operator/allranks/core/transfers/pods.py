@@ -57,26 +57,26 @@ def blocked(o: Observed) -> tuple[str, str] | None:
     waiting = [(number, item) for number, item in enumerate(o.job.spec.inputs or ()) if _is_unfetched(o, item.name)]
     for number, item in waiting:
         name = manifests.fetch_name(o.job, item.name)
-        if trouble := _trouble(o, name):
-            return FETCH_RETRYING, f"spec.inputs[{number}]: {trouble}"
+        if problem := _problem(o, name):
+            return FETCH_RETRYING, f"spec.inputs[{number}]: {problem}"
     for number, output in (checks := _unchecked(o)):
-        if trouble := _trouble(o, manifests.check_name(o.job, output.name)):
-            return CHECK_RETRYING, f"spec.outputs[{number}]: {trouble}"
+        if problem := _problem(o, manifests.check_name(o.job, output.name)):
+            return CHECK_RETRYING, f"spec.outputs[{number}]: {problem}"
     if not waiting:
         return CHECKING, "destinations are checked: " + ", ".join(f"{item.name} at {item.to}" for _, item in checks)
     return FETCHING, "inputs are fetched: " + ", ".join(f"{item.name} from {item.source}" for _, item in waiting)
 
 
-def upload_trouble(o: Observed) -> str:
+def upload_problem(o: Observed) -> str:
     """Return the reason why uploads do not proceed; empty if they do."""
     uploading = _uploading(o.job, o.current)
     for number, output in enumerate(o.job.spec.outputs or ()):
-        if output.name in uploading and (trouble := _trouble(o, manifests.upload_name(o.job, output.name))):
-            return f"spec.outputs[{number}]: {trouble}"
+        if output.name in uploading and (problem := _problem(o, manifests.upload_name(o.job, output.name))):
+            return f"spec.outputs[{number}]: {problem}"
     return ""
 
 
-def _trouble(o: Observed, name: str) -> str:
+def _problem(o: Observed, name: str) -> str:
     """Return the reason why a transfer has no result; empty if nothing keeps it."""
     pod = o.transfers.get(name)
     if pod is None:
@@ -179,7 +179,7 @@ def _uploads(o: Observed) -> Iterator[tuple[str, Upload]]:
         if output.when == "Checkpoint":
             where = ""  # the checkpoint stays on its own volume
         if pod is None or (result := _result(pod)) is None:
-            yield output.name, Upload("Uploading", message=_trouble(o, name), where=where)
+            yield output.name, Upload("Uploading", message=_problem(o, name), where=where)
             continue
         checkpoint = _checkpoint(o, output.name, result)
         if isinstance(done := result.get("uploaded"), dict):

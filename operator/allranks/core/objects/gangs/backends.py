@@ -56,7 +56,7 @@ class Native(Backend):
     def places_close(self, topology: Topology) -> bool:
         return topology.required is not None
 
-    def trouble(self, group: Object) -> str:
+    def problem(self, group: Object) -> str:
         conditions = (group.get("status") or {}).get("conditions") or ()
         placed = next((c for c in conditions if c.get("type") in _SCHEDULED), None)
         if placed is None or placed.get("status") == "True":
@@ -89,7 +89,7 @@ class Coscheduling(Backend):
             labels={COSCHEDULING_LABEL: gang.name}, spec={} if named else {"schedulerName": gang.scheduler_name}
         )
 
-    def trouble(self, group: Object) -> str:
+    def problem(self, group: Object) -> str:
         return "the pods wait for nodes" if (group.get("status") or {}).get("phase") == "Failed" else ""
 
 
@@ -167,7 +167,7 @@ class Volcano(Backend):
     def places_close(self, topology: Topology) -> bool:
         return bool(_TIER.fullmatch(topology.required or topology.preferred or ""))
 
-    def trouble(self, group: Object) -> str:
+    def problem(self, group: Object) -> str:
         status = group.get("status") or {}
         waits = [c for c in status.get("conditions") or () if c.get("type") == "Unschedulable"]
         if status.get("phase") in ("Running", "Completed") or not waits or waits[-1].get("status") != "True":

@@ -78,6 +78,6 @@ class Backend(ABC):
         """Return whether the PodGroup holds this constraint, so that the pods need no affinity."""
         return False
 
-    def trouble(self, group: Object) -> str:
+    def problem(self, group: Object) -> str:
         """Return why the group waits or is not heeded, from the status of its PodGroup; empty if nothing is wrong."""
         return ""

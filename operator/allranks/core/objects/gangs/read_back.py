@@ -82,7 +82,7 @@ def _verdict(
     if missing:
         text = f"the API server dropped {', '.join(missing)} of PodGroup {name}"
         return "False", DROPPED, f"{text}: enable the feature gate that the field needs, or make a new job without it"
-    if group is not None and (problem := backend.trouble(group)):
+    if group is not None and (problem := backend.problem(group)):
         return "False", UNSCHEDULABLE, f"PodGroup {name}: {problem}"
     least = f"{status.gang.min_count} pods" if status.gang.min_count != 1 else "1 pod"
     if not status.gang.api_version:
