@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from allranks.api.job import KIND
-from allranks.core.facts import stack_requests
+from allranks.core.facts import rank_reports
 from allranks.core.objects.report_env import AUDIENCE
 from allranks.operator.app import Operator
 from allranks.operator.timing import Clock
@@ -117,8 +117,8 @@ def test_ranks_are_asked_for_their_stacks_when_the_job_is_annotated(world: World
         world.runs()
         token = world.token()
         assert report(operator, token, rank=1, step=7) == 200
-        request = stack_requests.new_request(0, Clock().now(), 7)
-        change = {"metadata": {"annotations": {stack_requests.ANNOTATION: request}}}
+        request = rank_reports.new_stack_request(0, Clock().now(), 7)
+        change = {"metadata": {"annotations": {rank_reports.STACKS_ANNOTATION: request}}}
         world.api.request("PATCH", path(KIND, world.namespace, "demo"), change, "application/merge-patch+json")
         asked = f"requested {request}"
         eventually(lambda: answer(operator, token, rank=1, step=8)[2].get("stacks") == asked)

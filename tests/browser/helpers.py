@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from allranks.core.facts.stack_requests import ANNOTATION, new_request, stack_dump_id
+from allranks.core.facts.rank_reports import STACKS_ANNOTATION, new_stack_request, stack_dump_id
 from allranks.report.client import reason_for
 from support.job_api import JobApi
 from support.sweep_samples import a_sweep, trial_of, with_gpu_time
@@ -30,8 +30,8 @@ def answer_with_stacks(api: JobApi, request: str = "") -> None:
     """The ranks of penguins print their stacks, as allranks.report does."""
     job = api.jobs["penguins"]
     if not request:
-        request = new_request(job["status"]["attempt"], datetime.now(UTC), 7)
-        api.put({**job, "metadata": {**job["metadata"], "annotations": {ANNOTATION: request}}})
+        request = new_stack_request(job["status"]["attempt"], datetime.now(UTC), 7)
+        api.put({**job, "metadata": {**job["metadata"], "annotations": {STACKS_ANNOTATION: request}}})
     for place, where in enumerate(("all_reduce", "all_reduce", "load_batch")):
         reason = reason_for(stack_dump_id(request, 1))
         text = (

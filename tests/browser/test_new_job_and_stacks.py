@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from allranks.core.facts.stack_requests import ANNOTATION
+from allranks.core.facts.rank_reports import STACKS_ANNOTATION
 from browser.helpers import JOB, answer_with_stacks, expect, see
 from support.live import eventually
 
@@ -90,7 +90,7 @@ def test_ranks_are_asked_for_their_stacks_and_answers_appear(open_page, api):
     see(page, "The program continues.")
     page.click("button:has-text('Ask the ranks')")
     see(page, "waiting for 3 ranks")
-    request = api.jobs["penguins"]["metadata"]["annotations"][ANNOTATION]
+    request = api.jobs["penguins"]["metadata"]["annotations"][STACKS_ANNOTATION]
     answer_with_stacks(api, request)
     see(page, "3 processes have answered")  # without a click
     see(page, "line 40 in load_batch", "section.stacks >> nth=2")

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.control_sequences import clean
-from allranks.core.facts import stack_requests
+from allranks.core.facts import rank_reports
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Cluster
 from allranks.kube.paths import job_path
@@ -72,7 +72,7 @@ async def ask(cluster: Cluster, name: str, attempt: int, now: datetime) -> str:
     """Ask all ranks of the attempt, with the user's right to change the job. Return the request. Raise
     ClusterError."""
     request = _new(attempt, now)
-    change = {"metadata": {"annotations": {stack_requests.ANNOTATION: request}}}
+    change = {"metadata": {"annotations": {rank_reports.STACKS_ANNOTATION: request}}}
     await cluster.request("PATCH", job_path(cluster.namespace, name), {"fieldManager": "allranks"}, change)
     return request
 
@@ -88,7 +88,7 @@ async def ask_run(directory: Path, attempt: int, now: datetime) -> str:
 
 
 def _new(attempt: int, now: datetime) -> str:
-    return stack_requests.new_request(attempt, now, secrets.randbelow(1 << 16))
+    return rank_reports.new_stack_request(attempt, now, secrets.randbelow(1 << 16))
 
 
 def answers(

@@ -1,7 +1,7 @@
 """Asks the ranks for a checkpoint before their pods are deleted on request, so that no work is lost.
 
-A rule that deletes the pods of a running job for another reason than a failure calls `ask_first`: for suspension, a new
-size, or an eviction by a queue. The request is persisted, so a restarted operator continues to wait.
+A rule that deletes the pods of a running job for another reason than a failure calls `ask_first`. The request is
+persisted, so a restarted operator continues to wait.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ REQUESTED = "CheckpointRequested"
 WITHDRAWN = "CheckpointRequestWithdrawn"
 
 
-def ask_first(snapshot: Snapshot, reason: str, why: str) -> Outcome:
-    """Asks for a checkpoint, or waits for it; None if the pods may be deleted now.
+def ask_first(snapshot: Snapshot, reason: str, occasion: str) -> Outcome:
+    """Ask for a checkpoint, or wait for it; return None if the pods may be deleted now.
 
-    `reason` is the one that the decision will have, `why` completes the sentence "before ...". It is safe to call this
-    in each reconcile, and by several rules: there is one request, and the first rule in the order of the rules acts.
+    `reason` is the reason of the decision, `occasion` completes the sentence "before ...". It is safe to call this in
+    each reconcile, and by several rules: there is one request, and the first rule in the order of the rules acts.
     """
     status, now = snapshot.current, snapshot.observed.now
     if snapshot.failed or snapshot.deleted_replicas:
@@ -43,15 +43,17 @@ def ask_first(snapshot: Snapshot, reason: str, why: str) -> Outcome:
     deadline = now + timedelta(seconds=seconds)
     request = CheckpointRequest(reason=reason, time=now, deadline=deadline, ranks=_reporting(snapshot))
     message = (
-        f"the ranks are asked for a checkpoint before {why}: the pods are deleted when it is stored, and without it at "
-        f"{request.deadline:%H:%M:%S} UTC"
+        f"the ranks are asked for a checkpoint before {occasion}: the pods are deleted when it is stored, and without "
+        f"it at {request.deadline:%H:%M:%S} UTC"
     )
     return write(changed(status, checkpoint_request=request), Event(REQUESTED, message))
 
 
 def _reporting(snapshot: Snapshot) -> int:
-    """Ranks that report now. A restarted operator that has not heard all of them takes the number that is persisted,
-    without the share of pods that have ended."""
+    """Return the number of ranks that report now.
+
+    A restarted operator that has not received all reports uses the persisted number, without the share of ended pods.
+    """
     recorded = (snapshot.persisted.progress, snapshot.current.progress)
     most = max((progress.reporting for progress in recorded if progress), default=0)
     ranks = snapshot.observed.reports.ranks if snapshot.observed.reports else ()
@@ -66,17 +68,20 @@ def _reporting(snapshot: Snapshot) -> int:
 
 
 def _without(ranks: int, ended: int, pods: int) -> int:
-    """The ranks of `pods` pods without those of the ended ones. If not every pod has ranks that report, rather more."""
+    """Return the number of ranks that remain when `ended` of `pods` pods have ended.
+
+    The result is rather too large if not every pod has ranks that report.
+    """
     return ranks - ended * (ranks // pods) if pods else ranks
 
 
 def longest_wait(job: Job, status: Status, now: datetime) -> int:
-    """How many seconds a request waits at most; 0 if no rank can be asked, or there is nothing to save."""
+    """Return the longest wait for a request in seconds; 0 if no rank can be asked, or there is nothing to save."""
     return min(pod_template.longest_grace_period(job), LONGEST_WAIT) if _can_save(status, now) else 0
 
 
 def result(snapshot: Snapshot) -> str:
-    """The result of the request, for the message of the decision; empty if the ranks were not asked."""
+    """Return the result of the request, for the message of the decision; empty if the ranks were not asked."""
     request = snapshot.current.checkpoint_request
     if request is None:
         return ""
@@ -103,8 +108,10 @@ def with_request(snapshot: Snapshot, plan: Plan) -> Plan:
 
 
 def number(status: Status) -> int:
-    """Identifies the request to the ranks: the time in milliseconds, so that a later request has a larger number. 0
-    without a request."""
+    """Return the number by which ranks tell requests apart, 0 without a request.
+
+    It is the time in milliseconds, so a later request has a larger number.
+    """
     return _number(status.checkpoint_request) if status.checkpoint_request else 0
 
 
@@ -113,8 +120,10 @@ def _number(request: CheckpointRequest) -> int:
 
 
 def _can_save(status: Status, now: datetime) -> bool:
-    """Whether ranks that store checkpoints on request have work that is in no checkpoint. The status says so, because a
-    new operator has not received their reports yet."""
+    """Return whether ranks that store checkpoints on request have work that is in no checkpoint.
+
+    The status decides, because a new operator has not received their reports yet.
+    """
     progress, lost = status.progress, status.condition(report_loss.CONDITION)
     if progress is None or not progress.saves_on_request or (lost is not None and lost.status == "True"):
         return False
@@ -124,7 +133,7 @@ def _can_save(status: Status, now: datetime) -> bool:
 
 
 def _made_a_step(progress: ProgressStatus, now: datetime) -> bool:
-    """Whether a rank has probably made a step since the checkpoint, and not reported it yet."""
+    """Return whether a rank has probably made a step since the checkpoint, and not reported it yet."""
     if progress.checkpoint_time is None or (progress.step is not None and progress.step == progress.total_steps):
         return False
     seconds = [rank.step_seconds for rank in progress.ranks if rank.step_seconds]
@@ -132,8 +141,10 @@ def _made_a_step(progress: ProgressStatus, now: datetime) -> bool:
 
 
 def _stored(request: CheckpointRequest, snapshot: Snapshot) -> bool:
-    """Whether a checkpoint was stored since the request, and no rank is still to store one: none that stores them on
-    request, and none that has reported one before. Usually that is rank 0 alone."""
+    """Return whether a checkpoint was stored since the request, and no other rank is expected to store one.
+
+    Ranks that store on request, or have reported a checkpoint before, are expected to. Usually that is rank 0 alone.
+    """
     reports = snapshot.observed.reports
     if reports is None or (reports.since >= request.time and _heard(reports, snapshot) < _expected(request, snapshot)):
         return False  # a restarted operator has not received the reports of all ranks yet
@@ -149,13 +160,13 @@ def _stored(request: CheckpointRequest, snapshot: Snapshot) -> bool:
 
 
 def _heard(reports: Reports, snapshot: Snapshot) -> int:
-    """Ranks of pods that have not ended."""
+    """Return the number of reporting ranks whose pods have not ended."""
     ended = {pod.name for pod in snapshot.pods.values() if pod.ended}
     return sum(rank.pod not in ended for rank in reports.ranks)
 
 
 def _expected(request: CheckpointRequest, snapshot: Snapshot) -> int:
-    """Ranks that reported at the time of the request, and whose pod has not ended since: these never report again."""
+    """Return the number of ranks that reported at the time of the request and whose pods have not ended since."""
     ended = sum(pod.exit is not None and pod.exit.finished_at > request.time for pod in snapshot.pods.values())
     running = sum(not pod.ended for pod in snapshot.pods.values())
     return _without(request.ranks, ended, running + ended)

@@ -1,7 +1,6 @@
-"""What a rule says about a snapshot: what to do, until when to wait, or nothing (None).
+"""The answer of a rule to a snapshot: a plan, a time to wait for, or nothing (None).
 
-A rule with a deadline returns `WaitUntil` before the deadline and `Act` after it, so that the wake-up cannot be
-forgotten. `reconcile` has the order of the rules.
+A rule with a deadline returns `WaitUntil` before it and `Act` after it, so that the wake-up cannot be forgotten.
 """
 
 from __future__ import annotations
@@ -36,5 +35,5 @@ Outcome = Act | WaitUntil | None
 
 
 def write(status: Status, *events: Event) -> Act:
-    """Writes a decision ahead of everything that follows from it."""
+    """Write a decision ahead of everything that follows from it."""
     return Act(Plan(next=status, write_ahead=True, events=events))

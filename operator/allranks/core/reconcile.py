@@ -19,7 +19,7 @@ from functools import reduce
 
 from allranks.core import checkpoints
 from allranks.core.accounting import cost, notifications, progress, time_accounting
-from allranks.core.accounting import utilization as suspension
+from allranks.core.beginning import begin_small
 from allranks.core.diagnosis import report_loss
 from allranks.core.facts import limits
 from allranks.core.facts import queue as queues
@@ -28,26 +28,11 @@ from allranks.core.facts.stage import Stage, stage_of
 from allranks.core.objects.gangs import choice
 from allranks.core.objects.queueing.sync import plan_of_manager, with_workload
 from allranks.core.outcomes import Act, Outcome, WaitForCheckpoint, WaitUntil
-from allranks.core.rules import (
-    cleanup,
-    failure,
-    gang,
-    hang,
-    inputs,
-    lifecycle,
-    outputs,
-    queue,
-    resize,
-    startup,
-    utilization,
-)
-from allranks.core.small_jobs import begin_small
+from allranks.core.rules import failure, gang, lifecycle, queue, resize, utilization
+from allranks.core.rules import transfers as transfer_rules
 from allranks.core.snapshot import Snapshot
 from allranks.core.sync.active import sync_objects
-from allranks.core.sync.finished import clean_up
-from allranks.core.sync.stopped import delete_pods, wait_in_queue
-from allranks.core.sync.uploading import wait_for_uploads
-from allranks.core.transfers import output_condition
+from allranks.core.sync.stopped import clean_up, delete_pods, wait_for_uploads, wait_in_queue
 from allranks.core.transfers import outputs as uploads
 from allranks.core.transfers import pods as transfers
 
@@ -71,16 +56,16 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     failure.reattribute,
     lifecycle.succeed,
     lifecycle.suspend,
-    inputs.receive,
-    outputs.receive_checks,
+    transfer_rules.receive,
+    transfer_rules.receive_checks,
     queue.withdraw,
     gang.choose_backend,
     lifecycle.exceed_active_deadline,
-    inputs.fail_in_pods,
+    transfer_rules.fail_in_pods,
     resize.reject_resize,
-    startup.startup_failure,
+    failure.startup_failure,
     failure.handle_failures,
-    hang.handle_hang,
+    failure.handle_hang,
     utilization.judge,
     resize.resize_to_spec,
     resize.shrink_to_capacity,
@@ -95,12 +80,12 @@ RULES: dict[Stage, tuple[Rule, ...]] = {
     Stage.QUEUED: (
         failure.reattribute,
         lifecycle.suspend,
-        inputs.receive,
-        outputs.receive_checks,
+        transfer_rules.receive,
+        transfer_rules.receive_checks,
         queue.admit,
     ),
-    Stage.UPLOADING: (outputs.finish,),
-    Stage.FINISHED: (outputs.upload_after_failure, cleanup.expire, cleanup.record_outcomes),
+    Stage.UPLOADING: (transfer_rules.end_uploads,),
+    Stage.FINISHED: (transfer_rules.upload_after_failure, lifecycle.expire, lifecycle.record_outcomes),
 }
 
 SYNC: Mapping[Stage, Sync] = {
@@ -119,8 +104,8 @@ _FINISH: tuple[Finish, ...] = (
     with_workload,
     transfers.with_transfer_pods,
     uploads.with_checkpoint_events,
-    suspension.with_suspension,
-    output_condition.with_condition,
+    utilization.with_suspension,
+    uploads.with_condition,
     time_accounting.with_times,
     cost.with_cost,
     checkpoints.with_request,
@@ -132,7 +117,7 @@ FINISH: Mapping[Stage, tuple[Finish, ...]] = {
     Stage.FINISHED: (
         with_workload,
         transfers.with_transfer_pods,
-        output_condition.with_condition,
+        uploads.with_condition,
         notifications.with_outbox,
     ),
 }

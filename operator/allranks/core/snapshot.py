@@ -7,8 +7,8 @@ from datetime import datetime
 from functools import cached_property
 
 from allranks.api.status import FINISHED, Status
-from allranks.core.diagnosis import elasticity, fetches, hang_detection, root_cause
-from allranks.core.facts import naming, places, status_summary, topology
+from allranks.core.diagnosis import elasticity, exec_failure, hang_detection, root_cause
+from allranks.core.facts import naming, status_summary, topology
 from allranks.core.facts import workload as workloads
 from allranks.core.facts.model import Manifest, Observed, Pod, RejectedDelete
 from allranks.frameworks.base import Replica
@@ -48,9 +48,11 @@ class Snapshot:
         return out
 
     def _judged(self, pod: Pod) -> Pod:
-        """The pod as failed if it restarts in place too often; as not ended while its kubelet may still say why; with
-        what the fetches of its inputs said."""
-        pod = fetches.judged(self.observed.job, pod)
+        """Return the pod with the result of its fetches, and as failed if it restarts in place too often.
+
+        It counts as not ended while its kubelet may still say why.
+        """
+        pod = exec_failure.judge_fetches(self.observed.job, pod)
         if pod.last_exit:
             return root_cause.judge_crash_loop(self.observed.job, pod)
         if self.current.phase in FINISHED or not root_cause.settles_at(pod, self.observed.now):
@@ -88,8 +90,8 @@ class Snapshot:
     def placeholders(self) -> dict[str, Pod]:
         """Name -> the pod that probes for room for one more worker. Ended ones are kept until they are recreated."""
         job, status, now = self.observed.job, self.current, self.observed.now
-        wanted = {replica.hostname for replica in topology.waiting(job, status)} if self.probes_for_room else ()
-        existing = [pod for pod in self.observed.pods if pod.owned and pod.name in wanted]
+        names = {replica.hostname for replica in topology.waiting(job, status)} if self.probes_for_room else ()
+        existing = [pod for pod in self.observed.pods if pod.owned and pod.name in names]
         return {
             pod.name: pod
             for pod in existing
@@ -98,7 +100,7 @@ class Snapshot:
 
     @cached_property
     def probes_for_room(self) -> bool:
-        """Whether placeholders may exist. The attempt stops growing when its first pod has ended."""
+        """Return whether placeholders may exist. The attempt stops growing when its first pod has ended."""
         status = self.current
         begin = elasticity.probe_not_before(status)
         over = status.phase in FINISHED or bool(status.done) or any(pod.ended for pod in self.pods.values())
@@ -138,26 +140,30 @@ class Snapshot:
         return status_summary.summarise_ended(self.observed.job, self.current, self.pods)
 
     def settled(self, role: str, index: int) -> bool:
-        """Whether this replica needs no pod any more: it completed in this attempt, or its failure was ignored."""
-        if index in places.decode(self.current.done.get(role, "")):
+        """Return whether this replica needs no pod any more: it completed in this attempt, or its failure was
+        ignored."""
+        if index in naming.decode_indices(self.current.done.get(role, "")):
             return True
         return bool(self._ignored_keys) and naming.replica_key(role, index) in self._ignored_keys
 
     def predecessor_running(self, replica: Replica) -> bool:
-        """The replica's former pod of this attempt, which has the same hostname, is not even terminating yet."""
+        """Return whether the replica's former pod of this attempt, which has the same hostname, is not even terminating
+        yet."""
         if naming.replica_key(replica.role, replica.index) not in self.current.replica_restarts:
             return False
         return replica.hostname in self._running_predecessors
 
     @cached_property
     def _running_predecessors(self) -> set[str]:
-        """Names of outdated pods that are not even terminating, and the same without their last part: the hostname of
-        a pod is its name, or its name without the number of individual restarts."""
+        """Names of outdated pods that are not even terminating, also without their last part.
+
+        The hostname of a pod is its name, or its name without the number of individual restarts.
+        """
         names = [pod.name for pod in self.outdated if not pod.ended and pod.deleted_at is None]
         return {*names, *(name.rpartition("-")[0] for name in names)}
 
     def _name(self, replica: Replica) -> str:
-        """The hostname, with the number of individual restarts appended."""
+        """Return the hostname, with the number of individual restarts appended."""
         entry = self.current.replica_restarts.get(naming.replica_key(replica.role, replica.index))
         return f"{replica.hostname}-{entry.count}" if entry and entry.count else replica.hostname
 

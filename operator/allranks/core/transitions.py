@@ -24,10 +24,10 @@ _HISTORY = 10
 
 
 def begin(job: Job, status: Status, now: datetime) -> Status:
-    """The first status of a job.
+    """Return the first status of a job.
 
-    If the spec changed before it, there may already be pods of attempt 0 with another size (created by `reconcile`
-    for a small job whose status was not persisted): the job begins with attempt 1.
+    If the spec changed before it, there may already be pods of attempt 0 with another size (created by `reconcile` for
+    a small job whose status was not persisted): the job begins with attempt 1.
     """
     number = int(job.metadata.generation > 1)
     fresh = changed(
@@ -46,13 +46,13 @@ def begin(job: Job, status: Status, now: datetime) -> Status:
 
 
 def suspend(job: Job, status: Status, now: datetime) -> Status:
-    """Stops the job's active time. The phase leads to the deletion of the pods."""
+    """Stop the job's active time. The phase leads to the deletion of the pods."""
     stopped = _stopped(status, "Suspended", now)
     return with_phase(stopped, "Suspended", now, "Suspended", "spec.suspend is true")
 
 
 def requeue(job: Job, status: Status, reason: str, message: str, now: datetime) -> Status:
-    """Sends the job back to its queue. The phase leads to the deletion of the pods."""
+    """Send the job back to its queue. The phase leads to the deletion of the pods."""
     before = status.queue or QueueStatus(name=queue_of(job))
     lost = bool(before.pod_sets)
     eviction = Eviction(reason=reason[:128], message=message[:256], time=now) if lost else before.last_eviction
@@ -62,7 +62,7 @@ def requeue(job: Job, status: Status, reason: str, message: str, now: datetime) 
 
 
 def _stopped(status: Status, reason: str, now: datetime, requeued: bool = False) -> Status:
-    """Ends the attempt and the job's active time, and gives the admission up."""
+    """End the attempt and the job's active time, and give the admission up."""
     active = (now - status.active_since).total_seconds() if status.active_since else 0.0
     queue = status.queue
     if queue is not None:
@@ -91,15 +91,17 @@ def _queued(job: Job, status: Status, now: datetime) -> Status:
 
 
 def admit(job: Job, status: Status, admission: QueueStatus | None, now: datetime) -> Status:
-    """Begins an attempt of a job that waited in a queue; None: it is in no queue any more."""
+    """Begin an attempt of a job that waited in a queue. `admission` is None if the job is in no queue any more."""
     begun = _next_attempt(job, changed(status, queue=admission), now)
     where = f"admitted by ClusterQueue {admission.cluster_queue}" if admission else "the job is in no queue any more"
     return with_phase(begun, "Pending", now, "Admitted" if admission else "LeftQueue", where)
 
 
 def resume(job: Job, status: Status, now: datetime) -> Status:
-    """Starts a new attempt, which counts against nothing; the first one if the job was created suspended. A job of a
-    queue waits there first."""
+    """Start a new attempt, which counts against nothing; the first one if the job was created suspended.
+
+    A job of a queue waits there first.
+    """
     if queue_of(job):
         return _queued(job, changed(status, observed_generation=job.metadata.generation), now)
     return with_phase(_next_attempt(job, status, now), "Pending", now, "Resumed", "spec.suspend is false")
@@ -113,21 +115,21 @@ def _next_attempt(job: Job, status: Status, now: datetime) -> Status:
     return _attempt(job, fresh, number, now)
 
 
-def resize(job: Job, status: Status, reason: str, why: str, now: datetime) -> Status:
-    """Restarts all ranks at another size; this counts against nothing."""
+def resize(job: Job, status: Status, reason: str, message: str, now: datetime) -> Status:
+    """Restart all ranks at another size; this counts against nothing."""
     ended = changed(status, history=_ended(status, reason, now))
-    return with_phase(_attempt(job, ended, status.attempt + 1, now), "Restarting", now, reason, why)
+    return with_phase(_attempt(job, ended, status.attempt + 1, now), "Restarting", now, reason, message)
 
 
-def give_up(job: Job, status: Status, reason: str, why: str, delay: timedelta, now: datetime) -> Status:
-    """Gives up the pods of an attempt that did not run, and tries again later; this counts against nothing."""
+def give_up(job: Job, status: Status, reason: str, message: str, delay: timedelta, now: datetime) -> Status:
+    """Give up the pods of an attempt that did not run, and try again later; this counts against nothing."""
     ended = changed(status, history=_ended(status, reason, now))
     begun = changed(_attempt(job, ended, status.attempt + 1, now), restart_time=now + delay)
-    return with_phase(begun, "Restarting", now, reason, why)
+    return with_phase(begun, "Restarting", now, reason, message)
 
 
-def restart(job: Job, status: Status, failure: Failure, counted: bool, why: str, now: datetime) -> Status:
-    """Replaces all pods by those of a new attempt, after a backoff."""
+def restart(job: Job, status: Status, failure: Failure, counted: bool, explanation: str, now: datetime) -> Status:
+    """Replace all pods by the pods of a new attempt, after a backoff."""
     restarts = _count(status.restarts, failure.reason, counted)
     ended = changed(status, history=_ended(status, failure.reason, now, failure, counted))
     idle = restart_policy.idle_restarts(job, status, failure, alone=False)
@@ -138,13 +140,13 @@ def restart(job: Job, status: Status, failure: Failure, counted: bool, why: str,
         last_failure=failure,
         restart_time=now + wait if wait else None,
     )
-    return with_phase(begun, "Restarting", now, failure.reason, f"{describe_failure(failure)}: {why}")
+    return with_phase(begun, "Restarting", now, failure.reason, f"{describe_failure(failure)}: {explanation}")
 
 
 def restart_after_upstream_failure(
     job: Job, status: Status, lost: ReplicaRestarts, cause: Failure, now: datetime
 ) -> Status:
-    """Restarts all replicas because of one that restarts individually; its failure is already counted."""
+    """Restart all replicas because of one that restarts individually; its failure is already counted."""
     ended = changed(status, history=_ended(status, cause.reason, now, cause))
     idle = restart_policy.idle_restarts(job, status, cause, alone=False)
     begin = max(lost.restart_time or now, now + restart_policy.delay(job, None, idle))
@@ -154,12 +156,12 @@ def restart_after_upstream_failure(
         last_failure=cause,
         restart_time=begin if begin > now else None,
     )
-    why = f"{describe_failure(cause)}: the other replicas could not continue without it"
-    return with_phase(begun, "Restarting", now, cause.reason, why)
+    message = f"{describe_failure(cause)}: the other replicas could not continue without it"
+    return with_phase(begun, "Restarting", now, cause.reason, message)
 
 
 def reattribute(status: Status, cause: Failure, counted: bool) -> Status:
-    """Replaces the root cause of a past, counted attempt and corrects the restart counters."""
+    """Replace the root cause of a past, counted attempt and correct the restart counters."""
     [past] = [past for past in status.history if past.attempt == cause.attempt]
     corrected = changed(past, reason=cause.reason, counted=counted, failure=_brief(cause))
     by_reason = dict(status.restarts.by_reason)
@@ -174,13 +176,13 @@ def reattribute(status: Status, cause: Failure, counted: bool) -> Status:
     return changed(
         status,
         restarts=_count(others, cause.reason, counted),
-        history=[corrected if one.attempt == cause.attempt else one for one in status.history],
+        history=[corrected if attempt.attempt == cause.attempt else attempt for attempt in status.history],
         last_failure=cause if last is None or last.attempt == cause.attempt else last,
     )
 
 
 def restart_replica(job: Job, status: Status, failure: Failure, counted: bool | None, now: datetime) -> Status:
-    """Replaces one pod; the other replicas continue. `counted` is None if a correlated failure was counted already."""
+    """Replace one pod; the other replicas continue. `counted` is None if a correlated failure was counted already."""
     restarts = status.restarts if counted is None else _count(status.restarts, failure.reason, counted)
     key = naming.replica_key(failure.role, failure.index)
     before = status.replica_restarts.get(key)
@@ -203,7 +205,7 @@ def restart_replica(job: Job, status: Status, failure: Failure, counted: bool | 
 
 
 def ignore(status: Status, failure: Failure) -> Status:
-    """Continues the job without this replica."""
+    """Continue the job without this replica."""
     key = naming.replica_key(failure.role, failure.index)
     return changed(status, ignored=[*status.ignored, key], last_failure=failure)
 
@@ -223,7 +225,9 @@ def fail(job: Job, status: Status, reason: str, message: str, now: datetime, fai
     done = changed(
         _without_ready(status),
         completion_time=now,
-        outputs=[changed(each, state="Pending") if each.state == "Checking" else each for each in status.outputs],
+        outputs=[
+            changed(output, state="Pending") if output.state == "Checking" else output for output in status.outputs
+        ],
         last_failure=failure or status.last_failure,
         history=_ended(status, reason, now, failure),
         progress=finalize(status.progress),
@@ -233,13 +237,13 @@ def fail(job: Job, status: Status, reason: str, message: str, now: datetime, fai
 
 
 def _without_ready(status: Status) -> Status:
-    """No pod of a finished job is ready, as in the status of a Kubernetes Job. What succeeded is in `succeeded`."""
-    roles = {role: changed(of, ready=0) for role, of in status.roles.items()}
-    return changed(status, roles=roles, ready=f"0/{sum(of.desired for of in roles.values())}")
+    """Return the status without ready pods, as in a finished Kubernetes Job. `succeeded` still counts its successes."""
+    roles = {role: changed(counts, ready=0) for role, counts in status.roles.items()}
+    return changed(status, roles=roles, ready=f"0/{sum(counts.desired for counts in roles.values())}")
 
 
 def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
-    """The write-ahead record of a new attempt: resets everything that belongs to the previous one."""
+    """Return the write-ahead record of a new attempt, with everything of the previous one reset."""
     return changed(
         _initial_roles(job, status),
         attempt=number,
@@ -275,7 +279,7 @@ def _ended(
     counted: bool = False,
     requeued: bool = False,
 ) -> list[PastAttempt]:
-    """The history with the current attempt appended, if it has begun and is not on record yet."""
+    """Return the history with the current attempt appended, if it has begun and is not on record yet."""
     if status.attempt_time is None or any(past.attempt == status.attempt for past in status.history):
         return status.history
     past = PastAttempt(
@@ -292,13 +296,13 @@ def _ended(
 
 
 def _failed_nodes(history: list[PastAttempt]) -> list[str]:
-    """Nodes that were lost, or evicted or rejected a pod in past attempts, newest first."""
+    """Return the nodes that were lost, or evicted or rejected a pod in past attempts, newest first."""
     failures = [past.failure for past in reversed(history) if past.failure]
     return list(dict.fromkeys(f.node for f in failures if f.node and _is_nodes_fault(f)))
 
 
 def _avoided_after(status: Status, failure: Failure) -> list[str]:
-    """The nodes that the pod of an individual restart avoids."""
+    """Return the nodes that the pod of an individual restart avoids."""
     if not failure.node or not _is_nodes_fault(failure):
         return status.avoided_nodes
     return list(dict.fromkeys([failure.node, *status.avoided_nodes]))[:_HISTORY]
@@ -310,11 +314,11 @@ def _is_nodes_fault(failure: Failure) -> bool:
 
 def _initial_roles(job: Job, status: Status) -> Status:
     roles = elasticity.initial_roles(job, status)
-    return changed(status, roles=roles, ready=f"0/{sum(of.desired for of in roles.values())}")
+    return changed(status, roles=roles, ready=f"0/{sum(counts.desired for counts in roles.values())}")
 
 
 def _brief(failure: Failure) -> Failure:
-    """The failure with its last line only: enough for comparisons with the next one."""
+    """Return the failure with its last line only: enough for comparisons with the next one."""
     lines = [line for line in failure.message.splitlines() if line.strip()]
     return changed(failure, message=lines[-1][-1024:] if lines else "")
 

@@ -13,7 +13,7 @@ import msgspec
 from allranks.api import sweep
 from allranks.api.job import API_VERSION, KIND
 from allranks.api.validation import MAX_TEMPLATE_BYTES, too_large
-from allranks.core.facts import stack_requests
+from allranks.core.facts import rank_reports
 from allranks.core.facts.model import Manifest
 from allranks.kube.decoding import ListMeta, ObjectMeta, decoder
 from allranks.kube.job_codec import DecodeError
@@ -211,4 +211,4 @@ def _kept(metadata: Manifest) -> Manifest:
 
 
 def _is_request(key: str, value: Any) -> bool:
-    return key == stack_requests.ANNOTATION and len(value) < 64
+    return key == rank_reports.STACKS_ANNOTATION and len(value) < 64

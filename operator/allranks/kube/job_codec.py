@@ -19,7 +19,7 @@ from allranks.api import validation
 from allranks.api.job import Job, Metadata, Spec
 from allranks.api.status import FINISHED, ReplicaRestarts, RestartCounts, RestartedIndexes, Status
 from allranks.api.validation import drop
-from allranks.core.facts import naming, places, topology
+from allranks.core.facts import naming, topology
 from allranks.core.facts.model import Manifest, Pod
 from allranks.core.facts.naming import NO_RANKS, replica_key
 from allranks.core.facts.restarts import MAX_DETAILED
@@ -193,10 +193,12 @@ def _fold_role(entries: list[tuple[int, ReplicaRestarts]]) -> RestartedIndexes:
         if entry.without_progress:
             idle[entry.without_progress].append(index)
     return RestartedIndexes(
-        counts={str(count): places.encode(counts[count]) for count in sorted(counts)},
-        unlaunched=places.encode(index for index, entry in entries if not entry.launched),
-        without_progress={str(count): places.encode(idle[count]) for count in sorted(idle)},
-        restart_times={time.isoformat().replace("+00:00", "Z"): places.encode(times[time]) for time in sorted(times)},
+        counts={str(count): naming.encode_indices(counts[count]) for count in sorted(counts)},
+        unlaunched=naming.encode_indices(index for index, entry in entries if not entry.launched),
+        without_progress={str(count): naming.encode_indices(idle[count]) for count in sorted(idle)},
+        restart_times={
+            time.isoformat().replace("+00:00", "Z"): naming.encode_indices(times[time]) for time in sorted(times)
+        },
     )
 
 
@@ -214,17 +216,19 @@ def unfold_restarts(status: Status) -> Status:
 
 
 def _unfold_role(compact: RestartedIndexes) -> Iterator[tuple[int, ReplicaRestarts]]:
-    unlaunched = places.decode(compact.unlaunched)
+    unlaunched = naming.decode_indices(compact.unlaunched)
     times = {
         index: datetime.fromisoformat(time)
         for time, indexes in compact.restart_times.items()
-        for index in places.decode(indexes)
+        for index in naming.decode_indices(indexes)
     }
     idle = {
-        index: int(count) for count, indexes in compact.without_progress.items() for index in places.decode(indexes)
+        index: int(count)
+        for count, indexes in compact.without_progress.items()
+        for index in naming.decode_indices(indexes)
     }
     for count, indexes in compact.counts.items():
-        for index in sorted(places.decode(indexes)):
+        for index in sorted(naming.decode_indices(indexes)):
             launched = index not in unlaunched
             yield (
                 index,

@@ -18,8 +18,8 @@ from allranks.core.facts.status_update import changed
 from allranks.core.facts.uploads import Upload, checkpoint_of, of_checkpoint
 from allranks.core.transfers import data
 from allranks.core.transfers import outputs as uploads
-from allranks.core.transfers.output_condition import CONDITION, FAILED
-from allranks.core.transfers.provenance import provenance
+from allranks.core.transfers.manifests import provenance
+from allranks.core.transfers.outputs import CONDITION, REASON_FAILED
 from allranks.data.upload import check_destination
 from allranks.errors import CannotRun, DataError
 from allranks.local.inputs import LocalInputs
@@ -220,7 +220,7 @@ class LocalOutputs:
         if not notes:
             return status
         status = changed(status, outputs=outputs)
-        return with_condition(status, CONDITION, False, FAILED, "; ".join(notes), datetime.now(UTC))
+        return with_condition(status, CONDITION, False, REASON_FAILED, "; ".join(notes), datetime.now(UTC))
 
     def _directory(self, name: str) -> Path:
         return self._run_dir / "outputs" / name

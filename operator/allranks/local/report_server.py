@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.core.facts import stack_requests
+from allranks.core.facts import rank_reports
 from allranks.core.facts.model import Manifest, Pod
 from allranks.core.facts.naming import TRAINER
 from allranks.core.facts.rank_reports import TOKEN_FILE, Reports
@@ -66,7 +66,7 @@ class LocalReports:
     def request_stack_dump(self, stack_dump_id: str, attempt: int) -> None:
         """Request a stack dump for a hang, or if another process has requested one."""
         request = run_directories.stack_request(self._run_dir)
-        question = stack_dump_id or stack_requests.stack_dump_id(request, attempt)
+        question = stack_dump_id or rank_reports.stack_dump_id(request, attempt)
         if self._store and question:
             self._store.stack_dump_id(self._job, question)
 

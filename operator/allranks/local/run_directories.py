@@ -36,7 +36,7 @@ CODE_FILE = "code.json"
 DIFFERENCES_FILE = "code.diff"
 """The differences of the code from its commit."""
 STACKS_FILE = "dump-stacks"
-"""A request for stack dumps (core/facts/stack_requests.py), by a process that is not the run itself."""
+"""A request for stack dumps (core/facts/rank_reports.py), by a process that is not the run itself."""
 
 
 class RunsError(AllranksError):

@@ -24,7 +24,7 @@ from allranks.api.sweep import PLURAL as SWEEPS
 from allranks.core.accounting import notifications
 from allranks.core.diagnosis.root_cause import describe_failure
 from allranks.core.facts.model import Observed
-from allranks.core.sweeps import outbox
+from allranks.core.sweeps import plan
 from allranks.core.sweeps.model import SweepObserved
 from allranks.fields import Model
 from allranks.masking import mask_log, secrets_in
@@ -245,7 +245,7 @@ class Notifier:
             _About(
                 observed.sweep.metadata.uid,
                 observed.status.notifications,
-                lambda: outbox.targets(observed),
+                lambda: plan.targets(observed),
                 lambda entry, receivers: sweep_note(observed, entry, receivers.sweep_link),
             ),
         )

@@ -1,7 +1,7 @@
 """Stores values and exceptions of the functions of ranks in ConfigMaps of the job. Nothing is unpickled here.
 
 A sender gets its answer after its outcome is stored, so that a restart of the operator loses nothing. The names of the
-ConfigMaps bound their number (core/facts/outcome_names.py), and ConfigMaps of past attempts are deleted.
+ConfigMaps bound their number (core/facts/naming.py), and ConfigMaps of past attempts are deleted.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from allranks.core.facts import naming, outcome_names
+from allranks.core.facts import naming
 from allranks.core.facts.model import Manifest
-from allranks.core.facts.ownership import owned_metadata
+from allranks.core.facts.naming import owned_metadata
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Conflict, Fenced, NotFound, Refused, Unavailable
@@ -121,12 +121,12 @@ class OutcomeStore:
         """Yield the names to try, the first one that is free or the sender's own counts."""
         job, uid = sender.job[1], sender.job_uid
         if outcome.kind == "returned":
-            yield outcome_names.value_name(job, uid, sender.attempt, outcome.rank)
+            yield naming.outcome_value_name(job, uid, sender.attempt, outcome.rank)
             return
         turn = (sender.attempt, sender.restart)
         while (number := recorded.errors.get(turn, 0)) < ERRORS:
             recorded.errors[turn] = number + 1
-            yield outcome_names.error_name(job, uid, *turn, number)
+            yield naming.outcome_error_name(job, uid, *turn, number)
 
     async def _create(self, sender: ReportSource, outcome: Outcome, name: str) -> bool:
         """Return False if another rank has this name."""
@@ -148,8 +148,8 @@ class OutcomeStore:
         except NotFound:
             return False
         metadata = answer["metadata"]
-        by = (metadata.get("annotations") or {}).get(outcome_names.POD_ANNOTATION)
-        rank = (metadata.get("labels") or {}).get(outcome_names.RANK_LABEL)
+        by = (metadata.get("annotations") or {}).get(naming.POD_ANNOTATION)
+        rank = (metadata.get("labels") or {}).get(naming.RANK_LABEL)
         return (by, rank) == (sender.pod, str(outcome.rank))
 
     def _entry(self, uid: str) -> _Stored:
@@ -188,15 +188,15 @@ class OutcomeStore:
 def _config_map(sender: ReportSource, outcome: Outcome, name: str) -> Manifest:
     labels = {
         naming.ATTEMPT_LABEL: str(sender.attempt),
-        outcome_names.KIND_LABEL: outcome.kind,
-        outcome_names.RANK_LABEL: str(outcome.rank),
+        naming.OUTCOME_LABEL: outcome.kind,
+        naming.RANK_LABEL: str(outcome.rank),
     }
     metadata = owned_metadata(sender.job, sender.job_uid, name, labels)
-    metadata["annotations"] = {outcome_names.POD_ANNOTATION: sender.pod}
+    metadata["annotations"] = {naming.POD_ANNOTATION: sender.pod}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata,
         "immutable": True,
-        "binaryData": {outcome_names.CONTENT: base64.b64encode(outcome.content).decode()},
+        "binaryData": {naming.OUTCOME_CONTENT: base64.b64encode(outcome.content).decode()},
     }

@@ -6,7 +6,7 @@ import asyncio
 import base64
 from typing import Any
 
-from allranks.core.facts import naming, outcome_names, topology
+from allranks.core.facts import naming, topology
 from allranks.core.facts.attempt import attempt_context
 from allranks.core.facts.model import ANY_PLATFORM
 from allranks.errors import AllranksError, ClusterError, ResultError
@@ -23,7 +23,7 @@ async def value(cluster: Cluster, job: Manifest) -> Any:
         return None
     metadata = job["metadata"]
     attempt = job_codec.status_of(job).attempt
-    name = outcome_names.value_name(metadata["name"], metadata["uid"], attempt, 0)
+    name = naming.outcome_value_name(metadata["name"], metadata["uid"], attempt, 0)
     try:
         config_map = await cluster.get(core_path(metadata["namespace"], "configmaps", name))
     except ClusterError as error:
@@ -74,7 +74,7 @@ async def _list(cluster: Cluster, job: Manifest, attempt: int, kind: str) -> lis
     labels = {
         naming.JOB_LABEL: metadata["name"],
         naming.ATTEMPT_LABEL: attempt,
-        outcome_names.KIND_LABEL: kind,
+        naming.OUTCOME_LABEL: kind,
     }
     selector = ",".join(f"{name}={value}" for name, value in labels.items())
     config_maps = await cluster.get(core_path(metadata["namespace"], "configmaps"), {"labelSelector": selector})
@@ -82,7 +82,7 @@ async def _list(cluster: Cluster, job: Manifest, attempt: int, kind: str) -> lis
 
 
 def _stored(item: Manifest, job: Manifest) -> Stored | None:
-    content = (item.get("binaryData") or {}).get(outcome_names.CONTENT)
+    content = (item.get("binaryData") or {}).get(naming.OUTCOME_CONTENT)
     return outcome.read_content(base64.b64decode(content)) if content and _is_owned(item, job) else None
 
 
@@ -93,11 +93,11 @@ def _is_owned(item: Manifest, job: Manifest) -> bool:
 
 
 def _rank(item: Manifest) -> int:
-    return int((item["metadata"].get("labels") or {}).get(outcome_names.RANK_LABEL, -1))
+    return int((item["metadata"].get("labels") or {}).get(naming.RANK_LABEL, -1))
 
 
 def _pod(item: Manifest) -> str:
-    return str((item["metadata"].get("annotations") or {}).get(outcome_names.POD_ANNOTATION, ""))
+    return str((item["metadata"].get("annotations") or {}).get(naming.POD_ANNOTATION, ""))
 
 
 def _number_of_ranks(job: Manifest, stored: dict[int, Stored | None]) -> int:

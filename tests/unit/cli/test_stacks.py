@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from allranks.cli.commands import stacks
 from allranks.cli.main import cli
-from allranks.core.facts.stack_requests import ANNOTATION, stack_dump_id
+from allranks.core.facts.rank_reports import STACKS_ANNOTATION, stack_dump_id
 from allranks.local import run_directories
 from allranks.report.client import reason_for
 from support.job_api import JobApi
@@ -47,7 +47,7 @@ def dump(request: str, place: int) -> str:
 
 
 def request_of(api: JobApi) -> str:
-    return str((api.jobs["penguins"]["metadata"].get("annotations") or {}).get(ANNOTATION, ""))
+    return str((api.jobs["penguins"]["metadata"].get("annotations") or {}).get(STACKS_ANNOTATION, ""))
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 from allranks.api.status import ProgressStatus, Status
-from allranks.core.diagnosis import collectives, hang_detection
+from allranks.core.diagnosis import hang_detection
 from allranks.core.facts.model import Observed
 from allranks.core.facts.rank_reports import Collectives, Reports
 from allranks.core.facts.status_update import changed
 from allranks.core.outcomes import Act
 from allranks.core.reconcile import reconcile
-from allranks.core.rules import hang
+from allranks.core.rules import failure
 from allranks.core.snapshot import Snapshot
 from support.builders import CLUSTER, NOW, at, job, observed, rank, started, table
 
@@ -44,7 +44,7 @@ BEHIND = replace(EVEN, operation="AllReduce", number=6650, behind=(5,), behind_c
 )
 def test_who_is_behind_in_which_collective_in_one_sentence(case: Any) -> None:
     given, expected = case
-    assert collectives.sentence(given) == expected
+    assert hang_detection.collectives_sentence(given) == expected
 
 
 def said(reports: Reports, seconds: float, message: str = "") -> tuple[str, list[str], Any]:
@@ -117,7 +117,7 @@ def test_a_hang_tells_what_nccl_says(case: Any) -> None:
     )
     ranks = tuple(rank(number, 3, stepped=5, received_at=at(85)) for number in range(2))
     reports = Reports(NOW, ranks, at(85), given)
-    outcome = hang.handle_hang(Snapshot(Observed(JOB, status, (), at(92), CLUSTER, reports=reports)))
+    outcome = failure.handle_hang(Snapshot(Observed(JOB, status, (), at(92), CLUSTER, reports=reports)))
     assert isinstance(outcome, Act)
     assert outcome.plan.next
     assert outcome.plan.next.last_failure
@@ -128,5 +128,5 @@ def test_a_hang_tells_what_nccl_says(case: Any) -> None:
 
 
 def test_an_answer_is_recent_for_three_intervals() -> None:
-    assert collectives.is_recent(EVEN, at(90) + timedelta(seconds=90))
-    assert not collectives.is_recent(EVEN, at(90) + timedelta(seconds=91))
+    assert hang_detection.collectives_recent(EVEN, at(90) + timedelta(seconds=90))
+    assert not hang_detection.collectives_recent(EVEN, at(90) + timedelta(seconds=91))

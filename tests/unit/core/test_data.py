@@ -11,7 +11,7 @@ from allranks.api.status import Status
 from allranks.core.facts.model import Platform
 from allranks.core.facts.uploads import Upload
 from allranks.core.objects import pods
-from allranks.core.transfers import provenance
+from allranks.core.transfers import manifests
 from support.builders import CLUSTER, at, failed, job, started, succeeded
 from unit.core.test_code_in_pods import mount, pod, trainer, variables, volume
 
@@ -249,7 +249,7 @@ def test_the_outputs_of_a_failed_job(when: str, state: str) -> None:
 def test_the_provenance_has_code_data_and_parameters_but_no_other_variables() -> None:
     env = [{"name": "TOKEN", "value": "secret"}]
     life = started(job(outputs=[MODEL], inputs=[CLAIM], args=["--lr=0.1"], env=env), platform=LOCAL)
-    found = provenance.provenance(life.job, life.status)
+    found = manifests.provenance(life.job, life.status)
     assert found["inputs"] == [{"name": "data", "from": CLAIM["from"]}]
     assert found["programs"]["worker"]["args"] == ["--lr=0.1"]
     assert found["programs"]["worker"]["imageIDs"] == "not used"  # the ranks are processes

@@ -108,7 +108,7 @@ CASES = [
 def test_the_message_names_what_was_not_found_and_where(case):
     ended, why = case
     found = explain(job(image="example.org/train:1"), ended, local=False)
-    assert found.why.startswith(why) if why else found is None
+    assert found.sentence.startswith(why) if why else found is None
 
 
 @pytest.mark.parametrize(

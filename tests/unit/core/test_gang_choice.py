@@ -18,7 +18,7 @@ from allranks.core.facts.optional_kinds import (
 )
 from allranks.core.objects import pods as pod_manifests
 from allranks.core.objects.gangs import choice, read_back
-from allranks.core.objects.gangs.registry import BACKENDS
+from allranks.core.objects.gangs.backends import BACKENDS
 from support.builders import CLUSTER, Life, at, job, serving, table
 
 ALL = GANGS
@@ -240,9 +240,9 @@ def test_the_condition_goes_with_the_attempt() -> None:
 
 
 @pytest.mark.parametrize("kind", [VOLCANO_POD_GROUP, COSCHEDULING_POD_GROUP])
-def test_the_trouble_of_other_schedulers(kind: OptionalKind) -> None:
+def test_the_problem_of_other_schedulers(kind: OptionalKind) -> None:
     backend = next(each for each in BACKENDS.values() if each.kind is kind)
     waits = {"type": "Unschedulable", "status": "True", "message": "2/2 tasks in gang unschedulable"}
-    assert backend.trouble({"status": {"phase": "Running", "conditions": [waits]}}) == ""
-    assert backend.trouble({"status": {"phase": "Failed", "conditions": [waits]}})
-    assert backend.trouble({}) == ""
+    assert backend.problem({"status": {"phase": "Running", "conditions": [waits]}}) == ""
+    assert backend.problem({"status": {"phase": "Failed", "conditions": [waits]}})
+    assert backend.problem({}) == ""

@@ -9,6 +9,7 @@ from typing import Any
 from allranks.api.job import Job
 from allranks.api.scheduling import GangStatus
 from allranks.api.status import Status
+from allranks.core.facts import quantity
 from allranks.core.facts.model import Manifest
 from allranks.core.facts.optional_kinds import (
     COSCHEDULING_POD_GROUP,
@@ -20,7 +21,7 @@ from allranks.core.facts.optional_kinds import (
     OptionalObjects,
 )
 from allranks.core.objects import pods as pod_manifests
-from allranks.core.objects.gangs import choice, kueue, members, requests
+from allranks.core.objects.gangs import backends, choice, members
 from allranks.core.objects.queueing import manifest as queue_manifest
 from support.builders import CLUSTER, Life, failed, job, observed, pod, serving, table
 
@@ -265,14 +266,14 @@ def test_the_topology_request_for_kueue(case: tuple[dict[str, int], dict[str, st
     roles, topology, expected = case
     scheduling = {"gang": "Kueue", "queue": "team"} | ({"topology": topology} if topology else {})
     of = job(roles=roles, scheduling=scheduling)
-    assert kueue.topology_request(of, roles) == expected
+    assert backends.topology_request(of, roles) == expected
     found = queue_manifest.pod_sets(observed(of, Status()))
     assert [each.get("topologyRequest") for each in found] == [expected] * len(roles)
 
 
 def test_a_queue_without_topology_gets_no_request_unless_kueue_is_the_gang() -> None:
     of = job(scheduling={"queue": "team", "topology": {"required": "rack"}})
-    assert kueue.topology_request(of, {"worker": 2}) is None
+    assert backends.topology_request(of, {"worker": 2}) is None
 
 
 def test_the_affinity_of_a_template_is_kept_beside_that_of_the_topology() -> None:
@@ -301,18 +302,18 @@ def test_requests_are_added_up_as_the_scheduler_does() -> None:
     def container(cpu: str, **more: Any) -> Manifest:
         return {"resources": {"requests": {"cpu": cpu}}, **more}
 
-    assert requests.of_pod({"containers": [container("500m"), container("1")]}) == {"cpu": 1.5}
+    assert quantity.pod_requests({"containers": [container("500m"), container("1")]}) == {"cpu": 1.5}
     with_init = {"initContainers": [container("4")], "containers": [container("1")]}
-    assert requests.of_pod(with_init) == {"cpu": 4}
+    assert quantity.pod_requests(with_init) == {"cpu": 4}
     sidecar = {
         "initContainers": [container("1", restartPolicy="Always"), container("4")],
         "containers": [container("1")],
     }
-    assert requests.of_pod(sidecar) == {"cpu": 5}
+    assert quantity.pod_requests(sidecar) == {"cpu": 5}
     limited = {"containers": [{"resources": {"limits": {"cpu": "2", "nvidia.com/gpu": 1}, "requests": {"cpu": "1"}}}]}
-    assert requests.of_pod(limited) == {"cpu": 1, "nvidia.com/gpu": 1}
-    assert requests.of_pod({"containers": [container("1")], "overhead": {"cpu": "250m"}}) == {"cpu": 1.25}
-    assert requests.of_pod({"containers": [container("nonsense")]}) == {}
+    assert quantity.pod_requests(limited) == {"cpu": 1, "nvidia.com/gpu": 1}
+    assert quantity.pod_requests({"containers": [container("1")], "overhead": {"cpu": "250m"}}) == {"cpu": 1.25}
+    assert quantity.pod_requests({"containers": [container("nonsense")]}) == {}
 
 
 def test_past_pod_groups_are_deleted_and_the_last_one_at_the_end() -> None:

@@ -10,7 +10,7 @@ from allranks.core.diagnosis import hang_detection, restart_policy
 from allranks.core.facts.model import Observed, Platform
 from allranks.core.facts.rank_reports import Reports
 from allranks.core.outcomes import Act, WaitUntil
-from allranks.core.rules import hang
+from allranks.core.rules import failure as failure_rules
 from allranks.core.snapshot import Snapshot
 from support.builders import NOW, at, failure, job, rank, table
 
@@ -54,7 +54,7 @@ def test_only_messages_are_evidence_of_a_hang(case: Any) -> None:
     now = max(any_job_at or at(5000), at(100))
     ranks = tuple(rank(number, 3, received_at=time) for number, time in enumerate(heard))
     observed = Observed(JOB, STEPPED, (), now, PLATFORM, reports=Reports(NOW, ranks, any_job_at))
-    outcome = hang.handle_hang(Snapshot(observed))
+    outcome = failure_rules.handle_hang(Snapshot(observed))
     if reason is None:
         assert isinstance(outcome, WaitUntil)
         assert outcome.time > now
@@ -77,7 +77,7 @@ def test_a_trainer_that_only_sends_its_status_after_steps_hangs_when_it_is_silen
     any_job_at, reason = case
     ranks = (rank(0, 3, stepped=5, received_at=at(5), heartbeat=False),)
     observed = Observed(JOB, STEPPED, (), at(76), PLATFORM, reports=Reports(NOW, ranks, any_job_at))
-    outcome = hang.handle_hang(Snapshot(observed))
+    outcome = failure_rules.handle_hang(Snapshot(observed))
     if reason is None:
         assert isinstance(outcome, WaitUntil)
         assert outcome.time > at(3600)
@@ -95,7 +95,7 @@ def test_a_trainer_that_only_sends_its_status_after_steps_hangs_when_it_is_silen
 def test_the_silence_of_a_trainer_proves_nothing_while_other_ranks_say_that_they_step() -> None:
     ranks = (rank(0, 3, stepped=5, heartbeat=False), rank(1, 9, stepped=70, received_at=at(70)))
     observed = Observed(JOB, STEPPED, (), at(76), PLATFORM, reports=Reports(NOW, ranks, at(76)))
-    assert hang.handle_hang(Snapshot(observed)) == WaitUntil(at(130))
+    assert failure_rules.handle_hang(Snapshot(observed)) == WaitUntil(at(130))
 
 
 def test_a_long_timeout_makes_silence_a_hang_later() -> None:
@@ -129,7 +129,7 @@ def test_silence_is_no_missing_first_step_without_hang() -> None:
     observed = Observed(
         job(startupDeadlineSeconds=300), RUNNING, (), at(9000), PLATFORM, reports=Reports(NOW, ranks, at(9000))
     )
-    assert hang.handle_hang(Snapshot(observed)) is None
+    assert failure_rules.handle_hang(Snapshot(observed)) is None
 
 
 LATE = failure(reason="NoFirstStep", exit_code=None, ran_seconds=600.0)
@@ -162,7 +162,7 @@ AGAIN = [PastAttempt(attempt=0, end_time=NOW, reason="NoFirstStep", failure=LATE
 def test_what_a_missing_first_step_leads_to(case: Any) -> None:
     fields, history, local, action, why = case
     decision = restart_policy.decide_after_hang(job(**fields), Status(history=history), LATE, Platform("", local=local))
-    assert (decision.action, decision.why) == (action, why)
+    assert (decision.action, decision.explanation) == (action, why)
 
 
 @table(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allranks.api.status import ReplicaRestarts, Status
-from allranks.core.rules import lifecycle, startup
+from allranks.core.rules import failure, lifecycle
 from support.builders import NOW, at, job, pending, pod, succeeded, table
 
 PS_JOB = {"framework": "tensorflow", "roles": {"chief": 1, "worker": 2, "ps": 2}}
@@ -134,4 +134,4 @@ STARTUPS = [
 @table(*STARTUPS)
 def test_startup_deadline(case):
     status, deadline = case
-    assert startup.startup_deadline(job(), status, pending()) == deadline
+    assert failure.startup_deadline(job(), status, pending()) == deadline

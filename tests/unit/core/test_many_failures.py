@@ -134,17 +134,17 @@ def _first(snapshot: Snapshot) -> tuple[str, Status, list[Any]]:
         after = transitions.restart_replica(of, status, first, None, now)
         return "restarted", after, [event("same failure as another replica within 60 s; already counted")]
     decision = restart_policy.decide_restart(of, status, first)
-    events = [event(decision.why)]
+    events = [event(decision.explanation)]
     if decision.action == "Fail":
-        message = failure._with_last_line(f"{described}: {decision.why}", first)
+        message = failure._with_last_line(f"{described}: {decision.explanation}", first)
         return "final", transitions.fail(of, snapshot.summarised, decision.reason, message, now, first), events
     if decision.action == "Ignore":
         return "ignored", transitions.ignore(status, first), events
     counted = decision.action == "Restart"
     places = [(pod.role, pod.index) for pod in snapshot.failed] + [(r.role, r.index) for r in snapshot.deleted_replicas]
     if any(topology.scope(of, role, index) == "Group" for role, index in places):
-        after = transitions.restart(of, status, first, counted, decision.why, now)
-        return "final", after, [*events, failure.Event("Restarting", decision.why)]
+        after = transitions.restart(of, status, first, counted, decision.explanation, now)
+        return "final", after, [*events, failure.Event("Restarting", decision.explanation)]
     return "restarted", transitions.restart_replica(of, status, first, counted, now), events
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from allranks.api.status import RoleStatus, Status
 from allranks.core.diagnosis import elasticity
-from allranks.core.facts import places
+from allranks.core.facts import naming
 from support.builders import NOW, job
 
 
@@ -17,12 +17,12 @@ from support.builders import NOW, job
     [([], ""), ([0], "0"), ([3, 1, 2, 0, 5], "0-3,5"), ([1, 1], "1"), ([0, 2, 4, 5], "0,2,4-5")],
 )
 def test_indices_are_ranges(indices, text):
-    assert places.encode(indices) == text
+    assert naming.encode_indices(indices) == text
 
 
 @given(st.sets(st.integers(0, 9_999)))
 def test_what_is_written_is_read(indices):
-    assert places.decode(places.encode(indices)) == indices
+    assert naming.decode_indices(naming.encode_indices(indices)) == indices
 
 
 def test_a_worker_that_an_elastic_job_removes_and_adds_again_is_not_done():
@@ -33,4 +33,4 @@ def test_a_worker_that_an_elastic_job_removes_and_adds_again_is_not_done():
 
 def test_the_longest_text_fits_into_the_status():
     """Every second replica of ten thousand is done."""
-    assert len(places.encode(range(0, 10_000, 2))) < 32_768
+    assert len(naming.encode_indices(range(0, 10_000, 2))) < 32_768

@@ -9,7 +9,7 @@ import pytest
 
 from allranks.api.scheduling import Preemption
 from allranks.api.status import ProgressStatus, Status
-from allranks.core.objects.queueing.priority_boost import Boost, priority_boost
+from allranks.core.objects.queueing.sync import Boost, priority_boost
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PREEMPTION = Preemption(min_run_seconds=300, boost_until_checkpoint=50)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from allranks.api.status import PastAttempt, Status
-from allranks.core.diagnosis import reattribution
+from allranks.core.diagnosis import correlation
 from allranks.core.facts.model import Disruption, Exit, Pod
 from support.builders import CLUSTER, NOW, at, failure, job, pod, table
 
@@ -63,7 +63,7 @@ CASES = [
 def test_cause(case):
     history, remaining, reason = case
     status = Status(attempt=4, history=[history])
-    found = reattribution.cause(job(roles={"worker": 2}), status, [remaining], NOW, CLUSTER)
+    found = correlation.corrected_cause(job(roles={"worker": 2}), status, [remaining], NOW, CLUSTER)
     assert (found.reason if found else "") == reason
     if found:
         assert (found.attempt, found.role, found.index) == (0, "worker", 1)
@@ -118,7 +118,7 @@ def test_exits_that_are_detected_later(case):
     code, remaining, explains = case
     history = past(failure=failure(time=at(99), exit_code=code, signal=code - 128 if code > 128 else None))
     status = Status(attempt=1, history=[history])
-    found = reattribution.cause(job(roles={"worker": 2}), status, [remaining], NOW, CLUSTER)
+    found = correlation.corrected_cause(job(roles={"worker": 2}), status, [remaining], NOW, CLUSTER)
     assert (found is not None) == explains
     if found:
         assert (found.attempt, found.role, found.index) == (0, "worker", 1)
@@ -129,14 +129,16 @@ def test_times_are_compared_in_whole_seconds():
     """Kubelet rejected the recorded pod (time of the observation); its peer ended because of the deletion."""
     refused = failure(time=at(99.4), exit_code=None, reason="UnexpectedAdmissionError")
     status = Status(attempt=1, history=[past(failure=refused)])
-    assert reattribution.cause(job(roles={"worker": 2}), status, [ended(99, 143, gone=99)], NOW, CLUSTER) is None
-    assert reattribution.cause(job(roles={"worker": 2}), status, [ended(99, 1, gone=100)], NOW, CLUSTER) is None
+    assert (
+        correlation.corrected_cause(job(roles={"worker": 2}), status, [ended(99, 143, gone=99)], NOW, CLUSTER) is None
+    )
+    assert correlation.corrected_cause(job(roles={"worker": 2}), status, [ended(99, 1, gone=100)], NOW, CLUSTER) is None
 
 
 def test_of_several_the_earliest_is_the_cause():
     status = Status(attempt=1, history=[past(failure=failure(time=at(99)))])
     pods = [replace(ended(seconds), name=f"job-worker-{index}-0") for index, seconds in ((1, 98), (2, 97), (3, 98))]
-    found = reattribution.cause(job(roles={"worker": 4}), status, pods, NOW, CLUSTER)
+    found = correlation.corrected_cause(job(roles={"worker": 4}), status, pods, NOW, CLUSTER)
     assert found
     assert (found.index, found.time) == (2, at(97))
 
@@ -144,11 +146,11 @@ def test_of_several_the_earliest_is_the_cause():
 def test_replicas_that_restart_alone_are_not_considered():
     of = job(framework="tensorflow", roles={"chief": 1, "worker": 2, "ps": 1})
     remaining = replace(pod("ps", 0), deleted_at=at(100), disruption=left().disruption)
-    assert reattribution.cause(of, Status(attempt=1, history=[past()]), [remaining], NOW, CLUSTER) is None
+    assert correlation.corrected_cause(of, Status(attempt=1, history=[past()]), [remaining], NOW, CLUSTER) is None
 
 
 def test_a_program_that_failed_counts_where_no_rule_says_otherwise():
-    assert reattribution.counts(job(), failure(signal=9, exit_code=137)) is True
+    assert correlation.restart_counts(job(), failure(signal=9, exit_code=137)) is True
 
 
 # Sentence, the user's rule for NodeLost, whether such a failure counts.
@@ -164,4 +166,4 @@ RULES = [
 def test_counts(case):
     action, counts = case
     rules = {"rules": [{"reasons": ["NodeLost"], "action": action}]} if action else {}
-    assert reattribution.counts(job(restart=rules), failure(reason="NodeLost", exit_code=None)) is counts
+    assert correlation.restart_counts(job(restart=rules), failure(reason="NodeLost", exit_code=None)) is counts

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from allranks.api.status import Status
+from allranks.core.beginning import SMALL_JOB_PODS
 from allranks.core.facts.model import Event, Observed, Plan, RejectedCreate
 from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
-from allranks.core.small_jobs import SMALL_JOB_PODS
 from support.builders import (
     CLUSTER,
     NOW,

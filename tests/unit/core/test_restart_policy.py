@@ -489,7 +489,7 @@ def test_restarts_without_progress_are_bounded(case):
     decision = restart_policy.decide_restart(of, status, cause)
     assert decision.action == action
     if action == "Fail":
-        assert (decision.reason, decision.why) == ("NoProgress", "300 restarts in a row without progress")
+        assert (decision.reason, decision.explanation) == ("NoProgress", "300 restarts in a row without progress")
 
 
 def test_two_minutes_without_a_step_are_no_progress_of_a_program_that_reports_steps():

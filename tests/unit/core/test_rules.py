@@ -19,7 +19,8 @@ from allranks.core.facts.stage import Stage
 from allranks.core.outcomes import Act, WaitUntil
 from allranks.core.reconcile import RULES as TABLE
 from allranks.core.reconcile import Rule, reconcile
-from allranks.core.rules import cleanup, gang, hang, lifecycle, resize, startup, utilization
+from allranks.core.rules import failure as failure_rules
+from allranks.core.rules import gang, lifecycle, resize, utilization
 from allranks.core.rules.failure import handle_failures
 from allranks.core.snapshot import Snapshot
 from support.builders import Life, at, failure, job, observed, pending, pod, rank, started
@@ -104,14 +105,14 @@ def in_a_window() -> Observed:
 WAITS: list[tuple[Rule, Callable[[], Observed], datetime]] = [
     (lifecycle.exceed_active_deadline, active_deadline, at(100)),
     (handle_failures, settling, at(75)),
-    (startup.startup_failure, cannot_start, at(320)),
-    (hang.handle_hang, stalled(30), at(80)),
-    (hang.handle_hang, stalled(85), at(90)),
-    (hang.handle_hang, stalled(200), at(3620)),
-    (hang.handle_hang, stalled(4000), at(4120)),
+    (failure_rules.startup_failure, cannot_start, at(320)),
+    (failure_rules.handle_hang, stalled(30), at(80)),
+    (failure_rules.handle_hang, stalled(85), at(90)),
+    (failure_rules.handle_hang, stalled(200), at(3620)),
+    (failure_rules.handle_hang, stalled(4000), at(4120)),
     (resize.shrink_to_capacity, no_room, at(60)),
     (resize.grow_to_capacity, room_for_one, at(35)),
-    (cleanup.expire, finished, at(70)),
+    (lifecycle.expire, finished, at(70)),
     (gang.give_up_pods, half_placed, at(100)),
     (utilization.judge, in_a_window, at(100)),
 ]

@@ -10,7 +10,8 @@ import pytest
 from allranks.api.status import CurvePoint, ProgressStatus, Status
 from allranks.api.sweep_status import Check, SweepStatus, Trial
 from allranks.api.sweep_validation import parse_sweep
-from allranks.core.sweeps import early_stopping, suggestions, trial_job
+from allranks.core.sweeps import suggestions, trial_job
+from allranks.core.sweeps import trials as of_trials
 from allranks.core.sweeps.model import SweepObserved, TrialJob
 from allranks.core.sweeps.plan import plan
 from support.builders import table
@@ -184,7 +185,7 @@ def test_a_trial_is_stopped_if_it_is_worse_at_the_same_check(case):
     values, rule, is_stopped = case
     spec = parse_sweep(sweep(stop={**ASHA, "rule": rule})).spec
     trials = [trial(number, value) for number, value in enumerate(values)]
-    assert bool(early_stopping.is_worse(trials[0], trials[0].checks, trials, spec)) is is_stopped
+    assert bool(of_trials.is_worse(trials[0], trials[0].checks, trials, spec)) is is_stopped
 
 
 def progress(step: int, metric: float = 1.0, points: tuple[tuple[int, float], ...] = ()) -> ProgressStatus:
@@ -206,13 +207,13 @@ def progress(step: int, metric: float = 1.0, points: tuple[tuple[int, float], ..
 def test_values_are_compared_at_equal_steps(case):
     reported, expected = case
     spec = parse_sweep(sweep(stop=ASHA)).spec
-    found = early_stopping.new_checks(trial(0), reported, spec, 10)
+    found = of_trials.new_checks(trial(0), reported, spec, 10)
     assert [(check.step, check.value) for check in found] == expected
 
 
 def test_a_check_counts_once():
     spec = parse_sweep(sweep(stop=ASHA)).spec
-    assert early_stopping.new_checks(trial(0, 1.0), progress(12), spec, 10) == ()
+    assert of_trials.new_checks(trial(0, 1.0), progress(12), spec, 10) == ()
 
 
 def test_without_minSteps_a_trial_has_two_checks():

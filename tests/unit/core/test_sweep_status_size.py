@@ -10,7 +10,7 @@ import pytest
 from allranks.api.sweep import MAX_TRIALS
 from allranks.api.sweep_status import SweepStatus, Trial
 from allranks.api.sweep_validation import parse_sweep
-from allranks.core.sweeps import early_stopping, trials
+from allranks.core.sweeps import trials as of_trials
 from allranks.core.sweeps.model import SweepObserved
 from allranks.core.sweeps.plan import plan
 from allranks.errors import InvalidManifest
@@ -47,10 +47,10 @@ def test_the_status_of_the_largest_sweep_is_smaller_than_a_megabyte():
         parse_sweep(largest(86))
     observed = SweepObserved(one, SweepStatus(), {}, NOW)
     long = ESCAPED * 1024
-    checks = [{"step": STEP - index, "value": NUMBER} for index in range(early_stopping.MAX_CHECKS)]
+    checks = [{"step": STEP - index, "value": NUMBER} for index in range(of_trials.MAX_CHECKS)]
     parameters = dict.fromkeys(one.spec.parameters, ESCAPED * 85)
     ended = [
-        trials.ended(
+        of_trials.ended(
             observed,
             Trial.model_validate(
                 {

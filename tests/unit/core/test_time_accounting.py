@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from allranks.api.status import PastAttempt, Status, Times
 from allranks.core.accounting import time_accounting
+from allranks.core.facts.model import ANY_PLATFORM, Observed
+from allranks.core.facts.rank_reports import Reports
+from allranks.core.snapshot import Snapshot
 from support.builders import NOW, at, job
 
 RESTARTED = [PastAttempt(attempt=0, end_time=NOW, reason="OOMKilled")]
@@ -41,5 +44,6 @@ def test_a_clock_that_goes_back_subtracts_nothing() -> None:
 def test_a_job_that_waited_for_its_operator_was_queued() -> None:
     created = job(creation_timestamp=at(-90))
     begun = Status(start_time=NOW, attempt_time=NOW)
-    status = time_accounting.account(created, begun, begun, begun, (), (), True, NOW)
+    observed = Observed(created, begun, (), NOW, ANY_PLATFORM, reports=Reports(NOW))
+    status = time_accounting.account(Snapshot(observed), begun)
     assert status.times == Times(queued=90, category="Queued", since=NOW)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.core.objects.command_notes import notes
+from allranks.core.objects.notes import command_notes
 from support.builders import job, table
 
 ALONE = "each pod would train alone; allranks connects the ranks: remove --standalone"
@@ -97,4 +97,4 @@ CASES = [
 @table(*CASES)
 def test_an_argument_that_contradicts_allranks_is_noted_with_its_path(case):
     fields, expected = case
-    assert notes(job(**fields)) == expected
+    assert command_notes(job(**fields)) == expected

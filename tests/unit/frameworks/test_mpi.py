@@ -8,7 +8,8 @@ import pytest
 
 from allranks.api.status import Status
 from allranks.core.facts.model import Platform
-from allranks.core.objects import command_notes, pods
+from allranks.core.objects import pods
+from allranks.core.objects.notes import command_notes
 from allranks.core.objects.pods import Objects
 from allranks.frameworks import FRAMEWORKS
 from support.builders import CLUSTER, environment, job, table
@@ -100,7 +101,7 @@ NOTHING_ELSE = "remove {} and its value"
 
 
 def notes(**fields: Any) -> list[tuple[str, str]]:
-    return command_notes.notes(job("mpi", **{"roles": ROLES, **fields}))
+    return command_notes(job("mpi", **{"roles": ROLES, **fields}))
 
 
 def own(*command: str) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.facts.attempt import attempt_context
+from allranks.core.facts.attempt import MAX_VARIABLE_BYTES, attempt_context
 from allranks.core.facts.topology import framework_of
-from allranks.core.objects import pods, sizes
+from allranks.core.objects import pods
 from allranks.core.objects.pods import Objects
 from allranks.core.reconcile import reconcile
 from allranks.frameworks import FRAMEWORKS
@@ -200,7 +200,7 @@ def test_the_largest_accepted_cluster_fits_into_every_limit(attempt):
     number = fits(TENSORFLOW)
     objects = pods.objects(TENSORFLOW.job(number, LONGEST_NAME, LONGEST_NAMESPACE), Status(attempt=attempt), CLUSTER)
     variables = environment(objects, objects.pods[-1])
-    assert max(len(f"{name}={value}") for name, value in variables.items()) <= sizes.MAX_VARIABLE_BYTES
+    assert max(len(f"{name}={value}") for name, value in variables.items()) <= MAX_VARIABLE_BYTES
     assert len(json.loads(variables["TF_CONFIG"])["cluster"]["worker"]) == number
 
 
@@ -212,8 +212,8 @@ def test_the_limit_of_a_variable_is_that_of_the_kernel():
         except OSError:
             return False
 
-    assert starts(sizes.MAX_VARIABLE_BYTES)
-    assert not starts(sizes.MAX_VARIABLE_BYTES + 1)
+    assert starts(MAX_VARIABLE_BYTES)
+    assert not starts(MAX_VARIABLE_BYTES + 1)
 
 
 def test_a_running_job_that_is_scaled_beyond_the_limit_fails_with_the_reason():

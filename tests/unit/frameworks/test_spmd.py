@@ -7,7 +7,7 @@ from typing import Any
 from allranks.api.status import Status
 from allranks.core.facts import topology
 from allranks.core.facts.model import Platform
-from allranks.core.objects import command_notes, pods
+from allranks.core.objects import notes, pods
 from allranks.core.objects.pods import Objects
 from allranks.frameworks import FRAMEWORKS
 from support.builders import CLUSTER, environment, job, table
@@ -128,7 +128,7 @@ def test_the_report_of_the_helper_names_the_rank():
 
 
 def test_a_launcher_is_noted():
-    [note] = command_notes.notes(job("spmd", roles={"worker": 2}, command=["torchrun", "train.py"]))
+    [note] = notes.command_notes(job("spmd", roles={"worker": 2}, command=["torchrun", "train.py"]))
     assert note == (
         "spec.command[0]",
         "allranks starts the ranks: remove torchrun and its options, or use framework pytorch",

@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from allranks.cli.live import session
-from allranks.core.facts import stack_requests
+from allranks.core.facts import rank_reports
 from allranks.local import run_directories
 
 MARK = "TEST_OF_RUN"
@@ -736,7 +736,7 @@ def test_the_ranks_of_a_run_print_their_stacks_when_another_process_asks(cli: Cl
     try:
         cli.wait_for_ranks(1)
         [folder] = cli.directory.glob("runs/job/[0-9]*")
-        request = stack_requests.new_request(0, datetime.now(UTC), 7)
+        request = rank_reports.new_stack_request(0, datetime.now(UTC), 7)
         run_directories.request_stacks(folder, request)
         for line in process.stdout:
             if f"stacks, asked for because somebody requested them ({request})" in line:

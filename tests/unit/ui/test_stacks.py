@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from allranks.core.facts.stack_requests import ANNOTATION, new_request, stack_dump_id
+from allranks.core.facts.rank_reports import STACKS_ANNOTATION, new_stack_request, stack_dump_id
 from allranks.local import run_directories
 from allranks.report.client import reason_for
 from support.live import eventually
@@ -35,7 +35,7 @@ def ask(server, **headers):
 
 
 def request_of(api) -> str:
-    return api.jobs["penguins"]["metadata"]["annotations"][ANNOTATION]
+    return api.jobs["penguins"]["metadata"]["annotations"][STACKS_ANNOTATION]
 
 
 def test_the_ranks_are_asked_and_their_answers_are_read_from_their_logs(server, api):
@@ -61,7 +61,7 @@ def test_the_ranks_are_asked_and_their_answers_are_read_from_their_logs(server, 
 
 def test_dumps_of_another_request_or_of_a_hang_are_no_answers(server, api):
     request = ask(server).json["request"]
-    other = new_request(0, datetime.now(UTC), 1)
+    other = new_stack_request(0, datetime.now(UTC), 1)
     hang = dump(request).replace(reason_for(stack_dump_id(request, 0)), reason_for("0-3"))
     api.logs = {"penguins-worker-0-0": stamped(hang + dump(other))}
     assert server.get(f"{PATH}?request={request}").json["dumps"] == []
@@ -91,7 +91,7 @@ def test_a_pod_without_a_process_that_has_stacks_has_answered(server, api):
 
 def test_ranks_that_do_not_answer_are_named(server, api):
     api.logs = {f"penguins-worker-{place}-0": [] for place in range(3)}
-    late = new_request(0, datetime.now(UTC) - timedelta(seconds=300), 1)
+    late = new_stack_request(0, datetime.now(UTC) - timedelta(seconds=300), 1)
     api.logs["penguins-worker-0-0"] = stamped(dump(late), 290)
     found = server.get(f"{PATH}?request={late}").json
     assert ([one["replica"] for one in found["dumps"]], found["over"]) == (["worker-0"], True)
@@ -132,7 +132,7 @@ def test_without_the_right_to_change_the_job_a_sentence_names_it(server, api):
 
 def test_only_the_job_that_the_page_showed_is_asked(server, api):
     assert server.request("POST", f"{PATH}?uid=another", {}).status == 409
-    assert ANNOTATION not in (api.jobs["penguins"]["metadata"].get("annotations") or {})
+    assert STACKS_ANNOTATION not in (api.jobs["penguins"]["metadata"].get("annotations") or {})
 
 
 def test_the_page_asks_and_shows_hostile_answers_as_text(server, api):

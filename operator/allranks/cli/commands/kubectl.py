@@ -33,7 +33,7 @@ from allranks.cli.options import (
     run_on_cluster,
 )
 from allranks.client.jobs import get_job
-from allranks.core.facts import places
+from allranks.core.facts import naming
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import JOB_LABEL, TRAINER, replica_key
 from allranks.errors import ClusterError
@@ -333,7 +333,7 @@ def _replica(name: str, ranks: Mapping[str, int | None], choice: Choice) -> str:
     check_role(name, ranks, role)
     replica = replica_key(role, choice.index or 0)
     if replica not in ranks:
-        indexes = places.encode(int(key.rpartition("-")[2]) for key in ranks if key.rpartition("-")[0] == role)
+        indexes = naming.encode_indices(int(key.rpartition("-")[2]) for key in ranks if key.rpartition("-")[0] == role)
         raise click.UsageError(f"{name} has no {replica}: the indexes of {role} are {indexes}.")
     return replica
 

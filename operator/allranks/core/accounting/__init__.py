@@ -1,1 +1,1 @@
-"""What a job has reached and used: progress, times, cost, and whom to notify about it."""
+"""A job's progress, times and cost, and the notifications about it."""

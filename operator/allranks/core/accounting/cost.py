@@ -1,7 +1,6 @@
-"""GPU time of a job and its price (docs/guides/cost.md).
+"""GPU time of a job, `status.times` multiplied by the GPUs that pods held, and its price (docs/guides/cost.md).
 
-GPU time is the time of `status.times` multiplied by the GPUs that pods held. It is brought up to date in the same write
-as the times, at the price that was persisted before: a pool that changes its price does not change the past.
+It is updated in the write of the times, at the price that was persisted before: a new price does not change the past.
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ KINDS = ("productive", "starting", "waiting", "lost")
 
 
 def charge(observed: Observed, before: Status, after: Status) -> Status:
-    """`after` with the GPU time since `before`, the persisted status; the same object if nothing changes, or the job
-    has no GPUs. `after` has its new times."""
+    """Return `after` with the GPU time since `before`, the persisted status.
+
+    `after` has its new times. The result is the same object if nothing changes, or if the job has no GPUs.
+    """
     if after == before or after.times is None:
         return after
     held = _held(observed, before.cost)
@@ -48,7 +49,7 @@ def charge(observed: Observed, before: Status, after: Status) -> Status:
 
 
 def up_to(status: Status, now: datetime) -> CostStatus | None:
-    """The cost up to now; None for a job without GPUs."""
+    """Return the cost up to now; None for a job without GPUs."""
     times = time_accounting.up_to(status, now)
     if status.cost is None or status.times is None or times is None:
         return status.cost
@@ -61,7 +62,7 @@ def total(time: GpuTime) -> float:
 
 
 def lost_by(status: Status, lost: float, now: datetime) -> dict[str, float]:
-    """Divides a lost amount among the causes, in proportion to the time that each of them cost; the largest first."""
+    """Divide a lost amount among its causes in proportion to the time that each cost; return the largest first."""
     times = time_accounting.up_to(status, now)
     seconds = sum(times.by_reason.values()) if times else 0.0
     if times is None or not seconds or not lost:
@@ -71,37 +72,40 @@ def lost_by(status: Status, lost: float, now: datetime) -> dict[str, float]:
 
 
 def summary(cost: CostStatus) -> str:
-    """`12.5 GPUh, 30.00 USD`."""
+    """Return the cost as text: `12.5 GPUh, 30.00 USD`."""
     hours = f"{total(cost.gpu_seconds) / 3600:.1f} GPUh"
     money = f", {total(cost.spent):.2f} {cost.currency}" if cost.spent else ""
     return (hours + money)[:48]
 
 
 def _advanced(cost: CostStatus, before: Times | None, after: Times, held: int) -> CostStatus:
-    """Adds what the times gained, and takes away what they lost: work that a restart discards moves to lost."""
-    found: dict[str, float] = {kind: getattr(cost.gpu_seconds, kind) for kind in KINDS}
+    """Add the GPU time that the times gained, and take away what they lost.
+
+    Work that a restart discards moves to lost.
+    """
+    seconds_by_kind: dict[str, float] = {kind: getattr(cost.gpu_seconds, kind) for kind in KINDS}
     spent = {kind: getattr(cost.spent, kind) for kind in KINDS} if cost.spent else dict.fromkeys(KINDS, 0.0)
     hourly = float(cost.price) if cost.price else 0.0
     for name in ("queued", "starting", "productive", "lost", "uploading"):
         seconds = (getattr(after, name) or 0.0) - ((getattr(before, name) if before else 0.0) or 0.0)
-        # The first look at pods that were placed before it: their time began with their assignment.
+        # The first reconcile of pods that were placed before it: their time began with their assignment.
         gpus = cost.gpus or (held if name in ("starting", "productive") else 0)
         kind = (
             "waiting"
             if name in ("queued", "uploading") or (name == "starting" and cost.partial and seconds > 0)
             else name
         )
-        found[kind] = round(max(0.0, found[kind] + seconds * gpus), 6)
+        seconds_by_kind[kind] = round(max(0.0, seconds_by_kind[kind] + seconds * gpus), 6)
         spent[kind] = round(max(0.0, spent[kind] + seconds * gpus * hourly / 3600), 6)
     return changed(
         cost,
-        gpu_seconds=GpuTime(**found),
+        gpu_seconds=GpuTime(**seconds_by_kind),
         spent=GpuTime(**spent) if cost.price or cost.spent else None,
     )
 
 
 def _held(observed: Observed, before: CostStatus | None) -> int:
-    """GPUs of the pods that have a node and have not ended, also of those that terminate."""
+    """Return the number of GPUs of pods that have a node and have not ended, including pods that terminate."""
     counts = Counter(pod.role for pod in _placed(observed.pods))
     if not counts:
         return 0
@@ -119,11 +123,11 @@ def _placed(pods: Iterable[Pod]) -> list[Pod]:
 
 
 def _partial(status: Status, pods: Iterable[Pod]) -> bool:
-    """Whether some pods of the attempt have a node and wait for others."""
+    """Return whether some pods of the attempt have a node and wait for others."""
     if status.phase in FINISHED | WITHOUT_PODS or status.running_time:
         return False
     placed = sum(pod.attempt == status.attempt for pod in _placed(pods))
-    return 0 < placed < sum(of.desired for of in status.roles.values())
+    return 0 < placed < sum(counts.desired for counts in status.roles.values())
 
 
 def with_cost(snapshot: Snapshot, plan: Plan) -> Plan:

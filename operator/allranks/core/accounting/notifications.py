@@ -1,8 +1,7 @@
-"""Notifications about a job: an outbox in `status.notifications`.
+"""Notifications about a job: an outbox in `status.notifications`, whose entries a driver delivers.
 
-An entry is added in the write of the status that it is about, so an operator that is killed finds it again. A driver
-delivers it, and its result replaces it in the status. An entry whose delivery succeeded in the moment in which the
-operator was killed is delivered again, with the same id.
+An entry is added in the write of the status that it is about, so an operator that is killed finds it again. A delivery
+may be repeated, with the same id.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ WEBHOOK = "webhook-"
 
 
 def with_outbox(snapshot: Snapshot, plan: Plan) -> Plan:
-    """The plan with a status that has the entries for what it changes, and the results of deliveries."""
+    """Add notifications about the changes of the plan, and the results of deliveries, to the status that it writes."""
     observed, before = snapshot.observed, snapshot.persisted
     after = plan.next or before
     if plan.delete_job or not (observed.platform.notifies or before.notifications):
@@ -52,23 +51,25 @@ def pending(entries: Iterable[str]) -> list[str]:
 
 
 def subscribers(job: Job, platform: Platform, kind: str) -> list[str]:
-    """Names of the receivers: those of the job, of its pool, and those that get notifications about all jobs. The last
-    two are notified of the end of a sweep, and not of that of each trial."""
+    """Return the names of the receivers of the job, of its pool, and of all jobs.
+
+    Receivers of the pool and of all jobs are notified of the end of a sweep, not of the end of each trial.
+    """
     if kind in FINISHED and SWEEP_LABEL in job.metadata.labels:
-        return [name for name, one in named("", job.spec.notify or ()) if kind in one.occasions]
-    found = [name for name, one in named_notifications(job, platform) if kind in one.occasions]
-    return list(dict.fromkeys([*found, *platform.notifies.get(kind, ())]))
+        return [name for name, entry in named("", job.spec.notify or ()) if kind in entry.occasions]
+    names = [name for name, entry in named_notifications(job, platform) if kind in entry.occasions]
+    return list(dict.fromkeys([*names, *platform.notifies.get(kind, ())]))
 
 
 def named_notifications(job: Job, platform: Platform) -> Iterator[tuple[str, Notification]]:
-    """(name of the receiver, entry of the job or its pool)"""
+    """Yield (name of the receiver, entry of the job or its pool)."""
     yield from named("", job.spec.notify or ())
     yield from named("p", (platform.pool.notify or ()) if job.spec.pool and platform.pool else ())
 
 
 def named(prefix: str, listed: Iterable[T]) -> Iterator[tuple[str, T]]:
-    for place, one in enumerate(listed):
-        yield one.receiver or f"{WEBHOOK}{prefix}{place}", one
+    for place, entry in enumerate(listed):
+        yield entry.receiver or f"{WEBHOOK}{prefix}{place}", entry
 
 
 def _occasions(before: Status, after: Status) -> Iterator[str]:
@@ -90,7 +91,7 @@ def _occasions(before: Status, after: Status) -> Iterator[str]:
 
 
 def with_results(entries: Iterable[str], notified: Mapping[str, str]) -> tuple[list[str], list[Event]]:
-    """The entries with the results of their deliveries, and an Event for each that failed."""
+    """Return the entries with the results of their deliveries, and an Event for each that failed."""
     out, events = [], []
     for entry in entries:
         result = notified.get(entry, "")
@@ -103,7 +104,7 @@ def with_results(entries: Iterable[str], notified: Mapping[str, str]) -> tuple[l
 
 
 def bounded(entries: list[str]) -> list[str]:
-    """Removes entries beyond MOST_ENTRIES: delivered ones are dropped first, the oldest before newer ones."""
+    """Remove entries beyond MOST_ENTRIES: delivered ones are dropped first, the oldest before newer ones."""
     while len(entries) > MOST_ENTRIES:
         over = next((entry for entry in entries if entry.endswith((SENT, FAILED))), entries[0])
         entries.remove(over)

@@ -1,16 +1,16 @@
-"""Derives `status.progress` from the newest report of each rank: steps, throughput, ETA, learning curve. Pure.
+"""Derives `status.progress` from the newest report of each rank: steps, throughput, ETA, learning curve.
 
-Only the newest reports are kept in memory (by `allranks.telemetry`). Everything else is derived from them and from
-`status.progress`, so a restart of the operator loses nothing: ranks repeat their state.
+A restart of the operator loses nothing: ranks repeat their state.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from operator import itemgetter
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, CurvePoint, ProgressStatus, RankProgress, Status
@@ -31,7 +31,7 @@ _JITTER = timedelta(seconds=1)
 
 
 def drop_stale(reports: Reports | None, pods: Iterable[Pod]) -> Reports | None:
-    """Drops reports of deleted pods and marks ranks of terminated pods as done."""
+    """Drop reports of deleted pods and mark ranks of terminated pods as done."""
     if reports is None:
         return None
     owned = {pod.name: pod for pod in pods if pod.owned}
@@ -44,17 +44,20 @@ def drop_stale(reports: Reports | None, pods: Iterable[Pod]) -> Reports | None:
 
 
 def with_ranks(job: Job, status: Status, reports: Reports | None) -> Reports | None:
-    """Adds the global rank where a process has only an index within its role (TensorFlow)."""
+    """Add the global rank where a process has only an index within its role (TensorFlow)."""
     framework = topology.framework_of(job)
     if reports is None or not framework.ranks_are_pods or all(rank.rank is not None for rank in reports.ranks):
         return reports
     places = {(replica.role, replica.index): replica.node_rank for replica in topology.replicas(job, status)}
-    ranks = (replace(of, rank=places.get((of.role, of.index))) if of.rank is None else of for of in reports.ranks)
+    ranks = (
+        replace(report, rank=places.get((report.role, report.index))) if report.rank is None else report
+        for report in reports.ranks
+    )
     return replace(reports, ranks=tuple(ranks))
 
 
 def observe(job: Job, status: Status, reports: Reports | None) -> Status:
-    """Updates `status.progress` from the reports. Returns the same object if nothing changed."""
+    """Update `status.progress` from the reports; return the same object if nothing changed."""
     if reports is None or not reports.ranks or status.attempt_time is None:
         return status
     before = status.progress or ProgressStatus()
@@ -85,7 +88,7 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
     if before.first_step_time is None and firsts:
         changes["first_step_time"], changes["first_step"] = min(firsts)
     checkpoints = ((r.checkpoint_at, r.checkpoint_step) for r in ranks if r.checkpoint_at)
-    saved = max(checkpoints, default=None, key=_first)
+    saved = max(checkpoints, default=None, key=itemgetter(0))
     jitter = _JITTER if saved and saved[1] == before.checkpoint_step else timedelta(0)
     if saved and (before.checkpoint_time is None or saved[0] > before.checkpoint_time + jitter):
         changes["checkpoint_time"], changes["checkpoint_step"] = saved
@@ -99,7 +102,7 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
 
 
 def with_reports(o: Observed) -> Observed:
-    """Add what the ranks reported to the current status. Late reports change nothing about a finished job."""
+    """Add the ranks' reports to the current status. Late reports change nothing about a finished job."""
     if o.persisted.phase in FINISHED:
         return o
     reports = with_ranks(o.job, o.current, drop_stale(o.reports, o.pods))
@@ -107,7 +110,7 @@ def with_reports(o: Observed) -> Observed:
 
 
 def reset_for_attempt(progress: ProgressStatus | None) -> ProgressStatus | None:
-    """Progress at the start of an attempt: keeps the totals and the curve, drops the state of single ranks."""
+    """Return the progress at the start of an attempt: the totals and the curve, without the state of single ranks."""
     if progress is None:
         return None
     return ProgressStatus(
@@ -123,7 +126,7 @@ def reset_for_attempt(progress: ProgressStatus | None) -> ProgressStatus | None:
 
 
 def finalize(progress: ProgressStatus | None) -> ProgressStatus | None:
-    """Progress of a finished or suspended job: clears what only applies to a running one."""
+    """Return the progress of a finished or suspended job, without the values that only a running job has."""
     return None if progress is None else _without_pods(progress)
 
 
@@ -134,44 +137,51 @@ def _without_pods(progress: ProgressStatus) -> ProgressStatus:
 
 
 def _is_older(before: ProgressStatus, step: int | None, last_report: datetime | None) -> bool:
-    """Whether the reports say less than the status about this attempt, and nothing newer: a new operator receives the
-    furthest rank's report after those of other ranks."""
+    """Return whether the reports are behind the status of this attempt.
+
+    A new operator may receive the report of the furthest rank after the reports of other ranks.
+    """
     if before.first_step_time is None or before.step is None or before.last_report is None:
         return False
     return (step or 0) < before.step and (last_report is None or last_report <= before.last_report)
 
 
 def _saves_on_request(before: ProgressStatus, ranks: Iterable[RankReport]) -> bool | None:
-    """As in the status while no rank that stores checkpoints on request has reported to a new operator."""
+    """Return whether ranks store checkpoints on request.
+
+    The persisted value stays until a rank reports after a restart of the operator.
+    """
     able = [rank for rank in ranks if rank.saves_on_request]
     return (any(not rank.done for rank in able) or None) if able else before.saves_on_request
 
 
 def _with_forecast(progress: ProgressStatus, ranks: Iterable[RankReport]) -> ProgressStatus:
-    """ETA: remaining steps times the median step time."""
+    """Set the ETA: the remaining steps times the median step time."""
     step, total = progress.step, progress.total_steps
     left = max(0, total - step) if step is not None and total else None
-    pace = _median([rank.step_seconds for rank in ranks if rank.step_seconds is not None and not rank.done])
+    paces = [rank.step_seconds for rank in ranks if rank.step_seconds is not None and not rank.done]
+    pace = statistics.median(paces) if paces else None
     eta = 0.0 if left == 0 else float(round(left * pace)) if left is not None and pace is not None else None
     return changed(progress, eta_seconds=eta, eta="" if eta is None else human_duration(eta))
 
 
 def _metrics(ranks: Iterable[RankReport]) -> dict[str, float]:
-    """Metrics of the first rank that reports any: usually rank 0 has the mean over all ranks."""
+    """Return the metrics of the first rank that reports any: usually rank 0 has the mean over all ranks."""
     reporting = [rank for rank in ranks if rank.metrics]
     first = min(reporting, key=lambda r: (r.rank is None, r.rank or 0, r.role, r.index, r.local_rank), default=None)
     return {key: _digits(value) for key, value in sorted(first.metrics.items())[:32]} if first else {}
 
 
 def _loading(ranks: Iterable[RankReport]) -> float | None:
-    """The mean of all ranks that measure it, in percent: a smaller change is not worth a write."""
+    """Return the mean share of loading over all ranks that measure it, rounded to percent to save writes."""
     measured = [(r.load_seconds, r.step_seconds) for r in ranks if r.load_seconds is not None and not r.done]
     shares = [min(1.0, load / step) for load, step in measured if load is not None and step]
     return round(statistics.fmean(shares), 2) if shares else None
 
 
 def _slowest(ranks: Iterable[RankReport]) -> list[RankProgress]:
-    """Up to RANKS ranks: all of a small job, else those with the largest lag, then those with the longest steps."""
+    """Return up to RANKS ranks: all of a small job, else those with the largest lag, then those with the longest
+    steps."""
     everyone = list(ranks)
     furthest = max((rank.step or 0 for rank in everyone), default=0)
 
@@ -194,8 +204,11 @@ def _slowest(ranks: Iterable[RankReport]) -> list[RankProgress]:
 
 
 def _curve(status: Status, after: ProgressStatus, metric: str) -> list[CurvePoint]:
-    """The curve with the newest point appended, or its last point updated. A full curve is thinned to every second
-    point. Points older than the last one are dropped: a new operator may receive the furthest rank's report late."""
+    """Return the curve with the newest point appended, or with its last point updated.
+
+    A full curve is thinned to every second point. Points older than the last one are dropped: a new operator may
+    receive the report of the furthest rank late.
+    """
     if after.step is None or after.last_report is None:
         return after.curve
     point = CurvePoint(
@@ -226,19 +239,11 @@ def _summary(progress: ProgressStatus) -> str:
 
 
 def _digits(value: float) -> float:
-    """Rounds to four significant digits: status stays small, and noise causes fewer writes."""
+    """Round to four significant digits: status stays small, and noise causes fewer writes."""
     rounded = float(f"{value:.4g}")
     return rounded if math.isfinite(rounded) else value  # rounding up the largest floats gives infinity
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    given = [value for value in values if value is not None]
-    return _digits(sum(given)) if given else None
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
-
-
-def _first(pair: tuple[datetime, int | None]) -> datetime:
-    return pair[0]
+    numbers = [value for value in values if value is not None]
+    return _digits(sum(numbers)) if numbers else None

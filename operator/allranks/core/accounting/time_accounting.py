@@ -1,8 +1,7 @@
-"""Time accounting: every second of a job is queued, starting, productive, lost or uploading, after the program's end
-(docs/reference/semantics.md).
+"""Accounts for every second of a job: queued, starting, productive, lost, or uploading (docs/reference/semantics.md).
 
 `status.times` holds the totals up to `since`, and the state in which time accumulates from then on. It is updated when
-that state changes and whenever the status is written for another reason; in between, any reader can add the rest.
+that state changes and with every other write of the status; in between, any reader can add the rest.
 """
 
 from __future__ import annotations
@@ -20,53 +19,39 @@ from allranks.core.facts.uploads import uploading_since
 from allranks.core.snapshot import Snapshot
 
 
-def account(
-    job: Job,
-    before: Status,
-    reported: Status,
-    after: Status,
-    pods: Iterable[Pod],
-    refused: Collection[Any],
-    listened: bool,
-    now: datetime,
-) -> Status:
-    """Returns `after` with updated times; the same object if nothing else changed and the state is the same.
-
-    `before` is the persisted status, `reported` the same with the ranks' newest progress, `pods` are those of the
-    current attempt, `listened` says whether there is a report server.
-    """
+def account(snapshot: Snapshot, after: Status) -> Status:
+    """Return `after` with updated times; the same object if nothing else changed and the state is the same."""
+    o, before, current = snapshot.observed, snapshot.persisted, snapshot.current
     if after.start_time is None or (before.times and before.times.category == "Finished"):
         return after
-    times = before.times or _opened(job, after, now)
-    if not times.measured and _reports(reported):
-        times = _measured(reported, times, now)
+    times = before.times or _opened(o.job, after, o.now)
+    if not times.measured and _reports(current):
+        times = _measured(current, times, o.now)
     if before.attempt_time is not None and _ended(before, after):
-        times, past = _close_attempt(before, reported, after, times, now)
+        times, past = _close_attempt(before, current, after, times, o.now)
         after = changed(after, history=[*after.history[:-1], past])
-    measures = listened and (job.spec.hang is not None or after.progress is not None)
-    present = list(pods) if after.attempt == before.attempt else []
-    category, moment = _category(after, present, refused, measures, now)
+    measures = o.reports is not None and (o.job.spec.hang is not None or after.progress is not None)
+    pods = list(snapshot.pods.values()) if after.attempt == before.attempt else []
+    category, moment = _category(after, pods, o.refused, measures, o.now)
     if category == times.category and times == before.times and after == before:
         return after
-    moment = min(max(moment, times.since), now)
+    moment = min(max(moment, times.since), o.now)
     reason = _last_reason(after)
-    times = _advanced(changed(_advanced(times, moment, reason), category=category), now, reason)
-    if category not in ("Productive", "Uploading"):
-        times = changed(times, productive_since=None)
-    elif category == "Uploading":
-        pass  # the end of the attempt follows
-    elif times.productive_since is None:
+    times = _advanced(changed(_advanced(times, moment, reason), category=category), o.now, reason)
+    if category == "Productive" and times.productive_since is None:
         times = changed(times, productive_since=moment)
+    elif category not in ("Productive", "Uploading"):  # the end of the attempt follows an upload
+        times = changed(times, productive_since=None)
     return changed(after, times=times, goodput=goodput(times))
 
 
 def up_to(status: Status, now: datetime) -> Times | None:
-    """The times up to now."""
+    """Return the times up to now."""
     return _advanced(status.times, now, _last_reason(status)) if status.times else None
 
 
 def last_update(status: Status) -> datetime | None:
-    """The latest moment in a status; None before there is any."""
+    """Return the latest moment in a status; None before there is any."""
     moments = [status.start_time, status.attempt_time, status.running_time, status.completion_time]
     moments += [status.history[-1].end_time if status.history else None, status.times.since if status.times else None]
     moments += [condition.last_transition_time for condition in status.conditions]
@@ -76,20 +61,20 @@ def last_update(status: Status) -> datetime | None:
 
 
 def goodput(times: Times) -> float | None:
-    """productive / (all but queued and uploading); None before there is any."""
+    """Return the productive share of the time in which the job was neither queued nor uploading; None at the start."""
     used = times.starting + times.productive + times.lost
     return round(times.productive / used, 4) if used > 0 else None
 
 
 def _opened(job: Job, status: Status, now: datetime) -> Times:
-    """Starts at creationTimestamp: time before the operator saw the job counts as queued."""
+    """Return times that start at creationTimestamp: time before the operator observed the job counts as queued."""
     return Times(category="Queued", since=min(job.metadata.creation_timestamp or now, status.start_time or now, now))
 
 
 def _category(
     status: Status, pods: list[Pod], refused: Collection[Any], measures: bool, now: datetime
 ) -> tuple[TimeKind, datetime]:
-    """The current state, and when it began."""
+    """Return the current state, and when it began."""
     if status.phase in FINISHED:
         return "Finished", status.completion_time or now
     if status.phase in WITHOUT_PODS:
@@ -110,8 +95,7 @@ def _category(
 
 
 def restarted(before: Iterable[PastAttempt]) -> bool:
-    """Whether an attempt replaces one of those before it; it does not resume the job. One that gave its pods up did not
-    run."""
+    """Return whether an attempt replaces an earlier one that ran, instead of resuming a suspended job."""
     ran = [past.reason for past in before if past.reason != "GangTimeout"]
     return bool(ran) and ran[-1] != "Suspended"
 
@@ -121,7 +105,7 @@ def _last_reason(status: Status) -> str:
 
 
 def _ended(before: Status, after: Status) -> bool:
-    """Whether this decision ends the attempt."""
+    """Return whether this decision ends the attempt."""
     if after.phase in FINISHED | WITHOUT_PODS:
         return before.phase not in FINISHED | WITHOUT_PODS
     return after.attempt != before.attempt and before.phase not in WITHOUT_PODS
@@ -134,8 +118,10 @@ def _reports(status: Status) -> bool:
 def _close_attempt(
     before: Status, reported: Status, after: Status, times: Times, now: datetime
 ) -> tuple[Times, PastAttempt]:
-    """Ends an attempt: its work since the last checkpoint is lost, unless the job finished. Without progress reports
-    all of it counts as kept."""
+    """End an attempt: its work since the last checkpoint is lost, unless the job finished.
+
+    Without progress reports all of its work counts as kept.
+    """
     past, progress = after.history[-1], reported.progress
     times = _advanced(times, now, _last_reason(before))
     if progress:
@@ -152,8 +138,8 @@ def _close_attempt(
 
 
 def _measured(status: Status, times: Times, now: datetime) -> Times:
-    """Handles the first report of a job that counted as one without reports: before its first step it was not
-    productive."""
+    """Handle the first report of a job that counted as productive without reports: it was not, before its first
+    step."""
     times = changed(times, measured=True)
     if times.category != "Productive" or times.productive_since is None:
         return times
@@ -166,7 +152,7 @@ def _measured(status: Status, times: Times, now: datetime) -> Times:
 
 
 def _advanced(times: Times, until: datetime, reason: str) -> Times:
-    """Adds the time until then to the current state."""
+    """Add the time until then to the current state."""
     seconds = _seconds(times.since, until)
     if times.category == "Finished" or seconds <= 0:
         return times
@@ -213,13 +199,11 @@ def _seconds(begin: datetime, end: datetime) -> float:
 
 
 def _exact(seconds: float) -> float:
-    """Rounds to microseconds, the resolution of times: sums of floats would drift."""
+    """Round to microseconds, the resolution of times: sums of floats would drift."""
     return round(seconds, 6)
 
 
 def with_times(snapshot: Snapshot, plan: Plan) -> Plan:
     """Add progress and times to the status that the plan writes; there is none if nothing has changed."""
-    o, before = snapshot.observed, snapshot.persisted
-    after, pods, listened = plan.next or snapshot.current, snapshot.pods.values(), o.reports is not None
-    status = account(o.job, before, snapshot.current, after, pods, o.refused, listened, o.now)
-    return replace(plan, next=status if status != before else None)
+    status = account(snapshot, plan.next or snapshot.current)
+    return replace(plan, next=status if status != snapshot.persisted else None)

@@ -1,1 +1,1 @@
-"""What went wrong, and what follows from it: root causes, hangs, stragglers, restarts. Imports facts only."""
+"""Finds out what went wrong, and the consequences: root causes, hangs, stragglers, restarts. Imports facts only."""

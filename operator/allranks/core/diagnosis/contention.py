@@ -1,7 +1,6 @@
-"""Two jobs that hold nodes for a part of their pods wait for each other for ever, if no gang scheduler prevents it.
+"""Decides which of two jobs gives its pods up when both hold nodes for a part of their pods and wait for each other.
 
-Then one of them gives its pods up: the one with the lowest priority, of these the youngest. It tries again after a
-backoff. A job with more pods than there is room for, and without a rival, keeps what it has.
+It is the job with the lowest priority, of these the youngest. It tries again after a backoff.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _PLACED_BY_OTHERS = frozenset({"Native", "Volcano", "Coscheduling"})
 
 
 def may_contend(observed: Observed) -> bool:
-    """A cheap test, before the pods are looked at closely."""
+    """Return whether the job may hold nodes and wait for others: a cheap test, before its pods are examined."""
     status = observed.current
     if observed.platform.local or status.running_time or status.start_time is None:
         return False
@@ -33,8 +32,10 @@ def may_contend(observed: Observed) -> bool:
 
 
 def contender(o: Observed, pods: Mapping[tuple[str, int], Pod]) -> Contender | None:
-    """The job as a rival of others: it waits for room while it has nodes for some of its pods; else None.
-    `pods`: (role, index) -> the pod in this place."""
+    """Return the job as a rival of others if it has nodes for some of its pods and no room for the rest; else None.
+
+    `pods`: (role, index) -> the pod in this place.
+    """
     job, status = o.job, o.current
     if not may_contend(o) or (status.progress and status.progress.first_step_time):
         return None
@@ -62,49 +63,52 @@ def contender(o: Observed, pods: Mapping[tuple[str, int], Pod]) -> Contender | N
 
 
 def _is_needed(job: Job, role: str, index: int) -> bool:
-    """Whether the ranks that are placed wait for this replica. Ranks that can be replaced alone may come later, as the
-    workers of a chief with parameter servers; the servers themselves may not."""
+    """Return whether the ranks that are placed wait for this replica.
+
+    Ranks that can be replaced alone may come later, such as the workers of a chief with parameter servers; the servers
+    themselves may not.
+    """
     kind = topology.framework_of(job).roles[role]
     serves_all = not kind.ranked and kind.required_by_peers
     return topology.scope(job, role, index) == "Group" or serves_all or job.spec.elastic is not None
 
 
 def _enough(job: Job, status: Status, without_room: Collection[str]) -> bool:
-    """Whether an elastic job runs with the pods that have room: other rules make it smaller."""
+    """Return whether an elastic job runs with the pods that have room: other rules make it smaller."""
     if topology.elasticity(job) is None or any(role != topology.ELASTIC_ROLE for role in without_room):
         return False
     assert job.spec.elastic
     return topology.sizes(job, status)[topology.ELASTIC_ROLE] - len(without_room) >= job.spec.elastic.min_replicas
 
 
-def gives_up_at(own: Contender, contention: Contention) -> datetime | None:
-    """When the job gives its pods up; None: it does not, or another one does before."""
-    if own.timeout_seconds == 0:
+def gives_up_at(contender: Contender, contention: Contention) -> datetime | None:
+    """Return when the job gives its pods up; None if it keeps them, or another job gives up before."""
+    if contender.timeout_seconds == 0:
         return None
-    rivals = [other for other in contention.others if _compete(own, other)]
-    if not any(_rank(other) < _rank(own) for other in rivals):
+    rivals = [other for other in contention.others if _compete(contender, other)]
+    if not any(_rank(other) < _rank(contender) for other in rivals):
         return None
-    weaker = (other for other in rivals if _rank(other) > _rank(own))
-    if any(0 < other.timeout_seconds <= own.timeout_seconds for other in weaker):
+    weaker = (other for other in rivals if _rank(other) > _rank(contender))
+    if any(0 < other.timeout_seconds <= contender.timeout_seconds for other in weaker):
         return None
     # Time for the pods of the others to take the room that a job has just given up.
-    begin = max(filter(None, (own.placed_at, contention.given_up_at)))
-    return begin + timedelta(seconds=own.timeout_seconds)
+    begin = max(filter(None, (contender.placed_at, contention.given_up_at)))
+    return begin + timedelta(seconds=contender.timeout_seconds)
 
 
-def strongest(own: Contender, others: Iterable[Contender]) -> Contender:
-    """The rival that keeps its pods."""
-    return min((other for other in others if _compete(own, other)), key=_rank)
+def strongest(contender: Contender, others: Iterable[Contender]) -> Contender:
+    """Return the rival that keeps its pods."""
+    return min((other for other in others if _compete(contender, other)), key=_rank)
 
 
 def given_up_at(status: Status) -> datetime | None:
-    """When the job gave its pods up, while its next attempt does not run yet."""
+    """Return when the job gave its pods up, while its next attempt does not run yet."""
     last = status.history[-1] if status.history else None
     return last.end_time if last and last.reason == REASON and not status.running_time else None
 
 
 def backoff(status: Status) -> timedelta:
-    """Delay of the next attempt: a minute, doubled for each time in a row, at most half an hour."""
+    """Return the delay of the next attempt: a minute, doubled for each time in a row, at most half an hour."""
     times = 0
     for past in reversed(status.history):
         if past.reason != REASON:
@@ -113,11 +117,11 @@ def backoff(status: Status) -> timedelta:
     return min(_BACKOFF_MAX, _BACKOFF_INITIAL * (1 << min(times, 10)))
 
 
-def _compete(one: Contender, other: Contender) -> bool:
-    """Jobs of different pools use different nodes."""
-    return one.pool is None or other.pool is None or one.pool == other.pool
+def _compete(contender: Contender, other: Contender) -> bool:
+    """Return whether two jobs may need the same nodes: jobs of different pools do not."""
+    return contender.pool is None or other.pool is None or contender.pool == other.pool
 
 
 def _rank(job: Contender) -> tuple[int, datetime, tuple[str, str]]:
-    """The smallest keeps its pods."""
+    """Return the sort key of jobs: the smallest keeps its pods."""
     return -job.priority, job.created_at, job.job

@@ -1,21 +1,26 @@
-"""Failures that follow an earlier failure of an individually restarted replica, and are not counted again; and the
-failures that are recorded for that.
-"""
+"""Relates failures of different times: consequences of an earlier failure, and evidence of one that arrives late."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 from allranks.api.job import Job
-from allranks.api.status import Failure, ReplicaRestarts, Status
+from allranks.api.status import Failure, PastAttempt, ReplicaRestarts, Status
+from allranks.core.diagnosis import restart_policy, root_cause
 from allranks.core.diagnosis.exit_codes import SIGKILL, possible_signal
 from allranks.core.diagnosis.root_cause import Way, same_way, way
 from allranks.core.facts import naming, topology
+from allranks.core.facts.attempt import Ranks
+from allranks.core.facts.model import LIMIT_EXCEEDED, Platform, Pod
+from allranks.core.facts.pod_template import longest_grace_period
 from allranks.core.facts.restarts import CORRELATION_SECONDS, MAX_IDLE_RESTARTS
+from allranks.core.facts.status_update import changed
 
 
 class EarlierFailures:
-    """The recorded failures of individually restarted replicas, indexed: many replicas can fail in one look."""
+    """The recorded failures of individually restarted replicas, indexed: many replicas can fail in one reconcile."""
 
     def __init__(self, job: Job, status: Status) -> None:
         self._job, self._before = job, status.attempt_failure
@@ -26,7 +31,7 @@ class EarlierFailures:
             self.record(key, entry)
 
     def record(self, key: str, entry: ReplicaRestarts) -> None:
-        """The replica was restarted. Its earlier failure no longer matters."""
+        """Record the restart of a replica. Its earlier failure no longer matters."""
         if former := self._entries.pop(key, None):
             self._counted.get(former[2], {}).pop(key, None)
         if entry.failure is None:
@@ -36,7 +41,7 @@ class EarlierFailures:
             self._counted.setdefault(way(entry.failure), {})[key] = entry.failure
 
     def upstream_of(self, failure: Failure) -> ReplicaRestarts | None:
-        """The failure of an individually restarted replica, already counted, that caused this one."""
+        """Return the failure of an individually restarted replica, already counted, that caused this one."""
         killed = possible_signal(failure.exit_code, failure.signal) == SIGKILL
         noticed = failure.reason == "Error" and failure.exit_code is not None and not killed
         if not noticed or topology.scope(self._job, failure.role, failure.index) != "Group":
@@ -47,20 +52,86 @@ class EarlierFailures:
             return None  # it counts, so that such restarts end
         roles = topology.framework_of(self._job).roles
         lost = [
-            (of.time, of.role, of.index, key)
-            for key, (_, of, _) in self._entries.items()
-            if roles[of.role].required_by_peers
-            and timedelta(0) <= failure.time - of.time <= timedelta(seconds=CORRELATION_SECONDS)
+            (earlier.time, earlier.role, earlier.index, key)
+            for key, (_, earlier, _) in self._entries.items()
+            if roles[earlier.role].required_by_peers
+            and timedelta(0) <= failure.time - earlier.time <= timedelta(seconds=CORRELATION_SECONDS)
         ]
         return self._entries[min(lost)[-1]][0] if lost else None
 
     def counted(self, failure: Failure) -> bool:
-        """Whether another individually restarted replica failed in the same way just before, and was counted."""
+        """Return whether another individually restarted replica failed in the same way just before, and was counted."""
         if failure.reason != "Error" or topology.scope(self._job, failure.role, failure.index) == "Group":
             return False
         began = failure.time - timedelta(seconds=failure.ran_seconds or 0.0)
-        own = naming.replica_key(failure.role, failure.index)
+        replica = naming.replica_key(failure.role, failure.index)
         return any(
-            key != own and began < of.time and abs(failure.time - of.time) <= timedelta(seconds=CORRELATION_SECONDS)
-            for key, of in self._counted.get(way(failure), {}).items()
+            key != replica
+            and began < earlier.time
+            and abs(failure.time - earlier.time) <= timedelta(seconds=CORRELATION_SECONDS)
+            for key, earlier in self._counted.get(way(failure), {}).items()
         )
+
+
+NODE_LOSS_DETECTION = timedelta(minutes=3)
+"""Kubernetes declares a node lost 40 to 50 s after its last heartbeat, and marks a pod after its toleration of
+`node_lost_seconds`. A node that is marked later than the sum of both was still healthy when the attempt ended."""
+
+
+def corrected_cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform: Platform) -> Failure | None:
+    """Return an earlier failure, or an event of a node, that caused the end of a past attempt; None without new
+    evidence.
+
+    `pods` are pods of past attempts: those that remain, and the last states of deleted ones.
+
+    When a node loses power, its peers fail within a second because their connections break, and the first of them is
+    recorded as the root cause. Kubernetes marks the lost node a minute later. A node that shuts down, evicts a pod or
+    reboots, and a kubelet that evicts a pod for a limit of its own, say so only when the containers have ended, and may
+    delete the pod at once. A killed rank and a peer that fails because of it may end within one second; then only the
+    report of a launcher has the exact time.
+    """
+    left = {pod.name: pod for pod in pods if _is_evidence(pod)}
+    if not left:
+        return None
+    for past in status.history:
+        if not past.counted or root_cause.is_uncounted(past.reason) or past.reason == LIMIT_EXCEEDED:
+            continue
+        then = changed(status, attempt=past.attempt)
+        # Labels may have been edited. Replicas that restart individually had their own failures, recorded at the time.
+        of_then = [
+            replace(left[replica.hostname], role=replica.role, index=replica.index, attempt=past.attempt)
+            for replica in topology.replicas(job, then)
+            if replica.hostname in left and topology.scope(job, replica.role, replica.index) == "Group"
+        ]
+        for pod in of_then:
+            failed_at = root_cause.node_failed_at(pod)
+            if root_cause.exceeded_limit(pod) or (
+                failed_at and failed_at <= _latest_node_failure(job, past, pod, platform)
+            ):
+                return root_cause.kubelet_failure(job, status, pod, now, platform)
+        earliest, ranks = past.failure, Ranks(job, then, platform)
+        for pod in of_then:
+            if earliest:
+                earliest = root_cause.earlier_failure(job, status, earliest, pod, now, ranks) or earliest
+        if earliest is not past.failure:
+            return earliest
+    return None
+
+
+def _latest_node_failure(job: Job, past: PastAttempt, pod: Pod, platform: Platform) -> datetime:
+    """Return the latest time of an event of the pod's node that can have caused the end of the attempt."""
+    if past.failure and root_cause.ended_by_kubelet(pod):
+        # The kubelet began at most a grace period before. Only then can a peer have failed because of it.
+        return past.failure.time + timedelta(seconds=longest_grace_period(job)) + root_cause.SETTLING
+    return past.end_time + NODE_LOSS_DETECTION + timedelta(seconds=platform.node_lost_seconds or 0)
+
+
+def _is_evidence(pod: Pod) -> bool:
+    return bool(pod.exit or root_cause.node_failed_at(pod) or root_cause.exceeded_limit(pod))
+
+
+def restart_counts(job: Job, failure: Failure) -> bool | None:
+    """Return whether a restart for this failure counts; None if a rule would not have restarted the job at all."""
+    by_default = "RestartUncounted" if root_cause.is_uncounted(failure.reason) else "Restart"
+    action, _ = restart_policy.by_rules(job.spec.restart.rules or [], failure) or (by_default, "")
+    return {"Restart": True, "RestartUncounted": False}.get(action)

@@ -1,8 +1,7 @@
 """Determines the number of workers of an elastic job: as many as requested, and as there is room for.
 
-Where a new size needs a restart (PyTorch), an attempt has a fixed number of workers. For workers without room, the
-operator creates placeholder pods that do nothing: the scheduler itself shows when there is room, and training is not
-interrupted to try. Where ranks absorb a new size (Horovod), workers without room are simply pending.
+Where a new size needs a restart (PyTorch), placeholder pods that do nothing show when the scheduler has room for more
+workers. Where ranks absorb a new size (Horovod), workers without room are simply pending.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from itertools import pairwise
 
 from allranks.api.job import Job
 from allranks.api.status import ReplicaRestarts, RoleStatus, Status
-from allranks.core.facts import naming, places, pod_template, topology
+from allranks.core.facts import naming, pod_template, topology
 from allranks.core.facts.model import Pod
 from allranks.core.facts.restarts import drop_details
 from allranks.core.facts.status_update import changed
@@ -35,33 +34,34 @@ PLACEHOLDER_RETRY = timedelta(seconds=60)
 
 
 def initial_roles(job: Job, status: Status) -> dict[str, RoleStatus]:
-    """The sizes of a new attempt: those requested, except for workers that the previous attempt found no room for."""
-    wanted = {role: RoleStatus(desired=size) for role, size in topology.wanted_sizes(job).items()}
+    """Return the sizes of a new attempt: the requested ones, without workers for which the previous attempt had no
+    room."""
+    roles = {role: RoleStatus(desired=size) for role, size in topology.wanted_sizes(job).items()}
     before = status.roles.get(ELASTIC_ROLE)
     if before and before.waiting:
-        size = wanted[ELASTIC_ROLE].desired
+        size = roles[ELASTIC_ROLE].desired
         fitting = min(size, before.desired)
-        wanted[ELASTIC_ROLE] = RoleStatus(desired=fitting, waiting=size - fitting)
-    return wanted
+        roles[ELASTIC_ROLE] = RoleStatus(desired=fitting, waiting=size - fitting)
+    return roles
 
 
 def can_resize_in_place(job: Job, status: Status) -> bool:
-    """Whether the current attempt can reach the requested size without a restart."""
-    kind, present, wanted = topology.elasticity(job), topology.sizes(job, status), topology.wanted_sizes(job)
-    others = (present | {ELASTIC_ROLE: 0}) == (wanted | {ELASTIC_ROLE: 0})
+    """Return whether the current attempt can reach the requested size without a restart."""
+    kind, present, requested = topology.elasticity(job), topology.sizes(job, status), topology.wanted_sizes(job)
+    others = (present | {ELASTIC_ROLE: 0}) == (requested | {ELASTIC_ROLE: 0})
     return others and (
-        kind == "absorbs" or (kind == "restarts" and wanted.get(ELASTIC_ROLE, 0) >= present.get(ELASTIC_ROLE, 0))
+        kind == "absorbs" or (kind == "restarts" and requested.get(ELASTIC_ROLE, 0) >= present.get(ELASTIC_ROLE, 0))
     )
 
 
 def set_desired_workers(job: Job, status: Status, now: datetime) -> Status:
-    """Applies the requested number of workers to an attempt that can resize in place."""
-    wanted = topology.wanted_sizes(job)[ELASTIC_ROLE]
+    """Apply the requested number of workers to an attempt that can resize in place."""
+    requested = topology.wanted_sizes(job)[ELASTIC_ROLE]
     present = status.roles[ELASTIC_ROLE]
     if topology.elasticity(job) == "restarts":
-        return _with_workers(status, changed(present, waiting=wanted - present.desired))
-    removed = {naming.replica_key(ELASTIC_ROLE, index): None for index in range(wanted, present.desired)}
-    added = [naming.replica_key(ELASTIC_ROLE, index) for index in range(present.desired, wanted)]
+        return _with_workers(status, changed(present, waiting=requested - present.desired))
+    removed = {naming.replica_key(ELASTIC_ROLE, index): None for index in range(requested, present.desired)}
+    added = [naming.replica_key(ELASTIC_ROLE, index) for index in range(present.desired, requested)]
     counts = {key: entry.count for key, entry in status.replica_restarts.items()}
     # A removed worker that is added again must not reuse the name of its terminating pod.
     entries = {key: ReplicaRestarts(count=counts.get(key, 0) + 1, restart_time=now) for key in removed}
@@ -70,18 +70,20 @@ def set_desired_workers(job: Job, status: Status, now: datetime) -> Status:
         status,
         replica_restarts=status.replica_restarts | entries,
         ignored=[key for key in status.ignored if key not in removed],
-        done=_without_removed(status.done, wanted),
+        done=_without_removed(status.done, requested),
     )
-    return _with_workers(drop_details(resized, now), changed(present, desired=wanted))
+    return _with_workers(drop_details(resized, now), changed(present, desired=requested))
 
 
 def _without_removed(done: dict[str, str], workers: int) -> dict[str, str]:
-    left = places.encode(index for index in places.decode(done.get(ELASTIC_ROLE, "")) if index < workers)
+    left = naming.encode_indices(
+        index for index in naming.decode_indices(done.get(ELASTIC_ROLE, "")) if index < workers
+    )
     return {role: left if role == ELASTIC_ROLE else text for role, text in done.items()}
 
 
 def fit_workers(job: Job, status: Status, room: int) -> Status:
-    """Sets the next attempt's number of workers to `room`; the rest of the requested workers waits for room."""
+    """Set the next attempt's number of workers to `room`; the rest of the requested workers waits for room."""
     waiting = topology.wanted_sizes(job)[ELASTIC_ROLE] - room
     return _with_workers(status, RoleStatus(desired=room, waiting=waiting))
 
@@ -91,7 +93,7 @@ def _with_workers(status: Status, workers: RoleStatus) -> Status:
 
 
 def shrink_deadline(job: Job, status: Status, leaving: Iterable[Pod], now: datetime) -> datetime | None:
-    """The time from which an attempt that is not running yet may continue without the pods that find no room.
+    """Return the time from which an attempt that is not running yet may continue without the pods that find no room.
 
     `leaving` are pods of earlier attempts. They still occupy room, unless their node is lost or they do not terminate.
     """
@@ -113,9 +115,9 @@ def shrink_target(
     pods: Mapping[tuple[str, int], Pod],
     refused: Collection[str],
 ) -> int | None:
-    """The number of workers with room, if some have none; None: all have room, too few have, or it is undecided.
+    """Return the number of workers with room if some have none and enough have.
 
-    `refused` are names of pods that the API server rejected.
+    None: all have room, too few have, or it is undecided. `refused` are names of pods that the API server rejected.
     """
     assert job.spec.elastic
     roomless = 0
@@ -132,7 +134,8 @@ def shrink_target(
 
 
 def grow_target(status: Status, placeholders: Iterable[Pod], now: datetime) -> int | datetime | None:
-    """The larger number of workers that there is room for; or the time at which to decide, while room may increase."""
+    """Return the larger number of workers that there is room for; or the time at which to decide, while room may
+    increase."""
     room_since = [pod.started_at or now for pod in placeholders if has_room(pod)]
     if not room_since:
         return None
@@ -152,7 +155,7 @@ def ended_at(placeholder: Pod, now: datetime) -> datetime:
 
 
 def probe_not_before(status: Status) -> datetime | None:
-    """Earliest time for placeholders: when all ranks run, plus the backoff after failed scale-ups."""
+    """Return the earliest time for placeholders: when all ranks run, plus the backoff after failed scale-ups."""
     if status.running_time is None:
         return None
     reasons = [(past.reason, past.end_time) for past in status.history]
@@ -165,5 +168,5 @@ def probe_not_before(status: Status) -> datetime | None:
 
 
 def has_room(placeholder: Pod) -> bool:
-    """The placeholder runs, so a worker would fit in its place."""
+    """Return whether the placeholder runs, so that a worker would fit in its place."""
     return placeholder.phase == "Running" and not placeholder.ended and placeholder.termination_requested_at is None

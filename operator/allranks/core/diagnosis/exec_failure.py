@@ -1,18 +1,28 @@
-"""Programs that could not be executed: a command that is not on PATH, a file that is not executable.
+"""Pods whose program did not run: it could not be executed, or an init container could not fetch an input.
 
-The same image fails in the same way in each attempt, so such a failure ends the job. Container runtimes report it with
-reason StartError, and shells with exit codes 126 and 127; what was not found is only in their message.
-"""
+The same image fails in the same way in each attempt, so a program that cannot be executed ends the job."""
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from allranks.api.job import Job
 from allranks.api.status import Failure
 from allranks.core.facts import pod_template
-from allranks.core.facts.model import ANY_PLATFORM
+from allranks.core.facts.model import (
+    ANY_PLATFORM,
+    FETCH_FAILED,
+    FETCH_RETRYING,
+    FETCHING,
+    INIT_FAILED,
+    INPUT_FAILED,
+    InitContainer,
+    Pod,
+)
+from allranks.core.facts.naming import FETCH_CONTAINER
+from allranks.core.facts.restarts import MAX_IDLE_RESTARTS
 
 CANNOT_START = frozenset({"StartError", "ContainerCannotRun"})
 """Reasons of container runtimes: the container was created, and its program was not executed. Its exit code, mostly
@@ -23,16 +33,18 @@ _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 
 @dataclass(frozen=True, slots=True)
 class ExecFailure:
-    """Why a program was not executed, as a sentence with the cure."""
+    """The reason why a program was not executed, as a sentence with the cure."""
 
-    why: str
+    sentence: str
     named: bool
     """The sentence names the program, so that the last line of the log adds nothing."""
 
 
 def explain(job: Job, failure: Failure, local: bool) -> ExecFailure | None:
-    """None if the program was executed, or if its container could not be started for another reason: a device or a
-    mount that a node does not have."""
+    """Return the reason why a program could not be executed.
+
+    None if it was executed, or if its container could not be started for another reason, such as a missing device.
+    """
     if failure.reason in CANNOT_START:
         patterns = _RUNTIME
     elif failure.reason == "Error" and failure.exit_code in (_NOT_EXECUTABLE, _NOT_FOUND):
@@ -43,9 +55,9 @@ def explain(job: Job, failure: Failure, local: bool) -> ExecFailure | None:
     where = f"{'on' if local else 'in'} {place}"
     for line in reversed(failure.message.splitlines()):
         for pattern, sentence in patterns:
-            if found := pattern.search(line.strip()):
+            if match := pattern.search(line.strip()):
                 cure = ": is your environment active?" if local and sentence is _NOT_ON_PATH else ""
-                return ExecFailure(sentence.format(name=found[1], place=place, where=where) + cure, named=True)
+                return ExecFailure(sentence.format(name=match[1], place=place, where=where) + cure, named=True)
     if failure.exit_code == _NOT_FOUND and patterns is _SHELL:
         return ExecFailure(f"a command or a library was not found {where} (exit code 127)", named=False)
     if failure.exit_code == _NOT_EXECUTABLE and patterns is _SHELL:
@@ -90,3 +102,48 @@ _SHELL: _Patterns = (
     (re.compile(r": ([^\s:]+): (?:Permission denied|Is a directory)$"), _REFUSED),
     (re.compile(r": ([^\s:]+): (?:cannot execute binary file: )?Exec format error$"), _FORMAT),
 )
+
+
+def judge_fetches(job: Job, pod: Pod) -> Pod:
+    """Return the pod with the result of its fetches as its reason and message.
+
+    Such a pod failed for its own reason: FetchFailed does not count, because the program did not run, and InputFailed
+    ends the job.
+    """
+    if not job.spec.inputs or pod.exit or pod.phase == "Running":
+        return pod
+    if pod.init is None or not pod.init.name.startswith(FETCH_CONTAINER):
+        return pod
+    name = pod.init.name.removeprefix(FETCH_CONTAINER)
+    if pod.last_exit and pod.last_exit.reason == INIT_FAILED:
+        # The pod has restartPolicy OnFailure, so its kubelet tries again for ever.
+        if result := _fetch_result(job, name, pod.init):
+            error, final = result
+            if pod.container_restarts >= MAX_IDLE_RESTARTS:
+                error, final = f"{error}; {pod.container_restarts} tries have failed", True
+            if final:
+                return replace(pod, phase="Failed", waiting_reason=INPUT_FAILED, waiting_message=error, last_exit=None)
+            text = f"{error}; try {pod.container_restarts + 1} follows"
+            return replace(pod, waiting_reason=FETCH_RETRYING, waiting_message=text, last_exit=None)
+    elif pod.phase == "Failed" and pod.waiting_reason == INIT_FAILED:
+        if result := _fetch_result(job, name, pod.init):
+            error, final = result
+            return replace(pod, waiting_reason=INPUT_FAILED if final else FETCH_FAILED, waiting_message=error)
+    elif pod.init.exit_code is None and not pod.start_error:
+        source = next((spec.source for spec in job.spec.inputs if spec.name == name), "")
+        return replace(pod, waiting_reason=FETCHING, waiting_message=f"inputs are fetched: {name} from {source}")
+    return pod
+
+
+def _fetch_result(job: Job, name: str, container: InitContainer) -> tuple[str, bool] | None:
+    """Return (error with the path of the field, whether it is final); None if the kernel killed the program, for
+    example."""
+    try:
+        result = json.loads((container.message.strip().splitlines() or [""])[-1])
+    except ValueError:
+        return None
+    if not isinstance(result, dict) or not result.get("error"):
+        return None
+    names = [spec.name for spec in job.spec.inputs or ()]
+    where = f"spec.inputs[{names.index(name)}]: " if name in names else ""
+    return f"{where}{result['error']}", result.get("final") is True

@@ -1,4 +1,4 @@
-"""What an exit code stands for. A container runtime reports 128 + n both for signal n and for `exit 128+n`."""
+"""The meaning of exit codes. A container runtime reports 128 + n both for signal n and for `exit 128+n`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ SIGTERM = 15
 
 
 def possible_signal(exit_code: int | None, signal: int | None) -> int | None:
-    """The signal that ended the program (`signal`), or that its exit code may stand for."""
+    """Return the signal that ended the program (`signal`), or the signal for which its exit code may stand."""
     if signal is not None or exit_code is None:
         return signal
     return exit_code - 128 if 128 < exit_code <= 128 + 64 else None
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL`, or `signal 40` for one without a name."""
+    """Return `SIGKILL`, or `signal 40` for one without a name."""
     return _NAMES[number - 1] if 1 <= number <= len(_NAMES) else f"signal {number}"
 
 
 def describe(exit_code: int) -> str:
-    """`exit code 1`, `exit code 139, the code of SIGSEGV`. Other codes above 128 are rarely those of a signal: the
-    first process of a container ignores most signals, and programs ask for a restart with 138."""
+    """Return the exit code as text: `exit code 1`, `exit code 139, the code of SIGSEGV`.
+
+    Other codes above 128 rarely stand for a signal: the first process of a container ignores most signals, and programs
+    ask for a restart with 138.
+    """
     number = possible_signal(exit_code, None)
     stands_for = f", the code of {signal_name(number)}" if number in {SIGKILL, *FAULTS} and number else ""
     return f"exit code {exit_code}{stands_for}"

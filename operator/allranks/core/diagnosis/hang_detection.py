@@ -1,11 +1,7 @@
-"""Detects hangs: no rank completed a step for `hang.timeoutSeconds`, after the first step of the attempt, or no first
-step within `startupDeadlineSeconds`.
+"""Detects hangs: no rank completed a step for `hang.timeoutSeconds`, or no first step within `startupDeadlineSeconds`.
 
-Ranks are first asked for stack dumps and have a moment to print them; then the hang counts as a failure. Only messages
-are evidence: half of the ranks must say that there was no step. Silence (`report_loss`) counts as a hang only after a
-much longer time, and only while ranks of other jobs report. The silence of a trainer that sends its status only after
-steps is evidence as soon as another message shows that messages can arrive.
-"""
+Only messages are evidence: half of the ranks must say that there was no step, for silence is usually a fault of the
+network (`report_loss`)."""
 
 from __future__ import annotations
 
@@ -15,9 +11,9 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
-from allranks.core.diagnosis import collectives, report_loss
+from allranks.core.diagnosis import report_loss
 from allranks.core.facts import naming
-from allranks.core.facts.rank_reports import RankReport, Reports
+from allranks.core.facts.rank_reports import Collectives, RankReport, Reports
 from allranks.core.facts.status_update import changed
 
 REASON = "Hang"
@@ -61,8 +57,11 @@ class StallWindow:
 
 
 def detect_stall(job: Job, status: Status, reports: Reports | None) -> StallWindow | None:
-    """None if no progress is expected: all ranks are done, or `hang` is not set and the program stepped, or it does not
-    report its steps."""
+    """Return the current stall.
+
+    None if no progress is expected: all ranks are done, the program does not report steps, or `hang` is not set and the
+    program has stepped.
+    """
     if reports is None or status.attempt_time is None or not reports.ranks:
         return None
     if all(rank.done for rank in reports.ranks):
@@ -99,9 +98,11 @@ def _heard_at(reports: Reports, since: datetime) -> datetime:
 
 
 def _announces_steps(ranks: Sequence[RankReport]) -> bool:
-    """Whether ranks of a program that reports its steps wait for the first one: it has reported their number, or that
-    it measures them, and nothing else yet. A `logPattern` that never matches, a program that reports epochs or metrics
-    only, and the status of a trainer do not count."""
+    """Return whether ranks of a program that reports its steps wait for the first one.
+
+    It has reported their number, or that it measures them, and nothing else yet. A `logPattern` that never matches, a
+    program that reports epochs or metrics only, and the status of a trainer do not count.
+    """
     announced = False
     for rank in ranks:
         if not rank.heartbeat:
@@ -124,7 +125,7 @@ UNREPORTED = (
 
 
 def unreported_at(job: Job, status: Status, reports: Reports | None) -> datetime | None:
-    """When it is said that `hang` has no effect, because no rank reports; None if ranks report or need not."""
+    """Return when to report that `hang` has no effect, because no rank reports; None if ranks report or need not."""
     if job.spec.hang is None or reports is None or reports.ranks or status.running_time is None:
         return None
     if status.progress is not None and status.progress.reporting:
@@ -133,25 +134,27 @@ def unreported_at(job: Job, status: Status, reports: Reports | None) -> datetime
 
 
 def stopped_note(job: Job, reports: Reports | None, now: datetime) -> tuple[str, datetime | None]:
-    """What is said instead of `UNREPORTED` when collectives have stopped for `hang.timeoutSeconds`; before that, when
-    it is due. This is not evidence of a hang, so nothing restarts."""
-    found = reports.collectives if reports else None
-    if found is None or job.spec.hang is None or not collectives.is_recent(found, now):
+    """Return (message, None) if collectives have stopped for `hang.timeoutSeconds`, and ("", time) before that.
+
+    The message replaces `UNREPORTED`. It is no evidence of a hang, so nothing restarts.
+    """
+    collectives = reports.collectives if reports else None
+    if collectives is None or job.spec.hang is None or not collectives_recent(collectives, now):
         return "", None
-    stopped_at = collectives.stopped_at(found, timedelta(seconds=job.spec.hang.timeout_seconds))
+    stopped_at = collectives_stopped_at(collectives, timedelta(seconds=job.spec.hang.timeout_seconds))
     if now < stopped_at:
         return "", stopped_at
-    since = f"no rank has launched a collective since {found.moved_at:%H:%M:%S} UTC"
-    return f"{_NOT_REPORTED}; {since}; NCCL: {collectives.sentence(found)}", None
+    since = f"no rank has launched a collective since {collectives.moved_at:%H:%M:%S} UTC"
+    return f"{_NOT_REPORTED}; {since}; NCCL: {collectives_sentence(collectives)}", None
 
 
 def path_works(reports: Reports, now: datetime) -> bool:
-    """Whether ranks of any job report."""
+    """Return whether ranks of any job report."""
     return reports.any_job_at is not None and now - reports.any_job_at < report_loss.SILENCE
 
 
 def failure(job: Job, status: Status, reports: Reports, stall: StallWindow, now: datetime) -> Failure:
-    """The hang as a failure of the rank that lags most. The message names the others with their steps."""
+    """Return the hang as a failure of the rank that lags most. The message names the others with their steps."""
     lagging = _lagging(reports)
     first = lagging[0]
     began = status.running_time or status.attempt_time or now
@@ -163,14 +166,14 @@ def failure(job: Job, status: Status, reports: Reports, stall: StallWindow, now:
         pod=first.pod,
         node=first.node,
         reason=REASON if status.progress and status.progress.first_step_time else NO_FIRST_STEP,
-        message=_message(job, reports, lagging, stall) + collectives.explanation(reports, stall.moved_at, now),
+        message=_message(job, reports, lagging, stall) + collectives_explanation(reports, stall.moved_at, now),
         time=stall.moved_at,
         ran_seconds=max(0.0, (now - began).total_seconds()),
     )
 
 
 def silence_failure(failure: Failure, stall: StallWindow) -> Failure:
-    """The failure when ranks are silent, instead of reporting that there was no step."""
+    """Return the failure when ranks are silent, instead of reporting that there was no step."""
     message = (
         f"no report since {stall.heard_at:%H:%M:%S} UTC, although other ranks report: "
         "the processes are frozen, or hold the interpreter lock"
@@ -179,14 +182,16 @@ def silence_failure(failure: Failure, stall: StallWindow) -> Failure:
 
 
 def already_recorded(status: Status, stall: StallWindow) -> bool:
-    """Whether `status.lastFailure` is this stall. With action `Ignore` it is recorded only once."""
+    """Return whether `status.lastFailure` is this stall. With action `Ignore` it is recorded only once."""
     last = status.last_failure
     return last is not None and last.reason in (REASON, NO_FIRST_STEP) and last.time >= stall.moved_at - _JITTER
 
 
 def _lagging(reports: Reports) -> list[RankReport]:
-    """The ranks with the fewest steps. If all have the same number: those that do not wait for others, if programs
-    report that; else all."""
+    """Return the ranks with the fewest steps.
+
+    If all have the same number: the ranks that do not wait for others, if programs report that, else all ranks.
+    """
     active = [rank for rank in reports.ranks if not rank.done]
     least = min(rank.step or 0 for rank in active)
     behind = [rank for rank in active if (rank.step or 0) == least]
@@ -203,8 +208,8 @@ def _message(job: Job, reports: Reports, lagging: list[RankReport], stall: Stall
     furthest = max(rank.step or 0 for rank in reports.ranks)
     if all(rank.step is None for rank in active):
         limit = job.spec.startup_deadline_seconds
-        what = f"no rank completed a first step within {limit} s"
-        return f"{what} (startupDeadlineSeconds: raise it if the start takes longer); ranks that report: {named}"
+        problem = f"no rank completed a first step within {limit} s"
+        return f"{problem} (startupDeadlineSeconds: raise it if the start takes longer); ranks that report: {named}"
     stalled = f"no rank has completed a step since {stall.moved_at:%H:%M:%S} UTC"
     if (lagging[0].step or 0) < furthest:
         return f"{stalled}: {named} at step {lagging[0].step or 0}, the others at {furthest}"
@@ -216,6 +221,49 @@ def _message(job: Job, reports: Reports, lagging: list[RankReport], stall: Stall
 
 
 def _label(rank: RankReport) -> str:
-    """`rank 3 (worker-1 on node-7)`"""
+    """Return the name of a rank: `rank 3 (worker-1 on node-7)`."""
     where = naming.replica_key(rank.role, rank.index) + (f" on {rank.node}" if rank.node else "")
     return where if rank.rank is None else f"rank {rank.rank} ({where})"
+
+
+COLLECTIVES_RECENT = timedelta(seconds=90)
+"""Rank 0 asks every 30 s."""
+
+
+def collectives_stopped_at(collectives: Collectives, timeout: timedelta) -> datetime:
+    """Return when the ranks will have launched no collective for `timeout`."""
+    return collectives.moved_at + timeout
+
+
+def collectives_recent(collectives: Collectives, now: datetime) -> bool:
+    return now - collectives.received_at <= COLLECTIVES_RECENT
+
+
+def collectives_explanation(reports: Reports, since: datetime, now: datetime) -> str:
+    """Return the end of the message of a hang that began at `since`: `; NCCL: ...`, or an empty text."""
+    collectives = reports.collectives
+    if collectives is None or not collectives_recent(collectives, now) or collectives.received_at < since:
+        return ""
+    return f"; NCCL: {collectives_sentence(collectives)}"
+
+
+def collectives_sentence(collectives: Collectives) -> str:
+    """Return a sentence such as `rank 5 of 8 has not launched AllReduce 6650, which others have`."""
+    parts = []
+    size = collectives.size
+    if collectives.missing_count:
+        parts.append(f"{_some_ranks(collectives.missing, collectives.missing_count, size)} cannot be reached")
+    if collectives.operation:
+        behind = _some_ranks(collectives.behind, collectives.behind_count, size)
+        verb = "has" if collectives.behind_count == 1 else "have"
+        parts.append(f"{behind} {verb} not launched {collectives.operation} {collectives.number}, which others have")
+    return ", and ".join(parts) or f"all {size} ranks of its largest group have launched the same collectives"
+
+
+def _some_ranks(named: tuple[int, ...], count: int, size: int) -> str:
+    """Return `rank 5 of 8`, `ranks 1, 3 and 7 of 8`, or `ranks 0, 1, 2 and 9 more of 64`."""
+    numbers = [str(rank) for rank in named]
+    if count > len(named):
+        numbers.append(f"{count - len(named)} more")
+    listed = " and ".join(part for part in (", ".join(numbers[:-1]), numbers[-1]) if part) if numbers else "some"
+    return f"{'rank' if count == 1 else 'ranks'} {listed} of {size}"

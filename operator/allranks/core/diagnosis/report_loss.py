@@ -1,8 +1,7 @@
 """Condition `ReportsLost`: ranks that reported are silent.
 
-Each rank sends a message every few seconds, also without news. Silence of all ranks is therefore an outage between the
-ranks and the operator (network policy, DNS, Service, RBAC) much more often than a hang: only messages that say "no new
-step" are evidence of a hang.
+Each rank sends a message every few seconds, so silence of all ranks is much more often an outage between ranks and
+operator (network policy, DNS, Service, RBAC) than a hang.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ SILENCE = timedelta(seconds=120)
 
 
 def active(reports: Reports) -> list[RankReport]:
-    """Ranks that send messages also without news."""
+    """Return the ranks that send messages also without news."""
     return [rank for rank in reports.ranks if not rank.done and rank.heartbeat]
 
 
 def heard_at(ranks: Sequence[RankReport], since: datetime) -> datetime:
-    """The last time at which half of these ranks had been heard since; `since` without ranks.
+    """Return the last time since which half of these ranks have reported; `since` without ranks.
 
     A single rank proves little: in jobs without collectives, the silent ranks may make progress.
     """
@@ -36,8 +35,10 @@ def heard_at(ranks: Sequence[RankReport], since: datetime) -> datetime:
 
 
 def silent_since(status: Status, reports: Reports | None) -> datetime | None:
-    """When ranks that reported in this attempt were heard last, whether or not that is long ago. None: no reports are
-    expected, since none ever arrived or all ranks are done."""
+    """Return when ranks that reported in this attempt did so last, however recent that is.
+
+    None if no reports are expected: none ever arrived, or all ranks are done.
+    """
     if reports is None or status.running_time is None or status.progress is None or not status.progress.reporting:
         return None
     ranks = active(reports)
@@ -47,10 +48,9 @@ def silent_since(status: Status, reports: Reports | None) -> datetime | None:
 
 
 def resumed_at(status: Status, heard_at: datetime) -> datetime | None:
-    """Since when reports arrive again after they were lost; None if they never were. `heard_at`: the last time at which
-    half of the ranks had been heard.
+    """Return the time since which reports arrive again after they were lost; None if they never were.
 
-    The status says it, so a new operator knows it too.
+    `heard_at`: the result of `heard_at`. The time is in the status, so that a new operator has it too.
     """
     condition = status.condition(CONDITION)
     if condition is None:
@@ -59,13 +59,13 @@ def resumed_at(status: Status, heard_at: datetime) -> datetime | None:
 
 
 def due_at(status: Status, reports: Reports | None, now: datetime) -> datetime | None:
-    """When the condition becomes True if no report arrives; None if it is True or no reports are expected."""
+    """Return when the condition becomes True if no report arrives; None if it is True or no reports are expected."""
     since = silent_since(status, reports)
     return since + SILENCE if since and since + SILENCE > now else None
 
 
 def observe(status: Status, reports: Reports | None, now: datetime) -> Status:
-    """Updates the condition. Returns the same object if nothing changed."""
+    """Update the condition; return the same object if nothing changed."""
     before = status.condition(CONDITION)
     if status.phase != "Running":
         return status
@@ -92,12 +92,12 @@ def with_report_loss(o: Observed) -> Observed:
 
 
 def _is_new(reports: Reports | None) -> bool:
-    """A new operator has not received any report yet, so it cannot say that the silence is over."""
+    """Return whether this operator has received no report yet, so that it cannot say that the silence is over."""
     return reports is None or not reports.ranks
 
 
 def event(before: Status, after: Status) -> Event | None:
-    """The Event when reports become lost."""
+    """Return the Event when reports become lost."""
     old, new = before.condition(CONDITION), after.condition(CONDITION)
     if new is None or new.status != "True" or (old is not None and old.status == "True"):
         return None

@@ -25,10 +25,10 @@ NO_PROGRESS_SECONDS = 120
 
 @dataclass(frozen=True, slots=True)
 class RestartDecision:
-    """What to do about a failure, and a sentence that says why."""
+    """The action after a failure, and a sentence that explains it."""
 
     action: Action
-    why: str
+    explanation: str
     reason: str = ""
     """For `Fail`: the reason of condition Failed."""
     names_cause: bool = False
@@ -36,7 +36,7 @@ class RestartDecision:
 
 
 def decide_restart(job: Job, status: Status, failure: Failure, platform: Platform = ANY_PLATFORM) -> RestartDecision:
-    """Applies the user's rules, then the default rules (docs/reference/semantics.md). The first match wins.
+    """Apply the user's rules, then the default rules (docs/reference/semantics.md). The first match wins.
 
     On one machine (`platform.local`) the job's user waits for it.
     """
@@ -48,27 +48,26 @@ def decide_restart(job: Job, status: Status, failure: Failure, platform: Platfor
     trained = _has_trained(status, failure)
     unexecuted = None if trained else exec_failure.explain(job, failure, platform.local)
     if unexecuted:
-        return RestartDecision("Fail", unexecuted.why, failure.reason, unexecuted.named)
-    action, why = _by_default(_just_before(job, status, failure), failure, _made_steps(status))
+        return RestartDecision("Fail", unexecuted.sentence, failure.reason, unexecuted.named)
+    action, explanation = _by_default(_just_before(job, status, failure), failure, _made_steps(status))
     if platform.local and action == "Restart" and not trained and not restarts_requested(job):
         return not_restarted(job, failure, platform)
-    return within_budget(job, status, failure, action, why)
+    return within_budget(job, status, failure, action, explanation)
 
 
 def restarts_requested(job: Job) -> bool:
-    """Whether the manifest or the command line sets `restart.maxRestarts`, be it to its default."""
+    """Return whether the manifest or the command line sets `restart.maxRestarts`, even to its default."""
     return "max_restarts" in job.spec.restart.model_fields_set
 
 
 def not_restarted(job: Job, failure: Failure, platform: Platform) -> RestartDecision:
-    """A failure before the first step in a local run: the user is there, and corrects the program."""
+    """Return the decision about a failure before the first step of a local run: its user corrects the program."""
     restarts = f"{platform.restart_option.format(job.spec.restart.max_restarts)} restarts it"
     return RestartDecision("Fail", f"not restarted: it failed before its first step ({restarts})", failure.reason)
 
 
-def within_budget(job: Job, status: Status, failure: Failure, action: Action, why: str) -> RestartDecision:
-    """Turns a counted restart that exceeds maxRestarts into a failure of the job, and so an uncounted one after
-    MAX_IDLE_RESTARTS."""
+def within_budget(job: Job, status: Status, failure: Failure, action: Action, explanation: str) -> RestartDecision:
+    """Turn a restart into a failure of the job if it exceeds maxRestarts, or MAX_IDLE_RESTARTS if it does not count."""
     counted = status.restarts.counted
     if action == "Restart" and counted >= job.spec.restart.max_restarts:
         allowed = job.spec.restart.max_restarts
@@ -78,11 +77,11 @@ def within_budget(job: Job, status: Status, failure: Failure, action: Action, wh
         return RestartDecision("Fail", budget, "MaxRestartsExceeded")
     if action == "RestartUncounted" and _is_exhausted(job, status, failure):
         return RestartDecision("Fail", f"{MAX_IDLE_RESTARTS} restarts in a row without progress", "NoProgress")
-    return RestartDecision(action, why, failure.reason)
+    return RestartDecision(action, explanation, failure.reason)
 
 
 def idle_restarts(job: Job, status: Status, failure: Failure, alone: bool) -> int:
-    """Number of restarts in a row without progress, with the one that follows this failure; 0 after progress.
+    """Return the number of restarts in a row without progress, with the one that follows this failure.
 
     A replica that restarts `alone` has a number of its own, and its own run time is its progress: the others may train.
     """
@@ -100,7 +99,10 @@ def idle_restarts(job: Job, status: Status, failure: Failure, alone: bool) -> in
 
 
 def _is_exhausted(job: Job, status: Status, failure: Failure) -> bool:
-    """An elastic worker that restarts alone is never exhausted: the other workers continue without it."""
+    """Return whether the restarts without progress exceed MAX_IDLE_RESTARTS.
+
+    An elastic worker that restarts alone is never exhausted: the other workers continue without it.
+    """
     alone = topology.scope(job, failure.role, failure.index) == "Pod"
     if alone and topology.elasticity(job) == "absorbs":
         return False
@@ -108,7 +110,7 @@ def _is_exhausted(job: Job, status: Status, failure: Failure) -> bool:
 
 
 def by_rules(rules: Iterable[RestartRule], failure: Failure) -> tuple[Action, str] | None:
-    """The action of the first of the user's rules that matches, and why; None if no rule matches."""
+    """Return (action, explanation) of the first of the user's rules that matches; None if no rule matches."""
     for number, rule in enumerate(rules):
         matches = (
             (rule.exit_codes is not None and failure.exit_code in rule.exit_codes)
@@ -121,10 +123,10 @@ def by_rules(rules: Iterable[RestartRule], failure: Failure) -> tuple[Action, st
 
 
 def delay(job: Job, counted: int | None, idle: int) -> timedelta:
-    """Delay of a restart: the backoff of counted restart number `counted` (None: it does not count), or that of the
-    restarts in a row without progress, whichever is longer.
+    """Return the delay of a restart: the longer of two backoffs.
 
-    `backoffSeconds: 0` disables the backoff of counted restarts only, which maxRestarts bounds.
+    One is the backoff of counted restart number `counted` (None: it does not count), the other the backoff of the
+    restarts in a row without progress. `backoffSeconds: 0` disables the first one only, which maxRestarts bounds.
     """
     if counted is None:
         return backoff(job, idle, least=1)
@@ -132,7 +134,8 @@ def delay(job: Job, counted: int | None, idle: int) -> timedelta:
 
 
 def backoff(job: Job, number: int, least: int = 0) -> timedelta:
-    """Delay of restart number `number` (from 1): none, then backoffSeconds (at least `least`) doubling to 300 s."""
+    """Return the delay of restart number `number` (from 1): none, then backoffSeconds (at least `least`) doubling to
+    300 s."""
     if number <= 1:
         return timedelta(0)
     # The exponent is bounded too: 2**9999 would be a number of 3,000 digits.
@@ -141,7 +144,8 @@ def backoff(job: Job, number: int, least: int = 0) -> timedelta:
 
 
 def _just_before(job: Job, status: Status, failure: Failure) -> Failure | None:
-    """The replica's previous failure in this attempt if it restarts individually; else the previous attempt's."""
+    """Return the replica's previous failure in this attempt if it restarts individually; else the previous
+    attempt's."""
     alone = status.replica_restarts.get(naming.replica_key(failure.role, failure.index))
     if alone and alone.failure and topology.scope(job, failure.role, failure.index) == "Pod":
         return alone.failure
@@ -149,13 +153,15 @@ def _just_before(job: Job, status: Status, failure: Failure) -> Failure | None:
 
 
 def _made_steps(status: Status) -> bool:
-    """Whether ranks reported a step in this attempt."""
+    """Return whether ranks reported a step in this attempt."""
     return status.progress is not None and status.progress.first_step_time is not None
 
 
 def _has_trained(status: Status, failure: Failure) -> bool:
-    """Whether the job ever made progress, in any attempt: a reported step, or two minutes since all of its pods ran for
-    the first time. So its program exists and can be executed."""
+    """Return whether the job ever made progress, in any attempt, so that its program exists and can be executed.
+
+    Progress is a reported step, or two minutes since all of its pods ran for the first time.
+    """
     if status.progress is not None and status.progress.step is not None:
         return True
     since = status.first_running_time
@@ -199,22 +205,22 @@ def _no_progress(failure: Failure) -> bool:
 
 
 def decide_after_hang(job: Job, status: Status, failure: Failure, platform: Platform = ANY_PLATFORM) -> RestartDecision:
-    """Applies the user's rules for reason Hang or NoFirstStep, then `hang.action`, then the default without `hang`."""
+    """Apply the user's rules for reason Hang or NoFirstStep, then `hang.action`, then the default without `hang`."""
     if by_user := by_rules(job.spec.restart.rules or [], failure):
         return within_budget(job, status, failure, *by_user)
-    action, why = _default_after_hang(job, status, failure)
+    action, explanation = _default_after_hang(job, status, failure)
     if platform.local and action == "Restart" and job.spec.hang is None and not restarts_requested(job):
         return not_restarted(job, failure, platform)
-    return within_budget(job, status, failure, action, why)
+    return within_budget(job, status, failure, action, explanation)
 
 
 def _default_after_hang(job: Job, status: Status, failure: Failure) -> tuple[Action, str]:
-    why = f"no first step for {job.spec.startup_deadline_seconds} s (startupDeadlineSeconds)"
+    explanation = f"no first step for {job.spec.startup_deadline_seconds} s (startupDeadlineSeconds)"
     if job.spec.hang:
         if failure.reason == hang_detection.REASON:
-            why = f"no progress for {job.spec.hang.timeout_seconds} s (hang.timeoutSeconds)"
-        return job.spec.hang.action, why
+            explanation = f"no progress for {job.spec.hang.timeout_seconds} s (hang.timeoutSeconds)"
+        return job.spec.hang.action, explanation
     before = status.attempt_failure
     if before and before.reason == hang_detection.NO_FIRST_STEP:
-        return "Fail", f"{why}, twice in a row"
-    return "Restart", why
+        return "Fail", f"{explanation}, twice in a row"
+    return "Restart", explanation

@@ -1,7 +1,4 @@
-"""Finds the root cause: the one failure of an attempt that caused the others.
-
-It is the *earliest* failure by the containers' `finishedAt`, not one of the consequences that follow.
-"""
+"""Finds the root cause: the earliest failure of an attempt by the `finishedAt` of containers."""
 
 from __future__ import annotations
 
@@ -58,7 +55,7 @@ MESSAGE_CHARACTERS = 2048
 
 
 def is_rejection(reason: str) -> bool:
-    """The kubelet rejected the pod at admission."""
+    """Return whether the kubelet rejected the pod at admission."""
     return reason in REJECTIONS or reason.startswith("OutOf")
 
 
@@ -67,7 +64,8 @@ def is_uncounted(reason: str) -> bool:
 
 
 def failed(pod: Pod) -> bool:
-    """The program failed, whatever its sidecars do, or the pod is being removed before the program completed."""
+    """Return whether the program failed, whatever its sidecars do, or the pod is removed before the program
+    completed."""
     return not pod.succeeded and (pod.ended or pod.deleted_at is not None or pod.disruption is not None)
 
 
@@ -75,7 +73,7 @@ CRASH_LOOP_RESTARTS = 10
 
 
 def judge_crash_loop(job: Job, pod: Pod) -> Pod:
-    """The pod as failed if its kubelet restarted its container in place more often than `restart.maxRestarts`.
+    """Return the pod as failed if its kubelet restarted its container in place more often than `restart.maxRestarts`.
 
     The limit is at most CRASH_LOOP_RESTARTS: the kubelet's backoff reaches its maximum of 300 s before that.
     """
@@ -94,7 +92,7 @@ containers. If it does not, because of a broken network plugin for example, the 
 
 
 def settles_at(pod: Pod, now: datetime) -> datetime | None:
-    """Time until which the end of a settling pod is not judged; None if it is judged now.
+    """Return the time until which the end of a settling pod is not judged; None if it is judged now.
 
     The end has the time of the node's clock. One that differs by more than SETTLING makes no pod wait.
     """
@@ -112,12 +110,11 @@ def failures(
     platform: Platform = ANY_PLATFORM,
     removed: Mapping[str, Pod] | None = None,
 ) -> Iterator[Failure]:
-    """The failures of `pods` (all failed), earliest first, then those of `missing` (replicas whose pod was deleted).
+    """Yield the failures of `pods` (all failed), earliest first, then those of `missing` (replicas whose pod was
+    deleted).
 
-    `removed` (name -> last state) are pods that are gone and whose status says what ended them: a missing replica with
-    such a pod is one of `pods`.
-
-    A failure is described when it is taken: often the first one decides.
+    `removed` (name -> last state) are deleted pods whose status says what ended them: a missing replica with such a pod
+    counts as one of `pods`. A failure is described when it is taken: often the first one decides.
     """
     framework, ranks = topology.framework_of(job), Ranks(job, status, platform)
     gone = {_pod_name(job, status, replica): replica for replica in missing}
@@ -134,7 +131,7 @@ def failures(
             attempt=status.attempt,
             role=replica.role,
             index=replica.index,
-            rank=ranks.of(replica.role, replica.index),
+            rank=ranks.rank(replica.role, replica.index),
             pod=_pod_name(job, status, replica),
             reason="Deleted",
             message=_DELETED,
@@ -204,8 +201,8 @@ class _Ending:
     def watched(self) -> re.Match[str] | None:
         """The last line of the log if the helper in the pod (inpod/watch.py) reports the signal of its child."""
         ended = self.pod.exit
-        found = _WATCHED.search(ended.message) if ended else None
-        return found if ended and found and ended.code == 128 + int(found["signal"]) else None
+        match = _WATCHED.search(ended.message) if ended else None
+        return match if ended and match and ended.code == 128 + int(match["signal"]) else None
 
     @property
     def code(self) -> int | None:
@@ -249,14 +246,14 @@ _WATCHED = re.compile(r"^allranks: the program was ended by signal (?P<signal>[0
 
 
 def _describe(status: Status, ending: _Ending, ranks: Ranks) -> Failure:
-    """The failure of one pod as in `status.lastFailure`."""
+    """Return the failure of one pod as in `status.lastFailure`."""
     pod = ending.pod
     reported = ending.cause.rank if ending.cause else None
     return Failure(
         attempt=status.attempt,
         role=pod.role,
         index=pod.index,
-        rank=ranks.of(pod.role, pod.index) if reported is None else _within(reported, 0),
+        rank=ranks.rank(pod.role, pod.index) if reported is None else _within(reported, 0),
         pod=pod.name,
         node=pod.node,
         exit_code=_within(ending.code, -(2**31)),
@@ -269,13 +266,13 @@ def _describe(status: Status, ending: _Ending, ranks: Ranks) -> Failure:
 
 
 def _within(number: int | None, least: int, most: int = 2**31 - 1) -> int | None:
-    """Drops values out of range: a launcher's report comes from a log, which can contain anything."""
+    """Return the number, or None if it is out of range: a launcher's report comes from a log, which can contain
+    anything."""
     return number if number is not None and least <= number <= most else None
 
 
 def node_failed_at(pod: Pod) -> datetime | None:
-    """Time at which Kubernetes showed that the pod's node was lost, shut down, rebooted, or ran out of a resource; None
-    if it did not."""
+    """Return when the pod's node was lost, shut down, rebooted, or ran out of a resource; None if it did not."""
     if pod.exit and pod.exit.lost_by_runtime:
         return pod.exit.finished_at
     if pod.disruption and ended_by_kubelet(pod):
@@ -284,23 +281,24 @@ def node_failed_at(pod: Pod) -> datetime | None:
 
 
 def ended_by_kubelet(pod: Pod) -> bool:
-    """The kubelet evicted the pod for a resource of its node, or its node shut down."""
+    """Return whether the kubelet evicted the pod for a resource of its node, or its node shut down."""
     lost = pod.exit is not None and pod.exit.lost_by_runtime
     return not lost and pod.disruption is not None and pod.disruption.reason == BY_KUBELET
 
 
 def exceeded_limit(pod: Pod) -> bool:
-    """The kubelet evicted the pod for a limit of its own. It may have lost the end of the container."""
+    """Return whether the kubelet evicted the pod for a limit of its own. It may have lost the end of the container."""
     return pod.exit.reason == LIMIT_EXCEEDED if pod.exit else pod.waiting_reason == LIMIT_EXCEEDED
 
 
 def says_what_ended_it(pod: Pod) -> bool:
-    """A disruption, a reboot of its node, or a limit of its own ended the pod: its status says so."""
+    """Return whether the status of the pod says that a disruption, a reboot, or a limit of its own ended it."""
     return bool(pod.disruption) or exceeded_limit(pod) or (pod.exit is not None and pod.exit.lost_by_runtime)
 
 
 def kubelet_failure(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = ANY_PLATFORM) -> Failure:
-    """What the kubelet or the node controller says about the end of a pod, as a failure of the pod's attempt."""
+    """Return the end of a pod, as the kubelet or the node controller describes it, as a failure of the pod's
+    attempt."""
     then = changed(status, attempt=pod.attempt)
     ending = _Ending(replace(pod, deleted_at=None), None, now)  # the deletion was our own
     return _describe(then, ending, Ranks(job, then, platform))
@@ -309,7 +307,7 @@ def kubelet_failure(job: Job, status: Status, pod: Pod, now: datetime, platform:
 def earlier_failure(
     job: Job, status: Status, recorded: Failure, pod: Pod, now: datetime, ranks: Ranks
 ) -> Failure | None:
-    """The failure of a pod that was deleted with its attempt, if it was earlier than the recorded root cause.
+    """Return the failure of a pod that was deleted with its attempt, if it was earlier than the recorded root cause.
 
     The deletion was our own and is no evidence, nor is an exit that the deletion may have caused. Clocks differ and
     Kubernetes has whole seconds: within one second, only a launcher's report shows that a failure was earlier.
@@ -318,13 +316,13 @@ def earlier_failure(
         return None
     report = topology.framework_of(job).log.root_cause(pod.exit.message)
     ending = _Ending(replace(pod, deleted_at=None), report, now)
-    found = _describe(changed(status, attempt=pod.attempt), ending, ranks)
+    failure = _describe(changed(status, attempt=pod.attempt), ending, ranks)
     after_deletion = pod.deleted_at is not None and pod.exit.finished_at >= pod.deleted_at.replace(microsecond=0)
-    if after_deletion and (not ending.sure or possible_signal(found.exit_code, found.signal) == SIGTERM):
+    if after_deletion and (not ending.sure or possible_signal(failure.exit_code, failure.signal) == SIGTERM):
         return None
-    at, then = found.time.replace(microsecond=0), recorded.time.replace(microsecond=0)
-    earlier = (at, _precedence_of(found)) < (then, _precedence_of(recorded))
-    return found if earlier and (at < then or ending.sure) else None
+    at, then = failure.time.replace(microsecond=0), recorded.time.replace(microsecond=0)
+    earlier = (at, _precedence_of(failure)) < (then, _precedence_of(recorded))
+    return failure if earlier and (at < then or ending.sure) else None
 
 
 def _precedence_of(failure: Failure) -> int:
@@ -332,7 +330,7 @@ def _precedence_of(failure: Failure) -> int:
 
 
 def start_error(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = ANY_PLATFORM) -> Failure:
-    """The failure of a pod that cannot start because of its image or configuration. It never ran."""
+    """Return the failure of a pod that cannot start because of its image or configuration. It never ran."""
     ending = _Ending(replace(pod, deleted_at=None, disruption=None), None, now)
     return _describe(status, ending, Ranks(job, status, platform))
 
@@ -340,20 +338,23 @@ def start_error(job: Job, status: Status, pod: Pod, now: datetime, platform: Pla
 Way = tuple[object, ...]
 
 
-def same_way(one: Failure, other: Failure) -> bool:
-    """Both have the same code, signal, reason and last line, except for numbers (addresses, times, pids differ)."""
-    return way(one) == way(other)
+def same_way(failure: Failure, other: Failure) -> bool:
+    """Return whether two failures have the same code, signal, reason and last line, except for numbers."""
+    return way(failure) == way(other)
 
 
 def way(failure: Failure) -> Way:
-    """What two failures of the same way have in common; hashable."""
+    """Return the hashable features that two failures of the same way have in common.
+
+    Numbers in the last line are left out: addresses, times and pids differ.
+    """
     lines = [line for line in failure.message.splitlines() if line.strip()]
     last = re.sub(r"0x[0-9a-f]+|\d+", "#", lines[-1].strip())[-200:] if lines else ""
     return failure.exit_code, failure.signal, failure.reason, last
 
 
 def describe_failure(failure: Failure) -> str:
-    """The failure in one line: `worker-1 failed with exit code 1 (Error)`."""
+    """Return the failure in one line: `worker-1 failed with exit code 1 (Error)`."""
     who = naming.replica_key(failure.role, failure.index) if failure.role else "a pod"
     if is_rejection(failure.reason):
         return f"{who} was rejected by its node ({failure.reason})"

@@ -1,4 +1,4 @@
-"""Finds stragglers: ranks whose own work takes much longer than that of their peers."""
+"""Finds stragglers: ranks whose own work takes much longer than the work of their peers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RELEASE = 0.85
 
 
 def stragglers(job: Job, before: ProgressStatus, ranks: Iterable[RankReport]) -> list[Straggler]:
-    """Ranks whose step takes longer than `stragglerPercent` percent of the median of their peers.
+    """Return the ranks whose step takes longer than `stragglerPercent` percent of the median of their peers.
 
     Ranks that synchronize in each step all have the step time of the slowest one. If every program measures its own
     work (`busy_seconds`), only that is compared.
@@ -32,7 +32,7 @@ def stragglers(job: Job, before: ProgressStatus, ranks: Iterable[RankReport]) ->
     times = [(rank, seconds) for rank, seconds in pairs if seconds is not None]
     if len(times) < 2:
         return []
-    found = []
+    slow = []
     loads = sorted(rank.load_seconds for rank in active if rank.load_seconds is not None)
     ordered = sorted(seconds for _, seconds in times)
     for rank, seconds in times:
@@ -43,33 +43,37 @@ def stragglers(job: Job, before: ProgressStatus, ranks: Iterable[RankReport]) ->
         if seconds > peers * factor * (_RELEASE if (replica, rank.rank) in previous else 1.0):
             loading = _waits_for_data(rank, loads, seconds - peers) or None
             slowdown = round(seconds / peers, 1)
-            found.append(Straggler(rank=rank.rank, replica=replica, node=rank.node, slowdown=slowdown, loading=loading))
-    found.sort(key=lambda straggler: (-straggler.slowdown, straggler.replica, straggler.rank or 0))
-    return found[:STRAGGLERS]
+            slow.append(Straggler(rank=rank.rank, replica=replica, node=rank.node, slowdown=slowdown, loading=loading))
+    slow.sort(key=lambda straggler: (-straggler.slowdown, straggler.replica, straggler.rank or 0))
+    return slow[:STRAGGLERS]
 
 
 def _waits_for_data(rank: RankReport, loads: Sequence[float], excess: float) -> bool:
-    """Whether at least half of what it takes longer than its peers is a longer wait for data."""
+    """Return whether a longer wait for data is at least half of the excess over the peers."""
     if rank.load_seconds is None or len(loads) < 2:
         return False
     return rank.load_seconds - _median_without(loads, rank.load_seconds) >= excess / 2
 
 
 def newly_slow(before: ProgressStatus | None, after: ProgressStatus | None) -> list[str]:
-    """A sentence for each new straggler: `rank 3 (worker-1 on node-7) takes 2.9 times as long as its peers`."""
-    previous = {(one.replica, one.rank) for one in (before.stragglers if before else ())}
-    return [_sentence(one) for one in (after.stragglers if after else ()) if (one.replica, one.rank) not in previous]
+    """Return a sentence for each new straggler: `rank 3 (worker-1 on node-7) takes 2.9 times as long as its peers`."""
+    previous = {(straggler.replica, straggler.rank) for straggler in (before.stragglers if before else ())}
+    return [
+        _sentence(straggler)
+        for straggler in (after.stragglers if after else ())
+        if (straggler.replica, straggler.rank) not in previous
+    ]
 
 
 def _sentence(straggler: Straggler) -> str:
     where = straggler.replica + (f" on {straggler.node}" if straggler.node else "")
     who = where if straggler.rank is None else f"rank {straggler.rank} ({where})"
-    why = ", because it waits for data" if straggler.loading else ""
-    return f"{who} takes {straggler.slowdown} times as long as its peers{why}"
+    reason = ", because it waits for data" if straggler.loading else ""
+    return f"{who} takes {straggler.slowdown} times as long as its peers{reason}"
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float:
-    """Median of `ordered` without one occurrence of `value`."""
+    """Return the median of `ordered` without one occurrence of `value`."""
     at = bisect.bisect_left(ordered, value)
 
     def without(index: int) -> float:

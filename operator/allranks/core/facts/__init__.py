@@ -1,1 +1,1 @@
-"""What is observed and what a job says: types, names, sizes, pod templates, the counts of a status. Decides nothing."""
+"""Observations and the facts of a job: types, names, sizes, pod templates, the counts of a status. Decides nothing."""

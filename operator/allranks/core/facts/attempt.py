@@ -1,23 +1,24 @@
-"""The current attempt as its framework sees it: replicas with their ranks, sizes of pods, commands."""
+"""The current attempt as its framework needs it, and jobs that are too large for a variable or a ConfigMap."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.facts import pod_template, pool_template, rank_reports, topology
-from allranks.core.facts.model import Manifest, Platform
+from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.quantity import amount
-from allranks.frameworks.base import AttemptContext, ElasticBounds
+from allranks.frameworks.base import AttemptContext, ElasticBounds, Framework, Replica
 
 
 def attempt_context(
     job: Job, status: Status, platform: Platform, templates: Mapping[str, Manifest] | None = None
 ) -> AttemptContext:
-    """The current attempt, as the framework needs it for the wiring. `templates`: the result of `role_templates`."""
+    """Return the current attempt, as the framework needs it for the wiring. `templates`: the result of
+    `role_templates`."""
     if templates is None:
         templates = pod_template.role_templates(job, platform)
     elastic = job.spec.elastic
@@ -41,12 +42,12 @@ def attempt_context(
 
 
 def _command(template: Manifest) -> tuple[str, ...]:
-    found = pod_template.trainer(template)
-    return (*found["command"], *found.get("args", ())) if found.get("command") else ()
+    container = pod_template.trainer(template)
+    return (*container["command"], *container.get("args", ())) if container.get("command") else ()
 
 
 def _amounts(templates: Mapping[str, Manifest], resource: str) -> dict[str, int]:
-    """Role -> what its training container may use of a resource: its limit, else its request."""
+    """Return role -> the limit of a resource of its training container, or else its request."""
     amounts = {
         role: amount(pod_template.trainer(template).get("resources"), resource) for role, template in templates.items()
     }
@@ -54,7 +55,7 @@ def _amounts(templates: Mapping[str, Manifest], resource: str) -> dict[str, int]
 
 
 def _variable_names(job: Job, template: Manifest, platform: Platform) -> tuple[str, ...]:
-    own = [
+    names = [
         "ALLRANKS_JOB",
         "ALLRANKS_JOB_UID",
         "ALLRANKS_ATTEMPT",
@@ -62,19 +63,19 @@ def _variable_names(job: Job, template: Manifest, platform: Platform) -> tuple[s
         *([rank_reports.URL, rank_reports.TOKEN_FILE] if platform.report_url else []),
     ]
     user = [variable["name"] for variable in pod_template.trainer(template).get("env", [])]
-    return (*own, "PYTHONUNBUFFERED", *(name for name in user if name != "PYTHONUNBUFFERED"))
+    return (*names, "PYTHONUNBUFFERED", *(name for name in user if name != "PYTHONUNBUFFERED"))
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The global ranks of the replicas, computed once for all failures of a look."""
+    """The global ranks of the replicas, computed once for all failures of a reconcile."""
 
     job: Job
     status: Status
     platform: Platform
 
-    def of(self, role: str, index: int) -> int | None:
-        """The global rank if each pod runs one process: then it equals the node rank."""
+    def rank(self, role: str, index: int) -> int | None:
+        """Return the global rank if each pod runs one process: then it equals the node rank."""
         return self._by_replica.get((role, index))
 
     @cached_property
@@ -87,3 +88,62 @@ class Ranks:
         if any(framework.processes(context, role) != 1 for role in roles):
             return {}
         return {(replica.role, replica.index): replica.node_rank for replica in context.replicas}
+
+
+MAX_VARIABLE_BYTES = 32 * 4096 - 1
+"""`NAME=value` of one environment variable: Linux' MAX_ARG_STRLEN without the final NUL."""
+MAX_CONFIG_MAP_BYTES = 1024 * 1024
+"""All values of a ConfigMap, as the API server counts them."""
+LAST_ATTEMPT = Status(attempt=9999)
+"""Attempt with the longest names, which contain its number. A job that fits in this attempt fits in all."""
+
+
+def longest_context(job: Job, templates: Mapping[str, Manifest]) -> AttemptContext:
+    """Return the context of the attempt with the longest names. `templates`: the result of
+    `pod_template.role_templates`."""
+    return attempt_context(job, LAST_ATTEMPT, ANY_PLATFORM, templates)
+
+
+def outermost(context: AttemptContext) -> list[Replica]:
+    """Return the first and the last replica of each role: the first may have more to do, the last has the longest
+    name."""
+    by_role: dict[str, list[Replica]] = {}
+    for replica in context.replicas:
+        by_role.setdefault(replica.role, [replica, replica])[1] = replica
+    return list(dict.fromkeys(replica for pair in by_role.values() for replica in pair))
+
+
+def size_problems(framework: Framework, context: AttemptContext) -> list[tuple[str, str]]:
+    """Return (field path, message) of a job with too many replicas."""
+    too_large = _too_large(framework, context)
+    if not too_large:
+        return []
+    count = {role: len(context.in_roles(role)) for role in framework.roles}
+    largest = max(count, key=lambda role: count[role])
+    low, high = 0, count[largest]  # `low` replicas of the largest role fit, `high` do not
+    while high - low > 1:
+        middle = (low + high) // 2
+        fewer = tuple(r for r in context.replicas if r.role != largest or r.index < middle)
+        low, high = (low, middle) if _too_large(framework, replace(context, replicas=fewer)) else (middle, high)
+    fits = f"at most {low} fit with this name and namespace" if low else "set fewer replicas of the other roles as well"
+    return [(f"spec.roles.{largest}.replicas", f"is too large: {too_large}; {fits}")]
+
+
+def _too_large(framework: Framework, context: AttemptContext) -> str:
+    """Return the name and size of the first value with too many bytes, as a clause; empty if everything fits."""
+    shared = framework.shared(context)
+    wire = framework.wire(context)
+    for replica in outermost(context):
+        wiring = wire(replica)
+        variables = {name: shared.variables[name] for name in wiring.shared_env}
+        for name, value in (*wiring.env.items(), *variables.items()):
+            inserted = sum(
+                len(variable) - len(f"$({key})") for key, variable in variables.items() if f"$({key})" in value
+            )
+            size = len(f"{name}={value}".encode()) + inserted
+            if size > MAX_VARIABLE_BYTES:
+                return f"{name} has {size} bytes, and Linux takes {MAX_VARIABLE_BYTES} for one variable"
+    stored = sum(len(value.encode()) for part in (shared.variables, shared.files) for value in part.values())
+    if stored > MAX_CONFIG_MAP_BYTES:
+        return f"the addresses of the pods have {stored} bytes, and a ConfigMap takes {MAX_CONFIG_MAP_BYTES}"
+    return ""

@@ -10,25 +10,25 @@ from allranks.api.job import Job
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One of these jobs."""
+    """A job that holds nodes for a part of its pods."""
 
     job: tuple[str, str]
     """(namespace, name)"""
     priority: int
     created_at: datetime
     placed_at: datetime
-    """When a pod of it was placed last."""
+    """Time at which a pod of it was placed last."""
     timeout_seconds: int
     pool: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """The others of these jobs, as far as this operator observes them."""
+    """The other contenders, as far as this operator observes them."""
 
     others: tuple[Contender, ...] = ()
     given_up_at: datetime | None = None
-    """When one of the jobs that wait for their next attempt gave its pods up last."""
+    """Time at which one of the jobs that wait for their next attempt gave its pods up last."""
 
 
 DEFAULT_TIMEOUT_SECONDS = 300

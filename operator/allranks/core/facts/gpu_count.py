@@ -1,7 +1,7 @@
 """Counts the GPUs that a container requests: one rule for the operator, `allranks run`, the metrics and the reports.
 
-It reads the pod alone. A device that is requested through a ResourceClaim is described in another object of the
-cluster, so each entry of `resources.claims` counts as one GPU (`core/objects/notes.py` says so to the author).
+It reads the pod alone, so each entry of `resources.claims` counts as one GPU (`core/objects/notes.py` tells the
+author).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _GPU = re.compile(
 
 
 def is_gpu(resource: str) -> bool:
-    """Whether an extended resource is a number of GPUs, or of slices that a process uses as it uses a GPU."""
+    """Return whether an extended resource counts GPUs, or slices that a process uses as it uses a GPU."""
     return _GPU.fullmatch(resource) is not None
 
 
 def gpus(resources: Mapping[str, object] | None, resource: str = "") -> int:
-    """GPUs that a container's `resources` request: extended resources of every vendor, and claims.
+    """Return the number of GPUs that a container's `resources` request: extended resources of every vendor, and claims.
 
-    `resource` is a further name to count, that of a pool. Limits count; requests count only if no limit is a GPU.
+    `resource` is a further name to count, from a pool. Limits count; requests count only if no limit is a GPU.
     """
     return _extended(resources or {}, resource) + claims(resources)
 
 
 def claims(resources: Mapping[str, object] | None) -> int:
-    """Entries of `resources.claims`, each of which names a claim of the pod or one request of it."""
+    """Return the number of entries of `resources.claims`, which name a claim of the pod or one request of it."""
     return len(_entries(resources))
 
 
@@ -50,30 +50,30 @@ def _extended(resources: Mapping[str, object], resource: str) -> int:
     for part in ("limits", "requests"):
         amounts = resources.get(part)
         if isinstance(amounts, Mapping):
-            found = [amount for name, amount in amounts.items() if is_gpu(name) or name == resource]
-            if found:
-                return sum(whole_number(amount) for amount in found)
+            gpu_amounts = [amount for name, amount in amounts.items() if is_gpu(name) or name == resource]
+            if gpu_amounts:
+                return sum(whole_number(amount) for amount in gpu_amounts)
     return 0
 
 
 def of_claim(spec: Mapping[str, object], request: str | None = None) -> int | None:
-    """GPUs of a ResourceClaim's `spec`: the devices of its requests, or of one of them, whose class is of GPUs.
+    """Return the number of GPUs of a ResourceClaim's `spec`, or of one of its requests.
 
-    None if the spec does not determine the number: all matching devices, or the first available one of several
-    requests with different counts.
+    None if the spec does not determine the number: all matching devices, or the first available one of several requests
+    with different counts.
     """
     devices = spec.get("devices")
     requests = devices.get("requests") if isinstance(devices, Mapping) else None
-    asked = [one for one in requests or () if isinstance(one, Mapping) and request in (None, one.get("name"))]
-    counts = [_of_request(one) for one in asked]
+    asked = [item for item in requests or () if isinstance(item, Mapping) and request in (None, item.get("name"))]
+    counts = [_of_request(item) for item in asked]
     return None if None in counts else sum(count or 0 for count in counts)
 
 
 def _of_request(request: Mapping[str, object]) -> int | None:
     alternatives = request.get("firstAvailable")
     if isinstance(alternatives, Sequence):
-        found = {_of_request(one) for one in alternatives if isinstance(one, Mapping)}
-        return found.pop() if len(found) == 1 else None
+        counts = {_of_request(alternative) for alternative in alternatives if isinstance(alternative, Mapping)}
+        return counts.pop() if len(counts) == 1 else None
     exactly = request.get("exactly", request)  # v1beta1 has its fields in the request itself
     if not isinstance(exactly, Mapping) or not is_gpu_class(str(exactly.get("deviceClassName"))):
         return 0
@@ -83,8 +83,11 @@ def _of_request(request: Mapping[str, object]) -> int | None:
 
 
 def is_gpu_class(name: str) -> bool:
-    """Whether a DeviceClass is of GPUs by the names of the vendors' drivers: gpu.nvidia.com, mig.nvidia.com,
-    gpu.amd.com, gpu.intel.com, gaudi.intel.com. An administrator may choose any other name."""
+    """Return whether a DeviceClass is of GPUs, by the names of the vendors' drivers.
+
+    They are gpu.nvidia.com, mig.nvidia.com, gpu.amd.com, gpu.intel.com, gaudi.intel.com. An administrator may choose
+    any other name.
+    """
     return re.fullmatch(r"(gpu|mig|gaudi)([.-].+)?", name) is not None
 
 
@@ -93,13 +96,13 @@ def of_claims(
     pod_claims: Sequence[Mapping[str, object]],
     templates: Mapping[str, Mapping[str, object]],
 ) -> int | None:
-    """GPUs that a container's `resources.claims` have; None if that is not determined.
+    """Return the number of GPUs that a container's `resources.claims` have; None if that is not determined.
 
     `pod_claims`: the `resourceClaims` of its pod; `templates`: ResourceClaimTemplate -> the `spec` of its claims.
     """
     total = 0
     for entry in _entries(resources):
-        source = next((one for one in pod_claims if one.get("name") == entry.get("name")), {})
+        source = next((claim for claim in pod_claims if claim.get("name") == entry.get("name")), {})
         spec = templates.get(str(source.get("resourceClaimTemplateName")))
         count = None if spec is None else of_claim(spec, entry.get("request"))
         if count is None:

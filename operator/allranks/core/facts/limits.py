@@ -27,7 +27,8 @@ def with_default_fields(o: Observed) -> Observed:
 
 
 def with_defaults(job: Job, policy: Policy) -> Job:
-    """The job with the policy's defaults in the fields that its author left out. The stored spec stays as it is."""
+    """Return the job with the policy's defaults in the fields that its author left out. The stored spec stays as it
+    is."""
     spec = job.spec
     update: dict[str, Any] = {}
     if spec.ttl_seconds_after_finished is None and policy.default_ttl_seconds_after_finished is not None:
@@ -41,7 +42,8 @@ def with_defaults(job: Job, policy: Policy) -> Job:
 
 
 def violations(job: Job, platform: Platform) -> list[tuple[str, str]]:
-    """(field path, message with the limit's source) of each limit that the job exceeds; `job` has its defaults."""
+    """Return (field path, message with the limit's source) of each limit that the job exceeds; `job` has its
+    defaults."""
     policy, spec = platform.policy, job.spec
     out = [*_deadline(job, policy), *_pods(job, policy)]
     if policy.allowed_pools is not None and spec.pool and spec.pool not in policy.allowed_pools:
@@ -54,10 +56,10 @@ def violations(job: Job, platform: Platform) -> list[tuple[str, str]]:
 
 
 def _deadline(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
-    longest, wanted = policy.max_active_deadline_seconds, job.spec.active_deadline_seconds
-    if longest is not None and wanted is not None and wanted > longest:
+    longest, seconds = policy.max_active_deadline_seconds, job.spec.active_deadline_seconds
+    if longest is not None and seconds is not None and seconds > longest:
         source = policy.source("max_active_deadline_seconds")
-        yield "spec.activeDeadlineSeconds", f"{wanted} is more than {longest} ({source}): reduce it, {_ASK}"
+        yield "spec.activeDeadlineSeconds", f"{seconds} is more than {longest} ({source}): reduce it, {_ASK}"
 
 
 def _pods(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
@@ -74,7 +76,7 @@ def _pods(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
 
 
 def _images(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
-    """Violations by images of the job's own template; those of a TrainingPool are the platform team's."""
+    """Yield violations by images of the job's own template. The platform team owns the images of a TrainingPool."""
     prefixes = policy.image_prefixes
     if prefixes is None:
         return
@@ -89,12 +91,16 @@ def _images(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
 
 
 def _image_references(pod_spec: Manifest, role: str) -> Iterator[tuple[str, str]]:
-    """(field path, image) of everything in a pod that is pulled from a registry."""
+    """Yield (field path, image) of everything in a pod that is pulled from a registry."""
     for kind in ("initContainers", "containers"):
         for container in pod_spec.get(kind) or ():
             if image := container.get("image"):
-                own = container["name"] == naming.TRAINER
-                where = f"spec.roles.{role}.image" if own else f"spec.template.spec.{kind}[{container['name']}].image"
+                is_trainer = container["name"] == naming.TRAINER
+                where = (
+                    f"spec.roles.{role}.image"
+                    if is_trainer
+                    else f"spec.template.spec.{kind}[{container['name']}].image"
+                )
                 yield where, str(image)
     for volume in pod_spec.get("volumes") or ():
         if reference := (volume.get("image") or {}).get("reference"):
@@ -109,7 +115,9 @@ def _checkpoint_image(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def is_below(image: str, prefix: str) -> bool:
-    """Whether the image is in the registry, folder or repository `prefix`: `ghcr.io/team` is no prefix of
-    `ghcr.io/team-b/train`."""
+    """Return whether the image is in the registry, folder or repository `prefix`.
+
+    `ghcr.io/team` is no prefix of `ghcr.io/team-b/train`.
+    """
     rest = image.removeprefix(prefix)
     return image.startswith(prefix) and (not rest or prefix.endswith("/") or rest[0] in "/:@")

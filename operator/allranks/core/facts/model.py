@@ -83,7 +83,7 @@ class InitContainer:
 
     name: str
     exit_code: int | None = None
-    """None while it runs."""
+    """Exit code; None while it runs."""
     message: str = ""
     """Its termination message."""
 
@@ -125,13 +125,13 @@ class Pod:
     scheduling_group: str = ""
     """`spec.schedulingGroup.podGroupName`. An API server without the feature gate GenericWorkload drops it."""
     waiting_reason: str = ""
-    """Why the pod is not running yet: `Unschedulable`, `ImagePullBackOff`, `ContainerCreating`, ..."""
+    """Reason why the pod is not running yet: `Unschedulable`, `ImagePullBackOff`, `ContainerCreating`, ..."""
     waiting_message: str = ""
     """The message of the scheduler or the kubelet; it begins with the container unless that is the trainer."""
     waiting_for: str = ""
-    """What a pod on a node waits for, if it does not run: `init container fetch`, `its volumes and its network`, ..."""
+    """The cause for which a pod with a node waits: `init container fetch`, `its volumes and its network`, ..."""
     init: InitContainer | None = None
-    """What `waiting_for`, `waiting_message` or the message of `last_exit` is about, if that is an init container."""
+    """The init container that `waiting_for`, `waiting_message` or the message of `last_exit` is about, if any."""
     unprepared: bool = False
     """The kubelet has not prepared the pod's volumes and network: condition PodReadyToStartContainers is False."""
     exit: Exit | None = None
@@ -184,7 +184,7 @@ class Pod:
 
     @property
     def start_error(self) -> str:
-        """Why a container of the pod cannot start: a reason of the kubelet, or NOT_READY_TO_START; else empty."""
+        """Reason why a container of the pod cannot start: from the kubelet, or NOT_READY_TO_START; empty if it can."""
         if self.ended:
             return ""
         if self.waiting_reason in START_ERRORS:
@@ -193,7 +193,7 @@ class Pod:
 
     @property
     def waiting_text(self) -> str:
-        """What the pod waits for, in the words of the scheduler or the kubelet, or else from what its status shows."""
+        """Text about the cause of the wait, from the scheduler or the kubelet, or else from the status of the pod."""
         if self.waiting_message or not self.waiting_for:
             return self.waiting_message or self.waiting_reason
         since = f" since {self.placed_at:%Y-%m-%dT%H:%M:%SZ}" if self.placed_at else ""
@@ -211,8 +211,8 @@ class RejectedCreate:
     reason: str
     message: str
     tried: bool = True
-    """False: not sent, because the API server had just rejected another pod of the same role. The message is of that
-    one."""
+    """False if it was not sent, because the API server had just rejected another pod of the role. The message is of
+    the other pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class Platform:
     local: bool = False
     """Local run: processes share the host's network; there is no DNS, image or ssh."""
     restart_option: str = RESTART_OPTION
-    """How the user of a local run asks for this number of restarts."""
+    """Option by which the user of a local run asks for this number of restarts."""
     endpoints: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
     """(pod hostname, port) -> (address, port) where it is not `hostname.job.namespace.svc:port`."""
     node_lost_seconds: int | None = None
@@ -249,19 +249,19 @@ class Platform:
     report_url: str = ""
     """URL for progress reports of ranks, authenticated with a token of their pod; empty: no reports."""
     network_policies: bool = False
-    """Whether each job gets a NetworkPolicy that lets only its own pods reach its ports."""
+    """True if each job gets a NetworkPolicy that lets only its own pods reach its ports."""
     disruption_budgets: bool = False
-    """Whether each job gets a PodDisruptionBudget that blocks the eviction of its pods."""
+    """True if each job gets a PodDisruptionBudget that blocks the eviction of its pods."""
     notifies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Occasion -> receivers that are notified about every job. Empty: the driver sends no notifications."""
     pool_refused: str = ""
-    """Why this operator serves no pools, as a sentence for users."""
+    """Reason why this operator serves no pools, as a sentence for users."""
     policy: Policy = field(default_factory=Policy)
     """Defaults and limits for the jobs of this namespace."""
     coscheduling_scheduler: str = "scheduler-plugins-scheduler"
     """Name of the scheduler with the plugin Coscheduling."""
     data: DataStore | None = None
-    """None: this cluster fetches and uploads nothing."""
+    """Settings for inputs and outputs; None if this cluster fetches and uploads nothing."""
     namespace_labels: Mapping[str, str] | None = None
     """Labels of the job's namespace, for the selectors of pools; None if the operator does not read them."""
 
@@ -348,7 +348,7 @@ class ObjectPatch:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do next. An empty plan means that nothing is due until a change or `wake_at`.
+    """The next requests of a driver. An empty plan means that nothing is due until a change or `wake_at`.
 
     With `write_ahead` the status must be persisted, guarded by the observed resourceVersion, before anything else
     happens; such a plan holds no creations and no deletions: the next reconcile derives them from the persisted status.
@@ -358,8 +358,8 @@ class Plan:
     """The status to write; None if the persisted one stays."""
     write_ahead: bool = False
     create: tuple[Manifest, ...] = ()
-    """In creation order: other objects first, then pods. Objects of optional kinds have an `apiVersion` that the
-    cluster serves."""
+    """Objects in creation order: other objects first, then pods. Optional kinds have an `apiVersion` that the cluster
+    serves."""
     patch: tuple[ObjectPatch, ...] = ()
     """Changes of objects of optional kinds, before anything is created."""
     remove: tuple[Manifest, ...] = ()
@@ -385,7 +385,7 @@ class Plan:
 
     @property
     def decided(self) -> bool:
-        """Whether a rule decided: nothing else is due with this plan."""
+        """Return whether a rule decided: nothing else is due with this plan."""
         return self.write_ahead or self.delete_job
 
     @property

@@ -1,6 +1,14 @@
-"""Names and labels of a job's objects. Names are deterministic, so that creating an object twice is harmless."""
+"""Names, labels and owner references of a job's objects.
+
+Names are computed, so that creating an object twice is harmless."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from allranks.api.job import API_VERSION, KIND, Job
 
 JOB_LABEL = "allranks.dev/job-name"
 ROLE_LABEL = "allranks.dev/role"
@@ -23,7 +31,7 @@ TRAINER = "trainer"
 
 
 def hostname(job: str, role: str, index: int, attempt: int) -> str:
-    """The pod's DNS name within the job's Service.
+    """Return the pod's DNS name within the job's Service.
 
     It contains the attempt, so that no rank reaches a terminating pod of the previous attempt. It does not contain the
     restarts of the replica, so that addresses in TF_CONFIG stay valid when a parameter server is replaced alone.
@@ -32,15 +40,71 @@ def hostname(job: str, role: str, index: int, attempt: int) -> str:
 
 
 def pod_name(job: str, role: str, index: int, attempt: int, restart: int = 0) -> str:
-    """`{job}-{role}-{index}-{attempt}`, followed by `-{restart}` if the replica was restarted alone."""
+    """Return `{job}-{role}-{index}-{attempt}`, followed by `-{restart}` if the replica was restarted alone."""
     base = hostname(job, role, index, attempt)
     return f"{base}-{restart}" if restart else base
 
 
 def replica_key(role: str, index: int) -> str:
-    """Name of a replica in status and before its log lines."""
+    """Return the name of a replica in the status and before its log lines."""
     return f"{role}-{index}"
 
 
 FETCH_CONTAINER = "allranks-fetch-"
 """Prefix of init containers that fetch inputs in the pods of ranks; the name of the input follows."""
+
+
+OUTCOME_LABEL = "allranks.dev/outcome"
+"""`returned` or `raised`."""
+RANK_LABEL = "allranks.dev/rank"
+POD_ANNOTATION = "allranks.dev/pod"
+OUTCOME_CONTENT = "outcome"
+"""The key: a line of JSON, then a pickle. See inpod/call_function.py."""
+
+
+def outcome_value_name(job: str, uid: str, attempt: int, rank: int) -> str:
+    return f"{job}-{uid[:8]}-value-{attempt}-{rank}"
+
+
+def outcome_error_name(job: str, uid: str, attempt: int, restart: int, number: int) -> str:
+    return f"{job}-{uid[:8]}-error-{attempt}-{restart}-{number}"
+
+
+def encode_indices(indices: Iterable[int]) -> str:
+    """Return indices of replicas as ranges in ascending order, `0-3,5`; empty for none.
+
+    A job may have ten thousand replicas.
+    """
+    ranges: list[list[int]] = []
+    for index in sorted(set(indices)):
+        if ranges and index == ranges[-1][1] + 1:
+            ranges[-1][1] = index
+        else:
+            ranges.append([index, index])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+@lru_cache(maxsize=64)
+def decode_indices(text: str) -> frozenset[int]:
+    """Return the indices of a text of `encode_indices`."""
+    bounds = [part.partition("-") for part in text.split(",") if part]
+    return frozenset(i for first, _, last in bounds for i in range(int(first), int(last or first) + 1))
+
+
+def object_metadata(job: Job, name: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return the metadata of an object that the job owns."""
+    return owned_metadata((job.namespace, job.name), job.metadata.uid, name, labels)
+
+
+def owned_metadata(job: tuple[str, str], uid: str, name: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return the metadata of an object of a job, which is given by (namespace, name) and UID."""
+    namespace, owner_name = job
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": owner_name, "uid": uid, "controller": True}
+    # A foreground deletion of the job waits for its pods.
+    owner["blockOwnerDeletion"] = True
+    return {
+        "name": name,
+        "namespace": namespace,
+        "labels": {**labels, JOB_LABEL: owner_name, MANAGER_LABEL: "allranks"},
+        "ownerReferences": [owner],
+    }

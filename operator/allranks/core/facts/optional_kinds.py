@@ -37,7 +37,7 @@ class OptionalKind:
 
 @dataclass(frozen=True, slots=True)
 class OptionalObjects:
-    """What the operator can read of optional kinds, for the reconcile of one job."""
+    """The objects of optional kinds that the operator can read, for the reconcile of one job."""
 
     versions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Id of a kind -> its `apiVersion`, for the kinds that the cluster serves and the operator may use."""
@@ -49,22 +49,22 @@ class OptionalObjects:
     """All objects that the operator has read."""
 
     def api_version(self, kind: OptionalKind) -> str:
-        """Empty: the kind cannot be used."""
+        """Return the version that the cluster serves; empty if the kind cannot be used."""
         return self.versions.get(kind.id, "")
 
     def find(self, kind: OptionalKind, name: str, namespace: str = "") -> Object | None:
         return self.shared.get((kind.id, namespace if kind.namespaced else "", name))
 
     def all(self, kind: OptionalKind) -> Iterator[Object]:
-        return (found for key, found in self.shared.items() if key[0] == kind.id)
+        return (item for key, item in self.shared.items() if key[0] == kind.id)
 
     def owned(self, kind: OptionalKind) -> tuple[Object, ...]:
-        """Objects of that kind that the job controls."""
-        return tuple(found for found in self.of_job if kind_of(found) == kind.id)
+        """Return objects of that kind that the job controls."""
+        return tuple(item for item in self.of_job if kind_of(item) == kind.id)
 
 
 def kind_of(manifest: Mapping[str, Any]) -> str:
-    """The id of the kind of an object."""
+    """Return the id of the kind of an object."""
     group, _, _ = manifest.get("apiVersion", "").rpartition("/")
     return f"{manifest['kind']}.{group}"
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from allranks.api.job import Job, RoleSpec
 from allranks.api.pool import PoolSpec
-from allranks.core.facts import gpu_count, naming, pod_metadata, pool_template, topology
+from allranks.core.facts import gpu_count, naming, pool_template, topology
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.strategic_merge import merge, without_nulls
 
@@ -24,7 +25,7 @@ _DEFAULTS: Manifest = {
 
 
 def role_templates(job: Job, platform: Platform) -> dict[str, Manifest]:
-    """Role -> its pod template."""
+    """Return role -> its pod template."""
     pool = pool_template.pool_of(job, platform)
     kinds = topology.framework_of(job).roles
     user = platform.policy.default_run_as_user
@@ -34,18 +35,18 @@ def role_templates(job: Job, platform: Platform) -> dict[str, Manifest]:
 
 
 def longest_grace_period(job: Job) -> int:
-    """The longest time, in seconds, that pods of the job may take to terminate."""
+    """Return the longest time, in seconds, that pods of the job may take to terminate."""
     return max(grace_period(template) for template in role_templates(job, ANY_PLATFORM).values())
 
 
 def trainer(template: Manifest) -> Manifest:
-    """The training container."""
-    found: Manifest = next(c for c in template["spec"]["containers"] if c["name"] == naming.TRAINER)
-    return found
+    """Return the training container."""
+    container: Manifest = next(c for c in template["spec"]["containers"] if c["name"] == naming.TRAINER)
+    return container
 
 
 def gpus(job: Job, template: Manifest, platform: Platform) -> int:
-    """GPUs that the training container requests."""
+    """Return the number of GPUs that the training container requests."""
     pool = pool_template.pool_of(job, platform)
     return gpu_count.gpus(trainer(template).get("resources"), pool.gpu.resource if pool and pool.gpu else "")
 
@@ -56,8 +57,11 @@ def grace_period(template: Manifest) -> int:
 
 
 def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool, defaults: Manifest) -> Manifest:
-    """One role's pod template. The layers, lowest first: the defaults, the pool, the job's `scheduling`,
-    spec.template, the role's template, the fields of the job and of the role."""
+    """Return the pod template of a role.
+
+    Its layers, lowest first: the defaults, the pool, the job's `scheduling`, spec.template, the role's template, the
+    fields of the job and of the role.
+    """
     user = without_nulls(merge(job.spec.template or {}, role.template or {}))
     user["spec"] = merge(user.get("spec") or {}, {"containers": [_trainer_from_fields(job, role)]})
     below = pool_template.template_of(pool, user, ranked) if pool else {"spec": {}}
@@ -69,29 +73,30 @@ def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool
     if tolerations := below["spec"].get("tolerations"):
         template["spec"]["tolerations"] = pool_template.union(tolerations, user["spec"].get("tolerations"))
     return {
-        "metadata": pod_metadata.with_defaults(template.get("metadata") or {}),
+        "metadata": with_default_metadata(template.get("metadata") or {}),
         "spec": merge(defaults, template["spec"]),
     }
 
 
 def _trainer_from_fields(job: Job, role: RoleSpec) -> Manifest:
-    """The training container as the fields of the job and of the role describe it."""
+    """Return the training container as the fields of the job and of the role describe it."""
     container: dict[str, Any] = {"name": naming.TRAINER}
     for source in (job.spec, role):
-        own = source.model_dump(
+        values = source.model_dump(
             by_alias=True,
             exclude_none=True,
             mode="json",
             include={"image", "command", "args", "env", "resources", "working_dir"},
         )
-        if own.get("command") is not None and "args" not in own:
+        if values.get("command") is not None and "args" not in values:
             container.pop("args", None)  # the job's arguments belong to the job's command
-        container = merge(container, own)
+        container = merge(container, values)
     return container
 
 
 def _requested(job: Job, pod_spec: Manifest) -> Manifest:
-    """Fields of the pod spec that follow from the job's `scheduling`; `pod_spec` is the one in the job's template."""
+    """Return the fields of the pod spec that follow from the job's `scheduling`. `pod_spec` is from the job's
+    template."""
     out: Manifest = {}
     if job.spec.scheduling.priority_class_name:
         out["priorityClassName"] = job.spec.scheduling.priority_class_name
@@ -115,8 +120,10 @@ _PYTHONPATH = "PYTHONPATH"
 
 
 def _with_code(job: Job, trainer: Manifest) -> Manifest:
-    """The training container with the working directory and PYTHONPATH. The user's own PYTHONPATH comes last; one with
-    `valueFrom` replaces ours."""
+    """Return the training container with the working directory and PYTHONPATH.
+
+    The user's own PYTHONPATH comes last; one with `valueFrom` replaces ours.
+    """
     paths = [
         *([job.spec.code.path] if job.spec.code else []),
         *([f"{PACKAGES_DIR}/{SITE}"] if job.spec.packages else []),
@@ -127,8 +134,45 @@ def _with_code(job: Job, trainer: Manifest) -> Manifest:
     if job.spec.code:
         out.setdefault("workingDir", job.spec.code.path)
     users = {variable["name"]: variable for variable in trainer.get("env", [])}
-    own = users.get(_PYTHONPATH)
-    if own is None or "valueFrom" not in own:
-        value = ":".join([*paths, *([str(own["value"])] if own and own.get("value") else [])])
+    variable_of_user = users.get(_PYTHONPATH)
+    if variable_of_user is None or "valueFrom" not in variable_of_user:
+        value = ":".join(
+            [*paths, *([str(variable_of_user["value"])] if variable_of_user and variable_of_user.get("value") else [])]
+        )
         out["env"] = [*({**users, _PYTHONPATH: {"name": _PYTHONPATH, "value": value}}).values()]
     return out
+
+
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
+ISTIO_INJECT = "sidecar.istio.io/inject"
+LINKERD_INJECT = "linkerd.io/inject"
+
+_ISTIO_CHOICES = (ISTIO_INJECT, "istio.io/rev")
+"""Each decides about Istio's sidecar, as a label or as an annotation."""
+
+
+def with_default_metadata(metadata: Mapping[str, Any]) -> Manifest:
+    """Return the metadata of a pod template with labels and annotations that keep other controllers away from its pods.
+
+    - Node autoscalers do not remove a node to save cost while a rank runs on it: all ranks would lose the work since
+      the last checkpoint, also in an elastic job.
+    - Service meshes inject no sidecar: it would hold up the rendezvous, carry the traffic between ranks, and an
+      ordinary sidecar would keep running after the program.
+
+    The job's template or its pool may set other values.
+    """
+    labels, annotations = dict(metadata.get("labels") or {}), dict(metadata.get("annotations") or {})
+    annotations.setdefault(SAFE_TO_EVICT, "false")
+    annotations.setdefault(DO_NOT_DISRUPT, "true")
+    # Istio prefers the label, so an annotation of the user's own must not meet a label of ours.
+    if not any(key in part for key in _ISTIO_CHOICES for part in (labels, annotations)):
+        labels[ISTIO_INJECT] = annotations[ISTIO_INJECT] = "false"
+    annotations.setdefault(LINKERD_INJECT, "disabled")
+    return {**metadata, "labels": labels, "annotations": annotations}
+
+
+def evictable(annotations: Mapping[str, str]) -> dict[str, str]:
+    """Return the annotations of a pod that does nothing, such as a placeholder: its node may be removed."""
+    kept = {key: value for key, value in annotations.items() if key != DO_NOT_DISRUPT}
+    return {**kept, SAFE_TO_EVICT: "true"}

@@ -43,12 +43,12 @@ class Policy:
 
 
 def for_namespace(base: Policy, namespace: str, annotations: Mapping[str, str]) -> Policy:
-    """The policy of a namespace: its annotations replace the operator-wide values one by one.
+    """Return the policy of a namespace: its annotations replace the operator-wide values one by one.
 
     Raises InvalidPolicy for an unknown annotation with our prefix or a value that cannot be read: a limit with a
     mistake must not be no limit.
     """
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     sources = {}
     for annotation, text in sorted(annotations.items()):
         if not annotation.startswith(ANNOTATION_PREFIX):
@@ -56,17 +56,17 @@ def for_namespace(base: Policy, namespace: str, annotations: Mapping[str, str]) 
         where = f"annotation {annotation} of namespace {namespace}"
         name = annotation.removeprefix(ANNOTATION_PREFIX).replace("-", "_")
         if name not in _READERS:
-            allowed = ", ".join(each.replace("_", "-") for each in _READERS)
+            allowed = ", ".join(item.replace("_", "-") for item in _READERS)
             raise InvalidPolicy(f"{where}: unknown; the names after {ANNOTATION_PREFIX} are {allowed}")
         try:
-            found[name] = _READERS[name](text)
+            limits[name] = _READERS[name](text)
         except ValueError as error:
             raise InvalidPolicy(f"{where}: {error}, not {text!r}") from error
         sources[name] = where
-    if not found:
+    if not limits:
         return base
-    values = {each.name: getattr(base, each.name) for each in fields(base)}
-    return Policy(**{**values, **found, "sources": {**base.sources, **sources}})
+    values = {item.name: getattr(base, item.name) for item in fields(base)}
+    return Policy(**{**values, **limits, "sources": {**base.sources, **sources}})
 
 
 def _whole_number(least: int, most: int) -> Callable[[str], int]:
@@ -79,7 +79,7 @@ def _whole_number(least: int, most: int) -> Callable[[str], int]:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """A comma-separated list."""
+    """Return the items of a comma-separated list."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 

@@ -1,7 +1,6 @@
 """The pod template of a TrainingPool, and the reasons why a job that names a pool must wait.
 
-A pool is read only when pods are created: a change does not affect running pods, and applies to those of the next
-attempt.
+A pool is read only when pods are created: a change applies to the pods of the next attempt.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ RESERVED = frozenset(name for framework in FRAMEWORKS.values() for name in frame
 
 
 def pool_of(job: Job, platform: Platform) -> PoolSpec | None:
-    """The pool whose template is the lowest layer of the job's pods; None without `spec.pool`."""
+    """Return the pool whose template is the lowest layer of the job's pods; None without `spec.pool`."""
     return platform.pool if job.spec.pool else None
 
 
 def unavailable(job: Job, platform: Platform) -> tuple[str, str] | None:
-    """(reason, message) if pods cannot be created because the pool does not exist or is invalid, else None.
+    """Return (reason, message) if pods cannot be created because the pool does not exist or is invalid, else None.
 
     The job waits for its pool, as it waits for a node, and does not fail. A local run has no pools to wait for.
     """
@@ -38,12 +37,12 @@ def unavailable(job: Job, platform: Platform) -> tuple[str, str] | None:
     if platform.pool is None:
         if platform.pool_refused:
             return "PoolsNotServed", platform.pool_refused
-        what = "create it (kubectl get trainingpools lists those that exist), or make a new job that names another"
-        return "PoolNotFound", f'TrainingPool "{name}" does not exist: {what}'
+        cure = "create it (kubectl get trainingpools lists those that exist), or make a new job that names another"
+        return "PoolNotFound", f'TrainingPool "{name}" does not exist: {cure}'
     selector = platform.pool.namespace_selector
     if platform.namespace_labels is None and selector and (selector.match_labels or selector.match_expressions):
-        why = "its namespaceSelector needs the operator's setting `namespace_policies`, which is off"
-        return "PoolNotAllowed", f'TrainingPool "{name}" cannot be used: {why}'
+        problem = "its namespaceSelector needs the operator's setting `namespace_policies`, which is off"
+        return "PoolNotAllowed", f'TrainingPool "{name}" cannot be used: {problem}'
     if refused := not_admitted(job, platform):
         return "PoolNotAllowed", refused
     if wrong := problems(platform.pool):
@@ -53,7 +52,7 @@ def unavailable(job: Job, platform: Platform) -> tuple[str, str] | None:
 
 
 def not_admitted(job: Job, platform: Platform) -> str:
-    """Why the pool's `namespaceSelector` excludes the job's namespace, whose labels are given; else empty.
+    """Return the reason why the pool's `namespaceSelector` excludes the job's namespace; empty if it does not.
 
     The job fails if this is so when it begins. A pool or a label that changes later makes it wait.
     """
@@ -65,7 +64,7 @@ def not_admitted(job: Job, platform: Platform) -> str:
 
 
 def admits(pool: PoolSpec, labels: Mapping[str, str]) -> bool:
-    """Whether a namespace with these labels may use the pool: without a selector every namespace may."""
+    """Return whether a namespace with these labels may use the pool: without a selector every namespace may."""
     selector = pool.namespace_selector
     if selector is None:
         return True
@@ -84,7 +83,8 @@ def _holds(expression: LabelExpression, labels: Mapping[str, str]) -> bool:
 
 
 def problems(pool: PoolSpec) -> list[tuple[str, str]]:
-    """(field path, message) of mistakes that the CRD's schema does not check: inside the template, and quantities."""
+    """Return (field path, message) of mistakes that the CRD's schema does not check: inside the template, and
+    quantities."""
     template: Any = pool.template or {}
     if out := list(template_problems(template, "spec.template")):
         return out
@@ -101,21 +101,22 @@ def problems(pool: PoolSpec) -> list[tuple[str, str]]:
 
 
 def restart_policy_problems(template: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
-    """(field path, message) where a template restarts a rank that has finished. `where` is the template's path."""
+    """Return (field path, message) where a template restarts a rank that has finished. `where` is the template's
+    path."""
     text = "must be Never or OnFailure: with Always a finished rank would run again"
-    found = {
+    parts = {
         "spec.restartPolicy": template.get("spec") or {},
         "spec.containers[trainer].restartPolicy": _trainer(template),
     }
-    return [(f"{where}.{path}", text) for path, part in found.items() if part.get("restartPolicy") == "Always"]
+    return [(f"{where}.{path}", text) for path, part in parts.items() if part.get("restartPolicy") == "Always"]
 
 
 def template_of(pool: PoolSpec, user: Manifest, ranked: bool) -> Manifest:
-    """The pool's pod template: `spec.template` with the other fields of the pool merged over it.
+    """Return the pool's pod template: `spec.template` with the other fields of the pool merged over it.
 
-    Only pods that hold ranks get GPUs and RDMA devices: a launcher or a parameter server would leave them idle.
-    `user` is the job's pod template, which will be merged over this one. The pool's amounts of a resource that `user`
-    mentions are left out: the pool's limit could contradict the job's request.
+    Only pods that hold ranks get GPUs and RDMA devices: a launcher or a parameter server would leave them idle. `user`
+    is the job's pod template, which will be merged over this one. The pool's amounts of a resource that `user` mentions
+    are left out: the pool's limit could contradict the job's request.
     """
     base = without_nulls(pool.template or {})
     fields: Manifest = pool.model_dump(
@@ -127,7 +128,8 @@ def template_of(pool: PoolSpec, user: Manifest, ranked: bool) -> Manifest:
     trainer: Manifest = {"name": naming.TRAINER}
     if pool.env:
         trainer["env"] = [variable.model_dump(by_alias=True, exclude_none=True, mode="json") for variable in pool.env]
-    if devices := _devices(pool) if ranked else {}:
+    devices = {**(pool.rdma or {}), **({pool.gpu.resource: pool.gpu.count} if pool.gpu else {})}
+    if ranked and devices:
         trainer["resources"] = {"limits": devices}
     if "tolerations" in fields:
         fields["tolerations"] = union((base.get("spec") or {}).get("tolerations"), fields["tolerations"])
@@ -140,13 +142,9 @@ def template_of(pool: PoolSpec, user: Manifest, ranked: bool) -> Manifest:
 
 
 def union(first: list[Any] | None, second: list[Any] | None) -> list[Any]:
-    """The items of both lists without duplicates. Tolerations of the pool and of the job add up."""
+    """Return the items of both lists without duplicates. Tolerations of the pool and of the job add up."""
     out = list(first or ())
     return out + [item for item in second or () if item not in out]
-
-
-def _devices(pool: PoolSpec) -> dict[str, int | str]:
-    return {**(pool.rdma or {}), **({pool.gpu.resource: pool.gpu.count} if pool.gpu else {})}
 
 
 def _trainer(template: Mapping[str, Any]) -> Manifest:
@@ -160,7 +158,7 @@ def _resource_names(resources: Mapping[str, Any] | None) -> set[str]:
 
 
 def _without_resources(container: Manifest, resources: Container[str]) -> Manifest:
-    """The container without amounts of these resources."""
+    """Return the container without amounts of these resources."""
     if "resources" not in container:
         return container
     kept = {

@@ -13,18 +13,18 @@ PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 PREBUILT_LABEL = "kueue.x-k8s.io/prebuilt-workload-name"
 """On a job that MultiKueue sent to this cluster: the name of its Workload, which MultiKueue created."""
 GATED_BY = "kueue.x-k8s.io/admission-gated-by"
-"""Annotation: the job does not enter its queue as long as it is set."""
+"""Annotation: the job does not enter its queue while it is set."""
 MULTIKUEUE = "kueue.x-k8s.io/multikueue"
 """`spec.managedBy` of a job that runs in another cluster, which MultiKueue selects."""
 
 
 def queue_of(job: Job) -> str:
-    """The LocalQueue of the job; empty if it has none."""
+    """Return the LocalQueue of the job; empty if it has none."""
     return job.spec.scheduling.queue or job.metadata.labels.get(QUEUE_LABEL, "")
 
 
 def problems(job: Job) -> list[tuple[str, str]]:
-    """(field path, message) if field and label name two queues."""
+    """Return (field path, message) if field and label name two queues."""
     field, label = job.spec.scheduling.queue, job.metadata.labels.get(QUEUE_LABEL)
     if not field or not label or field == label:
         return []
@@ -33,8 +33,10 @@ def problems(job: Job) -> list[tuple[str, str]]:
 
 
 def workload_name(job: Job) -> str:
-    """The name of the job's Workload. It contains the job's UID: the Workload of an earlier job of the same name may
-    still be there."""
+    """Return the name of the job's Workload.
+
+    It contains the job's UID: the Workload of an earlier job of the same name may still exist.
+    """
     return job.metadata.labels.get(PREBUILT_LABEL) or f"dt-{job.name}-{job.metadata.uid[:8]}"
 
 
@@ -48,7 +50,7 @@ def as_admitted(observed: Observed) -> Observed:
 
 
 def without_queue(observed: Observed) -> Observed:
-    """The observation of a local run, which has no queues."""
+    """Return the observation of a local run, which has no queues."""
     job = observed.job
     if not queue_of(job):
         return observed
@@ -59,7 +61,7 @@ def without_queue(observed: Observed) -> Observed:
 
 
 def with_admitted_size(observed: Observed) -> Observed:
-    """The observation with the number of workers that Kueue admitted, if these are fewer than the job asked for.
+    """Return the observation with the number of workers that Kueue admitted, if the job asked for more.
 
     A size that changed since then stays: the job goes back to its queue (`rules.queue.withdraw`).
     """
@@ -67,9 +69,9 @@ def with_admitted_size(observed: Observed) -> Observed:
     if queue is None or not queue.pod_sets:
         return observed
     fewer = {
-        role: of.count
-        for role, of in queue.pod_sets.items()
-        if role in job.spec.roles and of.count < of.requested == job.spec.roles[role].replicas
+        role: pod_set.count
+        for role, pod_set in queue.pod_sets.items()
+        if role in job.spec.roles and pod_set.count < pod_set.requested == job.spec.roles[role].replicas
     }
     if not fewer:
         return observed

@@ -1,10 +1,13 @@
-"""What ranks have reported, as decisions see it."""
+"""Reports of ranks, and the stack dumps that users request from them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
+
+from allranks.api.job import GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +45,16 @@ class RankReport:
     waiting: bool | None = None
     """The rank finished its own work of the next step and waits for others; None if the program does not report it."""
     heartbeat: bool = True
-    """Whether messages also arrive between two steps. If not, silence of the rank means that there was no step."""
+    """True if messages also arrive between two steps. If not, silence of the rank means that there was no step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """What NCCL said about the collectives of all ranks, in the communicator whose ranks differ, or the largest one."""
+    """NCCL's view of the collectives of all ranks, in the communicator whose ranks differ, or the largest one."""
 
     received_at: datetime
     moved_at: datetime
-    """Since then, no rank has launched a collective."""
+    """Time since which no rank has launched a collective."""
     launched: int
     """Collectives that all ranks have launched together."""
     size: int
@@ -59,7 +62,7 @@ class Collectives:
     operation: str = ""
     """The collective that some ranks have launched and others have not, such as AllReduce; empty if there is none."""
     number: int = 0
-    """How many of them the furthest rank has launched."""
+    """Number of collectives that the furthest rank has launched."""
     behind: tuple[int, ...] = ()
     behind_count: int = 0
     missing: tuple[int, ...] = ()
@@ -82,3 +85,38 @@ class Reports:
 
 
 URL, TOKEN_FILE = "ALLRANKS_REPORT_URL", "ALLRANKS_REPORT_TOKEN_FILE"
+
+
+STACKS_ANNOTATION = f"{GROUP}/dump-stacks"
+"""On a job, written with the right to change it. Its value is a request."""
+_FORM = re.compile(r"(?P<attempt>0|[1-9]\d{0,8})-(?P<time>\d{8}T\d{6})-[0-9a-f]{4}")
+_TIME = "%Y%m%dT%H%M%S"
+
+
+def new_stack_request(attempt: int, now: datetime, number: int) -> str:
+    """Return a request to the ranks of one attempt: `2-20261125T074500-9f3a`.
+
+    `now` has a time zone; `number`, below 65536, distinguishes requests of the same second.
+    """
+    return f"{attempt}-{now.astimezone(UTC).strftime(_TIME)}-{number:04x}"
+
+
+def stacks_requested_at(request: str) -> datetime | None:
+    """Return the time of a request; None if the text is no request."""
+    match = _FORM.fullmatch(request)
+    try:
+        return datetime.strptime(match["time"], _TIME).replace(tzinfo=UTC) if match else None
+    except ValueError:
+        return None
+
+
+def stack_dump_id(request: str, attempt: int) -> str:
+    """Return the ID that the ranks are sent; empty if the text is no request to the ranks of this attempt."""
+    match = _FORM.fullmatch(request)
+    if not match or stacks_requested_at(request) is None or int(match["attempt"]) != attempt:
+        return ""
+    return f"{STACKS_REQUESTED} {request}"
+
+
+STACKS_REQUESTED = "requested"
+"""The first word of the ID of a dump that a user requests (`allranks.report.client.why`)."""

@@ -16,7 +16,7 @@ MAX_DETAILED = 24
 
 
 def drop_details(status: Status, now: datetime) -> Status:
-    """Drops most failures of a large number of individually restarted replicas, and the ends of their past backoffs.
+    """Drop most failures of a large number of individually restarted replicas, and the ends of their past backoffs.
 
     Kept are the counted ones, because failures of the same way do not count again; the first ones within
     `CORRELATION_SECONDS`, because they caused the others; and the latest ones. A replica whose failure is dropped is

@@ -24,13 +24,13 @@ class ResumeSource:
 
 
 def split(resume_from: str) -> tuple[str, int | None]:
-    """(job, step) of JOB or JOB/STEP."""
+    """Return (job, step) of JOB or JOB/STEP."""
     job, _, step = resume_from.partition("/")
     return job, int(step) if step else None
 
 
 def problems(job: Job) -> list[tuple[str, str]]:
-    """(field path, message) of what the job alone shows."""
+    """Return (field path, message) of mistakes that the job alone shows."""
     if job.spec.resume_from is None:
         return []
     if split(job.spec.resume_from)[0] == job.name:
@@ -39,26 +39,27 @@ def problems(job: Job) -> list[tuple[str, str]]:
 
 
 def locate(job: Job, source: ResumeSource | None) -> tuple[str, list[tuple[str, str]]]:
-    """(address of the checkpoints, problems): claim://CLAIM/FOLDER, or volume:///FOLDER of this job's own volume."""
+    """Return (address of the checkpoints, problems): claim://CLAIM/FOLDER, or volume:///FOLDER of this job's own
+    volume."""
     assert job.spec.resume_from is not None
     name, step = split(job.spec.resume_from)
-    own = job.spec.checkpoint
+    checkpoint = job.spec.checkpoint
     if source is None:
         return "", [(_FIELD, f"there is no DistributedTraining {name} in namespace {job.namespace}")]
     theirs = source.checkpoint
-    if theirs is None or own is None:
+    if theirs is None or checkpoint is None:
         return "", [(_FIELD, f"{name} has no checkpoints: it does not set spec.checkpoint")]
     if source.phase not in FINISHED | WITHOUT_PODS and step is None:
         text = f"{name} is {source.phase or 'Pending'} and may be writing its newest checkpoint: name one of its steps"
         return "", [(_FIELD, f"{text}, {name}/STEP, or suspend it first")]
-    if theirs.volume and theirs.volume != own.volume:
+    if theirs.volume and theirs.volume != checkpoint.volume:
         kind = next(iter(theirs.volume.model_dump(by_alias=True, exclude_none=True)), "unknown")
         if kind in WITH_A_POD:
             return "", [(_FIELD, f"the checkpoints of {name} are gone: a volume of type {kind} ends with its pod")]
         text = f"the checkpoints of {name} are on a volume ({kind}) that this job does not have"
         return "", [(_FIELD, f"{text}: only a claim, or the same spec.checkpoint.volume, can be read")]
-    folder, own_folder = _folder(theirs), _folder(own)
-    same = (theirs.claim, theirs.volume) == (own.claim, own.volume)
+    folder, own_folder = _folder(theirs), _folder(checkpoint)
+    same = (theirs.claim, theirs.volume) == (checkpoint.claim, checkpoint.volume)
     if same and _overlap(folder, own_folder):
         text = f"{own_folder or 'the whole volume'} overlaps the folder of {name} ({folder or 'the whole volume'})"
         return "", [("spec.checkpoint.subPath", f"{text}, whose checkpoints must not change: choose another folder")]
@@ -69,13 +70,13 @@ def locate(job: Job, source: ResumeSource | None) -> tuple[str, list[tuple[str, 
 
 
 def shared(checkpoint: Checkpoint | None) -> bool:
-    """Whether all pods of the job have the same checkpoints."""
+    """Return whether all pods of the job have the same checkpoints."""
     volume = checkpoint.volume.model_dump(by_alias=True) if checkpoint and checkpoint.volume else {}
     return checkpoint is not None and not WITH_A_POD & volume.keys()
 
 
 def parts(address: str) -> tuple[str, str]:
-    """(claim, folder) of an address. The claim is empty if the checkpoints are on the job's own volume."""
+    """Return (claim, folder) of an address. The claim is empty if the checkpoints are on the job's own volume."""
     claim, _, folder = address.partition("://")[2].partition("/")
     return claim, folder
 
@@ -85,9 +86,9 @@ def _folder(checkpoint: Checkpoint) -> str:
     return "" if path == "." else path
 
 
-def _overlap(one: str, other: str) -> bool:
-    """Whether one folder is the other, or inside it."""
-    first, second = one.split("/") if one else [], other.split("/") if other else []
+def _overlap(folder: str, other: str) -> bool:
+    """Return whether one folder is the other, or inside it."""
+    first, second = folder.split("/") if folder else [], other.split("/") if other else []
     shorter = min(len(first), len(second))
     return first[:shorter] == second[:shorter]
 

@@ -11,12 +11,12 @@ from allranks.core.facts.uploads import uploading_since
 
 
 class Stage(Enum):
-    """What a job does, as its persisted status says."""
+    """The stage of a job, which follows from its persisted status."""
 
     ELSEWHERE = auto()
     """It is being deleted, or another controller manages it."""
     BEGINNING = auto()
-    """A small job whose first pods are created before its first status is persisted (`small_jobs`)."""
+    """A small job whose first pods are created before its first status is persisted (`beginning`)."""
     ACTIVE = auto()
     SUSPENDED = auto()
     QUEUED = auto()

@@ -8,7 +8,7 @@ from typing import Literal
 
 from allranks.api.job import GROUP, KIND, VERSION, Job
 from allranks.api.status import WITHOUT_PODS, Condition, Phase, ReplicaRestarts, RoleStatus, Status
-from allranks.core.facts import naming, places, topology
+from allranks.core.facts import naming, topology
 from allranks.core.facts.model import FETCH_FAILED, FETCH_RETRYING, FETCHING, START_ERRORS, Pod, RejectedCreate
 from allranks.core.facts.status_update import changed
 
@@ -35,7 +35,7 @@ def summarise(
     blocked: tuple[str, str] | None = None,
     note: tuple[str, str] | None = None,
 ) -> Status:
-    """Updates the status of a running attempt: pod counts, `launched`, `running_time`, and why it is not running.
+    """Update the status of a running attempt: pod counts, `launched`, `running_time`, and why it is not running.
 
     `blocked` is the (reason, message) that prevents the creation of the missing pods. `note` is the (reason, sentence)
     that a job has which runs: the sentence is appended to its message.
@@ -68,31 +68,31 @@ def summarise(
         return with_phase(summary, summary.phase, now, *(waits or ("PodsPending", f"{ready} of {desired} pods run")))
     if waits:
         return with_phase(summary, "Running", now, waits[0], f"{ready} of {desired} pods run; {waits[1]}")
-    message = _running_message(ready, desired)
+    message = f"all {desired} pods run" if ready == desired else f"{ready} of {desired} pods run"
     if note:
         return with_phase(summary, "Running", now, note[0], f"{message}; {note[1]}")
     return with_phase(summary, "Running", now, ALL_RUN, message)
 
 
 def summarise_ended(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> Status:
-    """Updates pod counts of a finished or suspended job; succeeded and failed counts never decrease.
+    """Update pod counts of a finished or suspended job; succeeded and failed counts never decrease.
 
     A pod that ends because of the cleanup counts as neither succeeded nor failed.
     """
     roles = {}
-    for role, of in status.roles.items():
-        existing = [pod for index in range(of.desired) if (pod := pods.get((role, index)))]
+    for role, counts in status.roles.items():
+        existing = [pod for index in range(counts.desired) if (pod := pods.get((role, index)))]
         by_itself = _count_pods([pod for pod in existing if not pod.terminating])
         roles[role] = changed(
-            of,
+            counts,
             active=_count_pods(existing).active,
-            succeeded=max(of.succeeded, by_itself.succeeded),
-            failed=max(of.failed, by_itself.failed),
+            succeeded=max(counts.succeeded, by_itself.succeeded),
+            failed=max(counts.failed, by_itself.failed),
         )
     ready = status.ready
     if status.phase in WITHOUT_PODS:
-        roles = {role: RoleStatus(desired=of.desired, active=of.active) for role, of in roles.items()}
-        ready = f"0/{sum(of.desired for of in roles.values())}"
+        roles = {role: RoleStatus(desired=counts.desired, active=counts.active) for role, counts in roles.items()}
+        ready = f"0/{sum(counts.desired for counts in roles.values())}"
     return changed(status, roles=roles, observed_generation=job.metadata.generation, ready=ready)
 
 
@@ -106,7 +106,7 @@ _CONDITIONS: tuple[tuple[ConditionType, frozenset[str]], ...] = (
 
 
 def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message: str) -> Status:
-    """Sets the phase and the conditions that follow from it. The condition of the phase gets reason and message."""
+    """Set the phase and the conditions that follow from it. The condition of the phase gets reason and message."""
     primary = {"Queued": "Running", "Pending": "Running", "Succeeded": "Complete"}.get(phase, phase)
     conditions = []
     for kind, phases in _CONDITIONS:
@@ -131,7 +131,11 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
     # Reports are expected while the job runs only, and no pod is placed after its end.
     active = ("Pending", "Running", "Restarting")
     kinds = {"ReportsLost": ("Running",), "GangScheduling": active, "LowUtilization": (*active, "Queued", "Suspended")}
-    kept = [each for each in status.conditions if each.type == "OutputsUploaded" or phase in kinds.get(each.type, ())]
+    kept = [
+        condition
+        for condition in status.conditions
+        if condition.type == "OutputsUploaded" or phase in kinds.get(condition.type, ())
+    ]
     return changed(status, phase=phase, conditions=[*conditions, *kept])
 
 
@@ -143,7 +147,7 @@ def with_condition(
     message: str,
     now: datetime,
 ) -> Status:
-    """Sets a condition that does not follow from the phase."""
+    """Set a condition that does not follow from the phase."""
     state: Literal["True", "False"] = "True" if holds else "False"
     before = status.condition(kind)
     condition = Condition(
@@ -158,17 +162,21 @@ def with_condition(
 
 
 def _done(status: Status, sizes: Mapping[str, int], pods: Mapping[tuple[str, int], Pod]) -> dict[str, str]:
-    """Role -> the replicas that have completed in this attempt. A pod that is deleted later does not change this."""
+    """Return role -> the replicas that have completed in this attempt. A pod that is deleted later does not change
+    this."""
     completed: dict[str, set[int]] = {}
     for (role, index), pod in pods.items():
-        if pod.ended and pod.succeeded and index not in places.decode(status.done.get(role, "")):
+        if pod.ended and pod.succeeded and index not in naming.decode_indices(status.done.get(role, "")):
             completed.setdefault(role, set()).add(index)
-    added = {role: places.encode(more | places.decode(status.done.get(role, ""))) for role, more in completed.items()}
+    added = {
+        role: naming.encode_indices(more | naming.decode_indices(status.done.get(role, "")))
+        for role, more in completed.items()
+    }
     return {role: text for role in sizes if (text := added.get(role) or status.done.get(role, ""))}
 
 
 def _backoff(status: Status, now: datetime) -> tuple[str, str] | None:
-    """(reason, message) while the pods of the attempt are not created yet."""
+    """Return (reason, message) while the pods of the attempt are not created yet."""
     if status.restart_time is None or now >= status.restart_time:
         return None
     begin = f"the pods are created at {status.restart_time:%Y-%m-%dT%H:%M:%SZ}"
@@ -180,7 +188,7 @@ def _backoff(status: Status, now: datetime) -> tuple[str, str] | None:
 
 
 def _last_fetch_error(status: Status) -> str:
-    """Why the previous pods, or a pod of this attempt, did not fetch their inputs; empty if they did."""
+    """Return the last error of a fetch in this or the previous attempt; empty if there was none."""
     last = status.last_failure
     return last.message if last and last.reason == FETCH_FAILED and last.attempt >= status.attempt - 1 else ""
 
@@ -188,7 +196,7 @@ def _last_fetch_error(status: Status) -> str:
 def _role(
     status: Status, role: str, size: int, pods: Mapping[tuple[str, int], Pod], done: Mapping[str, str]
 ) -> RoleStatus:
-    over = places.decode(done.get(role, ""))
+    over = naming.decode_indices(done.get(role, ""))
     counts = _count_pods([pod for index in range(size) if index not in over and (pod := pods.get((role, index)))])
     waiting = status.roles[role].waiting if role in status.roles else 0
     completed = counts.succeeded + len(over)
@@ -196,7 +204,7 @@ def _role(
 
 
 def _all_launched(pods: Mapping[tuple[str, int], Pod], done: Mapping[str, str], desired: int) -> bool:
-    collected = sum((role, index) not in pods for role, text in done.items() for index in places.decode(text))
+    collected = sum((role, index) not in pods for role, text in done.items() for index in naming.decode_indices(text))
     return len(pods) + collected == desired
 
 
@@ -217,11 +225,11 @@ def _all_run(
     ignored: list[str],
     done: Mapping[str, str],
 ) -> bool:
-    """Whether every required replica is ready. Ignored replicas are not required, and do not count as ready."""
+    """Return whether every required replica is ready. Ignored replicas are not required, and do not count as ready."""
     needed = [(role, index) for role, size in sizes.items() for index in range(size)]
     if without := frozenset(ignored):
         needed = [place for place in needed if naming.replica_key(*place) not in without]
-    over = {role: places.decode(text) for role, text in done.items()}
+    over = {role: naming.decode_indices(text) for role, text in done.items()}
     run = [
         place
         for place in needed
@@ -234,10 +242,6 @@ def _all_run(
         if essential <= set(run):
             return sum(role == topology.ELASTIC_ROLE for role, _ in run) >= job.spec.elastic.min_replicas
     return len(run) == len(needed)
-
-
-def _running_message(ready: int, desired: int) -> str:
-    return f"all {desired} pods run" if ready == desired else f"{ready} of {desired} pods run"
 
 
 def _ready(pod: Pod) -> bool:
@@ -253,7 +257,7 @@ def _was_launched(key: str, entry: ReplicaRestarts, pods: Mapping[tuple[str, int
 def _waits_for(
     pods: Mapping[tuple[str, int], Pod], refused: Iterable[RejectedCreate], now: datetime
 ) -> tuple[str, str] | None:
-    """Reason and message with the most information: a rejection by the API server, then a start error, then others."""
+    """Return the most informative (reason, message): a rejection by the API server, then a start error, then others."""
     for rejection in sorted(refused, key=lambda r: (not r.tried, r.kind, r.name)):
         return rejection.reason, f"{rejection.kind} {rejection.name}: {rejection.message}"
     pending = [pod for _, pod in sorted(pods.items()) if pod.phase == "Pending" and not pod.ended]
@@ -279,7 +283,7 @@ def _information(pod: Pod) -> tuple[bool, ...]:
 
 
 def slow_start_at(pod: Pod) -> datetime | None:
-    """When the condition begins to name this pod; None if it has no node, runs, or is named at once."""
+    """Return when the condition begins to name this pod; None if it has no node, runs, or is named at once."""
     if pod.placed_at is None or pod.phase != "Pending" or pod.ended or _named_at_once(pod):
         return None
     return pod.placed_at + SLOW_START

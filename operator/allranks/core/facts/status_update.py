@@ -188,7 +188,7 @@ def changed(model: RestartCounts, **changes: Unpack[RestartCountsChanges]) -> Re
 @overload
 def changed(model: Failure, **changes: Unpack[FailureChanges]) -> Failure: ...
 def changed(model: Any, **changes: Any) -> Any:
-    """Returns a copy of the model with the given field values. Values are not validated at run time.
+    """Return a copy of the model with the given field values. Values are not validated at run time.
 
     Raises:
         TypeError: the model has no field of that name.

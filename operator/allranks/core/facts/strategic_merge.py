@@ -29,7 +29,7 @@ because a volume, for example, can have only one source."""
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `under` with `over` merged into it. A null in `over` removes the member."""
+    """Return a copy of `under` with `over` merged into it. A null in `over` removes the member."""
     out = dict(under)
     for key, value in over.items():
         if value is None:
@@ -45,7 +45,7 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_nulls(value: Any) -> Any:
-    """A deep copy without null members. In YAML, a field without a value is null."""
+    """Return a deep copy without null members. In YAML, a field without a value is null."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -54,7 +54,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def _merge_named(under: list[Any], over: list[Any], key: str, retain: bool) -> list[Any]:
-    """Items of `under` in their order, merged with (or replaced by) those of the same name, then the new items."""
+    """Return the items of `under`, merged with (or replaced by) items of the same name, then the new items."""
     if any(isinstance(item, Mapping) and isinstance(item.get(key), dict | list) for item in (*under, *over)):
         return over  # no name: the API server refuses the pod
     by_name = {item.get(key): item for item in over if isinstance(item, Mapping)}

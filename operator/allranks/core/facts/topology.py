@@ -20,18 +20,18 @@ def framework_of(job: Job) -> Framework:
 
 
 def wanted_sizes(job: Job) -> dict[str, int]:
-    """Role -> number of replicas in the spec, without roles that have none."""
+    """Return role -> number of replicas in the spec, without roles that have none."""
     return {role: spec.replicas for role, spec in job.spec.roles.items() if spec.replicas}
 
 
 def sizes(job: Job, status: Status) -> dict[str, int]:
-    """Role -> number of replicas in the current attempt, as persisted in status when the attempt started."""
+    """Return role -> number of replicas in the current attempt, as persisted when the attempt started."""
     persisted = {role: state.desired for role, state in status.roles.items() if state.desired}
     return persisted or wanted_sizes(job)
 
 
 def replicas(job: Job, status: Status) -> tuple[Replica, ...]:
-    """The replicas of the current attempt. Ranks follow the framework's order of roles, then the index."""
+    """Return the replicas of the current attempt. Ranks follow the framework's order of roles, then the index."""
     kinds = tuple((role, kind.ranked) for role, kind in framework_of(job).roles.items())
     return _replicas(kinds, job.name, tuple(sizes(job, status).items()), status.attempt)
 
@@ -51,13 +51,13 @@ def _replicas(
 
 
 def scope(job: Job, role: str, index: int) -> Scope:
-    """Whether a failure of this replica restarts the whole group or only its pod."""
+    """Return whether a failure of this replica restarts the whole group or only its pod."""
     framework, elastic = framework_of(job), job.spec.elastic is not None
     return job.spec.restart.scope or framework.scope(role, index, wanted_sizes(job), elastic)
 
 
 def elasticity(job: Job) -> Elasticity | None:
-    """How the job changes its number of workers; None if that number is fixed."""
+    """Return how the job changes its number of workers; None if that number is fixed."""
     return framework_of(job).elastic if job.spec.elastic else None
 
 
@@ -66,7 +66,7 @@ ELASTIC_ROLE = "worker"
 
 
 def waiting(job: Job, status: Status) -> tuple[Replica, ...]:
-    """Workers beyond the current size that the attempt could use if the cluster had capacity for them."""
+    """Return the workers beyond the current size that the attempt could use if the cluster had capacity for them."""
     state = status.roles.get(ELASTIC_ROLE)
     if state is None or not state.waiting:
         return ()
@@ -75,7 +75,7 @@ def waiting(job: Job, status: Status) -> tuple[Replica, ...]:
 
 
 def success_target(job: Job, status: Status) -> list[tuple[str, int | None]]:
-    """The replicas whose completion completes the job: (role, index), with index None for the whole role."""
+    """Return the replicas whose completion completes the job: (role, index), with index None for the whole role."""
     count = sizes(job, status)
     framework = framework_of(job)
     if job.spec.success == "All":
@@ -86,14 +86,15 @@ def success_target(job: Job, status: Status) -> list[tuple[str, int | None]]:
 
 
 def target_places(job: Job, status: Status) -> list[tuple[str, int]]:
-    """The replicas of `success_target`, one by one."""
+    """Return the replicas of `success_target`, one by one."""
     count = sizes(job, status)
     target = success_target(job, status)
     return [(role, i) for role, index in target for i in ([index] if index is not None else range(count.get(role, 0)))]
 
 
 def is_last_of_target(job: Job, status: Status, role: str, index: int) -> bool:
-    """Whether the job can succeed only through this replica: the failures of all others that decide were ignored."""
+    """Return whether the job can succeed only through this replica: the failures of all others that decide were
+    ignored."""
     count = sizes(job, status)
     size = sum(1 if index is not None else count.get(role, 0) for role, index in success_target(job, status))
     if len(status.ignored) < size - 1:

@@ -1,4 +1,4 @@
-"""What is observed of the transfers of inputs and outputs, and where they keep their files on a cluster."""
+"""Observed transfers of inputs and outputs, and the places of their files on a cluster."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Upload:
     bytes: int | None = None
     files: int | None = None
     message: str = ""
-    """Why it failed, or what keeps it from going on."""
+    """Reason why it failed, or does not proceed."""
     where: str = ""
-    """Where the files are, as a part of a sentence."""
+    """Place of the files, as a part of a sentence."""
     checkpoint: tuple[int, int] | None = None
     """(step, mark) of the checkpoint that it uploads or has uploaded; see `checkpoint_of`."""
     sent: tuple[int, int] | None = None
@@ -32,7 +32,7 @@ class Upload:
 
 
 def of_checkpoint(request: dict[str, Any], source: str, checkpoint: tuple[int, int]) -> dict[str, Any]:
-    """The request of an upload, for one checkpoint in the directory `source`."""
+    """Return the request of an upload, for one checkpoint in the directory `source`."""
     step, mark = checkpoint
     return {
         **request,
@@ -59,17 +59,17 @@ class DataStore:
     host_path: str = ""
     """Directory of each node into which pods fetch their inputs, instead of the claim."""
     evictable: Evictable | None = None
-    """What a pod that is created now may evict from the directory of its node; None: nothing."""
+    """Entries that a new pod may evict from the directory of its node; None for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What the unfinished jobs of a namespace have in the cache of inputs."""
+    """Entries that the unfinished jobs of a namespace use in the cache of inputs."""
 
     keys: tuple[str, ...]
     """Names of entries (`cache_key`), sorted."""
     oldest: datetime | None = None
-    """When the oldest of these jobs was created."""
+    """Time at which the oldest of these jobs was created."""
 
 
 DEFAULT_CACHE_BYTES = 100 << 30
@@ -77,13 +77,13 @@ UNSEEN = timedelta(minutes=10)
 """Entries of the cache that were used since then are not evicted: a job may read them whose status the operator has not
 read yet, and the clocks of machines differ."""
 MOST_KEYS = 32
-"""In the manifest of each pod of a job, of which there may be ten thousand."""
+"""Limit of the keys in the manifest of each pod of a job, which may have ten thousand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evictable:
-    """What a pod may evict from a cache: all but these entries, and those that were used since then. Every pod that
-    reads an entry uses it when it starts, so it needs no lock that lasts as long as the pod."""
+    """Bounds of what a pod may evict from a cache: neither these entries, nor entries used since then. Every pod that
+    reads an entry uses it when it starts, so it needs no lock for the life of the pod."""
 
     used: tuple[str, ...]
     since: int
@@ -91,7 +91,10 @@ class Evictable:
 
 
 def evictable(use: CacheUse | None, now: datetime) -> Evictable | None:
-    """If unfinished jobs use too many entries to list, whatever was used since the oldest of them was created stays."""
+    """Return the entries that a pod may evict; None without information about their use.
+
+    If unfinished jobs use too many entries to list, everything used since the oldest of these jobs was created stays.
+    """
     if use is None:
         return None
     if len(use.keys) <= MOST_KEYS:
@@ -100,14 +103,17 @@ def evictable(use: CacheUse | None, now: datetime) -> Evictable | None:
 
 
 def uploading_since(status: Status) -> datetime | None:
-    """Since when the program has completed and the job waits for its outputs; None if it does not."""
+    """Return since when the program has completed and the job waits for its outputs; None if it does not."""
     begun = (output.start_time for output in status.outputs if output.state == "Uploading" and output.start_time)
     return min(begun, default=None)
 
 
 def checkpoint_of(output: OutputStatus) -> tuple[int, int] | None:
-    """(step, mark) of the checkpoint that is to be uploaded; None if it is not one. A job that goes back to an earlier
-    checkpoint may reach the same step again: the mark, the seconds since 1970, tells the two apart."""
+    """Return (step, mark) of the checkpoint that is to be uploaded; None if the output is no checkpoint.
+
+    A job that goes back to an earlier checkpoint may reach the same step again: the mark, the seconds since 1970, tells
+    the two apart.
+    """
     if output.step is None or output.checkpoint_time is None:
         return None
     return output.step, int(output.checkpoint_time.timestamp())

@@ -17,32 +17,32 @@ _REQUEUED_AT_ONCE = frozenset({"Preempted", "NodeFailures"})
 
 
 def of_job(observed: Observed) -> Manifest | None:
-    """The job's Workload; one that MultiKueue created need not have an owner yet."""
+    """Return the job's Workload; one that MultiKueue created need not have an owner yet."""
     job = observed.job
     name = queue.workload_name(job)
     if queue.is_prebuilt(job):
         return observed.optional.find(WORKLOAD, name, job.namespace)
     owned = observed.optional.owned(WORKLOAD)
-    return next((found for found in owned if found["metadata"]["name"] == name), None)
+    return next((workload for workload in owned if workload["metadata"]["name"] == name), None)
 
 
 def condition(workload: Mapping[str, Any], kind: str) -> Manifest | None:
     conditions: Iterable[Manifest] = _status(workload).get("conditions") or ()
-    return next((each for each in conditions if each.get("type") == kind), None)
+    return next((item for item in conditions if item.get("type") == kind), None)
 
 
 def holds(workload: Mapping[str, Any], kind: str) -> bool:
-    found = condition(workload, kind)
-    return found is not None and found.get("status") == "True"
+    match = condition(workload, kind)
+    return match is not None and match.get("status") == "True"
 
 
 def has_quota(workload: Mapping[str, Any]) -> bool:
-    """Whether Kueue counts the Workload's quota as used."""
+    """Return whether Kueue counts the Workload's quota as used."""
     return holds(workload, QUOTA_RESERVED) or bool(_status(workload).get("admission"))
 
 
 def is_admitted(workload: Mapping[str, Any]) -> bool:
-    """Whether the job may have pods. While Kueue evicts a Workload, it is still admitted."""
+    """Return whether the job may have pods. While Kueue evicts a Workload, it is still admitted."""
     return (
         holds(workload, ADMITTED)
         and not holds(workload, EVICTED)
@@ -56,18 +56,22 @@ def is_active(workload: Mapping[str, Any]) -> bool:
 
 
 def assignments(workload: Mapping[str, Any]) -> dict[str, Manifest]:
-    """Pod set -> what Kueue assigned to it."""
+    """Return pod set -> its assignment by Kueue."""
     admission = _status(workload).get("admission") or {}
-    return {each["name"]: each for each in admission.get("podSetAssignments") or () if each.get("name")}
+    return {
+        assignment["name"]: assignment
+        for assignment in admission.get("podSetAssignments") or ()
+        if assignment.get("name")
+    }
 
 
 def pod_sets(workload: Mapping[str, Any]) -> dict[str, Manifest]:
-    return {each["name"]: each for each in (workload.get("spec") or {}).get("podSets") or ()}
+    return {pod_set["name"]: pod_set for pod_set in (workload.get("spec") or {}).get("podSets") or ()}
 
 
 def counts(workload: Mapping[str, Any]) -> dict[str, int]:
-    """Pod set -> number of pods that it asks for."""
-    return {name: int(each.get("count", 1)) for name, each in pod_sets(workload).items()}
+    """Return pod set -> number of pods that it asks for."""
+    return {name: int(pod_set.get("count", 1)) for name, pod_set in pod_sets(workload).items()}
 
 
 def admission_checks(workload: Mapping[str, Any]) -> list[Manifest]:
@@ -75,12 +79,13 @@ def admission_checks(workload: Mapping[str, Any]) -> list[Manifest]:
 
 
 def reclaimed(workload: Mapping[str, Any]) -> dict[str, int]:
-    """Pod set -> number of pods whose quota was given back."""
-    return {each["name"]: int(each.get("count", 0)) for each in _status(workload).get("reclaimablePods") or ()}
+    """Return pod set -> number of pods whose quota was given back."""
+    return {pod_set["name"]: int(pod_set.get("count", 0)) for pod_set in _status(workload).get("reclaimablePods") or ()}
 
 
 def released(workload: Mapping[str, Any], now: datetime) -> Manifest:
-    """The change of the status that gives the quota of an evicted Workload back, as Kueue's own integrations do it."""
+    """Return the change of the status that gives the quota of an evicted Workload back, as Kueue's own integrations do
+    it."""
     evicted = condition(workload, EVICTED) or {}
     reason, message = evicted.get("reason") or "Evicted", evicted.get("message") or ""
     requeued = "True" if reason in _REQUEUED_AT_ONCE else "False"
@@ -102,23 +107,25 @@ READY = "All pods reached readiness and the workload is running"
 
 
 def pods_ready(workload: Mapping[str, Any], ready: bool) -> tuple[str, str, str, str] | None:
-    """The condition PodsReady if it has to change. Kueue evicts jobs that do not become ready in time, if it is
-    configured so."""
+    """Return the condition PodsReady if it has to change.
+
+    Kueue evicts jobs that do not become ready in time, if it is configured so.
+    """
     before = condition(workload, PODS_READY)
     was, reason = (before["status"], before.get("reason", "")) if before else ("", "")
     if ready:
         again = reason in ("WaitForRecovery", "Recovered")
-        wanted = (PODS_READY, "True", "Recovered" if again else "Started", READY)
+        change = (PODS_READY, "True", "Recovered" if again else "Started", READY)
     elif was == "True" or reason == "WaitForRecovery":
-        wanted = (PODS_READY, "False", "WaitForRecovery", RECOVERING)
+        change = (PODS_READY, "False", "WaitForRecovery", RECOVERING)
     else:
-        wanted = (PODS_READY, "False", "WaitForStart", NOT_READY)
-    return wanted if (was, reason) != wanted[1:3] else None
+        change = (PODS_READY, "False", "WaitForStart", NOT_READY)
+    return change if (was, reason) != change[1:3] else None
 
 
 def with_conditions(workload: Mapping[str, Any], now: datetime, *changes: tuple[str, str, str, str]) -> list[Manifest]:
-    """All conditions, with these (type, status, reason, message) set. A merge patch replaces the whole list."""
-    conditions = {each["type"]: each for each in _status(workload).get("conditions") or ()}
+    """Return all conditions, with these (type, status, reason, message) set. A merge patch replaces the whole list."""
+    conditions = {condition["type"]: condition for condition in _status(workload).get("conditions") or ()}
     for kind, status, reason, message in changes:
         before = conditions.get(kind)
         kept = before.get("lastTransitionTime") if before and before.get("status") == status else None

@@ -1,8 +1,4 @@
-"""The code and the Python packages of a job in its pods: volumes, variables, and what the helper must do first.
-
-A ConfigMap holds the archive. The helper unpacks it into a volume of the pod; a claim or an image is mounted as it is.
-A local run unpacks the code, and installs the packages, once for all pods.
-"""
+"""The setup of a pod before its program starts: the job's code, Python packages, and checkpoints of another job."""
 
 from __future__ import annotations
 
@@ -11,8 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from allranks.api.job import Job
+from allranks.api.status import Status
+from allranks.core.facts import naming, resume_source
 from allranks.core.facts.model import Manifest, Platform
 from allranks.core.facts.pod_template import PACKAGES_DIR
+from allranks.core.facts.resume_source import CHECKPOINT_VOLUME
 from allranks.frameworks.base import HELPER_DIR
 
 VOLUME = "allranks-code"
@@ -29,7 +28,7 @@ def needs_helper(job: Job, platform: Platform) -> bool:
 
 
 def volumes(job: Job) -> Iterator[tuple[str, str, Manifest, dict[str, Any]]]:
-    """(name, mount path, source, further fields of the mount) of the training container's volumes."""
+    """Yield (name, mount path, source, further fields of the mount) of the training container's volumes."""
     code = job.spec.code
     if code and code.claim:
         sub_path = {"subPath": code.sub_path} if code.sub_path else {}
@@ -44,13 +43,13 @@ def volumes(job: Job) -> Iterator[tuple[str, str, Manifest, dict[str, Any]]]:
 
 
 def helper_volumes(job: Job) -> Iterator[tuple[str, Manifest]]:
-    """(name, source) of volumes that only init containers mount."""
+    """Yield (name, source) of volumes that only init containers mount."""
     if _archived(job) and job.spec.code:
         yield ARCHIVE_VOLUME, {"configMap": {"name": job.spec.code.config_map}}
 
 
 def unpacking(job: Job) -> tuple[list[str], list[Manifest]]:
-    """(further arguments, further mounts) of the helper."""
+    """Return (further arguments, further mounts) of the helper."""
     code = job.spec.code
     if code is None or not code.config_map or not code.sha256:
         return [], []
@@ -60,8 +59,11 @@ def unpacking(job: Job) -> tuple[list[str], list[Manifest]]:
 
 
 def packages_container(job: Job, trainer: Manifest, security: Manifest, resources: Manifest) -> Manifest:
-    """The init container that installs the packages: in the image of the training container, for its Python, with its
-    variables, such as PIP_INDEX_URL, and its volumes, such as a cache."""
+    """Return the init container that installs the packages.
+
+    It has the image of the training container, for its Python, with its variables, such as PIP_INDEX_URL, and its
+    volumes, such as a cache.
+    """
     kept = ("image", "imagePullPolicy", "env", "envFrom")
     mounts = [
         *trainer.get("volumeMounts", []),
@@ -80,13 +82,13 @@ def packages_container(job: Job, trainer: Manifest, security: Manifest, resource
 
 
 def python(trainer: Manifest) -> str:
-    """The Python of the program: that of its command, if it names one."""
+    """Return the Python of the program's command, or `python3` if the command names none."""
     first = str((trainer.get("command") or ["python3"])[0])
     return first if re.fullmatch(r"python[0-9.]*", first.rpartition("/")[2]) else "python3"
 
 
 def problems(job: Job, trainer: Manifest) -> Iterator[str]:
-    """Mount paths that the code shares with another volume."""
+    """Yield a message for each mount path that the code shares with another volume."""
     code = job.spec.code
     if code is None:
         return
@@ -112,3 +114,66 @@ def problems(job: Job, trainer: Manifest) -> Iterator[str]:
 
 def _archived(job: Job) -> bool:
     return job.spec.code is not None and job.spec.code.config_map is not None
+
+
+RESUME_CONTAINER = "allranks-resume"
+SOURCE_DIR = "/allranks-resume-from"
+_RESUME_VOLUME = "allranks-resume"
+
+
+def resume_needed(job: Job, status: Status, platform: Platform) -> bool:
+    """Return whether pods need the init container that copies checkpoints: until all pods have run once.
+
+    A local run copies before it starts pods.
+    """
+    return bool(job.spec.resume_from and status.resumed_from) and not platform.local and not status.ever_ran
+
+
+def resume_volumes(status: Status) -> list[Manifest]:
+    """Return the volumes that only the init container for checkpoints mounts."""
+    claim, _ = resume_source.parts(status.resumed_from or "")
+    return [{"name": _RESUME_VOLUME, "persistentVolumeClaim": {"claimName": claim}}] if claim else []
+
+
+def resume_container(
+    job: Job, status: Status, role: str, trainer: Manifest, security: Manifest, resources: Manifest
+) -> Manifest:
+    """Return the init container that copies checkpoints of another job.
+
+    It has the image and the user of the training container, which owns the files.
+    """
+    checkpoint = job.spec.checkpoint
+    assert checkpoint is not None
+    assert job.spec.resume_from is not None
+    claim, folder = resume_source.parts(status.resumed_from or "")
+    _, step = resume_source.split(job.spec.resume_from)
+    arguments = [SOURCE_DIR, checkpoint.path, "--name", job.spec.resume_from]
+    arguments += ["--step", str(step)] if step is not None else []
+    if resume_source.shared(checkpoint):
+        # All pods share the volume: one of them copies, and the others wait for it.
+        arguments += [
+            "--copier",
+            str(int(role == next(name for name, spec in job.spec.roles.items() if spec.replicas))),
+        ]
+    target = {"subPath": checkpoint.sub_path} if checkpoint.sub_path else {}
+    source: dict[str, Any] = {"subPath": folder} if folder else {}
+    index = {"fieldRef": {"fieldPath": f"metadata.labels['{naming.INDEX_LABEL}']"}}
+    return {
+        "name": RESUME_CONTAINER,
+        **{key: trainer[key] for key in ("image", "imagePullPolicy") if trainer.get(key)},
+        "command": [python(trainer), f"{HELPER_DIR}/copy_checkpoint.py", *arguments],
+        "env": [{"name": "ALLRANKS_INDEX", "valueFrom": index}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "allranks-helper", "mountPath": HELPER_DIR, "readOnly": True},
+            {"name": CHECKPOINT_VOLUME, "mountPath": checkpoint.path, **target},
+            {
+                "name": _RESUME_VOLUME if claim else CHECKPOINT_VOLUME,
+                "mountPath": SOURCE_DIR,
+                "readOnly": True,
+                **source,
+            },
+        ],
+        **({"resources": resources} if resources else {}),
+        "securityContext": security,
+    }

@@ -1,8 +1,8 @@
-"""The objects that an attempt's pods need beside them: a headless Service, for some frameworks a ConfigMap (TensorFlow,
-MPI, SPMD), and for some a Secret (Horovod, Ray).
+"""The objects that the pods of an attempt need beside them: a headless Service, for some frameworks a ConfigMap or a
+Secret.
 
-Everything that grows with the number of replicas is in the ConfigMap. Each attempt has its own, because kubelets cache
-ConfigMaps: a new pod could start with the addresses of the previous attempt.
+Each attempt has its own ConfigMap, because kubelets cache ConfigMaps: a new pod could start with the addresses of the
+previous attempt.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Collection, Mapping
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.facts import naming, ownership
+from allranks.core.facts import naming
 from allranks.core.facts.model import Manifest
 from allranks.frameworks.base import Shared
 
 _SUPERSEDED = 5
-"""How many older ConfigMaps are deleted when a new one is created. Usually one exists, and more only if an operator was
-killed between creation and deletion."""
+"""Number of older ConfigMaps that are deleted when a new one is created. Usually one exists, and more only if an
+operator was killed between creation and deletion."""
 
 _MORE_THAN_ANY_JOB = 1_000_000
 
@@ -26,7 +26,7 @@ SSH_AUTH = "kubernetes.io/ssh-auth"
 
 
 def companions(job: Job, status: Status, shared: Shared, publish_before_ready: bool) -> list[Manifest]:
-    """The manifests of these objects, in the order in which they are created."""
+    """Return the manifests of the companions, in the order in which they are created."""
     out = [_service(job, publish_before_ready)]
     if data := {**shared.files, **shared.variables}:
         out.append(_config_map(job, status, data))
@@ -38,14 +38,16 @@ def companions(job: Job, status: Status, shared: Shared, publish_before_ready: b
 
 
 def superseded_config_maps(job: Job, status: Status) -> tuple[str, ...]:
-    """Names of ConfigMaps to delete when that of the current attempt is created: all but the previous attempt's, whose
-    pods may still terminate."""
+    """Return names of ConfigMaps to delete when the ConfigMap of the current attempt is created.
+
+    The ConfigMap of the previous attempt stays: its pods may still terminate.
+    """
     first = max(0, status.attempt - 1 - _SUPERSEDED)
     return tuple(_config_map_name(job, attempt) for attempt in range(first, status.attempt - 1))
 
 
 def variable(job: Job, status: Status, name: str) -> Manifest:
-    """A variable of a container with a value from the ConfigMap."""
+    """Return a variable of a container with a value from the ConfigMap."""
     return {"name": name, "valueFrom": {"configMapKeyRef": {"name": config_map_name(job, status), "key": name}}}
 
 
@@ -67,35 +69,38 @@ def rendezvous_secret_name(job: Job) -> str:
 
 
 def network_policy(job: Job, open_ports: Collection[tuple[str, int]]) -> Manifest:
-    """Lets the job's pods reach each other on all ports, and everybody else only the open ones: (protocol, port)."""
-    own = {"matchLabels": {naming.JOB_LABEL: job.name}}
-    ingress: list[Manifest] = [{"from": [{"podSelector": own}]}]
+    """Return a policy that lets the job's pods reach each other on all ports, and others only the open ones.
+
+    `open_ports`: (protocol, port).
+    """
+    pods = {"matchLabels": {naming.JOB_LABEL: job.name}}
+    ingress: list[Manifest] = [{"from": [{"podSelector": pods}]}]
     if open_ports:
         ingress.append({"ports": [{"port": port, "protocol": protocol} for protocol, port in sorted(open_ports)]})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": ownership.metadata(job, job.name, {}),
-        "spec": {"podSelector": own, "policyTypes": ["Ingress"], "ingress": ingress},
+        "metadata": naming.object_metadata(job, job.name, {}),
+        "spec": {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": ingress},
     }
 
 
 def disruption_budget(job: Job) -> Manifest:
-    """Blocks evictions by the eviction API, as by `kubectl drain`, until the job is deleted. Pods that have ended, and
-    placeholders, can be evicted.
+    """Return a budget that blocks the eviction API, as used by `kubectl drain`, until the job is deleted.
 
-    A number of pods that no job has, because of `maxUnavailable` and of percentages Kubernetes takes the size of the
-    job from its scale subresource, which has the workers only.
+    Pods that have ended, and placeholders, can be evicted. The number of pods is larger than any job, because for
+    `maxUnavailable` and percentages Kubernetes reads the size of the job from its scale subresource, which has the
+    workers only.
     """
-    own = {naming.JOB_LABEL: job.name}
+    labels = {naming.JOB_LABEL: job.name}
     others = [{"key": naming.ROLE_LABEL, "operator": "NotIn", "values": [naming.PLACEHOLDER]}]
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": ownership.metadata(job, job.name, {}),
+        "metadata": naming.object_metadata(job, job.name, {}),
         "spec": {
             "minAvailable": _MORE_THAN_ANY_JOB,
-            "selector": {"matchLabels": own, "matchExpressions": others},
+            "selector": {"matchLabels": labels, "matchExpressions": others},
             # A pod that is not ready trains nothing.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
@@ -108,7 +113,7 @@ def _service(job: Job, publish_before_ready: bool) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": ownership.metadata(job, job.name, {}),
+        "metadata": naming.object_metadata(job, job.name, {}),
         "spec": {"clusterIP": "None", **publish, "selector": {naming.JOB_LABEL: job.name}},
     }
 
@@ -118,7 +123,7 @@ def _config_map(job: Job, status: Status, data: Mapping[str, str]) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": ownership.metadata(job, config_map_name(job, status), labels),
+        "metadata": naming.object_metadata(job, config_map_name(job, status), labels),
         "immutable": True,  # kubelets need not watch it
         "data": dict(data),
     }
@@ -126,4 +131,4 @@ def _config_map(job: Job, status: Status, data: Mapping[str, str]) -> Manifest:
 
 def _secret(job: Job, name: str, kind: str) -> Manifest:
     # Without data: the executor adds random data when it creates the Secret, because this function is pure.
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": ownership.metadata(job, name, {}), "type": kind}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": naming.object_metadata(job, name, {}), "type": kind}

@@ -1,7 +1,4 @@
-"""Advice on valid jobs: settings that probably do something else than their author expects. A note never stops a job.
-
-`allranks validate`, `run` and `submit` print them.
-"""
+"""Advice on valid jobs: settings that probably do not do what their author expects. A note never stops a job."""
 
 from __future__ import annotations
 
@@ -11,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from allranks.api.job import Job
-from allranks.core.facts import gpu_count, pod_template
+from allranks.api.job import Job, RoleSpec
+from allranks.core.facts import gpu_count, pod_template, topology
 from allranks.core.facts.model import ANY_PLATFORM
 from allranks.core.facts.naming import TRAINER
-from allranks.core.objects import command_notes
 from allranks.frameworks import FRAMEWORKS
 
 
@@ -31,9 +27,11 @@ class Note:
 
 
 def notes_of(job: Job, claim_templates: Mapping[str, Mapping[str, Any]] | None = None) -> list[Note]:
-    """All notes on a job for which `pods.problems` is empty. `claim_templates`: ResourceClaimTemplate -> the
-    spec of its claims, of those in the files."""
-    about_commands = (Note(path, message, "warning") for path, message in command_notes.notes(job))
+    """Return all notes on a job for which `pods.problems` is empty.
+
+    `claim_templates`: ResourceClaimTemplate -> the spec of its claims, for the templates in the files.
+    """
+    about_commands = (Note(path, message, "warning") for path, message in command_notes(job))
     claims = _about_claims(job, claim_templates or {})
     return [*_about_log_pattern(job), *_about_sidecars(job), *claims, *about_commands]
 
@@ -42,9 +40,9 @@ def _about_log_pattern(job: Job) -> Iterator[Note]:
     pattern = job.spec.progress.log_pattern if job.spec.progress else None
     if pattern and "step" not in (groups := re.compile(pattern).groupindex):
         near = difflib.get_close_matches("step", groups, n=1)
-        what = f"group {near[0]} becomes a metric, did you mean step?" if near else "no group is named step"
+        problem = f"group {near[0]} becomes a metric, did you mean step?" if near else "no group is named step"
         without = "without the step there is no progress bar, no ETA and no hang detection"
-        yield Note("spec.progress.logPattern", f"{what}: {without}", "warning" if near else "note")
+        yield Note("spec.progress.logPattern", f"{problem}: {without}", "warning" if near else "note")
 
 
 _USUAL_NAMES = frozenset({"main", "train", "training", "worker", "master", "chief", "job", "app", *FRAMEWORKS})
@@ -52,7 +50,10 @@ _USUAL_NAMES = frozenset({"main", "train", "training", "worker", "master", "chie
 
 
 def _about_sidecars(job: Job) -> Iterator[Note]:
-    """A container is merged into the training container only if it has its name; with any other it runs beside it."""
+    """Yield a note for each container that may be meant as the training container.
+
+    A container is merged into the training container only if it has its name; with any other it runs beside it.
+    """
     parts = [("spec", job.spec), *((f"spec.roles.{role}", part) for role, part in job.spec.roles.items())]
     templates: list[tuple[str, Any]] = [(path, part.template or {}) for path, part in parts]
     containers = [
@@ -63,14 +64,14 @@ def _about_sidecars(job: Job) -> Iterator[Note]:
     if any(name == TRAINER for _, name in containers):
         return
     for path, name in containers:
-        what = f"container {name} runs beside the training container, which is named {TRAINER}"
+        problem = f"container {name} runs beside the training container, which is named {TRAINER}"
         mistaken = name in _USUAL_NAMES or bool(difflib.get_close_matches(name, [TRAINER], cutoff=0.7))
         cure = f"name it {TRAINER} if it is the training program"
-        yield Note(path, f"{what}: {cure}", "warning" if mistaken else "note")
+        yield Note(path, f"{problem}: {cure}", "warning" if mistaken else "note")
 
 
 def _about_claims(job: Job, templates: Mapping[str, Mapping[str, Any]]) -> Iterator[Note]:
-    """The number of processes follows from the GPUs of a pod, which are not in the pod if it claims them."""
+    """Yield notes on a number of processes that cannot follow from the pod, because it claims its GPUs."""
     option = next((name for name in _PROCESSES if getattr(job.spec.options, name, None) == "Auto"), None)
     if option is None:
         return
@@ -80,16 +81,42 @@ def _about_claims(job: Job, templates: Mapping[str, Mapping[str, Any]]) -> Itera
         entries = gpu_count.claims(resources)
         if not entries or not FRAMEWORKS[job.spec.framework].roles[role].ranked:
             continue
-        found = gpu_count.of_claims(resources, template["spec"].get("resourceClaims") or (), templates)
-        if found is None:
-            what = f"Auto counts each of the {entries} entries of resources.claims as one GPU"
-            what = what.replace("each of the 1 entries", "the entry")
+        gpus = gpu_count.of_claims(resources, template["spec"].get("resourceClaims") or (), templates)
+        if gpus is None:
+            problem = f"Auto counts each of the {entries} entries of resources.claims as one GPU"
+            problem = problem.replace("each of the 1 entries", "the entry")
             cure = "set the number of processes if a claim has several GPUs or another device"
-            yield Note(field, f"{what}, because a pod does not say what a claim contains: {cure}")
-        elif found != entries:
+            yield Note(field, f"{problem}, because a pod does not say what a claim contains: {cure}")
+        elif gpus != entries:
             starts = f"Auto starts {entries}, one for each entry of resources.claims"
-            yield Note(field, f"the claims of a {role} have {found} GPUs, {starts}: set it to {found}", "warning")
+            yield Note(field, f"the claims of a {role} have {gpus} GPUs, {starts}: set it to {gpus}", "warning")
 
 
 _PROCESSES = ("processes_per_node", "processes_per_pod", "slots_per_worker")
 """Options of frameworks with the number of processes in each pod."""
+
+
+def command_notes(job: Job) -> list[tuple[str, str]]:
+    """Return (field path, sentence with the cure) for arguments that contradict what allranks sets.
+
+    The job is valid, but its ranks may not form one group.
+    """
+    framework = topology.framework_of(job)
+    notes: dict[tuple[str, str], None] = {}
+    for role, spec in job.spec.roles.items():
+        written = program_arguments(job, role, spec)
+        for index, sentence in framework.notes([text for _, text in written], role, spec.command is not None):
+            notes[written[index][0], sentence] = None
+    return list(notes)
+
+
+def program_arguments(job: Job, role: str, spec: RoleSpec) -> list[tuple[str, str]]:
+    """Return (field path, argument) of the command line of a role's program. Empty without a command."""
+    of_role, common = f"spec.roles.{role}", "spec"
+    place, command = (of_role, spec.command) if spec.command is not None else (common, job.spec.command)
+    if not command:
+        return []
+    # The job's arguments belong to the job's command.
+    args_place, args = (of_role, spec.args) if spec.args is not None or place == of_role else (common, job.spec.args)
+    out = [(f"{place}.command[{index}]", argument) for index, argument in enumerate(command)]
+    return out + [(f"{args_place}.args[{index}]", argument) for index, argument in enumerate(args or ())]

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.facts import naming, pod_metadata, topology
+from allranks.core.facts import naming, pod_template, topology
 from allranks.core.facts.model import Manifest
 from allranks.core.facts.topology import ELASTIC_ROLE
 from allranks.core.objects.gangs import members
 
 
 def placeholders(job: Job, status: Status, pods: Iterable[Manifest]) -> list[Manifest]:
-    """Idle pods, one for each waiting worker, that look like workers to the scheduler.
+    """Return idle pods, one for each waiting worker, that look like workers to the scheduler.
 
     `pods` are the manifests of the current attempt.
     """
@@ -29,14 +29,17 @@ def placeholders(job: Job, status: Status, pods: Iterable[Manifest]) -> list[Man
     out = []
     for place in topology.waiting(job, status):
         labels = {**shared, naming.ROLE_LABEL: naming.PLACEHOLDER, naming.INDEX_LABEL: str(place.index)}
-        annotations = pod_metadata.evictable(worker["metadata"].get("annotations") or {})
+        annotations = pod_template.evictable(worker["metadata"].get("annotations") or {})
         metadata = {**worker["metadata"], "name": place.hostname, "labels": labels, "annotations": annotations}
         out.append({**worker, "metadata": metadata, "spec": {**spec, "hostname": place.hostname}})
     return out
 
 
 def _idle(container: Manifest, image: str, first: bool = False) -> Manifest:
-    """The same container to the scheduler. `first`: an init container, which must exit unless it is a sidecar."""
+    """Return an idle container that looks the same to the scheduler.
+
+    `first`: an init container, which must exit unless it is a sidecar.
+    """
     kept = ("name", "imagePullPolicy", "resources", "securityContext", "restartPolicy")
     ends = first and container.get("restartPolicy") != "Always"
     ports = [port for port in container.get("ports", ()) if "hostPort" in port]

@@ -1,8 +1,4 @@
-"""The objects of an attempt as Kubernetes manifests: a pure function of the job and its persisted status.
-
-What all pods of a role have in common is built once and shared; each pod adds its name, labels, host name and
-variables.
-"""
+"""The objects of an attempt as Kubernetes manifests: a pure function of the job and its persisted status."""
 
 from __future__ import annotations
 
@@ -15,16 +11,15 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.sweep_values import VARIABLE_PREFIX
 from allranks.api.validation import template_problems
-from allranks.core.facts import naming, ownership, pod_template, pool_template, queue, resume_source, topology
+from allranks.core.facts import attempt, naming, pod_template, pool_template, queue, resume_source, topology
 from allranks.core.facts.attempt import attempt_context
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.strategic_merge import merge
-from allranks.core.objects import code, companions, pod_group, report_env, resume, scheduling, sizes
-from allranks.core.objects.gangs import mistakes
-from allranks.core.objects.gangs import objects as gang_objects
+from allranks.core.objects import code, companions, report_env, scheduling
+from allranks.core.objects.gangs import members
 from allranks.core.objects.gangs.base import PodPart
 from allranks.core.objects.queueing import admission
-from allranks.core.transfers import data, rank_fetches
+from allranks.core.transfers import data
 from allranks.core.transfers import manifests as transfers
 from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SECRET_DIR, SSH_DIR, AttemptContext, Replica, Wiring
 
@@ -42,7 +37,7 @@ class Objects:
     """The manifests of an attempt."""
 
     companions: list[Manifest]
-    """What the pods need beside them: the headless Service, a ConfigMap, a Secret."""
+    """Objects that the pods need beside them: the headless Service, a ConfigMap, a Secret."""
     pods: list[Manifest]
     """The requested pods, ordered by role and index."""
 
@@ -50,7 +45,8 @@ class Objects:
 def objects(
     job: Job, status: Status, platform: Platform, replicas: Container[tuple[str, int]] | None = None
 ) -> Objects:
-    """The objects of the current attempt. `replicas`: (role, index) of the pods to build; None builds all of them."""
+    """Return the objects of the current attempt. `replicas`: (role, index) of the pods to build; None builds all of
+    them."""
     templates = admission.applied(job, status, pod_template.role_templates(job, platform))
     context = attempt_context(job, status, platform, templates)
     framework = topology.framework_of(job)
@@ -60,30 +56,34 @@ def objects(
         for replica in context.replicas
         if replicas is None or (replica.role, replica.index) in replicas
     )
-    made = companions.companions(job, status, framework.shared(context), _publish_before_ready(job, context, templates))
+    beside = companions.companions(
+        job, status, framework.shared(context), _publish_before_ready(job, context, templates)
+    )
     if platform.network_policies:
-        internal = {port for replica in sizes.outermost(context) for port in wire(replica).ports.values()}
-        made.append(companions.network_policy(job, _declared_ports(templates.values(), internal)))
+        internal = {port for replica in attempt.outermost(context) for port in wire(replica).ports.values()}
+        beside.append(companions.network_policy(job, _declared_ports(templates.values(), internal)))
     if platform.disruption_budgets:
-        made.append(companions.disruption_budget(job))
-    if group := pod_group.pod_group(job, status, templates, platform):
-        made.append(group)
-    return Objects(made, _pods(job, status, wired, templates, platform))
+        beside.append(companions.disruption_budget(job))
+    if group := members.pod_group(job, status, templates, platform):
+        beside.append(group)
+    return Objects(beside, _pods(job, status, wired, templates, platform))
 
 
 def _publish_before_ready(job: Job, context: AttemptContext, templates: Mapping[str, Manifest]) -> bool:
-    """Whether names of pods that are not ready resolve: ranks look for each other before their pods are ready.
+    """Return whether names of pods that are not ready resolve: ranks look for each other before their pods are ready.
 
-    Not if a replica can be replaced alone: it keeps its host name, which would have two addresses as long as the old
-    pod terminates, and on a lost node that takes until the node returns. Such a pod is not ready, and one whose program
-    runs is, unless its readiness depends on more than that.
+    They do not if a replica can be replaced alone: it keeps its host name, which would have two addresses until the old
+    pod has terminated, on a lost node until the node returns. The old pod is not ready, and a new one is when its
+    program runs, unless its readiness depends on more.
     """
-    replaced_alone = any(topology.scope(job, each.role, each.index) == "Pod" for each in sizes.outermost(context))
+    replaced_alone = any(
+        topology.scope(job, replica.role, replica.index) == "Pod" for replica in attempt.outermost(context)
+    )
     return not (replaced_alone and all(_ready_when_started(template["spec"]) for template in templates.values()))
 
 
 def _ready_when_started(spec: Manifest) -> bool:
-    """Whether a pod is ready as soon as its program runs: no probes, and no sidecar, which could fail or end."""
+    """Return whether a pod is ready as soon as its program runs: no probes, and no sidecar, which could fail or end."""
     sidecars = [c for c in spec.get("initContainers", ()) if c.get("restartPolicy") == "Always"]
     [trainer, *others] = spec["containers"]
     probes = {"readinessProbe", "startupProbe"} & {name for name, value in trainer.items() if value}
@@ -91,7 +91,8 @@ def _ready_when_started(spec: Manifest) -> bool:
 
 
 def _declared_ports(templates: Iterable[Manifest], internal: Container[int]) -> set[tuple[str, int]]:
-    """(protocol, port) that the user's containers declare, without those on which the framework connects ranks."""
+    """Return (protocol, port) that the user's containers declare, without those on which the framework connects
+    ranks."""
     specs = [template["spec"] for template in templates]
     containers = [c for spec in specs for c in (*spec.get("initContainers", ()), *spec["containers"])]
     return {
@@ -103,37 +104,37 @@ def _declared_ports(templates: Iterable[Manifest], internal: Container[int]) -> 
 
 
 def listening_ports(job: Job, status: Status) -> list[tuple[str, int]]:
-    """(pod hostname, port) on which pods of the current attempt listen. A local run maps each to a free port."""
+    """Return (pod hostname, port) on which pods of the current attempt listen. A local run maps each to a free port."""
     context = attempt_context(job, status, ANY_PLATFORM)
     wire = topology.framework_of(job).wire(context)
     return [(replica.hostname, port) for replica in context.replicas for port in wire(replica).ports.values()]
 
 
 def problems(job: Job) -> list[tuple[str, str]]:
-    """(field path, message) of mistakes that the CRD's schema cannot find: inside the job's templates, in `logPattern`,
-    too many replicas for a variable or a ConfigMap.
+    """Return (field path, message) of mistakes that the CRD's schema cannot find.
 
-    A pool's template is checked by `pool_template.problems`.
+    They are inside the job's templates, in `logPattern`, or too many replicas for a variable or a ConfigMap. A pool's
+    template is checked by `pool_template.problems`.
     """
     if wrong := _shape_problems(job):
         return wrong  # what follows reads the templates
     framework = topology.framework_of(job)
     templates = pod_template.role_templates(job, ANY_PLATFORM)
-    context = sizes.longest_context(job, templates)
+    context = attempt.longest_context(job, templates)
     out = [
         *queue.problems(job),
-        *mistakes.problems(job),
+        *members.problems(job),
         *report_env.problems(job),
-        *sizes.problems(framework, context),
+        *attempt.size_problems(framework, context),
         *resume_source.problems(job),
     ]
     wire = framework.wire(context)
-    for replica in sizes.outermost(context):
+    for replica in attempt.outermost(context):
         wiring = wire(replica)
         helper_first = bool(wiring.prefix) or report_env.needs_command(job, wiring)
         if helper_first and not pod_template.trainer(templates[replica.role]).get("command"):
-            what = "a command is needed: allranks starts it through a helper and cannot read the image's entrypoint"
-            out.append((f"spec.roles.{replica.role}.command", what))
+            message = "a command is needed: allranks starts it through a helper and cannot read the image's entrypoint"
+            out.append((f"spec.roles.{replica.role}.command", message))
     for role, spec in job.spec.roles.items():
         template = templates[role]
         where = f"spec.roles.{role}.template" if spec.template else "spec.template"
@@ -168,7 +169,7 @@ def _shape_problems(job: Job) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What all pods of a role with the same wiring have in common."""
+    """The parts that all pods of a role with the same wiring have in common."""
 
     spec: Manifest
     """Pod spec with everything but the training container, `hostname` and `subdomain`."""
@@ -180,7 +181,7 @@ class _Shared:
     defaults: dict[str, str]
     """Variables that the user may set instead."""
     gang: PodPart
-    """What makes the pod a member of the attempt's gang."""
+    """The fields that make the pod a member of the attempt's gang."""
 
 
 def _pods(
@@ -205,7 +206,7 @@ def _pods(
             *wiring.ports.items(),
         )
         if key not in shared:
-            gang = gang_objects.pod_part(job, status, replica.role, templates, platform)
+            gang = members.gang_part(job, status, replica.role, templates, platform)
             shared[key] = _shared_part(job, status, replica.role, wiring, template, platform, gang)
         out.append(_pod(job, status, replica, wiring, template, shared[key]))
     return out
@@ -223,7 +224,7 @@ def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, template: M
         **({naming.RESTART_LABEL: str(restart)} if restart else {}),
     }
     name = naming.pod_name(job.name, replica.role, replica.index, status.attempt, restart)
-    metadata = ownership.metadata(job, name, labels)
+    metadata = naming.object_metadata(job, name, labels)
     if annotations := {**template["metadata"].get("annotations", {}), **shared.gang.annotations}:
         metadata["annotations"] = annotations
     env = _environment(job, status, replica, wiring, shared)
@@ -241,8 +242,10 @@ def _shared_part(
     if wiring.command is not None:
         trainer["command"] = list(wiring.command)
         trainer.pop("args", None)
-    elif prefix := (*_report_helper(job, wiring, user, platform), *wiring.prefix):
-        trainer["command"] = [*prefix, *user.get("command", [])]
+    elif report_env.needs_helper(job, wiring, user.get("command"), platform):
+        trainer["command"] = [*report_env.HELPER, *wiring.prefix, *user.get("command", [])]
+    elif wiring.prefix:
+        trainer["command"] = [*wiring.prefix, *user.get("command", [])]
     if wiring.ports:
         declared = {port.get("containerPort") for port in user.get("ports", [])}
         trainer["ports"] = [
@@ -278,13 +281,10 @@ def _has_our_image(container: str) -> bool:
     return container == HELPER or container.startswith(naming.FETCH_CONTAINER)
 
 
-def _report_helper(job: Job, wiring: Wiring, user: Manifest, platform: Platform) -> tuple[str, ...]:
-    return report_env.HELPER if report_env.needs_helper(job, wiring, user.get("command"), platform) else ()
-
-
 def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, shared: _Shared) -> list[dict[str, Any]]:
-    """allranks' variables come first, so that a user's value may refer to them as $(NAME)."""
-    own = {
+    """Return the variables of the training container: ours first, so that values of the user may refer to them as
+    $(NAME)."""
+    variables = {
         "ALLRANKS_JOB": job.name,
         "ALLRANKS_JOB_UID": job.metadata.uid,
         "ALLRANKS_ROLE": replica.role,
@@ -292,19 +292,19 @@ def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, sha
         "ALLRANKS_ATTEMPT": str(status.attempt),
     }
     if job.spec.checkpoint:
-        own["ALLRANKS_CHECKPOINT_DIR"] = job.spec.checkpoint.path
-    own |= data.environment(job, status) | shared.report_env
+        variables["ALLRANKS_CHECKPOINT_DIR"] = job.spec.checkpoint.path
+    variables |= data.environment(job, status) | shared.report_env
     user: list[dict[str, Any]] = shared.trainer.get("env", [])
     set_by_user = {variable["name"] for variable in user}
     defaults = {"PYTHONUNBUFFERED": "1", **data.defaults(job), **shared.defaults, **wiring.defaults}
     defaults = {key: value for key, value in defaults.items() if key not in set_by_user}
     # The wiring follows the shared variables that it may refer to.
     common = [companions.variable(job, status, name) for name in wiring.shared_env]
-    return [*_literal(own), *common, *_literal({**wiring.env, **defaults}), *user]
+    return [*_literal(variables), *common, *_literal({**wiring.env, **defaults}), *user]
 
 
 def _is_ours(name: str) -> bool:
-    """Whether allranks sets the variable. Those with parameters are in the jobs of a sweep."""
+    """Return whether allranks sets the variable. Variables with parameters are in the jobs of a sweep."""
     return name.startswith("ALLRANKS_") and not name.startswith(VARIABLE_PREFIX)
 
 
@@ -315,7 +315,7 @@ def _literal(variables: Mapping[str, str]) -> list[Manifest]:
 def _attachments(
     job: Job, status: Status, wiring: Wiring, template: Manifest, platform: Platform, role: str
 ) -> tuple[list[Manifest], list[Manifest], list[Manifest]]:
-    """(volume mounts, volumes, init containers) that allranks adds to those of the user."""
+    """Return (volume mounts, volumes, init containers) that allranks adds to the pod of the user."""
     mounts: list[Manifest] = []
     volumes: list[Manifest] = []
     init: list[Manifest] = []
@@ -348,17 +348,17 @@ def _attachments(
         attach("allranks-rendezvous", SECRET_DIR, {"secret": secret}, readOnly=True)
     if token := report_env.token_volume(platform):
         attach("allranks-token", report_env.TOKEN_DIR, token, readOnly=True)
-    with_code, resumes = code.needs_helper(job, platform), resume.needed(job, status, platform)
+    with_code, resumes = code.needs_helper(job, platform), code.resume_needed(job, status, platform)
     if with_code or wiring.helper or resumes or report_env.needs_helper(job, wiring, user.get("command"), platform):
         attach(HELPER, HELPER_DIR, {"emptyDir": {"sizeLimit": "4Mi"}})
         init.append(_helper_init_container(job, user, platform, unpacks=with_code))
     if with_code:
         volumes += [{"name": name, **source} for name, source in code.helper_volumes(job)]
-    init += rank_fetches.containers(job, status, platform, _compute_resources(user))
+    init += transfers.fetch_containers(job, status, platform, _compute_resources(user))
     security = {**_TRAINER_DEFAULTS["securityContext"], **(user.get("securityContext") or {})}
     if resumes:
-        volumes += resume.volumes(status)
-        init.append(resume.container(job, status, role, user, security, _compute_resources(user)))
+        volumes += code.resume_volumes(status)
+        init.append(code.resume_container(job, status, role, user, security, _compute_resources(user)))
     if with_code and job.spec.packages:
         init.append(code.packages_container(job, user, security, _compute_resources(user)))
     return mounts, volumes, init
@@ -379,11 +379,14 @@ def _helper_init_container(job: Job, trainer: Manifest, platform: Platform, *, u
 
 
 def _compute_resources(trainer: Manifest) -> Manifest:
-    """Init containers of allranks have the trainer's CPU and memory: then they change neither the pod's QoS class nor
-    what the pod takes from a quota, since they run before the trainer and a pod needs the larger of both."""
+    """Return the trainer's CPU and memory, for init containers of allranks.
+
+    So they change neither the pod's QoS class nor its use of a quota: they run before the trainer, and a pod needs the
+    larger of both.
+    """
     resources = {}
     for kind in ("limits", "requests"):
         amounts = (trainer.get("resources") or {}).get(kind) or {}
-        if own := {name: amount for name, amount in amounts.items() if name in _COMPUTE}:
-            resources[kind] = own
+        if compute := {name: amount for name, amount in amounts.items() if name in _COMPUTE}:
+            resources[kind] = compute
     return resources

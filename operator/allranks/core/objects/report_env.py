@@ -1,7 +1,6 @@
-"""What a pod needs so that its ranks can send reports: the URL, and a token that identifies the pod and nothing more.
+"""The URL and the token with which ranks send reports, and the helper that reads progress from the output.
 
-If a job has `progress` or `hang`, every pod gets the reporting library and a helper that runs the command. The helper
-makes the library importable, and reads progress from the output if the job has a `logPattern`.
+The token identifies the pod and nothing more.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ _TRAINER = frozenset({_TRAINER_URL, _TRAINER_TOKEN, "KUBEFLOW_TRAINER_SERVER_CA_
 
 
 def environment(job: Job, platform: Platform) -> dict[str, str]:
-    """Variables of the training container; none without a report server. A local run adds the token itself."""
+    """Return the variables of the training container; none without a report server. A local run adds the token
+    itself."""
     if not platform.report_url:
         return {}
     out = {URL: platform.report_url}
@@ -43,8 +43,10 @@ def environment(job: Job, platform: Platform) -> dict[str, str]:
 
 
 def defaults(job: Job, platform: Platform, user: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Variables that the user may set instead. `user`: the variables that the user sets. A local run adds those with
-    the token itself."""
+    """Return the variables that the user may set instead.
+
+    `user`: the variables that the user sets. A local run adds those with the token itself.
+    """
     if not platform.report_url:
         return {}
     if job.spec.progress and not job.spec.progress.automatic:
@@ -53,7 +55,8 @@ def defaults(job: Job, platform: Platform, user: Iterable[Mapping[str, Any]]) ->
 
 
 def trainer_variables(url: str, token_file: str, user: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Variables by which `transformers` reports. None if the user has a server of one's own, or wants no reports."""
+    """Return the variables by which `transformers` reports; none if the user has another server, or wants no
+    reports."""
     values = {variable["name"]: str(variable.get("value") or "") for variable in user}
     if not _TRAINER.isdisjoint(values) or disabled(values):
         return {}
@@ -65,7 +68,7 @@ def disabled(variables: Mapping[str, str]) -> bool:
 
 
 def token_volume(platform: Platform) -> Manifest | None:
-    """The volume with the token, to be mounted at TOKEN_DIR; None where it is not needed."""
+    """Return the volume with the token, to be mounted at TOKEN_DIR; None where it is not needed."""
     if not platform.report_url or platform.local:
         return None
     token = {"audience": AUDIENCE, "expirationSeconds": TOKEN_SECONDS, "path": "token"}
@@ -73,25 +76,25 @@ def token_volume(platform: Platform) -> Manifest | None:
 
 
 def needs_helper(job: Job, wiring: Wiring, command: object, platform: Platform) -> bool:
-    """Whether the helper runs the pod's command. It cannot run an image's entrypoint, which is unknown here."""
+    """Return whether the helper runs the pod's command. It cannot run an image's entrypoint, which is unknown here."""
     requested = job.spec.progress is not None or job.spec.hang is not None
     return requested and bool(platform.report_url) and wiring.command is None and bool(command)
 
 
 def needs_command(job: Job, wiring: Wiring) -> bool:
-    """Whether the job needs a command: only the helper that starts the program can read its output."""
+    """Return whether the job needs a command: only the helper that starts the program can read its output."""
     return wiring.command is None and job.spec.progress is not None and job.spec.progress.log_pattern is not None
 
 
 def problems(job: Job) -> list[tuple[str, str]]:
-    """(field path, message) of a `logPattern` that cannot be used, which the CRD's schema does not check."""
+    """Return (field path, message) of a `logPattern` that cannot be used, which the CRD's schema does not check."""
     pattern = job.spec.progress.log_pattern if job.spec.progress else None
     if pattern is None:
         return []
     try:
         if _range_sizes(pattern) > _MAX_RANGE_SIZES:
-            what = r"has too many large character ranges: use \w, \S or a negated set such as [^ ]"
-            return [(_PATTERN, what)]
+            problem = r"has too many large character ranges: use \w, \S or a negated set such as [^ ]"
+            return [(_PATTERN, problem)]
         groups = re.compile(pattern).groupindex
     except RecursionError:
         return [(_PATTERN, "has too many nested groups")]
@@ -104,8 +107,10 @@ def problems(job: Job) -> list[tuple[str, str]]:
 
 
 def _range_sizes(pattern: str) -> int:
-    """Number of characters in all ranges of a pattern, such as 26 in `[a-z]`. `re` visits each of them below U+10000
-    when it compiles a range that ignores case: 180 large ranges take a second."""
+    """Return the number of characters in all ranges of a pattern, such as 26 in `[a-z]`.
+
+    `re` visits each of them below U+10000 when it compiles a range that ignores case: 180 large ranges take a second.
+    """
     size, parts = 0, [re._parser.parse(pattern)]  # type: ignore[attr-defined]
     while parts:
         part = parts.pop()

@@ -7,7 +7,7 @@ from allranks.api.scheduling import Topology
 from allranks.api.status import Status
 from allranks.core.facts import naming
 from allranks.core.facts.model import Manifest, Platform
-from allranks.core.objects.gangs import objects as gang_objects
+from allranks.core.objects.gangs import members
 
 NODE_LOST_SECONDS = 30
 """Default of the operator's setting `node_lost_seconds`: tolerationSeconds for nodes that do not respond."""
@@ -18,28 +18,29 @@ _NODE_LOST_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-r
 
 
 def added(job: Job, pod_spec: Manifest, status: Status, gpus: bool, platform: Platform) -> Manifest:
-    """Fields to replace in a complete pod spec: its tolerations and affinity, extended by those that allranks adds."""
+    """Return the fields to replace in a complete pod spec: its tolerations and affinity with the additions of
+    allranks."""
     out: Manifest = {}
     if tolerations := _tolerations(pod_spec.get("tolerations", []), gpus, platform):
         out["tolerations"] = [*pod_spec.get("tolerations", []), *tolerations]
-    affinity = own = pod_spec.get("affinity") or {}
+    affinity = given_affinity = pod_spec.get("affinity") or {}
     if (topology := job.spec.scheduling.topology) and not _is_placed_close(status, topology):
         affinity = _close(job, affinity, topology)
     if status.avoided_nodes:
         affinity = _avoid(affinity, status.avoided_nodes)
-    return out if affinity is own else {**out, "affinity": affinity}
+    return out if affinity is given_affinity else {**out, "affinity": affinity}
 
 
 def _is_placed_close(status: Status, topology: Topology) -> bool:
-    """Whether the attempt's PodGroup holds the constraint, or Kueue selects the nodes."""
-    if status.queue and any(of.topology for of in status.queue.pod_sets.values()):
+    """Return whether the attempt's PodGroup holds the constraint, or Kueue selects the nodes."""
+    if status.queue and any(pod_set.topology for pod_set in status.queue.pod_sets.values()):
         return True
-    backend = gang_objects.backend_of(status)
+    backend = members.backend_of(status)
     return backend is not None and backend.places_close(topology)
 
 
 def _close(job: Job, affinity: Manifest, topology: Topology) -> Manifest:
-    """Affinity to the job's other pods, beside the user's own. The first pod goes anywhere."""
+    """Return the affinity to the job's other pods, beside the user's own. The first pod goes anywhere."""
     key = topology.required or topology.preferred
     term: Manifest = {"topologyKey": key, "labelSelector": {"matchLabels": {naming.JOB_LABEL: job.name}}}
     kind = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -49,11 +50,13 @@ def _close(job: Job, affinity: Manifest, topology: Topology) -> Manifest:
     return {**affinity, "podAffinity": {**pods, kind: [*pods.get(kind, []), term]}}
 
 
-def _tolerations(own: list[Manifest], gpus: bool, platform: Platform) -> list[Manifest]:
-    """Tolerations that allranks adds to the template's own."""
-    out: list[Manifest] = [_GPU_TOLERATION] if gpus and _GPU_TOLERATION not in own else []
+def _tolerations(tolerations: list[Manifest], gpus: bool, platform: Platform) -> list[Manifest]:
+    """Return the tolerations that allranks adds to the tolerations of the template."""
+    out: list[Manifest] = [_GPU_TOLERATION] if gpus and _GPU_TOLERATION not in tolerations else []
     if platform.node_lost_seconds is not None:
-        tolerated = {each.get("key") or None for each in own if (each.get("effect") or "NoExecute") == "NoExecute"}
+        tolerated = {
+            item.get("key") or None for item in tolerations if (item.get("effect") or "NoExecute") == "NoExecute"
+        }
         toleration: Manifest = {
             "operator": "Exists",
             "effect": "NoExecute",
@@ -64,7 +67,7 @@ def _tolerations(own: list[Manifest], gpus: bool, platform: Platform) -> list[Ma
 
 
 def _avoid(affinity: Manifest, nodes: list[str]) -> Manifest:
-    """Prefers other nodes, but does not require them: where there are no others, the pods run on these."""
+    """Return the affinity with a preference for other nodes: where there are no others, the pods run on these."""
     kind = "preferredDuringSchedulingIgnoredDuringExecution"
     # A matchFields entry takes exactly one value, so one entry per node; a term holds if all its entries do.
     term = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]}

@@ -1,4 +1,4 @@
-"""The rules: each looks at a snapshot and says what to do, until when to wait, or nothing. No rule imports another one.
+"""The rules: each maps a snapshot to a plan, a time to wait for, or nothing. No rule imports another one.
 
 `reconcile` has the order of the rules.
 """

@@ -1,27 +1,30 @@
-"""Failed and deleted pods: restart, failure of the job, or nothing; and the correction of past root causes."""
+"""Pods that failed, were deleted or cannot start, ranks that hang, and corrections of past root causes."""
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Literal
 
+from allranks.api.job import Job
 from allranks.api.status import Failure, Status
 from allranks.core import transitions
-from allranks.core.diagnosis import reattribution, restart_policy, root_cause
+from allranks.core.diagnosis import correlation, hang_detection, report_loss, restart_policy, root_cause
 from allranks.core.diagnosis.correlation import EarlierFailures
 from allranks.core.diagnosis.root_cause import describe_failure
 from allranks.core.facts import naming, topology
-from allranks.core.facts.model import Event
+from allranks.core.facts.model import Event, Pod
 from allranks.core.facts.restarts import CORRELATION_SECONDS, drop_details
+from allranks.core.facts.status_update import changed
 from allranks.core.outcomes import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
 
 
 def reattribute(snapshot: Snapshot) -> Outcome:
-    """Corrects the root cause of a past attempt when later evidence shows an earlier failure."""
+    """Correct the root cause of a past attempt when later evidence shows an earlier failure."""
     o, status = snapshot.observed, snapshot.current
-    cause = reattribution.cause(o.job, status, [*o.removed.values(), *snapshot.outdated], o.now, o.platform)
-    counted = reattribution.counts(o.job, cause) if cause else None
+    cause = correlation.corrected_cause(o.job, status, [*o.removed.values(), *snapshot.outdated], o.now, o.platform)
+    counted = correlation.restart_counts(o.job, cause) if cause else None
     if cause is None or counted is None:
         return None
     corrected = transitions.reattribute(status, cause, counted)
@@ -32,13 +35,13 @@ def reattribute(snapshot: Snapshot) -> Outcome:
 
 
 def handle_failures(snapshot: Snapshot) -> Outcome:
-    """Evaluates failures one by one, each on the status that the previous one produced, and persists them in a single
-    write while they are of one kind: individually restarted replicas, or ignored ones.
+    """Evaluate failures one by one, each on the status that the previous one produced, and persist them in one write.
 
-    The write ends before counted and uncounted restarts would mix: they are counted separately. It holds at most
-    `MAX_DECISIONS`, so that other jobs have their turn; the job is reconciled again at once.
+    A write has failures of one kind: individually restarted replicas, or ignored ones. It ends before counted and
+    uncounted restarts would mix: they are counted separately. It holds at most `MAX_DECISIONS`, so that other jobs have
+    their turn; the job is reconciled again at once.
 
-    Pods that settle are evaluated when their kubelet has written their phase, or at the time until which they may.
+    Pods that settle are evaluated when their kubelet has written their phase, or at the end of the time for it.
     """
     o, before = snapshot.observed, snapshot.persisted.restarts
     if not snapshot.failed and not snapshot.deleted_replicas:
@@ -70,7 +73,7 @@ _Kind = Literal["restarted", "ignored", "final"]
 
 
 class _Evaluation:
-    """The failures of one look. The root cause selects the rule. If any failed replica has group scope, the whole
+    """The failures of one reconcile. The root cause selects the rule. If any failed replica has group scope, the whole
     attempt restarts."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -81,23 +84,23 @@ class _Evaluation:
         self._in_group = {place for place in places if topology.scope(self._job, *place) == "Group"}
 
     def decide(self, status: Status, failure: Failure) -> tuple[_Kind, Status, list[Event]]:
-        """The decision about the next failure, on the status that the previous decisions produced."""
+        """Return the decision about the next failure, on the status that the previous decisions produced."""
         job, now, described = self._job, self._now, describe_failure(failure)
         upstream = self._earlier.upstream_of(failure)
         if upstream and upstream.failure:
-            why = f"caused by an earlier failure: {describe_failure(upstream.failure)}"
-            event = Event("RankFailed", f"{described}: {why}", warning=True)
+            reason = f"caused by an earlier failure: {describe_failure(upstream.failure)}"
+            event = Event("RankFailed", f"{described}: {reason}", warning=True)
             restarted = transitions.restart_after_upstream_failure(job, status, upstream, upstream.failure, now)
-            return "final", restarted, [event, Event("Restarting", why)]
+            return "final", restarted, [event, Event("Restarting", reason)]
         if self._earlier.counted(failure):
-            why = f"same failure as another replica within {CORRELATION_SECONDS} s; already counted"
-            event = Event("RankFailed", f"{described}: {why}", warning=True)
+            reason = f"same failure as another replica within {CORRELATION_SECONDS} s; already counted"
+            event = Event("RankFailed", f"{described}: {reason}", warning=True)
             return "restarted", self._restart_alone(status, failure, None), [event]
 
         decision = restart_policy.decide_restart(job, status, failure, self._snapshot.observed.platform)
-        event = Event("RankFailed", f"{described}: {decision.why}", warning=True)
+        event = Event("RankFailed", f"{described}: {decision.explanation}", warning=True)
         if decision.action == "Fail":
-            message = f"{described}: {decision.why}"
+            message = f"{described}: {decision.explanation}"
             if not decision.names_cause:
                 message = _with_last_line(message, failure)
             return (
@@ -110,8 +113,8 @@ class _Evaluation:
             return "ignored", transitions.ignore(status, failure), [event]
         counted = decision.action == "Restart"
         if self._in_group:
-            restarted = transitions.restart(job, status, failure, counted, decision.why, now)
-            return "final", restarted, [event, Event("Restarting", decision.why)]
+            restarted = transitions.restart(job, status, failure, counted, decision.explanation, now)
+            return "final", restarted, [event, Event("Restarting", decision.explanation)]
         return "restarted", self._restart_alone(status, failure, counted), [event]
 
     def _restart_alone(self, status: Status, failure: Failure, counted: bool | None) -> Status:
@@ -121,10 +124,95 @@ class _Evaluation:
         return restarted
 
     def _summary(self, status: Status) -> Status:
-        """The status with the pod counts that follow from the decisions so far."""
+        """Return the status with the pod counts that follow from the decisions so far."""
         return Snapshot(self._snapshot.observed.with_current(status)).summarised
 
 
 def _with_last_line(text: str, failure: Failure) -> str:
     lines = [line for line in failure.message.splitlines() if line.strip()]
     return f"{text}; last line: {lines[-1].strip()}" if lines else text
+
+
+def startup_failure(snapshot: Snapshot) -> Outcome:
+    """Apply startupDeadlineSeconds to pods with a start error, until all ranks of the job have run once.
+
+    The same images and volumes worked then. An unavailable registry, for example, ends without a change by the user:
+    the job waits, and the condition names the pod.
+
+    A pod that may not run as root and whose image does fails the job at once: only a change of the job cures it. Other
+    errors of the configuration, such as a missing Secret, can end by themselves.
+    """
+    job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
+    if status.ever_ran:
+        return None
+    final = next((pod for pod in snapshot.start_errors if root_image_cure(pod)), None)
+    deadlines = [(pod, startup_deadline(job, status, pod) or now) for pod in snapshot.start_errors]
+    overdue = final or next((pod for pod, deadline in deadlines if deadline <= now), None)
+    if overdue is None:
+        return WaitUntil(min(deadline for _, deadline in deadlines)) if deadlines else None
+    message = f"{overdue.name}: {overdue.waiting_text}" + (f": {cure}" if (cure := root_image_cure(overdue)) else "")
+    failure = root_cause.start_error(job, status, overdue, now, snapshot.observed.platform)
+    failed = transitions.fail(job, snapshot.summarised, failure.reason, message, now, failure)
+    return write(failed, Event(overdue.start_error, message, warning=True))
+
+
+_RUN_AS_USER = "spec.template.spec.securityContext.runAsUser"
+# Messages of the kubelet (verifyRunAsNonRoot in pkg/kubelet/kuberuntime/security_context_others.go).
+_ROOT_IMAGES = {
+    "image will run as root": f"the image runs as root: set {_RUN_AS_USER} of the job to another user, for example "
+    "1000 (a TrainingPool's template or the operator's setting `default_run_as_user` can set it for all jobs)",
+    "has non-numeric user": f"set {_RUN_AS_USER} of the job to the number of that user",
+    "runAsUser breaks non-root policy": f"set {_RUN_AS_USER} of the job to a user other than 0, or runAsNonRoot to "
+    "false if its namespace admits pods that run as root",
+}
+
+
+def root_image_cure(pod: Pod) -> str:
+    """Return the change that cures a pod which the kubelet refuses to start because of its user; else an empty text."""
+    if pod.start_error != "CreateContainerConfigError":
+        return ""
+    return next((cure for text, cure in _ROOT_IMAGES.items() if text in pod.waiting_message), "")
+
+
+def startup_deadline(job: Job, status: Status, pod: Pod) -> datetime | None:
+    """Return the end of startupDeadlineSeconds for this pod.
+
+    It counts from the assignment to a node: an unscheduled pod does not pull its image.
+    """
+    alone = status.replica_restarts.get(naming.replica_key(pod.role, pod.index))
+    begun = (alone.restart_time if alone else status.restart_time) or status.attempt_time
+    placed = max([moment for moment in (begun, pod.placed_at) if moment], default=None)
+    return placed + timedelta(seconds=job.spec.startup_deadline_seconds) if placed else None
+
+
+def handle_hang(snapshot: Snapshot) -> Outcome:
+    """Restart all ranks at the end of a stall, unless a rule of the user says otherwise.
+
+    The stall window has two ends: `sync_objects` requests stack dumps at the first, this rule acts at the second.
+    """
+    o, stall = snapshot.observed, snapshot.stall_window
+    if stall is None or o.reports is None:
+        return None
+    if o.now < stall.due_at:
+        return WaitUntil(stall.stuck_at if o.now < stall.stuck_at else stall.due_at)
+    if not stall.confirmed:
+        if o.job.spec.hang is None:
+            return None  # silence alone is no reason to end ranks of a job without `hang`
+        if o.now < stall.silent_due_at:
+            return WaitUntil(stall.silent_due_at)  # A message causes a reconcile before that.
+        if not hang_detection.path_works(o.reports, o.now):
+            return WaitUntil(o.now + report_loss.SILENCE)
+    failure = hang_detection.failure(o.job, o.current, o.reports, stall, o.now)
+    if not stall.confirmed:
+        failure = hang_detection.silence_failure(failure, stall)
+    decision = restart_policy.decide_after_hang(o.job, o.current, failure, o.platform)
+    event = Event(failure.reason, f"{failure.message}: {decision.explanation}", warning=True)
+    if decision.action == "Fail":
+        failed = transitions.fail(o.job, snapshot.summarised, decision.reason, failure.message, o.now, failure)
+        return write(failed, event)
+    if decision.action == "Ignore":
+        recorded = hang_detection.already_recorded(o.current, stall)
+        return None if recorded else write(changed(o.current, last_failure=failure), event)
+    counted = decision.action == "Restart"
+    restarted = transitions.restart(o.job, o.current, failure, counted, decision.explanation, o.now)
+    return write(restarted, event, Event("Restarting", decision.explanation))

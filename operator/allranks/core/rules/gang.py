@@ -12,7 +12,7 @@ from allranks.core.snapshot import Snapshot
 
 
 def choose_backend(snapshot: Snapshot) -> Outcome:
-    """Persists what places the attempt's pods together, before the first of them is created.
+    """Persist the backend that places the attempt's pods together, before the first of them is created.
 
     The decision that begins an attempt contains the choice already. This rule is for a backend that appeared later,
     while the job waited for it.
@@ -25,27 +25,27 @@ def choose_backend(snapshot: Snapshot) -> Outcome:
 
 
 def give_up_pods(snapshot: Snapshot) -> Outcome:
-    """Ends an attempt that holds nodes for a part of its pods, so that a rival that does the same can run."""
+    """End an attempt that holds nodes for a part of its pods, so that a rival in the same situation can run."""
     o = snapshot.observed
-    if not o.contention.others or (own := contention.contender(o, snapshot.pods)) is None:
+    if not o.contention.others or (contender := contention.contender(o, snapshot.pods)) is None:
         return None
-    due = contention.gives_up_at(own, o.contention)
+    due = contention.gives_up_at(contender, o.contention)
     if due is None:
         return None
     if o.now < due:
         return WaitUntil(due)
-    rival = contention.strongest(own, o.contention.others)
+    rival = contention.strongest(contender, o.contention.others)
     namespace, name = rival.job
-    which = "has a higher priority" if rival.priority > own.priority else "is older"
+    which = "has a higher priority" if rival.priority > contender.priority else "is older"
     where = name if namespace == o.job.namespace else f"{namespace}/{name}"
     placed = sum(1 for pod in snapshot.pods.values() if pod.node)
-    why = (
-        f"only {placed} of {len(snapshot.replicas)} pods had nodes for {own.timeout_seconds} s, and job {where}, which "
+    reason = (
+        f"only {placed} of {len(snapshot.replicas)} pods had nodes for {contender.timeout_seconds} s, and job {where}, "
+        f"which {which}, waits for nodes as well"
     )
-    why += f"{which}, waits for nodes as well"
     given_up = transitions.give_up(
-        o.job, snapshot.summarised, contention.REASON, why, contention.backoff(o.current), o.now
+        o.job, snapshot.summarised, contention.REASON, reason, contention.backoff(o.current), o.now
     )
     return write(
-        given_up, Event(contention.REASON, f"{why}: the pods are deleted, and created again later", warning=True)
+        given_up, Event(contention.REASON, f"{reason}: the pods are deleted, and created again later", warning=True)
     )

@@ -1,4 +1,4 @@
-"""Begin, suspend, resume, success and active deadline."""
+"""Begin, suspension, success and active deadline of a job, and the deletion of a finished one after its TTL."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from datetime import datetime, timedelta
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core import checkpoints, transitions
-from allranks.core.facts import naming, places, resume_source, topology
-from allranks.core.facts.model import Event, Pod
+from allranks.core.beginning import refuse, reject
+from allranks.core.facts import naming, resume_source, topology
+from allranks.core.facts.model import Event, Plan, Pod
 from allranks.core.facts.status_update import changed
-from allranks.core.outcomes import Outcome, WaitUntil, write
-from allranks.core.rejection import refuse, reject
+from allranks.core.outcomes import Act, Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
 from allranks.core.transfers import outputs
 from allranks.core.transfers import pods as transfers
 
 
 def begin(snapshot: Snapshot) -> Outcome:
-    """Writes the first status."""
+    """Write the first status."""
     job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     if status.start_time:
         return None
@@ -49,14 +49,14 @@ def succeed(snapshot: Snapshot) -> Outcome:
 
 
 def succeeded(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> bool:
-    """Whether the replicas that `success` selects have completed, except for ignored ones."""
+    """Return whether the replicas that `success` selects have completed, except for ignored ones."""
     target = topology.target_places(job, status)
     ignored = set(status.ignored)
     left = [place for place in target if naming.replica_key(*place) not in ignored]
 
     def done(place: tuple[str, int]) -> bool:
         pod = pods.get(place)
-        return (pod is not None and pod.succeeded) or place[1] in places.decode(status.done.get(place[0], ""))
+        return (pod is not None and pod.succeeded) or place[1] in naming.decode_indices(status.done.get(place[0], ""))
 
     # Ignored failures alone are no success.
     return all(map(done, left)) and (bool(left) or not target)
@@ -73,11 +73,11 @@ def suspend(snapshot: Snapshot) -> Outcome:
 
 
 def exceed_active_deadline(snapshot: Snapshot) -> Outcome:
-    """Fails a job that exceeds activeDeadlineSeconds."""
+    """Fail a job that exceeds activeDeadlineSeconds."""
     job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     # The field can be changed while the job runs, so the largest value is enforced here too.
-    own, longest = job.spec.active_deadline_seconds, snapshot.observed.platform.policy.max_active_deadline_seconds
-    limit = min((seconds for seconds in (own, longest) if seconds is not None), default=None)
+    of_job, longest = job.spec.active_deadline_seconds, snapshot.observed.platform.policy.max_active_deadline_seconds
+    limit = min((seconds for seconds in (of_job, longest) if seconds is not None), default=None)
     deadline = active_deadline(limit, status)
     if deadline is None:
         return None
@@ -89,7 +89,27 @@ def exceed_active_deadline(snapshot: Snapshot) -> Outcome:
 
 
 def active_deadline(limit: int | None, status: Status) -> datetime | None:
-    """End of a limit in seconds, which counts only time in which the job is not suspended."""
+    """Return the end of a limit in seconds, which counts only time in which the job is not suspended."""
     if limit is None or status.active_since is None:
         return None
     return status.active_since + timedelta(seconds=max(0.0, limit - status.active_seconds))
+
+
+def expire(snapshot: Snapshot) -> Outcome:
+    """Delete the job after ttlSecondsAfterFinished."""
+    o = snapshot.observed
+    ttl = o.job.spec.ttl_seconds_after_finished
+    if ttl is None or any(output.state == "Uploading" for output in o.current.outputs):
+        return None
+    expires = (o.current.completion_time or o.now) + timedelta(seconds=ttl)
+    return Act(Plan(delete_job=True)) if o.now >= expires else WaitUntil(expires)
+
+
+def record_outcomes(snapshot: Snapshot) -> Outcome:
+    """Persist how pods ended before they are deleted."""
+    summary = snapshot.summarised_at_end
+    return write(summary) if _outcomes(summary) != _outcomes(snapshot.current) else None
+
+
+def _outcomes(status: Status) -> dict[str, tuple[int, int]]:
+    return {role: (counts.succeeded, counts.failed) for role, counts in status.roles.items()}

@@ -15,7 +15,7 @@ from allranks.core.snapshot import Snapshot
 
 
 def admit(snapshot: Snapshot) -> Outcome:
-    """Begins an attempt when Kueue admitted the Workload, or when the job is in no queue any more."""
+    """Begin an attempt when Kueue admitted the Workload, or when the job is in no queue any more."""
     o, workload = snapshot.observed, snapshot.workload
     job, status, now = o.job, o.current, o.now
     if not queue.queue_of(job):
@@ -27,37 +27,37 @@ def admit(snapshot: Snapshot) -> Outcome:
         return None  # a Workload of another size, or one that gave quota back: it is replaced
     if not o.optional.api_version(WORKLOAD) or admission.missing_flavors(o, workload):
         return None
-    found = workload["status"]["admission"]
+    admission_status = workload["status"]["admission"]
     before = status.queue or QueueStatus(name=queue.queue_of(job))
     pod_sets, placements = admission.read(o, workload)
     admitted = QueueStatus(
         name=(workload.get("spec") or {}).get("queueName") or before.name,
         workload=workload["metadata"]["name"],
         workload_uid=workload["metadata"]["uid"],
-        cluster_queue=found.get("clusterQueue"),
+        cluster_queue=admission_status.get("clusterQueue"),
         admitted_time=now,
         pod_sets=pod_sets,
         placements=placements,
         evictions=before.evictions,
         last_eviction=before.last_eviction,
     )
-    partial = {role: of for role, of in admitted.pod_sets.items() if of.count < of.requested}
-    parts = [f"{role}: {of.count} of {of.requested}" for role, of in partial.items()]
+    partial = {role: pod_set for role, pod_set in admitted.pod_sets.items() if pod_set.count < pod_set.requested}
+    parts = [f"{role}: {pod_set.count} of {pod_set.requested}" for role, pod_set in partial.items()]
     message = f"admitted by ClusterQueue {admitted.cluster_queue}" + (f" ({', '.join(parts)})" if parts else "")
     sized = queue.with_admitted_size(o.with_current(changed(status, queue=admitted))).job
     return write(transitions.admit(sized, status, admitted, now), Event("Admitted", message))
 
 
 def withdraw(snapshot: Snapshot) -> Outcome:
-    """Gives the pods up when the job's quota is gone, or no longer fits the job."""
+    """Give the pods up when the job's quota is gone, or no longer fits the job."""
     o, workload = snapshot.observed, snapshot.workload
     job, status = o.job, o.current
     held = status.queue if status.queue and status.queue.pod_sets else None
     if not queue.queue_of(job):
         return write(changed(status, queue=None), Event("LeftQueue", "the job is in no queue")) if held else None
     if held is None:
-        why = f"the job now belongs to queue {queue.queue_of(job)}"
-        return _save_and_requeue(snapshot, "QueueAdded", why, asked_for="QueueAdded")
+        message = f"the job now belongs to queue {queue.queue_of(job)}"
+        return _save_and_requeue(snapshot, "QueueAdded", message, asked_for="QueueAdded")
     if not o.optional.api_version(WORKLOAD):
         return None  # Kueue cannot be read: the quota that the job has stays
     if workload is None or workload["metadata"]["uid"] != held.workload_uid:
@@ -70,22 +70,18 @@ def withdraw(snapshot: Snapshot) -> Outcome:
         return _requeue(snapshot, reason, message)
     if not workloads.is_admitted(workload):
         return _requeue(snapshot, "NotAdmitted", f"Workload {held.workload} is not admitted any more")
-    wanted = topology.wanted_sizes(job)
-    sizes = ({role: of.requested for role, of in held.pod_sets.items()}, _sizes(held))
-    if wanted not in sizes:
-        why = "the size changed: the job needs another quota"
-        return _save_and_requeue(snapshot, "Resized", why, asked_for="Resized")
+    asked_for = {role: pod_set.requested for role, pod_set in held.pod_sets.items()}
+    admitted = {role: pod_set.count for role, pod_set in held.pod_sets.items() if pod_set.count}
+    if topology.wanted_sizes(job) not in (asked_for, admitted):
+        message = "the size changed: the job needs another quota"
+        return _save_and_requeue(snapshot, "Resized", message, asked_for="Resized")
     if sync.reclaimed_too_much(status, workload):
         return _requeue(snapshot, "QuotaReclaimed", "ranks run again whose quota was given back when they were done")
     return None
 
 
-def _sizes(held: QueueStatus) -> dict[str, int]:
-    return {role: of.count for role, of in held.pod_sets.items() if of.count}
-
-
 def _save_and_requeue(snapshot: Snapshot, reason: str, message: str, asked_for: str) -> Outcome:
-    """Requeues the job when its ranks stored a checkpoint; without a wait if they have nothing to save."""
+    """Requeue the job when its ranks have stored a checkpoint, or at once if they have nothing to save."""
     if wait := checkpoints.ask_first(snapshot, asked_for, "the job returns to its queue"):
         return wait
     return _requeue(snapshot, reason, message + checkpoints.result(snapshot))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from datetime import datetime
 
 from allranks.core import checkpoints, transitions
+from allranks.core.beginning import reject
 from allranks.core.diagnosis import elasticity
 from allranks.core.facts import topology
 from allranks.core.facts.model import Event
 from allranks.core.outcomes import Outcome, WaitUntil, write
-from allranks.core.rejection import reject
 from allranks.core.snapshot import Snapshot
 
 
 def reject_resize(snapshot: Snapshot) -> Outcome:
-    """Fails a job whose new size is not valid or not allowed, before a restart for another reason applies the size."""
+    """Fail a job whose new size is not valid or not allowed, before a restart for another reason applies the size."""
     job, status = snapshot.observed.job, snapshot.current
     if elasticity.can_resize_in_place(job, status) or topology.wanted_sizes(job) == topology.sizes(job, status):
         return None
@@ -22,24 +22,24 @@ def reject_resize(snapshot: Snapshot) -> Outcome:
 
 
 def resize_to_spec(snapshot: Snapshot) -> Outcome:
-    """Applies a changed number of replicas: in place where the ranks can absorb it, else with a restart."""
+    """Apply a changed number of replicas: in place where the ranks can absorb it, else with a restart."""
     job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
-    wanted, present = topology.wanted_sizes(job), topology.sizes(job, status)
+    requested, present = topology.wanted_sizes(job), topology.sizes(job, status)
     if elasticity.can_resize_in_place(job, status):
         resized = elasticity.set_desired_workers(job, status, now)
-        before, after = sum(present.values()), sum(wanted.values())
+        before, after = sum(present.values()), sum(requested.values())
         return write(resized, Event("Resized", f"from {before} to {after} pods")) if resized != status else None
-    if wanted == present:
+    if requested == present:
         return None
-    why = "the size changed"
+    reason = "the size changed"
     if wait := checkpoints.ask_first(snapshot, "Resized", "the job restarts at another size"):
         return wait
-    restarted = transitions.resize(job, status, "Resized", why, now)
-    return write(restarted, Event("Resized", f"{why}: a new attempt begins{checkpoints.result(snapshot)}"))
+    restarted = transitions.resize(job, status, "Resized", reason, now)
+    return write(restarted, Event("Resized", f"{reason}: a new attempt begins{checkpoints.result(snapshot)}"))
 
 
 def shrink_to_capacity(snapshot: Snapshot) -> Outcome:
-    """Restarts an elastic job with fewer workers when the others found no room until the deadline."""
+    """Restart an elastic job with fewer workers when the others found no room until the deadline."""
     job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     deadline = elasticity.shrink_deadline(job, status, snapshot.outdated, now)
     if deadline is None:
@@ -53,7 +53,7 @@ def shrink_to_capacity(snapshot: Snapshot) -> Outcome:
 
 
 def grow_to_capacity(snapshot: Snapshot) -> Outcome:
-    """Restarts an elastic job with more workers when placeholders found room for them."""
+    """Restart an elastic job with more workers when placeholders found room for them."""
     target = elasticity.grow_target(snapshot.current, snapshot.placeholders.values(), snapshot.observed.now)
     if isinstance(target, datetime):
         return WaitUntil(target)
@@ -65,7 +65,7 @@ def grow_to_capacity(snapshot: Snapshot) -> Outcome:
 
 def _resize_to_capacity(snapshot: Snapshot, room: int, reason: str) -> Outcome:
     job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
-    why = f"there is room for {room} of {topology.wanted_sizes(job)[topology.ELASTIC_ROLE]} workers"
+    message = f"there is room for {room} of {topology.wanted_sizes(job)[topology.ELASTIC_ROLE]} workers"
     fitted = elasticity.fit_workers(job, status, room)
-    restarted = transitions.resize(job, fitted, reason, why, now)
-    return write(restarted, Event(reason, f"{why}: a new attempt begins{checkpoints.result(snapshot)}"))
+    restarted = transitions.resize(job, fitted, reason, message, now)
+    return write(restarted, Event(reason, f"{message}: a new attempt begins{checkpoints.result(snapshot)}"))

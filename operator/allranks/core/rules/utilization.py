@@ -1,20 +1,19 @@
 """The policy `utilization`: jobs that hold their pods without training enough (docs/guides/cost.md).
 
-A window is `windowSeconds` of time in which the job was not queued. At its end the share of productive time is
-compared with the policy, and the next window begins.
-"""
+At the end of each `windowSeconds` outside the queue, the share of productive time is compared with the policy."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Literal
 
 from allranks.api.cost import Utilization, UtilizationStatus
 from allranks.api.job import Job
+from allranks.api.status import WITHOUT_PODS, Status
 from allranks.core.accounting import cost, time_accounting
-from allranks.core.accounting.utilization import suspends
 from allranks.core.facts import pool_template, status_summary
-from allranks.core.facts.model import Event, Platform
+from allranks.core.facts.model import Event, Plan, Platform
 from allranks.core.facts.rank_reports import Reports
 from allranks.core.facts.status_update import changed
 from allranks.core.outcomes import Outcome, WaitUntil, write
@@ -26,13 +25,13 @@ _STALLED = timedelta(seconds=60)
 
 
 def policy_of(job: Job, platform: Platform) -> Utilization | None:
-    """The policy of the pool, which replaces that of the job."""
+    """Return the policy of the pool, which replaces the policy of the job."""
     pool = pool_template.pool_of(job, platform)
     return (pool.utilization if pool else None) or job.spec.utilization
 
 
 def judge(snapshot: Snapshot) -> Outcome:
-    """Sets the condition at the end of a window, and decides whether the job is suspended."""
+    """Set the condition at the end of a window, and decide whether the job is suspended."""
     o, status = snapshot.observed, snapshot.current
     policy, times = policy_of(o.job, o.platform), time_accounting.up_to(snapshot.current, o.now)
     if policy is None or times is None or times.category == "Queued" or suspends(status):
@@ -46,7 +45,8 @@ def judge(snapshot: Snapshot) -> Outcome:
     productive = max(0.0, times.productive - window.productive_seconds - stalled)
     low = productive * 100 < policy.min_productive_percent * passed
     suspend = low and policy.action == "Suspend" and not o.platform.local and not o.job.spec.suspend
-    text = f"{_percent(productive / passed)} of the last {_minutes(passed)} was productive"
+    percent = min(100, int(productive / passed * 100))
+    text = f"{percent}% of the last {passed / 60:.0f} minutes was productive"
     was_low = (before := status.condition(CONDITION)) is not None and before.status == "True"
     bound = f"at least {policy.min_productive_percent}% is required"
     message = f"{text}, {bound}{_price(snapshot)}{'; the job is suspended' if suspend else ''}" if low else text
@@ -65,7 +65,7 @@ def judge(snapshot: Snapshot) -> Outcome:
 
 
 def _stalled(reports: Reports | None, now: datetime) -> float:
-    """Seconds since the last step of any rank, if that is long ago: no time accounting can see it yet."""
+    """Return the seconds since the last step of any rank, if that is long ago: no time accounting has them yet."""
     ranks = [rank for rank in reports.ranks if not rank.done] if reports else []
     steps = [rank.stepped_at for rank in ranks if rank.stepped_at]
     if not steps:
@@ -80,9 +80,13 @@ def _price(snapshot: Snapshot) -> str:
     return f"; {used.gpus} GPUs, {used.summary} so far" if used else ""
 
 
-def _percent(share: float) -> str:
-    return f"{min(100, int(share * 100))}%"
+def suspends(status: Status) -> bool:
+    """Return whether the current attempt is to be suspended. One that is resumed begins with a new attempt."""
+    return status.utilization is not None and status.utilization.suspend_attempt == status.attempt
 
 
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} minutes"
+def with_suspension(snapshot: Snapshot, plan: Plan) -> Plan:
+    """Suspend a job whose suspension the persisted status has decided."""
+    if not suspends(snapshot.persisted) or plan.decided or snapshot.observed.job.spec.suspend:
+        return plan
+    return replace(plan, suspend_job=snapshot.persisted.phase not in WITHOUT_PODS)

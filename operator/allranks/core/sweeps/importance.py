@@ -1,9 +1,8 @@
-"""How much each parameter of a sweep matters: the share of the differences between trials that it explains alone.
+"""The importance of each parameter of a sweep: the share of the differences between trials that it explains alone.
 
-The trials are ranked by the value of the metric, and grouped by the value of the parameter. The share is that of the
-variance of the ranks between the groups, less what groups of random trials have (epsilon squared of Kruskal and Wallis,
-in the form of Kelley 1935). It depends on no model and no random numbers. It does not see parameters that matter only
-together with another one, and it says nothing about values that were not tried.
+The trials are ranked by the value of the metric, and grouped by the value of the parameter. The share is the variance
+of the ranks between the groups, less the variance between groups of random trials (epsilon squared of Kruskal and
+Wallis, in the form of Kelley 1935). It does not show parameters that matter only together with another one.
 """
 
 from __future__ import annotations
@@ -18,29 +17,29 @@ from allranks.api.sweep_status import Trial
 MIN_TRIALS = 10
 """Fewer trials show nothing."""
 GROUPS = 4
-"""Numbers are grouped into so many parts with equally many trials."""
+"""Number of parts with equally many trials into which numbers are grouped."""
 
 
 def compared(trials: Iterable[Trial]) -> list[Trial]:
-    """The trials that count: a stopped one has the value at which it was stopped, as for TPE."""
+    """Return the trials that count. A stopped trial has the value at which it was stopped, as for TPE."""
     return [trial for trial in trials if trial.phase in ("Succeeded", "Stopped") and trial.value is not None]
 
 
 def importances(spec: SweepSpec, trials: Iterable[Trial]) -> dict[str, float]:
-    """Parameter -> share from 0 to 1, the largest first. Empty with fewer than ten trials."""
+    """Return parameter -> share from 0 to 1, the largest first. Empty with fewer than ten trials."""
     counted = compared(trials)
     if len(counted) < MIN_TRIALS:
         return {}
     ranks = _ranks([trial.value or 0.0 for trial in counted])
-    found = {
+    shares = {
         name: _explained(_groups(parameter, [trial.parameters[name] for trial in counted]), ranks)
         for name, parameter in spec.parameters.items()
     }
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+    return dict(sorted(shares.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Equal values have the mean of their ranks."""
+    """Return the rank of each value. Equal values have the mean of their ranks."""
     order = sorted(values)
     first = {value: place for place, value in reversed(list(enumerate(order)))}
     count: defaultdict[float, int] = defaultdict(int)
@@ -50,7 +49,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def _groups(parameter: Parameter, values: Sequence[str]) -> list[Hashable]:
-    """The group of each trial. Equal values are in the same group."""
+    """Return the group of each trial. Equal values are in the same group."""
     if parameter.values is not None or len(set(values)) <= GROUPS:
         return list(values)
     numbers = [float(value) for value in values]

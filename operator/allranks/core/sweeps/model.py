@@ -1,4 +1,4 @@
-"""What the decisions of a sweep read, and what they result in."""
+"""The input and the result of decisions about a sweep."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class TrialJob:
     name: str
     status: Status
     owned: bool = True
-    """Whether it belongs to this sweep."""
+    """True if it belongs to this sweep."""
     suspended: bool = False
     """`spec.suspend`."""
     deleting: bool = False
 
     @property
     def disrupted(self) -> bool:
-        """Whether it failed for reasons outside of the program."""
+        """True if the job failed for reasons outside of the program."""
         failed = self.status.condition("Failed")
         if self.status.phase != "Failed" or failed is None:
             return False
@@ -71,10 +71,13 @@ class SweepObserved:
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """What to do. If `write_ahead`, only the status is written, and the rest is decided again after that."""
+    """The next requests of a driver.
+
+    If `write_ahead`, only the status is written, and the rest is decided again after that.
+    """
 
     status: SweepStatus | None = None
-    """None: unchanged."""
+    """The status to write; None if it is unchanged."""
     write_ahead: bool = False
     create: tuple[Manifest, ...] = ()
     stop: tuple[str, ...] = ()

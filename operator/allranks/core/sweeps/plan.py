@@ -1,20 +1,21 @@
 """Decides what a sweep does next, from its status and the jobs of its trials.
 
-Every decision is written to the status first, and carried out when the status with it is observed. So an operator that
-is killed at any moment continues with the same trials: the names of jobs are computed, and creating or suspending one
-twice is harmless.
-"""
+Every decision is written to the status first and carried out afterwards, so an operator that is killed at any moment
+continues with the same trials."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from allranks.api import sweep_values
+from allranks.api.notify import Notification, SweepNotification, Target
 from allranks.api.sweep_status import Best, SweepCondition, SweepStatus, Trial, TrialCounts
+from allranks.core.accounting import notifications
 from allranks.core.facts.model import Event
-from allranks.core.sweeps import early_stopping, outbox, suggestions, trial_job
+from allranks.core.sweeps import suggestions, trial_job
 from allranks.core.sweeps import trials as of_trials
 from allranks.core.sweeps.model import Suggestion, SweepObserved, SweepPlan
 
@@ -23,8 +24,8 @@ SAME_FAILURES = 3
 
 
 def plan(observed: SweepObserved) -> SweepPlan:
-    """The next step of the sweep."""
-    return outbox.with_outbox(observed, _plan(observed))
+    """Return the next step of the sweep."""
+    return with_outbox(observed, _plan(observed))
 
 
 def _plan(observed: SweepObserved) -> SweepPlan:
@@ -48,7 +49,7 @@ def _plan(observed: SweepObserved) -> SweepPlan:
 
 
 def _min_steps(observed: SweepObserved) -> int | None:
-    """`status.minSteps`, from the first trial that reports its total."""
+    """Return `status.minSteps`, from the first trial that reports its total."""
     stop = observed.sweep.spec.stop
     if stop is None or stop.min_steps is not None:
         return stop.min_steps if stop else None
@@ -57,12 +58,12 @@ def _min_steps(observed: SweepObserved) -> int | None:
     for trial in observed.status.trials:
         job = observed.jobs.get(trial.job)
         if job and job.status.progress and job.status.progress.total_steps:
-            return early_stopping.default_min_steps(stop, job.status.progress.total_steps)
+            return of_trials.default_min_steps(stop, job.status.progress.total_steps)
     return None
 
 
 def _same_failure(trials: Sequence[Trial], total: int) -> str:
-    """Why the first trials failed, if all failed in the same way; empty if they did not."""
+    """Return the failure of the first trials if all failed in the same way; empty if they did not."""
     first = trials[: min(SAME_FAILURES, total)]
     if len(first) < min(SAME_FAILURES, total) or any(trial.phase != "Failed" for trial in first):
         return ""
@@ -81,7 +82,7 @@ def _stop_all(observed: SweepObserved, trials: Iterable[Trial]) -> Iterable[Tria
 
 
 def _with_new(observed: SweepObserved, trials: list[Trial]) -> tuple[list[Trial], Suggestion | None]:
-    """The trials with those that can start now, and the request for parameters that one of them waits for."""
+    """Return the trials with those that can start now, and the request for parameters that one of them waits for."""
     spec, out = observed.sweep.spec, list(trials)
     total = sweep_values.number_of_trials(spec)
     active = sum(not trial.ended for trial in out)
@@ -123,7 +124,7 @@ def _status(observed: SweepObserved, trials: list[Trial], failure: str, min_step
 
 
 def best_of(trials: Iterable[Trial], goal: str) -> Best | None:
-    """The best trial that succeeded; of equal ones the first."""
+    """Return the best trial that succeeded; of equal ones the first."""
     sign = 1 if goal == "Minimize" else -1
     succeeded = [trial for trial in trials if trial.phase == "Succeeded" and trial.value is not None]
     if not succeeded:
@@ -153,7 +154,7 @@ def _conditions(
 
 
 def _not_created(observed: SweepObserved, trials: Sequence[Trial]) -> tuple[str, str] | None:
-    """(reason, message), if the API server refuses the job of a trial, or its name is taken."""
+    """Return (reason, message), if the API server refuses the job of a trial, or its name is taken."""
     for trial in trials:
         if trial.ended:
             continue
@@ -164,10 +165,10 @@ def _not_created(observed: SweepObserved, trials: Sequence[Trial]) -> tuple[str,
     return None
 
 
-def _set(observed: SweepObserved, *wanted: tuple[str, str, str, str]) -> list[SweepCondition]:
-    """The conditions with new values. The time changes with the status alone."""
+def _set(observed: SweepObserved, *conditions: tuple[str, str, str, str]) -> list[SweepCondition]:
+    """Return the conditions with new values. The time changes only with the status."""
     out = []
-    for kind, status, reason, message in wanted:
+    for kind, status, reason, message in conditions:
         old = observed.status.condition(kind)
         out.append(
             SweepCondition(
@@ -183,9 +184,9 @@ def _set(observed: SweepObserved, *wanted: tuple[str, str, str, str]) -> list[Sw
 
 
 def _decided(before: SweepStatus, after: SweepStatus) -> bool:
-    """Whether more changes than what is only observed of running trials."""
-    one, other = _without_trials(before), _without_trials(after)
-    if one != other or len(before.trials) != len(after.trials):
+    """Return whether a decision changed, and not only observed values of running trials."""
+    old_status, new_status = _without_trials(before), _without_trials(after)
+    if old_status != new_status or len(before.trials) != len(after.trials):
         return True
     pairs = zip(before.trials, after.trials, strict=True)
     return any(old is not new and _decisions(old) != _decisions(new) for old, new in pairs)
@@ -210,12 +211,12 @@ def _to_create(observed: SweepObserved) -> tuple[Any, ...]:
 
 
 def _to_stop(observed: SweepObserved) -> tuple[str, ...]:
-    """Jobs of stopped and suspended trials that are not suspended yet and have not ended by themselves."""
+    """Return the jobs of stopped and suspended trials that are not suspended yet and have not ended by themselves."""
     out = []
     for trial in observed.status.trials:
         job = observed.jobs.get(trial.job)
-        wanted = trial.phase == "Stopped" or (trial.suspended and not trial.ended and observed.sweep.spec.suspend)
-        if not wanted or job is None or not job.owned or job.deleting:
+        must_stop = trial.phase == "Stopped" or (trial.suspended and not trial.ended and observed.sweep.spec.suspend)
+        if not must_stop or job is None or not job.owned or job.deleting:
             continue
         if not job.suspended and job.status.phase not in ("Succeeded", "Failed"):
             out.append(trial.job)
@@ -223,7 +224,7 @@ def _to_stop(observed: SweepObserved) -> tuple[str, ...]:
 
 
 def _to_resume(observed: SweepObserved) -> tuple[str, ...]:
-    """Jobs that the sweep suspended, which is not suspended any more."""
+    """Return the jobs that the sweep suspended, if it is not suspended any more."""
     if observed.sweep.spec.suspend:
         return ()
     return tuple(
@@ -234,7 +235,7 @@ def _to_resume(observed: SweepObserved) -> tuple[str, ...]:
 
 
 def _events(observed: SweepObserved, after: SweepStatus) -> Iterable[Event]:
-    """What is new, for `kubectl describe`."""
+    """Yield Events for the changes, for `kubectl describe`."""
     before = {trial.number: trial for trial in observed.status.trials}
     for trial in after.trials:
         old = before.get(trial.number)
@@ -245,11 +246,47 @@ def _events(observed: SweepObserved, after: SweepStatus) -> Iterable[Event]:
             yield Event("TrialDisrupted", f"trial {trial.number} is run again as {trial.job}", warning=True)
         elif trial.phase != old.phase and trial.ended:
             value = "" if trial.value is None else f", {observed.sweep.spec.objective.metric} {trial.value:.6g}"
-            why = f": {trial.message}" if trial.message else value
+            reason = f": {trial.message}" if trial.message else value
             failed = trial.phase in ("Failed", "Lost")
-            yield Event(f"Trial{trial.phase}", f"trial {trial.number} {trial.phase.lower()}{why}", warning=failed)
+            yield Event(f"Trial{trial.phase}", f"trial {trial.number} {trial.phase.lower()}{reason}", warning=failed)
     if "Suspended" in (observed.status.phase, after.phase) and observed.status.phase != after.phase:
         yield Event("Suspended", "suspended") if after.phase == "Suspended" else Event("Resumed", "resumed")
     for condition in after.conditions:
         if after.finished and condition.status == "True":
             yield Event(condition.reason, condition.message, warning=condition.type == "Failed")
+
+
+def with_outbox(observed: SweepObserved, plan: SweepPlan) -> SweepPlan:
+    """Add notifications of the end of the sweep, and the results of deliveries, to the plan's status.
+
+    An entry is `Succeeded oncall`, and is added in the write with which the sweep ends.
+    """
+    before = observed.status
+    after = plan.status or before
+    if not (observed.notifies or before.notifications):
+        return plan
+    entries, events = notifications.with_results(before.notifications, observed.notified)
+    if observed.notifies and after.finished and not before.finished:
+        entries += [f"{after.phase} {receiver}" for receiver in _subscribers(observed, after.phase)]
+    entries = notifications.bounded(entries)
+    if entries == after.notifications:
+        return plan
+    status = SweepStatus(**{**dict(after), "notifications": entries})
+    return replace(plan, status=status, events=(*plan.events, *events))
+
+
+def targets(observed: SweepObserved) -> dict[str, Target]:
+    """Return name of the receiver -> entry of the sweep or the pool of its trials."""
+    return dict(_named_notifications(observed))
+
+
+def _subscribers(observed: SweepObserved, phase: str) -> list[str]:
+    """Return the receivers of the sweep, of its pool, and of every job, without duplicates."""
+    names = [name for name, entry in _named_notifications(observed) if phase in entry.occasions]
+    return list(dict.fromkeys([*names, *observed.notifies.get(phase, ())]))
+
+
+def _named_notifications(observed: SweepObserved) -> Iterator[tuple[str, SweepNotification | Notification]]:
+    """Yield (name of the receiver, entry of the sweep or its pool)."""
+    yield from notifications.named("", observed.sweep.spec.notify or ())
+    yield from notifications.named("p", observed.pool_notify)

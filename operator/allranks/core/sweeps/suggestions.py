@@ -20,7 +20,7 @@ STARTUP_TRIALS = 10
 def suggest(
     spec: SweepSpec, number: int, trials: Sequence[Trial], suggested: Mapping[int, Mapping[str, str]]
 ) -> Parameters | Suggestion:
-    """The parameters of trial `number`, or the request for them."""
+    """Return the parameters of trial `number`, or the request for them."""
     if spec.algorithm == "Grid":
         return grid(spec, number)
     learned = tuple(trial for trial in trials if trial.phase in ("Succeeded", "Stopped") and trial.value is not None)
@@ -32,7 +32,7 @@ def suggest(
 
 
 def grid(spec: SweepSpec, number: int) -> Parameters:
-    """The combination with this number; the last parameter by name changes fastest."""
+    """Return the combination with this number; the last parameter by name changes fastest."""
     chosen: Parameters = {}
     for name in reversed(sweep_values.names(spec)):
         size = sweep_values.grid_size(spec.parameters[name]) or 1
@@ -42,12 +42,12 @@ def grid(spec: SweepSpec, number: int) -> Parameters:
 
 
 def random(spec: SweepSpec, number: int) -> Parameters:
-    """Independent values for each trial and parameter."""
+    """Return independent values for each trial and parameter."""
     return {name: _value(spec.parameters[name], _share(spec.seed, number, name)) for name in sweep_values.names(spec)}
 
 
 def _value(parameter: Parameter, share: float) -> str:
-    """`share`: from 0, less than 1."""
+    """Return the value of a parameter at `share`, which is from 0 and less than 1."""
     if parameter.values is not None:
         return sweep_values.text(parameter.values[int(share * len(parameter.values))])
     if (whole := parameter.whole) is not None:

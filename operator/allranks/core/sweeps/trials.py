@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from allranks.api.sweep_status import Trial
-from allranks.core.sweeps import early_stopping, trial_job
+from allranks.api.status import ProgressStatus
+from allranks.api.sweep import Stop, SweepSpec
+from allranks.api.sweep_status import Check, Trial
+from allranks.core.sweeps import trial_job
 from allranks.core.sweeps.model import SweepObserved, TrialJob
 from allranks.text import beginning, last_lines
 
 MAX_RUNS_AGAIN = 3
-"""How often a trial is run again after disruptions ended its job. Then it counts as lost."""
+"""Limit of runs after disruptions ended the job of a trial. Then it counts as lost."""
 _LINE = 1000
 """Characters of a program's last line that are read."""
 MESSAGE_BYTES, REASON_BYTES = 300, 64
-"""Of each trial, in the stored status: it holds up to 500 trials."""
+"""Limits for each trial in the stored status, which holds up to 500 trials."""
 
 
 def changed(trial: Trial, **changes: Any) -> Trial:
-    """The trial with other values, which are validated."""
+    """Return the trial with other values, which are validated."""
     return Trial(**{**dict(trial), **changes})
 
 
 def observe(observed: SweepObserved, min_steps: int | None) -> list[Trial]:
-    """All trials with what is observed of their jobs, and without those that must stop."""
+    """Return all trials with the observed state of their jobs, some of them stopped early."""
     trials = [_observe(observed, trial, min_steps) for trial in observed.status.trials]
     if min_steps is None or observed.sweep.spec.stop is None:
         return trials
@@ -59,16 +64,18 @@ def _observe(observed: SweepObserved, trial: Trial, min_steps: int | None) -> Tr
 
 
 def with_suspension(observed: SweepObserved, trials: Iterable[Trial]) -> list[Trial]:
-    """`suspended` is set before the jobs are suspended, and removed when they are not suspended any more: then a trial
-    that a user suspended stays so."""
-    wanted = observed.sweep.spec.suspend
+    """Return the trials with `suspended` set before the jobs are suspended, and removed when they are not any more.
+
+    So a trial that a user suspended stays suspended.
+    """
+    suspend = observed.sweep.spec.suspend
     out = []
     for trial in trials:
         job = observed.jobs.get(trial.job)
         if trial.ended or job is None or not job.owned:
-            suspended = trial.suspended and not trial.ended and wanted
+            suspended = trial.suspended and not trial.ended and suspend
         else:
-            suspended = (wanted and (trial.suspended or not job.suspended)) or (trial.suspended and job.suspended)
+            suspended = (suspend and (trial.suspended or not job.suspended)) or (trial.suspended and job.suspended)
         out.append(trial if suspended == trial.suspended else changed(trial, suspended=suspended))
     return out
 
@@ -81,8 +88,8 @@ def _with_progress(observed: SweepObserved, trial: Trial, job: TrialJob, min_ste
             changes["step"] = progress.step
         if value is not None and value != trial.value:
             changes["value"] = value
-        if min_steps and (found := early_stopping.new_checks(trial, progress, observed.sweep.spec, min_steps)):
-            changes["checks"] = [*trial.checks, *found]
+        if min_steps and (checks := new_checks(trial, progress, observed.sweep.spec, min_steps)):
+            changes["checks"] = [*trial.checks, *checks]
     return changed(trial, **changes) if changes else trial
 
 
@@ -91,10 +98,10 @@ def _succeeded(observed: SweepObserved, trial: Trial, job: TrialJob) -> Trial:
     if trial.value is not None:
         return changed(trial, phase="Succeeded", end_time=observed.now)
     reported = sorted(job.status.progress.metrics) if job.status.progress else []
-    found = f"the program reported {', '.join(reported)}" if reported else "the program reported no metrics"
+    details = f"the program reported {', '.join(reported)}" if reported else "the program reported no metrics"
     near = difflib.get_close_matches(metric, reported, n=1)
     meant = f" (did you mean {near[0]}?)" if near else ""
-    message = f"there is no value of {metric}{meant}: {found}"
+    message = f"there is no value of {metric}{meant}: {details}"
     return ended(observed, trial, "Failed", "MetricMissing", message)
 
 
@@ -107,11 +114,12 @@ def _failed(observed: SweepObserved, trial: Trial, job: TrialJob) -> Trial:
     return ended(observed, trial, "Failed", reason, message)
 
 
-def _disrupted(observed: SweepObserved, trial: Trial, why: str) -> Trial:
-    """The trial is run again, or lost. It keeps its parameters and checks: it continues from its checkpoint."""
+def _disrupted(observed: SweepObserved, trial: Trial, cause: str) -> Trial:
+    """Return the trial to run again, or as lost. It keeps its parameters and checks: it continues from its
+    checkpoint."""
     if trial.runs >= MAX_RUNS_AGAIN:
         return ended(
-            observed, trial, "Lost", "Disrupted", f"{MAX_RUNS_AGAIN + 1} jobs were ended by disruptions: {why}"
+            observed, trial, "Lost", "Disrupted", f"{MAX_RUNS_AGAIN + 1} jobs were ended by disruptions: {cause}"
         )
     runs = trial.runs + 1
     job = trial_job.name(observed.sweep, trial.number, runs)
@@ -119,7 +127,7 @@ def _disrupted(observed: SweepObserved, trial: Trial, why: str) -> Trial:
 
 
 def _stop_early(observed: SweepObserved, trials: Sequence[Trial]) -> Iterable[Trial]:
-    """Trials are compared when they pass a check, in the order of their numbers."""
+    """Yield the trials. They are compared when they pass a check, in the order of their numbers."""
     for before, trial in zip(observed.status.trials, trials, strict=True):
         new = trial.checks[len(before.checks) :]
         job = observed.jobs.get(trial.job)
@@ -128,11 +136,11 @@ def _stop_early(observed: SweepObserved, trials: Sequence[Trial]) -> Iterable[Tr
         if not new or trial.ended or at_end:
             yield trial
             continue
-        check = early_stopping.is_worse(trial, new, trials, observed.sweep.spec)
-        yield trial if check is None else stopped(observed, trial, *_why(observed, check.step, check.value))
+        check = is_worse(trial, new, trials, observed.sweep.spec)
+        yield trial if check is None else stopped(observed, trial, *_stop_reason(observed, check.step, check.value))
 
 
-def _why(observed: SweepObserved, step: int, value: float) -> tuple[str, str]:
+def _stop_reason(observed: SweepObserved, step: int, value: float) -> tuple[str, str]:
     spec = observed.sweep.spec
     assert spec.stop is not None
     share = "the median" if spec.stop.rule == "Median" else f"the best 1/{spec.stop.factor}"
@@ -140,11 +148,84 @@ def _why(observed: SweepObserved, step: int, value: float) -> tuple[str, str]:
 
 
 def stopped(observed: SweepObserved, trial: Trial, reason: str, message: str) -> Trial:
-    """The job is suspended, so it stores a checkpoint, and can be resumed."""
+    """Return the trial as stopped. Its job is suspended, so it stores a checkpoint, and can be resumed."""
     return ended(observed, trial, "Stopped", reason, message)
 
 
 def ended(observed: SweepObserved, trial: Trial, phase: str, reason: str, message: str) -> Trial:
-    """The trial has ended without success."""
+    """Return the trial as ended without success."""
     reason, message = beginning(reason, REASON_BYTES), beginning(message, MESSAGE_BYTES)
     return changed(trial, phase=phase, reason=reason, message=message, end_time=observed.now)
+
+
+MEDIAN_PEERS = 3
+"""Other trials that rule Median needs at a check."""
+MAX_CHECKS = 10
+"""Later checks are left out: with factor 2, a trial has made 512 times the steps of its first check by then."""
+_LATE = 1.5
+"""A value that was reported later than this many times the steps of a check does not count for it."""
+
+
+def default_min_steps(stop: Stop, total_steps: int) -> int:
+    """Return the number of steps with which each trial has two checks."""
+    return max(1, total_steps // stop.factor**2)
+
+
+def steps_of_checks(stop: Stop, min_steps: int) -> Iterator[int]:
+    """Yield the steps of checks, without an end for factor 2 and more."""
+    return (min_steps * stop.factor**number for number in itertools.count())
+
+
+def new_checks(trial: Trial, progress: ProgressStatus, spec: SweepSpec, min_steps: int) -> tuple[Check, ...]:
+    """Return the checks that the trial has passed since the last observation, with the values of the metric there."""
+    if spec.stop is None or progress.step is None:
+        return ()
+    metric, step = spec.objective.metric, progress.step
+    passed = trial.checks[-1].step if trial.checks else 0
+    due = [
+        at for at in itertools.takewhile(lambda at: at <= step, steps_of_checks(spec.stop, min_steps)) if at > passed
+    ]
+    points = _points(progress, metric)
+    checks = [Check(step=at, value=value) for at in due if (value := _interpolated(points, at)) is not None]
+    if due and metric in progress.metrics and (not checks or checks[-1].step < due[-1]) and step <= _LATE * due[-1]:
+        checks.append(Check(step=due[-1], value=progress.metrics[metric]))
+    return tuple(checks[: MAX_CHECKS - len(trial.checks)])
+
+
+def is_worse(trial: Trial, checks: Iterable[Check], trials: Sequence[Trial], spec: SweepSpec) -> Check | None:
+    """Return the check at which the trial is worse than the others, if it is at one of `checks`. `trials` includes
+    it."""
+    assert spec.stop is not None
+    sign = 1 if spec.objective.goal == "Minimize" else -1
+    for check in checks:
+        others = [
+            sign * same.value
+            for other in trials
+            if other.number != trial.number
+            for same in other.checks
+            if same.step == check.step
+        ]
+        value = sign * check.value
+        if spec.stop.rule == "Median":
+            if len(others) >= MEDIAN_PEERS and value > statistics.median(others):
+                return check
+        elif sum(other < value for other in others) >= math.ceil((len(others) + 1) / spec.stop.factor):
+            return check
+    return None
+
+
+def _points(progress: ProgressStatus, metric: str) -> list[tuple[int, float]]:
+    """Return (step, value) of the curve by step, if it has the metric. After a restart, later points count."""
+    if progress.curve_metric != metric:
+        return []
+    return sorted({point.step: point.value for point in progress.curve if point.value is not None}.items())
+
+
+def _interpolated(points: Sequence[tuple[int, float]], step: int) -> float | None:
+    """Return the value at this step, between the two points around it."""
+    before = [point for point in points if point[0] <= step]
+    after = [point for point in points if point[0] >= step]
+    if not before or not after:
+        return None
+    (left, low), (right, high) = before[-1], after[0]
+    return low if left == right else low + (high - low) * (step - left) / (right - left)

@@ -8,13 +8,12 @@ from datetime import datetime
 from allranks.api.status import Status
 from allranks.core.diagnosis import elasticity, hang_detection, report_loss
 from allranks.core.diagnosis.stragglers import newly_slow
-from allranks.core.facts import naming, pod_template, pool_template, stack_requests, status_summary, topology
+from allranks.core.facts import naming, pod_template, pool_template, rank_reports, status_summary, topology
 from allranks.core.facts.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan
-from allranks.core.objects import companions, placeholders, pod_group
+from allranks.core.objects import companions, placeholders
 from allranks.core.objects import pods as pod_manifests
 from allranks.core.objects.gangs import choice as gang_choice
-from allranks.core.objects.gangs import objects as gang_objects
-from allranks.core.objects.gangs import read_back
+from allranks.core.objects.gangs import members, read_back
 from allranks.core.snapshot import Snapshot
 from allranks.core.sync.plans import DELETION_REFUSED, plan_objects
 from allranks.core.transfers import pods as transfers
@@ -25,7 +24,7 @@ PODS_PER_PLAN = 1000
 
 
 def sync_objects(snapshot: Snapshot) -> Plan:
-    """Creates missing pods that are due, deletes outdated ones, and updates the status from the pods."""
+    """Create missing pods that are due, delete outdated ones, and update the status from the pods."""
     o, status = snapshot.observed, snapshot.current
     due, delayed_until = _due(snapshot)
     blocked = _blocked(snapshot) if due else None
@@ -51,47 +50,49 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     times = (delayed_until, probe_at, lost_at, _next_slow_start(snapshot), stopped_at, None if note else unreported_at)
     wake_at = min((time for time in times if time), default=None)
     plan = plan_objects(snapshot, summary, [*create, *placeholders], snapshot.outdated, events, wake_at)
-    groups = gang_objects.superseded(o.job, status, o.optional, over=False)
+    groups = members.superseded_groups(o.job, status, o.optional, over=False)
     plan = replace(plan, restore=tuple(restore), remove=groups)
     stall = snapshot.stall_window
     if any(manifest["kind"] == "ConfigMap" for manifest in create):
         plan = replace(plan, superseded=companions.superseded_config_maps(o.job, status))
     if stall and o.now >= stall.stuck_at:
         return replace(plan, stack_dump_id=stall.stack_dump_id)
-    request = o.job.metadata.annotations.get(stack_requests.ANNOTATION, "")
-    return replace(plan, stack_dump_id=stack_requests.stack_dump_id(request, status.attempt)) if request else plan
+    request = o.job.metadata.annotations.get(rank_reports.STACKS_ANNOTATION, "")
+    return replace(plan, stack_dump_id=rank_reports.stack_dump_id(request, status.attempt)) if request else plan
 
 
 def _refused_deletion(snapshot: Snapshot) -> tuple[str, str] | None:
-    """(reason, message) while a pod of an earlier attempt still runs because its deletion was rejected. New pods wait
-    for it: two attempts at once would write the same checkpoints."""
+    """Return (reason, message) while a pod of an earlier attempt still runs because its deletion was rejected.
+
+    New pods wait for it: two attempts at once would write the same checkpoints.
+    """
     attempt = snapshot.current.attempt
     for pod, rejection in snapshot.undeletable:
         if pod.attempt != attempt:
-            why = f"pod {pod.name} of attempt {pod.attempt} still runs, because its deletion was rejected"
-            return DELETION_REFUSED, f"{why}: {rejection.message}; the pods of attempt {attempt} wait for it"
+            problem = f"pod {pod.name} of attempt {pod.attempt} still runs, because its deletion was rejected"
+            return DELETION_REFUSED, f"{problem}: {rejection.message}; the pods of attempt {attempt} wait for it"
     return None
 
 
 def _blocked(snapshot: Snapshot) -> tuple[str, str] | None:
-    """(reason, message) of what keeps the missing pods from being created."""
+    """Return (reason, message) of what keeps the missing pods from being created."""
     o = snapshot.observed
     refused = transfers.blocked(o) or _refused_deletion(snapshot) or pool_template.unavailable(o.job, o.platform)
     return refused or gang_choice.unavailable(o.job, o.current, o.platform, o.optional)
 
 
 def _read_back(snapshot: Snapshot, summary: Status) -> Status:
-    """The summary with the condition about the attempt's gang."""
+    """Return the summary with the condition about the attempt's gang."""
     o = snapshot.observed
-    wanted = None
+    group = None
     if o.current.gang and o.job.spec.scheduling.topology and not pool_template.unavailable(o.job, o.platform):
         templates = pod_template.role_templates(o.job, o.platform)
-        wanted = pod_group.pod_group(o.job, o.current, templates, o.platform)
-    return read_back.observe(o.job, summary, snapshot.pods.values(), wanted, o.optional, o.now)
+        group = members.pod_group(o.job, o.current, templates, o.platform)
+    return read_back.observe(o.job, summary, snapshot.pods.values(), group, o.optional, o.now)
 
 
 def _due(snapshot: Snapshot) -> tuple[list[Replica], datetime | None]:
-    """Missing replicas to create now, and the time at which the next one's backoff ends."""
+    """Return the missing replicas to create now, and the time at which the next one's backoff ends."""
     now = snapshot.observed.now
     due, delays = [], []
     for replica in snapshot.missing:
@@ -104,13 +105,14 @@ def _due(snapshot: Snapshot) -> tuple[list[Replica], datetime | None]:
 
 
 def _not_before(status: Status, replica: Replica) -> datetime | None:
-    """End of the backoff of this replica."""
+    """Return the end of the backoff of this replica."""
     entry = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
     return entry.restart_time if entry else status.restart_time
 
 
 def _start_errors(before: Status, after: Status) -> list[Event]:
-    """An Event when a job that ran before begins to wait for a pod that cannot start. A new job has a deadline."""
+    """Return an Event when a job that ran before begins to wait for a pod that cannot start. A new job has a
+    deadline."""
     then, now = before.condition("Running"), after.condition("Running")
     waits = now is not None and now.reason in _WAITS and (then is None or then.reason not in _WAITS)
     return [Event(now.reason, now.message, warning=True)] if now and waits and after.ever_ran else []
@@ -120,8 +122,10 @@ _WAITS = START_ERRORS | {NOT_READY_TO_START}
 
 
 def _unreported(snapshot: Snapshot, unreported_at: datetime | None) -> tuple[str, str] | None:
-    """(reason, sentence) of the condition of a job that runs without reports. An operator that starts later keeps it
-    until ranks report."""
+    """Return (reason, sentence) of the condition of a job that runs without reports.
+
+    An operator that starts later keeps it until ranks report.
+    """
     if unreported_at is None:
         return None
     running = snapshot.current.condition("Running")
@@ -131,7 +135,8 @@ def _unreported(snapshot: Snapshot, unreported_at: datetime | None) -> tuple[str
 
 
 def _begins_to_say(note: tuple[str, str], before: Status, after: Status) -> bool:
-    """Return whether the condition of a running job has this note now, and had it not, or with another sentence."""
+    """Return whether the condition of a running job has this note now, and did not have it with this sentence
+    before."""
     reason, sentence = note
     old, new = before.condition("Running"), after.condition("Running")
     if new is None or new.reason != reason:
@@ -140,14 +145,17 @@ def _begins_to_say(note: tuple[str, str], before: Status, after: Status) -> bool
 
 
 def _next_slow_start(snapshot: Snapshot) -> datetime | None:
-    """When the condition is to name the next pod that is slow to start."""
+    """Return when the condition is to name the next pod that is slow to start."""
     times = (status_summary.slow_start_at(pod) for pod in snapshot.pods.values())
     return min((time for time in times if time and time > snapshot.observed.now), default=None)
 
 
 def _manifests(snapshot: Snapshot, due: list[Replica]) -> tuple[list[Manifest], list[Manifest]]:
-    """(objects to create, objects to restore). The pods that are due come after the objects that they need. These are
-    created with the first pods of an attempt, and restored with later ones and from time to time."""
+    """Return (objects to create, objects to restore).
+
+    The pods that are due come after the objects that they need. These are created with the first pods of an attempt,
+    and restored with later ones and from time to time.
+    """
     job, status, platform = snapshot.observed.job, snapshot.current, snapshot.observed.platform
     if not due and not (status.launched and snapshot.observed.check_companions):
         return [], []
@@ -159,7 +167,7 @@ def _manifests(snapshot: Snapshot, due: list[Replica]) -> tuple[list[Manifest], 
 
 
 def _placeholders(snapshot: Snapshot) -> tuple[list[Manifest], datetime | None]:
-    """Missing placeholders to create now, and the time at which the next one may be created.
+    """Return the missing placeholders to create now, and the time at which the next one may be created.
 
     Only a running attempt has placeholders: before that they would take the room of its own pods.
     """
@@ -172,12 +180,12 @@ def _placeholders(snapshot: Snapshot) -> tuple[list[Manifest], datetime | None]:
     if not missing or not snapshot.probes_for_room or pool_template.unavailable(job, platform):
         return [], wake_at
     worker = pod_manifests.objects(job, status, platform, {(topology.ELASTIC_ROLE, 0)}).pods
-    wanted = placeholders.placeholders(job, status, worker)
-    return [pod for pod in wanted if pod["metadata"]["name"] in missing], wake_at
+    pods = placeholders.placeholders(job, status, worker)
+    return [pod for pod in pods if pod["metadata"]["name"] in missing], wake_at
 
 
 def _next_probe(snapshot: Snapshot) -> datetime | None:
-    """When growth may be tried, or an ended placeholder is created again."""
+    """Return when growth may be tried, or an ended placeholder is created again."""
     now = snapshot.observed.now
     ended = (pod for pod in snapshot.placeholders.values() if pod.ended)
     times = [elasticity.ended_at(pod, now) + elasticity.PLACEHOLDER_RETRY for pod in ended]

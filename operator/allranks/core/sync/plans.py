@@ -18,7 +18,7 @@ def plan_objects(
     events: Iterable[Event] = (),
     wake_at: datetime | None = None,
 ) -> Plan:
-    """A plan that need not be written ahead. Pods that are already being deleted are not deleted again."""
+    """Return a plan that need not be written ahead. Pods that are already being deleted are not deleted again."""
     return Plan(
         next=status if status != snapshot.current else None,
         create=tuple(create),

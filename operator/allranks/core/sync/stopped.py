@@ -1,23 +1,29 @@
-"""Jobs without pods: suspended, or in a queue."""
+"""Jobs whose attempt has ended: suspended, in a queue, uploading their outputs, or finished."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
+from datetime import datetime, timedelta
 
-from allranks.api.status import RoleStatus, Status
-from allranks.core.facts import status_summary, topology
-from allranks.core.facts.model import Plan
+from allranks.api.status import Hold, RoleStatus, Status
+from allranks.core.facts import pod_template, pool_template, status_summary, topology
+from allranks.core.facts.model import Event, Plan, Pod
+from allranks.core.facts.status_summary import with_phase
 from allranks.core.facts.status_update import changed
-from allranks.core.objects.gangs import objects as gang_objects
+from allranks.core.facts.topology import CLEANUP_GRACE
+from allranks.core.objects.gangs import members
 from allranks.core.objects.queueing import reasons
 from allranks.core.objects.queueing.sync import active_pods
 from allranks.core.snapshot import Snapshot
 from allranks.core.sync.plans import DELETION_REFUSED, plan_objects
+from allranks.core.transfers import outputs
 from allranks.core.transfers import pods as transfers
 
 
 def delete_pods(snapshot: Snapshot) -> Plan:
-    """Deletes all pods of a suspended job, and reports pods that the API server does not allow to be deleted."""
+    """Delete all pods of a suspended job, and report pods that the API server does not allow to be deleted."""
     summary, now = snapshot.summarised_at_end, snapshot.observed.now
     condition = summary.condition("Suspended")
     if snapshot.undeletable:
@@ -28,12 +34,12 @@ def delete_pods(snapshot: Snapshot) -> Plan:
         summary = status_summary.with_phase(summary, "Suspended", now, "Suspended", "spec.suspend is true")
     plan = plan_objects(snapshot, summary, delete=[*snapshot.pods.values(), *snapshot.outdated])
     return replace(
-        plan, remove=gang_objects.superseded(snapshot.observed.job, summary, snapshot.observed.optional, over=True)
+        plan, remove=members.superseded_groups(snapshot.observed.job, summary, snapshot.observed.optional, over=True)
     )
 
 
 def wait_in_queue(snapshot: Snapshot) -> Plan:
-    """Deletes all pods of a job that waits in a queue, and says what it waits for."""
+    """Delete all pods of a job that waits in a queue, and report the reason of the wait."""
     o = snapshot.observed
     active, _ = active_pods(snapshot)
     missing = transfers.blocked(o) if snapshot.workload is None and not active else None
@@ -43,14 +49,108 @@ def wait_in_queue(snapshot: Snapshot) -> Plan:
         reason, message = DELETION_REFUSED, f"pod {pod.name} still runs: its deletion was rejected: {rejection.message}"
     summary = status_summary.with_phase(_with_wanted_sizes(snapshot), "Queued", o.now, reason, message)
     plan = plan_objects(snapshot, summary, delete=[*snapshot.pods.values(), *snapshot.outdated])
-    return replace(plan, remove=gang_objects.superseded(o.job, summary, o.optional, over=True))
+    return replace(plan, remove=members.superseded_groups(o.job, summary, o.optional, over=True))
 
 
 def _with_wanted_sizes(snapshot: Snapshot) -> Status:
-    """The status of a job without pods, with the sizes that it will have."""
-    summary, wanted = snapshot.summarised_at_end, topology.wanted_sizes(snapshot.observed.job)
-    if {role: of.desired for role, of in summary.roles.items()} == wanted:
+    """Return the status of a job without pods, with the sizes that it will have."""
+    summary, sizes = snapshot.summarised_at_end, topology.wanted_sizes(snapshot.observed.job)
+    if {role: counts.desired for role, counts in summary.roles.items()} == sizes:
         return summary
-    active = {role: of.active for role, of in summary.roles.items()}
-    roles = {role: RoleStatus(desired=size, active=active.get(role, 0)) for role, size in wanted.items()}
-    return changed(summary, roles=roles, ready=f"0/{sum(wanted.values())}")
+    active = {role: counts.active for role, counts in summary.roles.items()}
+    roles = {role: RoleStatus(desired=size, active=active.get(role, 0)) for role, size in sizes.items()}
+    return changed(summary, roles=roles, ready=f"0/{sum(sizes.values())}")
+
+
+def wait_for_uploads(snapshot: Snapshot) -> Plan:
+    """End the pods that still run, because they could still write, and record the progress of the upload."""
+    o = snapshot.observed
+    since = min((output.start_time for output in o.current.outputs if output.start_time), default=o.now)
+    end = since + CLEANUP_GRACE
+    alive = [pod for pod in snapshot.pods.values() if not pod.ended]
+    services = topology.framework_of(o.job).long_running_roles(topology.sizes(o.job, o.current))
+    delete: list[Pod] = [pod for pod in alive if o.now >= end or pod.role in services]
+    status = changed(snapshot.summarised_at_end, outputs=outputs.observed(o))
+    status = _with_reason(snapshot, status)
+    wake_at = end if alive and o.now < end else None
+    return plan_objects(snapshot, status, delete=[*delete, *snapshot.outdated], wake_at=wake_at)
+
+
+def _with_reason(snapshot: Snapshot, status: Status) -> Status:
+    """Add the reason why an upload does not proceed."""
+    problem, running = transfers.upload_problem(snapshot.observed), status.condition("Running")
+    if problem:
+        return with_phase(status, "Running", snapshot.observed.now, outputs.UPLOAD_RETRYING, problem)
+    if running and running.reason == outputs.UPLOAD_RETRYING:
+        return with_phase(status, "Running", snapshot.observed.now, outputs.UPLOADING, "the outputs are uploaded")
+    return status
+
+
+def clean_up(snapshot: Snapshot) -> Plan:
+    """Delete pods as `cleanPodPolicy` says, pods of a failed job when they are not held any more."""
+    o = snapshot.observed
+    # A PodGroup has no use once no pod can be placed any more. That of a pod that still runs stays.
+    placed = all(pod.ended for pod in snapshot.pods.values())
+    groups = members.superseded_groups(o.job, o.current, o.optional, over=placed)
+    if until := held_until(snapshot):
+        return replace(_hold(snapshot, until), remove=groups)
+    plan = replace(_apply_policy(snapshot), remove=groups)
+    if snapshot.current.hold is None:
+        return plan
+    policy = snapshot.observed.job.spec.clean_pod_policy
+    ended = Event("HoldEnded", f"cleanPodPolicy applies to the pods: {policy}")
+    return replace(plan, next=changed(snapshot.summarised_at_end, hold=None), events=(ended, *plan.events))
+
+
+def held_until(snapshot: Snapshot) -> datetime | None:
+    """Return when the pods of a failed job are no longer kept for debugging; None if they are not kept."""
+    o = snapshot.observed
+    seconds = o.job.spec.restart.hold_seconds
+    if o.current.phase != "Failed" or not seconds or o.job.spec.suspend or o.platform.local:
+        return None
+    until = (o.current.completion_time or o.now) + timedelta(seconds=seconds)
+    return until if o.now < until else None
+
+
+def _hold(snapshot: Snapshot, until: datetime) -> Plan:
+    """Keep all pods of the last attempt that have a node: one without would start as soon as there is room."""
+    kept = {place: pod for place, pod in snapshot.pods.items() if pod.node is not None or pod.ended}
+    delete = [pod for place, pod in sorted(snapshot.pods.items()) if place not in kept]
+    present = [pod for pod in kept.values() if pod.deleted_at is None]
+    hold = Hold(until=until, pods=len(present), gpus=_gpus(snapshot, present)) if present else None
+    before, events = snapshot.current.hold, list[Event]()
+    if hold and (before is None or before.until != until):
+        message = f"{hold.pods} pods with {hold.gpus} GPUs are kept until {until:%Y-%m-%dT%H:%M:%SZ}"
+        events.append(Event("Held", f"{message} (restart.holdSeconds); deletion or suspend: true ends it"))
+    status = changed(snapshot.summarised_at_end, hold=hold)
+    return plan_objects(snapshot, status, delete=[*delete, *snapshot.outdated], events=events, wake_at=until)
+
+
+def _gpus(snapshot: Snapshot, pods: Iterable[Pod]) -> int:
+    """Return the number of GPUs of the pods that have not ended."""
+    o, counts = snapshot.observed, Counter(pod.role for pod in pods if not pod.ended)
+    if not counts:
+        return 0
+    if pool_template.unavailable(o.job, o.platform):  # it was changed or deleted meanwhile
+        return o.current.hold.gpus if o.current.hold else 0
+    templates = pod_template.role_templates(o.job, o.platform)
+    return sum(pod_template.gpus(o.job, templates[role], o.platform) * count for role, count in counts.items())
+
+
+def _apply_policy(snapshot: Snapshot) -> Plan:
+    job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
+    services = topology.framework_of(job).long_running_roles(topology.sizes(job, status))
+    grace_end = (status.completion_time or now) + CLEANUP_GRACE
+    delete: list[Pod] = []
+    wake_at = None
+    for _, pod in sorted(snapshot.pods.items()):
+        over = pod.phase in ("Succeeded", "Failed")
+        # Policy None keeps no pod without a node: it would start to run as soon as there is room.
+        kept = {"None": over or pod.node is not None, "Running": over, "All": False}
+        if kept[job.spec.clean_pod_policy]:
+            continue
+        if status.phase == "Succeeded" and pod.phase == "Running" and pod.role not in services and now < grace_end:
+            wake_at = grace_end
+        else:
+            delete.append(pod)
+    return plan_objects(snapshot, snapshot.summarised_at_end, delete=[*delete, *snapshot.outdated], wake_at=wake_at)

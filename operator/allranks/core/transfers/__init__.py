@@ -1,1 +1,1 @@
-"""Inputs and outputs of a job: pods that fetch and upload, volumes and variables of ranks, and what became of them."""
+"""Inputs and outputs of a job: pods that fetch and upload, volumes and variables of ranks, and the results."""

@@ -1,9 +1,4 @@
-"""Inputs and outputs in the pods: a volume and variables for each.
-
-Inputs from a claim or an image are volumes everywhere. Others, and outputs, are directories of the claim in which a
-cluster keeps them (`transfers.py`), or of the run directory of a local run. Without a claim, inputs are directories of
-the node or of the pod (`rank_fetches.py`).
-"""
+"""Inputs and outputs in the pods of ranks: a volume and variables for each."""
 
 from __future__ import annotations
 
@@ -31,24 +26,26 @@ def output_volume(name: str) -> str:
 
 
 def volumes(job: Job, status: Status, platform: Platform) -> Iterator[tuple[str, str, Manifest, dict[str, Any]]]:
-    """(name, mount path, source, further fields of the mount) of the training container's volumes. Several mounts may
-    have the same volume."""
-    states = {each.name: each for each in status.inputs}
+    """Yield (name, mount path, source, further fields of the mount) of the training container's volumes.
+
+    Several mounts may have the same volume.
+    """
+    states = {item.name: item for item in status.inputs}
     claim = _claim(platform)
-    for each in job.spec.inputs or ():
-        if each.path is None:
+    for item in job.spec.inputs or ():
+        if item.path is None:
             continue
-        state = states.get(each.name)
-        if place := input_cache.place_of(each, state, job, platform):
-            folder = f"{transfers.key_of(each, state.revision if state else None)}/files"
+        state = states.get(item.name)
+        if place := input_cache.place_of(item, state, job, platform):
+            folder = f"{transfers.key_of(item, state.revision if state else None)}/files"
             if place.location == "Claim":
-                yield transfers.VOLUME, each.path, claim, {"readOnly": True, "subPath": f"inputs/{folder}"}
+                yield transfers.VOLUME, item.path, claim, {"readOnly": True, "subPath": f"inputs/{folder}"}
             else:
                 volume = place.volume_source(job.namespace)
-                yield input_cache.VOLUME, each.path, volume, {"readOnly": True, "subPath": folder}
+                yield input_cache.VOLUME, item.path, volume, {"readOnly": True, "subPath": folder}
             continue
-        source, mount = _source(each)
-        yield input_volume(each.name), each.path, source, {"readOnly": True, **mount}
+        source, mount = _source(item)
+        yield input_volume(item.name), item.path, source, {"readOnly": True, **mount}
     for output in job.spec.outputs or ():
         if output.when == "Checkpoint":
             continue  # it is the volume of the checkpoints
@@ -64,49 +61,49 @@ def _claim(platform: Platform) -> Manifest:
     return {"persistentVolumeClaim": {"claimName": name}} if name else {}
 
 
-def _source(each: Input) -> tuple[Manifest, dict[str, Any]]:
-    address = each.source.partition("://")[2]
-    if each.scheme == "claim":
+def _source(item: Input) -> tuple[Manifest, dict[str, Any]]:
+    address = item.source.partition("://")[2]
+    if item.scheme == "claim":
         claim, _, below = address.partition("/")
         below = below.strip("/")
         return {"persistentVolumeClaim": {"claimName": claim}}, {"subPath": below} if below else {}
-    if each.scheme == "image":
+    if item.scheme == "image":
         return {"image": {"reference": address}}, {}
     return {"emptyDir": {}}, {}
 
 
 def environment(job: Job, status: Status) -> dict[str, str]:
-    """ALLRANKS_INPUT_NAME and ALLRANKS_OUTPUT_NAME: the paths, and the addresses of inputs that are streamed."""
-    revisions = {each.name: each.revision for each in status.inputs}
+    """Return ALLRANKS_INPUT_NAME and ALLRANKS_OUTPUT_NAME: the paths, and the addresses of inputs that are streamed."""
+    revisions = {item.name: item.revision for item in status.inputs}
     return {
         **{
-            f"ALLRANKS_INPUT_{upper(each.name)}": each.path or address(each, revisions.get(each.name))
-            for each in job.spec.inputs or ()
+            f"ALLRANKS_INPUT_{upper(item.name)}": item.path or address(item, revisions.get(item.name))
+            for item in job.spec.inputs or ()
         },
-        **{f"ALLRANKS_OUTPUT_{upper(each.name)}": each.path for each in job.spec.outputs or ()},
+        **{f"ALLRANKS_OUTPUT_{upper(item.name)}": item.path for item in job.spec.outputs or ()},
     }
 
 
-def address(each: Input, revision: str | None) -> str:
-    """The address from which a program reads an input, for fsspec. That of the hub has the commit."""
-    if each.scheme != "hf" or not revision:
-        return each.source
-    kind, _, rest = each.source.removeprefix("hf://").partition("/")
+def address(item: Input, revision: str | None) -> str:
+    """Return the address from which a program reads an input, for fsspec. An address of the hub has the commit."""
+    if item.scheme != "hf" or not revision:
+        return item.source
+    kind, _, rest = item.source.removeprefix("hf://").partition("/")
     if kind not in ("datasets", "models"):
-        kind, rest = "models", each.source.removeprefix("hf://")
+        kind, rest = "models", item.source.removeprefix("hf://")
     owner, name, *below = rest.strip("/").split("/")
     return "/".join(["hf:/", *(["datasets"] if kind == "datasets" else []), owner, f"{name}@{revision}", *below])
 
 
 def secrets(job: Job) -> list[Manifest]:
-    """`envFrom` of the training containers: the credentials of inputs that they stream."""
-    names = dict.fromkeys(each.secret for each in job.spec.inputs or () if each.streamed and each.secret)
+    """Return `envFrom` of the training containers: the credentials of inputs that they stream."""
+    names = dict.fromkeys(item.secret for item in job.spec.inputs or () if item.streamed and item.secret)
     return [{"secretRef": {"name": name}} for name in names]
 
 
 def defaults(job: Job) -> dict[str, str]:
-    """Variables of SageMaker, which the user may set instead."""
-    out = {f"{_CHANNEL}{upper(each.name)}": each.path for each in job.spec.inputs or () if each.path}
+    """Return the variables of SageMaker, which the user may set instead."""
+    out = {f"{_CHANNEL}{upper(item.name)}": item.path for item in job.spec.inputs or () if item.path}
     for output in job.spec.outputs or ():
         if output.name == "model":
             out["SM_MODEL_DIR"] = output.path
@@ -114,25 +111,25 @@ def defaults(job: Job) -> dict[str, str]:
 
 
 def problems(job: Job, trainer: Manifest) -> Iterator[tuple[str, str]]:
-    """(field path, message) of directories and names that inputs and outputs share with something else."""
+    """Yield (field path, message) of directories and names that inputs and outputs share with something else."""
     taken = {str(mount.get("mountPath", "")).rstrip("/"): "another volume" for mount in trainer.get("volumeMounts", [])}
     if job.spec.checkpoint:
         taken[job.spec.checkpoint.path.rstrip("/")] = "spec.checkpoint"
     if job.spec.code:
         taken[job.spec.code.path.rstrip("/")] = "spec.code"
     names: set[str] = set()
-    for field, each in _all(job):
-        if each.name in names:
-            yield f"{field}.name", f"an input has the name {each.name} as well: choose another one"
-        if isinstance(each, Output) and each.when == "Checkpoint":
+    for field, item in _all(job):
+        if item.name in names:
+            yield f"{field}.name", f"an input has the name {item.name} as well: choose another one"
+        if isinstance(item, Output) and item.when == "Checkpoint":
             if not resume_source.shared(job.spec.checkpoint):
                 yield f"{field}.when", "the checkpoints are in a volume that ends with its pod: choose a claim for them"
             continue
         if field.startswith("spec.inputs"):
-            names.add(each.name)
-        if each.path is None:
+            names.add(item.name)
+        if item.path is None:
             continue
-        path = each.path.rstrip("/")
+        path = item.path.rstrip("/")
         for other, owner in taken.items():
             if path == other:
                 yield f"{field}.path", f"{path} is also the directory of {owner}: choose another one"
@@ -142,27 +139,27 @@ def problems(job: Job, trainer: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _all(job: Job) -> Iterator[tuple[str, Any]]:
-    for number, each in enumerate(job.spec.inputs or ()):
-        yield f"spec.inputs[{number}]", each
+    for number, item in enumerate(job.spec.inputs or ()):
+        yield f"spec.inputs[{number}]", item
     for number, output in enumerate(job.spec.outputs or ()):
         yield f"spec.outputs[{number}]", output
 
 
 def problems_on_clusters(job: Job, platform: Platform) -> list[tuple[str, str]]:
-    """(field path, message) of what a cluster without an image or a claim for data cannot do."""
+    """Return (field path, message) of inputs and outputs for which a cluster has no image or no claim."""
     out = []
     if platform.data is None:
         cure = (
             "this cluster has no image for it: an administrator can name one with the operator's setting `data_image`"
         )
-        for number, each in enumerate(job.spec.inputs or ()):
+        for number, item in enumerate(job.spec.inputs or ()):
             where = f"spec.inputs[{number}]"
-            if each.streamed:
-                what = "a pod looks up the revision of the data before the ranks start"
-                out.append((f"{where}.mode", f"{what}, and {cure}"))
-            elif not each.mounted:
-                what = f"a pod fetches {each.scheme}:// before the ranks start"
-                out.append((f"{where}.from", f"{what}, and {cure}; claim:// and image:// need none"))
+            if item.streamed:
+                problem = "a pod looks up the revision of the data before the ranks start"
+                out.append((f"{where}.mode", f"{problem}, and {cure}"))
+            elif not item.mounted:
+                problem = f"a pod fetches {item.scheme}:// before the ranks start"
+                out.append((f"{where}.from", f"{problem}, and {cure}; claim:// and image:// need none"))
     if platform.data is None or not platform.data.claim:
         cure = "an administrator can name one with the operator's setting `data_claim`"
         out += [
@@ -173,9 +170,9 @@ def problems_on_clusters(job: Job, platform: Platform) -> list[tuple[str, str]]:
 
 
 def initial_inputs(job: Job) -> list[InputStatus]:
-    """The inputs that are volumes are ready."""
-    return [InputStatus(name=each.name, state="Ready" if each.mounted else "Pending") for each in job.spec.inputs or ()]
+    """Return the first state of the inputs: those that are volumes are ready."""
+    return [InputStatus(name=item.name, state="Ready" if item.mounted else "Pending") for item in job.spec.inputs or ()]
 
 
 def initial_outputs(job: Job) -> list[OutputStatus]:
-    return [OutputStatus(name=each.name) for each in job.spec.outputs or ()]
+    return [OutputStatus(name=output.name) for output in job.spec.outputs or ()]

@@ -1,4 +1,4 @@
-"""Where a cluster fetches the inputs of a job.
+"""The place into which a cluster fetches the inputs of a job.
 
     Claim   a pod of its own fetches into a volume that all pods of the namespace share
     Node    the pods of ranks fetch into a directory of their node, HOST_PATH/NAMESPACE, which they share there
@@ -22,7 +22,7 @@ VOLUME = "allranks-inputs"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where inputs are fetched."""
+    """A place for inputs."""
 
     location: Location
     limit: int
@@ -30,7 +30,10 @@ class Place:
     host_path: str = ""
 
     def volume_source(self, namespace: str) -> Manifest:
-        """The volume of Node and Pod. It has no directory of another namespace, for a mount of the job's author."""
+        """Return the volume of Node and Pod.
+
+        It has no directory of another namespace, for a mount of the job's author.
+        """
         if self.location == "Node":
             path = f"{self.host_path.rstrip('/')}/{namespace}"
             return {"hostPath": {"path": path, "type": "DirectoryOrCreate"}}
@@ -38,23 +41,25 @@ class Place:
 
 
 def place(job: Job, platform: Platform) -> Place | None:
-    """For an input that is not fetched yet; None if this is no cluster, or one that fetches nothing."""
+    """Return the place of an input that is not fetched yet; None in a local run, or if the cluster fetches nothing."""
     store, pool = platform.data, pool_template.pool_of(job, platform)
     if platform.local or store is None:
         return None
-    if pool and (own := pool.input_cache):
-        limit = store.cache_bytes if own.size_limit is None else whole_number(own.size_limit)
-        return Place("Node", limit, own.host_path) if own.host_path else Place("Pod", limit)
+    if pool and (cache := pool.input_cache):
+        limit = store.cache_bytes if cache.size_limit is None else whole_number(cache.size_limit)
+        return Place("Node", limit, cache.host_path) if cache.host_path else Place("Pod", limit)
     if store.host_path:
         return Place("Node", store.cache_bytes, store.host_path)
     return Place("Claim" if store.claim else "Pod", store.cache_bytes)
 
 
-def place_of(each: Input, state: InputStatus | None, job: Job, platform: Platform) -> Place | None:
-    """The place of an input that pods of ranks read. What was fetched into the claim stays there, and what was not is
-    fetched by the pods, whatever the platform team chose since."""
+def place_of(item: Input, state: InputStatus | None, job: Job, platform: Platform) -> Place | None:
+    """Return the place of an input that pods of ranks read.
+
+    An input in the claim stays there, and any other is fetched by the pods, whatever the platform team chose since.
+    """
     now = place(job, platform)
-    if each.mounted or each.streamed or now is None or platform.data is None:
+    if item.mounted or item.streamed or now is None or platform.data is None:
         return None
     if state is None or state.state != "Ready":
         return now

@@ -1,14 +1,7 @@
-"""The pods that fetch inputs and upload outputs on a cluster: one for each input that is not a volume, and one for each
-output.
+"""The pods and init containers that fetch inputs, check destinations and upload outputs on a cluster.
 
-An input that the program streams, or that the pods of ranks fetch (`rank_fetches.py`), has such a pod as well, which
-only looks up its revision.
-
-They have no GPU, no token and only the Secret of their own input or output. The claim of the setting `data_claim` holds
-
-    inputs/KEY/files        the cache, which ranks mount read-only
-    outputs/UID/NAME        what ranks write
-"""
+The claim of the setting `data_claim` holds `inputs/KEY/files`, the cache that ranks mount read-only, and
+`outputs/UID/NAME`, which ranks write."""
 
 from __future__ import annotations
 
@@ -21,11 +14,12 @@ from allranks.api.data import Input, Output
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.cache_key import cache_key
-from allranks.core.facts import naming, ownership, pod_template, resume_source
-from allranks.core.facts.model import Manifest, Platform, Pod
+from allranks.core.facts import naming, pod_template, resume_source
+from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform, Pod
 from allranks.core.facts.uploads import UNSEEN, CacheUse, DataStore, checkpoint_of, of_checkpoint
 from allranks.core.transfers import input_cache
-from allranks.core.transfers.provenance import provenance
+from allranks.core.transfers.input_cache import Place
+from allranks.version import __version__
 
 VOLUME = "allranks-data"
 REQUEST = "ALLRANKS_TRANSFER"
@@ -40,7 +34,7 @@ _LONGEST_PROVENANCE = 100_000
 
 
 def fetch_name(job: Job, name: str) -> str:
-    """The name of an input begins with a letter, so it is no name of a rank's pod."""
+    """Return the name of a pod that fetches. Names of inputs begin with a letter, so it is no name of a rank's pod."""
     return f"{job.name}-fetch-{name}"
 
 
@@ -53,34 +47,34 @@ def check_name(job: Job, name: str) -> str:
 
 
 def names(job: Job) -> set[str]:
-    fetched = (fetch_name(job, each.name) for each in job.spec.inputs or () if not each.mounted)
-    of_outputs = (make(job, each.name) for each in job.spec.outputs or () for make in (check_name, upload_name))
+    fetched = (fetch_name(job, item.name) for item in job.spec.inputs or () if not item.mounted)
+    of_outputs = (make(job, item.name) for item in job.spec.outputs or () for make in (check_name, upload_name))
     return {*fetched, *of_outputs}
 
 
-def key_of(each: Input, revision: str | None) -> str:
-    """The name of the input's data in the cache."""
-    return cache_key(each.source, f"sha256:{each.sha256}" if each.sha256 else revision or "")
+def key_of(item: Input, revision: str | None) -> str:
+    """Return the name of the input's data in the cache."""
+    return cache_key(item.source, f"sha256:{item.sha256}" if item.sha256 else revision or "")
 
 
 def fetch_pod(
-    job: Job, each: Input, status: Status, platform: Platform, store: DataStore, use: CacheUse | None, now: datetime
+    job: Job, item: Input, status: Status, platform: Platform, store: DataStore, use: CacheUse | None, now: datetime
 ) -> Manifest:
-    name = fetch_name(job, each.name)
+    name = fetch_name(job, item.name)
     security: Manifest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     place = input_cache.place(job, platform)
     by_ranks = place is not None and place.location != "Claim"
-    if each.streamed or by_ranks:
-        request: Manifest = {"act": "resolve", "uri": each.source, "revision": each.revision}
-        if not each.streamed:
-            request |= {"sha256": each.sha256, "pin": True}
-        container = _container(request, each.secret, [], store, CONTAINER)
+    if item.streamed or by_ranks:
+        request: Manifest = {"act": "resolve", "uri": item.source, "revision": item.revision}
+        if not item.streamed:
+            request |= {"sha256": item.sha256, "pin": True}
+        container = _container(request, item.secret, [], store, CONTAINER)
         return _pod(job, name, naming.FETCH, container, [], security, platform)
     request = {
         "act": "fetch",
-        "uri": each.source,
-        "revision": each.revision,
-        "sha256": each.sha256,
+        "uri": item.source,
+        "revision": item.revision,
+        "sha256": item.sha256,
         "cache": CACHE,
         "limit": store.cache_bytes,
         "used": list(use.keys) if use else None,
@@ -88,30 +82,31 @@ def fetch_pod(
     }
     security |= _volume_group(_first_template(job, platform))
     mounts = [{"name": VOLUME, "mountPath": CACHE, "subPath": "inputs"}]
-    container = _container(request, each.secret, mounts, store, CONTAINER)
+    container = _container(request, item.secret, mounts, store, CONTAINER)
     return _pod(job, name, naming.FETCH, container, [_claim(VOLUME, store.claim)], security, platform)
 
 
 def check_pod(job: Job, output: Output, platform: Platform, store: DataStore) -> Manifest:
-    """Asks whether files can be written to the destination of an output. It has no volume."""
+    """Return the pod that checks whether files can be written to the destination of an output. It has no volume."""
     security: Manifest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     container = _container({"act": "check", "to": output.to}, output.secret, [], store, CONTAINER)
     return _pod(job, check_name(job, output.name), naming.UPLOAD, container, [], security, platform)
 
 
 def _volume_group(template: Manifest) -> Manifest:
-    """The group to which the kubelet gives the claim: that of the ranks, because with another one the pods of a job
-    would take the claim from each other."""
-    own = template["spec"].get("securityContext") or {}
-    found = {key: own[key] for key in ("fsGroup", "fsGroupChangePolicy") if key in own}
-    if "fsGroup" not in found:
+    """Return the group to which the kubelet gives the claim: the group of the ranks.
+
+    With another one the pods of a job would take the claim from each other.
+    """
+    context = template["spec"].get("securityContext") or {}
+    group = {key: context[key] for key in ("fsGroup", "fsGroupChangePolicy") if key in context}
+    if "fsGroup" not in group:
         return {"fsGroup": GROUP, "fsGroupChangePolicy": "OnRootMismatch"}
-    return with_group(found)
+    return with_group(group)
 
 
 def with_group(security: Manifest) -> Manifest:
-    """The security context of a pod that mounts the claim, as a member of the group to which a pod that fetches may
-    have given it."""
+    """Return the security context of a pod that mounts the claim, as a member of the group of pods that fetch."""
     groups = security.get("supplementalGroups") or []
     return {**security, "supplementalGroups": [*groups, *([] if GROUP in groups else [GROUP])]}
 
@@ -123,8 +118,10 @@ def _first_template(job: Job, platform: Platform) -> Manifest:
 def upload_pod(
     job: Job, output: Output, status: Status, platform: Platform, store: DataStore, ranks: Sequence[Pod] = ()
 ) -> Manifest:
-    """It has the user of the ranks: others may not be able to read their files. A checkpoint is uploaded from a copy in
-    the claim, because the program continues. `ranks`: the pods that exist."""
+    """Return the pod that uploads an output, as the user of the ranks: others may not be able to read their files.
+
+    A checkpoint is uploaded from a copy in the claim, because the program continues. `ranks`: the pods that exist.
+    """
     mounts: list[Manifest] = [{"name": VOLUME, "mountPath": _OUTPUTS, "subPath": f"outputs/{job.metadata.uid}"}]
     volumes, to = [_claim(VOLUME, store.claim)], output.to
     if output.scheme == "claim":
@@ -142,7 +139,7 @@ def upload_pod(
         "shown": output.to,
         "provenance": _bounded(provenance(job, status, ranks)),
     }
-    state = next((each for each in status.outputs if each.name == output.name), None)
+    state = next((item for item in status.outputs if item.name == output.name), None)
     if output.when == "Checkpoint" and state and (checkpoint := checkpoint_of(state)):
         saved = job.spec.checkpoint
         assert saved is not None
@@ -151,15 +148,15 @@ def upload_pod(
         mounts.append({"name": resume_source.CHECKPOINT_VOLUME, "mountPath": _CHECKPOINTS, "readOnly": True, **folder})
         request = of_checkpoint(request, _CHECKPOINTS, checkpoint)
     template = _first_template(job, platform)
-    own = pod_template.trainer(template).get("securityContext") or {}
-    user = {key: own[key] for key in ("runAsUser", "runAsGroup", "runAsNonRoot") if key in own}
+    context = pod_template.trainer(template).get("securityContext") or {}
+    user = {key: context[key] for key in ("runAsUser", "runAsGroup", "runAsNonRoot") if key in context}
     security = with_group(
         {"seccompProfile": {"type": "RuntimeDefault"}, **(template["spec"].get("securityContext") or {})}
     )
     rights = CONTAINER
     named = "runAsUser" in {*user, *security}
-    if not named and (found := _user_of(ranks)):
-        user["runAsUser"], group = found  # that of the image of the ranks
+    if not named and (user_and_group := _user_of(ranks)):
+        user["runAsUser"], group = user_and_group  # the user of the image of the ranks
         if "runAsGroup" not in {*user, *security}:
             user["runAsGroup"] = group
     elif not named and not (security.get("runAsNonRoot") or user.get("runAsNonRoot")):
@@ -168,20 +165,20 @@ def upload_pod(
         rights = {**CONTAINER, "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}}
     container = _container(request, output.secret, mounts, store, {**rights, **user})
     name = upload_name(job, output.name)
-    made = _pod(job, name, naming.UPLOAD, container, volumes, security, platform)
+    pod = _pod(job, name, naming.UPLOAD, container, volumes, security, platform)
     if state and state.start_time:
-        made["metadata"]["labels"][naming.RESTART_LABEL] = "1"  # a try after the end of the program: `Upload.final`
-    return made
+        pod["metadata"]["labels"][naming.RESTART_LABEL] = "1"  # a try after the end of the program: `Upload.final`
+    return pod
 
 
 def _user_of(ranks: Sequence[Pod]) -> tuple[int, int] | None:
-    """(user, group) of the programs, if all have the same one, and not root."""
+    """Return (user, group) of the programs, if all have the same one, and not root."""
     users = {pod.user for pod in ranks if pod.owned and pod.user}
     return users.pop() if len(users) == 1 and all(user for user, _ in users) else None
 
 
-def _bounded(found: dict[str, Any]) -> dict[str, Any]:
-    return found if len(json.dumps(found)) <= _LONGEST_PROVENANCE else {**found, "programs": {}}
+def _bounded(document: dict[str, Any]) -> dict[str, Any]:
+    return document if len(json.dumps(document)) <= _LONGEST_PROVENANCE else {**document, "programs": {}}
 
 
 def _container(
@@ -220,9 +217,116 @@ def _pod(
         "volumes": list(volumes),
         **({"imagePullSecrets": secrets} if secrets else {}),
     }
-    metadata = ownership.metadata(job, name, {naming.ROLE_LABEL: role})
+    metadata = naming.object_metadata(job, name, {naming.ROLE_LABEL: role})
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def _claim(name: str, claim: str) -> Manifest:
     return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
+
+
+_PARAMETERS = "ALLRANKS_PARAM_"
+_MOST_IMAGES = 16
+"""Limit for one role, which has several if a tag was given to another image while the job ran."""
+
+
+def provenance(job: Job, status: Status, ranks: Iterable[Pod] | None = None) -> dict[str, Any]:
+    """Return the job, its code, the revisions of its inputs, and its parameters, as JSON.
+
+    It is written beside the files, so that a model can be traced to its code and data. Values of other variables are
+    left out, because they may be secret. `ranks`: the pods that exist; None for processes, which have no image.
+    """
+    images: dict[str, set[str]] = {role: set() for role in job.spec.roles}
+    for pod in ranks or ():
+        if pod.owned and pod.image_id and pod.role in images:
+            images[pod.role].add(pod.image_id)
+    inputs = {item.name: item for item in status.inputs}
+    programs = {}
+    for role, template in pod_template.role_templates(job, ANY_PLATFORM).items():
+        trainer = pod_template.trainer(template)
+        variables = trainer.get("env", [])
+        programs[role] = {
+            "replicas": job.spec.roles[role].replicas,
+            "image": trainer.get("image"),
+            "imageIDs": "not used" if ranks is None else sorted(images[role])[:_MOST_IMAGES],
+            "command": trainer.get("command"),
+            "args": trainer.get("args"),
+            "parameters": {
+                item["name"]: item.get("value") for item in variables if item["name"].startswith(_PARAMETERS)
+            },
+        }
+    return {
+        "allranks": __version__,
+        "job": job.name,
+        "namespace": job.namespace,
+        "uid": job.metadata.uid,
+        "framework": job.spec.framework,
+        "attempt": status.attempt,
+        "startTime": status.start_time.isoformat() if status.start_time else None,
+        "code": status.code.model_dump(by_alias=True, exclude_none=True, mode="json") if status.code else None,
+        "packages": job.spec.packages,
+        "programs": programs,
+        "inputs": [
+            {
+                "name": item.name,
+                "from": item.source,
+                **(
+                    inputs[item.name].model_dump(include={"revision", "sha256", "bytes"}, exclude_none=True)
+                    if item.name in inputs
+                    else {}
+                ),
+            }
+            for item in job.spec.inputs or ()
+        ],
+        "step": status.progress.step if status.progress else None,
+    }
+
+
+_AS_ROOT: Manifest = {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False}
+"""Without capabilities. The kubelet makes the directory of a namespace, and only root can write there."""
+
+
+def fetch_containers(job: Job, status: Status, platform: Platform, resources: Manifest) -> list[Manifest]:
+    states = {item.name: item for item in status.inputs}
+    out = []
+    for item in job.spec.inputs or ():
+        state = states.get(item.name)
+        place = input_cache.place_of(item, state, job, platform)
+        if place and place.location != "Claim":
+            out.append(_fetch_container(item, state.revision if state else None, place, platform, resources))
+    return out
+
+
+def _fetch_container(
+    item: Input, revision: str | None, place: Place, platform: Platform, resources: Manifest
+) -> Manifest:
+    store = platform.data
+    assert store is not None
+    on_node = place.location == "Node"
+    evictable = store.evictable if on_node else None
+    where = f"{place.host_path} on the node" if on_node else "the emptyDir of the pod"
+    request = {
+        "act": "fetch-for-ranks",  # an older image refuses it: ranks would start after its errors
+        "uri": item.source,
+        "revision": revision,
+        "sha256": item.sha256,
+        "cache": CACHE,
+        "limit": place.limit,
+        "used": list(evictable.used) if evictable else None,
+        "since": evictable.since if evictable else 0,
+        "where": where,
+    }
+    return {
+        "name": naming.FETCH_CONTAINER + item.name,
+        "image": store.image,
+        "command": COMMAND,
+        "env": [
+            {"name": REQUEST, "value": json.dumps(request)},
+            {"name": "HOME", "value": "/tmp"},
+        ],
+        **({"envFrom": [{"secretRef": {"name": item.secret}}]} if item.secret else {}),
+        **({"resources": resources} if resources else {}),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [{"name": input_cache.VOLUME, "mountPath": CACHE}],
+        "securityContext": {**CONTAINER, **(_AS_ROOT if on_node else {})},
+    }

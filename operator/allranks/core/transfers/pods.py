@@ -1,11 +1,7 @@
-"""Inputs and outputs on a cluster: which pods transfer them, what these pods said, and what the job waits for.
+"""Inputs and outputs on a cluster: the pods that transfer them, their results, and the transfers that a job waits for.
 
-A pod asks the object store of an output whether files can be written there, beside the pods that fetch and before the
-ranks start: training for hours must not end with a wrong bucket. No GPU waits for it.
-
-A pod that transfers is created again until it has a result, which the status has before anything follows from it: ranks
-are created after the status says that all inputs are ready, and the job succeeds after it says that all outputs are
-uploaded. Pods have computed names, and a transfer that is done ends at once, so nothing is transferred twice.
+A pod that transfers is created again until it has a result, which the status has before anything follows from it. Pods
+have computed names, and a transfer that is done ends at once, so nothing is transferred twice.
 """
 
 from __future__ import annotations
@@ -36,55 +32,57 @@ RETRY = timedelta(seconds=10)
 
 
 def with_transfers(o: Observed) -> Observed:
-    """The observation with the pods of transfers apart from those of ranks, and with the uploads that they report."""
+    """Move the pods of transfers out of the pods of ranks, and add the uploads that they report."""
     if o.platform.local or not (o.job.spec.inputs or o.job.spec.outputs):
         return o
     if o.platform.data:
         store = replace(o.platform.data, evictable=evictable(o.cache_use, o.now))
         o = replace(o, platform=replace(o.platform, data=store))
     names = manifests.names(o.job)
-    found = {pod.name: pod for pod in o.pods if pod.owned and pod.name in names}
-    o = replace(o, pods=tuple(pod for pod in o.pods if pod.name not in found), transfers=found)
+    transfers = {pod.name: pod for pod in o.pods if pod.owned and pod.name in names}
+    o = replace(o, pods=tuple(pod for pod in o.pods if pod.name not in transfers), transfers=transfers)
     return replace(o, uploads=dict(_uploads(o)))
 
 
 def unready(o: Observed) -> bool:
-    """Whether the job waits for inputs, or for the check of a destination."""
-    waits = any(each.state != "Ready" for each in o.current.inputs) or bool(_unchecked(o))
+    """Return whether the job waits for inputs, or for the check of a destination."""
+    waits = any(item.state != "Ready" for item in o.current.inputs) or bool(_unchecked(o))
     return not o.platform.local and waits
 
 
 def blocked(o: Observed) -> tuple[str, str] | None:
-    """(reason, message) of a job whose inputs are not there yet, or whose destinations are not checked."""
+    """Return (reason, message) of a job whose inputs are not there yet, or whose destinations are not checked."""
     if not unready(o):
         return None
-    waiting = [(number, each) for number, each in enumerate(o.job.spec.inputs or ()) if _wanted(o, each.name)]
-    for number, each in waiting:
-        name = manifests.fetch_name(o.job, each.name)
-        if trouble := _trouble(o, name):
-            return FETCH_RETRYING, f"spec.inputs[{number}]: {trouble}"
+    waiting = [(number, item) for number, item in enumerate(o.job.spec.inputs or ()) if _is_unfetched(o, item.name)]
+    for number, item in waiting:
+        name = manifests.fetch_name(o.job, item.name)
+        if problem := _problem(o, name):
+            return FETCH_RETRYING, f"spec.inputs[{number}]: {problem}"
     for number, output in (checks := _unchecked(o)):
-        if trouble := _trouble(o, manifests.check_name(o.job, output.name)):
-            return CHECK_RETRYING, f"spec.outputs[{number}]: {trouble}"
+        if problem := _problem(o, manifests.check_name(o.job, output.name)):
+            return CHECK_RETRYING, f"spec.outputs[{number}]: {problem}"
     if not waiting:
-        return CHECKING, "destinations are checked: " + ", ".join(f"{each.name} at {each.to}" for _, each in checks)
-    return FETCHING, "inputs are fetched: " + ", ".join(f"{each.name} from {each.source}" for _, each in waiting)
+        return CHECKING, "destinations are checked: " + ", ".join(f"{item.name} at {item.to}" for _, item in checks)
+    return FETCHING, "inputs are fetched: " + ", ".join(f"{item.name} from {item.source}" for _, item in waiting)
 
 
-def upload_trouble(o: Observed) -> str:
-    """Why uploads do not proceed; empty if they do."""
+def upload_problem(o: Observed) -> str:
+    """Return the reason why uploads do not proceed; empty if they do."""
     uploading = _uploading(o.job, o.current)
-    for number, each in enumerate(o.job.spec.outputs or ()):
-        if each.name in uploading and (trouble := _trouble(o, manifests.upload_name(o.job, each.name))):
-            return f"spec.outputs[{number}]: {trouble}"
+    for number, output in enumerate(o.job.spec.outputs or ()):
+        if output.name in uploading and (problem := _problem(o, manifests.upload_name(o.job, output.name))):
+            return f"spec.outputs[{number}]: {problem}"
     return ""
 
 
-def _trouble(o: Observed, name: str) -> str:
-    """What keeps a transfer from its result."""
+def _problem(o: Observed, name: str) -> str:
+    """Return the reason why a transfer has no result; empty if nothing keeps it."""
     pod = o.transfers.get(name)
     if pod is None:
-        rejected = next((each for each in o.refused if (each.kind, each.name) == ("Pod", name)), None)
+        rejected = next(
+            (rejection for rejection in o.refused if (rejection.kind, rejection.name) == ("Pod", name)), None
+        )
         return f"pod {name} cannot be created: {rejected.message}" if rejected else ""
     if pod.ended:
         return "" if _result(pod) else f"pod {name} was lost ({_end(pod)}); it is created again"
@@ -103,15 +101,15 @@ def _end(pod: Pod) -> str:
 
 
 def _error(message: str) -> str:
-    """The error in a termination message; of other text the last line."""
-    found = _json(message)
-    if isinstance(found, dict):
-        return str(found.get("error") or "")
+    """Return the error in a termination message, or the last line of other text."""
+    result = _json(message)
+    if isinstance(result, dict):
+        return str(result.get("error") or "")
     return next((line.strip() for line in reversed(message.splitlines()) if line.strip()), "")
 
 
 def _json(text: str) -> Any:
-    """The result in a termination message, or in the last line of a log that takes its place."""
+    """Return the result in a termination message, or in the last line of a log that takes its place."""
     try:
         return json.loads((text.strip().splitlines() or [""])[-1])
     except ValueError:
@@ -119,55 +117,55 @@ def _json(text: str) -> Any:
 
 
 def _result(pod: Pod) -> dict[str, Any] | None:
-    """What a pod said at its end; None if it has not ended by itself."""
+    """Return the result in the termination message; None if the pod has not ended by itself."""
     if pod.exit is None or pod.exit.code:
         return None
-    found = _json(pod.exit.message)
-    if isinstance(found, dict) and found.keys() & {"fetched", "checked", "uploaded", "error"}:
-        return found
+    result = _json(pod.exit.message)
+    if isinstance(result, dict) and result.keys() & {"fetched", "checked", "uploaded", "error"}:
+        return result
     return {"error": f"pod {pod.name} ended without a result: its image must have allranks with the extra data"}
 
 
 def received(o: Observed) -> tuple[list[InputStatus], list[str]]:
-    """(`status.inputs` with what pods fetched, errors of inputs that cannot be fetched)"""
+    """Return (`status.inputs` with what pods fetched, errors of inputs that cannot be fetched)."""
     inputs, errors = list(o.current.inputs), []
-    places = {each.name: number for number, each in enumerate(o.job.spec.inputs or ())}
-    for place, each in enumerate(inputs):
-        pod = o.transfers.get(manifests.fetch_name(o.job, each.name)) if each.state != "Ready" else None
+    places = {item.name: number for number, item in enumerate(o.job.spec.inputs or ())}
+    for place, item in enumerate(inputs):
+        pod = o.transfers.get(manifests.fetch_name(o.job, item.name)) if item.state != "Ready" else None
         if pod is None or (result := _result(pod)) is None:
             continue
         try:
-            ready = InputStatus(name=each.name, state="Ready", **{**result["fetched"], **_location(o, each, result)})
+            ready = InputStatus(name=item.name, state="Ready", **{**result["fetched"], **_location(o, item, result)})
         except (KeyError, TypeError, ValidationError):
             reason = result.get("error") or f"pod {pod.name} has a result that this version cannot read"
-            errors.append(f"spec.inputs[{places.get(each.name, place)}]: {reason}")
-            ready = changed(each, state="Failed")
+            errors.append(f"spec.inputs[{places.get(item.name, place)}]: {reason}")
+            ready = changed(item, state="Failed")
         inputs[place] = ready
     return inputs, errors or [*_too_large(o, inputs)]
 
 
-def _location(o: Observed, each: InputStatus, result: dict[str, Any]) -> dict[str, Any]:
-    """The location of an input that is copied. A pod that only looked up the revision does not say `cached`."""
-    here = input_cache.place(o.job, o.platform)
-    if here is None or any(given.name == each.name and given.streamed for given in o.job.spec.inputs or ()):
+def _location(o: Observed, item: InputStatus, result: dict[str, Any]) -> dict[str, Any]:
+    """Return the location of an input that is copied. A pod that only looked up the revision does not say `cached`."""
+    place = input_cache.place(o.job, o.platform)
+    if place is None or any(spec.name == item.name and spec.streamed for spec in o.job.spec.inputs or ()):
         return {}
     if "cached" in result["fetched"]:
         return {"location": "Claim"}
-    return {"location": "Pod" if here.location == "Claim" else here.location}
+    return {"location": "Pod" if place.location == "Claim" else place.location}
 
 
 def _too_large(o: Observed, inputs: list[InputStatus]) -> Iterator[str]:
-    """The first input that does not fit into the emptyDir, so that no pod finds it out."""
-    here = input_cache.place(o.job, o.platform)
+    """Yield the first input that does not fit into the emptyDir, so that no pod finds it out."""
+    place = input_cache.place(o.job, o.platform)
     total = 0
-    for number, each in enumerate(inputs):
-        if each.location != "Pod" or here is None:
+    for number, item in enumerate(inputs):
+        if item.location != "Pod" or place is None:
             continue
-        total += each.bytes or 0
-        if total > here.limit:
+        total += item.bytes or 0
+        if total > place.limit:
             yield (
                 f"spec.inputs[{number}]: {total} bytes do not fit into the emptyDir of a pod, which may hold "
-                f"{here.limit}: an administrator can change spec.inputCache of the TrainingPool, or the operator's "
+                f"{place.limit}: an administrator can change spec.inputCache of the TrainingPool, or the operator's "
                 "setting `data_cache_size`"
             )
             return
@@ -175,25 +173,28 @@ def _too_large(o: Observed, inputs: list[InputStatus]) -> Iterator[str]:
 
 def _uploads(o: Observed) -> Iterator[tuple[str, Upload]]:
     claim = f" of claim {o.platform.data.claim}" if o.platform.data and o.platform.data.claim else ""
-    for each in o.job.spec.outputs or ():
-        name = manifests.upload_name(o.job, each.name)
-        pod, where = o.transfers.get(name), f"outputs/{o.job.metadata.uid}/{each.name}{claim}"
-        if each.when == "Checkpoint":
+    for output in o.job.spec.outputs or ():
+        name = manifests.upload_name(o.job, output.name)
+        pod, where = o.transfers.get(name), f"outputs/{o.job.metadata.uid}/{output.name}{claim}"
+        if output.when == "Checkpoint":
             where = ""  # the checkpoint stays on its own volume
         if pod is None or (result := _result(pod)) is None:
-            yield each.name, Upload("Uploading", message=_trouble(o, name), where=where)
+            yield output.name, Upload("Uploading", message=_problem(o, name), where=where)
             continue
-        found = _checkpoint(o, each.name, result)
+        checkpoint = _checkpoint(o, output.name, result)
         if isinstance(done := result.get("uploaded"), dict):
             size, files = _count(done.get("bytes")), _count(done.get("files"))
-            yield each.name, Upload("Uploaded", bytes=size, files=files, checkpoint=found)
+            yield output.name, Upload("Uploaded", bytes=size, files=files, checkpoint=checkpoint)
         else:
             message = str(result.get("error") or "there is no result")
-            yield each.name, Upload("Failed", message=message, where=where, checkpoint=found, final=bool(pod.restart))
+            yield (
+                output.name,
+                Upload("Failed", message=message, where=where, checkpoint=checkpoint, final=bool(pod.restart)),
+            )
 
 
 def _checkpoint(o: Observed, name: str, result: dict[str, Any]) -> tuple[int, int] | None:
-    """The checkpoint of a result; a result of a broken image, which names none, is that of the current one."""
+    """Return the checkpoint of a result. A broken image names none; its result counts for the current checkpoint."""
     step, mark = _count(result.get("step")), _count(result.get("mark"))
     if step is None or mark is None:
         return next((checkpoint_of(output) for output in o.current.outputs if output.name == name), None)
@@ -201,8 +202,11 @@ def _checkpoint(o: Observed, name: str, result: dict[str, Any]) -> tuple[int, in
 
 
 def _outdated(o: Observed, name: str) -> bool:
-    """Whether another pod follows this one: it has uploaded a checkpoint that is not the newest any more, or it failed
-    to upload the last one, and began before the program had ended."""
+    """Return whether another pod follows this one.
+
+    It has uploaded a checkpoint that is not the newest any more, or it failed to upload the last one and began before
+    the program had ended.
+    """
     for output in o.current.outputs:
         if manifests.upload_name(o.job, output.name) == name and (result := _result(pod := o.transfers[name])):
             earlier = output.start_time is not None and not pod.restart and "uploaded" not in result
@@ -211,7 +215,7 @@ def _outdated(o: Observed, name: str) -> bool:
 
 
 def _unrecorded(o: Observed, persisted: Status) -> set[str]:
-    """Names of pods whose upload has ended, which the persisted status does not say yet."""
+    """Return the names of pods whose upload has ended, if the persisted status does not say so yet."""
     before = {output.name: output for output in persisted.outputs}
     return {
         manifests.upload_name(o.job, output.name)
@@ -229,10 +233,10 @@ def _count(value: object) -> int | None:
 
 
 def with_transfer_pods(snapshot: Snapshot, plan: Plan) -> Plan:
-    """The plan with the pods that transfers need, and without those that they do not need any more.
+    """Add the pods that transfers need to the plan, and delete those that they do not need any more.
 
     An upload of a checkpoint is in the persisted status from before its pod is created until its pod may be deleted:
-    otherwise the next operator would delete a pod that it does not know, or upload again what it does not find.
+    otherwise the next operator would delete a pod that it does not expect, or repeat an upload.
     """
     o, persisted = snapshot.observed, snapshot.persisted
     if plan.decided or o.platform.local or not (o.job.spec.inputs or o.job.spec.outputs):
@@ -249,9 +253,9 @@ def with_transfer_pods(snapshot: Snapshot, plan: Plan) -> Plan:
     create = [make() for name, make in needed.items() if make and name not in o.transfers]
     events = list(plan.events)
     before = o.current.condition("Running")
-    why = blocked(o)
-    if why and why[0] in (FETCH_RETRYING, CHECK_RETRYING) and not (before and before.reason == why[0]):
-        events.append(Event(why[0], why[1], warning=True))
+    reason = blocked(o)
+    if reason and reason[0] in (FETCH_RETRYING, CHECK_RETRYING) and not (before and before.reason == reason[0]):
+        events.append(Event(reason[0], reason[1], warning=True))
     status, base = plan.next, plan.next or o.current
     inputs = _observed_inputs(o, base.inputs)
     if inputs != base.inputs:
@@ -267,47 +271,49 @@ def with_transfer_pods(snapshot: Snapshot, plan: Plan) -> Plan:
 
 
 def _fetches(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]:
-    """(name, manifest) of the pods that fetch."""
+    """Yield (name, manifest) of the pods that fetch."""
     store = o.platform.data
     if o.current.phase in FINISHED or o.current.phase == "Suspended" or not o.current.start_time or store is None:
         return
-    for each in o.job.spec.inputs or ():
-        if _wanted(o, each.name):
-            make = partial(manifests.fetch_pod, o.job, each, o.current, o.platform, store, o.cache_use, o.now)
-            yield manifests.fetch_name(o.job, each.name), make
+    for item in o.job.spec.inputs or ():
+        if _is_unfetched(o, item.name):
+            make = partial(manifests.fetch_pod, o.job, item, o.current, o.platform, store, o.cache_use, o.now)
+            yield manifests.fetch_name(o.job, item.name), make
 
 
 def with_checks(o: Observed, status: Status) -> Status:
-    """The first status of a job, whose ranks wait until a pod has asked the object stores of its outputs."""
-    stores = {each.name for each in o.job.spec.outputs or () if each.scheme in OBJECT_STORES}
+    """Return the first status of a job, whose ranks wait until a pod has checked the object stores of its outputs."""
+    stores = {output.name for output in o.job.spec.outputs or () if output.scheme in OBJECT_STORES}
     if o.platform.local or not stores or status.phase in FINISHED:
         return status
-    outputs = [changed(each, state="Checking") if each.name in stores else each for each in status.outputs]
+    outputs = [changed(output, state="Checking") if output.name in stores else output for output in status.outputs]
     return changed(status, outputs=outputs)
 
 
 def checked(o: Observed) -> tuple[list[OutputStatus], list[str], list[str]]:
-    """(`status.outputs` with what the pods said, errors, what is not certain)"""
+    """Return (`status.outputs` with the results of the checks, errors, notes about what is not certain)."""
     outputs, errors, notes = list(o.current.outputs), [], []
-    waiting = {each.name: number for number, each in _unchecked(o)}
-    for place, each in enumerate(outputs):
-        pod = o.transfers.get(manifests.check_name(o.job, each.name)) if each.name in waiting else None
+    waiting = {output.name: number for number, output in _unchecked(o)}
+    for place, output in enumerate(outputs):
+        pod = o.transfers.get(manifests.check_name(o.job, output.name)) if output.name in waiting else None
         if pod is None or (result := _result(pod) or _crashed(pod)) is None:
             continue
-        field, note = f"spec.outputs[{waiting[each.name]}]", result.get("checked")
+        field, note = f"spec.outputs[{waiting[output.name]}]", result.get("checked")
         if isinstance(note, str):
-            outputs[place] = changed(each, state="Pending")
+            outputs[place] = changed(output, state="Pending")
             notes += [f"{field}: it is not certain that files can be uploaded: {note}"] if note else []
         else:
             reason = str(result.get("error") or "there is no result")
             errors.append(f"{field}: {reason}")
-            outputs[place] = changed(each, state="Failed", message=reason[:MESSAGE_LENGTH])
+            outputs[place] = changed(output, state="Failed", message=reason[:MESSAGE_LENGTH])
     return outputs, errors, notes
 
 
 def _crashed(pod: Pod) -> dict[str, Any] | None:
-    """Not certain: the program that checks has crashed, as that of an image without this check does, of an earlier
-    version. A job must not wait for it."""
+    """Return a crash of the check pod as an uncertain result: images of earlier versions have no check.
+
+    A job must not wait for it.
+    """
     if pod.last_exit is None or isinstance(_json(pod.last_exit.message), dict):
         return None
     said = _error(pod.last_exit.message)
@@ -315,48 +321,51 @@ def _crashed(pod: Pod) -> dict[str, Any] | None:
 
 
 def _unchecked(o: Observed) -> list[tuple[int, Output]]:
-    """(place in spec.outputs, output) of those whose destination is still to be checked."""
-    waiting = {each.name for each in o.current.outputs if each.state == "Checking"}
-    return [(number, each) for number, each in enumerate(o.job.spec.outputs or ()) if each.name in waiting]
+    """Return (place in spec.outputs, output) of outputs whose destination is still to be checked."""
+    waiting = {output.name for output in o.current.outputs if output.state == "Checking"}
+    return [(number, output) for number, output in enumerate(o.job.spec.outputs or ()) if output.name in waiting]
 
 
 def _checkers(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]:
-    """(name, manifest) of the pods that check destinations."""
+    """Yield (name, manifest) of the pods that check destinations."""
     store = o.platform.data
     if o.current.phase in FINISHED or o.current.phase == "Suspended" or not o.current.start_time or store is None:
         return
-    for _, each in _unchecked(o):
-        yield manifests.check_name(o.job, each.name), partial(manifests.check_pod, o.job, each, o.platform, store)
+    for _, output in _unchecked(o):
+        yield manifests.check_name(o.job, output.name), partial(manifests.check_pod, o.job, output, o.platform, store)
 
 
 def _uploaders(o: Observed, persisted: Status) -> Iterator[tuple[str, Callable[[], Manifest] | None]]:
-    """(name, manifest) of the pods that upload; without manifest as long as a rank may still write, or the persisted
-    status does not say that there is something to upload. Those of checkpoints do not wait for ranks."""
+    """Yield (name, manifest) of the pods that upload.
+
+    There is no manifest while a rank may still write, or before the persisted status says that there is something to
+    upload. Uploads of checkpoints do not wait for ranks.
+    """
     store, over = o.platform.data, all(pod.ended for pod in o.pods if pod.owned)
-    for each in o.job.spec.outputs or ():
-        if store and each.name in _uploading(o.job, o.current):
-            due = each.name in _uploading(o.job, persisted) and (over or each.when == "Checkpoint")
-            make = partial(manifests.upload_pod, o.job, each, o.current, o.platform, store, o.pods)
-            yield manifests.upload_name(o.job, each.name), make if due else None
+    for output in o.job.spec.outputs or ():
+        if store and output.name in _uploading(o.job, o.current):
+            due = output.name in _uploading(o.job, persisted) and (over or output.when == "Checkpoint")
+            make = partial(manifests.upload_pod, o.job, output, o.current, o.platform, store, o.pods)
+            yield manifests.upload_name(o.job, output.name), make if due else None
 
 
-def _wanted(o: Observed, name: str) -> bool:
-    """Whether this input is still to be fetched."""
-    return any(each.name == name and each.state != "Ready" for each in o.current.inputs)
+def _is_unfetched(o: Observed, name: str) -> bool:
+    """Return whether this input is still to be fetched."""
+    return any(item.name == name and item.state != "Ready" for item in o.current.inputs)
 
 
 def _uploading(job: Job, status: Status) -> set[str]:
-    """Names of outputs. A checkpoint is uploaded when there is one."""
-    unknown = {each.name for each in job.spec.outputs or () if each.when == "Checkpoint"}
-    found = (each for each in status.outputs if each.state == "Uploading")
-    return {each.name for each in found if checkpoint_of(each) or each.name not in unknown}
+    """Return the names of outputs that are uploaded. A checkpoint is uploaded when there is one."""
+    unknown = {output.name for output in job.spec.outputs or () if output.when == "Checkpoint"}
+    uploading = (output for output in status.outputs if output.state == "Uploading")
+    return {output.name for output in uploading if checkpoint_of(output) or output.name not in unknown}
 
 
 def _observed_inputs(o: Observed, inputs: list[InputStatus]) -> list[InputStatus]:
-    """`status.inputs`, with the state of inputs that are not ready."""
+    """Return `status.inputs`, with the state of inputs that are not ready."""
     return [
-        changed(each, state="Fetching" if manifests.fetch_name(o.job, each.name) in o.transfers else "Pending")
-        if each.state in ("Pending", "Fetching")
-        else each
-        for each in inputs
+        changed(item, state="Fetching" if manifests.fetch_name(o.job, item.name) in o.transfers else "Pending")
+        if item.state in ("Pending", "Fetching")
+        else item
+        for item in inputs
     ]

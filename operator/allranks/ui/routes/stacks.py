@@ -14,7 +14,7 @@ from allranks.api.status import FINISHED
 from allranks.client import rank_stacks
 from allranks.client.follow import MOST_PODS, lines_since
 from allranks.client.rank_stacks import ANSWER_SECONDS, CLOCK_SECONDS, Stacks
-from allranks.core.facts import stack_requests
+from allranks.core.facts import rank_reports
 from allranks.core.facts.naming import replica_key
 from allranks.errors import ClusterError
 from allranks.kube.job_codec import pods_of
@@ -72,7 +72,7 @@ async def page(state: StateOf, entry: EntryOf, request: str = "") -> Response:
         stacks = await _read(state, entry, request[:64])
     except ClusterError as error:
         note, stacks = str(error), NOT_ASKED
-    asked_at = stack_requests.requested_at(stacks.request)
+    asked_at = rank_reports.stacks_requested_at(stacks.request)
     return render(
         "stacks",
         **about(state, entry, "stacks"),
@@ -112,8 +112,8 @@ async def _ask(state: State, entry: Entry) -> Asked:
 async def _read(state: State, entry: Entry, request: str = "") -> Stacks:
     """Return the answers to a request, or to the newest one. Raises ClusterError."""
     request = request or _newest(entry)
-    asked_at = stack_requests.requested_at(request)
-    if asked_at is None or not stack_requests.stack_dump_id(request, entry.status.attempt):
+    asked_at = rank_reports.stacks_requested_at(request)
+    if asked_at is None or not rank_reports.stack_dump_id(request, entry.status.attempt):
         return NOT_ASKED
     seconds = (state.now() - asked_at).total_seconds()
     logs, notes = await _logs(state, entry, seconds)
@@ -126,7 +126,7 @@ async def _read(state: State, entry: Entry, request: str = "") -> Stacks:
 
 def _newest(entry: Entry) -> str:
     if entry.directory is None:
-        return str((entry.metadata.get("annotations") or {}).get(stack_requests.ANNOTATION, ""))
+        return str((entry.metadata.get("annotations") or {}).get(rank_reports.STACKS_ANNOTATION, ""))
     return run_directories.stack_request(entry.directory)
 
 

@@ -28,7 +28,7 @@ class Gang:
     templates: Mapping[str, Manifest]
     """Role -> its pod template."""
     all_or_nothing: bool = True
-    """Whether the ranks can do nothing after one of them is gone: then the scheduler should preempt all or none."""
+    """True if the ranks can do nothing after one of them is gone: then the scheduler should preempt all or none."""
     topology: Topology | None = None
     timeout_seconds: int = DEFAULT_TIMEOUT_SECONDS
     scheduler_name: str = ""
@@ -47,7 +47,7 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class PodPart:
-    """What a pod needs to belong to the gang. It is merged over the pod's own metadata and spec."""
+    """The fields of a pod that belongs to the gang. They are merged over the pod's own metadata and spec."""
 
     labels: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     annotations: Mapping[str, str] = field(default_factory=lambda: NOTHING)
@@ -61,23 +61,23 @@ class Backend(ABC):
     kind: ClassVar[OptionalKind]
     """The kind that the cluster must serve."""
     cure: ClassVar[str]
-    """What a cluster administrator does so that the kind is served."""
+    """Steps of a cluster administrator after which the kind is served."""
     scheduler_names: ClassVar[tuple[str, ...]] = ()
     """`Auto` selects the backend for pods that name one of these schedulers."""
     reads_back_pods: ClassVar[bool] = False
-    """Whether the membership is a field of the pod that an API server may drop."""
+    """True if the membership is a field of the pod that an API server may drop."""
 
     @abstractmethod
     def pod_group_spec(self, gang: Gang, version: str) -> Manifest | None:
-        """The spec of the PodGroup in this version of its API; None if the backend needs none."""
+        """Return the spec of the PodGroup in this version of its API; None if the backend needs none."""
 
     @abstractmethod
     def pod_part(self, gang: Gang, role: str) -> PodPart: ...
 
     def places_close(self, topology: Topology) -> bool:
-        """Whether the PodGroup holds this constraint, so that the pods need no affinity."""
+        """Return whether the PodGroup holds this constraint, so that the pods need no affinity."""
         return False
 
-    def trouble(self, group: Object) -> str:
-        """Why the group waits or is not heeded, from the status of its PodGroup; empty if nothing is wrong."""
+    def problem(self, group: Object) -> str:
+        """Return why the group waits or is not heeded, from the status of its PodGroup; empty if nothing is wrong."""
         return ""

@@ -12,8 +12,8 @@ from allranks.core.facts.model import Plan, Platform
 from allranks.core.facts.optional_kinds import OptionalObjects
 from allranks.core.facts.status_update import changed
 from allranks.core.objects.gangs import members
+from allranks.core.objects.gangs.backends import BACKENDS, requested
 from allranks.core.objects.gangs.base import Backend
-from allranks.core.objects.gangs.registry import BACKENDS, requested
 from allranks.core.snapshot import Snapshot
 
 NOT_SERVED = "GangBackendNotServed"
@@ -21,7 +21,7 @@ NOT_SERVED = "GangBackendNotServed"
 
 
 def choose(job: Job, status: Status, platform: Platform, optional: OptionalObjects) -> GangStatus | None:
-    """The backend of a new attempt, whose sizes are in `status`. None: the pods are placed one by one, or wait."""
+    """Return the backend of a new attempt, whose sizes are in `status`; None if pods are placed one by one, or wait."""
     if platform.local or job.spec.scheduling.gang == "None":
         return None
     if backend := requested(job):
@@ -49,20 +49,20 @@ def _status(backend: Backend, job: Job, status: Status, optional: OptionalObject
 
 
 def unavailable(job: Job, status: Status, platform: Platform, optional: OptionalObjects) -> tuple[str, str] | None:
-    """(reason, message) if the job's pods wait for a backend that is not there, else None."""
+    """Return (reason, message) if the job's pods wait for a backend that is not there, else None."""
     backend = requested(job)
     if platform.local or backend is None or status.gang or optional.api_version(backend.kind):
         return None
-    why = optional.problems.get(backend.kind.id)
-    if why is None:
+    problem = optional.problems.get(backend.kind.id)
+    if problem is None:
         return NOT_SERVED, f"scheduling.gang is {backend.name}, and this operator does not use it (setting `gangs`)"
-    missing = "does not serve" in why and "operator" not in why
+    missing = "does not serve" in problem and "operator" not in problem
     cure = f": {backend.cure}, or make a new job without it" if missing else ""
-    return NOT_SERVED, f"scheduling.gang is {backend.name}, but {why}{cure}"
+    return NOT_SERVED, f"scheduling.gang is {backend.name}, but {problem}{cure}"
 
 
 def with_backend(snapshot: Snapshot, plan: Plan) -> Plan:
-    """Add what places the pods together to a decision that begins an attempt."""
+    """Add the backend that places the pods together to a decision that begins an attempt."""
     o, status = snapshot.observed, plan.next
     if not plan.write_ahead or status is None or status.phase in FINISHED:
         return plan

@@ -1,4 +1,4 @@
-"""The gang of an attempt: which of its pods must be placed together."""
+"""The gang of an attempt: its pods, its PodGroup, and mistakes of a job that names a backend."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ from typing import Any
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.facts import topology
+from allranks.core.facts import naming, queue, topology
 from allranks.core.facts.contenders import timeout_seconds
 from allranks.core.facts.model import Manifest, Platform
-from allranks.core.objects.gangs.base import Gang
+from allranks.core.facts.optional_kinds import Object, OptionalObjects, kind_of
+from allranks.core.objects.gangs.backends import BACKENDS, requested
+from allranks.core.objects.gangs.base import Backend, Gang, PodPart
 
 
 def group_name(job: Job, attempt: int) -> str:
-    """Name of an attempt's PodGroup. Each attempt has its own: the pods of the one before may still terminate, and must
-    not count."""
+    """Return the name of an attempt's PodGroup.
+
+    Each attempt has its own: the pods of the previous one may still terminate, and must not count.
+    """
     return f"{job.name}-{attempt}"
 
 
 def belongs(job: Job, role: str) -> bool:
-    """Whether pods of this role belong to the gang: all without which the other ranks do not run. An evaluator does
-    not."""
+    """Return whether pods of this role belong to the gang, because the other ranks cannot run without them."""
     return topology.framework_of(job).roles[role].required_by_peers
 
 
 def min_by_role(job: Job, status: Status) -> dict[str, int]:
-    """Role -> pods that must be placed: all of them, and of elastic workers `minReplicas`."""
+    """Return role -> pods that must be placed: all of them, and `minReplicas` of elastic workers."""
     out = {role: size for role, size in topology.sizes(job, status).items() if belongs(job, role)}
     if topology.elasticity(job) and job.spec.elastic and topology.ELASTIC_ROLE in out:
         least = min(job.spec.elastic.min_replicas, out[topology.ELASTIC_ROLE])
@@ -35,7 +38,7 @@ def min_by_role(job: Job, status: Status) -> dict[str, int]:
 
 
 def gang_of(job: Job, status: Status, templates: Mapping[str, Manifest], platform: Platform) -> Gang:
-    """The gang of the current attempt. `templates`: the result of `pod_template.role_templates`."""
+    """Return the gang of the current attempt. `templates`: the result of `pod_template.role_templates`."""
     least, scheduling = min_by_role(job, status), job.spec.scheduling
     return Gang(
         name=group_name(job, status.attempt),
@@ -49,7 +52,8 @@ def gang_of(job: Job, status: Status, templates: Mapping[str, Manifest], platfor
 
 
 def own_gang(template: Mapping[str, Any]) -> str:
-    """The label, annotation or field by which the author makes the pods members of a group; empty if none does."""
+    """Return the label, annotation or field by which the author makes the pods members of a group; empty if none
+    does."""
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
     if spec.get("schedulingGroup"):
         return "spec.schedulingGroup"
@@ -67,10 +71,83 @@ _MEMBERSHIP = {
 
 
 def without_membership(pod: Manifest) -> Manifest:
-    """The pod's manifest as that of a pod outside of any gang, such as a placeholder."""
+    """Return the manifest as a pod outside of any gang, such as a placeholder."""
     metadata = dict(pod["metadata"])
     for part, keys in _MEMBERSHIP.items():
         if part in metadata:
             metadata[part] = {key: value for key, value in metadata[part].items() if key not in keys}
     spec = {name: value for name, value in pod["spec"].items() if name != "schedulingGroup"}
     return {**pod, "metadata": metadata, "spec": spec}
+
+
+def backend_of(status: Status) -> Backend | None:
+    """Return the backend of the current attempt."""
+    return BACKENDS[status.gang.backend] if status.gang else None
+
+
+def gang_part(job: Job, status: Status, role: str, templates: Mapping[str, Manifest], platform: Platform) -> PodPart:
+    """Return the fields of a pod of this role that make it a member of the attempt's gang; empty if it is none."""
+    backend = backend_of(status)
+    if backend is None or not belongs(job, role):
+        return PodPart()
+    return backend.pod_part(gang_of(job, status, templates, platform), role)
+
+
+def observed_group(status: Status, optional: OptionalObjects, name: str) -> Object | None:
+    """Return the attempt's PodGroup as it was read back."""
+    backend = backend_of(status)
+    groups = optional.owned(backend.kind) if backend else ()
+    return next((group for group in groups if group["metadata"]["name"] == name), None)
+
+
+def superseded_groups(job: Job, status: Status, optional: OptionalObjects, *, over: bool) -> tuple[Manifest, ...]:
+    """Return the PodGroups to delete: the groups of past attempts, and the current one if the attempt is `over`.
+
+    Volcano counts a group in its queue until it is deleted.
+    """
+    kinds = {backend.kind.id for backend in BACKENDS.values() if backend.kind.kind == "PodGroup"}
+    current = group_name(job, status.attempt)
+    return tuple(
+        group
+        for group in optional.of_job
+        if kind_of(group) in kinds
+        and (over or group["metadata"]["name"] != current)
+        and "deletionTimestamp" not in group["metadata"]
+    )
+
+
+def problems(job: Job) -> list[tuple[str, str]]:
+    """Return (field path, message) of mistakes in the job's `scheduling` that its schema cannot find."""
+    backend = requested(job)
+    if backend is None:
+        return []
+    out = []
+    if backend.name == "Kueue" and not queue.queue_of(job):
+        out.append(("spec.scheduling.gang", "Kueue admits the jobs of a queue: set spec.scheduling.queue as well"))
+    parts = [
+        ("spec", job.spec.template),
+        *((f"spec.roles.{role}", spec.template) for role, spec in job.spec.roles.items()),
+    ]
+    for place, template in parts:
+        if field := own_gang(template or {}):
+            message = (
+                f"is set by allranks with scheduling.gang: {backend.name}: remove it, or set scheduling.gang: None"
+            )
+            out.append((f"{place}.template.{field}", message))
+    return out
+
+
+def pod_group(job: Job, status: Status, templates: Mapping[str, Manifest], platform: Platform) -> Manifest | None:
+    """Return the PodGroup of the attempt; None if its backend needs none.
+
+    `templates`: the result of `pod_template.role_templates`.
+    """
+    backend = backend_of(status)
+    if backend is None or status.gang is None or not status.gang.api_version:
+        return None
+    gang = gang_of(job, status, templates, platform)
+    spec = backend.pod_group_spec(gang, status.gang.api_version.rpartition("/")[2])
+    if spec is None:
+        return None
+    metadata = naming.object_metadata(job, gang.name, {})
+    return {"apiVersion": status.gang.api_version, "kind": backend.kind.kind, "metadata": metadata, "spec": spec}

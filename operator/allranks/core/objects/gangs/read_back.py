@@ -15,7 +15,7 @@ from allranks.api.status import Condition, Status
 from allranks.core.facts.model import Event, Manifest, Pod
 from allranks.core.facts.optional_kinds import Object, OptionalObjects
 from allranks.core.facts.status_update import changed
-from allranks.core.objects.gangs import members, objects
+from allranks.core.objects.gangs import members
 
 CONDITION: Literal["GangScheduling"] = "GangScheduling"
 DROPPED = "FieldDropped"
@@ -27,19 +27,21 @@ def observe(
     job: Job,
     status: Status,
     pods: Iterable[Pod],
-    wanted: Manifest | None,
+    group_sent: Manifest | None,
     optional: OptionalObjects,
     now: datetime,
 ) -> Status:
-    """The status with the condition of the current attempt. `wanted`: its PodGroup as it is created; None if it is not
-    compared."""
-    others = [each for each in status.conditions if each.type != CONDITION]
+    """Return the status with the condition of the current attempt.
+
+    `group_sent`: its PodGroup as it is created; None if it is not compared.
+    """
+    others = [condition for condition in status.conditions if condition.type != CONDITION]
     before = status.condition(CONDITION)
-    backend = objects.backend_of(status)
+    backend = members.backend_of(status)
     if backend is None or status.gang is None:
         return status if before is None else changed(status, conditions=others)
-    group = objects.observed(status, optional, members.group_name(job, status.attempt))
-    fulfilled, reason, message = _verdict(job, status, list(pods), wanted, group)
+    group = members.observed_group(status, optional, members.group_name(job, status.attempt))
+    fulfilled, reason, message = _verdict(job, status, list(pods), group_sent, group)
     if before and (before.status, before.reason, before.message) == (fulfilled, reason, message):
         return status if before in status.conditions else changed(status, conditions=[*others, before])
     after = Condition(
@@ -54,7 +56,7 @@ def observe(
 
 
 def event(before: Status, after: Status) -> Event | None:
-    """The Event when a dropped field is found."""
+    """Return the Event when a dropped field is found."""
     old, new = before.condition(CONDITION), after.condition(CONDITION)
     if new is None or new.reason != DROPPED or (old is not None and old.reason == DROPPED):
         return None
@@ -62,10 +64,10 @@ def event(before: Status, after: Status) -> Event | None:
 
 
 def _verdict(
-    job: Job, status: Status, pods: list[Pod], wanted: Manifest | None, group: Object | None
+    job: Job, status: Status, pods: list[Pod], group_sent: Manifest | None, group: Object | None
 ) -> tuple[Literal["True", "False"], str, str]:
-    """(status, reason, message) of the condition."""
-    backend = objects.backend_of(status)
+    """Return (status, reason, message) of the condition."""
+    backend = members.backend_of(status)
     assert backend is not None
     assert status.gang is not None
     name = members.group_name(job, status.attempt)
@@ -76,25 +78,27 @@ def _verdict(
             which = f"pod {first}" if len(lost) == 1 else f"pod {first} and {len(lost) - 1} more"
             text = f"the API server dropped spec.schedulingGroup of {which}, so the pods are placed one by one"
             return "False", DROPPED, f"{text}: {backend.cure}"
-    missing = dropped_fields(wanted["spec"], group.get("spec") or {}, "spec") if group and wanted else []
+    missing = dropped_fields(group_sent["spec"], group.get("spec") or {}, "spec") if group and group_sent else []
     if missing:
         text = f"the API server dropped {', '.join(missing)} of PodGroup {name}"
         return "False", DROPPED, f"{text}: enable the feature gate that the field needs, or make a new job without it"
-    if group is not None and (why := backend.trouble(group)):
-        return "False", UNSCHEDULABLE, f"PodGroup {name}: {why}"
+    if group is not None and (problem := backend.problem(group)):
+        return "False", UNSCHEDULABLE, f"PodGroup {name}: {problem}"
     least = f"{status.gang.min_count} pods" if status.gang.min_count != 1 else "1 pod"
     if not status.gang.api_version:
         return "True", backend.name, f"{backend.name} admits the job with room for at least {least}, or not at all"
     return "True", backend.name, f"PodGroup {name} ({status.gang.api_version}): at least {least} are placed together"
 
 
-def dropped_fields(wanted: Mapping[str, Any], found: Mapping[str, Any], path: str) -> list[str]:
-    """Paths of the fields that were sent and are absent. A field with another value is no dropped one: an API server
-    may write a quantity differently."""
+def dropped_fields(sent: Mapping[str, Any], stored: Mapping[str, Any], path: str) -> list[str]:
+    """Return the paths of fields that were sent and are absent.
+
+    A field with another value is no dropped one: an API server may write a quantity differently.
+    """
     out = []
-    for name, value in wanted.items():
-        if name not in found:
+    for name, value in sent.items():
+        if name not in stored:
             out.append(f"{path}.{name}")
-        elif isinstance(value, Mapping) and isinstance(found[name], Mapping):
-            out += dropped_fields(value, found[name], f"{path}.{name}")
+        elif isinstance(value, Mapping) and isinstance(stored[name], Mapping):
+            out += dropped_fields(value, stored[name], f"{path}.{name}")
     return out

@@ -1,4 +1,4 @@
-"""What an admission means for pods: node selectors and tolerations of flavors, and what admission checks add."""
+"""The effect of an admission on pods: node selectors and tolerations of flavors, and additions of admission checks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TOPOLOGY_GATE = "kueue.x-k8s.io/topology"
 
 
 def missing_flavors(observed: Observed, workload: Manifest) -> list[str]:
-    """Assigned flavors that the operator has not read, or not yet."""
-    names = {flavor for each in workloads.assignments(workload).values() for flavor in _flavors(each)}
+    """Return the assigned flavors that the operator has not read yet."""
+    names = {flavor for assignment in workloads.assignments(workload).values() for flavor in _flavors(assignment)}
     return sorted(name for name in names if observed.optional.find(RESOURCE_FLAVOR, name) is None)
 
 
 def read(observed: Observed, workload: Manifest) -> tuple[dict[str, PodSetAdmission], list[PodPlacement]]:
-    """(role -> its admission, what these refer to). All flavors have been read."""
+    """Return (role -> its admission, the placements to which these refer). All flavors have been read."""
     requested = workloads.counts(workload)
     admitted: dict[str, PodSetAdmission] = {}
     placements: list[PodPlacement] = []
@@ -63,47 +63,53 @@ def _placement(observed: Observed, workload: Manifest, role: str, assigned: Mani
                 annotations |= update.get("annotations") or {}
     return PodPlacement(
         node_selector=selector,
-        tolerations=[_toleration(each) for each in tolerations],
+        tolerations=[_toleration(toleration) for toleration in tolerations],
         labels=labels,
         annotations=annotations,
     )
 
 
-def _toleration(found: Manifest) -> Toleration:
-    wanted = ("key", "operator", "value", "effect")
-    return Toleration(**{key: found.get(key) for key in wanted}, toleration_seconds=found.get("tolerationSeconds"))
+def _toleration(toleration: Manifest) -> Toleration:
+    fields = ("key", "operator", "value", "effect")
+    return Toleration(
+        **{key: toleration.get(key) for key in fields}, toleration_seconds=toleration.get("tolerationSeconds")
+    )
 
 
 def _flavors(assigned: Mapping[str, Any]) -> list[str]:
-    """The flavors of a pod set, one for each resource, without duplicates."""
+    """Return the flavors of a pod set, one for each resource, without duplicates."""
     return list(dict.fromkeys((assigned.get("flavors") or {}).values()))
 
 
 def applied(job: Job, status: Status, templates: dict[str, Manifest]) -> dict[str, Manifest]:
-    """The pod templates of an admitted job."""
+    """Return the pod templates of an admitted job."""
     queue = status.queue
     if queue is None or not queue.pod_sets:
         return templates
     out = dict(templates)
-    for role, of in queue.pod_sets.items():
+    for role, pod_set in queue.pod_sets.items():
         if role in out:
-            out[role] = _with_admission(out[role], role, of, queue.placements[of.placement], queue.workload or "")
+            out[role] = _with_admission(
+                out[role], role, pod_set, queue.placements[pod_set.placement], queue.workload or ""
+            )
     return out
 
 
 def _with_admission(
-    template: Manifest, role: str, of: PodSetAdmission, placement: PodPlacement, workload: str
+    template: Manifest, role: str, pod_set: PodSetAdmission, placement: PodPlacement, workload: str
 ) -> Manifest:
     metadata, spec = dict(template["metadata"]), dict(template["spec"])
     metadata["labels"] = {**(metadata.get("labels") or {}), **placement.labels, PODSET_LABEL: role}
     annotations = {**(metadata.get("annotations") or {}), **placement.annotations, WORKLOAD_ANNOTATION: workload}
-    if of.topology:
+    if pod_set.topology:
         annotations.setdefault(UNCONSTRAINED, "true")
         spec["schedulingGates"] = union(spec.get("schedulingGates"), [{"name": TOPOLOGY_GATE}])
     metadata["annotations"] = annotations
     if placement.node_selector:
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **placement.node_selector}
     if placement.tolerations:
-        found = [each.model_dump(by_alias=True, exclude_none=True, mode="json") for each in placement.tolerations]
-        spec["tolerations"] = union(spec.get("tolerations"), found)
+        tolerations = [
+            toleration.model_dump(by_alias=True, exclude_none=True, mode="json") for toleration in placement.tolerations
+        ]
+        spec["tolerations"] = union(spec.get("tolerations"), tolerations)
     return {**template, "metadata": metadata, "spec": spec}

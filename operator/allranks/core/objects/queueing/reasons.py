@@ -1,4 +1,4 @@
-"""What a job in a queue waits for, as the reason and the message of its condition."""
+"""The reason and the message of the condition of a job that waits in a queue."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ QUEUED = "Queued"
 
 
 def reason(observed: Observed, workload: Manifest | None, active: list[Pod]) -> tuple[str, str]:
-    """(reason, message). `active` are pods that still use quota."""
+    """Return the (reason, message) of the condition of a job in a queue. `active` are pods that still use quota."""
     job = observed.job
     name = queue.queue_of(job)
-    why = cannot_ask(observed) or _unfinished(active)
-    if why is None and workload is None:
-        why = _rejected(observed) or (QUEUED, "the job enters the queue")
-    elif why is None and workload is not None:
-        why = _of_workload(observed, workload)
-    assert why is not None
-    return why[0], f"queue {name}: {why[1]}"
+    problem = cannot_ask(observed) or _unfinished(active)
+    if problem is None and workload is None:
+        problem = _rejected(observed) or (QUEUED, "the job enters the queue")
+    elif problem is None and workload is not None:
+        problem = _of_workload(observed, workload)
+    assert problem is not None
+    return problem[0], f"queue {name}: {problem[1]}"
 
 
 def cannot_ask(observed: Observed) -> tuple[str, str] | None:
-    """Why the job cannot have a Workload; None if it can."""
+    """Return (reason, message) if the job cannot have a Workload; None if it can."""
     job, optional = observed.job, observed.optional
     for kind in (WORKLOAD, LOCAL_QUEUE, RESOURCE_FLAVOR):
         if not optional.api_version(kind):
@@ -52,13 +52,13 @@ def _unfinished(active: list[Pod]) -> tuple[str, str] | None:
 
 
 def _rejected(observed: Observed) -> tuple[str, str] | None:
-    rejected = next((each for each in observed.refused if each.kind == WORKLOAD.kind), None)
+    rejected = next((rejection for rejection in observed.refused if rejection.kind == WORKLOAD.kind), None)
     return (rejected.reason, f"Workload {rejected.name}: {rejected.message}") if rejected else None
 
 
 def _of_workload(observed: Observed, workload: Manifest) -> tuple[str, str]:
-    if why := _rejected(observed):
-        return why
+    if rejected := _rejected(observed):
+        return rejected
     if not workloads.is_active(workload):
         return "Deactivated", "its Workload was deactivated (spec.active is false); set it to true to continue"
     evicted = workloads.condition(workload, workloads.EVICTED)
@@ -76,9 +76,9 @@ def _of_workload(observed: Observed, workload: Manifest) -> tuple[str, str]:
 
 
 def _checks(workload: Manifest) -> str:
-    pending = [each for each in workloads.admission_checks(workload) if each.get("state") != "Ready"]
+    pending = [check for check in workloads.admission_checks(workload) if check.get("state") != "Ready"]
     if not pending:
         return "quota is reserved; the admission follows"
-    names = ", ".join(each.get("name", "") for each in pending)
-    message = next((each["message"] for each in pending if each.get("message")), "")
+    names = ", ".join(check.get("name", "") for check in pending)
+    message = next((check["message"] for check in pending if check.get("message")), "")
     return f"quota is reserved; waits for admission checks: {names}" + (f" ({message})" if message else "")

@@ -1,16 +1,42 @@
-"""Small jobs: their pods need not wait until their first status is persisted."""
+"""The beginning of a job: mistakes are refused, and a small job creates its pods before its first status is written."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
+
+from allranks.api.job import Job
+from allranks.api.status import Status
 from allranks.core import transitions
-from allranks.core.facts import topology
-from allranks.core.facts.model import Observed
+from allranks.core.facts import limits, topology
+from allranks.core.facts.model import Event, Observed, Platform
 from allranks.core.facts.queue import queue_of
 from allranks.core.facts.stage import Stage, stage_of
+from allranks.core.objects import pods as pod_manifests
+from allranks.core.objects.gangs import backends
 from allranks.core.objects.gangs import choice as gang_choice
-from allranks.core.objects.gangs import registry
-from allranks.core.rejection import reject
+from allranks.core.outcomes import Outcome, write
+from allranks.core.transfers import data
 from allranks.core.transfers import pods as transfers
+
+
+def reject(job: Job, status: Status, now: datetime, platform: Platform) -> Outcome:
+    """Fail a job that has mistakes which the CRD's schema cannot find, or that exceeds a limit of the platform team."""
+    reason, problems = "InvalidSpec", pod_manifests.problems(job)
+    if not problems and not platform.local:
+        problems = data.problems_on_clusters(job, platform)
+    if not problems:
+        reason, problems = limits.REASON, limits.violations(job, platform)
+    return refuse(job, status, now, reason, problems)
+
+
+def refuse(job: Job, status: Status, now: datetime, reason: str, problems: Sequence[tuple[str, str]]) -> Outcome:
+    """Fail the job if there are problems, which are (field path, message)."""
+    if not problems:
+        return None
+    message = "; ".join(f"{path}: {text}" for path, text in problems)
+    return write(transitions.fail(job, status, reason, message, now), Event(reason, message, warning=True))
+
 
 SMALL_JOB_PODS = 256
 """A job of at most this many pods begins with their creation: the API server needs about a second for them, and the
@@ -32,7 +58,7 @@ def begin_small(observed: Observed) -> Observed:
     begun = transfers.with_checks(observed, transitions.begin(job, status, observed.now))
     if transfers.unready(observed.with_current(begun)):
         return observed  # inputs are fetched, and destinations are checked, before pods are created
-    if registry.requested(job) or gang_choice.choose(job, begun, observed.platform, observed.optional):
+    if backends.requested(job) or gang_choice.choose(job, begun, observed.platform, observed.optional):
         return observed  # pods are made for a backend that is persisted
     small = sum(topology.sizes(job, begun).values()) <= SMALL_JOB_PODS
     refused = not small or reject(job, begun, observed.now, observed.platform)
