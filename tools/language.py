@@ -75,7 +75,7 @@ NOT_OURS = (
     "LICENSE",
     "tests/unit/core/fixtures/",
     "tests/unit/inpod/fake_horovod/",
-    "tests/unit/authoring/convert/manifests/",
+    "tests/unit/cli/convert/manifests/",
     "tools/language.py",
 )
 """Licences, and logs, interfaces and manifests of other programs."""
