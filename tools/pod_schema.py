@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-FILE = ROOT / "operator" / "allranks" / "cli" / "checks" / "pod_schema.json"
+FILE = ROOT / "operator" / "allranks" / "authoring" / "checks" / "pod_schema.json"
 OPEN_API = "/openapi/v3/api/v1"
 ROOT_TYPE = "PodTemplateSpec"
 SCALARS = {"string", "integer", "number", "boolean"}

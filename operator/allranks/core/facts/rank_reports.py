@@ -119,4 +119,4 @@ def stack_dump_id(request: str, attempt: int) -> str:
 
 
 STACKS_REQUESTED = "requested"
-"""The first word of the ID of a dump that a user requests (`allranks.report.client.why`)."""
+"""The first word of the ID of a dump that a user requests (`allranks.report.client.reason_for`)."""
