@@ -227,7 +227,7 @@ def test_a_forbidden_request_names_the_missing_role(control_plane, namespace, tm
         f"ask an admin of {control_plane.url} for a Role with verb list on distributedtrainings.allranks.dev\n"
     )
     everywhere = stranger("get", "-A")
-    assert "may not list distributedtrainings in all namespaces, or name one with -n: ask" in everywhere.stderr
+    assert "may not list distributedtrainings in all namespaces, or name a namespace: ask" in everywhere.stderr
     config = yaml.safe_load((tmp_path / "config").read_text())
     config["users"][0]["user"] = {"token": "wrong"}
     (tmp_path / "config").write_text(yaml.safe_dump(config))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -52,7 +53,7 @@ def open_store(url: str) -> Store:
     """Return the store at a directory, or at an address that fsspec supports. Send no request yet."""
     if url.partition("://")[0] in PACKAGES and "://" in url:
         return ObjectStore(url)
-    if ":/" in url:
+    if re.match(r"[A-Za-z][A-Za-z0-9+]*:/", url):
         schemes = ", ".join(f"{scheme}://" for scheme in PACKAGES)
         raise ArchiveError(f"{url}: an archive is a directory, or an address that begins with one of {schemes}")
     return DirectoryStore(Path(url))

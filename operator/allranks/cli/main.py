@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("allranks.cli.commands.init:init", "Write a commented manifest for a script."),
     "dev": ("allranks.cli.commands.dev:dev", "Run a job on this machine, and restart it when files change."),
     "validate": ("allranks.cli.commands.validate:validate", "Validate a manifest and print every error."),
-    "convert": ("allranks.cli.commands.convert:convert", "Convert manifests of earlier versions to today's form."),
+    "convert": ("allranks.cli.commands.convert:convert", "Convert jobs of other operators."),
     "render": ("allranks.cli.commands.render:render", "Print the objects that the operator creates for a job."),
     "submit": ("allranks.cli.commands.submit:submit", "Create jobs on a cluster."),
     "get": ("allranks.cli.commands.get:get", "Print jobs as a table, YAML or JSON; watch them."),

@@ -149,7 +149,7 @@ def _forbidden(message: str, target: Target) -> str:
     plural = f"{resource}.{group}" if group else resource
     role = "ClusterRole" if match["all"] else "Role"
     where = "in all namespaces" if match["all"] else f"in namespace {match['namespace']}"
-    narrower = ", or name one with -n" if match["all"] else ""
+    narrower = ", or name a namespace" if match["all"] else ""
     return (
         f"{user} may not {verb} {resource} {where}{narrower}: ask an admin of {target.server} for a {role} with verb "
         f"{verb} on {plural}"

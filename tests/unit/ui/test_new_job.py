@@ -230,3 +230,16 @@ def test_the_page_says_what_the_api_server_answers_and_keeps_the_text(server, ap
 
 def test_a_text_that_is_too_deep_is_a_problem():
     assert mistakes("[" * 20_000)
+
+
+@pytest.mark.parametrize("text", [f"{EXAMPLE}---\n", f"---\n---\n{EXAMPLE}"], ids=["behind it", "before it"])
+def test_an_empty_document_is_left_out(text):
+    job, found = check(text)
+    assert (job["metadata"]["name"], found) == ("train", [])
+
+
+def test_the_lines_of_a_job_in_a_list_are_those_of_the_text():
+    item = "".join(f"  {line}\n" for line in EXAMPLE.splitlines()).replace("  ", "- ", 1)
+    text = f"apiVersion: v1\nkind: List\nitems:\n{item}"
+    [(line, path, _)] = mistakes(text.replace("replicas: 2", "replicas: two"))
+    assert (line, path) == (LINES.index("      replicas: 2  # pods") + 4, "spec.roles.worker.replicas")

@@ -1,4 +1,5 @@
-"""Checks of manifests beyond the CRD's schema: what the API server would refuse in the pods of a job.
+"""Checks of manifests beyond the CRD's schema: a part of what the API server would refuse in the pods of a job.
 
-Only commands use this package. The operator creates the pods and reports what the API server answers.
+Clients use this package: the commands, Python and the web UI. The operator creates the pods and reports what the API
+server answers.
 """

@@ -139,9 +139,19 @@ def _is_loadable(document: Any) -> bool:
 
 
 def _with_lines(text: str, findings: Iterable[Finding]) -> list[Finding]:
-    root = yaml.compose(text, yaml.CSafeLoader)
+    root = _root(text)
     placed = [replace(finding, line=_line(root, finding.problem.path)) for finding in findings]
     return sorted(placed, key=lambda finding: (_SEVERITIES.index(finding.problem.severity), finding.line))
+
+
+def _root(text: str) -> yaml.Node | None:
+    """Return the node of the only document that is not empty: of the item, if it is a list of one."""
+    nodes = [node for node in yaml.compose_all(text, yaml.CSafeLoader) if not str(node.tag).endswith(":null")]
+    root = nodes[0] if nodes else None
+    fields = {key.value: value for key, value in root.value} if isinstance(root, yaml.MappingNode) else {}
+    items = fields.get("items")
+    is_list = isinstance(items, yaml.SequenceNode) and getattr(fields.get("kind"), "value", None) == "List"
+    return items.value[0] if is_list and items.value else root
 
 
 def _line(node: yaml.Node | None, path: str) -> int:
