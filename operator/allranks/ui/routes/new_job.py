@@ -150,8 +150,9 @@ def _root(text: str) -> yaml.Node | None:
     root = nodes[0] if nodes else None
     fields = {key.value: value for key, value in root.value} if isinstance(root, yaml.MappingNode) else {}
     items = fields.get("items")
-    is_list = isinstance(items, yaml.SequenceNode) and getattr(fields.get("kind"), "value", None) == "List"
-    return items.value[0] if is_list and items.value else root
+    if isinstance(items, yaml.SequenceNode) and items.value and "kind" in fields and fields["kind"].value == "List":
+        return items.value[0]
+    return root
 
 
 def _line(node: yaml.Node | None, path: str) -> int:
