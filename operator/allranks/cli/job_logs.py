@@ -293,7 +293,8 @@ class Printer:
 
 
 class JsonPrinter(Printer):
-    """Prints each line as a JSON object. The text is complete: JSON escapes its control characters."""
+    """Prints each line as a JSON object, with its control characters: JSON escapes them. Of a line that a progress bar
+    redraws, the last states are printed."""
 
     def __init__(self, container: str, rank_of: dict[str, int | None], attempt: int) -> None:
         super().__init__(container, timestamps=True, prefix=False)

@@ -17,7 +17,7 @@ PROGRAM_LINES = "allranks: the last lines of the program itself:\n"
 """Also in frameworks/ray.py."""
 _COLOR = re.compile(rb"\x1b\[[0-9;]*m")
 _OTHER = re.compile(rb"\((?:raylet|autoscaler|gcs_server|.*\bpid=\d+)(?:,? [^()]*)?\)(?: |$)")
-"""Begin of a line of another process in Ray: `(RayTrainWorker pid=7, ip=10.0.0.3) `."""
+"""Beginning of a line of another process in Ray: `(RayTrainWorker pid=7, ip=10.0.0.3) `."""
 _REPORT = "Training failed due to worker errors:\n"
 """Begins Ray Train's report of the ranks that failed, at the end of the program's traceback."""
 _RANK = re.compile(r"^\[Rank (?P<rank>\d+)(?:,\d+)* Error Snippet\]:\n", re.MULTILINE)

@@ -43,7 +43,7 @@ def with_given_directories(job: Job, volumes: Mapping[str, Path]) -> Job:
 
 
 class _FetchProgress:
-    """Turns progress of a fetch into events: one at its begin, then one every PROGRESS_SECONDS."""
+    """Turns progress of a fetch into events: one at its start, then one every PROGRESS_SECONDS."""
 
     def __init__(self, name: str, tell: Callable[[Event], None]) -> None:
         self._name, self._tell = name, tell

@@ -27,7 +27,7 @@ from allranks.local.transfer import Transfer
 
 
 async def provide(inputs: LocalInputs, outputs: LocalOutputs, tell: Callable[[Event], None]) -> list[InputStatus]:
-    """Fetch the inputs, unless an output could not be uploaded. Return `status.inputs`. Raise CannotRun."""
+    """Fetch the inputs, unless the check of a destination fails. Return `status.inputs`. Raise CannotRun."""
     check = asyncio.create_task(outputs.check(tell))
     check.add_done_callback(lambda done: inputs.stop() if done.cancelled() or done.exception() else None)
     try:

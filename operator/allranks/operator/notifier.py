@@ -23,6 +23,7 @@ from allranks.api.status import Status
 from allranks.api.sweep import PLURAL as SWEEPS
 from allranks.core.accounting import notifications
 from allranks.core.diagnosis.root_cause import describe_failure
+from allranks.core.facts import limits
 from allranks.core.facts.model import Observed
 from allranks.core.sweeps import plan
 from allranks.core.sweeps.model import SweepObserved
@@ -227,13 +228,16 @@ class Notifier:
         return self._file.read().for_all(namespace) if self._file.enabled else {}
 
     def exchange(self, key: JobKey, observed: Observed) -> Mapping[str, str]:
-        """Start the deliveries of pending entries. Return the results of those that are over, by entry."""
+        """Start the deliveries of pending entries. Return the results of the deliveries that are over, by entry."""
         return self._exchange(
             key,
             _About(
                 observed.job.metadata.uid,
                 observed.persisted.notifications,
-                lambda: dict(notifications.named_notifications(observed.job, observed.platform)),
+                # A job in the default pool of its namespace notifies the receivers of this pool, too.
+                lambda: dict(
+                    notifications.named_notifications(limits.with_default_fields(observed).job, observed.platform)
+                ),
                 lambda entry, receivers: job_note(observed, entry, receivers.link),
             ),
         )

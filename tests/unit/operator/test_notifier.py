@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from allranks.api.job import Metadata
+from allranks.api.notify import Notification, Webhook
+from allranks.api.pool import PoolSpec
 from allranks.api.status import Condition, Failure, Status
 from allranks.core.facts.model import Observed
+from allranks.core.facts.policy import Policy
 from allranks.operator.notifier import Notifier, Pace, job_note
 from allranks.operator.receivers import ReceiversFile
 from support.builders import CLUSTER, NOW, job
@@ -93,6 +96,18 @@ def test_a_cloud_event_says_what_failed_first_with_a_link(tmp_path: Path) -> Non
             assert event["data"]["link"] == "https://ui.example.com/jobs/team/job"
             assert "First failure: worker-1 failed" in event["data"]["details"]
             assert "on n1" in event["data"]["details"]
+
+    run(test)
+
+
+def test_the_webhook_of_the_default_pool_is_delivered(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with http_receiver() as server, operator(tmp_path, allowedHosts=[server.url.partition("//")[2]]) as one:
+            pool = PoolSpec(notify=[Notification(webhook=Webhook(url=f"{server.url}/pool"))])
+            platform = replace(CLUSTER, policy=Policy(default_pool="gpus"), pool=pool)
+            in_default_pool = replace(observed("Failed/0 webhook-p0"), platform=platform)
+            assert await one.deliver(in_default_pool) == {"Failed/0 webhook-p0": " sent"}
+            assert [path for path, _, _ in server.got] == ["/pool"]
 
     run(test)
 

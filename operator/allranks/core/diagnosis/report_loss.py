@@ -26,7 +26,7 @@ def active(reports: Reports) -> list[RankReport]:
 
 
 def heard_at(ranks: Sequence[RankReport], since: datetime) -> datetime:
-    """Return the last time since which half of these ranks have reported; `since` without ranks.
+    """Return the latest time after which half of these ranks have reported; `since` without ranks.
 
     A single rank proves little: in jobs without collectives, the silent ranks may make progress.
     """

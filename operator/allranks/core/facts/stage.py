@@ -11,7 +11,7 @@ from allranks.core.facts.uploads import uploading_since
 
 
 class Stage(Enum):
-    """The stage of a job, which follows from its persisted status."""
+    """The stage of a job. Its rules, its sync and its finish follow from it."""
 
     ELSEWHERE = auto()
     """It is being deleted, or another controller manages it."""

@@ -24,8 +24,6 @@ FAILED = "OutputFailed"
 
 
 UPLOADING = "UploadingOutputs"
-
-
 UPLOAD_RETRYING = "UploadRetrying"
 """Reasons of the condition Running."""
 

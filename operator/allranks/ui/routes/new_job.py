@@ -151,7 +151,7 @@ def _root(text: str) -> yaml.Node | None:
     fields = {key.value: value for key, value in root.value} if isinstance(root, yaml.MappingNode) else {}
     items = fields.get("items")
     if isinstance(items, yaml.SequenceNode) and items.value and "kind" in fields and fields["kind"].value == "List":
-        return items.value[0]
+        [root, *_] = items.value
     return root
 
 
