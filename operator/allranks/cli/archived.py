@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.client.jobs import get_job
-from allranks.client.sweeps import sweep_instead
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, pod_name
 from allranks.errors import AllranksError, ClusterError
@@ -117,6 +116,8 @@ async def find_job(cluster: Cluster, name: str, archive: Archive) -> tuple[Manif
 
 async def find_job_or_sweep(cluster: Cluster, name: str, archive: Archive) -> tuple[Manifest, bool]:
     """Return the job or the sweep, and whether it exists: otherwise the archive has it. Raises AllranksError."""
+    from allranks.client.sweeps import sweep_instead
+
     if archive.uid:
         return _required(archive, cluster.namespace, name, sweeps=True), False
     try:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from allranks.core import reconcile
 from support.scenario_runner import Scenario, load
@@ -17,18 +16,15 @@ WITHOUT_SCENARIO = {
 }
 
 
-def rules_of(tables: Iterable[Any]) -> set[str]:
-    """Return the names of the rules in tuples, and in mappings of tuples."""
-    functions: set[Callable] = set()
-    for table in tables:
-        rows = table.values() if isinstance(table, Mapping) else [table]
-        functions |= {entry for row in rows if isinstance(row, tuple) for entry in row if callable(entry)}
-    names = {(function.__module__, function.__name__) for function in functions}
-    return {f"{module.rpartition('.')[2]}.{name}" for module, name in names if ".rules." in module}
+def rule_names() -> set[str]:
+    """Return the rules of all stages, as `module.function`."""
+    return {
+        f"{rule.__module__.rpartition('.')[2]}.{rule.__name__}" for rules in reconcile.RULES.values() for rule in rules
+    }
 
 
 def test_each_rule_decides_in_a_scenario_that_runs_for_each_change():
-    rules = rules_of(vars(reconcile).values())
+    rules = rule_names()
     assert len(rules) > 20
     assert {rule for scenario in CHOSEN for rule in scenario.rules or ()} == rules - WITHOUT_SCENARIO.keys()
 

@@ -138,7 +138,7 @@ def test_a_lost_worker_restarts_alone_and_a_lost_head_restarts_all():
 
 def test_ranks_are_numbered_by_the_program_and_not_by_the_pods():
     one = job(framework="ray", roles=ROLES)
-    assert Ranks(one, Status(), CLUSTER).of("worker", 1) is None
+    assert Ranks(one, Status(), CLUSTER).rank("worker", 1) is None
     assert not topology.framework_of(one).ranks_are_pods
 
 

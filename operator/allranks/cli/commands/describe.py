@@ -18,13 +18,11 @@ from allranks.cli.local_runs import note_run
 from allranks.cli.options import FAILED, OK, cluster_options, name_callback, print_error, run_on_cluster
 from allranks.cli.safe_output import use_colour
 from allranks.client.jobs import events_of
-from allranks.client.sweeps import events_of_sweep, trials_of_archive, trials_of_cluster
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.job_codec import pods_of
 from allranks.kube.paths import core_path
-from allranks.views import description
 from allranks.views.format.objects import DATA_OUTPUTS, render_data
 from allranks.views.format.table import Grid
 
@@ -98,6 +96,9 @@ async def _describe_sweep(
     cluster: Cluster | None, sweep: Manifest, exists: bool, archive: Archive, output: str | None
 ) -> int:
     """`cluster` None: none answers, and the archive has the sweep. Raises AllranksError."""
+    from allranks.client.sweeps import events_of_sweep, trials_of_archive, trials_of_cluster
+    from allranks.views.description import describe_sweep
+
     events: list[Manifest] | str
     if exists and cluster:
         events = await events_of_sweep(cluster, sweep)
@@ -111,15 +112,17 @@ async def _describe_sweep(
     else:
         jobs = await asyncio.to_thread(trials_of_archive, archive.trials, sweep)
     note = "" if exists else f"the sweep is deleted: this is its last state in the archive {archive.url}"
-    _print(description.describe_sweep(sweep, jobs, events, note, datetime.now(UTC)))
+    _print(describe_sweep(sweep, jobs, events, note, datetime.now(UTC)))
     return OK
 
 
 def _write(job: Manifest, pods: list[Manifest], hidden: str, events: list[Manifest] | str, output: str | None) -> None:
+    from allranks.views.description import describe_job
+
     if output:
         click.echo(render_data(_data(job, pods, hidden, events), output), nl=False)
         return
-    _print(description.describe_job(job, pods, hidden, events, datetime.now(UTC)))
+    _print(describe_job(job, pods, hidden, events, datetime.now(UTC)))
 
 
 def _print(content: Iterable[str | Grid]) -> None:
