@@ -85,7 +85,7 @@ def killed(scratch: Path) -> str:
     """Kills the training process of rank 1 once four epochs are done."""
     options = ["--set", "args=[--epochs=12, --pause=0.5]", "--run-dir", str(scratch / "killed")]
     lines = run(["examples/penguins-pytorch.yaml", *options], ROOT, kill_at="epoch 5/12")
-    shown = [line for line in keep(lines) if not TORCHRUN.search(line)]
+    shown = [line for line in keep(lines) if not TORCHRUN.search(line) and not FOLDED.search(line)]
     text = (
         "The training process of rank 1 is killed (`kill -9`). All ranks restart from the checkpoint, and the root "
         "cause is shown:"
@@ -126,6 +126,8 @@ def sweep(scratch: Path) -> list[str]:
     return keep(run(["examples/penguins-sweep.yaml", "--run-dir", str(scratch / "sweep")], ROOT, program=program))
 
 
+FOLDED = re.compile(r"\| \.\.\. \d+ more lines, see ")
+"""What `allranks run` leaves out of a complaint of torchrun."""
 TORCHRUN = re.compile(
     r"torch/distributed|Traceback|^\S+ +\|   |ChildFailed|\| [=-]{9}|Failures:|NO_OTHER|Root Cause|\| \[\d\]:|FAILED|"
     r"\| \*+$|^\S+ +\| *$|\[rank\d\]:|sys\.exit|SignalException|│|└|epoch 1  "
