@@ -31,7 +31,8 @@ from allranks.core.facts import naming
 from allranks.core.facts.model import Observed, Platform, Pod
 from allranks.core.objects.report_env import AUDIENCE
 from allranks.core.reconcile import reconcile
-from allranks.kube.pod_codec import Meta, Owner, Raw, RawSpec, RawStatus, to_cached_pod
+from allranks.kube.pod_codec import to_cached_pod
+from allranks.kube.raw_pod import Meta, Owner, Raw, RawSpec, RawStatus
 from allranks.operator.cache import PodCache
 from allranks.operator.metrics import Metrics
 from allranks.operator.ports.http_servers import HttpServers, Ports
