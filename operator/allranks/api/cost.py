@@ -51,7 +51,7 @@ class GpuTime(Model):
 class CostStatus(Model):
     """The GPU time of the job. It counts up to times.since."""
 
-    gpus: Count = Field(0, description="GPUs that the pods hold: those of pods that have a node and have not ended.")
+    gpus: Count = Field(0, description="GPUs that the pods hold, if they have a node and have not ended.")
     partial: bool | None = Field(None, description="Other pods of the job have no node yet.")
     price: Annotated[str, StringConstraints(max_length=16)] | None = Field(
         None, description="Price of a GPU-hour of the pool, for the time from now on."

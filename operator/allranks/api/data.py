@@ -94,7 +94,7 @@ class Input(Model):
     )
     sha256: Sha256 | None = Field(
         None,
-        description="SHA-256 of the file. If the data has several files, that of the list which sha256sum prints for "
+        description="SHA-256 of the file. If the data has several files, of the list that sha256sum prints for "
         "them, sorted by name. Data with another sum is an error.",
     )
     mode: Literal["Copy", "Mount", "Stream"] | None = Field(
@@ -134,13 +134,13 @@ class Output(Model):
         "claim://CLAIM/DIRECTORY.",
     )
     secret: Name | None = Field(
-        None, description="Name of a Secret with credentials, as for inputs. Local runs use those of this machine."
+        None, description="Name of a Secret with credentials, as for inputs. Local runs use this machine's credentials."
     )
     when: Literal["Success", "Always", "Checkpoint"] = Field(
         "Success",
         description="Success: when the program has completed. The job succeeds when the files are uploaded. Always: "
         "also when the job fails. Checkpoint: while the job runs, each time the program reports a checkpoint, into "
-        "the folder step-STEP of `to`. `path` is that of `checkpoint`, and the job needs `progress` or `hang`.",
+        "the folder step-STEP of `to`. `path` is the path of `checkpoint`, and the job needs `progress` or `hang`.",
     )
     deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] | None = Field(
         None,

@@ -259,7 +259,7 @@ class SpecBase(Container):
     elastic: Elastic | None = Field(None, description="Bounds for the number of workers of an elastic job.")
     success: Name | None = Field(
         None,
-        description="The pods whose completion completes the job: All, or those of a role. Default: by framework: "
+        description="The pods whose completion completes the job: All, or the pods of a role. Default: by framework: "
         "the master, chief or launcher; without one all workers (TensorFlow and elastic Horovod: worker 0).",
     )
     suspend: bool = Field(
@@ -323,7 +323,7 @@ class SpecBase(Container):
         None, description="Who is notified when the job ends, fails, hangs, is preempted or has slow ranks."
     )
     utilization: Utilization | None = Field(
-        None, description="What happens if the job trains too little. Default: that of its pool, or nothing."
+        None, description="What happens if the job trains too little. Default: the pool's `utilization`, or nothing."
     )
 
     @property

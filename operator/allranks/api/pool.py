@@ -124,7 +124,8 @@ class PoolSpec(Model):
         None, description="Who is notified about the jobs of this pool, besides those that the job names."
     )
     utilization: Utilization | None = Field(
-        None, description="What happens to jobs of this pool that train too little. It replaces that of the job."
+        None,
+        description="What happens to jobs of this pool that train too little. It replaces the job's `utilization`.",
     )
     template: Opaque | None = Field(
         None,

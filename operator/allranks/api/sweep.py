@@ -109,7 +109,8 @@ class Stop(Model):
         "Default: the steps of the first trial that reports its totalSteps, divided by the square of factor.",
     )
     factor: Annotated[int, Field(ge=2, le=100)] = Field(
-        3, description="Steps of a check divided by those of the check before; for ASHA also the share that continues."
+        3,
+        description="Steps of a check divided by the previous check's steps; for ASHA also the share that continues.",
     )
 
 

@@ -60,7 +60,7 @@ code_option = click.option(
     "--code",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Ship the code in DIR to the pods, which run it in place of that of the image. `code: DIR` in the manifest "
+    help="Ship the code in DIR to the pods, which run it in place of the image's code. `code: DIR` in the manifest "
     "does the same.",
 )
 set_option = click.option(
@@ -134,7 +134,7 @@ _CLUSTER_OPTIONS = (
         "-n",
         "--namespace",
         metavar="NAME",
-        help="The namespace. [default: that of the context, or default]",
+        help="The namespace. [default: the namespace of the context, or default]",
         shell_complete=complete_namespaces,
     ),
     click.option(

@@ -255,7 +255,7 @@ def status_of(job: Manifest) -> Status:
             wrong: list[tuple[int | str, ...]] = [detail["loc"] for detail in reversed(error.errors(include_url=False))]
         except ValueError:
             wrong = [("restartedIndexes",)]
-        raw = copy.deepcopy(raw)  # only now: most decode at once, and the UI decodes those of a hundred jobs
+        raw = copy.deepcopy(raw)  # only now: most callers decode at once, and the UI decodes a hundred statuses
         for path in wrong:
             drop(raw, path)
     return Status()

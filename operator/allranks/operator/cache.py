@@ -52,7 +52,7 @@ class PodCache:
         return self._pods.tombstones
 
     def for_job(self, job: JobKey, uid: str) -> tuple[Pod, ...]:
-        """Return the pods with the job's label, also those of other owners, and the pods that the job owns, also those
+        """Return the pods with the job's label, also pods of other owners, and the pods that the job owns, also pods
         without the label."""
         namespace, name = job
         out = []

@@ -149,7 +149,7 @@ class Settings(BaseSettings):
     )
     report_url: str = Field(
         "",
-        description="URL to which pods report their progress: that of a Service for `--report-port`, "
+        description="URL to which pods report their progress: the URL of a Service for `--report-port`, "
         "`http://HOST:PORT/v1/report`. Empty: reports are disabled.",
     )
     report_port: Annotated[int, Field(ge=0, le=65535)] = Field(

@@ -125,13 +125,13 @@ Example, beside `kubectl proxy --port 8001 --reject-methods=NONE`:
     "--api-server",
     envvar="ALLRANKS_UI_API_SERVER",
     metavar="URL",
-    help="The API server. [default: that of the cluster of this pod]",
+    help="The API server. [default: the API server of this pod's cluster]",
 )
 @click.option(
     "--certificate-authority",
     envvar="ALLRANKS_UI_CERTIFICATE_AUTHORITY",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The file with the authority of the API server's certificate. [default: that of this pod, else the machine's]",
+    help="File with the authority of the API server's certificate. [default: the pod's file, else the machine's]",
 )
 @click.option(
     "--namespaces",

@@ -39,7 +39,7 @@ class Rank(BaseModel):
     step_seconds: float | None = None
     busy_seconds: float | None = Field(None, description="Seconds of a step in which it computed and did not wait.")
     loading: bool | None = Field(None, description="Of a straggler: whether it is slow because it waits for data.")
-    slowdown: float | None = Field(None, description="Of a straggler: its step time divided by that of its peers.")
+    slowdown: float | None = Field(None, description="Of a straggler: its step time divided by its peers' step time.")
 
 
 def ranks(entry: Entry, pods: Sequence[Manifest]) -> list[Rank]:

@@ -82,7 +82,7 @@ Example:
     type=click.FloatRange(min=0),
     default=90,
     show_default=True,
-    help="Delete jobs and sweeps that were written last before so many days. 0: keep them.",
+    help="Delete jobs and sweeps this number of days after they were last written. 0: keep them.",
 )
 @click.option(
     "--max-bytes",
@@ -95,7 +95,7 @@ Example:
     "--spool",
     envvar="ALLRANKS_ARCHIVE_SPOOL",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="The directory for logs that are being read. [default: that of the system]",
+    help="The directory for logs that are being read. [default: the system's directory]",
 )
 @click.option(
     "--address",

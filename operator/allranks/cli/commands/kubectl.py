@@ -126,7 +126,7 @@ def exec_(
 ) -> None:
     """Run a command in the pod of a rank, by kubectl exec. Without a command: a shell.
 
-    The pod is that of the current attempt. The command runs as the user of the container, and does not end when the
+    The pod belongs to the current attempt. The command runs as the user of the container, and does not end when the
     connection is lost: stop what you started.
     """
     flags = _terminal_flags(stdin, tty)

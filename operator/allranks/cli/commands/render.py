@@ -50,7 +50,7 @@ Exit status:
 )
 @click.option(
     "--data-image",
-    help="The image that fetches inputs in the pods of a pool with inputCache.  [default: that of --helper-image]",
+    help="The image that fetches inputs in the pods of a pool with inputCache.  [default: the value of --helper-image]",
 )
 def render(
     files: tuple[str, ...],

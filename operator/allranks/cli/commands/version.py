@@ -21,7 +21,7 @@ Examples:
 )
 @click.option("-o", "--output", type=click.Choice(["json", "yaml"]), help="Print in this format.")
 def version(output: str | None) -> None:
-    """Print the versions of allranks and Python. `allranks doctor` also prints those of the cluster."""
+    """Print the versions of allranks and Python. `allranks doctor` also prints the versions of the cluster."""
     facts = {"allranks": __version__, "python": platform.python_version(), "executable": sys.executable}
     if output:
         click.echo(json.dumps(facts, indent=2) if output == "json" else dump([facts]).rstrip())

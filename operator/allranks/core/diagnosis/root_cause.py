@@ -110,7 +110,7 @@ def failures(
     platform: Platform = ANY_PLATFORM,
     removed: Mapping[str, Pod] | None = None,
 ) -> Iterator[Failure]:
-    """Yield the failures of `pods` (all failed), earliest first, then those of `missing` (replicas whose pod was
+    """Yield the failures of `pods` (all failed), earliest first, then the failures of `missing` (replicas whose pod was
     deleted).
 
     `removed` (name -> last state) are deleted pods whose status says what ended them: a missing replica with such a pod

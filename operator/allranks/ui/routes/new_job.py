@@ -224,7 +224,7 @@ pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 async def create_job(
     state: StateOf,
     body: Job,
-    namespace: Annotated[str | None, Query(description="Default: that of the manifest.")] = None,
+    namespace: Annotated[str | None, Query(description="Default: the namespace in the manifest.")] = None,
     dry_run: Annotated[bool, Query(alias="dryRun", description="Only ask whether it could be created.")] = False,
 ) -> Any:
     """The body is the manifest, as JSON."""

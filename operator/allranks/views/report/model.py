@@ -61,7 +61,7 @@ class Point:
     steps_per_second: float | None
     """Both rates are missing at the ends of an attempt, where only some ranks ran: they start and end one by one."""
     metrics: Mapping[str, Number]
-    """All metrics. A job on a cluster has only that of the curve over time."""
+    """All metrics. A job on a cluster has only the metric of the curve over time."""
 
 
 @dataclass(frozen=True, slots=True)
