@@ -29,7 +29,7 @@ test: $(STAMP) ## Set up and run what every change must pass (docs/dev/testing.m
 test-all: $(STAMP) ## Run every test: all frameworks, faults, images, nodes and real pods (hours; as root)
 	@$(BIN)/python -E tools/test.py all
 
-check: $(STAMP) ## The fast part of `make test`: lint, types, generated files, tests without frameworks
+check: $(STAMP) ## The fast part of `make test`: lint, types, generated files, tests in memory
 	@$(BIN)/python -E tools/test.py static unit
 
 lint: $(STAMP) ## ruff, mypy --strict, import-linter, wording

@@ -35,6 +35,8 @@ class Part:
     """Runs containers."""
     waits: bool = False
     """Mostly waits, so that it runs beside a part that computes."""
+    builds: bool = False
+    """Gets the user's environment, because its command also builds."""
 
 
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
@@ -163,6 +165,7 @@ NIGHT = (
         9,
         "unit and processes in a clone with runs of earlier commands, hostile variables, home, language and time zone",
         [[BIN / "python", "tools/traces.py"]],
+        builds=True,
     ),
     Part(
         "frameworks-all",
@@ -199,6 +202,7 @@ NIGHT = (
         prepares=("e2e-prepare.sh",),
         root=True,
         waits=True,
+        builds=True,
     ),
 )
 

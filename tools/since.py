@@ -43,7 +43,6 @@ AREAS: Sequence[tuple[str, str]] = (
     (f"{SOURCE}client/*", "processes apiserver tests/unit/cli tests/unit/sdk tests/unit/ui"),
     (f"{SOURCE}views/*", "processes apiserver tests/unit/cli tests/unit/sdk tests/unit/ui"),
     (f"{SOURCE}cli/*", "processes apiserver tests/unit/local tests/unit/sdk"),
-    (f"{SOURCE}*", "processes frameworks apiserver"),  # every other room
     ("charts/*", "tests/unit/chart apiserver pods"),
     ("crds/*", "tests/unit/api apiserver kubernetes-1.30 kubernetes-1.36"),
     ("images/*", "tests/unit/images tests/unit/frameworks nodes pods"),
@@ -52,7 +51,6 @@ AREAS: Sequence[tuple[str, str]] = (
     ("bench/*", "tests/unit/bench"),
     ("docs/*", "tests/unit/docs tests/unit/cli"),
     ("mkdocs.yml", "tests/unit/docs"),
-    (".github/*", "static"),
     ("tests/unit/*", "processes"),
     ("tests/model/scenarios/*.yaml", "apiserver more-scenarios"),
     ("tests/model/*", "unit"),
@@ -82,8 +80,9 @@ AREAS: Sequence[tuple[str, str]] = (
     ("pyproject.toml", EVERYTHING),
     ("Makefile", EVERYTHING),
 )
-"""A path -> the parts, and the folders of tests in memory, that it needs. Each pattern that matches counts, but
-`operator/allranks/*` only where no other does."""
+"""A path -> the parts, and the folders of tests in memory, that it needs. Each pattern that matches counts."""
+OTHER_PACKAGES = "processes frameworks apiserver"
+"""What a package of allranks needs that AREAS does not name."""
 
 
 class Choice(NamedTuple):
@@ -134,10 +133,8 @@ def needs_of(path: str) -> list[str]:
     """Return what AREAS names for a path; everything for an unknown path. Pages need the tests of pages."""
     if path.endswith(".md") and not path.startswith("docs/"):
         return ["tests/unit/docs"]
-    needs = [need for pattern, need in AREAS if fnmatch(path, pattern) and pattern != f"{SOURCE}*"]
-    if not needs:
-        needs = [need for pattern, need in AREAS if fnmatch(path, pattern)]
-    return " ".join(needs or [EVERYTHING]).split()
+    needs = [need for pattern, need in AREAS if fnmatch(path, pattern)]
+    return " ".join(needs or [OTHER_PACKAGES if path.startswith(SOURCE) else EVERYTHING]).split()
 
 
 def _only(part: Part, folders: Sequence[str]) -> Part:

@@ -155,17 +155,17 @@ def run_part(part: Part, output: TextIO) -> list[str]:
     for command in part.commands:
         shown = " ".join(str(word).removeprefix(f"{ROOT}/") for word in command)
         say(f"{part.name}: {shown}", output)
-        variables = environment_of(command) | part.environment
+        variables = environment_of(part, command) | part.environment
         if subprocess.run(command, cwd=ROOT, env=variables, stdout=output, stderr=errors).returncode:
             failed.append(shown)
     return failed
 
 
-def environment_of(command: Command) -> dict[str, str]:
+def environment_of(part: Part, command: Command) -> dict[str, str]:
     """Return the environment of tests. pytest itself gets the user's, because it also builds; tests/conftest.py cleans
     it for the tests. Without PYTHONDONTWRITEBYTECODE, which images often set, a command starts in four fifths of the
     time."""
-    builds = "pytest" in command or command[-1] in (ROOT / "tools" / "e2e.sh", "tools/traces.py")
+    builds = part.builds or "pytest" in command
     return environment.interpreter() if builds else environment.clean() | {"HOME": os.environ.get("HOME", "/")}
 
 
@@ -267,8 +267,10 @@ def times() -> str:
             folders[place] += case.seconds  # type: ignore[assignment]
             files[case.file] += case.seconds  # type: ignore[assignment]
             numbers[place] += 1
-    rows = [f"{folders[place]:8.1f} s {numbers[place]:6} tests  {part:<15} {folder}" for (part, folder), _ in
-            folders.most_common() for place in [(part, folder)]]  # fmt: skip
+    rows = [
+        f"{seconds:8.1f} s {numbers[place]:6} tests  {place[0]:<15} {place[1]}"
+        for place, seconds in folders.most_common()
+    ]
     return "\n".join([*rows, "", *(f"{seconds:8.1f} s  {file}" for file, seconds in files.most_common(40))])
 
 

@@ -26,6 +26,11 @@ _OPEN_COLOUR = re.compile(r"\x1b\[(?!0?m)[0-9;:]*m[^\x1b\n]*(?=\n|\Z)")
 _RESET = "\x1b[0m"
 
 
+def last_state(line: bytes) -> bytes:
+    """Return the last state of a line: a progress bar redraws its line after `\r`."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
 def clean(line: bytes, colour: bool) -> str:
     """Return a line that is safe to print: without control sequences, except colours if `colour` is set."""
     text = line.decode("utf-8", errors="replace")

@@ -17,7 +17,7 @@ import pytest
 from allranks.api.status import Status
 from allranks.core.objects import pods
 from allranks.frameworks import IMAGES as FRAMEWORKS
-from allranks.operator.apply import key_pair
+from allranks.operator.secret_data import key_pair
 from allranks.pod_bundle import HELPERS
 from allranks.version import __version__
 from support.builders import CLUSTER, job

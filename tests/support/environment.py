@@ -40,9 +40,9 @@ def clean(environ: Mapping[str, str] = USERS) -> dict[str, str]:
     return kept | {name: str(Path(kept[name]).absolute()) for name in PATHS if name in kept} | FIXED
 
 
-def interpreter(environ: Mapping[str, str] = USERS) -> dict[str, str]:
+def interpreter() -> dict[str, str]:
     """Return the user's variables without those that a Python reads before it runs pytest."""
-    kept = {name: value for name, value in environ.items() if not name.startswith(("PYTHON", "LC_"))}
+    kept = {name: value for name, value in USERS.items() if not name.startswith(("PYTHON", "LC_"))}
     return kept | {"LANG": FIXED["LANG"], "LC_ALL": FIXED["LC_ALL"]}
 
 

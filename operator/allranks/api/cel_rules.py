@@ -489,11 +489,3 @@ def _joined(names: list[str]) -> str:
 
 def _list(names: Iterable[str]) -> str:
     return "[" + ", ".join(f"'{name}'" for name in sorted(names)) + "]"
-
-
-def _all(terms: Iterable[str]) -> str:
-    return "(" + " && ".join(f"({term})" for term in terms) + ")"
-
-
-def _any(terms: Iterable[str]) -> str:
-    return "(" + " || ".join(f"({term})" for term in terms) + ")"

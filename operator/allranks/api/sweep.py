@@ -19,8 +19,6 @@ KIND = "TrainingSweep"
 PLURAL = "trainingsweeps"
 MAX_TRIALS = 500
 """The status holds all trials."""
-MAX_NAME = 34
-"""A trial is named {sweep}-{number}, or {sweep}-{number}-r{run}, and a job's name has at most 42 characters."""
 
 
 def _number(value: Any) -> Any:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from allranks.control_sequences import clean
+from allranks.control_sequences import clean, last_state
 from allranks.kube.bounded_lines import without_note
 from allranks.kube.pod_logs import Line
 from allranks.masking import mask_ends, mask_log
@@ -89,8 +89,7 @@ def _masked(text: str, secrets: list[str]) -> str:
 
 
 def _stored(line: Line) -> bytes:
-    # A progress bar redraws its line after \r: only the last state is kept.
-    text = line.text.rstrip(b"\r").rpartition(b"\r")[2]
+    text = last_state(line.text)
     return line.time + b" " + text + b"\n" if line.time else text + b"\n"
 
 

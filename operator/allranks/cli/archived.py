@@ -101,31 +101,21 @@ def archive_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-async def find_job(cluster: Cluster, name: str, archive: Archive) -> tuple[Manifest, bool]:
-    """Return the job, and whether it exists: otherwise the archive has it. Raises AllranksError."""
-    if archive.uid:
-        return _required(archive, cluster.namespace, name), False
-    try:
-        return await get_job(cluster, name), True
-    except ClusterError as error:
-        gone = archive.find(cluster.namespace, name) if error.status == 404 else None
-        if gone is None:
-            raise
-        return gone, False
+async def find_job(cluster: Cluster, name: str, archive: Archive, sweeps: bool = False) -> tuple[Manifest, bool]:
+    """Return the job, and whether it exists: otherwise the archive has it. `sweeps`: the job or the sweep.
 
-
-async def find_job_or_sweep(cluster: Cluster, name: str, archive: Archive) -> tuple[Manifest, bool]:
-    """Return the job or the sweep, and whether it exists: otherwise the archive has it. Raises AllranksError."""
+    Raises AllranksError.
+    """
     from allranks.client.sweeps import sweep_instead
 
     if archive.uid:
-        return _required(archive, cluster.namespace, name, sweeps=True), False
+        return _required(archive, cluster.namespace, name, sweeps), False
     try:
         return await get_job(cluster, name), True
     except ClusterError as error:
-        if sweep := await sweep_instead(cluster, name, error):
+        if sweeps and (sweep := await sweep_instead(cluster, name, error)):
             return sweep, True
-        gone = archive.find(cluster.namespace, name, sweeps=True) if error.status == 404 else None
+        gone = archive.find(cluster.namespace, name, sweeps) if error.status == 404 else None
         if gone is None:
             raise
         return gone, False

@@ -18,7 +18,7 @@ from allranks.cli.archived import Archive, archived_logs, in_batches, place_of
 from allranks.cli.options import FAILED, OK, check_rank, check_role
 from allranks.cli.safe_output import use_colour
 from allranks.client.follow import Deleted, Follower, has_log
-from allranks.control_sequences import clean
+from allranks.control_sequences import clean, last_state
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import replica_key
 from allranks.errors import AllranksError, ClusterError
@@ -265,8 +265,7 @@ class Printer:
             sys.stdout.flush()
 
     def _formatted(self, pod: Pod, line: Line) -> str:
-        # A progress bar redraws its line after \r: only the last state is printed.
-        text = clean(line.text.rstrip(b"\r").rpartition(b"\r")[2], self._colour)
+        text = clean(last_state(line.text), self._colour)
         if self._timestamps:
             text = f"{line.time[:23].decode()}Z {text}" if line.time else text
         if not self._prefix:

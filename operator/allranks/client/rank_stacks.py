@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
-from allranks.control_sequences import clean
+from allranks.control_sequences import clean, last_state
 from allranks.core.facts import rank_reports
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Cluster
@@ -102,16 +102,12 @@ def answers(
     for replica, lines in logs:
         texts = [
             Dump(replica=replica, rank=ranks.get(replica), title=title, lines=stacks[:MOST_LINES])
-            for title, *stacks in stack_dumps(map(_text, lines))
+            for title, *stacks in stack_dumps(clean(last_state(line), colour=False) for line in lines)
             if f"{request})" in title and (stacks or NO_PROCESS in title)
         ]
         dumps += texts
         waiting += [] if texts else [replica]
     return dumps, waiting
-
-
-def _text(line: bytes) -> str:
-    return clean(line.rstrip(b"\r").rpartition(b"\r")[2], colour=False)
 
 
 def logs_of_run(directory: Path, job: str, attempt: int) -> tuple[list[tuple[str, list[bytes]]], list[str]]:
@@ -138,12 +134,6 @@ def silent(waiting: Sequence[str]) -> str:
 
 
 # --- dumps in logs, which allranks.report.stacks and allranks.inpod.watch write ---------------------------------------
-
-
-def lines_of_dumps(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of all dumps, one after another."""
-    for dump in stack_dumps(lines):
-        yield from dump
 
 
 def stack_dumps(lines: Iterable[str]) -> Iterator[list[str]]:

@@ -35,7 +35,7 @@ def refuse(job: Job, status: Status, now: datetime, reason: str, problems: Seque
     if not problems:
         return None
     message = "; ".join(f"{path}: {text}" for path, text in problems)
-    return write(transitions.fail(job, status, reason, message, now), Event(reason, message, warning=True))
+    return write(transitions.fail(status, reason, message, now), Event(reason, message, warning=True))
 
 
 SMALL_JOB_PODS = 256

@@ -45,7 +45,7 @@ def begin(job: Job, status: Status, now: datetime) -> Status:
     return with_phase(_attempt(job, fresh, number, now), "Pending", now, "Created", "the pods are being created")
 
 
-def suspend(job: Job, status: Status, now: datetime) -> Status:
+def suspend(status: Status, now: datetime) -> Status:
     """Stop the job's active time. The phase leads to the deletion of the pods."""
     stopped = _stopped(status, "Suspended", now)
     return with_phase(stopped, "Suspended", now, "Suspended", "spec.suspend is true")
@@ -132,7 +132,7 @@ def restart(job: Job, status: Status, failure: Failure, counted: bool, explanati
     """Replace all pods by the pods of a new attempt, after a backoff."""
     restarts = _count(status.restarts, failure.reason, counted)
     ended = changed(status, history=_ended(status, failure.reason, now, failure, counted))
-    idle = restart_policy.idle_restarts(job, status, failure, alone=False)
+    idle = restart_policy.idle_restarts(status, failure, alone=False)
     wait = restart_policy.delay(job, restarts.counted if counted else None, idle)
     begun = changed(
         _attempt(job, ended, status.attempt + 1, now),
@@ -148,7 +148,7 @@ def restart_after_upstream_failure(
 ) -> Status:
     """Restart all replicas because of one that restarts individually; its failure is already counted."""
     ended = changed(status, history=_ended(status, cause.reason, now, cause))
-    idle = restart_policy.idle_restarts(job, status, cause, alone=False)
+    idle = restart_policy.idle_restarts(status, cause, alone=False)
     begin = max(lost.restart_time or now, now + restart_policy.delay(job, None, idle))
     begun = changed(
         _attempt(job, ended, status.attempt + 1, now),
@@ -186,7 +186,7 @@ def restart_replica(job: Job, status: Status, failure: Failure, counted: bool | 
     restarts = status.restarts if counted is None else _count(status.restarts, failure.reason, counted)
     key = naming.replica_key(failure.role, failure.index)
     before = status.replica_restarts.get(key)
-    idle = restart_policy.idle_restarts(job, status, failure, alone=True)
+    idle = restart_policy.idle_restarts(status, failure, alone=True)
     wait = restart_policy.delay(job, restarts.counted if counted else None, idle)
     entry = ReplicaRestarts(
         count=before.count + 1 if before else 1,
@@ -210,7 +210,7 @@ def ignore(status: Status, failure: Failure) -> Status:
     return changed(status, ignored=[*status.ignored, key], last_failure=failure)
 
 
-def succeed(job: Job, status: Status, now: datetime) -> Status:
+def succeed(status: Status, now: datetime) -> Status:
     done = changed(
         _without_ready(status),
         completion_time=now,
@@ -221,7 +221,7 @@ def succeed(job: Job, status: Status, now: datetime) -> Status:
     return with_phase(done, "Succeeded", now, "Completed", "training completed")
 
 
-def fail(job: Job, status: Status, reason: str, message: str, now: datetime, failure: Failure | None = None) -> Status:
+def fail(status: Status, reason: str, message: str, now: datetime, failure: Failure | None = None) -> Status:
     done = changed(
         _without_ready(status),
         completion_time=now,

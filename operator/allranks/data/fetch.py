@@ -21,7 +21,6 @@ from allranks.data.object_source import ObjectSource
 from allranks.data.source import UNKNOWN, Listing, Source, TreeSource
 from allranks.data.tries import Tries
 from allranks.errors import DataError
-from allranks.text import size as text_size
 
 AnySource = Source | TreeSource
 LONGEST_REVISION = 128
@@ -103,7 +102,7 @@ def fetch(
         staging.make()
         sums = _fill(source, listing, staging, report, tries)
         entry = _checked(spec, pin, listing, staging, sums)
-        _check_unchanged(source, spec, listing, staging, tries)
+        _check_unchanged(source, spec, listing, tries)
         staging.publish(entry)
     return Result(entry, cached=False)
 
@@ -185,7 +184,7 @@ def _remove_others(directory: Path, names: set[str]) -> None:
                 path.unlink()
 
 
-def _check_unchanged(source: AnySource, spec: InputSpec, listing: Listing, staging: Staging, tries: Tries) -> None:
+def _check_unchanged(source: AnySource, spec: InputSpec, listing: Listing, tries: Tries) -> None:
     """Raise ChangedError if a store without commits changed during the fetch: its files may not belong together."""
     if source.branches or listing.revision.startswith(UNKNOWN) or spec.sha256:
         return
@@ -214,9 +213,3 @@ def _disk_errors(uri: str) -> Iterator[None]:
         if error.errno in _NOT_WRITABLE and error.filename:
             raise DataError(f"{uri}: the cache of inputs cannot be written: {error}") from error
         raise explain(error, uri) from error
-
-
-def summary(result: Result) -> str:
-    """Return `12.5 MB, 3 files`."""
-    entry = result.entry
-    return f"{text_size(entry.bytes)}, {entry.files} file{'s' * (entry.files != 1)}"

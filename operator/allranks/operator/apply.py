@@ -6,21 +6,16 @@ Every request is idempotent: names are computed, a deletion names the UID, a sta
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from allranks.core.facts.model import Event, Manifest, ObjectPatch, PodRef, RejectedCreate, RejectedDelete
 from allranks.core.facts.naming import JOB_LABEL, ROLE_LABEL
 from allranks.core.facts.optional_kinds import BY_ID, kind_of
-from allranks.core.objects.companions import SSH_AUTH
 from allranks.kube import compact_jobs, paths
 from allranks.kube.client import Client
 from allranks.kube.errors import Conflict, NotFound, Refused
@@ -29,6 +24,7 @@ from allranks.kube.pod_codec import CachedPod
 from allranks.kube.raw_pod import Raw
 from allranks.operator.cache import PodCache
 from allranks.operator.job_state import Rejections
+from allranks.operator.secret_data import secret_data
 
 logger = logging.getLogger("allranks.jobs")
 
@@ -395,21 +391,3 @@ def _role(pod: Manifest) -> str:
 
 def _key(manifest: Manifest) -> _ObjectKey:
     return manifest["kind"], manifest["metadata"]["name"]
-
-
-def secret_data(manifest: Manifest) -> dict[str, str]:
-    """Return `data` of a new Secret, by its type."""
-    if manifest["type"] == SSH_AUTH:
-        return key_pair()
-    return {"secret": base64.b64encode(secrets.token_urlsafe(32).encode()).decode()}
-
-
-def key_pair() -> dict[str, str]:
-    """Return `data` of a Secret of type kubernetes.io/ssh-auth, with the private and the public key."""
-    key = Ed25519PrivateKey.generate()
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" allranks\n"
-    return {
-        "ssh-privatekey": base64.b64encode(private).decode(),
-        "ssh-publickey": base64.b64encode(public).decode(),
-    }

@@ -86,6 +86,7 @@ class Session:
             self.client, lambda job: attempt_of(self.jobs.get(job) or {}), monotonic=clock.monotonic
         )
         self.recorder = Recorder(self.client)
+        receivers = ReceiversFile(settings.receivers)
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
         self.sweeps = (
             SweepController(
@@ -98,14 +99,14 @@ class Session:
                 renewed_after=settings.watch_timeout,
                 timing=timing,
                 clock=clock,
-                receivers=ReceiversFile(settings.receivers),
+                receivers=receivers,
                 pool=self._pool,
             )
             if settings.sweeps
             else None
         )
         self.gpus = GpuCounts()
-        self.notifier = Notifier(ReceiversFile(settings.receivers), self.queue.enqueue)
+        self.notifier = Notifier(receivers, self.queue.enqueue)
         executor = Executor(self.client, self.pods, using.decode_pod, self.optional.remember, self.optional.forget)
         self.unlabelled = UnlabelledPods(executor, self.recorder, self.jobs, clock)
         self.controller = Controller(

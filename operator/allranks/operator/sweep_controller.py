@@ -246,7 +246,7 @@ class SweepController(Reconciler[_State]):
                 return tried
             state.invalid = ""
             if plan.ask:
-                state.suggested[plan.ask.number] = await self._ask(sweep, plan.ask, raw, state)
+                state.suggested[plan.ask.number] = await self._ask(sweep, plan.ask, raw)
             if plan.status is not None and not self._postponed(key, plan, state):
                 written = await self._write(key, raw, plan.status)
                 state.wrote_at = self._clock.monotonic()
@@ -312,7 +312,7 @@ class SweepController(Reconciler[_State]):
         if self._jobs.upsert(job):
             self._enqueue_job((job["metadata"]["namespace"], job["metadata"]["name"]))
 
-    async def _ask(self, sweep: Sweep, request: Suggestion, raw: Manifest, state: _State) -> dict[str, str]:
+    async def _ask(self, sweep: Sweep, request: Suggestion, raw: Manifest) -> dict[str, str]:
         """Ask for the parameters of a trial. Raises ApiError if there are none, so that it is asked again with a
         backoff."""
         try:

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from allranks.api.status import FINISHED, Status
 from allranks.client.follow import Follower, has_log
+from allranks.control_sequences import last_state
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import replica_key
 from allranks.errors import ClusterError
@@ -91,8 +92,7 @@ async def _existing(cluster: Cluster, job: Manifest, pod: Pod, options: LogOptio
 
 
 def _line(pod: Pod, rank: int | None, line: Line) -> LogLine:
-    # A progress bar redraws its line after \r: only the last state counts.
-    text = line.text.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
+    text = last_state(line.text).decode("utf-8", errors="replace")
     time = datetime.fromisoformat(f"{line.time[:26].decode()}+00:00") if line.time else None
     return LogLine(time, rank, pod.role, pod.index, pod.name, pod.attempt, text)
 

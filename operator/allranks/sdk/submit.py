@@ -133,8 +133,8 @@ def prepare(
         document["spec"]["code"] = bundle.spec
     if options.packages:
         document["spec"]["packages"] = list(options.packages)
-    loaded = load_documents([("allranks.submit", document)])  # raises InvalidManifest
-    _check_ranks(document, loaded.documents, options)
+    load_documents([("allranks.submit", document)])  # raises InvalidManifest
+    _check_ranks(document, options)
     return document, bundle
 
 
@@ -200,7 +200,7 @@ def _with_function(
     return bundle
 
 
-def _check_ranks(document: Manifest, parsed: Any, options: Options) -> None:
+def _check_ranks(document: Manifest, options: Options) -> None:
     if not options.every_rank:
         return
     name = document["metadata"].get("name") or "job"

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from allranks.api.status import FINISHED
 from allranks.client.follow import MOST_BYTES, MOST_PODS, has_log
-from allranks.control_sequences import clean
+from allranks.control_sequences import clean, last_state
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, replica_key
 from allranks.errors import ClusterError
@@ -80,7 +80,7 @@ def with_replica(entry: Entry, query: LogQuery) -> LogQuery:
 
 def shown(line: bytes) -> str:
     """Return the line as a terminal shows it: the last state of a redrawn line, without control sequences."""
-    return clean(line.rstrip(b"\r").rpartition(b"\r")[2], colour=False)
+    return clean(last_state(line), colour=False)
 
 
 # --- logs of pods ----------------------------------------------------------------------------------------------------

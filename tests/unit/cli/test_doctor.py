@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -25,12 +25,20 @@ from allranks.cli.doctor import cluster as of_cluster
 from allranks.cli.doctor import machine as of_machine
 from allranks.cli.doctor.cluster import check_cluster
 from allranks.cli.doctor.findings import Finding, ok, run_checks
-from allranks.cli.doctor.machine import Machine, Usage
+from allranks.cli.doctor.machine import Machine
 from allranks.cli.main import cli
 from allranks.errors import ClusterError
 from allranks.version import __version__
 
 GIB = 1 << 30
+
+
+class Usage(NamedTuple):
+    """What shutil.disk_usage returns."""
+
+    total: int
+    used: int
+    free: int
 
 
 def statuses(findings: Iterable[Finding]) -> dict[str, tuple[str, str, str]]:

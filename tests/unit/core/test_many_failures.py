@@ -137,7 +137,7 @@ def _first(snapshot: Snapshot) -> tuple[str, Status, list[Any]]:
     events = [event(decision.explanation)]
     if decision.action == "Fail":
         message = failure._with_last_line(f"{described}: {decision.explanation}", first)
-        return "final", transitions.fail(of, snapshot.summarised, decision.reason, message, now, first), events
+        return "final", transitions.fail(snapshot.summarised, decision.reason, message, now, first), events
     if decision.action == "Ignore":
         return "ignored", transitions.ignore(status, first), events
     counted = decision.action == "Restart"

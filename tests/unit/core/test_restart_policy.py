@@ -495,7 +495,7 @@ def test_restarts_without_progress_are_bounded(case):
 def test_two_minutes_without_a_step_are_no_progress_of_a_program_that_reports_steps():
     before = Status(restarts=RestartCounts(without_progress=3), progress=ProgressStatus(step=7))
     cause = failure(reason="Evicted", ran_seconds=600.0)
-    assert restart_policy.idle_restarts(job(), before, cause, alone=False) == 4
+    assert restart_policy.idle_restarts(before, cause, alone=False) == 4
 
 
 def test_an_elastic_worker_that_restarts_alone_never_ends_the_job():

@@ -99,7 +99,7 @@ def test_running():
 
 
 def test_suspend_stops_the_active_time():
-    assert transitions.suspend(job(**GROUP), running(), at(60)) == running().model_copy(
+    assert transitions.suspend(running(), at(60)) == running().model_copy(
         update={
             "phase": "Suspended",
             "conditions": [
@@ -115,7 +115,7 @@ def test_suspend_stops_the_active_time():
 
 
 def test_resume_begins_the_next_attempt_and_continues_the_active_time():
-    suspended = transitions.suspend(job(**GROUP), running(), at(60))
+    suspended = transitions.suspend(running(), at(60))
     assert transitions.resume(job(**GROUP), suspended, at(100)) == running().model_copy(
         update={
             "phase": "Pending",
@@ -212,7 +212,7 @@ NONE_READY = {
 
 
 def test_success():
-    assert transitions.succeed(job(**GROUP), running(), at(90)) == running().model_copy(
+    assert transitions.succeed(running(), at(90)) == running().model_copy(
         update={
             "phase": "Succeeded",
             "conditions": [
@@ -228,7 +228,7 @@ def test_success():
 
 def test_failure():
     first = failure()
-    assert transitions.fail(job(**GROUP), running(), "Error", "why", at(90), first) == running().model_copy(
+    assert transitions.fail(running(), "Error", "why", at(90), first) == running().model_copy(
         update={
             "phase": "Failed",
             "conditions": [
@@ -253,7 +253,7 @@ def test_the_last_ten_attempts_are_on_record():
 
 def test_a_failure_without_a_rank_keeps_last_failure():
     before = running().model_copy(update={"last_failure": failure()})
-    assert transitions.fail(job(**GROUP), before, "DeadlineExceeded", "", at(90)).last_failure == failure()
+    assert transitions.fail(before, "DeadlineExceeded", "", at(90)).last_failure == failure()
 
 
 PHASES = ["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
@@ -264,9 +264,9 @@ def _next(phase: str, of: Any, now: Any, before: Status) -> Status:
         "Pending": lambda: transitions.resume(of, before, now),
         "Running": lambda: status_summary.summarise(of, before, _all_run(of), (), now),
         "Restarting": lambda: transitions.restart(of, before, failure(), True, "", now),
-        "Suspended": lambda: transitions.suspend(of, before, now),
-        "Succeeded": lambda: transitions.succeed(of, before, now),
-        "Failed": lambda: transitions.fail(of, before, "Error", "", now),
+        "Suspended": lambda: transitions.suspend(before, now),
+        "Succeeded": lambda: transitions.succeed(before, now),
+        "Failed": lambda: transitions.fail(before, "Error", "", now),
     }
     return life[phase]()
 
@@ -348,7 +348,7 @@ def test_roles(case):
 
 def test_a_long_message_is_truncated_to_the_limit_of_the_schema():
     of = job()
-    over = transitions.fail(of, transitions.begin(of, Status(), NOW), "Error" * 100, "x" * 9000, at(1))
+    over = transitions.fail(transitions.begin(of, Status(), NOW), "Error" * 100, "x" * 9000, at(1))
     assert Status.model_validate(over.model_dump(by_alias=True), by_alias=True) == over
 
 

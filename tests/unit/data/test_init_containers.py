@@ -73,7 +73,7 @@ class Machines:
         [each] = of.spec.inputs or ()
         store = ON_NODES.data
         assert store
-        [container] = transfers.fetch_pod(of, each, Status(), ON_NODES, store, None, at(0))["spec"]["containers"]
+        [container] = transfers.fetch_pod(of, each, ON_NODES, store, None, at(0))["spec"]["containers"]
         code, said = self.run(container)
         assert code == 0
         done = Pod("job-fetch-data", "u", "", -1, -1, phase="Succeeded", exit=Exit(0, at(1), "", json.dumps(said)))
@@ -174,7 +174,7 @@ def test_a_file_whose_server_sends_no_revision_needs_a_sum(machines: Machines, w
     of = wants(**{"from": f"{url}/f"})
     [each], store = of.spec.inputs or (), ON_NODES.data
     assert store
-    [container] = transfers.fetch_pod(of, each, Status(), ON_NODES, store, None, at(0))["spec"]["containers"]
+    [container] = transfers.fetch_pod(of, each, ON_NODES, store, None, at(0))["spec"]["containers"]
     code, said = machines.run(container)
     assert code == 0
     assert "its server sends neither an ETag nor a time" in said["error"]

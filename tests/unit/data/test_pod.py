@@ -73,7 +73,7 @@ def claim(tmp_path: Path) -> Claim:
 def fetching(used: tuple[str, ...] | None = (), **fields: Any) -> dict[str, Any]:
     of = job(inputs=[{"name": "data", "path": "/data", **fields}])
     use = None if used is None else CacheUse(used)
-    return manifests.fetch_pod(of, (of.spec.inputs or [])[0], Status(), PLATFORM, STORE, use, at(0))
+    return manifests.fetch_pod(of, (of.spec.inputs or [])[0], PLATFORM, STORE, use, at(0))
 
 
 def uploading(**fields: Any) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def test_a_pod_looks_up_the_revision_of_an_input_that_is_streamed(claim: Claim, 
     fields = {"from": "s3://data/birds"}
     _, copied = claim.run(fetching(**fields))
     of = job(inputs=[{"name": "data", "mode": "Stream", **fields}])
-    made = manifests.fetch_pod(of, (of.spec.inputs or [])[0], Status(), PLATFORM, STORE, None, at(0))
+    made = manifests.fetch_pod(of, (of.spec.inputs or [])[0], PLATFORM, STORE, None, at(0))
     made["metadata"]["name"] = "stream"
     code, message = claim.run(made)
     assert code == 0

@@ -129,7 +129,7 @@ def writes(claim: Claim, of: Job) -> None:
 def fetch(claim: Claim, url: str, **template: Any) -> tuple[int, str]:
     """Another job's input."""
     of = job(inputs=[{"name": "data", "from": url, "path": "/data"}], **template)
-    return transfer(claim, transfers.fetch_pod(of, (of.spec.inputs or [])[0], Status(), PLATFORM, STORE, None, at(0)))
+    return transfer(claim, transfers.fetch_pod(of, (of.spec.inputs or [])[0], PLATFORM, STORE, None, at(0)))
 
 
 def upload(claim: Claim, of: Job, user: tuple[int, int] | None = OF_IMAGE) -> tuple[int, str]:

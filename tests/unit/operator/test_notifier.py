@@ -18,7 +18,8 @@ from allranks.api.pool import PoolSpec
 from allranks.api.status import Condition, Failure, Status
 from allranks.core.facts.model import Observed
 from allranks.core.facts.policy import Policy
-from allranks.operator.notifier import Notifier, Pace, job_note
+from allranks.operator.notification_text import job_note
+from allranks.operator.notifier import Notifier, Pace
 from allranks.operator.receivers import ReceiversFile
 from support.builders import CLUSTER, NOW, job
 from support.receivers import http_receiver, until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 from allranks.core.objects.companions import SSH_AUTH
-from allranks.operator.apply import secret_data
+from allranks.operator.secret_data import secret_data
 
 
 def test_the_type_of_a_secret_decides_its_data():

@@ -14,7 +14,7 @@ from allranks.api.pool import PoolSpec
 from allranks.kube import sweep_codec
 from allranks.operator.cache import JobCache
 from allranks.operator.event_recorder import Recorder
-from allranks.operator.notifier import slack, sweep_note
+from allranks.operator.notification_text import slack, sweep_note
 from allranks.operator.receivers import ReceiversFile
 from allranks.operator.sweep_controller import SweepController
 from allranks.operator.timing import Clock, Timing

@@ -135,7 +135,7 @@ def mpirun(command: Sequence[str]) -> Mpirun:
     while index < len(command) and command[index].startswith("-"):
         written = command[index]
         name, equals, value = written.lstrip("-").partition("=")
-        count = _value_count(name, command, index, bool(equals))
+        count = _value_count(name, bool(equals))
         values = [value] if equals else list(command[index + 1 : index + 1 + count])
         text = command[index : index + 1 + count]
         if name in _MPIRUN_SETS:
@@ -159,7 +159,7 @@ _PAIRS = frozenset({"mca", "gmca", "genv", "env"})
 _SWITCHES = frozenset({"oversubscribe", "tag-output", "v", "verbose", "display-map", "report-bindings", "q", "genvall"})
 
 
-def _value_count(name: str, command: Sequence[str], index: int, has_value: bool) -> int:
+def _value_count(name: str, has_value: bool) -> int:
     if has_value:
         return 0
     if name in _PAIRS:

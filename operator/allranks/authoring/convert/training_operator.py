@@ -25,7 +25,7 @@ def convert_pytorchjob(source: Fields) -> Draft:
     spec = source.child("spec")
     read_run_policy(draft, spec)
     parts, policies = read_roles(
-        draft, spec.child("pytorchReplicaSpecs"), _PYTORCHJOB_ROLES, ["pytorch"], _PYTORCHJOB_PORT, "OnFailure"
+        spec.child("pytorchReplicaSpecs"), _PYTORCHJOB_ROLES, ["pytorch"], _PYTORCHJOB_PORT, "OnFailure"
     )
     if ports := [part.ports[_PYTORCHJOB_PORT] for part in parts if _PYTORCHJOB_PORT in part.ports]:
         draft.set("pytorch.port", ports[0])
@@ -147,7 +147,7 @@ def convert_tfjob(source: Fields) -> Draft:
     spec = source.child("spec")
     read_run_policy(draft, spec)
     specs = spec.child("tfReplicaSpecs")
-    parts, policies = read_roles(draft, specs, _TFJOB_ROLES, ["tensorflow"], _TFJOB_PORT, "Never")
+    parts, policies = read_roles(specs, _TFJOB_ROLES, ["tensorflow"], _TFJOB_PORT, "Never")
     roles = [part.role for part in parts]
     if roles.count("chief") > 1:
         raise NotConvertible(specs.path, "has both a Chief and a Master: remove one of them")
@@ -191,7 +191,7 @@ def convert_jaxjob(source: Fields) -> Draft:
     draft.framework("jax", text)
     read_run_policy(draft, spec)
     specs = spec.child("jaxReplicaSpecs")
-    parts, policies = read_roles(draft, specs, {"Worker": "worker"}, ["jax"], _JAXJOB_PORT, "Never")
+    parts, policies = read_roles(specs, {"Worker": "worker"}, ["jax"], _JAXJOB_PORT, "Never")
     if ports := [part.ports[_JAXJOB_PORT] for part in parts if _JAXJOB_PORT in part.ports]:
         draft.set("jax.port", ports[0])
     pod_parts.assemble(draft, parts)
@@ -244,7 +244,6 @@ def comment_on_queue(draft: Draft, labels: dict[str, str]) -> None:
 
 
 def read_roles(
-    draft: Draft,
     specs: Fields,
     names: dict[str, str],
     containers: Sequence[str],

@@ -25,9 +25,9 @@ from allranks.authoring.yaml_text import dump
 from allranks.cli.completers import complete_files, complete_jobs
 from allranks.cli.options import OK, cluster_options, name_callback, run_on_cluster
 from allranks.client.jobs import events_of, get_job
-from allranks.client.rank_stacks import lines_of_dumps
+from allranks.client.rank_stacks import stack_dumps
 from allranks.client.submission import read_differences
-from allranks.control_sequences import clean, clean_text
+from allranks.control_sequences import clean, clean_text, last_state
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster, Manifest, Where
@@ -246,7 +246,7 @@ class Archive:
         lines = [mask_text(line, self._secrets) for line in log.lines]
         cut = [f"[{log.dropped} bytes before this are left out]"] if log.dropped else []
         self.add(f"logs/{name}.log", "\n".join([*cut, *lines, ""]))
-        if stacks := list(lines_of_dumps(lines)):
+        if stacks := [line for dump in stack_dumps(lines) for line in dump]:
             self.add(f"stacks/{name}.txt", "\n".join([*stacks, ""]))
 
     def names(self) -> list[str]:
@@ -290,8 +290,7 @@ class Log:
         if len(raw) > self._limit:
             self.dropped += len(raw) - self._limit
             raw = raw[-self._limit :]
-        # A progress bar redraws its line after \r: only the last state is kept.
-        line = clean(raw.rstrip(b"\r").rpartition(b"\r")[2], colour=False)
+        line = clean(last_state(raw), colour=False)
         self.lines.append(line)
         self._size += len(line) + 1
         while self._size > self._limit and len(self.lines) > 1:

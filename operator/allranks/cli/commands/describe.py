@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from allranks.api.sweep import KIND as SWEEP
-from allranks.cli.archived import Archive, also_missing, archive_options, find_job_or_sweep, without_cluster
+from allranks.cli.archived import Archive, also_missing, archive_options, find_job, without_cluster
 from allranks.cli.completers import complete_jobs
 from allranks.cli.live.terminal import terminal
 from allranks.cli.local_runs import note_run
@@ -48,7 +48,7 @@ def describe(where: Where, name: str, output: str | None, archive: Archive) -> N
     trials, the best one, GPU time and events."""
 
     async def on_cluster(cluster: Cluster) -> int:
-        manifest, exists = await find_job_or_sweep(cluster, name, archive)
+        manifest, exists = await find_job(cluster, name, archive, sweeps=True)
         if manifest.get("kind") == SWEEP:
             return await _describe_sweep(cluster, manifest, exists, archive, output)
         if exists:

@@ -142,16 +142,16 @@ def _print(
 ) -> int:
     """Print the job for a trial. `has_job`: whether the job of a trial exists."""
     from allranks.authoring.manifests import load_documents
-    from allranks.authoring.yaml_text import dump
     from allranks.core.sweeps import trial_job
     from allranks.kube import sweep_codec
+    from allranks.views.format.objects import render_data
 
     sweep = sweep_codec.sweep(document)
     source = _trial(sweep, sweep_codec.status(document), trial)
     job_name = name or f"{sweep.name}-{source.number}-promoted"
     manifest = (trial_job.promoted if has_job(source) else _continued)(sweep, source, job_name)
     [job] = load_documents([("promote", manifest)], sets).documents
-    click.echo(json.dumps(job, indent=2) if output == "json" else dump([job]).rstrip("\n"))
+    click.echo(render_data(job, output), nl=False)
     return OK
 
 

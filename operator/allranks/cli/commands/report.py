@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from allranks.api.job import KIND
-from allranks.cli.archived import Archive, also_missing, archive_options, find_job_or_sweep, without_cluster
+from allranks.cli.archived import Archive, also_missing, archive_options, find_job, without_cluster
 from allranks.cli.completers import complete_files, complete_jobs_and_runs
 from allranks.cli.options import FAILED, OK, cluster_options, name_callback, print_error, run_on_cluster
 from allranks.errors import AllranksError
@@ -148,7 +148,7 @@ async def _from_cluster(cluster: Cluster, name: str, output: Output, archive: Ar
     from allranks.views.report.model import last_update
     from allranks.views.report.sweep import is_sweep
 
-    document, exists = await find_job_or_sweep(cluster, name, archive)
+    document, exists = await find_job(cluster, name, archive, sweeps=True)
     if is_sweep([document]):
         _write_sweep(document, output, await trials_of_cluster(cluster, document, archive.trials))
     else:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 
 import click
 
-from allranks.authoring.yaml_text import dump
 from allranks.version import __version__
+from allranks.views.format.objects import render_data
 
 
 @click.command(
@@ -24,6 +23,6 @@ def version(output: str | None) -> None:
     """Print the versions of allranks and Python. `allranks doctor` also prints the versions of the cluster."""
     facts = {"allranks": __version__, "python": platform.python_version(), "executable": sys.executable}
     if output:
-        click.echo(json.dumps(facts, indent=2) if output == "json" else dump([facts]).rstrip())
+        click.echo(render_data(facts, output), nl=False)
     else:
         click.echo(f"allranks {__version__}, Python {facts['python']} ({sys.executable})")

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from allranks.cli.doctor.findings import Check, Finding, note, ok, problem
 from allranks.control_sequences import clean
@@ -33,14 +33,6 @@ MIB = 1 << 20
 MIN_SHARED_MEMORY = 512 * MIB
 """NCCL and the workers of a DataLoader need this much; Docker's default of 64 MiB is too small."""
 MIN_DISK = 1024 * MIB
-
-
-class Usage(NamedTuple):
-    """Bytes of a file system."""
-
-    total: int
-    used: int
-    free: int
 
 
 @dataclass(frozen=True)

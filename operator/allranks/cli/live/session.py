@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 import click
 
 from allranks.cli.options import BAD_MANIFEST, FAILED, OK, print_error
+from allranks.views.format.objects import render_data
 
 if TYPE_CHECKING:
     from allranks.errors import AllranksError
@@ -119,7 +120,7 @@ class Session:
                 self._loop.call_soon_threadsafe(self._stop, signal.SIGPIPE)
 
     def _print_outcome(self, local: LocalRun, ending: str, failure: AllranksError | None) -> None:
-        from allranks.views.format.outcome import failure_block, rendered, resource, summary
+        from allranks.views.format.outcome import failure_block, resource, summary
 
         job, status, run_dir = local.job, local.status, local.options.run_dir
         document = resource(job.name, job.namespace, status)
@@ -127,7 +128,7 @@ class Session:
             ending = "not started"
         try:
             if local.started:
-                (run_dir / "status.yaml").write_text(rendered(document, "yaml").removeprefix("---\n"))
+                (run_dir / "status.yaml").write_text(render_data(document, "yaml"))
         except OSError as error:
             click.echo(f"cannot write the status to {run_dir}: {error.strerror}", err=True)
         line = summary(job.name, status, job.metadata.creation_timestamp, self._renderer.seconds, ending)
@@ -139,7 +140,8 @@ class Session:
         if failure:
             print_error(failure)
         if self._output:
-            click.echo(rendered(document, self._output), nl=False)
+            separator = "---\n" if self._output == "yaml" else ""  # manifests of several jobs follow each other
+            click.echo(separator + render_data(document, self._output), nl=False)
         if ending not in ("suspended", "not started") and not self._quiet:
             self._print(f"Report: allranks report --run-dir {shlex.quote(str(run_dir))}")
             self._print(f"Logs:   {local.logs}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import shlex
 import signal
 import sys
@@ -22,6 +21,7 @@ from allranks.cli.live.session import NOT_STARTED, exit_on_ctrl_c
 from allranks.cli.options import FAILED, OK, print_error, unknown_volumes
 from allranks.cli.safe_output import use_colour
 from allranks.core.facts.model import Event
+from allranks.views.format.objects import render_data
 from allranks.views.format.table import Grid, Styled
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def run_sweep(
         return NOT_STARTED
     finally:
         run_directories.remove_empty(reserved)  # nothing was started
-    return _print_result(local, folder, output, human is sys.stdout, received)
+    return _print_result(local, folder, output, human, received)
 
 
 def _check(sweep: Sweep) -> None:
@@ -110,14 +110,13 @@ async def _drive(local: LocalSweep, view: SweepView, received: list[int]) -> Non
     await local.run(view)
 
 
-def _print_result(local: LocalSweep, folder: Path, output: str | None, to_stdout: bool, received: list[int]) -> int:
+def _print_result(local: LocalSweep, folder: Path, output: str | None, human: TextIO, received: list[int]) -> int:
     from allranks.core.sweeps import trial_job
 
     status, sweep = local.status, local.sweep
     if output:
         document = local.document()
-        click.echo(json.dumps(document, indent=2) if output == "json" else dump([document]).rstrip("\n"))
-    human = sys.stdout if to_stdout else sys.stderr
+        click.echo(render_data(document, output), nl=False)
     if received and not status.finished:
         again = f"--run-dir {shlex.quote(str(folder))}"
         click.echo(f"{sweep.name} was interrupted: the same command with {again} continues it", file=human)

@@ -4,7 +4,6 @@ The same image fails in the same way in each attempt, so a program that cannot b
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 
@@ -23,6 +22,7 @@ from allranks.core.facts.model import (
 )
 from allranks.core.facts.naming import FETCH_CONTAINER
 from allranks.core.facts.restarts import MAX_IDLE_RESTARTS
+from allranks.core.facts.uploads import result_in
 
 CANNOT_START = frozenset({"StartError", "ContainerCannotRun"})
 """Reasons of container runtimes: the container was created, and its program was not executed. Its exit code, mostly
@@ -138,10 +138,7 @@ def judge_fetches(job: Job, pod: Pod) -> Pod:
 def _fetch_result(job: Job, name: str, container: InitContainer) -> tuple[str, bool] | None:
     """Return (error with the path of the field, whether it is final); None if the kernel killed the program, for
     example."""
-    try:
-        result = json.loads((container.message.strip().splitlines() or [""])[-1])
-    except ValueError:
-        return None
+    result = result_in(container.message)
     if not isinstance(result, dict) or not result.get("error"):
         return None
     names = [spec.name for spec in job.spec.inputs or ()]

@@ -80,7 +80,7 @@ def within_budget(job: Job, status: Status, failure: Failure, action: Action, ex
     return RestartDecision(action, explanation, failure.reason)
 
 
-def idle_restarts(job: Job, status: Status, failure: Failure, alone: bool) -> int:
+def idle_restarts(status: Status, failure: Failure, alone: bool) -> int:
     """Return the number of restarts in a row without progress, with the one that follows this failure.
 
     A replica that restarts `alone` has a number of its own, and its own run time is its progress: the others may train.
@@ -106,7 +106,7 @@ def _is_exhausted(job: Job, status: Status, failure: Failure) -> bool:
     alone = topology.scope(job, failure.role, failure.index) == "Pod"
     if alone and topology.elasticity(job) == "absorbs":
         return False
-    return idle_restarts(job, status, failure, alone) > MAX_IDLE_RESTARTS
+    return idle_restarts(status, failure, alone) > MAX_IDLE_RESTARTS
 
 
 def by_rules(rules: Iterable[RestartRule], failure: Failure) -> tuple[Action, str] | None:

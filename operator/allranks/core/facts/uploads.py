@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -70,6 +71,17 @@ class CacheUse:
     """Names of entries (`cache_key`), sorted."""
     oldest: datetime | None = None
     """Time at which the oldest of these jobs was created."""
+
+
+def result_in(text: str) -> Any:
+    """Return the result of a transfer in a termination message, or in the last line of a log that takes its place.
+
+    None without a result.
+    """
+    try:
+        return json.loads((text.strip().splitlines() or [""])[-1])
+    except ValueError:
+        return None
 
 
 DEFAULT_CACHE_BYTES = 100 << 30

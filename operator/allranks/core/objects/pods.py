@@ -47,7 +47,7 @@ def objects(
 ) -> Objects:
     """Return the objects of the current attempt. `replicas`: (role, index) of the pods to build; None builds all of
     them."""
-    templates = admission.applied(job, status, pod_template.role_templates(job, platform))
+    templates = admission.applied(status, pod_template.role_templates(job, platform))
     context = attempt_context(job, status, platform, templates)
     framework = topology.framework_of(job)
     wire = framework.wire(context)

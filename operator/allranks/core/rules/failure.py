@@ -105,7 +105,7 @@ class _Evaluation:
                 message = _with_last_line(message, failure)
             return (
                 "final",
-                transitions.fail(job, self._summary(status), decision.reason, message, now, failure),
+                transitions.fail(self._summary(status), decision.reason, message, now, failure),
                 [event],
             )
         if decision.action == "Ignore":
@@ -152,7 +152,7 @@ def startup_failure(snapshot: Snapshot) -> Outcome:
         return WaitUntil(min(deadline for _, deadline in deadlines)) if deadlines else None
     message = f"{overdue.name}: {overdue.waiting_text}" + (f": {cure}" if (cure := root_image_cure(overdue)) else "")
     failure = root_cause.start_error(job, status, overdue, now, snapshot.observed.platform)
-    failed = transitions.fail(job, snapshot.summarised, failure.reason, message, now, failure)
+    failed = transitions.fail(snapshot.summarised, failure.reason, message, now, failure)
     return write(failed, Event(overdue.start_error, message, warning=True))
 
 
@@ -208,7 +208,7 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
     decision = restart_policy.decide_after_hang(o.job, o.current, failure, o.platform)
     event = Event(failure.reason, f"{failure.message}: {decision.explanation}", warning=True)
     if decision.action == "Fail":
-        failed = transitions.fail(o.job, snapshot.summarised, decision.reason, failure.message, o.now, failure)
+        failed = transitions.fail(snapshot.summarised, decision.reason, failure.message, o.now, failure)
         return write(failed, event)
     if decision.action == "Ignore":
         recorded = hang_detection.already_recorded(o.current, stall)

@@ -44,7 +44,7 @@ def succeed(snapshot: Snapshot) -> Outcome:
     job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     if not succeeded(job, status, snapshot.pods):
         return None
-    completed = write(transitions.succeed(job, snapshot.summarised, now), Event("Succeeded", "training completed"))
+    completed = write(transitions.succeed(snapshot.summarised, now), Event("Succeeded", "training completed"))
     return outputs.upload_first(snapshot) or completed
 
 
@@ -69,7 +69,7 @@ def suspend(snapshot: Snapshot) -> Outcome:
     if wait := checkpoints.ask_first(snapshot, "Suspended", "the job is suspended"):
         return wait
     message = f"suspended{checkpoints.result(snapshot)}: the pods are deleted"
-    return write(transitions.suspend(job, status, now), Event("Suspended", message))
+    return write(transitions.suspend(status, now), Event("Suspended", message))
 
 
 def exceed_active_deadline(snapshot: Snapshot) -> Outcome:
@@ -84,7 +84,7 @@ def exceed_active_deadline(snapshot: Snapshot) -> Outcome:
     if now < deadline:
         return WaitUntil(deadline)
     message = f"not done within activeDeadlineSeconds ({limit})"
-    failed = transitions.fail(job, snapshot.summarised, "DeadlineExceeded", message, now)
+    failed = transitions.fail(snapshot.summarised, "DeadlineExceeded", message, now)
     return write(failed, Event("DeadlineExceeded", message, warning=True))
 
 

@@ -22,7 +22,7 @@ def receive(snapshot: Snapshot) -> Outcome:
     inputs, errors = transfers.received(o)
     if errors:
         message = "; ".join(errors)
-        failed = transitions.fail(o.job, changed(o.current, inputs=inputs), INPUT_FAILED, message, o.now)
+        failed = transitions.fail(changed(o.current, inputs=inputs), INPUT_FAILED, message, o.now)
         return write(failed, Event(INPUT_FAILED, message, warning=True))
     news = [new for old, new in zip(o.current.inputs, inputs, strict=True) if old.state != new.state]
     if not news:
@@ -44,7 +44,7 @@ def fail_in_pods(snapshot: Snapshot) -> Outcome:
     if pod is None:
         return None
     message = f"{pod.waiting_message} (pod {pod.name} on node {pod.node})"
-    failed = transitions.fail(o.job, snapshot.summarised, INPUT_FAILED, message, o.now)
+    failed = transitions.fail(snapshot.summarised, INPUT_FAILED, message, o.now)
     return write(failed, Event(INPUT_FAILED, message, warning=True))
 
 
@@ -60,7 +60,7 @@ def receive_checks(snapshot: Snapshot) -> Outcome:
     outputs, errors, notes = transfers.checked(o)
     if errors:
         message = "; ".join(errors)
-        failed = transitions.fail(o.job, changed(o.current, outputs=outputs), uploads.FAILED, message, o.now)
+        failed = transitions.fail(changed(o.current, outputs=outputs), uploads.FAILED, message, o.now)
         return write(failed, Event(uploads.FAILED, message, warning=True))
     if outputs == o.current.outputs:
         return None
@@ -76,13 +76,11 @@ def end_uploads(snapshot: Snapshot) -> Outcome:
     status = changed(snapshot.summarised_at_end, outputs=outputs)
     failed = [output for output in outputs if output.state == "Failed"]
     if not failed:
-        return write(transitions.succeed(o.job, status, o.now), Event("Succeeded", "training completed"))
+        return write(transitions.succeed(status, o.now), Event("Succeeded", "training completed"))
     message = "the program completed, but " + "; ".join(
         f"output {output.name} is not uploaded: {uploads.upload_error(o, output)}" for output in failed
     )
-    return write(
-        transitions.fail(o.job, status, uploads.FAILED, message, o.now), Event(uploads.FAILED, message, warning=True)
-    )
+    return write(transitions.fail(status, uploads.FAILED, message, o.now), Event(uploads.FAILED, message, warning=True))
 
 
 def upload_after_failure(snapshot: Snapshot) -> Outcome:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from allranks.api.notify import Notification
 from allranks.api.status import Status
@@ -93,4 +92,3 @@ class SweepPlan:
 
 
 Parameters = dict[str, str]
-Document = dict[str, Any]

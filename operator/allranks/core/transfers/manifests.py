@@ -58,7 +58,7 @@ def key_of(item: Input, revision: str | None) -> str:
 
 
 def fetch_pod(
-    job: Job, item: Input, status: Status, platform: Platform, store: DataStore, use: CacheUse | None, now: datetime
+    job: Job, item: Input, platform: Platform, store: DataStore, use: CacheUse | None, now: datetime
 ) -> Manifest:
     name = fetch_name(job, item.name)
     security: Manifest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}

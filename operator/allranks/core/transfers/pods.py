@@ -6,7 +6,6 @@ have computed names, and a transfer that is done ends at once, so nothing is tra
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -21,7 +20,7 @@ from allranks.api.status import FINISHED, Status
 from allranks.core.diagnosis import elasticity
 from allranks.core.facts.model import FETCH_RETRYING, FETCHING, Event, Manifest, Observed, Plan, Pod, PodRef
 from allranks.core.facts.status_update import changed
-from allranks.core.facts.uploads import Upload, checkpoint_of, evictable
+from allranks.core.facts.uploads import Upload, checkpoint_of, evictable, result_in
 from allranks.core.snapshot import Snapshot
 from allranks.core.transfers import input_cache, manifests
 
@@ -102,25 +101,17 @@ def _end(pod: Pod) -> str:
 
 def _error(message: str) -> str:
     """Return the error in a termination message, or the last line of other text."""
-    result = _json(message)
+    result = result_in(message)
     if isinstance(result, dict):
         return str(result.get("error") or "")
     return next((line.strip() for line in reversed(message.splitlines()) if line.strip()), "")
-
-
-def _json(text: str) -> Any:
-    """Return the result in a termination message, or in the last line of a log that takes its place."""
-    try:
-        return json.loads((text.strip().splitlines() or [""])[-1])
-    except ValueError:
-        return None
 
 
 def _result(pod: Pod) -> dict[str, Any] | None:
     """Return the result in the termination message; None if the pod has not ended by itself."""
     if pod.exit is None or pod.exit.code:
         return None
-    result = _json(pod.exit.message)
+    result = result_in(pod.exit.message)
     if isinstance(result, dict) and result.keys() & {"fetched", "checked", "uploaded", "error"}:
         return result
     return {"error": f"pod {pod.name} ended without a result: its image must have allranks with the extra data"}
@@ -277,7 +268,7 @@ def _fetches(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]
         return
     for item in o.job.spec.inputs or ():
         if _is_unfetched(o, item.name):
-            make = partial(manifests.fetch_pod, o.job, item, o.current, o.platform, store, o.cache_use, o.now)
+            make = partial(manifests.fetch_pod, o.job, item, o.platform, store, o.cache_use, o.now)
             yield manifests.fetch_name(o.job, item.name), make
 
 
@@ -314,7 +305,7 @@ def _crashed(pod: Pod) -> dict[str, Any] | None:
 
     A job must not wait for it.
     """
-    if pod.last_exit is None or isinstance(_json(pod.last_exit.message), dict):
+    if pod.last_exit is None or isinstance(result_in(pod.last_exit.message), dict):
         return None
     said = _error(pod.last_exit.message)
     return {"checked": f"pod {pod.name} has crashed ({_end(pod)})" + (f": {said}" if said else "")}

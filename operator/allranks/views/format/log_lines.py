@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from allranks.control_sequences import last_state
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, replica_key
 from allranks.frameworks.hints import LogReader
@@ -74,7 +75,7 @@ class Splitter:
             self.redrawn = self.redrawn or bool(data.strip(b"\r"))
             joined = self.pending + data
             end = b"\r" if joined.endswith(b"\r") else b""
-            self.pending = joined.rstrip(b"\r").rpartition(b"\r")[2][:LINE_BYTES] + end
+            self.pending = last_state(joined)[:LINE_BYTES] + end
             self._cut = 0
             return
         if data and self.pending.endswith(b"\r"):
@@ -92,8 +93,7 @@ class Splitter:
 
 def shown(line: bytes, cut: int = 0) -> bytes:
     """Return what a screen shows of a line: the last state if it was redrawn, the beginning if it is long."""
-    if b"\r" in line:
-        line = line.rstrip(b"\r").rpartition(b"\r")[2]
+    line = last_state(line)
     cut += max(0, len(line) - LINE_BYTES)
     if cut:
         return line[:LINE_BYTES] + f" ... {cut:,} more bytes in the log".encode()

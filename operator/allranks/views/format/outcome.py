@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from allranks.api.job import API_VERSION, KIND
 from allranks.api.status import Failure, Status
-from allranks.authoring.yaml_text import dump, without_empty
+from allranks.authoring.yaml_text import without_empty
 from allranks.control_sequences import clean
 from allranks.core.diagnosis.exit_codes import describe as describe_exit_code
 from allranks.core.diagnosis.exit_codes import signal_name
@@ -26,11 +25,6 @@ def resource(name: str, namespace: str, status: Status) -> dict[str, Any]:
         "metadata": {"name": name, "namespace": namespace},
         "status": without_empty(status.model_dump(by_alias=True, exclude_none=True, mode="json")),
     }
-
-
-def rendered(shown: dict[str, Any], output: str) -> str:
-    """Write an object. `output`: yaml or json. YAML begins with a document separator."""
-    return json.dumps(shown, indent=2) + "\n" if output == "json" else "---\n" + dump([shown])
 
 
 def summary(name: str, status: Status, created: datetime | None, seconds: float, how: str) -> str:

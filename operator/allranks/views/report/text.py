@@ -152,10 +152,6 @@ def _who(cause: Cause | None) -> str:
     return cause.who if cause.rank is None else f"rank {cause.rank} ({cause.who})"
 
 
-def _reason(cause: Cause | None) -> str:
-    return cause.reason if cause else ""
-
-
 def _where_and_how(cause: Cause | None) -> tuple[str, str, str]:
     """Return (node, exit code or signal, last line). A lost pod has no exit code."""
     if cause is None:

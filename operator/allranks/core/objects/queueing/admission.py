@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from allranks.api.job import Job
 from allranks.api.scheduling import PodPlacement, PodSetAdmission, Toleration
 from allranks.api.status import Status
 from allranks.core.facts import workload as workloads
@@ -81,7 +80,7 @@ def _flavors(assigned: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys((assigned.get("flavors") or {}).values()))
 
 
-def applied(job: Job, status: Status, templates: dict[str, Manifest]) -> dict[str, Manifest]:
+def applied(status: Status, templates: dict[str, Manifest]) -> dict[str, Manifest]:
     """Return the pod templates of an admitted job."""
     queue = status.queue
     if queue is None or not queue.pod_sets:
