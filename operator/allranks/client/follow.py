@@ -1,4 +1,4 @@
-"""Follows a job on a cluster: passes its status, its pods and its logs to a listener. Also reads recent lines of logs.
+"""Follows a job on a cluster: passes its status, its pods and its logs to a listener.
 
 One thread runs a watch on the job, a watch on its pods, and a log request for each rank.
 """
@@ -18,15 +18,11 @@ from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest, Watch
 from allranks.kube.job_codec import pods_of, status_of
 from allranks.kube.paths import core_path, job_path
-from allranks.kube.pod_logs import Line, LogOptions, follow, open_log
+from allranks.kube.pod_logs import Line, LogOptions, follow
 
 LAST_LINES_SECONDS = 5.0
 """Time limit for the last log lines of a finished job: a parameter server may print forever."""
 SETTLE_SECONDS = 1.0
-MOST_BYTES = 8 * 2**20
-"""Bytes that are read of one pod."""
-MOST_PODS = 64
-"""Logs that are read at once."""
 
 
 class Listener(Protocol):
@@ -207,29 +203,3 @@ def has_log(pod: Pod, container: str = TRAINER) -> bool:
     if container == TRAINER:
         return pod.started_at is not None or pod.exit is not None
     return pod.phase in ("Running", "Succeeded", "Failed")
-
-
-async def lines_since(
-    cluster: Cluster, pods: Sequence[Pod], seconds: int
-) -> tuple[list[tuple[Pod, list[bytes]]], list[str]]:
-    """Return the lines that each pod wrote in the last `seconds`, the oldest first, and notes about missing ones.
-
-    Raise ClusterError.
-    """
-    notes: list[str] = []
-    free = asyncio.Semaphore(MOST_PODS)
-
-    async def read(pod: Pod) -> tuple[Pod, list[bytes]]:
-        query: dict[str, str | int | None] = {"container": TRAINER, "sinceSeconds": seconds, "limitBytes": MOST_BYTES}
-        lines: list[bytes] = []
-        try:
-            async with free, open_log(cluster, cluster.namespace, pod.name, query, limit=MOST_BYTES) as log:
-                async for batch in log:
-                    lines += batch
-        except ClusterError as error:
-            if error.status in (401, 403):
-                raise
-            notes.append(f"{pod.name}: {error}")
-        return pod, lines
-
-    return list(await asyncio.gather(*(read(pod) for pod in pods if has_log(pod, TRAINER)))), notes

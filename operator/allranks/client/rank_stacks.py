@@ -12,17 +12,25 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
+from allranks.client.follow import has_log
 from allranks.control_sequences import clean, last_state
 from allranks.core.facts import rank_reports
-from allranks.errors import AllranksError
+from allranks.core.facts.model import Pod
+from allranks.core.facts.naming import TRAINER
+from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster
 from allranks.kube.paths import job_path
+from allranks.kube.pod_logs import open_log
 from allranks.local import run_directories, stored_logs
 
 ANSWER_SECONDS = 30.0
 """Ranks answer with their next report, every 5 s, or every 15 s in a job of many ranks. Then waiting ends."""
 CLOCK_SECONDS = 10
 """Logs are read from this time before the request."""
+MOST_BYTES = 8 * 2**20
+"""Bytes that are read of the log of one pod."""
+MOST_PODS = 64
+"""Logs that are read at once."""
 MOST_LINES = 2000
 """Lines of one dump that are shown."""
 SEARCH_LINES = 20_000
@@ -108,6 +116,32 @@ def answers(
         dumps += texts
         waiting += [] if texts else [replica]
     return dumps, waiting
+
+
+async def lines_since(
+    cluster: Cluster, pods: Sequence[Pod], seconds: int
+) -> tuple[list[tuple[Pod, list[bytes]]], list[str]]:
+    """Return the lines that each pod wrote in the last `seconds`, the oldest first, and notes about missing ones.
+
+    Raise ClusterError.
+    """
+    notes: list[str] = []
+    free = asyncio.Semaphore(MOST_PODS)
+
+    async def read(pod: Pod) -> tuple[Pod, list[bytes]]:
+        query: dict[str, str | int | None] = {"container": TRAINER, "sinceSeconds": seconds, "limitBytes": MOST_BYTES}
+        lines: list[bytes] = []
+        try:
+            async with free, open_log(cluster, cluster.namespace, pod.name, query, limit=MOST_BYTES) as log:
+                async for batch in log:
+                    lines += batch
+        except ClusterError as error:
+            if error.status in (401, 403):
+                raise
+            notes.append(f"{pod.name}: {error}")
+        return pod, lines
+
+    return list(await asyncio.gather(*(read(pod) for pod in pods if has_log(pod)))), notes
 
 
 def logs_of_run(directory: Path, job: str, attempt: int) -> tuple[list[tuple[str, list[bytes]]], list[str]]:

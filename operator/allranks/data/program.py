@@ -6,10 +6,7 @@ the result or an error at the end. The exit status is 0, or 1 after an error.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
-import signal
 import sys
 import threading
 import time
@@ -23,8 +20,8 @@ from allranks.data.fetch import InputSpec, fetch, look_up
 from allranks.data.tries import Tries
 from allranks.data.upload import Progress, check_destination, upload
 from allranks.errors import DataError
+from allranks.parent_death import end_with_parent
 
-_PR_SET_PDEATHSIG = 1
 INTERVAL_SECONDS = 0.5
 """Minimum time between two lines of progress."""
 
@@ -64,7 +61,7 @@ def write(line: dict[str, Any]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    _end_with_parent()
+    end_with_parent()
     request = json.load(sys.stdin)
     lines, tries = Lines(), Tries(lambda text: write({"retrying": text}))
     try:
@@ -97,12 +94,6 @@ def main(argv: list[str]) -> int:
         write({"error": f"{request.get('uri') or request.get('to')}: {type(error).__name__}: {error}"})
         return 1
     return 0
-
-
-def _end_with_parent() -> None:
-    """Get SIGTERM when the run dies, so that no transfer outlives it. Only Linux has this."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -84,13 +84,13 @@ class Horovod(Framework):
 
     def wire(self, context: AttemptContext) -> Wire:
         if context.options.controller == "MPI":
-            return mpirun.wire(context, _slots(context), defaults=_DEFAULTS)
+            return mpirun.wire(context, mpirun.slots(context), defaults=_DEFAULTS)
         return _elastic_wire(context) if context.elastic else _gloo_wire(context)
 
     def shared(self, context: AttemptContext) -> Shared:
         if context.options.controller != "MPI":
             return Shared(secret=True)
-        return mpirun.shared(context, _slots(context))
+        return mpirun.shared(context, mpirun.slots(context))
 
     def scope(self, role: str, index: int, replicas: Mapping[str, int], elastic: bool = False) -> Scope:
         # All other workers need the first one, where the rendezvous is.
@@ -103,17 +103,12 @@ class Horovod(Framework):
         return mpirun.notes(arguments, "Horovod", own_launcher=role == "launcher" and own_command)
 
     def processes(self, context: AttemptContext, role: str) -> int:
-        return _slots(context) if role == "worker" else 1
+        return mpirun.slots(context) if role == "worker" else 1
 
     def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         if elastic:
             return ("worker", 0)  # it exits when all have finished; another one may still be unschedulable
         return ("launcher", 0) if replicas.get("launcher") else ("worker", None)
-
-
-def _slots(context: AttemptContext) -> int:
-    slots: int | str = context.options.slots_per_worker
-    return max(1, context.gpus["worker"]) if isinstance(slots, str) else slots
 
 
 _DEFAULTS = {"TF_USE_LEGACY_KERAS": "1"}
@@ -125,7 +120,7 @@ _SECRET = {"ALLRANKS_RENDEZVOUS_SECRET_FILE": f"{SECRET_DIR}/secret"}
 def _gloo_wire(context: AttemptContext) -> Wire:
     """Wire a job of fixed size: the helper in each worker starts its slots. The first one also serves the rendezvous,
     as horovodrun does."""
-    slots = _slots(context)
+    slots = mpirun.slots(context)
     workers = context.ranked()
     first = workers[0]
     address, port = context.address(first, context.options.port)
@@ -179,7 +174,7 @@ def _elastic_wire(context: AttemptContext) -> Wire:
         **_SECRET,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_LOCAL_SIZE": str(_slots(context)),
+        "HOROVOD_LOCAL_SIZE": str(mpirun.slots(context)),
         "ALLRANKS_HOROVOD_MIN": str(context.elastic.min_workers),
         "ALLRANKS_HOROVOD_MAX": str(context.elastic.max_workers),
         "ALLRANKS_HOROVOD_WAIT_SECONDS": str(context.elastic.wait_seconds),

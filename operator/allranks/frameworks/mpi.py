@@ -68,13 +68,13 @@ class Mpi(Framework):
     def wire(self, context: AttemptContext) -> Wire:
         options: MpiOptions = context.options
         starts_ranks = "launcher" in context.own_command or mpirun.starts_ranks(context.commands.get("launcher", ()))
-        return mpirun.wire(context, _slots(context), options.implementation, starts_ranks=starts_ranks)
+        return mpirun.wire(context, mpirun.slots(context), options.implementation, starts_ranks=starts_ranks)
 
     def shared(self, context: AttemptContext) -> Shared:
-        return mpirun.shared(context, _slots(context), context.options.implementation)
+        return mpirun.shared(context, mpirun.slots(context), context.options.implementation)
 
     def processes(self, context: AttemptContext, role: str) -> int:
-        return _slots(context) if role == "worker" else 1
+        return mpirun.slots(context) if role == "worker" else 1
 
     def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         return ("launcher", 0)
@@ -99,8 +99,3 @@ class Mpi(Framework):
 def _is_script(arguments: Sequence[str]) -> bool:
     """Return whether the command is a shell script, which may call mpirun."""
     return arguments[0].rpartition("/")[2] in ("sh", "bash") or arguments[0].endswith(".sh")
-
-
-def _slots(context: AttemptContext) -> int:
-    slots: int | str = context.options.slots_per_worker
-    return max(1, context.gpus["worker"]) if isinstance(slots, str) else slots

@@ -73,6 +73,12 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
 }
 
 
+def slots(context: AttemptContext) -> int:
+    """Return the number of ranks of each worker."""
+    number: int | str = context.options.slots_per_worker
+    return max(1, context.gpus["worker"]) if isinstance(number, str) else number
+
+
 def wire(
     context: AttemptContext,
     slots: int,

@@ -25,9 +25,8 @@ LINK = "checkpoint"
 class LocalCheckpoints:
     """The checkpoints of one run, provided before its first pod."""
 
-    def __init__(self, job: Job, volumes: Volumes, run_dir: Path, root: Path = run_directories.ROOT) -> None:
-        """Keep the places. `root`: directory of earlier runs."""
-        self._job, self._volumes, self._run_dir, self._root = job, volumes, run_dir, root
+    def __init__(self, job: Job, volumes: Volumes, run_dir: Path) -> None:
+        self._job, self._volumes, self._run_dir = job, volumes, run_dir
 
     def check(self) -> None:
         """Check that there are checkpoints to start from. Raise CannotRun if there are none."""
@@ -82,9 +81,10 @@ class LocalCheckpoints:
     def _source(self) -> Path:
         """Return the folder with the checkpoints of the newest run of the job. Raise CannotRun."""
         name, step = resume_source.split(self._job.spec.resume_from or "")
-        runs = [run for run in find_runs(name, self._root) if run.directory.resolve() != self._run_dir.resolve()]
+        run_dir = self._run_dir.resolve()
+        runs = [run for run in find_runs(name, run_directories.ROOT) if run.directory.resolve() != run_dir]
         if not runs:
-            raise CannotRun(f"spec.resumeFrom: there is no run of {name} in {self._root}")
+            raise CannotRun(f"spec.resumeFrom: there is no run of {name} in {run_directories.ROOT}")
         candidates = [run for run in runs if (run.directory / LINK).is_dir()]
         if not candidates:
             raise CannotRun(f"spec.resumeFrom: {runs[-1].directory} has no checkpoints")

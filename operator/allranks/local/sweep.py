@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -39,6 +38,7 @@ from allranks.local.gpus import ORDER, VISIBLE, list_gpus
 from allranks.local.options import Options
 from allranks.local.runner import LocalRun
 from allranks.local.sweep_files import SWEEP_FILE, TRIALS
+from allranks.parent_death import end_with_parent
 from allranks.suggest.process import suggest
 from allranks.text import last_lines
 
@@ -274,7 +274,6 @@ def _gpus(job: Job) -> int:
 
 STATE_INTERVAL = 0.5
 """Seconds between two writes of a trial's state, from which the sweep reads its progress."""
-_PR_SET_PDEATHSIG = 1
 _NOT_STARTED = 2
 
 
@@ -311,7 +310,7 @@ class LocalTrial:
                     stderr=log,
                     env=dict(environ),
                     start_new_session=True,  # Ctrl-C is for the sweep, which stops its trials
-                    preexec_fn=_end_with_parent,
+                    preexec_fn=end_with_parent,
                 )
         except OSError as error:
             raise LocalRunError.from_os(error, f"trial {self.name} cannot be started") from error
@@ -375,12 +374,6 @@ def _failed(message: str) -> Status:
     now = datetime.now(UTC)
     condition = Condition(type="Failed", status="True", reason="NotStarted", message=message, last_transition_time=now)
     return Status(phase="Failed", conditions=[condition])
-
-
-def _end_with_parent() -> None:
-    """Get SIGTERM when the sweep dies, so that no trial outlives it. Only Linux has this."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def trial_environment(gpus: Sequence[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -18,7 +18,7 @@ from allranks.api.sweep import PLURAL as SWEEPS_PLURAL
 from allranks.archive.layout import LogName
 from allranks.archive.reader import Reader
 from allranks.archive.writer import folder_of
-from allranks.client.follow import MOST_PODS
+from allranks.client.rank_stacks import MOST_PODS
 from allranks.core.facts.naming import TRAINER, replica_key
 from allranks.kube.bounded_lines import LastLines
 from allranks.kube.pod_logs import Line

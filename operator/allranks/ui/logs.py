@@ -12,7 +12,8 @@ from typing import NamedTuple
 from pydantic import BaseModel, Field
 
 from allranks.api.status import FINISHED
-from allranks.client.follow import MOST_BYTES, MOST_PODS, has_log
+from allranks.client.follow import has_log
+from allranks.client.rank_stacks import MOST_BYTES, MOST_PODS
 from allranks.control_sequences import clean, last_state
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, replica_key

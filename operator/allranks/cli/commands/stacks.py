@@ -113,7 +113,7 @@ async def _add_answers(
 ) -> frozenset[str]:
     """Add the answers of pods that have not answered before. Return the replicas whose pods have ended."""
     from allranks.client import rank_stacks
-    from allranks.client.follow import lines_since
+    from allranks.client.rank_stacks import lines_since
 
     job = await get_job(cluster, name)
     listed = await cluster.get(core_path(cluster.namespace, "pods"), {"labelSelector": f"{JOB_LABEL}={name}"})

@@ -34,7 +34,7 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     summary = status_summary.summarise(o.job, status, snapshot.pods, o.refused, o.now, blocked, note)
     create, restore = _manifests(snapshot, [] if blocked else due)
     summary = _read_back(snapshot, summary)
-    placeholders, probe_at = _placeholders(snapshot)
+    probes, probe_at = _placeholders(snapshot)
     slow = newly_slow(snapshot.persisted.progress, status.progress)
     events = [Event("Straggler", sentence, warning=True) for sentence in slow]
     events += _start_errors(status, summary)
@@ -49,7 +49,7 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     lost_at = report_loss.due_at(status, o.reports, o.now)
     times = (delayed_until, probe_at, lost_at, _next_slow_start(snapshot), stopped_at, None if note else unreported_at)
     wake_at = min((time for time in times if time), default=None)
-    plan = plan_objects(snapshot, summary, [*create, *placeholders], snapshot.outdated, events, wake_at)
+    plan = plan_objects(snapshot, summary, [*create, *probes], snapshot.outdated, events, wake_at)
     groups = members.superseded_groups(o.job, status, o.optional, over=False)
     plan = replace(plan, restore=tuple(restore), remove=groups)
     stall = snapshot.stall_window

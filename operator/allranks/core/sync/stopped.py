@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.status import Hold, RoleStatus, Status
-from allranks.core.facts import pod_template, pool_template, status_summary, topology
+from allranks.core.facts import pod_template, pool_template, topology
 from allranks.core.facts.model import Event, Plan, Pod
 from allranks.core.facts.status_summary import with_phase
 from allranks.core.facts.status_update import changed
@@ -29,9 +29,9 @@ def delete_pods(snapshot: Snapshot) -> Plan:
     if snapshot.undeletable:
         pod, rejection = snapshot.undeletable[0]
         message = f"pod {pod.name} still runs, because its deletion was rejected: {rejection.message}"
-        summary = status_summary.with_phase(summary, "Suspended", now, DELETION_REFUSED, message)
+        summary = with_phase(summary, "Suspended", now, DELETION_REFUSED, message)
     elif condition and condition.reason == DELETION_REFUSED:
-        summary = status_summary.with_phase(summary, "Suspended", now, "Suspended", "spec.suspend is true")
+        summary = with_phase(summary, "Suspended", now, "Suspended", "spec.suspend is true")
     plan = plan_objects(snapshot, summary, delete=[*snapshot.pods.values(), *snapshot.outdated])
     return replace(
         plan, remove=members.superseded_groups(snapshot.observed.job, summary, snapshot.observed.optional, over=True)
@@ -47,7 +47,7 @@ def wait_in_queue(snapshot: Snapshot) -> Plan:
     if snapshot.undeletable:
         pod, rejection = snapshot.undeletable[0]
         reason, message = DELETION_REFUSED, f"pod {pod.name} still runs: its deletion was rejected: {rejection.message}"
-    summary = status_summary.with_phase(_with_wanted_sizes(snapshot), "Queued", o.now, reason, message)
+    summary = with_phase(_with_wanted_sizes(snapshot), "Queued", o.now, reason, message)
     plan = plan_objects(snapshot, summary, delete=[*snapshot.pods.values(), *snapshot.outdated])
     return replace(plan, remove=members.superseded_groups(o.job, summary, o.optional, over=True))
 

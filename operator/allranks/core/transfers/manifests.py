@@ -13,6 +13,7 @@ from typing import Any
 from allranks.api.data import Input, Output
 from allranks.api.job import Job
 from allranks.api.status import Status
+from allranks.api.sweep_values import VARIABLE_PREFIX
 from allranks.cache_key import cache_key
 from allranks.core.facts import naming, pod_template, resume_source
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform, Pod
@@ -225,7 +226,6 @@ def _claim(name: str, claim: str) -> Manifest:
     return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
 
 
-_PARAMETERS = "ALLRANKS_PARAM_"
 _MOST_IMAGES = 16
 """Limit for one role, which has several if a tag was given to another image while the job ran."""
 
@@ -252,7 +252,7 @@ def provenance(job: Job, status: Status, ranks: Iterable[Pod] | None = None) -> 
             "command": trainer.get("command"),
             "args": trainer.get("args"),
             "parameters": {
-                item["name"]: item.get("value") for item in variables if item["name"].startswith(_PARAMETERS)
+                item["name"]: item.get("value") for item in variables if item["name"].startswith(VARIABLE_PREFIX)
             },
         }
     return {

@@ -12,7 +12,6 @@ from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
 from allranks.core.facts import status_summary
 from allranks.core.facts.model import Event, Observed, Plan
-from allranks.core.facts.status_summary import with_phase
 from allranks.core.facts.status_update import changed
 from allranks.core.facts.uploads import Upload, checkpoint_of, uploading_since
 from allranks.core.outcomes import Act, WaitUntil, write
@@ -21,20 +20,12 @@ from allranks.text import size
 
 FAILED = "OutputFailed"
 """Reason of the condition Failed."""
-
-
 UPLOADING = "UploadingOutputs"
 UPLOAD_RETRYING = "UploadRetrying"
 """Reasons of the condition Running."""
-
-
 NO_CHECKPOINT = "the program has reported no checkpoint: call report(step=..., checkpoint=True) after it is stored"
-
-
 CHECKPOINT_NOT_UPLOADED = "CheckpointNotUploaded"
 """Reason of an Event."""
-
-
 _SAVED_AGAIN = timedelta(seconds=5)
 """A checkpoint of the same step counts as another one if it is so much newer: times of reports vary a little."""
 
@@ -204,7 +195,7 @@ def upload_first(snapshot: Snapshot) -> Act | None:
         for output in snapshot.current.outputs
     ]
     message = f"the program has completed; its outputs are uploaded: {names}"
-    status = with_phase(changed(snapshot.summarised, outputs=begun), "Running", now, UPLOADING, message)
+    status = status_summary.with_phase(changed(snapshot.summarised, outputs=begun), "Running", now, UPLOADING, message)
     return write(status, Event(UPLOADING, message))
 
 

@@ -12,8 +12,7 @@ from pydantic import BaseModel
 
 from allranks.api.status import FINISHED
 from allranks.client import rank_stacks
-from allranks.client.follow import MOST_PODS, lines_since
-from allranks.client.rank_stacks import ANSWER_SECONDS, CLOCK_SECONDS, Stacks
+from allranks.client.rank_stacks import ANSWER_SECONDS, CLOCK_SECONDS, MOST_PODS, Stacks, lines_since
 from allranks.core.facts import rank_reports
 from allranks.core.facts.naming import replica_key
 from allranks.errors import ClusterError
