@@ -21,7 +21,7 @@ ROUNDS = 21
 
 
 def observed(framework: str, pods: int) -> Observed:
-    """A job that has just started: its status is written, no pod exists."""
+    """Return a job that has just started: its status is written, no pod exists."""
     document = {
         "apiVersion": "allranks.dev/v1alpha1",
         "kind": "DistributedTraining",
@@ -30,7 +30,10 @@ def observed(framework: str, pods: int) -> Observed:
             "framework": framework,
             "image": "x",
             "command": ["python3", "train.py"],
-            "roles": {"worker": {"replicas": pods}},
+            "roles": {
+                **{role: {"replicas": count} for role, count in FRAMEWORKS[framework].script.roles.items()},
+                "worker": {"replicas": pods},
+            },
             "checkpoint": {"claim": "c"},
         },
     }
@@ -39,18 +42,19 @@ def observed(framework: str, pods: int) -> Observed:
 
 
 def running(start: Observed) -> Observed:
-    """The same job with all its pods running, its status up to date."""
+    """Return the same job with all its pods running, its status up to date."""
     pods = tuple(
-        Pod(name, name, "worker", index, 0, phase="Running", started_at=NOW, node="n")
-        for index in range(start.persisted.roles["worker"].desired)
-        for name in [naming.pod_name("bench", "worker", index, 0)]
+        Pod(name, name, role, index, 0, phase="Running", started_at=NOW, node="n")
+        for role, status in start.persisted.roles.items()
+        for index in range(status.desired)
+        for name in [naming.pod_name("bench", role, index, 0)]
     )
     current = replace(start, pods=pods)
     return replace(current, persisted=reconcile(current).next)
 
 
 def measure(work: Callable[[], object]) -> tuple[float, float]:
-    """(median, maximum) of ROUNDS calls, in milliseconds."""
+    """Return (median, maximum) of ROUNDS calls, in milliseconds."""
     times = []
     for _ in range(ROUNDS):
         begin = time.perf_counter()
@@ -61,7 +65,7 @@ def measure(work: Callable[[], object]) -> tuple[float, float]:
 
 def main() -> None:
     sizes = [int(size) for size in sys.argv[1:]] or [64, 1000]
-    print(f"{'framework':<12}{'pods':>6}  {'what':<28}{'median ms':>10}{'worst ms':>10}")
+    print(f"{'framework':<12}{'pods':>6}  {'step':<28}{'median ms':>10}{'worst ms':>10}")
     for framework in FRAMEWORKS:
         for size in sizes:
             start = observed(framework, size)
@@ -69,9 +73,9 @@ def main() -> None:
             dead = replace(settled.pods[0], phase="Failed", exit=Exit(137, NOW))
             failed = replace(settled, pods=(dead, *settled.pods[1:]))
             cases = {"create all pods": start, "settled: empty plan": settled, "a rank failed: restart": failed}
-            for what, case in cases.items():
+            for step, case in cases.items():
                 median, worst = measure(lambda case=case: reconcile(case))
-                print(f"{framework:<12}{size:>6}  {what:<28}{median:>10.2f}{worst:>10.2f}")
+                print(f"{framework:<12}{size:>6}  {step:<28}{median:>10.2f}{worst:>10.2f}")
 
 
 if __name__ == "__main__":
