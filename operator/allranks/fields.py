@@ -5,6 +5,7 @@ Every string, list and map has an upper bound, from which the API server estimat
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
@@ -68,6 +69,9 @@ Seconds = Annotated[int, Field(ge=0, le=315_360_000)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=0, le=2_147_483_647)]
 Replicas = Annotated[int, Field(ge=0, le=10_000)]
+Time = Annotated[datetime, Field(strict=False)]
+COMPUTE = frozenset({"cpu", "memory", "ephemeral-storage"})
+"""Resources of containers that every node has."""
 
 Opaque = Annotated[
     dict[str, JsonValue], Field(max_length=256), Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})

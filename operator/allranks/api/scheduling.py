@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, StringConstraints
 
 from allranks.api import cel_rules as cel
-from allranks.fields import Count, GangBackend, LabelKey, Model, Name, Reason, Replicas, Seconds, rules
+from allranks.fields import Count, GangBackend, LabelKey, Model, Name, Reason, Replicas, Seconds, Time, rules
 
 
 class Topology(Model):
@@ -82,8 +81,6 @@ class GangStatus(Model):
     api_version: Name | None = Field(None, description="API version of the attempt's PodGroup, if there is one.")
     min_count: Replicas = Field(description="Pods that are placed together or not at all.")
 
-
-Time = Annotated[datetime, Field(strict=False)]
 
 _Key = Annotated[str, StringConstraints(max_length=317)]
 _Word = Annotated[str, StringConstraints(max_length=63)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -11,7 +10,7 @@ from allranks.api.cost import CostStatus, UtilizationStatus
 from allranks.api.data import InputStatus, OutputStatus
 from allranks.api.notify import Entry
 from allranks.api.scheduling import GangStatus, QueueStatus
-from allranks.fields import Commit, Count, Model, Name, Reason, Replicas, Sha256
+from allranks.fields import Commit, Count, Model, Name, Reason, Replicas, Sha256, Time
 
 Phase = Literal["Queued", "Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
 FINISHED: frozenset[str] = frozenset({"Succeeded", "Failed"})
@@ -19,7 +18,6 @@ WITHOUT_PODS: frozenset[str] = frozenset({"Suspended", "Queued"})
 """A job in these phases has no pods, except for those that still terminate."""
 
 Message = Annotated[str, StringConstraints(max_length=4096)]
-Time = Annotated[datetime, Field(strict=False)]
 
 
 class Condition(Model):

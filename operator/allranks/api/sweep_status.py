@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from allranks.api.notify import Entry
-from allranks.api.status import Condition, Time
-from allranks.fields import Count, Model, Name, Reason, Text
+from allranks.api.status import Condition
+from allranks.fields import Count, Model, Name, Reason, Text, Time
 
 SweepPhase = Literal["Pending", "Running", "Suspended", "Succeeded", "Failed"]
 TrialPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Stopped", "Lost"]

@@ -16,7 +16,7 @@ from allranks.api.crd import Schema
 from allranks.api.data import DATA_NAME
 from allranks.api.job import RESUME_FROM
 from allranks.api.notify import RECEIVER, WEBHOOK_URL
-from allranks.fields import COMMIT, LABEL_KEY, SHA256
+from allranks.fields import COMMIT, COMPUTE, LABEL_KEY, SHA256
 from allranks.frameworks import FRAMEWORKS
 
 # Lists of words read better without quotes.
@@ -34,7 +34,6 @@ CONTAINER_FIELDS = frozenset(
     "startupProbe stdin stdinOnce terminationMessagePath terminationMessagePolicy tty volumeDevices "
     "volumeMounts".split()
 )
-_AMOUNTS = frozenset({"cpu", "memory", "ephemeral-storage"})
 _LONGEST_LIST = 120
 _LIKELY = 0.7
 """Similarity from which a field or value is suggested for a word that is wrong in any case."""
@@ -313,7 +312,7 @@ def _place(name: str, parents: list[int | str], root: Schema) -> str | None:
         return None
     parent = ".".join(map(str, parents))
     if parents[-1:] == ["resources"]:
-        return f"{parent}.limits" if name in _AMOUNTS or "/" in name else None
+        return f"{parent}.limits" if name in COMPUTE or "/" in name else None
     if parents != job and name in fields:
         return f"{base}.{name}"
     if name in _properties([*job, "roles", "worker"], root) and not in_role:
@@ -341,4 +340,4 @@ def _place_in_pod(name: str, owner: str) -> str | None:
         return f"{owner}.template.spec.{name}"
     if name in CONTAINER_FIELDS:
         return f"{owner}.template.spec.containers: [{{name: trainer, {name}: ...}}]"
-    return f"{owner}.resources.limits" if name in _AMOUNTS or "/" in name else None
+    return f"{owner}.resources.limits" if name in COMPUTE or "/" in name else None

@@ -23,7 +23,6 @@ ANSWER_SECONDS = 3.0
 """Time limit of an answer: the user waits for it after pressing Tab."""
 LIMIT = 500
 
-_METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io,application/json"
 _NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:@/]*")
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -114,10 +113,10 @@ def _listed(context: click.Context, path: Callable[[str], str]) -> list[str]:
 
 async def _list(where: Where, path: Callable[[str], str]) -> list[str]:
     """Return the names of the objects below `path(namespace)`. Raise ClusterError."""
-    from allranks.kube.cluster import Cluster
+    from allranks.kube.cluster import METADATA, Cluster
 
     async with Cluster.connect(where) as cluster:
-        answer = await cluster.get(path(cluster.namespace), {"limit": LIMIT}, _METADATA)
+        answer = await cluster.get(path(cluster.namespace), {"limit": LIMIT}, METADATA)
     return [item["metadata"]["name"] for item in answer["items"]]
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, WithJsonSchema
 
+from allranks.core.facts.naming import controller_of
 from allranks.core.facts.optional_kinds import LOCAL_QUEUE, WORKLOAD, OptionalKind
 from allranks.core.facts.quantity import quantity
 from allranks.errors import ClusterError
@@ -205,9 +206,8 @@ def _stopped(manifest: Manifest) -> str:
 
 
 def _owner(workload: Manifest) -> str:
-    owners = workload["metadata"].get("ownerReferences") or ()
-    owner = next((reference for reference in owners if reference.get("controller")), None)
-    if owner is None:
+    owner = controller_of(workload)
+    if not owner:
         return f"Workload/{workload['metadata']['name']}"
     return owner["name"] if owner["kind"] == "DistributedTraining" else f"{owner['kind']}/{owner['name']}"
 

@@ -25,7 +25,7 @@ from allranks.code.bundle import MAX_SHIPPED_BYTES, Bundle
 from allranks.code.differences import compressed, decompressed
 from allranks.core.objects.code import ARCHIVE
 from allranks.errors import ClusterError
-from allranks.kube.cluster import STRATEGIC_MERGE_PATCH, Cluster, Manifest
+from allranks.kube.cluster import METADATA, STRATEGIC_MERGE_PATCH, Cluster, Manifest
 
 LABEL = "allranks.dev/code"
 DIFFERENCES = "changes.diff.gz"
@@ -179,7 +179,7 @@ async def _sweep(cluster: Cluster, namespace: str) -> None:
     Without the permissions nothing happens."""
     before = datetime.now(UTC) - _SWEEP_AGE
     with contextlib.suppress(ClusterError):
-        listed = await cluster.get(_path(namespace), {"labelSelector": LABEL}, accept=_METADATA_ONLY)
+        listed = await cluster.get(_path(namespace), {"labelSelector": LABEL}, accept=METADATA)
         left = [
             item["metadata"]
             for item in listed.get("items") or []
@@ -205,6 +205,3 @@ async def _delete(cluster: Cluster, namespace: str, metadata: Manifest) -> None:
 
 def _path(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/configmaps"
-
-
-_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io,application/json"

@@ -33,8 +33,8 @@ from allranks.core.rules import transfers as transfer_rules
 from allranks.core.snapshot import Snapshot
 from allranks.core.sync.active import sync_objects
 from allranks.core.sync.stopped import clean_up, delete_pods, wait_for_uploads, wait_in_queue
-from allranks.core.transfers import outputs as uploads
 from allranks.core.transfers import pods as transfers
+from allranks.core.transfers import uploads
 
 Prepare = Callable[[Observed], Observed]
 Rule = Callable[[Snapshot], Outcome]

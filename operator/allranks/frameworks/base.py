@@ -99,6 +99,10 @@ class AttemptContext:
         endpoint = self.endpoints.get((replica.hostname, port))
         return endpoint or (f"{replica.hostname}.{self.job}.{self.namespace}.svc", port)
 
+    def host_port(self, replica: Replica, port: int) -> str:
+        """Return the address as HOST:PORT."""
+        return "{}:{}".format(*self.address(replica, port))
+
 
 @dataclass(frozen=True)
 class Wiring:

@@ -121,7 +121,10 @@ class Spmd(Framework):
             world += processes[replica.role]
         address, rendezvous = context.address(ranked[0], port)
         replicas = sorted(first.items())
-        common = {f"ALLRANKS_ADDR_{role.upper()}": _address(context, replica) for role, replica in replicas}
+        common = {
+            f"ALLRANKS_ADDR_{role.upper()}": context.host_port(replica, context.options.port)
+            for role, replica in replicas
+        }
         common |= {f"ALLRANKS_HOSTS_{role.upper()}": f"{FILES_DIR}/{_hosts_file(role)}" for role in sorted(first)}
         of_ranks = {"MASTER_ADDR": address, "MASTER_PORT": str(rendezvous), "WORLD_SIZE": str(world)}
         of_ranks["NNODES"] = str(len(ranked))
@@ -142,7 +145,8 @@ class Spmd(Framework):
     def shared(self, context: AttemptContext) -> Shared:
         lines: dict[str, list[str]] = {}
         for replica in context.replicas:
-            lines.setdefault(_hosts_file(replica.role), []).append(f"{_address(context, replica)}\n")
+            address = context.host_port(replica, context.options.port)
+            lines.setdefault(_hosts_file(replica.role), []).append(f"{address}\n")
         return Shared(files={name: "".join(addresses) for name, addresses in lines.items()})
 
     def processes(self, context: AttemptContext, role: str) -> int:
@@ -182,7 +186,3 @@ def _for_job(
 
 def _hosts_file(role: str) -> str:
     return f"hosts-{role}"
-
-
-def _address(context: AttemptContext, replica: Replica) -> str:
-    return "{}:{}".format(*context.address(replica, context.options.port))

@@ -60,7 +60,7 @@ class TensorFlow(Framework):
         def wiring(replica: Replica) -> Wiring:
             # The evaluator is in a cluster of its own, because the others would wait for it.
             alone = replica.role == "evaluator"
-            cluster = _json({"evaluator": [_address(context, replica)]}) if alone else f"$({CLUSTER})"
+            cluster = _json({"evaluator": [context.host_port(replica, port)]}) if alone else f"$({CLUSTER})"
             config = f'{{"cluster":{cluster},"task":{{"type":"{replica.role}","index":{replica.index}}}}}'
             return Wiring(shared_env=() if alone else (CLUSTER,), env={"TF_CONFIG": config}, ports={"grpc": port})
 
@@ -69,7 +69,7 @@ class TensorFlow(Framework):
     def shared(self, context: AttemptContext) -> Shared:
         cluster: dict[str, list[str]] = {}
         for replica in context.in_roles("chief", "worker", "ps"):
-            cluster.setdefault(replica.role, []).append(_address(context, replica))
+            cluster.setdefault(replica.role, []).append(context.host_port(replica, context.options.port))
         return Shared(variables={CLUSTER: _json(cluster)})
 
     def scope(self, role: str, index: int, replicas: Mapping[str, int], elastic: bool = False) -> Scope:
@@ -82,10 +82,6 @@ class TensorFlow(Framework):
 
     def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         return ("chief", 0) if replicas.get("chief") else ("worker", 0)
-
-
-def _address(context: AttemptContext, replica: Replica) -> str:
-    return "{}:{}".format(*context.address(replica, context.options.port))
 
 
 def _json(cluster: Mapping[str, list[str]]) -> str:

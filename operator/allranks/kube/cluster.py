@@ -33,6 +33,8 @@ STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 """Merges the items of lists by their keys. Only for kinds of Kubernetes itself."""
 TABLE = f"{JSON};as=Table;v=v1;g=meta.k8s.io,{JSON}"
 """The answer as `kubectl get` prints it, by the CRD's own columns."""
+METADATA = f"{JSON};as=PartialObjectMetadataList;v=v1;g=meta.k8s.io,{JSON}"
+"""The answer without spec and status."""
 
 ANSWER_SECONDS = 60.0
 RETRY_SECONDS = 10.0

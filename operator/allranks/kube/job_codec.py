@@ -21,7 +21,7 @@ from allranks.api.status import FINISHED, ReplicaRestarts, RestartCounts, Restar
 from allranks.api.validation import drop
 from allranks.core.facts import naming, topology
 from allranks.core.facts.model import Manifest, Pod
-from allranks.core.facts.naming import NO_RANKS, replica_key
+from allranks.core.facts.naming import NO_RANKS, controller_of, replica_key
 from allranks.core.facts.restarts import MAX_DETAILED
 from allranks.errors import InvalidManifest
 
@@ -277,7 +277,7 @@ def pods_of(job: Manifest, pods: Iterable[Manifest]) -> list[Pod]:
     from allranks.kube.raw_pod import Raw
 
     uid = job["metadata"]["uid"]
-    decoded = (pod(msgspec.convert(manifest, Raw)) for manifest in pods if _owner(manifest) == uid)
+    decoded = (pod(msgspec.convert(manifest, Raw)) for manifest in pods if controller_of(manifest).get("uid") == uid)
     places = {key: place for place, key in enumerate(ranks_of(job))}
     return sorted(
         (candidate for candidate in decoded if candidate.role not in NO_RANKS),
@@ -291,9 +291,3 @@ def ranks_of(job: Manifest) -> dict[str, int | None]:
     if parsed is None:
         return {}
     return {replica_key(r.role, r.index): r.node_rank for r in topology.replicas(parsed, status_of(job))}
-
-
-def _owner(pod: Manifest) -> str:
-    """Return the UID of the pod's controller. Labels prove no ownership."""
-    owners = pod["metadata"].get("ownerReferences") or ()
-    return next((owner["uid"] for owner in owners if owner.get("controller")), "")

@@ -16,6 +16,7 @@ from allranks.api.sweep import Sweep
 from allranks.api.sweep_status import SweepCondition, SweepStatus
 from allranks.api.sweep_validation import MAX_SPEC_BYTES, parse_sweep, too_large
 from allranks.core.facts.model import Manifest
+from allranks.core.facts.naming import controller_of
 from allranks.core.sweeps.model import TrialJob
 from allranks.errors import InvalidManifest
 from allranks.kube import compact_jobs, job_codec
@@ -141,13 +142,10 @@ def trial_job(job: Manifest, sweep_uid: str) -> TrialJob:
 
 def is_owned(job: Manifest, sweep_uid: str) -> bool:
     """Return whether the job belongs to the sweep with this UID."""
-    owners = job["metadata"].get("ownerReferences") or ()
-    return any(owner.get("controller") and owner.get("uid") == sweep_uid for owner in owners)
+    return controller_of(job).get("uid") == sweep_uid
 
 
 def sweep_of(job: Manifest) -> str:
     """Return the name of the sweep that controls the job; empty if there is none."""
-    for owner in job["metadata"].get("ownerReferences") or ():
-        if owner.get("controller") and owner.get("kind") == api.KIND:
-            return str(owner.get("name", ""))
-    return ""
+    owner = controller_of(job)
+    return str(owner.get("name", "")) if owner.get("kind") == api.KIND else ""

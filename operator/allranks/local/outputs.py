@@ -16,10 +16,9 @@ from allranks.core.facts.model import Event
 from allranks.core.facts.status_summary import with_condition
 from allranks.core.facts.status_update import changed
 from allranks.core.facts.uploads import Upload, checkpoint_of, of_checkpoint
-from allranks.core.transfers import data
-from allranks.core.transfers import outputs as uploads
+from allranks.core.transfers import data, uploads
 from allranks.core.transfers.manifests import provenance
-from allranks.core.transfers.outputs import CONDITION, REASON_FAILED
+from allranks.core.transfers.uploads import CONDITION, REASON_FAILED
 from allranks.data.upload import check_destination
 from allranks.errors import CannotRun, DataError
 from allranks.local.inputs import LocalInputs

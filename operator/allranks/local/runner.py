@@ -24,7 +24,7 @@ from allranks.core.facts.status_update import changed
 from allranks.core.facts.topology import CLEANUP_GRACE
 from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
-from allranks.core.transfers import outputs
+from allranks.core.transfers import uploads
 from allranks.errors import CannotRun
 from allranks.local import ports, run_directories
 from allranks.local.code import CodeVersion, LocalCode
@@ -197,7 +197,7 @@ class LocalRun:
         wait in seconds; 0 if no rank stores checkpoints on request: then call `stop`."""
         seconds = (
             0
-            if self.options.grace == 0 or outputs.uploading(self.status)
+            if self.options.grace == 0 or uploads.uploading(self.status)
             else checkpoint.longest_wait(self.job, self.status, datetime.now(UTC))
         )
         if seconds and not self._stopping:

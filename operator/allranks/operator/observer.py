@@ -9,11 +9,11 @@ from typing import Any
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.core.facts import limits
+from allranks.core.facts.data_store import CacheUse
 from allranks.core.facts.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete
 from allranks.core.facts.optional_kinds import OptionalObjects
 from allranks.core.facts.policy import Policy
 from allranks.core.facts.rank_reports import Reports
-from allranks.core.facts.uploads import CacheUse
 from allranks.kube import compact_jobs, job_codec
 from allranks.operator.cache import JobKey, PodCache
 from allranks.operator.metrics import GpuCounts

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from allranks.core.facts.model import Manifest
+from allranks.core.facts.naming import JOB_LABEL, controller_of
 from allranks.core.facts.optional_kinds import GANGS, QUEUES, ObjectKey, OptionalKind, OptionalObjects, kind_of
 from allranks.kube import paths
 from allranks.kube.client import Client
@@ -249,7 +250,7 @@ class OptionalApis:
             dict[str, Any],
             listed=listed,
             changed=changed,
-            parameters={"labelSelector": kind.selector} if kind.selector else None,
+            parameters={"labelSelector": JOB_LABEL} if kind.labelled else None,
             renewed_after=self._watch_timeout,
             forbidden=forbidden,
         )
@@ -269,14 +270,14 @@ class OptionalApis:
         if not deleted:
             kept = _without(manifest, kind.dropped)
             self._objects.put(key, kept)
-            if owner := _controller(manifest):
+            if owner := controller_of(manifest).get("uid"):
                 self._by_owner[owner][key] = kept
         if not quiet:
             self._changed(kind, manifest)
         return key
 
     def _forget_owner(self, key: ObjectKey, manifest: Manifest) -> None:
-        if owner := _controller(manifest):
+        if owner := controller_of(manifest).get("uid"):
             objects = self._by_owner[owner]
             objects.pop(key, None)
             if not objects:
@@ -307,11 +308,6 @@ def optional_kinds(settings: Settings) -> tuple[tuple[OptionalKind, ...], dict[s
 
 
 NOTHING = OptionalObjects()
-
-
-def _controller(manifest: Manifest) -> str:
-    owners = manifest["metadata"].get("ownerReferences") or ()
-    return next((owner.get("uid", "") for owner in owners if owner.get("controller")), "")
 
 
 def _without(manifest: Manifest, dropped: Iterable[str]) -> Manifest:

@@ -14,9 +14,9 @@ from allranks.cache_key import cache_key
 from allranks.core.diagnosis import contention
 from allranks.core.facts import resume_source
 from allranks.core.facts.contenders import Contender, Contention
+from allranks.core.facts.data_store import CacheUse
 from allranks.core.facts.model import Manifest, Observed
 from allranks.core.facts.resume_source import ResumeSource
-from allranks.core.facts.uploads import CacheUse
 from allranks.core.snapshot import Snapshot
 from allranks.kube import compact_jobs, job_codec, paths
 from allranks.kube.client import Client

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 from allranks.api.job import KIND, Job
 from allranks.api.pool import PoolSpec
+from allranks.core.facts.data_store import CacheUse
 from allranks.core.facts.model import Manifest, Platform
+from allranks.core.facts.naming import controller_of
 from allranks.core.facts.optional_kinds import OptionalKind
-from allranks.core.facts.uploads import CacheUse
 from allranks.kube import compact_jobs, pod_codec, raw_pod
 from allranks.kube.auth import Connection
 from allranks.kube.client import Client, Transport
@@ -310,9 +311,7 @@ class Session:
 
     def enqueue_owner(self, kind: OptionalKind, manifest: Manifest | None) -> None:
         """Enqueue the job that controls an object of an optional kind, or all jobs if it has no controller."""
-        owners = manifest["metadata"].get("ownerReferences") or () if manifest else ()
-        owner = next((owner for owner in owners if owner.get("controller")), None)
-        if manifest and owner:
+        if manifest and (owner := controller_of(manifest)):
             key = (manifest["metadata"].get("namespace", ""), owner.get("name", ""))
             if owner.get("kind") == KIND and self.jobs.get(key):
                 self.queue.enqueue(key)

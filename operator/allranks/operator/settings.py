@@ -11,8 +11,8 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from allranks.core.facts import policy
+from allranks.core.facts.data_store import DataStore
 from allranks.core.facts.quantity import quantity
-from allranks.core.facts.uploads import DataStore
 from allranks.core.objects.scheduling import NODE_LOST_SECONDS
 from allranks.version import OPERATOR_IMAGE
 

@@ -88,8 +88,7 @@ def _stored(item: Manifest, job: Manifest) -> Stored | None:
 
 def _is_owned(item: Manifest, job: Manifest) -> bool:
     """Return whether the operator made the ConfigMap: a pickle of anybody else must not be loaded, it runs code."""
-    owners = item["metadata"].get("ownerReferences") or ()
-    return any(owner.get("controller") and owner.get("uid") == job["metadata"]["uid"] for owner in owners)
+    return bool(naming.controller_of(item).get("uid") == job["metadata"]["uid"])
 
 
 def _rank(item: Manifest) -> int:

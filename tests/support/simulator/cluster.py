@@ -14,9 +14,9 @@ from typing import Any
 from allranks.api.job import API_VERSION, KIND
 from allranks.api.pool import KIND as POOL
 from allranks.core import reconcile as core
+from allranks.core.facts.data_store import DataStore
 from allranks.core.facts.model import Manifest, Platform
 from allranks.core.facts.optional_kinds import OptionalKind
-from allranks.core.facts.uploads import DataStore
 from allranks.errors import AllranksError
 
 from .controller import Audit, Controller, Killed, Reconcile

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from allranks.api.status import ProgressStatus
+from allranks.core.facts.data_store import DataStore
 from allranks.core.facts.model import Exit, Platform
 from allranks.core.facts.rank_reports import Reports
-from allranks.core.facts.uploads import DataStore, Upload
+from allranks.core.facts.uploads import Upload
 from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
 from allranks.core.transfers import manifests as transfers

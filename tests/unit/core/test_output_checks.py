@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from allranks.core.facts.data_store import DataStore
 from allranks.core.facts.model import Exit, Manifest
-from allranks.core.facts.uploads import DataStore
 from allranks.core.reconcile import reconcile
 from support.builders import CLUSTER, Life, at, job
 

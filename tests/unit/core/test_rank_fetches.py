@@ -14,9 +14,9 @@ from allranks.api.data import InputStatus
 from allranks.api.pool import InputCache, PoolSpec
 from allranks.api.status import Status
 from allranks.cache_key import cache_key
-from allranks.core.facts import uploads
+from allranks.core.facts import data_store
+from allranks.core.facts.data_store import CacheUse, DataStore, Evictable, evictable
 from allranks.core.facts.model import Exit, InitContainer, Platform, Pod
-from allranks.core.facts.uploads import CacheUse, DataStore, Evictable, evictable
 from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
 from allranks.core.transfers import input_cache
@@ -178,7 +178,7 @@ def test_a_pod_may_evict_only_what_no_unfinished_job_of_its_namespace_can_read(
 ) -> None:
     """All pods use their entries when they start. So if unfinished jobs have too many entries to list, what was used
     since the oldest of them was created stays."""
-    monkeypatch.setattr(uploads, "MOST_KEYS", 2)
+    monkeypatch.setattr(data_store, "_MOST_KEYS_IN_PODS", 2)
     assert evictable(use, at(0)) == found
 
 

@@ -12,8 +12,8 @@ import pytest
 from allranks.api.data import InputStatus
 from allranks.api.status import Status
 from allranks.cache_key import cache_key
+from allranks.core.facts.data_store import CacheUse, DataStore
 from allranks.core.facts.model import Exit, Pod
-from allranks.core.facts.uploads import CacheUse, DataStore
 from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
 from allranks.core.transfers import manifests as transfers

@@ -18,8 +18,8 @@ import pytest
 from allranks.api.data import InputStatus
 from allranks.api.job import Job
 from allranks.api.status import Status
+from allranks.core.facts.data_store import DataStore, Evictable
 from allranks.core.facts.model import Exit, Pod
-from allranks.core.facts.uploads import DataStore, Evictable
 from allranks.core.objects import pods
 from allranks.core.transfers import input_cache
 from allranks.core.transfers import manifests as transfers

@@ -17,8 +17,8 @@ import pytest
 from allranks.api.data import InputStatus, OutputStatus
 from allranks.api.status import Status
 from allranks.cache_key import cache_key
+from allranks.core.facts.data_store import CacheUse, DataStore
 from allranks.core.facts.model import Exit, Pod
-from allranks.core.facts.uploads import CacheUse, DataStore
 from allranks.core.transfers import manifests
 from allranks.core.transfers import pods as transfers
 from allranks.data import pod

@@ -10,8 +10,8 @@ import pytest
 from allranks.api.data import InputStatus
 from allranks.api.status import ReplicaRestarts, Status
 from allranks.cache_key import cache_key
+from allranks.core.facts.data_store import CacheUse
 from allranks.core.facts.model import Manifest
-from allranks.core.facts.uploads import CacheUse
 from allranks.kube import compact_jobs
 from allranks.operator import other_jobs
 from allranks.operator.other_jobs import cache_use, fetches

@@ -10,6 +10,7 @@ from allranks.authoring.convert import command_line, pod_parts
 from allranks.authoring.convert.draft import Draft, Fields, NotConvertible, Row
 from allranks.authoring.convert.pod_parts import Part
 from allranks.core.facts.gpu_count import gpus
+from allranks.core.facts.queue import QUEUE_LABEL
 
 # --- PyTorchJob -------------------------------------------------------------------------------------------------------
 
@@ -232,9 +233,6 @@ def read_run_policy(draft: Draft, spec: Fields) -> None:
     draft.drop_all(scheduling, _SCHEDULING)
     labels = draft.document["metadata"].get("labels") or {}
     comment_on_queue(draft, labels)
-
-
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def comment_on_queue(draft: Draft, labels: dict[str, str]) -> None:

@@ -108,8 +108,8 @@ def rendered(
 ) -> list[dict[str, Any]]:
     """Return the objects of the first attempt of a job, with its pool applied."""
     from allranks.api.status import Status
+    from allranks.core.facts.data_store import DEFAULT_CACHE_BYTES, DataStore
     from allranks.core.facts.model import Platform
-    from allranks.core.facts.uploads import DEFAULT_CACHE_BYTES, DataStore
     from allranks.core.objects import pods, scheduling
 
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": NO_UID})})

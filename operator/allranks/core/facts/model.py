@@ -14,11 +14,12 @@ from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
 from allranks.core.facts.contenders import Contention
+from allranks.core.facts.data_store import CacheUse, DataStore
 from allranks.core.facts.optional_kinds import OptionalObjects
 from allranks.core.facts.policy import Policy
 from allranks.core.facts.rank_reports import Reports
 from allranks.core.facts.resume_source import ResumeSource
-from allranks.core.facts.uploads import CacheUse, DataStore, Upload
+from allranks.core.facts.uploads import Upload
 
 Manifest = dict[str, Any]
 """A Kubernetes object as its JSON. Parts are shared between manifests: treat it as read-only."""

@@ -99,12 +99,30 @@ def object_metadata(job: Job, name: str, labels: Mapping[str, str]) -> dict[str,
 def owned_metadata(job: tuple[str, str], uid: str, name: str, labels: Mapping[str, str]) -> dict[str, Any]:
     """Return the metadata of an object of a job, which is given by (namespace, name) and UID."""
     namespace, owner_name = job
-    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": owner_name, "uid": uid, "controller": True}
-    # A foreground deletion of the job waits for its pods.
-    owner["blockOwnerDeletion"] = True
     return {
         "name": name,
         "namespace": namespace,
         "labels": {**labels, JOB_LABEL: owner_name, MANAGER_LABEL: "allranks"},
-        "ownerReferences": [owner],
+        "ownerReferences": [controller_reference(KIND, owner_name, uid)],
     }
+
+
+def controller_reference(kind: str, name: str, uid: str) -> dict[str, Any]:
+    """Return the ownerReference to the job or sweep that controls an object.
+
+    A foreground deletion of the job or sweep waits for the object.
+    """
+    return {
+        "apiVersion": API_VERSION,
+        "kind": kind,
+        "name": name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def controller_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the ownerReference to the controller of an object; empty without one. Labels prove no ownership."""
+    owners = manifest["metadata"].get("ownerReferences") or ()
+    return next((owner for owner in owners if owner.get("controller")), {})

@@ -24,8 +24,8 @@ class OptionalKind:
     versions: tuple[str, ...]
     """The preferred one first."""
     namespaced: bool = True
-    selector: str = ""
-    """Label selector of the objects that the operator watches; empty: all of them."""
+    labelled: bool = False
+    """The operator watches only the objects with the label of a job."""
     dropped: tuple[str, ...] = ()
     """Paths of fields, such as `spec.podSets.template`, that the operator does not keep because of their size."""
 
@@ -76,7 +76,7 @@ WORKLOAD = OptionalKind(
     "Workload",
     "workloads",
     _KUEUE,
-    selector="allranks.dev/job-name",
+    labelled=True,
     dropped=("spec.podSets.template",),
 )
 LOCAL_QUEUE = OptionalKind("kueue.x-k8s.io", "LocalQueue", "localqueues", _KUEUE, dropped=("status",))
@@ -89,12 +89,9 @@ PRIORITY_CLASS = OptionalKind("scheduling.k8s.io", "PriorityClass", "prioritycla
 QUEUES: tuple[OptionalKind, ...] = (WORKLOAD, LOCAL_QUEUE, RESOURCE_FLAVOR, WORKLOAD_PRIORITY_CLASS, PRIORITY_CLASS)
 """The kinds that the operator's setting `queues` needs."""
 
-_OF_JOBS = "allranks.dev/job-name"
-NATIVE_POD_GROUP = OptionalKind(
-    "scheduling.k8s.io", "PodGroup", "podgroups", ("v1beta1", "v1alpha2"), selector=_OF_JOBS
-)
-VOLCANO_POD_GROUP = OptionalKind("scheduling.volcano.sh", "PodGroup", "podgroups", ("v1beta1",), selector=_OF_JOBS)
-COSCHEDULING_POD_GROUP = OptionalKind("scheduling.x-k8s.io", "PodGroup", "podgroups", ("v1alpha1",), selector=_OF_JOBS)
+NATIVE_POD_GROUP = OptionalKind("scheduling.k8s.io", "PodGroup", "podgroups", ("v1beta1", "v1alpha2"), labelled=True)
+VOLCANO_POD_GROUP = OptionalKind("scheduling.volcano.sh", "PodGroup", "podgroups", ("v1beta1",), labelled=True)
+COSCHEDULING_POD_GROUP = OptionalKind("scheduling.x-k8s.io", "PodGroup", "podgroups", ("v1alpha1",), labelled=True)
 
 GANGS: tuple[OptionalKind, ...] = (NATIVE_POD_GROUP, VOLCANO_POD_GROUP, COSCHEDULING_POD_GROUP)
 """The kinds that the operator's setting `gangs` needs."""

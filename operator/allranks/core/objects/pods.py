@@ -19,13 +19,12 @@ from allranks.core.objects import code, companions, report_env, scheduling
 from allranks.core.objects.gangs import members
 from allranks.core.objects.gangs.base import PodPart
 from allranks.core.objects.queueing import admission
-from allranks.core.transfers import data
-from allranks.core.transfers import manifests as transfers
+from allranks.core.transfers import data, manifests
+from allranks.fields import COMPUTE
 from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SECRET_DIR, SSH_DIR, AttemptContext, Replica, Wiring
 
 HELPER = "allranks-helper"
 """Name of the init container that copies the helper files. A template may add to it, or replace its fields."""
-_COMPUTE = frozenset({"cpu", "memory", "ephemeral-storage"})
 _TRAINER_DEFAULTS: Manifest = {
     "terminationMessagePolicy": "FallbackToLogsOnError",
     "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
@@ -260,8 +259,8 @@ def _shared_part(
     spec = dict(template["spec"])
     if volumes:
         spec["volumes"] = [*spec.get("volumes", []), *volumes]
-    if any(volume["name"] == transfers.VOLUME for volume in volumes):
-        spec["securityContext"] = transfers.with_group(spec.get("securityContext") or {})
+    if any(volume["name"] == manifests.VOLUME for volume in volumes):
+        spec["securityContext"] = manifests.with_group(spec.get("securityContext") or {})
     if users := spec.get("initContainers"):
         init = merge({"initContainers": init}, {"initContainers": users})["initContainers"]
     if init := [container for container in init if container["name"] != HELPER or container.get("image")]:
@@ -354,7 +353,7 @@ def _attachments(
         init.append(_helper_init_container(job, user, platform, unpacks=with_code))
     if with_code:
         volumes += [{"name": name, **source} for name, source in code.helper_volumes(job)]
-    init += transfers.fetch_containers(job, status, platform, _compute_resources(user))
+    init += manifests.fetch_containers(job, status, platform, _compute_resources(user))
     security = {**_TRAINER_DEFAULTS["securityContext"], **(user.get("securityContext") or {})}
     if resumes:
         volumes += code.resume_volumes(status)
@@ -387,6 +386,6 @@ def _compute_resources(trainer: Manifest) -> Manifest:
     resources = {}
     for kind in ("limits", "requests"):
         amounts = (trainer.get("resources") or {}).get(kind) or {}
-        if compute := {name: amount for name, amount in amounts.items() if name in _COMPUTE}:
+        if compute := {name: amount for name, amount in amounts.items() if name in COMPUTE}:
             resources[kind] = compute
     return resources

@@ -14,8 +14,8 @@ from allranks.core.facts.model import Event, Plan, Pod
 from allranks.core.facts.status_update import changed
 from allranks.core.outcomes import Act, Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
-from allranks.core.transfers import outputs
 from allranks.core.transfers import pods as transfers
+from allranks.core.transfers import uploads
 
 
 def begin(snapshot: Snapshot) -> Outcome:
@@ -45,7 +45,7 @@ def succeed(snapshot: Snapshot) -> Outcome:
     if not succeeded(job, status, snapshot.pods):
         return None
     completed = write(transitions.succeed(snapshot.summarised, now), Event("Succeeded", "training completed"))
-    return outputs.upload_first(snapshot) or completed
+    return uploads.upload_first(snapshot) or completed
 
 
 def succeeded(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> bool:

@@ -10,8 +10,8 @@ from allranks.core.facts.model import INPUT_FAILED, Event
 from allranks.core.facts.status_update import changed
 from allranks.core.outcomes import Outcome, write
 from allranks.core.snapshot import Snapshot
-from allranks.core.transfers import outputs as uploads
 from allranks.core.transfers import pods as transfers
+from allranks.core.transfers import uploads
 
 
 def receive(snapshot: Snapshot) -> Outcome:

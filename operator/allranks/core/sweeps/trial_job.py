@@ -13,7 +13,7 @@ from allranks.api.sweep import KIND as SWEEP_KIND
 from allranks.api.sweep import Sweep
 from allranks.api.sweep_status import Trial
 from allranks.core.facts.model import Manifest
-from allranks.core.facts.naming import SWEEP_LABEL
+from allranks.core.facts.naming import SWEEP_LABEL, controller_reference
 
 TRIAL_LABEL = "allranks.dev/trial"
 _REFERENCE = re.compile(r"\$\$|\$\(([^()$]+)\)")
@@ -27,7 +27,10 @@ def name(sweep: Sweep, number: int, runs: int) -> str:
 
 def manifest(sweep: Sweep, trial: Trial) -> Manifest:
     """Return the job of a trial, owned by the sweep. All runs of a trial share a folder for checkpoints."""
-    metadata = {**_metadata(sweep, trial), "ownerReferences": [_owner(sweep)]}
+    metadata = {
+        **_metadata(sweep, trial),
+        "ownerReferences": [controller_reference(SWEEP_KIND, sweep.name, sweep.metadata.uid)],
+    }
     return _document(metadata, _spec(sweep, trial.parameters, name(sweep, trial.number, 0)))
 
 
@@ -81,17 +84,6 @@ def _metadata(sweep: Sweep, trial: Trial) -> Manifest:
     labels = {**((template and template.labels) or {}), SWEEP_LABEL: sweep.name, TRIAL_LABEL: str(trial.number)}
     out: Manifest = {"name": trial.job, "namespace": sweep.metadata.namespace, "labels": labels}
     return out | ({"annotations": dict(template.annotations)} if template and template.annotations else {})
-
-
-def _owner(sweep: Sweep) -> Manifest:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": SWEEP_KIND,
-        "name": sweep.name,
-        "uid": sweep.metadata.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
 
 
 def _containers(spec: Manifest) -> list[Manifest]:

@@ -18,8 +18,8 @@ from allranks.core.objects.queueing import reasons
 from allranks.core.objects.queueing.sync import active_pods
 from allranks.core.snapshot import Snapshot
 from allranks.core.sync.plans import DELETION_REFUSED, plan_objects
-from allranks.core.transfers import outputs
 from allranks.core.transfers import pods as transfers
+from allranks.core.transfers import uploads
 
 
 def delete_pods(snapshot: Snapshot) -> Plan:
@@ -70,7 +70,7 @@ def wait_for_uploads(snapshot: Snapshot) -> Plan:
     alive = [pod for pod in snapshot.pods.values() if not pod.ended]
     services = topology.framework_of(o.job).long_running_roles(topology.sizes(o.job, o.current))
     delete: list[Pod] = [pod for pod in alive if o.now >= end or pod.role in services]
-    status = changed(snapshot.summarised_at_end, outputs=outputs.observed(o))
+    status = changed(snapshot.summarised_at_end, outputs=uploads.observed(o))
     status = _with_reason(snapshot, status)
     wake_at = end if alive and o.now < end else None
     return plan_objects(snapshot, status, delete=[*delete, *snapshot.outdated], wake_at=wake_at)
@@ -80,9 +80,9 @@ def _with_reason(snapshot: Snapshot, status: Status) -> Status:
     """Add the reason why an upload does not proceed."""
     problem, running = transfers.upload_problem(snapshot.observed), status.condition("Running")
     if problem:
-        return with_phase(status, "Running", snapshot.observed.now, outputs.UPLOAD_RETRYING, problem)
-    if running and running.reason == outputs.UPLOAD_RETRYING:
-        return with_phase(status, "Running", snapshot.observed.now, outputs.UPLOADING, "the outputs are uploaded")
+        return with_phase(status, "Running", snapshot.observed.now, uploads.UPLOAD_RETRYING, problem)
+    if running and running.reason == uploads.UPLOAD_RETRYING:
+        return with_phase(status, "Running", snapshot.observed.now, uploads.UPLOADING, "the outputs are uploaded")
     return status
 
 

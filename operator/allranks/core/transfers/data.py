@@ -10,8 +10,7 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.facts import resume_source
 from allranks.core.facts.model import Manifest, Platform
-from allranks.core.transfers import input_cache
-from allranks.core.transfers import manifests as transfers
+from allranks.core.transfers import input_cache, manifests
 
 _CHANNEL = "SM_CHANNEL_"
 """Prefix of SageMaker's variables with the paths of inputs."""
@@ -37,9 +36,9 @@ def volumes(job: Job, status: Status, platform: Platform) -> Iterator[tuple[str,
             continue
         state = states.get(item.name)
         if place := input_cache.place_of(item, state, job, platform):
-            folder = f"{transfers.key_of(item, state.revision if state else None)}/files"
+            folder = f"{manifests.key_of(item, state.revision if state else None)}/files"
             if place.location == "Claim":
-                yield transfers.VOLUME, item.path, claim, {"readOnly": True, "subPath": f"inputs/{folder}"}
+                yield manifests.VOLUME, item.path, claim, {"readOnly": True, "subPath": f"inputs/{folder}"}
             else:
                 volume = place.volume_source(job.namespace)
                 yield input_cache.VOLUME, item.path, volume, {"readOnly": True, "subPath": folder}
@@ -51,7 +50,7 @@ def volumes(job: Job, status: Status, platform: Platform) -> Iterator[tuple[str,
             continue  # it is the volume of the checkpoints
         if claim and not platform.local:
             folder = f"outputs/{job.metadata.uid}/{output.name}"
-            yield transfers.VOLUME, output.path, claim, {"subPath": folder}
+            yield manifests.VOLUME, output.path, claim, {"subPath": folder}
         else:
             yield output_volume(output.name), output.path, {"emptyDir": {}}, {}
 

@@ -16,8 +16,9 @@ from allranks.api.status import Status
 from allranks.api.sweep_values import VARIABLE_PREFIX
 from allranks.cache_key import cache_key
 from allranks.core.facts import naming, pod_template, resume_source
+from allranks.core.facts.data_store import UNSEEN, CacheUse, DataStore
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform, Pod
-from allranks.core.facts.uploads import UNSEEN, CacheUse, DataStore, checkpoint_of, of_checkpoint
+from allranks.core.facts.uploads import checkpoint_of, of_checkpoint
 from allranks.core.transfers import input_cache
 from allranks.core.transfers.input_cache import Place
 from allranks.version import __version__

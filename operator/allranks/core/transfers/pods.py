@@ -18,9 +18,10 @@ from allranks.api.data import MESSAGE_LENGTH, OBJECT_STORES, InputStatus, Output
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
 from allranks.core.diagnosis import elasticity
+from allranks.core.facts.data_store import evictable
 from allranks.core.facts.model import FETCH_RETRYING, FETCHING, Event, Manifest, Observed, Plan, Pod, PodRef
 from allranks.core.facts.status_update import changed
-from allranks.core.facts.uploads import Upload, checkpoint_of, evictable, result_in
+from allranks.core.facts.uploads import Upload, checkpoint_of, result_in
 from allranks.core.snapshot import Snapshot
 from allranks.core.transfers import input_cache, manifests
 
