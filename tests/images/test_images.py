@@ -16,12 +16,12 @@ import pytest
 
 from allranks.api.status import Status
 from allranks.core.objects import pods
-from allranks.frameworks import IMAGES as FRAMEWORKS
 from allranks.operator.secret_data import key_pair
 from allranks.pod_bundle import HELPERS
 from allranks.version import __version__
 from support.builders import CLUSTER, job
 from support.controlplane import free_ports
+from support.images import IMAGES as FRAMEWORKS
 
 from . import building
 from .containers import HOSTNAME, Image, Mount, any_user

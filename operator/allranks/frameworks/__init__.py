@@ -12,5 +12,3 @@ from allranks.frameworks.tensorflow import TensorFlow
 FRAMEWORKS: dict[str, Framework] = {
     framework.name: framework for framework in (PyTorch(), TensorFlow(), Horovod(), Jax(), Ray(), Mpi(), Spmd())
 }
-IMAGES = [name for name, framework in FRAMEWORKS.items() if framework.has_image]
-"""Frameworks with an image."""

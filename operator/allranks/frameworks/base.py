@@ -191,8 +191,6 @@ class Framework(ABC):
     log: ClassVar[LogReader] = LogReader()
     probe: ClassVar[DoctorProbe | None] = None
     """The Python package of the framework; None if its programs need none."""
-    has_image: ClassVar[bool] = True
-    """There is an image for it in images/."""
     any_role: ClassVar[bool] = False
     """The job names the roles, and `for_job` describes them; `roles` has the most usual ones."""
     launcher_env: ClassVar[tuple[str, ...]] = ()

@@ -72,7 +72,6 @@ class Spmd(Framework):
     options = SpmdOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {"worker": RoleKind("The ranks.")}
     any_role = True
-    has_image = False  # any image will do
     log = RankReports()
     reserved_env = frozenset(
         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "MASTER_ADDR", "MASTER_PORT"}

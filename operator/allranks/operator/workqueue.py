@@ -89,11 +89,6 @@ class WorkQueue(Generic[K]):
         if (delayed := self._delayed.pop(key, None)) is not None:
             delayed[1].cancel()
 
-    def due_in(self, key: K) -> float | None:
-        """Return the seconds until a delayed key is added."""
-        delayed = self._delayed.get(key)
-        return None if delayed is None else delayed[0] - self._clock.monotonic()
-
     async def get(self) -> K:
         """Wait for a key, which the caller must pass to `done`. Raises ShutDown."""
         while not self._queue:

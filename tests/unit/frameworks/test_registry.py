@@ -12,9 +12,10 @@ import yaml
 from bench import train_runs
 
 from allranks.api.job import ROLES, Spec
-from allranks.frameworks import FRAMEWORKS, IMAGES
+from allranks.frameworks import FRAMEWORKS
 from allranks.local.environment import machine_environment
 from model.properties import jobs
+from support.images import IMAGES
 
 ROOT = Path(__file__).parents[3]
 

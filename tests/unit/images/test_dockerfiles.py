@@ -12,7 +12,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from allranks.frameworks import IMAGES as FRAMEWORKS
+from support.images import IMAGES as FRAMEWORKS
 
 ROOT = Path(__file__).parents[3]
 IMAGES = ["operator", "ui", "data", "archiver", *FRAMEWORKS, "libraries"]

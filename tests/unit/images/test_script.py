@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.frameworks import IMAGES as FRAMEWORKS
 from allranks.version import __version__
+from support.images import IMAGES as FRAMEWORKS
 
 SCRIPT = Path(__file__).parents[3] / "tools" / "images.sh"
 BASE = "BASE_IMAGE=python:3.12-slim-bookworm"

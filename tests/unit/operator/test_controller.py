@@ -34,6 +34,7 @@ from support.builders import NOW, failed, manifest, rank, started
 from support.builders import job as job_of
 from support.fake_api import OneObject
 from support.scripted import Scripted, client_of, says, status
+from support.work_queue import due_in
 
 SPEC = fake_api.JOB["spec"]
 NOTHING_POSTPONED = Timing(status_min_interval=0.0, counts_min_interval=0.0, counts_debounce=0.0)
@@ -101,7 +102,7 @@ def test_after_a_long_outage_of_the_api_server_a_job_is_retried_within_half_a_mi
                     await asyncio.sleep(0.01)
                 while len(controller.queue):
                     await asyncio.sleep(0.01)
-                due = controller.queue.due_in(key)
+                due = due_in(controller.queue, key)
                 assert due
                 assert 10 < due <= 30
 

@@ -112,7 +112,7 @@ async def serving(folder: Path, **limits: Any) -> AsyncIterator[World]:
 async def connected(path: str, **limits: Any) -> AsyncIterator[SocketClient]:
     client = SocketClient(path, ClientLimits(**{"count_seconds": 0.01, **limits}))
     task = asyncio.create_task(client.run())
-    await until(lambda: client.connected)
+    await until(lambda: client._writer is not None)
     try:
         yield client
     finally:
@@ -478,7 +478,7 @@ def test_the_frontend_connects_again_and_answers_503_meanwhile(tmp_path: Path) -
                 assert await client.admits("x", "a") == 503
                 client.count(503)
                 async with serving(tmp_path) as second:
-                    await until(lambda: client.connected)
+                    await until(lambda: client._writer is not None)
                     await client.identify("right")
                     assert second.backend.identified == 1, "the new controller has accepted no token yet"
                     await until(lambda: second.backend.counts == {503: 1})

@@ -14,6 +14,7 @@ from allranks.core.reconcile import reconcile
 from allranks.operator.observer import Observer
 from support.fake_api import OneObject
 from support.scripted import client_of
+from support.work_queue import due_in
 
 from .test_controller import SPEC, controller_of, running
 
@@ -65,7 +66,7 @@ def test_a_job_on_which_the_core_raises_before_its_first_status_fails_as_invalid
             assert (event["reason"], event["type"]) == ("InvalidSpec", "Warning")
             assert decide.calls <= 3
             assert len([verb for verb, *_ in asked.asked if verb == "PATCH"]) == 1
-            assert controller.queue.due_in(KEY) or controller.queue.failures(KEY)
+            assert due_in(controller.queue, KEY) or controller.queue.failures(KEY)
 
     asyncio.run(scenario())
 

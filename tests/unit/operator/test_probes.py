@@ -331,6 +331,6 @@ def test_reviews_are_limited_per_address_and_in_total(monkeypatch: pytest.Monkey
         assert rejected == [503] * metrics_auth.WAITING
         api.hold.set()
         await asyncio.gather(*waiting)
-        assert protected.tokens.reviewing == 0
+        assert not protected.tokens._reviewing
 
     run(scenario())

@@ -333,7 +333,7 @@ def test_the_caches_are_limited() -> None:
             for number in range(10, 20):
                 await world.reviews.identify(token(signature=str(number)))
             assert world.reviews.tokens.cached == (5, 5)
-            assert world.reviews.tokens.reviewing == 0
+            assert not world.reviews.tokens._reviewing
 
     run(scenario())
 

@@ -62,10 +62,6 @@ class SocketClient:
         self._accepted: OrderedDict[bytes, float] = OrderedDict()
         """Hash of the token -> until."""
 
-    @property
-    def connected(self) -> bool:
-        return self._writer is not None
-
     async def run(self) -> None:
         counting = asyncio.create_task(self._send_counts(), name="counts")
         try:

@@ -82,11 +82,6 @@ class TokenReviews(Generic[T]):
         return len(self._decided[True]), len(self._decided[False])
 
     @property
-    def reviewing(self) -> int:
-        """Return the number of tokens that wait for their review."""
-        return len(self._reviewing)
-
-    @property
     def full(self) -> bool:
         """Return whether too many tokens wait for another one to be reviewed."""
         return len(self._reviewing) >= self._waiting
