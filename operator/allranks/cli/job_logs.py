@@ -16,7 +16,6 @@ import click
 from allranks.api.status import FINISHED, Status
 from allranks.cli.archived import Archive, archived_logs, in_batches, place_of
 from allranks.cli.options import FAILED, OK, check_rank, check_role
-from allranks.cli.safe_output import use_colour
 from allranks.client.follow import Deleted, Follower, has_log
 from allranks.control_sequences import clean, last_state
 from allranks.core.facts.model import Pod
@@ -29,6 +28,7 @@ from allranks.open_files import raise_open_files
 from allranks.views.format.log_lines import label, prefixed
 from allranks.views.format.outcome import failure_line
 from allranks.views.format.progress import pod_state
+from allranks.views.safe_output import use_colour
 
 _LINES_WRITTEN = 500
 """Lines that are written to stdout at once."""

@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from allranks.cli.safe_output import guard_output
 from allranks.cli.suggestions import SuggestingGroup
 from allranks.extras import Extra, install_command
 from allranks.version import __version__
+from allranks.views.safe_output import guard_output
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("allranks.cli.commands.run:run", "Run a job on this machine."),

@@ -13,14 +13,14 @@ import pytest
 from rich.console import Console
 
 from allranks.api.status import CurvePoint, Failure, ProgressStatus, RestartCounts, Status
-from allranks.cli.live import renderer
-from allranks.cli.live.renderer import Renderer
-from allranks.cli.live.summary import Summary, progress_line
 from allranks.core.facts.model import Event, Exit, Pod
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.hints import LogReader
 from allranks.views.format.duration import elapsed
 from allranks.views.format.outcome import ended_how, failure_block
+from allranks.views.live import renderer
+from allranks.views.live.renderer import Renderer
+from allranks.views.live.summary import Summary, progress_line
 from support.builders import NOW, table
 
 

@@ -27,14 +27,14 @@ from rich.text import Text
 import allranks.cli
 from allranks.authoring.yaml_text import dump
 from allranks.cli.live import dashboard
-from allranks.cli.live.renderer import Renderer
-from allranks.cli.live.terminal import FullScreen, terminal
 from allranks.cli.main import cli
-from allranks.cli.safe_output import console, guard_output
 from allranks.client import follow
 from allranks.control_sequences import clean, clean_text
 from allranks.kube.job_codec import status_of
 from allranks.views.job_view import JobView
+from allranks.views.live.renderer import Renderer
+from allranks.views.live.terminal import FullScreen, terminal
+from allranks.views.safe_output import console, guard_output
 from support import reported
 from support.reported import at, stamp
 
@@ -122,10 +122,11 @@ def test_no_control_sequence_but_colours_passes_the_consoles_of_live_views(parts
 
 
 def test_every_output_of_the_command_line_passes_the_filter():
-    """Nothing in cli/ opens another way to the terminal than sys.stdout and sys.stderr, which are guarded."""
+    """Nothing in cli/, client/ and views/ opens another way to the terminal than sys.stdout and sys.stderr, which are
+    guarded."""
     forbidden = {"__stdout__", "__stderr__", "Console"}
-    folder = Path(allranks.cli.__file__).parent
-    for file in folder.rglob("*.py"):
+    package = Path(allranks.cli.__file__).parent.parent
+    for file in (file for folder in ("cli", "client", "views") for file in (package / folder).rglob("*.py")):
         if file.name == "safe_output.py":
             continue
         tree = ast.parse(file.read_text())

@@ -13,10 +13,8 @@ import click
 from allranks.api.sweep import KIND as SWEEP
 from allranks.cli.archived import Archive, also_missing, archive_options, find_job, without_cluster
 from allranks.cli.completers import complete_jobs
-from allranks.cli.live.terminal import terminal
 from allranks.cli.local_runs import note_run
 from allranks.cli.options import FAILED, OK, cluster_options, name_callback, print_error, run_on_cluster
-from allranks.cli.safe_output import use_colour
 from allranks.client.jobs import events_of
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import AllranksError, ClusterError
@@ -25,6 +23,8 @@ from allranks.kube.job_codec import pods_of
 from allranks.kube.paths import core_path
 from allranks.views.format.objects import DATA_OUTPUTS, render_data
 from allranks.views.format.table import Grid
+from allranks.views.live.terminal import terminal
+from allranks.views.safe_output import use_colour
 
 
 @click.command(

@@ -24,8 +24,8 @@ from allranks.cli.options import (
     unknown_volumes,
     volume_option,
 )
-from allranks.cli.safe_output import use_colour
 from allranks.frameworks import FRAMEWORKS
+from allranks.views.safe_output import use_colour
 
 if TYPE_CHECKING:
     from allranks.api.job import Job

@@ -19,10 +19,8 @@ from allranks.api.status import FINISHED
 from allranks.cli.completers import complete_jobs
 from allranks.cli.live import dashboard
 from allranks.cli.live.dashboard import data, plain
-from allranks.cli.live.terminal import FullScreen, Line, terminal
 from allranks.cli.local_runs import note_run
 from allranks.cli.options import FAILED, OK, Duration, cluster_options, name_callback, print_error, run_on_cluster
-from allranks.cli.safe_output import use_colour
 from allranks.client.jobs import get_job
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Change, Cluster, Manifest, Watch, Where, metadata
@@ -31,6 +29,8 @@ from allranks.views.format.objects import DATA_OUTPUTS, render_data
 from allranks.views.format.plots import supports_unicode
 from allranks.views.format.table import Grid
 from allranks.views.job_view import JobView
+from allranks.views.live.terminal import FullScreen, Line, terminal
+from allranks.views.safe_output import use_colour
 
 MIN_INTERVAL = 0.2
 

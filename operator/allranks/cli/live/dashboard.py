@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from allranks.api.status import ProgressStatus
-from allranks.cli.live.summary import PHASES
-from allranks.cli.live.terminal import Line
 from allranks.core.accounting import time_accounting
 from allranks.views.format import plots
 from allranks.views.format import progress as progress_text
@@ -20,6 +18,8 @@ from allranks.views.format.duration import age, elapsed, human
 from allranks.views.format.outcome import failure_line
 from allranks.views.format.table import Grid, Styled, cell
 from allranks.views.job_view import LAST, ORDER, JobView
+from allranks.views.live.summary import PHASES
+from allranks.views.live.terminal import Line
 from allranks.views.report.model import Report, build_report
 
 KINDS = {"queued": "bright_black", "starting": "yellow", "productive": "green", "lost": "red", "uploading": "cyan"}

@@ -13,9 +13,9 @@ from typing import Any
 import click
 from watchfiles import Change, DefaultFilter, watch
 
-from allranks.cli.safe_output import use_colour
 from allranks.control_sequences import clean_text
 from allranks.local.run_directories import ROOT
+from allranks.views.safe_output import use_colour
 
 QUIET_MS = 150
 """A save of several files is over when no file has changed for this time."""

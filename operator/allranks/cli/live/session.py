@@ -45,7 +45,7 @@ class Session:
     def __init__(
         self, human: TextIO, output: str | None, *, colour: bool, logs: bool, quiet: bool, words: Words
     ) -> None:
-        from allranks.cli.live.renderer import Renderer
+        from allranks.views.live.renderer import Renderer
 
         self._human = human
         self._output = output

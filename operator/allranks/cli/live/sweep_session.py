@@ -19,10 +19,10 @@ from allranks.api.sweep_status import ENDED, SweepStatus, Trial
 from allranks.authoring.yaml_text import dump
 from allranks.cli.live.session import NOT_STARTED, exit_on_ctrl_c
 from allranks.cli.options import FAILED, OK, print_error, unknown_volumes
-from allranks.cli.safe_output import use_colour
 from allranks.core.facts.model import Event
 from allranks.views.format.objects import render_data
 from allranks.views.format.table import Grid, Styled
+from allranks.views.safe_output import use_colour
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -147,7 +147,7 @@ class SweepView:
         if live and not quiet:
             from rich.live import Live as RichLive
 
-            from allranks.cli.safe_output import console
+            from allranks.views.safe_output import console
 
             self._live = RichLive(console=console(out, colour), auto_refresh=False, transient=True)
             self._live.start()

@@ -15,9 +15,7 @@ from typing import Any, TextIO
 import click
 
 from allranks.api.status import FINISHED, Status
-from allranks.cli.live.renderer import Renderer
 from allranks.cli.options import FAILED, OK, TIMED_OUT
-from allranks.cli.safe_output import use_colour
 from allranks.client.follow import Deleted, Follower
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER
@@ -27,6 +25,8 @@ from allranks.kube.job_codec import status_of
 from allranks.kube.pod_logs import Line, LogOptions
 from allranks.open_files import raise_open_files
 from allranks.views.format.outcome import failure_block, failure_line, summary
+from allranks.views.live.renderer import Renderer
+from allranks.views.safe_output import use_colour
 
 STATES: dict[str, Callable[[Status], bool]] = {
     "succeeded": lambda status: status.phase in FINISHED,

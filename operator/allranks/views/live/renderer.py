@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from allranks.api.status import FINISHED, Status
-from allranks.cli.live.summary import Summary, open_screen
 from allranks.control_sequences import clean
 from allranks.core.facts.model import Event, Pod
 from allranks.core.facts.naming import replica_key
@@ -24,6 +23,7 @@ from allranks.frameworks.hints import LogReader
 from allranks.views.format import progress as progress_text
 from allranks.views.format.duration import elapsed
 from allranks.views.format.log_lines import Fold, Source, label, prefixed
+from allranks.views.live.summary import Summary, open_screen
 
 DRAW_SECONDS = 0.1
 COUNT_SECONDS = 1.0

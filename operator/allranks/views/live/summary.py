@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
 from allranks.api.status import ProgressStatus, Status
-from allranks.cli.live.terminal import set_keys, terminal
 from allranks.control_sequences import clean
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import replica_key
@@ -19,6 +18,7 @@ from allranks.views.format.duration import elapsed, human
 from allranks.views.format.log_lines import COLOURS
 from allranks.views.format.outcome import failure_line
 from allranks.views.format.progress import pod_state
+from allranks.views.live.terminal import set_keys, terminal
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

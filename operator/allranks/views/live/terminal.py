@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from allranks.cli.safe_output import console
 from allranks.views.format.plots import supports_unicode
 from allranks.views.format.table import Grid
+from allranks.views.safe_output import console
 
 if TYPE_CHECKING:
     from rich.console import Console
