@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from allranks.kube.cluster import Where
 from allranks.ui.app import application
-from allranks.ui.command import HOST, listen, server_config
+from allranks.ui.server import HOST, listen, server_config
 
 TOKEN = "token-of-the-tests"
 WAIT_SECONDS = 300

@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "describe": ("allranks.cli.commands.describe:describe", "Show details of a job: ranks, last failure, events."),
     "queue": ("allranks.cli.commands.queue:queue", "Show queues: quota, who waits, and for how long."),
     "top": ("allranks.cli.commands.top:top", "Show live progress, rates, ranks and goodput of jobs."),
-    "ui": ("allranks.ui.command:ui", "Show jobs and runs in the browser."),
+    "ui": ("allranks.cli.commands.ui:ui", "Show jobs and runs in the browser."),
     "report": ("allranks.cli.commands.report:report", "Print a one-page report on a job, as text, HTML or JSON."),
     "logs": ("allranks.cli.commands.logs:logs", "Print the merged logs of all ranks."),
     "stacks": ("allranks.cli.commands.stacks:stacks", "Print what the threads of each rank do at the moment."),
@@ -56,7 +56,7 @@ HIDDEN = {
     "operator-frontend": "allranks.cli.commands.operator_frontend:operator_frontend",
     "archiver": "allranks.cli.commands.archiver:archiver",
     "inject": "allranks.cli.commands.inject:inject",
-    "ui-server": "allranks.ui.command:ui_server",
+    "ui-server": "allranks.cli.commands.ui:ui_server",
 }
 """Name -> module:attribute of commands that the help does not list: programs of pods, and another name of get."""
 

@@ -27,6 +27,7 @@ from allranks.views.format.objects import OBJECT_OUTPUTS, render_objects
 
 OK, FAILED, BAD_MANIFEST, TIMED_OUT = 0, 1, 2, 124
 """Exit statuses. timeout(1) has 124 too. click also exits with 2, for wrong usage."""
+AFTER_WAITING = {"Reached": OK, "Failed": FAILED, "TimedOut": TIMED_OUT}
 
 _KINDS = frozenset({"dt", PLURAL, KIND.lower(), f"{PLURAL}.{GROUP}", f"{KIND.lower()}.{GROUP}"})
 _FILES = (".yaml", ".yml", ".json", ".py")

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from allranks.api.status import FINISHED, Phase, ProgressStatus, Status
-from allranks.cli.live.waiting import wait_for_job
 from allranks.client import interrupt
 from allranks.client.follow import Deleted, Follower
 from allranks.client.jobs import delete_job, events_of, get_job, scale_job, set_suspended
 from allranks.client.submission import read_differences
+from allranks.client.waiting import wait_for_job
 from allranks.core.facts.model import Pod
 from allranks.errors import AllranksError, ClusterError, JobDeleted, WaitTimeout
 from allranks.kube.cluster import Cluster, Manifest, Where

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from allranks.ui.command import CLUSTER_AUTHORITY, ui_server
+from allranks.cli.commands.ui import CLUSTER_AUTHORITY, ui_server
 from support.helm import Helm, HelmError, Manifest
 
 pytestmark = pytest.mark.cluster

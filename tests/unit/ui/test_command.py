@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from allranks.ui.command import HOST
+from allranks.ui.server import HOST
 from support.builders import manifest
 from support.live import eventually
 from support.ui_server import UiServer

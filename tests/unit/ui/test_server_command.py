@@ -12,8 +12,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from allranks.cli.commands.ui import ui_server
 from allranks.kube.auth import service_url
-from allranks.ui.command import everywhere, ui_server
+from allranks.ui.server import everywhere
 
 
 def test_outside_of_a_pod_the_api_server_must_be_named(monkeypatch):

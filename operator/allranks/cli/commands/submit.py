@@ -13,6 +13,7 @@ import click
 
 from allranks.api.job import KIND
 from allranks.cli.options import (
+    AFTER_WAITING,
     BAD_MANIFEST,
     FAILED,
     OK,
@@ -129,9 +130,9 @@ async def _wait_for(
     cluster: Cluster, jobs: Sequence[Manifest], human: TextIO, *, logs: bool, timeout: float | None, detach: bool
 ) -> int:
     """Show the jobs one after the other until each has finished. Return the exit status of the first that fails."""
-    from allranks.cli.live.waiting import wait_for_job
     from allranks.client.interrupt import asks_on_interrupt
     from allranks.client.jobs import delete_job
+    from allranks.client.waiting import wait_for_job
     from allranks.kube.pod_logs import LogOptions
 
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -140,9 +141,9 @@ async def _wait_for(
         sys.stdout.flush()
         cluster.namespace = job["metadata"]["namespace"]
         async with asks_on_interrupt(cluster, job, delete_job, detach=detach):
-            status = await wait_for_job(cluster, job, "succeeded", human, deadline=deadline, logs=log_options)
-        if status != OK:
-            return status
+            ending = await wait_for_job(cluster, job, "succeeded", human, deadline=deadline, logs=log_options)
+        if ending != "Reached":
+            return AFTER_WAITING[ending]
     return OK
 
 

@@ -8,8 +8,8 @@ import time
 import click
 
 from allranks.cli.completers import complete_jobs
-from allranks.cli.live.waiting import STATES, wait_for_job
 from allranks.cli.options import (
+    AFTER_WAITING,
     OK,
     Duration,
     names_callback,
@@ -18,6 +18,7 @@ from allranks.cli.options import (
     print_jobs,
 )
 from allranks.client.jobs import get_job
+from allranks.client.waiting import STATES, wait_for_job
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.pod_logs import LogOptions
 
@@ -72,9 +73,10 @@ async def wait(
     try:
         for name in names:
             job = await get_job(cluster, name)
-            status = await wait_for_job(
+            ending = await wait_for_job(
                 cluster, job, state, human, deadline=deadline, logs=log_options, quiet=quiet, on_end=jobs.append
             )
+            status = AFTER_WAITING[ending]
             if status != OK:
                 break
     finally:

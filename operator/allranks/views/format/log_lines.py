@@ -26,7 +26,7 @@ COLOURS = (
     "bright_magenta",
 )
 """Colours of the ranks, in their order."""
-_CODES = {"cyan": 36, "yellow": 33, "green": 32, "magenta": 35, "blue": 34}
+_CODES = {"red": 31, "cyan": 36, "yellow": 33, "green": 32, "magenta": 35, "blue": 34}
 _CODES |= {f"bright_{name}": code + 60 for name, code in _CODES.items()}
 
 
@@ -41,8 +41,14 @@ def prefixed(label: str, width: int, place: int, text: str, *, colour: bool, fai
     front = f"{label:<{width}} |"
     if not colour:
         return f"{front} {text}"
-    front = f"\x1b[{_CODES[COLOURS[place % len(COLOURS)]]}m{front}\x1b[0m"
+    front = styled(front, COLOURS[place % len(COLOURS)])
     return f"{front} \x1b[2m{text}\x1b[0m" if faint else f"{front} {text}"
+
+
+def styled(text: str, colour: str = "", *, bold: bool = False) -> str:
+    """Return the text in a colour of terminals."""
+    codes = ([_CODES[colour]] if colour else []) + ([1] if bold else [])
+    return "".join(f"\x1b[{code}m" for code in codes) + text + "\x1b[0m"
 
 
 @dataclass

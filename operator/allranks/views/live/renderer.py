@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from allranks.api.status import FINISHED, Status
-from allranks.control_sequences import clean
+from allranks.control_sequences import clean, clean_text
 from allranks.core.facts.model import Event, Pod
 from allranks.core.facts.naming import replica_key
 from allranks.frameworks.hints import LogReader
 from allranks.views.format import progress as progress_text
 from allranks.views.format.duration import elapsed
-from allranks.views.format.log_lines import Fold, Source, label, prefixed
+from allranks.views.format.log_lines import Fold, Source, label, prefixed, styled
 from allranks.views.live.summary import Summary, open_screen
 
 DRAW_SECONDS = 0.1
@@ -112,6 +112,11 @@ class Renderer:
             self._wake()
         if self._thread:
             self._thread.join()
+
+    def print(self, text: str, colour: str = "", *, bold: bool = False) -> None:
+        """Print a line after `end`, in a colour if the stream has colours."""
+        safe = clean_text(text, self._colour)
+        print(styled(safe, colour, bold=bold) if self._colour else safe, file=self._stream, flush=True)
 
     @property
     def seconds(self) -> float:

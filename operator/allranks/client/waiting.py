@@ -1,21 +1,16 @@
-"""Shows a job on a cluster until it reaches a state: for `allranks wait`, `submit --wait` and `Job.show`.
-
-The Python interface imports this module, and no other one of the command line: the messages are the same.
-"""
+"""Shows a job on a cluster until it reaches a state: for `allranks wait`, `submit --wait` and `Job.show`."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, TextIO
-
-import click
+from typing import Literal, TextIO
 
 from allranks.api.status import FINISHED, Status
-from allranks.cli.options import FAILED, OK, TIMED_OUT
 from allranks.client.follow import Deleted, Follower
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER
@@ -34,6 +29,8 @@ STATES: dict[str, Callable[[Status], bool]] = {
     "running": lambda status: status.phase in (*FINISHED, "Running"),
 }
 """State to wait for -> whether to stop waiting, also because the job failed."""
+Ending = Literal["Reached", "Failed", "TimedOut"]
+"""`Failed`: the job failed, unless the state is `finished`, or was deleted."""
 
 
 async def wait_for_job(
@@ -46,8 +43,8 @@ async def wait_for_job(
     logs: LogOptions | None = None,
     quiet: bool = False,
     on_end: Callable[[Manifest], object] = lambda _job: None,
-) -> int:
-    """Show a job until it reaches the state or has finished, and return the exit status.
+) -> Ending:
+    """Show a job until it reaches the state or has finished.
 
     `deadline` is a value of time.monotonic(). `on_end` gets the job as it is then, also after the deadline.
     """
@@ -79,8 +76,8 @@ async def wait_for_job(
         pass
     except Deleted:
         renderer.end()
-        click.echo(f"{name} was deleted", err=True)
-        return FAILED
+        print(f"{name} was deleted", file=sys.stderr)
+        return "Failed"
     except asyncio.CancelledError:
         if closed.is_set():
             raise BrokenPipeError from None
@@ -90,30 +87,25 @@ async def wait_for_job(
     on_end(follower.job)
     if reached is None:
         phase = status_of(follower.job).phase
-        click.echo(f"timed out: {name} is still {phase}", err=True)
-        return TIMED_OUT
+        print(f"timed out: {name} is still {phase}", file=sys.stderr)
+        return "TimedOut"
     created = datetime.fromisoformat(follower.job["metadata"]["creationTimestamp"])
-    return _print_outcome(name, reached, created, state, renderer, human)
+    return _print_outcome(name, reached, created, state, renderer)
 
 
-def _print_outcome(name: str, status: Status, created: datetime, state: str, renderer: Renderer, human: TextIO) -> int:
+def _print_outcome(name: str, status: Status, created: datetime, state: str, renderer: Renderer) -> Ending:
     if status.phase not in FINISHED:
-        _print(human, f"{name} is {status.phase}: {status.ready} pods running", fg="green", bold=True)
-        return OK
+        renderer.print(f"{name} is {status.phase}: {status.ready} pods running", "green", bold=True)
+        return "Reached"
     good = status.phase == "Succeeded"
     line = summary(name, status, created, renderer.seconds, "finished")
-    _print(human, line, fg="green" if good else "red", bold=True)
+    renderer.print(line, "green" if good else "red", bold=True)
     if good:
-        return OK
+        return "Reached"
     for text in failure_block(status):
-        _print(human, text, **({} if text.startswith(" ") else {"fg": "red"}))
-    _print(human, f"For details: allranks describe {name}; allranks logs {name}")
-    return OK if state == "finished" else FAILED
-
-
-def _print(human: TextIO, text: str, **style: Any) -> None:
-    colour = use_colour(human)
-    click.echo(click.style(text, **style) if colour else text, file=human, color=colour)
+        renderer.print(text, "" if text.startswith(" ") else "red")
+    renderer.print(f"For details: allranks describe {name}; allranks logs {name}")
+    return "Reached" if state == "finished" else "Failed"
 
 
 class _ToRenderer:

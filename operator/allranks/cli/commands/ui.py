@@ -1,5 +1,5 @@
-"""The commands that serve pages and REST: `allranks ui` on this machine, with a browser, and `allranks ui-server` in a
-cluster, which the chart starts (`ui.enabled`)."""
+"""`allranks ui`, with a browser on this machine, and `allranks ui-server`, which the chart starts in a cluster
+(`ui.enabled`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,15 +18,11 @@ from allranks.cli.options import FAILED, cluster_options, print_error, root_opti
 from allranks.errors import AllranksError
 from allranks.extras import install_command
 from allranks.kube.cluster import Where
+from allranks.ui.server import HOST, PORT, everywhere, listen, run_server
 
 if TYPE_CHECKING:
-    import uvicorn
     from fastapi import FastAPI
 
-HOST = "127.0.0.1"
-PORT = 8765
-CLOSE_SECONDS = 3
-"""Time in which open connections may end after Ctrl-C."""
 CLUSTER_AUTHORITY = Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
 
 
@@ -87,23 +82,18 @@ def ui(
     _serve(app, listener, address, browser=not no_browser)
 
 
-def listen(port: int | None) -> socket.socket:
-    """Return a socket on this machine only. Raises AllranksError if the port is in use."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    for tried in (PORT, 0) if port is None else (port,):
-        try:
-            listener.bind((HOST, tried))
-        except OSError as error:
-            if tried == PORT and port is None:
-                continue
-            listener.close()
-            raise AllranksError(
-                f"--port {tried}: cannot listen on {HOST}:{tried}: {(error.strerror or str(error)).lower()}"
-            ) from error
-        listener.listen()
-        return listener
-    raise AssertionError("port 0 is always free")
+def _serve(app: FastAPI, listener: socket.socket, address: str, *, browser: bool) -> None:
+    """Serve until Ctrl-C. Print the address when the server answers."""
+
+    def started() -> None:
+        click.echo(f"allranks ui: {address}")
+        click.echo("Ctrl-C ends it.", err=True)
+        sys.stdout.flush()
+        if browser:
+            # A browser in the terminal would block the server.
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+    run_server(app, listener, started)
 
 
 @click.command(
@@ -170,49 +160,3 @@ def ui_server(
         sys.exit(1)
     bound = listener.getsockname()[1]
     run_server(app, listener, lambda: click.echo(f"allranks ui-server: port {bound}, for {url}", err=True))
-
-
-def everywhere(port: int) -> socket.socket:
-    """Return a listening socket on all addresses, IPv4 and IPv6. Raises OSError."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
-
-
-def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
-    """Return a configuration with the same loop and protocols, whatever else is installed."""
-    import uvicorn
-
-    return uvicorn.Config(app, loop="asyncio", http="h11", ws="none", server_header=False, **options)
-
-
-def _serve(app: FastAPI, listener: socket.socket, address: str, *, browser: bool) -> None:
-    """Serve until Ctrl-C. Print the address when the server answers."""
-
-    def started() -> None:
-        click.echo(f"allranks ui: {address}")
-        click.echo("Ctrl-C ends it.", err=True)
-        sys.stdout.flush()
-        if browser:
-            # A browser in the terminal would block the server.
-            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-
-    run_server(app, listener, started)
-
-
-def run_server(app: FastAPI, listener: socket.socket, started: Callable[[], None]) -> None:
-    """Serve until a signal. Call `started` when the server answers."""
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            started()
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            app.state.close_streams()
-            await super().shutdown(sockets)
-
-    config = server_config(app, log_level="warning", timeout_graceful_shutdown=CLOSE_SECONDS)
-    with listener:
-        Server(config).run(sockets=[listener])
