@@ -77,7 +77,7 @@ NOT_OURS = (
     "LICENSE",
     "tests/unit/core/fixtures/",
     "tests/unit/inpod/fake_horovod/",
-    "tests/unit/cli/convert/manifests/",
+    "tests/unit/authoring/convert/manifests/",
     "tools/language.py",
 )
 """Licences, and logs, interfaces and manifests of other programs."""

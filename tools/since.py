@@ -49,7 +49,7 @@ AREAS: Sequence[tuple[str, str]] = (
     ("examples/*", "tests/unit/docs tests/model/golden frameworks-all"),
     ("train/*", "tests/unit/docs tests/unit/cli frameworks-all"),
     ("bench/*", "tests/unit/bench"),
-    ("docs/*", "tests/unit/docs tests/unit/cli"),
+    ("docs/*", "tests/unit/docs tests/unit/authoring tests/unit/cli"),
     ("mkdocs.yml", "tests/unit/docs"),
     ("tests/unit/*", "processes"),
     ("tests/model/scenarios/*.yaml", "apiserver more-scenarios"),

@@ -12,7 +12,7 @@ from support.chromium import chromium, opened_pages
 from support.job_api import JobApi
 from support.ui_samples import a_job, a_run, condition, event, failure, pods_of, progress, stamp, times, with_data
 from support.ui_server import UiServer
-from unit.cli.test_sweep_report import finished
+from unit.views.test_sweep_report import finished
 
 
 @pytest.fixture(scope="package")

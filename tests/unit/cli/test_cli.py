@@ -527,3 +527,11 @@ def test_a_missing_file_argument_is_an_error(command):
     result = allranks(command)
     assert result.exit_code == 2
     assert "no manifest given: specify a FILE, or - for standard input." in result.stderr
+
+
+def test_as_a_kubectl_plugin_usage_names_kubectl():
+    program = (
+        "import sys\nsys.argv = ['/bin/kubectl-allranks', 'get', '--help']\nfrom allranks.__main__ import main\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.startswith("Usage: kubectl allranks get ")

@@ -36,7 +36,7 @@ from support.ui_samples import (
     write_run,
 )
 from support.ui_server import UiServer
-from unit.cli.test_sweep_report import finished
+from unit.views.test_sweep_report import finished
 
 Schema = dict[str, Any]
 

@@ -17,7 +17,7 @@ from support.live import eventually
 from support.sweep_samples import a_sweep, trial_of, with_gpu_time
 from support.ui_samples import HOSTILE, a_job, event
 from support.ui_server import UiServer
-from unit.cli.test_sweep_report import finished
+from unit.views.test_sweep_report import finished
 
 
 def store(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """The exact output of `allranks convert`, with its comments. To write the files again after a change, and review the
-difference: `PYTHONPATH=operator:tests .venv/bin/python tests/unit/cli/convert/test_golden.py`."""
+difference: `PYTHONPATH=operator:tests .venv/bin/python tests/unit/authoring/convert/test_golden.py`."""
 
 from __future__ import annotations
 

@@ -1,15 +1,12 @@
-"""Parts of the cluster commands that can be tested without a cluster: tables, events, durations."""
+"""Tables, events, durations and lists of words."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from allranks.client.submission import difference
 from allranks.text import joined
 from allranks.views.format.duration import human, parse
 from allranks.views.format.events import group_events
@@ -78,19 +75,3 @@ def test_events_of_many_pods_are_grouped_newest_last():
         ("job", 1, "worker-1 failed: exit code 2"),
         ("job", 1, "restarted"),
     ]
-
-
-def test_difference_removes_fields_of_jobs_but_not_of_other_objects():
-    there = {"kind": "DistributedTraining", "spec": {"a": 1, "b": {"c": 1, "d": 2}}, "metadata": {}}
-    wanted = {"kind": "DistributedTraining", "spec": {"b": {"c": 1}}, "metadata": {}}
-    assert difference(there, wanted) == {"spec": {"a": None, "b": {"d": None}}}
-    assert difference(there | {"kind": "ConfigMap"}, wanted | {"kind": "ConfigMap"}) == {}
-    assert difference(there, there) == {}
-
-
-def test_as_a_kubectl_plugin_usage_names_kubectl():
-    program = (
-        "import sys\nsys.argv = ['/bin/kubectl-allranks', 'get', '--help']\nfrom allranks.__main__ import main\nmain()"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.startswith("Usage: kubectl allranks get ")
