@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from allranks.cli.main import COMMANDS
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "operator"
 HELPERS = sorted((SOURCE / "allranks" / "inpod").rglob("[!_]*.py"))
@@ -69,6 +71,11 @@ HEAVY = {"pydantic", "pydantic_core", "yaml", "rich", "cel", "asyncio", "kopf", 
 )
 def test_the_command_line_starts_fast_because_it_imports_nothing_heavy(statement):
     assert imported_by(statement) & HEAVY == set()
+
+
+def test_the_help_of_each_command_imports_no_client_and_no_renderer():
+    modules = {target.partition(":")[0] for target, _ in COMMANDS.values()}
+    assert imported_by(f"import {', '.join(sorted(modules))}") & {"msgspec", "aiohttp", "rich", "jinja2"} == set()
 
 
 def test_validating_imports_no_framework_and_no_client():

@@ -36,7 +36,6 @@ from allranks.kube.paths import core_path
 from allranks.kube.pod_logs import LogOptions, read
 from allranks.masking import mask_text, masked, secrets_in
 from allranks.version import __version__
-from allranks.views.description import describe_job
 from allranks.views.report.forms import rendered
 
 LOG_BYTES = 5 << 20
@@ -137,6 +136,8 @@ async def _collect(cluster: Cluster, job: Manifest, name: str, now: datetime) ->
     if not isinstance(events, str):
         by_time = sorted(events, key=lambda event: (event["metadata"]["creationTimestamp"], event["metadata"]["name"]))
         archive.add("events.yaml", dump(masked(by_time)))
+    from allranks.views.description import describe_job
+
     description = describe_job(job, pods, hidden, events, now)
     lines = (item if isinstance(item, str) else "\n".join(item.plain()) for item in description)
     archive.add("describe.txt", "".join(f"{line}\n" for line in lines))
