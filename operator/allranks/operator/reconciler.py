@@ -70,6 +70,7 @@ class Reconciler(ABC, Generic[S]):
         self._timing, self._clock = timing, clock
         self._states: dict[JobKey, S] = {}
         self._workers: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     @abstractmethod
     async def _reconcile(self, key: JobKey, state: S) -> Result:
@@ -97,12 +98,14 @@ class Reconciler(ABC, Generic[S]):
         return {self.kind: "/".join(key)}
 
     async def run(self) -> None:
-        """Start a worker for each key until the queue is shut down. The client bounds the requests of all workers."""
+        """Start a worker for each key until `close`. The client bounds the requests of all workers."""
         started = 0
         while True:
             try:
                 key = await self.queue.get()
             except ShutDown:
+                return
+            if self._closed:
                 return
             worker = asyncio.create_task(self._work(key), name=f"{self.kind} {'/'.join(key)}")
             self._workers.add(worker)
@@ -111,10 +114,13 @@ class Reconciler(ABC, Generic[S]):
             if started % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Cancel the workers and wait for them: they send no request after the Lease is given back."""
+        self._closed = True
         self.queue.shut_down()
         for worker in self._workers:
             worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
 
     async def _work(self, key: JobKey) -> None:
         state = self._states.setdefault(key, self._new_state())

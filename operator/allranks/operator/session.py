@@ -209,7 +209,7 @@ class Session:
             if kopf in done and kopf.exception() is None:
                 stop.set()  # kopf received a signal
             self._stop.set()
-            self.controller.close()
+            await self.controller.close()
             await self.recorder.flush(self._using.timing.events_flush)
             await asyncio.wait([kopf], timeout=self._using.timing.kopf_shutdown)
             for task in done - {stopping}:
@@ -217,9 +217,9 @@ class Session:
                     raise error
         finally:
             self._stop.set()
-            self.controller.close()
+            await self.controller.close()
             if self.sweeps:
-                self.sweeps.close()
+                await self.sweeps.close()
             self.reviews.close()
             self.outcomes.close()
             self.unlabelled.close()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import math
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -34,14 +32,14 @@ from support.builders import NOW, failed, manifest, rank, started
 from support.builders import job as job_of
 from support.fake_api import OneObject
 from support.scripted import Scripted, client_of, says, status
-from support.work_queue import due_in
+from support.work_queue import SteppedClock, due_in
 
 SPEC = fake_api.JOB["spec"]
 NOTHING_POSTPONED = Timing(status_min_interval=0.0, counts_min_interval=0.0, counts_debounce=0.0)
 
 
 def controller_of(client: Client, timing: Timing = NOTHING_POSTPONED, **how: Any) -> Controller:
-    clock, reports = Clock(), how.pop("reports", None)
+    clock, reports = how.pop("clock", None) or Clock(), how.pop("reports", None)
     queue = JobQueue(timing, clock)
     pods = PodCache(queue.enqueue_pod_event, freed=queue.mark_changed)
     observer = Observer(pods, lambda job: Platform(helper_image="x"), clock, reports)
@@ -62,17 +60,14 @@ async def running(controller: Controller, *jobs: Any) -> AsyncIterator[Controlle
         async with asyncio.timeout(300):
             yield controller
     finally:
-        controller.close()
+        await controller.close()
         await run
 
 
-@asynccontextmanager
-async def controlled(
-    api: OneObject, may_write: Callable[[], bool] = lambda: True, timing: Timing = NOTHING_POSTPONED
-) -> AsyncIterator[Scripted]:
-    """The controller runs with the job of `api`."""
-    async with client_of(api, fence=may_write) as (client, asked), running(controller_of(client, timing), api.object):
-        yield asked
+async def settled(controller: Controller) -> None:
+    """Wait until nothing happens before the clock of the controller advances."""
+    while len(controller.queue):
+        await asyncio.sleep(0.001)
 
 
 def created(asked: Scripted) -> list[str]:
@@ -81,8 +76,11 @@ def created(asked: Scripted) -> list[str]:
 
 def test_a_job_that_was_fenced_by_a_late_lease_renewal_is_retried() -> None:
     async def scenario() -> None:
-        may = iter([False])
-        async with controlled(OneObject(), lambda: next(may, True)) as asked, asyncio.timeout(300):
+        may, api = iter([False]), OneObject()
+        async with (
+            client_of(api, fence=lambda: next(may, True)) as (client, asked),
+            running(controller_of(client), api.object),
+        ):
             while len(created(asked)) < 2:
                 await asyncio.sleep(0.01)
 
@@ -117,13 +115,20 @@ def messages() -> Callable[[], str]:
 @pytest.mark.parametrize("refusal", [messages(), lambda: "denied"], ids=["different messages", "the same message"])
 def test_rejected_creates_are_retried_only_after_their_backoff(refusal: Callable[[], str]) -> None:
     async def scenario() -> None:
-        began, api = time.monotonic(), OneObject(refusal=refusal)
-        async with controlled(api) as asked, asyncio.timeout(300):
-            while "Forbidden" not in str(api.object.get("status")):
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.3)
-            # After 1, 2, 4, ... seconds.
-            assert 2 <= len(created(asked)) <= 2 * (1 + math.log2(1 + time.monotonic() - began))
+        clock, api = SteppedClock(), OneObject(refusal=refusal)
+        async with (
+            client_of(api) as (client, asked),
+            running(controller_of(client, clock=clock), api.object) as controller,
+        ):
+            await settled(controller)
+            assert "Forbidden" in str(api.object["status"])
+            for tries, backoff in enumerate((1, 2, 4, 8), 1):
+                clock.advance(backoff - 0.01)
+                await settled(controller)
+                assert len(created(asked)) == 1 + tries
+                clock.advance(0.01)
+                await settled(controller)
+                assert len(created(asked)) == 2 + tries, "one creation shows whether others may succeed"
 
     asyncio.run(scenario())
 
@@ -134,13 +139,19 @@ def test_a_status_field_that_the_api_server_prunes_is_not_written_again_and_agai
     """An operator that is newer than its CRDs."""
 
     async def scenario() -> list[Any]:
-        async with controlled(OneObject(unknown="selector")) as asked, asyncio.timeout(300):
-            while "older than the operator" not in caplog.text:
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.5)
+        clock, api = SteppedClock(), OneObject(unknown="selector")
+        async with (
+            client_of(api) as (client, asked),
+            running(controller_of(client, clock=clock), api.object) as controller,
+        ):
+            for _ in range(60):
+                await settled(controller)
+                clock.advance(1)
+            assert "older than the operator" in caplog.text
             return [body for verb, _, _, body in asked.asked if verb == "PATCH"]
 
-    assert len(asyncio.run(scenario())) <= 5
+    # In a minute, after delays that double from 1 to 30 s, each shorter by up to a half.
+    assert len(asyncio.run(scenario())) <= 9
 
 
 def test_an_operator_that_is_newer_than_its_crds_records_events(caplog: pytest.LogCaptureFixture) -> None:
@@ -149,12 +160,9 @@ def test_an_operator_that_is_newer_than_its_crds_records_events(caplog: pytest.L
     async def scenario() -> list[str]:
         api = OneObject(unknown="selector")
         async with client_of(api) as (client, _), running(controller_of(client), api.object) as controller:
-            while not controller._recorder._queue.qsize():
-                await asyncio.sleep(0.01)
+            await settled(controller)
             controller.queue.add(("ns", "demo"))
-            while caplog.text.count("older than the operator") < 1:
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.3)
+            await settled(controller)
             return [controller._recorder._queue.get_nowait()["reason"]]
 
     assert asyncio.run(scenario()) == ["PodsCreated"]
@@ -190,43 +198,41 @@ def test_the_first_reconciles_of_many_jobs_yield_to_other_tasks() -> None:
 
 
 def test_benign_changes_are_one_reconcile_and_urgent_changes_are_reconciled_immediately() -> None:
-    reconciled: list[float] = []
+    reconciles = 0
 
     def decide(observed: Observed) -> Plan:
-        reconciled.append(time.monotonic())
+        nonlocal reconciles
+        reconciles += 1
         return reconcile(observed)
 
-    async def settled(controller: Controller) -> None:
-        while not controller.idle:
-            await asyncio.sleep(0.01)
-        reconciled.clear()
-
     async def scenario() -> None:
-        api, key = OneObject(), ("ns", "demo")
-        debounced = replace(NOTHING_POSTPONED, pod_event_debounce=0.2)
+        nonlocal reconciles
+        clock, api, key = SteppedClock(), OneObject(), ("ns", "demo")
+        debounced = replace(NOTHING_POSTPONED, pod_event_debounce=60.0)
         async with (
             client_of(api) as (client, _),
-            running(controller_of(client, debounced, decide=decide), api.object) as it,
+            running(controller_of(client, debounced, decide=decide, clock=clock), api.object) as controller,
         ):
-            await settled(it)
-            began = time.monotonic()
+
+            async def reconciles_after(seconds: float) -> int:
+                nonlocal reconciles
+                reconciles = 0
+                clock.advance(seconds)
+                await settled(controller)
+                return reconciles
+
+            await reconciles_after(0)
             for _ in range(20):
-                it.queue.enqueue(key, urgent=False)
-                await asyncio.sleep(0)
-            assert not it.idle
-            while not reconciled:
-                await asyncio.sleep(0.01)
-            assert reconciled[0] - began >= 0.19
-            await asyncio.sleep(0.25)
-            assert len(reconciled) == 1
-        api = OneObject()
-        debounced = replace(NOTHING_POSTPONED, pod_event_debounce=60.0)
-        async with client_of(api) as (client, _), running(controller_of(client, debounced), api.object) as it:
-            while "phase" not in api.object.get("status", {}) or len(it.queue):
-                await asyncio.sleep(0.01)
-            it.queue.enqueue(key, urgent=False)
-            it.queue.enqueue(key, urgent=True)
-            await settled(it)  # the urgent reconcile covers the debounced ones
+                controller.queue.enqueue(key, urgent=False)
+            assert not controller.idle
+            assert await reconciles_after(59.9) == 0
+            assert await reconciles_after(0.1) == 1
+            assert controller.idle
+            controller.queue.enqueue(key, urgent=False)
+            controller.queue.enqueue(key, urgent=True)
+            assert await reconciles_after(0) == 1
+            assert controller.idle, "the urgent reconcile covers the debounced ones"
+            assert await reconciles_after(120) == 0
 
     asyncio.run(scenario())
 
@@ -249,27 +255,19 @@ class Ranks:
 
 def test_progress_alone_is_written_once_per_interval() -> None:
     """And not at all when nothing changes."""
-    interval = 0.2
-    began: list[float] = []
 
     async def scenario() -> list[int]:
-        api, ranks, key = OneObject(), Ranks(), ("ns", "demo")
-        timing = replace(NOTHING_POSTPONED, progress_min_interval=interval)
+        clock, api, ranks, key = SteppedClock(), OneObject(), Ranks(), ("ns", "demo")
+        timing = replace(NOTHING_POSTPONED, progress_min_interval=20)
         async with (
             client_of(api) as (client, asked),
-            running(controller_of(client, timing, reports=ranks), api.object) as controller,
+            running(controller_of(client, timing, reports=ranks, clock=clock), api.object) as controller,
         ):
-            began.append(time.monotonic())
-            while ranks.step < 100:
-                ranks.step += 1
+            for _ in range(200):
+                ranks.step = min(100, ranks.step + 1)
                 controller.queue.enqueue_now(key)
-                await asyncio.sleep(0.005)
-            while '"step": 100' not in json.dumps(api.object):
-                await asyncio.sleep(0.01)
-            began.append(time.monotonic())
-            for _ in range(50):
-                controller.queue.enqueue_now(key)
-                await asyncio.sleep(0.008)
+                await settled(controller)
+                clock.advance(1)
             steps = [
                 body["status"].get("progress", {}).get("step") for verb, *_, body in asked.asked if verb == "PATCH"
             ]
@@ -279,7 +277,7 @@ def test_progress_alone_is_written_once_per_interval() -> None:
     assert steps == sorted(set(steps))
     assert steps[-1] == 100
     # The first one is written together with other changes.
-    assert len(steps) <= 2 + (began[1] - began[0]) / interval
+    assert len(steps) <= 2 + 100 / 20
 
 
 class LargeAndSmall(OneObject):

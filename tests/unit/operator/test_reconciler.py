@@ -51,7 +51,7 @@ def work(reconciler: Scripted) -> None:
         while reconciler.answers:
             reconciler.queue.add(KEY)
             await reconciler._work(await reconciler.queue.get())
-        reconciler.close()
+        await reconciler.close()
 
     asyncio.run(main())
 
@@ -88,3 +88,35 @@ def test_an_object_that_is_gone_is_forgotten() -> None:
     reconciler.present = False
     work(reconciler)
     assert (reconciler._states, reconciler.forgotten, reconciler.queue.failures(KEY)) == ({}, 1, 0)
+
+
+class Slow(Scripted):
+    """Reconciles until it is cancelled, and takes some turns of the event loop to end."""
+
+    started = ended = 0
+
+    async def _reconcile(self, key: tuple[str, str], state: State) -> Result:
+        self.started += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            self.ended += 1
+        raise AssertionError
+
+
+def test_close_waits_for_the_workers_and_starts_none_for_queued_objects() -> None:
+    async def scenario() -> None:
+        reconciler = Slow()
+        reconciler.queue.add(KEY)
+        run = asyncio.create_task(reconciler.run())
+        while not reconciler.started:
+            await asyncio.sleep(0)
+        reconciler.queue.add(("team", "birds"))
+        await reconciler.close()
+        assert (reconciler.started, reconciler.ended, reconciler._workers) == (1, 1, set())
+        await run
+        assert reconciler.started == 1
+
+    asyncio.run(scenario())

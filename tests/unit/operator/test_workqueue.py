@@ -3,45 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from allranks.operator.timing import Clock, Timing
+from allranks.operator.timing import Timing
 from allranks.operator.workqueue import JobQueue, ShutDown, WorkQueue
-from support.work_queue import due_in
-
-
-class Timer:
-    def __init__(self, due: float, callback: Callable[[], None]) -> None:
-        self.due, self.callback, self.cancelled = due, callback, False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
-class SteppedClock(Clock):
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.timers: list[Timer] = []
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    def call_later(self, seconds: float, callback: Callable[..., None], *arguments: Any) -> Any:
-        timer = Timer(self.seconds + seconds, lambda: callback(*arguments))
-        self.timers.append(timer)
-        return timer
-
-    def advance(self, seconds: float) -> None:
-        until = self.seconds + seconds
-        while due := [t for t in self.timers if not t.cancelled and t.due <= until]:
-            timer = min(due, key=lambda t: t.due)
-            self.timers.remove(timer)
-            self.seconds = timer.due
-            timer.callback()
-        self.seconds = until
+from support.work_queue import SteppedClock, due_in
 
 
 class World:
