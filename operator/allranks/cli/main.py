@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from allranks.cli.suggestions import SuggestingGroup
+from allranks.cli.suggestions import FILES, SuggestingGroup
 from allranks.extras import Extra, install_command
 from allranks.version import __version__
 from allranks.views.safe_output import guard_output
@@ -99,9 +99,6 @@ SYNONYMS = {
     "help": "--help",
     "completions": "completion",
 }
-
-
-FILES = (".py", ".yaml", ".yml", ".json")
 
 
 class LazyGroup(SuggestingGroup):

@@ -16,7 +16,7 @@ import click
 
 from allranks.api.job import GROUP, KIND, PLURAL
 from allranks.cli.completers import complete_contexts, complete_files, complete_namespaces
-from allranks.cli.suggestions import suggestions
+from allranks.cli.suggestions import FILES, suggestions
 from allranks.client.interrupt import signals_wake_the_loop
 from allranks.client.jobs import Changed, get_job, with_suggestion
 from allranks.errors import AllranksError, CannotRun, ClusterError, InvalidManifest
@@ -30,7 +30,6 @@ OK, FAILED, BAD_MANIFEST, TIMED_OUT = 0, 1, 2, 124
 AFTER_WAITING = {"Reached": OK, "Failed": FAILED, "TimedOut": TIMED_OUT}
 
 _KINDS = frozenset({"dt", PLURAL, KIND.lower(), f"{PLURAL}.{GROUP}", f"{KIND.lower()}.{GROUP}"})
-_FILES = (".yaml", ".yml", ".json", ".py")
 
 
 # --- manifests -------------------------------------------------------------------------------------------------------
@@ -45,18 +44,19 @@ def files_argument(command: Callable[..., None]) -> Callable[..., None]:
             raise click.UsageError("no manifest given: specify a FILE, or - for standard input.")
         command(files=(*files, *filenames), **options)
 
-    option = click.option(
-        "-f",
-        "--filename",
-        "filenames",
-        multiple=True,
-        metavar="FILE",
-        help="The same as FILE.",
-        shell_complete=complete_files,
-    )
-    return click.argument("files", nargs=-1, metavar="FILE...", shell_complete=complete_files)(option(with_files))
+    argument = click.argument("files", nargs=-1, metavar="FILE...", shell_complete=complete_files)
+    return argument(filename_option(with_files))
 
 
+filename_option = click.option(
+    "-f",
+    "--filename",
+    "filenames",
+    multiple=True,
+    metavar="FILE",
+    help="The same as FILE.",
+    shell_complete=complete_files,
+)
 code_option = click.option(
     "--code",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -193,7 +193,7 @@ def job_name(argument: str) -> str:
 
     Raise UsageError for a file, another kind, and a name that is not valid.
     """
-    if argument.endswith(_FILES):
+    if argument.endswith(FILES):
         raise click.UsageError(f"{argument} looks like a file: specify the name of a job, which is its metadata.name.")
     kind, slash, name = argument.rpartition("/")
     if slash and kind.lower() not in _KINDS:

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 
 import click
 
+FILES = (".py", ".yaml", ".yml", ".json")
+"""Endings of files that users name in the place of a command or a job."""
+
 
 class SuggestingGroup(click.Group):
     """`No such command 'valdate'. Did you mean 'validate'?`"""

@@ -113,8 +113,7 @@ class Horovod(Framework):
 
 _DEFAULTS = {"TF_USE_LEGACY_KERAS": "1"}
 """Horovod's optimizers and callbacks do not support Keras 3: its variables have no `ref`."""
-
-_SECRET = {"ALLRANKS_RENDEZVOUS_SECRET_FILE": f"{SECRET_DIR}/secret"}
+_GLOO = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 
 
 def _gloo_wire(context: AttemptContext) -> Wire:
@@ -123,13 +122,9 @@ def _gloo_wire(context: AttemptContext) -> Wire:
     slots = mpirun.slots(context)
     workers = context.ranked()
     first = workers[0]
-    address, port = context.address(first, context.options.port)
     common = {
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        **_SECRET,
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        **_GLOO,
+        **_rendezvous(context, first),
         "HOROVOD_SIZE": str(slots * len(workers)),
         "HOROVOD_LOCAL_SIZE": str(slots),
         "HOROVOD_CROSS_SIZE": str(len(workers)),
@@ -157,6 +152,16 @@ def _gloo_wire(context: AttemptContext) -> Wire:
     return wiring
 
 
+def _rendezvous(context: AttemptContext, first: Replica) -> dict[str, str]:
+    """Return the variables with which a worker finds the rendezvous that `first` serves."""
+    address, port = context.address(first, context.options.port)
+    return {
+        "ALLRANKS_RENDEZVOUS_SECRET_FILE": f"{SECRET_DIR}/secret",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+    }
+
+
 def _elastic_wire(context: AttemptContext) -> Wire:
     """Wire an elastic job: the helper in each worker offers its slots to Horovod's elastic driver, in the first
     worker's pod.
@@ -166,14 +171,10 @@ def _elastic_wire(context: AttemptContext) -> Wire:
     assert context.elastic
     workers = context.ranked()
     first = workers[0]
-    address, port = context.address(first, context.options.port)
     common = {
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
+        **_GLOO,
         "HOROVOD_ELASTIC": "1",
-        **_SECRET,
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        **_rendezvous(context, first),
         "HOROVOD_LOCAL_SIZE": str(mpirun.slots(context)),
         "ALLRANKS_HOROVOD_MIN": str(context.elastic.min_workers),
         "ALLRANKS_HOROVOD_MAX": str(context.elastic.max_workers),

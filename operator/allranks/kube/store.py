@@ -111,6 +111,12 @@ def version_of(manifest: Mapping[str, Any]) -> int:
     return int(manifest["metadata"].get("resourceVersion") or 0)
 
 
+def without_managed_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the object without managedFields, which kubectl hides, too."""
+    metadata = {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
+    return {**manifest, "metadata": metadata}
+
+
 def with_version(manifest: Mapping[str, Any], version: int) -> dict[str, Any]:
     """Return the object with another resourceVersion."""
     return {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": str(version)}}

@@ -22,7 +22,7 @@ from allranks.core.facts.optional_kinds import GANGS, QUEUES, ObjectKey, Optiona
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, NotFound, Refused
-from allranks.kube.store import Store, version_of, with_version
+from allranks.kube.store import Store, version_of, with_version, without_managed_fields
 from allranks.kube.watch import Watch
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Timing
@@ -312,11 +312,10 @@ NOTHING = OptionalObjects()
 
 def _without(manifest: Manifest, dropped: Iterable[str]) -> Manifest:
     """Return the object without these fields, and without managedFields."""
-    metadata = {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
-    out: Any = {**manifest, "metadata": metadata}
+    out = without_managed_fields(manifest)
     for path in dropped:
         out = _without_path(out, path.split("."))
-    return dict(out)
+    return out
 
 
 def _without_path(value: Any, path: Sequence[str]) -> Any:

@@ -19,7 +19,7 @@ from allranks.kube.cluster import Cluster
 from allranks.kube.errors import ApiError
 from allranks.kube.job_codec import pods_of
 from allranks.kube.paths import core_path, job_path
-from allranks.kube.store import differences
+from allranks.kube.store import differences, without_managed_fields
 from allranks.kube.watch import LAST_BACKOFF_SECONDS, Watch
 from allranks.ui.changes import Hub
 from allranks.ui.entries import Entry, Manifest
@@ -141,7 +141,7 @@ class ClusterJobs:
             events = await events_of(self.within(entry.group), entry.manifest)
             if isinstance(events, str):
                 raise ClusterError(events, 403, "Forbidden")
-            return _oldest_first(map(_without_managed_fields, events))
+            return _oldest_first(map(without_managed_fields, events))
 
         return await self._reads.get(("events", _uid(entry)), read)
 
@@ -165,19 +165,13 @@ class ClusterJobs:
         """Return the objects at a path, without their managed fields."""
 
         async def read() -> list[Manifest]:
-            return [_without_managed_fields(item) for item in (await self.cluster.get(path, query))["items"]]
+            return [without_managed_fields(item) for item in (await self.cluster.get(path, query))["items"]]
 
         return await self._reads.get((path, str(query)), read)
 
 
 def _entry(job: Manifest) -> Entry:
-    job = _without_managed_fields(job)
-    return Entry("jobs", job["metadata"]["namespace"], job["metadata"]["name"], job)
-
-
-def _without_managed_fields(manifest: Manifest) -> Manifest:
-    metadata = {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
-    return {**manifest, "metadata": metadata}
+    return Entry("jobs", job["metadata"]["namespace"], job["metadata"]["name"], without_managed_fields(job))
 
 
 def _oldest_first(events: Iterable[Manifest]) -> list[Manifest]:
@@ -210,7 +204,7 @@ class SharedReads:
                 for other, entry in list(self._reads.items())[-MOST_READS:]
                 if not entry.task.done() or now - entry.began <= fresh
             }
-            shared = self._reads[key] = _Read(asyncio.ensure_future(_call(read)), now)
+            shared = self._reads[key] = _Read(asyncio.ensure_future(read()), now)
         # A viewer who leaves does not end the request of the others.
         answer: T = await asyncio.shield(shared.task)
         return answer
@@ -226,10 +220,6 @@ class SharedReads:
 class _Read:
     task: asyncio.Task[Any]
     began: float
-
-
-async def _call(read: Callable[[], Awaitable[T]]) -> T:
-    return await read()
 
 
 def _failed(task: asyncio.Task[Any]) -> bool:

@@ -21,6 +21,7 @@ from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.job_codec import pods_of
 from allranks.kube.paths import core_path
+from allranks.kube.store import without_managed_fields
 from allranks.views.format.objects import DATA_OUTPUTS, render_data
 from allranks.views.format.table import Grid
 from allranks.views.live.terminal import terminal
@@ -139,25 +140,22 @@ def _print(content: Iterable[str | Grid]) -> None:
 def _data(job: Manifest, pods: list[Manifest], hidden: str, events: list[Manifest] | str) -> dict[str, Any]:
     """Return the objects that the description is made of, and why some are missing."""
     uids = {pod.uid for pod in pods_of(job, pods)}
-    objects = {
-        "pods": [pod for pod in pods if pod["metadata"]["uid"] in uids],
-        "events": [] if isinstance(events, str) else sorted(events, key=_created),
+    return {
+        "job": without_managed_fields(job),
+        "pods": [without_managed_fields(pod) for pod in pods if pod["metadata"]["uid"] in uids],
+        "events": _readable(events),
+        "errors": [text for text in (hidden, events if isinstance(events, str) else "") if text],
     }
-    _drop_managed_fields(job, *objects["pods"], *objects["events"])
-    errors = [text for text in (hidden, events if isinstance(events, str) else "") if text]
-    return {"job": job, **objects, "errors": errors}
 
 
 def _data_of_sweep(sweep: Manifest, events: list[Manifest] | str) -> dict[str, Any]:
-    readable = [] if isinstance(events, str) else sorted(events, key=_created)
-    _drop_managed_fields(sweep, *readable)
-    return {"sweep": sweep, "events": readable, "errors": [events] if isinstance(events, str) else []}
+    errors = [events] if isinstance(events, str) else []
+    return {"sweep": without_managed_fields(sweep), "events": _readable(events), "errors": errors}
 
 
-def _created(event: Manifest) -> str:
-    return str(event["metadata"].get("creationTimestamp"))
-
-
-def _drop_managed_fields(*objects: Manifest) -> None:
-    for item in objects:
-        item["metadata"].pop("managedFields", None)
+def _readable(events: list[Manifest] | str) -> list[Manifest]:
+    """Return the Events, the oldest first; none if they cannot be read."""
+    if isinstance(events, str):
+        return []
+    by_time = sorted(events, key=lambda event: str(event["metadata"].get("creationTimestamp")))
+    return list(map(without_managed_fields, by_time))

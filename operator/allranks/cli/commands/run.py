@@ -18,12 +18,14 @@ from allranks.cli.options import (
     OK,
     Count,
     code_option,
+    filename_option,
     mapped_volumes,
     print_error,
     set_option,
     unknown_volumes,
     volume_option,
 )
+from allranks.cli.suggestions import FILES
 from allranks.frameworks import FRAMEWORKS
 from allranks.views.safe_output import use_colour
 
@@ -77,15 +79,7 @@ _SIMILAR = 0.75
     options_metavar="[OPTIONS]",
 )
 @click.argument("files", nargs=-1, metavar="FILE... [-- ARGUMENTS]", shell_complete=complete_files)
-@click.option(
-    "-f",
-    "--filename",
-    "filenames",
-    multiple=True,
-    metavar="FILE",
-    help="The same as FILE.",
-    shell_complete=complete_files,
-)
+@filename_option
 @set_option
 @code_option
 @click.option("-n", "--replicas", type=Count(min=1), metavar="N", help="Ranks of a script. [default: 1]")
@@ -287,7 +281,8 @@ def _only_script(files: Sequence[str]) -> str | None:
         script, words = scripts[0], [file for file in files if file != scripts[0]]
         if words[0] in _LAUNCHERS and words[0] == files[0]:
             raise click.UsageError(f"leave out {words[0]}, which allranks adds: allranks run {script}")
-        example = "--lr 0.1" if any(map(_is_manifest, words)) else " ".join(words)
+        manifests = any(word.endswith(FILES) or word == "-" for word in words)
+        example = "--lr 0.1" if manifests else " ".join(words)
         raise click.UsageError(
             f"{script}: a script runs alone; put arguments of the program after --, for example "
             f"allranks run {script} -- {example}"
@@ -296,10 +291,6 @@ def _only_script(files: Sequence[str]) -> str | None:
 
 
 _LAUNCHERS = ("python", "python3", "torchrun", "horovodrun", "accelerate", "mpirun")
-
-
-def _is_manifest(file: str) -> bool:
-    return file.endswith((".py", ".yaml", ".yml", ".json")) or file == "-"
 
 
 def _first_set(**options: Any) -> str | None:
