@@ -204,6 +204,12 @@ class OutputStatus(Model):
     )
 
 
+def claim_of(address: str) -> tuple[str, str]:
+    """Return (claim, directory in it) of claim://CLAIM/DIRECTORY."""
+    claim, _, below = address.partition("://")[2].partition("/")
+    return claim, below.strip("/")
+
+
 def upper(name: str) -> str:
     """Return the name of an input or an output in names of variables."""
     return name.upper().replace("-", "_")

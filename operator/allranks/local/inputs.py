@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from allranks.api.data import Input, InputStatus
+from allranks.api.data import Input, InputStatus, claim_of
 from allranks.api.job import Job
 from allranks.core.facts.model import FETCH_RETRYING, Event
 from allranks.core.facts.quantity import quantity
@@ -104,7 +104,7 @@ class LocalInputs:
         elif item.scheme == "image":
             yield f"{field}: an image cannot be mounted on this machine: give a directory with its files, {option}"
         elif item.scheme == "claim":
-            claim = item.source.partition("://")[2].partition("/")[0]
+            claim = claim_of(item.source)[0]
             if claim not in self._directories:
                 yield f"{field}: claim {claim} is not on this machine: give a directory with its files, {option}"
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from allranks.api.data import MESSAGE_LENGTH, InputStatus, Output
+from allranks.api.data import MESSAGE_LENGTH, InputStatus, Output, claim_of
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.facts.model import Event
@@ -71,7 +71,7 @@ class LocalOutputs:
 
     @property
     def names(self) -> set[str]:
-        claims = {self._claim(item)[0] for item in self._outputs.values() if item.scheme == "claim"}
+        claims = {claim_of(item.to)[0] for item in self._outputs.values() if item.scheme == "claim"}
         return {*self._outputs, *claims}
 
     def notes(self) -> Iterator[str]:
@@ -230,14 +230,9 @@ class LocalOutputs:
             return str(self._volumes[item.name])
         if item.scheme != "claim":
             return item.to
-        claim, below = self._claim(item)
+        claim, below = claim_of(item.to)
         directory = self._volumes.get(claim) or self._claims.setdefault(claim, self._run_dir / "volumes" / claim)
         return str(directory.absolute() / below)
-
-    def _claim(self, item: Output) -> tuple[str, str]:
-        """Return (claim, directory in it)."""
-        claim, _, below = item.to.partition("://")[2].partition("/")
-        return claim, below.strip("/")
 
 
 _INTERRUPTED = "its upload was interrupted"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from allranks.api.data import Input, InputStatus, Output, OutputStatus, upper
+from allranks.api.data import Input, InputStatus, Output, OutputStatus, claim_of, upper
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.facts import resume_source
@@ -61,13 +61,11 @@ def _claim(platform: Platform) -> Manifest:
 
 
 def _source(item: Input) -> tuple[Manifest, dict[str, Any]]:
-    address = item.source.partition("://")[2]
     if item.scheme == "claim":
-        claim, _, below = address.partition("/")
-        below = below.strip("/")
+        claim, below = claim_of(item.source)
         return {"persistentVolumeClaim": {"claimName": claim}}, {"subPath": below} if below else {}
     if item.scheme == "image":
-        return {"image": {"reference": address}}, {}
+        return {"image": {"reference": item.source.partition("://")[2]}}, {}
     return {"emptyDir": {}}, {}
 
 

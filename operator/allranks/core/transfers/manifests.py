@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from allranks.api.data import Input, Output
+from allranks.api.data import Input, Output, claim_of
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.sweep_values import VARIABLE_PREFIX
@@ -127,12 +127,12 @@ def upload_pod(
     mounts: list[Manifest] = [{"name": VOLUME, "mountPath": _OUTPUTS, "subPath": f"outputs/{job.metadata.uid}"}]
     volumes, to = [_claim(VOLUME, store.claim)], output.to
     if output.scheme == "claim":
-        claim, _, below = output.to.partition("://")[2].partition("/")
+        claim, below = claim_of(output.to)
         volume = VOLUME if claim == store.claim else "allranks-target"
         if volume != VOLUME:
             volumes.append(_claim(volume, claim))
         mount = {"name": volume, "mountPath": _TARGET}
-        mounts.append({**mount, "subPath": below.strip("/")} if below.strip("/") else mount)
+        mounts.append({**mount, "subPath": below} if below else mount)
         to = _TARGET
     request = {
         "act": "upload",
@@ -184,16 +184,23 @@ def _bounded(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _container(
-    request: Manifest, secret: str | None, mounts: list[Manifest], store: DataStore, security: Manifest
+    request: Manifest,
+    secret: str | None,
+    mounts: list[Manifest],
+    store: DataStore,
+    security: Manifest,
+    *,
+    # Kubelets, logs and the operator find the main container of every pod by this name.
+    name: str = naming.TRAINER,
+    resources: Manifest = _RESOURCES,
 ) -> Manifest:
     return {
-        # Kubelets, logs and the operator find the main container of every pod by this name.
-        "name": naming.TRAINER,
+        "name": name,
         "image": store.image,
         "command": COMMAND,
         "env": [{"name": REQUEST, "value": json.dumps(request)}, {"name": "HOME", "value": "/tmp"}],
         **({"envFrom": [{"secretRef": {"name": secret}}]} if secret else {}),
-        "resources": _RESOURCES,
+        **({"resources": resources} if resources else {}),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
         "securityContext": security,
@@ -305,7 +312,6 @@ def _fetch_container(
     assert store is not None
     on_node = place.location == "Node"
     evictable = store.evictable if on_node else None
-    where = f"{place.host_path} on the node" if on_node else "the emptyDir of the pod"
     request = {
         "act": "fetch-for-ranks",  # an older image refuses it: ranks would start after its errors
         "uri": item.source,
@@ -315,19 +321,9 @@ def _fetch_container(
         "limit": place.limit,
         "used": list(evictable.used) if evictable else None,
         "since": evictable.since if evictable else 0,
-        "where": where,
+        "where": f"{place.host_path} on the node" if on_node else "the emptyDir of the pod",
     }
-    return {
-        "name": naming.FETCH_CONTAINER + item.name,
-        "image": store.image,
-        "command": COMMAND,
-        "env": [
-            {"name": REQUEST, "value": json.dumps(request)},
-            {"name": "HOME", "value": "/tmp"},
-        ],
-        **({"envFrom": [{"secretRef": {"name": item.secret}}]} if item.secret else {}),
-        **({"resources": resources} if resources else {}),
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [{"name": input_cache.VOLUME, "mountPath": CACHE}],
-        "securityContext": {**CONTAINER, **(_AS_ROOT if on_node else {})},
-    }
+    mounts = [{"name": input_cache.VOLUME, "mountPath": CACHE}]
+    security = {**CONTAINER, **(_AS_ROOT if on_node else {})}
+    name = naming.FETCH_CONTAINER + item.name
+    return _container(request, item.secret, mounts, store, security, name=name, resources=resources)

@@ -233,7 +233,7 @@ def with_transfer_pods(snapshot: Snapshot, plan: Plan) -> Plan:
     o, persisted = snapshot.observed, snapshot.persisted
     if plan.decided or o.platform.local or not (o.job.spec.inputs or o.job.spec.outputs):
         return plan
-    needed = {**dict(_fetches(o)), **dict(_checkers(o)), **dict(_uploaders(o, persisted))}
+    needed = {**dict(_before_ranks(o)), **dict(_uploaders(o, persisted))}
     unrecorded = _unrecorded(o, persisted)
     delete, times = [], [plan.wake_at] if plan.wake_at else []
     for name, pod in sorted(o.transfers.items()):
@@ -262,8 +262,8 @@ def with_transfer_pods(snapshot: Snapshot, plan: Plan) -> Plan:
     )
 
 
-def _fetches(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]:
-    """Yield (name, manifest) of the pods that fetch."""
+def _before_ranks(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]:
+    """Yield (name, manifest) of the pods that fetch inputs and check destinations."""
     store = o.platform.data
     if o.current.phase in FINISHED or o.current.phase == "Suspended" or not o.current.start_time or store is None:
         return
@@ -271,6 +271,8 @@ def _fetches(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]
         if _is_unfetched(o, item.name):
             make = partial(manifests.fetch_pod, o.job, item, o.platform, store, o.cache_use, o.now)
             yield manifests.fetch_name(o.job, item.name), make
+    for _, output in _unchecked(o):
+        yield manifests.check_name(o.job, output.name), partial(manifests.check_pod, o.job, output, o.platform, store)
 
 
 def with_checks(o: Observed, status: Status) -> Status:
@@ -316,15 +318,6 @@ def _unchecked(o: Observed) -> list[tuple[int, Output]]:
     """Return (place in spec.outputs, output) of outputs whose destination is still to be checked."""
     waiting = {output.name for output in o.current.outputs if output.state == "Checking"}
     return [(number, output) for number, output in enumerate(o.job.spec.outputs or ()) if output.name in waiting]
-
-
-def _checkers(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]:
-    """Yield (name, manifest) of the pods that check destinations."""
-    store = o.platform.data
-    if o.current.phase in FINISHED or o.current.phase == "Suspended" or not o.current.start_time or store is None:
-        return
-    for _, output in _unchecked(o):
-        yield manifests.check_name(o.job, output.name), partial(manifests.check_pod, o.job, output, o.platform, store)
 
 
 def _uploaders(o: Observed, persisted: Status) -> Iterator[tuple[str, Callable[[], Manifest] | None]]:

@@ -242,15 +242,13 @@ def _verdict(o: Observed, status: Status) -> tuple[str, str] | None:
     if not due and not (finished and began(status)):
         return None
     states = {output.state for output in due}
-    if finished or uploading(status):
-        if "Failed" in states:
-            reason = REASON_OVERDUE if _overdue(o, status, due) else REASON_FAILED
-        elif "Uploading" in states:
-            reason = UPLOAD_RETRYING if _is_retried(o, due) else REASON_UPLOADING
-        else:
-            reason = REASON_JOB_FAILED if left else REASON_UPLOADED
+    last = finished or uploading(status)
+    if last and "Failed" in states:
+        reason = REASON_OVERDUE if _overdue(o, status, due) else REASON_FAILED
     elif "Uploading" in states:
         reason = UPLOAD_RETRYING if _is_retried(o, due) else REASON_UPLOADING
+    elif last:
+        reason = REASON_JOB_FAILED if left else REASON_UPLOADED
     else:
         reason = CHECKPOINT_NOT_UPLOADED if "Failed" in states else REASON_CHECKPOINT_UPLOADED
     return reason, "; ".join(_texts(o, status, finished))
