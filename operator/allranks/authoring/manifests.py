@@ -39,7 +39,6 @@ class Finding:
     document: int = 0
     """Number of the document in the file, from 1; 0 for a problem of the file."""
     name: str = ""
-    """Name of the object."""
     line: int = 0
     column: int = 0
     """Place in the file, from 1; 0 where it is not determined."""

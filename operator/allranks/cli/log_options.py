@@ -1,4 +1,4 @@
-"""The options of servers that say what they log, and how."""
+"""The options of servers that say what they log, and how. The frontend imports no other options, so it stays small."""
 
 from __future__ import annotations
 

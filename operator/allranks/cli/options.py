@@ -118,6 +118,15 @@ def on_cluster(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:
     return run
 
 
+def with_options(
+    command: Callable[..., Any], options: Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]]
+) -> Callable[..., Any]:
+    """Add options to a command, in the order of its help."""
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that select a cluster and a namespace to `command(where, **options)`."""
 
@@ -125,9 +134,7 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     def run(namespace: str | None, context: str | None, kubeconfig: str | None, **options: Any) -> None:
         command(Where(namespace, context, kubeconfig), **options)
 
-    for option in reversed(_CLUSTER_OPTIONS):
-        run = option(run)
-    return run
+    return with_options(run, _CLUSTER_OPTIONS)
 
 
 _CLUSTER_OPTIONS = (

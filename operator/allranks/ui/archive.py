@@ -24,7 +24,7 @@ from allranks.kube.bounded_lines import LastLines
 from allranks.kube.pod_logs import Line
 from allranks.local.stored_logs import matches
 from allranks.ui.entries import Entry, Manifest
-from allranks.ui.logs import MOST_OF_ALL, LogLine, LogQuery, LogTail, shown
+from allranks.ui.logs import MOST_OF_ALL, LogQuery, LogTail, log_line
 from allranks.ui.problems import Problem
 
 FRESH_SECONDS = 30.0
@@ -132,7 +132,7 @@ class ArchivedJobs:
         last, more = _merged(ends, query.tail)
         if more:
             notes.append("the archive has more lines before these")
-        return LogTail([_log_line(entry, log, line) for log, line in last], notes)
+        return LogTail([log_line(entry, log, line.text, line.time) for log, line in last], notes)
 
 
 def _merged(ends: list[tuple[LogName, list[Line]]], tail: int) -> tuple[list[tuple[LogName, Line]], bool]:
@@ -147,17 +147,6 @@ def _merged(ends: list[tuple[LogName, list[Line]]], tail: int) -> tuple[list[tup
 def _entry(job: Manifest) -> Entry:
     namespace, _, folder = folder_of(job).partition("/")
     return Entry("archive", namespace, folder, job, active=False)
-
-
-def _log_line(entry: Entry, log: LogName, line: Line) -> LogLine:
-    return LogLine(
-        time=line.time.decode() or None,
-        role=log.role,
-        index=log.index,
-        rank=entry.ranks.get(replica_key(log.role, log.index)) if log.attempt == entry.status.attempt else None,
-        attempt=log.attempt,
-        line=shown(line.text),
-    )
 
 
 # --- what a user may see ----------------------------------------------------------------------------------------------

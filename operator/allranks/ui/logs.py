@@ -12,6 +12,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, Field
 
 from allranks.api.status import FINISHED
+from allranks.archive.layout import LogName
 from allranks.client.follow import has_log
 from allranks.client.rank_stacks import MOST_BYTES, MOST_PODS
 from allranks.control_sequences import clean, last_state
@@ -23,7 +24,7 @@ from allranks.kube.bounded_lines import LONGEST_LINE, MOST_KEPT, LastLines
 from allranks.kube.cluster import Cluster
 from allranks.kube.job_codec import pods_of
 from allranks.kube.pod_logs import Line, LogOptions, open_log, parse_line
-from allranks.local.stored_logs import matches
+from allranks.local.stored_logs import StoredLog, matches
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.entries import Entry
 from allranks.ui.problems import Problem
@@ -103,7 +104,7 @@ async def last_lines(jobs: ClusterJobs, entry: Entry, query: LogQuery) -> LogTai
     lines, notes = await _last_lines(jobs.within(entry.group), pods, query)
     notes += [_no_log(pod) for pod in pods[:8] if not has_log(pod, query.container)]
     after = max((line.time for _, line in lines), default=b"").decode()
-    return LogTail([_log_line(entry, pod, line) for pod, line in lines], notes, after)
+    return LogTail([log_line(entry, pod, line.text, line.time) for pod, line in lines], notes, after)
 
 
 async def _last_lines(
@@ -207,7 +208,11 @@ async def follow(jobs: ClusterJobs, entry: Entry, query: LogQuery) -> AsyncGener
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
                     batch = await batches.get()
-                lines = [_log_line(current, batch.pod, line) for line in batch.lines if matches(line.text, search)]
+                lines = [
+                    log_line(current, batch.pod, line.text, line.time)
+                    for line in batch.lines
+                    if matches(line.text, search)
+                ]
                 if lines:
                     yield lines
                 continue
@@ -246,15 +251,16 @@ def _selected(entry: Entry, pods: Sequence[Pod], query: LogQuery) -> list[Pod]:
     ]
 
 
-def _log_line(entry: Entry, pod: Pod, line: Line) -> LogLine:
-    rank = entry.ranks.get(replica_key(pod.role, pod.index))
+def log_line(entry: Entry, source: Pod | LogName | StoredLog, text: bytes, time: bytes = b"") -> LogLine:
+    """Return a line of a log, with the rank that wrote it, if that is a rank of the current attempt."""
+    rank = entry.ranks.get(replica_key(source.role, source.index))
     return LogLine(
-        time=line.time.decode() or None,
-        role=pod.role,
-        index=pod.index,
-        rank=rank if pod.attempt == entry.status.attempt else None,
-        attempt=pod.attempt,
-        line=shown(line.text),
+        time=time.decode() or None,
+        role=source.role,
+        index=source.index,
+        rank=rank if source.attempt == entry.status.attempt else None,
+        attempt=source.attempt,
+        line=shown(text),
     )
 
 

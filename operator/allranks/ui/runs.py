@@ -15,7 +15,7 @@ from allranks.local.run_directories import RUN_FILE, StoredRun, stored_runs
 from allranks.local.stored_logs import StoredLog, matches
 from allranks.ui.changes import Hub
 from allranks.ui.entries import Entry
-from allranks.ui.logs import POLL_SECONDS, LogLine, LogQuery, LogTail, shown
+from allranks.ui.logs import POLL_SECONDS, LogLine, LogQuery, LogTail, log_line
 from allranks.ui.problems import Problem
 
 FRESH_SECONDS = 1.0
@@ -143,7 +143,7 @@ async def last_lines(entry: Entry, query: LogQuery) -> LogTail:
     except OSError as error:
         return LogTail([], [f"{log.path.name} cannot be read: {error.strerror}"])
     notes = [f"the log has more lines before these: {log.path}"] if more else []
-    return LogTail([_log_line(entry, log, line) for line in lines], notes, str(end))
+    return LogTail([log_line(entry, log, line) for line in lines], notes, str(end))
 
 
 async def follow(runs: Runs, entry: Entry, query: LogQuery) -> AsyncGenerator[list[LogLine]]:
@@ -156,7 +156,7 @@ async def follow(runs: Runs, entry: Entry, query: LogQuery) -> AsyncGenerator[li
         if log is not None and log != last:
             last = log
             async for batch in stored_logs.appended(log.path, place, _EndOfLog(runs, entry, query, log)):
-                yield [_log_line(current, log, line) for line in batch if matches(line, search)]
+                yield [log_line(current, log, line) for line in batch if matches(line, search)]
             place = 0
         elif not current.active:
             return
@@ -184,11 +184,6 @@ class _EndOfLog:
     async def __call__(self) -> bool:
         current = await _current_entry(self.runs, self.entry)
         return not current.active or await asyncio.to_thread(log_file, current, self.query) != self.log
-
-
-def _log_line(entry: Entry, log: StoredLog, line: bytes) -> LogLine:
-    rank = entry.ranks.get(log.replica) if log.attempt == entry.status.attempt else None
-    return LogLine(time=None, role=log.role, index=log.index, rank=rank, attempt=log.attempt, line=shown(line))
 
 
 def _no_file(entry: Entry, query: LogQuery) -> str:

@@ -23,7 +23,6 @@ class Converted:
     """A document of the output."""
 
     source: str
-    """The file."""
     documents: tuple[dict[str, Any], ...]
     """One object, and for a job the objects that complete it."""
     draft: Draft | None = None

@@ -31,6 +31,7 @@ from allranks.cli.options import (
     name_callback,
     print_error,
     run_on_cluster,
+    with_options,
 )
 from allranks.client.jobs import get_job
 from allranks.core.facts import naming
@@ -70,9 +71,7 @@ def _rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError("specify either --rank, or --role and --index, not both.")
         return command(choice=Choice(rank, role, index, container), **options)
 
-    for option in reversed(_RANK_OPTIONS):
-        run = option(run)
-    return run
+    return with_options(run, _RANK_OPTIONS)
 
 
 _RANK_OPTIONS = (

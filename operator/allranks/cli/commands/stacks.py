@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli.completers import complete_jobs
-from allranks.cli.options import FAILED, OK, Count, Duration, check_rank, name_callback, on_cluster
+from allranks.cli.options import FAILED, OK, Count, Duration, check_rank, name_callback, on_cluster, with_options
 from allranks.client.jobs import get_job
 from allranks.core.facts.naming import JOB_LABEL, replica_key
 from allranks.errors import AllranksError, ClusterError
@@ -27,9 +27,7 @@ POLL_SECONDS = 1.0
 
 def stacks_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--rank`, `--timeout` and `--output` to `command(ranks=..., timeout=..., output=...)`."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return with_options(command, _OPTIONS)
 
 
 _OPTIONS = (

@@ -97,4 +97,3 @@ GANGS: tuple[OptionalKind, ...] = (NATIVE_POD_GROUP, VOLCANO_POD_GROUP, COSCHEDU
 """The kinds that the operator's setting `gangs` needs."""
 
 BY_ID: Mapping[str, OptionalKind] = MappingProxyType({kind.id: kind for kind in (*QUEUES, *GANGS)})
-"""All optional kinds."""

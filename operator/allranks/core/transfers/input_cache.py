@@ -22,8 +22,6 @@ VOLUME = "allranks-inputs"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place for inputs."""
-
     location: Location
     limit: int
     """Bytes."""
