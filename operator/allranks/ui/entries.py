@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 from allranks.api.status import Status
@@ -25,24 +25,18 @@ Key = tuple[Source, str, str]
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A job of a cluster (`jobs`), a run of `allranks run` (`runs`), or a deleted job in an archive (`archive`)."""
+class Item:
+    """A job or a sweep: of a cluster (`jobs`), of this machine (`runs`), or a deleted one in an archive (`archive`)."""
 
     source: Source
     group: str
-    """The namespace of a job, also in an archive; the name of the job of a run."""
+    """The namespace, also in an archive; the name of the job or the sweep of a run."""
     name: str
-    """The name of a job; the name of the directory of others: the time of a run, NAME-UID of an archived job."""
+    """The name on a cluster; the name of the directory of others: the time of a run, NAME-UID in an archive."""
     manifest: Manifest
-    """The job with its status, as `-o json` prints it."""
-    directory: Path | None = None
-    """Directory of a run; None for jobs."""
+    """The object with its status, as `-o json` prints it."""
     active: bool = True
-    """False for a run whose process has ended, and for a deleted job."""
-
-    @property
-    def key(self) -> Key:
-        return self.source, self.group, self.name
+    """False for a run whose process has ended, and for a deleted object."""
 
     @property
     def path(self) -> str:
@@ -50,16 +44,43 @@ class Entry:
         return f"{self.source}/{quote(self.group, safe='')}/{quote(self.name, safe='')}"
 
     @property
+    def metadata(self) -> Mapping[str, Any]:
+        metadata: Mapping[str, Any] = self.manifest.get("metadata") or {}
+        return metadata
+
+    @property
+    def phase(self) -> str:
+        """`Interrupted` for a run that ended before its job or sweep did, and one that was deleted before its end."""
+        # Without decoding the status: lists of thousands of jobs need it.
+        status = self.manifest.get("status")
+        phase = str((status if isinstance(status, dict) else {}).get("phase") or "Pending")
+        return phase_of(phase, active=self.active)
+
+
+AnyItem = TypeVar("AnyItem", bound=Item)
+
+
+def newest_first(items: Iterable[AnyItem]) -> list[AnyItem]:
+    return sorted(items, key=lambda item: str(item.metadata.get("creationTimestamp") or ""), reverse=True)
+
+
+@dataclass(frozen=True)
+class Entry(Item):
+    """A job, or a run of one."""
+
+    directory: Path | None = None
+    """Directory of a run; None for others."""
+
+    @property
+    def key(self) -> Key:
+        return self.source, self.group, self.name
+
+    @property
     def job(self) -> str:
         """The name of the job."""
         if self.source == "archive":
             return str(self.metadata["name"])
         return self.name if self.source == "jobs" else self.group
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        metadata: Mapping[str, Any] = self.manifest.get("metadata") or {}
-        return metadata
 
     @cached_property
     def status(self) -> Status:
@@ -69,14 +90,6 @@ class Entry:
     def ranks(self) -> dict[str, int | None]:
         """Replica -> its rank, by rank; None for a replica without one. Decoded once: each log line needs it."""
         return ranks_of(self.manifest)
-
-    @property
-    def phase(self) -> str:
-        """`Interrupted` for a run that ended before its job did, and a job that was deleted before its end."""
-        # Without decoding the status: lists of thousands of jobs need it.
-        status = self.manifest.get("status")
-        phase = str((status if isinstance(status, dict) else {}).get("phase") or "Pending")
-        return phase_of(phase, active=self.active)
 
     @property
     def printed(self) -> Manifest:
@@ -113,10 +126,6 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
     never = datetime.min.replace(tzinfo=UTC)
     by_time = sorted(entries, key=lambda entry: (entry.created or never, entry.key), reverse=True)
     return sorted(by_time, key=lambda entry: ORDER.get(entry.phase, LAST))
-
-
-def newest_first(entries: Iterable[Entry]) -> list[Entry]:
-    return sorted(entries, key=lambda entry: str(entry.metadata.get("creationTimestamp") or ""), reverse=True)
 
 
 def selection(

@@ -107,7 +107,7 @@ def _entry(run: StoredRun, active: bool) -> Entry | None:
         return None
     job["metadata"] = {"name": run.job, "uid": "", **(job.get("metadata") or {})}
     job["spec"] = job.get("spec") or {}
-    return Entry("runs", run.job, run.directory.name, job, run.directory.resolve(), active)
+    return Entry("runs", run.job, run.directory.name, job, active, run.directory.resolve())
 
 
 _PARTS = ("metadata", "spec", "status")

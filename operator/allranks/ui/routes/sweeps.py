@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends
@@ -18,10 +18,9 @@ from allranks.client.sweeps import deleted_trial, missing_jobs, trials_of_run
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube import paths
 from allranks.kube.job_codec import DecodeError
-from allranks.local.run_directories import phase_of
 from allranks.local.sweep_files import SWEEP_FILE, StoredSweep, read_sweep, stored_sweeps
 from allranks.ui.cluster_jobs import ClusterJobs
-from allranks.ui.entries import Entry, Manifest, Source, owner_sweep
+from allranks.ui.entries import Entry, Item, Manifest, Source, newest_first, owner_sweep
 from allranks.ui.openapi import ObjectList, Sweep, SweepList
 from allranks.ui.problems import RESPONSES, Problem
 from allranks.ui.rendering import render, stream_address
@@ -35,41 +34,18 @@ from allranks.views.report.sweep import SweepReport
 from allranks.views.report.sweep_cost import TrialJob, TrialJobs
 
 
-class SweepEntry(NamedTuple):
-    """A sweep, and its place: `jobs/NAMESPACE/NAME`, `runs/SWEEP/TIME` or `archive/NAMESPACE/NAME-UID`."""
-
-    source: Source
-    group: str
-    name: str
-    manifest: Manifest
-    active: bool = True
-    """False for a sweep whose process has ended, and for a deleted sweep."""
-
-    @property
-    def path(self) -> str:
-        return "/".join(quote(part, safe="") for part in (self.source, self.group, self.name))
-
-    @property
-    def phase(self) -> str:
-        """`Interrupted` for a sweep that was deleted, or whose process ended, before its end."""
-        return phase_of(str((self.manifest.get("status") or {}).get("phase") or "Pending"), active=self.active)
+class SweepEntry(Item):
+    """A sweep, or a run of one."""
 
 
 def row(sweep: SweepEntry, now: datetime) -> tuple[str, tuple[str, ...]]:
     """Return (address, cells) for a table of sweeps."""
-    status, metadata = sweep.manifest.get("status") or {}, sweep.manifest.get("metadata") or {}
+    status, metadata = sweep.manifest.get("status") or {}, sweep.metadata
     objective = (sweep.manifest.get("spec") or {}).get("objective") or {}
     created = age(metadata["creationTimestamp"], now) if metadata.get("creationTimestamp") else ""
     best = f"{objective.get('metric', '')} {status['bestSummary']}" if status.get("bestSummary") else ""
     name = f"{sweep.group}/{sweep.name if sweep.source == 'runs' else metadata.get('name')}"
     return f"/sweeps/{sweep.path}", (name, sweep.phase, str(status.get("summary", "")), best, created)
-
-
-def newest_first(sweeps: Iterable[SweepEntry]) -> list[SweepEntry]:
-    def created(sweep: SweepEntry) -> str:
-        return str((sweep.manifest.get("metadata") or {}).get("creationTimestamp"))
-
-    return sorted(sweeps, key=created, reverse=True)
 
 
 # --- lists -----------------------------------------------------------------------------------------------------------
@@ -89,11 +65,11 @@ async def deleted(state: State, namespace: str | None = None) -> list[SweepEntry
     existing: set[str] = set()
     if state.jobs:
         with contextlib.suppress(ClusterError):
-            existing = {sweep.manifest["metadata"]["uid"] for sweep in await of_cluster(state.jobs, None)}
+            existing = {sweep.metadata["uid"] for sweep in await of_cluster(state.jobs, None)}
     return [
         sweep
         for sweep in newest_first(archived)
-        if sweep.manifest["metadata"]["uid"] not in existing and namespace in (None, "", sweep.group)
+        if sweep.metadata["uid"] not in existing and namespace in (None, "", sweep.group)
     ]
 
 
@@ -173,7 +149,7 @@ async def _trial_jobs(state: State, sweep: SweepEntry) -> Callable[[], TrialJobs
     deleted: list[Manifest] = []
     problem = ""
     try:
-        uid = sweep.manifest["metadata"].get("uid")
+        uid = sweep.metadata.get("uid")
         entries = await state.entries("jobs")
         existing = [entry for entry in entries if entry.group == sweep.group and _is_trial(entry, uid)]
         names = missing_jobs(sweep.manifest, {entry.name for entry in existing})
@@ -201,7 +177,7 @@ async def events_of(state: State, sweep: SweepEntry) -> list[Manifest]:
         return await state.archived().sweep_events(sweep.manifest)
     if sweep.source == "runs":
         return []
-    return await state.cluster().events_of(sweep.group, str(sweep.manifest["metadata"].get("uid")))
+    return await state.cluster().events_of(sweep.group, str(sweep.metadata.get("uid")))
 
 
 async def trial_path(state: State, sweep: SweepEntry, job: str) -> str:
@@ -209,7 +185,7 @@ async def trial_path(state: State, sweep: SweepEntry, job: str) -> str:
 
     Raises Problem and ArchiveError.
     """
-    uid = sweep.manifest["metadata"]["uid"]
+    uid = sweep.metadata["uid"]
     for entry in await state.entries("jobs") if state.jobs else ():
         if (entry.group, entry.name) == (sweep.group, job) and _is_trial(entry, uid):
             return entry.path
