@@ -133,10 +133,6 @@ _CLOSED = "Connection closed."
 _LOST = (aiohttp.ClientError, TimeoutError, OSError, LoginError)
 
 
-def _always(_verb: str, _error: Unavailable) -> bool:
-    return True
-
-
 class Client:
     """Asks `fence` right before each write is sent, retries included: a former leader must not write."""
 
@@ -147,7 +143,7 @@ class Client:
         concurrency: int = 32,
         timeout: float = 30.0,
         retry_timeout: float = 60.0,
-        may_retry: Callable[[str, Unavailable], bool] = _always,
+        may_retry: Callable[[str, Unavailable], bool] = lambda _verb, _error: True,
         fence: Callable[[], bool] = lambda: True,
         observe: Callable[[str, str, float], None] = lambda verb, code, seconds: None,
         on_warning: Callable[[str], None] | None = None,

@@ -70,9 +70,9 @@ class Operator:
                 self._jobs,
                 lambda: self.depth,
                 self._ages,
-                self._reporting,
+                lambda: self.session.reports.reporting if self.session else 0,
                 self._reports_lost,
-                self._unreadable,
+                lambda: len(self.session.unreadable) if self.session else 0,
                 self.metrics.namespaces,
             )
         )
@@ -184,12 +184,6 @@ class Operator:
     def _jobs(self) -> Iterator[JobSample]:
         if session := self.session:
             yield from session.gpus.samples(session.jobs, session.jobs.get, self._using.clock.now())
-
-    def _reporting(self) -> int:
-        return self.session.reports.reporting if self.session else 0
-
-    def _unreadable(self) -> int:
-        return len(self.session.unreadable) if self.session else 0
 
     def _reports_lost(self) -> int:
         if not self.session:
