@@ -18,7 +18,7 @@ import yaml
 from click.testing import CliRunner
 from watchfiles import Change
 
-from allranks.cli.live.restart_on_change import SourceFilter
+from allranks.cli.commands.dev import source_filter
 from allranks.cli.main import cli
 
 JOB = {
@@ -127,14 +127,14 @@ def test_sigterm_ends_the_ranks(dev: Dev):
 
 @pytest.mark.parametrize("path", ["train.py", "configs/a.yaml", "pyproject.toml", "src/pkg/model.py"])
 def test_sources_are_watched(path, tmp_path):
-    assert SourceFilter()(Change.modified, str(tmp_path / path))
+    assert source_filter()(Change.modified, str(tmp_path / path))
 
 
 @pytest.mark.parametrize(
     "path", ["runs/loop/1/job.json", ".git/x.py", "__pycache__/a.py", ".venv/lib/a.py", "data.bin", "train.py~"]
 )
 def test_caches_environments_and_runs_are_not_watched(path, tmp_path):
-    assert not SourceFilter()(Change.modified, str(tmp_path / path))
+    assert not source_filter()(Change.modified, str(tmp_path / path))
 
 
 def test_without_watchfiles_the_command_names_the_extra(monkeypatch):

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Status
+from allranks.authoring.checks.notes import notes_of
 from allranks.core.facts import gpu_count
 from allranks.core.facts.model import Platform
 from allranks.core.objects import pods
-from allranks.core.objects.notes import notes_of
 from support.builders import job, table
 
 # Sentence, resources, GPUs.

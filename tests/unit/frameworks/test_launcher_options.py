@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.core.objects.notes import command_notes
+from allranks.authoring.checks.notes import command_notes
 from support.builders import job, table
 
 ALONE = "each pod would train alone; allranks connects the ranks: remove --standalone"

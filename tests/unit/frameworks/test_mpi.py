@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Status
+from allranks.authoring.checks.notes import command_notes
 from allranks.core.facts.model import Platform
 from allranks.core.objects import pods
-from allranks.core.objects.notes import command_notes
 from allranks.core.objects.pods import Objects
 from allranks.frameworks import FRAMEWORKS
 from support.builders import CLUSTER, environment, job, table

@@ -15,12 +15,12 @@ from allranks.api.status import Status
 from allranks.api.sweep import KIND as SWEEP
 from allranks.api.validation_messages import MIGRATION, similar
 from allranks.authoring.checks import schema
+from allranks.authoring.checks.notes import notes_of
 from allranks.authoring.checks.problem import Problem, below
 from allranks.core.facts import pod_template
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.naming import ROLE_LABEL
 from allranks.core.objects import pods as job_pods
-from allranks.core.objects.notes import notes_of
 
 
 def written(document: Mapping[str, Any], job: Job | None = None) -> list[Problem]:
@@ -77,7 +77,7 @@ class Beside:
 
 def finished(job: Job, beside: Beside) -> list[Problem]:
     """Return problems of the pods, and notes, of a job that has no other errors."""
-    notes = (Problem(note.path, note.message, note.severity) for note in notes_of(job, beside.claim_templates))
+    notes = notes_of(job, beside.claim_templates)
     pool = beside.pools.get(job.spec.pool or "")
     return [*_misspelt_pool(job, beside.pools), *_of_pods(job, pool), *notes]
 

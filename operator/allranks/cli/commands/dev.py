@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from allranks.cli.completers import complete_files
+from allranks.control_sequences import clean_text
 from allranks.extras import install_command
+from allranks.local.run_directories import ROOT
+from allranks.views.safe_output import use_colour
+
+if TYPE_CHECKING:
+    from watchfiles import Change
+
+QUIET_MS = 150
+"""A save of several files is over when no file has changed for this time."""
+LONGEST_MS = 1500
+"""Changes without an end restart the command after this time."""
+POLL_MS = 250
+SUFFIXES = (".py", ".yaml", ".yml", ".json", ".toml", ".txt", ".cfg", ".ini", ".sh")
 
 
 @click.command(
@@ -55,8 +73,98 @@ def dev(file: str, run_options: tuple[str, ...], watched: tuple[Path, ...], grac
         raise click.ClickException(
             f"allranks dev needs the Python package watchfiles, which is not installed: {install_command('watch')}"
         ) from error
-    from allranks.cli.live.restart_on_change import RestartOnChange
-
     run = [sys.executable, "-m", "allranks", "run", file, "--grace-period", f"{grace_period:g}", *run_options]
     script = [Path(file)] if Path(file).exists() else []
     sys.exit(RestartOnChange(run, [*(watched or (Path(),)), *script]).run())
+
+
+def source_filter() -> Callable[[Change, str], bool]:
+    """Return a filter for files of a program: no caches, environments, hidden directories and directories of runs."""
+    from watchfiles import DefaultFilter
+
+    others = (ROOT.name, "build", "dist", ".ruff_cache", ".ipynb_checkpoints")
+    of_others = DefaultFilter(ignore_dirs=(*DefaultFilter.ignore_dirs, *others))
+    return lambda change, path: path.endswith(SUFFIXES) and of_others(change, path)
+
+
+class RestartOnChange:
+    """Runs a command until Ctrl-C or a signal, and starts it again at each change below `paths`."""
+
+    def __init__(self, command: Sequence[str], paths: Sequence[Path]) -> None:
+        self._command, self._paths = list(command), [path.absolute() for path in paths]
+        self._child: subprocess.Popen[bytes] | None = None
+        self._received = 0
+        self._runs = 0
+        self._colour = use_colour(sys.stderr)
+
+    def run(self) -> int:
+        """Return the exit status, 128 + the signal."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
+        try:
+            self._loop()
+        finally:
+            self._stop()
+        return 128 + (self._received or signal.SIGINT)
+
+    def _loop(self) -> None:
+        from watchfiles import watch
+
+        watcher = watch(
+            *self._paths,
+            watch_filter=source_filter(),
+            debounce=LONGEST_MS,
+            step=QUIET_MS,
+            rust_timeout=POLL_MS,
+            yield_on_timeout=True,
+            raise_interrupt=False,
+        )
+        # The first one is a timeout, after which the files are watched: no change after the start is missed.
+        for changes in watcher:
+            if self._received:
+                return
+            if changes and self._runs:
+                self._message(f"{_named(changes)} changed: restarting (run {self._runs + 1})")
+                self._stop()
+            if self._received:
+                return
+            if changes or not self._runs:
+                self._start()
+            elif self._child and self._child.poll() is not None:
+                status, self._child = self._child.returncode, None
+                how = "the run has ended" if status == 0 else f"the run has ended with exit status {status}"
+                self._message(f"{how}; waiting for a change (Ctrl-C ends)")
+
+    def _start(self) -> None:
+        self._runs += 1
+        # In the same group: Ctrl-C in a terminal reaches it directly, and a second one kills the ranks at once.
+        self._child = subprocess.Popen(self._command)
+
+    def _stop(self) -> None:
+        """End the run as Ctrl-C does, and wait for it: ports and GPUs are free then."""
+        if self._child is None:
+            return
+        if self._child.poll() is None:
+            self._child.send_signal(signal.SIGTERM)
+        self._child.wait()
+        self._child = None
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._received = number
+
+    def _message(self, text: str) -> None:
+        click.echo(click.style(f"--- {text}", bold=True) if self._colour else f"--- {text}", err=True)
+
+
+def _named(changes: set[tuple[Any, str]]) -> str:
+    """List the names of the files, at most three."""
+    names = sorted({clean_text(_relative(path), colour=False) for _, path in changes})
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _relative(path: str) -> str:
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path

@@ -1,6 +1,6 @@
 """Counts the GPUs that a container requests: one rule for the operator, `allranks run`, the metrics and the reports.
 
-It reads the pod alone, so each entry of `resources.claims` counts as one GPU (`core/objects/notes.py` tells the
+It reads the pod alone, so each entry of `resources.claims` counts as one GPU (`authoring/checks/notes.py` tells the
 author).
 """
 

@@ -5,51 +5,40 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from allranks.api.job import Job, RoleSpec
+from allranks.authoring.checks.problem import Problem
 from allranks.core.facts import gpu_count, pod_template, topology
 from allranks.core.facts.model import ANY_PLATFORM
 from allranks.core.facts.naming import TRAINER
 from allranks.frameworks import FRAMEWORKS
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """One remark on a field."""
-
-    path: str
-    """For example `spec.progress.logPattern`."""
-    message: str
-    severity: Literal["warning", "note"] = "note"
-    """`warning`: probably a mistake. `note`: good to be aware of."""
-
-
-def notes_of(job: Job, claim_templates: Mapping[str, Mapping[str, Any]] | None = None) -> list[Note]:
-    """Return all notes on a job for which `pods.problems` is empty.
+def notes_of(job: Job, claim_templates: Mapping[str, Mapping[str, Any]] | None = None) -> list[Problem]:
+    """Return all notes on a job for which `pods.problems` is empty. `warning`: probably a mistake.
 
     `claim_templates`: ResourceClaimTemplate -> the spec of its claims, for the templates in the files.
     """
-    about_commands = (Note(path, message, "warning") for path, message in command_notes(job))
+    about_commands = (Problem(path, message, "warning") for path, message in command_notes(job))
     claims = _about_claims(job, claim_templates or {})
     return [*_about_log_pattern(job), *_about_sidecars(job), *claims, *about_commands]
 
 
-def _about_log_pattern(job: Job) -> Iterator[Note]:
+def _about_log_pattern(job: Job) -> Iterator[Problem]:
     pattern = job.spec.progress.log_pattern if job.spec.progress else None
     if pattern and "step" not in (groups := re.compile(pattern).groupindex):
         near = difflib.get_close_matches("step", groups, n=1)
         problem = f"group {near[0]} becomes a metric, did you mean step?" if near else "no group is named step"
         without = "without the step there is no progress bar, no ETA and no hang detection"
-        yield Note("spec.progress.logPattern", f"{problem}: {without}", "warning" if near else "note")
+        yield Problem("spec.progress.logPattern", f"{problem}: {without}", "warning" if near else "note")
 
 
 _USUAL_NAMES = frozenset({"main", "train", "training", "worker", "master", "chief", "job", "app", *FRAMEWORKS})
 """Names that the training container has in pods of other operators."""
 
 
-def _about_sidecars(job: Job) -> Iterator[Note]:
+def _about_sidecars(job: Job) -> Iterator[Problem]:
     """Yield a note for each container that may be meant as the training container.
 
     A container is merged into the training container only if it has its name; with any other it runs beside it.
@@ -67,10 +56,10 @@ def _about_sidecars(job: Job) -> Iterator[Note]:
         problem = f"container {name} runs beside the training container, which is named {TRAINER}"
         mistaken = name in _USUAL_NAMES or bool(difflib.get_close_matches(name, [TRAINER], cutoff=0.7))
         cure = f"name it {TRAINER} if it is the training program"
-        yield Note(path, f"{problem}: {cure}", "warning" if mistaken else "note")
+        yield Problem(path, f"{problem}: {cure}", "warning" if mistaken else "note")
 
 
-def _about_claims(job: Job, templates: Mapping[str, Mapping[str, Any]]) -> Iterator[Note]:
+def _about_claims(job: Job, templates: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
     """Yield notes on a number of processes that cannot follow from the pod, because it claims its GPUs."""
     option = next((name for name in _PROCESSES if getattr(job.spec.options, name, None) == "Auto"), None)
     if option is None:
@@ -86,10 +75,10 @@ def _about_claims(job: Job, templates: Mapping[str, Mapping[str, Any]]) -> Itera
             problem = f"Auto counts each of the {entries} entries of resources.claims as one GPU"
             problem = problem.replace("each of the 1 entries", "the entry")
             cure = "set the number of processes if a claim has several GPUs or another device"
-            yield Note(field, f"{problem}, because a pod does not say what a claim contains: {cure}")
+            yield Problem(field, f"{problem}, because a pod does not say what a claim contains: {cure}", "note")
         elif gpus != entries:
             starts = f"Auto starts {entries}, one for each entry of resources.claims"
-            yield Note(field, f"the claims of a {role} have {gpus} GPUs, {starts}: set it to {gpus}", "warning")
+            yield Problem(field, f"the claims of a {role} have {gpus} GPUs, {starts}: set it to {gpus}", "warning")
 
 
 _PROCESSES = ("processes_per_node", "processes_per_pod", "slots_per_worker")
