@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from allranks.code import differences, repository
-from allranks.code.differences import NewFile
+from allranks.code.differences import File
 from allranks.code.selection import HOLDS_CREDENTIALS, LeftOut, Selection, secret_by_name, select
 from allranks.errors import CannotShip
 from allranks.text import size
@@ -28,15 +28,6 @@ MAX_BYTES = 256 * 2**20
 """Largest sum of all files. inpod/unpack.py has the same limit."""
 _SHOWN = 5
 _EXECUTABLE = 0o111
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """One file of a bundle. `name` is relative to the directory, with `/`."""
-
-    name: str
-    data: bytes
-    executable: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,7 +165,7 @@ def _differences(folder: Path, selection: Selection, files: Iterable[File]) -> s
     if not selection.commit or not selection.dirty:
         return ""
     shipped = {file.name: file for file in files}
-    new = [NewFile(name, shipped[name].data, shipped[name].executable) for name in selection.new]
+    new = [shipped[name] for name in selection.new]
 
     def hidden(name: str) -> str:
         if name in shipped or (folder / name).is_dir():  # a submodule

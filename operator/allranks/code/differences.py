@@ -29,15 +29,15 @@ Hidden = Callable[[str], str]
 """Returns the reason why the content of a file is not shown, as a part of a sentence; empty if it is."""
 
 
-class NewFile(NamedTuple):
-    """A file that is not in the commit."""
+class File(NamedTuple):
+    """A file of a bundle. `name` is relative to the directory, with `/`."""
 
     name: str
     data: bytes
     executable: bool = False
 
 
-def text_of(commit: str, patch: str, new: Iterable[NewFile], hidden: Hidden, untracked: Iterable[str] = ()) -> str:
+def text_of(commit: str, patch: str, new: Iterable[File], hidden: Hidden, untracked: Iterable[str] = ()) -> str:
     """Return the differences; empty if there are none. Lines that begin with `#` say what is left out.
 
     `patch`: what git prints for tracked files. `untracked`: names of new files that are only named.
@@ -103,7 +103,7 @@ def _name(names: str) -> str:
     return half.removeprefix("a/")
 
 
-def _addition(file: NewFile) -> str:
+def _addition(file: File) -> str:
     mode = "100755" if file.executable else "100644"
     head = f"{_HEADER}a/{file.name} b/{file.name}\nnew file mode {mode}\n"
     if b"\0" in file.data[:_BINARY_HEAD]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from allranks.code import differences, ship
-from allranks.code.bundle import EMPTY, MAX_SHIPPED_BYTES, Bundle, File, collect
-from allranks.code.differences import MAX_CHARACTERS, MAX_FILE_CHARACTERS, MAX_NAMED, compressed, decompressed
+from allranks.code.bundle import EMPTY, MAX_SHIPPED_BYTES, Bundle, collect
+from allranks.code.differences import MAX_CHARACTERS, MAX_FILE_CHARACTERS, MAX_NAMED, File, compressed, decompressed
 
 from .test_bundle import committed, git, write
 

@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from allranks.cli.main import cli
-from allranks.code.bundle import EMPTY, Bundle, File
+from allranks.code.bundle import EMPTY, Bundle
+from allranks.code.differences import File
 from allranks.inpod import unpack
 
 
