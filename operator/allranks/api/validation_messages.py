@@ -18,6 +18,7 @@ from allranks.api.job import RESUME_FROM
 from allranks.api.notify import RECEIVER, WEBHOOK_URL
 from allranks.fields import COMMIT, LABEL_KEY, SHA256
 from allranks.frameworks import FRAMEWORKS
+from allranks.text import flow_list
 
 # Lists of words read better without quotes.
 # ruff: noqa: SIM905
@@ -225,7 +226,7 @@ def _list_hint(value: Any, location: list[int | str], schema: Schema) -> str:
         return ": begin each of its items with '- '"
     if isinstance(value, str) and location == ["spec", "notify"]:
         return f": write [{{receiver: {value}}}]"
-    return f": write [{_plain_or_quoted(value)}]" if isinstance(value, str) and items == "string" else ""
+    return f": write {flow_list([value])}" if isinstance(value, str) and items == "string" else ""
 
 
 def _argument_list(text: str, field: str) -> str:
@@ -236,14 +237,7 @@ def _argument_list(text: str, field: str) -> str:
         words = []
     if field == "command" and (not words or _SHELL.search(text)):
         return f"[sh, -c, {json.dumps(text)}]"
-    return f"[{', '.join(_plain_or_quoted(word) for word in words or [text])}]"
-
-
-def _plain_or_quoted(word: str) -> str:
-    """Return a string of a YAML flow sequence, without quotes where YAML reads it as a string."""
-    plain = re.fullmatch(r"[A-Za-z_./][\w./=:@+-]*[\w./=@+-]|[A-Za-z_./]|--?[A-Za-z][\w./=-]*", word)
-    special = re.fullmatch(r"(?i)true|false|yes|no|on|off|null|y|n|\.inf|\.nan", word)
-    return word if plain and not special else json.dumps(word)
+    return flow_list(words or [text])
 
 
 def _value_hint(value: Any, expected: str) -> str:
