@@ -250,8 +250,12 @@ def _value_hint(value: Any, expected: str) -> str:
 def similar(word: str, names: Iterable[str], cutoff: float = 0.8) -> str | None:
     """Return the name of which `word` is probably a misspelling: other capitals, `_`, or a few other letters."""
     plain = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(word.lower().replace("_", "").replace("-", ""), plain, n=1, cutoff=cutoff)
+    near = difflib.get_close_matches(_plain(word), plain, n=1, cutoff=cutoff)
     return plain[near[0]] if near else None
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("_", "").replace("-", "")
 
 
 def _properties(location: list[int | str], root: Schema) -> dict[str, Schema]:
@@ -274,6 +278,8 @@ def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
     exist."""
     if name.endswith("ReplicaSpecs"):
         return f": allranks convert converts jobs of Kubeflow ({MIGRATION})"
+    if field := _of_other_system(name, root):
+        return f": here it is {field}"
     if place := _place(name, parents, root):
         return f": belongs under {place}"
     if near := _similar_field(name, parents, root):
@@ -285,9 +291,37 @@ def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
 
 def _meant(name: str, parents: list[int | str], root: Schema) -> str:
     """Return the last field of the place where an unknown one belongs, or the similar field; empty without both."""
+    if field := _of_other_system(name, root):
+        return field.partition(",")[0].rpartition(".")[2]
     if place := _place(name, parents, root):
         return place.partition(":")[0].rpartition(".")[2]
     return _similar_field(name, parents, root) or ""
+
+
+_WORKERS = "{job}.roles.worker.replicas"
+_PROCESSES = "pytorch.processesPerNode, horovod.slotsPerWorker, mpi.slotsPerWorker or spmd.processesPerPod"
+WORDS_OF_OTHER_SYSTEMS = {
+    **dict.fromkeys(("nodecount", "numnodes", "instancecount", "workercount", "numworkers", "nummachines"), _WORKERS),
+    "processcount": f"{_WORKERS}, times the processes in each pod: {_PROCESSES}",
+    **dict.fromkeys(("processcountpernode", "processesperhost", "nprocpernode"), f"{{job}}.{_PROCESSES}"),
+    **dict.fromkeys(("parameterservercount", "numparameterservers"), "{job}.roles.ps.replicas"),
+    **dict.fromkeys(("parameterserver", "parameterservers"), "{job}.roles.ps"),
+    **dict.fromkeys(("instancetype", "computetarget", "vmsize"), "{job}.pool, which names a TrainingPool"),
+    "usespotinstances": "{job}.pool, which names a TrainingPool whose nodes are spot nodes",
+    "hyperparameters": "{job}.args, for the command line of the program, or {job}.env",
+    **dict.fromkeys(("entrypoint", "trainingscript"), "{job}.command"),
+    **dict.fromkeys(("sourcedir", "sourcedirectory"), "{job}.code"),
+    **dict.fromkeys(("maxrun", "maxruntimeinseconds", "maxrundurationseconds"), "{job}.activeDeadlineSeconds"),
+    "communicationbackend": "{job}.pytorch.backend",
+}
+"""Words of Azure ML, SageMaker and others for fields and roles, without capitals and underscores. Only those that are
+no misspelling of the field: `similar` finds these."""
+
+
+def _of_other_system(name: str, root: Schema) -> str:
+    """Return the field that another system calls by this name; empty if none does."""
+    job = "spec" if "roles" in _properties(["spec"], root) else "spec.template.spec"
+    return WORDS_OF_OTHER_SYSTEMS.get(_plain(name), "").replace("{job}", job)
 
 
 def _similar_field(name: str, parents: list[int | str], root: Schema) -> str | None:

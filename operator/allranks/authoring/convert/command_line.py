@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from allranks.frameworks.command_line import Start, edited, script_of, starts
+from allranks.frameworks.command_line import Option, Start, edited, script_of, starts
 from allranks.frameworks.pytorch import RENDEZVOUS_OPTIONS
 
 _TORCHRUN = RENDEZVOUS_OPTIONS | {"rdzv-conf", "standalone", "max-restarts", "nproc-per-node"}
@@ -26,20 +26,34 @@ class Torchrun:
     """The value of --max-restarts."""
     used: bool = False
     """Whether the command starts torchrun."""
+    unknown_processes: str = ""
+    """The option --nproc-per-node, if its value is known only in the pod. It stays in the command."""
 
 
 def torchrun(command: Sequence[str]) -> Torchrun:
     """Remove the options of torchrun, also in the script of a shell: `bash -c "torchrun --nnodes=2 train.py"`."""
     launchers = [start for start in starts(command) if start.kind == "torchrun"]
     options = [option for start in launchers for option in start.options if option.name in _TORCHRUN]
-    values = {option.name: option.value for option in options}
+    unknown = next((option for option in options if _is_known_in_the_pod(option)), None)
+    options = [option for option in options if option is not unknown]
+    values = {option.name: option.value for option in options if not option.variable}
     return Torchrun(
         edited(command, {word: "" for option in options for word in option.words}),
         [str(option) for option in options],
         values.get("nproc-per-node"),
         values.get("max-restarts"),
         bool(launchers) or _mentions_torchrun(command),
+        str(unknown or ""),
     )
+
+
+_OF_THE_POD = re.compile(r"NPROC_PER_NODE|nvidia-smi")
+"""The variable with the number of processes of a pod, and the program that counts its GPUs."""
+
+
+def _is_known_in_the_pod(option: Option) -> bool:
+    """Return whether an option is a number of processes that is known only where the command runs."""
+    return option.name == "nproc-per-node" and option.variable and not _OF_THE_POD.search(option.value)
 
 
 def _mentions_torchrun(command: Sequence[str]) -> bool:

@@ -20,7 +20,7 @@ def convert(source: Fields) -> Draft:
     training_operator.read_run_policy(draft, spec)
     specs = spec.child("mpiReplicaSpecs")
     names = [str(spec.take("mainContainer") or "mpi")]
-    parts, policies = training_operator.read_roles(specs, _ROLES, names, "mpi-port")
+    parts, policies = training_operator.read_roles(spec, specs, _ROLES, names, "mpi-port")
     by_role = {part.role: part for part in parts}
     if "launcher" not in by_role:
         raise NotConvertible(f"{specs.path}.Launcher", "is needed: it has the command")
