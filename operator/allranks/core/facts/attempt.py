@@ -12,6 +12,7 @@ from allranks.core.facts import naming, pod_template, pool_template, rank_report
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.quantity import amount
 from allranks.frameworks.base import AttemptContext, ElasticBounds, Framework, Replica
+from allranks.frameworks.command_line import starts
 
 
 def attempt_context(
@@ -46,7 +47,9 @@ def with_launched_commands(
     framework: Framework, context: AttemptContext, templates: dict[str, Manifest]
 ) -> tuple[AttemptContext, dict[str, Manifest]]:
     """Return both with the commands as allranks runs them: what starts ranks of another system is replaced."""
-    launched = {role: framework.launch(context, role).command for role in context.commands}
+    launched = {
+        role: framework.launch(context, role).command for role, line in context.commands.items() if starts(line)
+    }
     changed = {role: command for role, command in launched.items() if command != context.commands[role]}
     if not changed:
         return context, templates
