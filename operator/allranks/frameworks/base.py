@@ -69,8 +69,8 @@ class AttemptContext:
     """The framework's own options, an instance of `Framework.options`."""
     gpus: Mapping[str, int]
     """Role -> GPUs that each of its pods requests."""
-    gpus_known: bool = True
-    """False if the job's pool, which may add GPUs, is not known."""
+    gpus_determined: bool = True
+    """False if the job's pool, which may add GPUs, is missing here."""
     cpus: Mapping[str, int] = field(default_factory=dict)
     """Role -> whole CPUs of the limit of each of its pods, or of the request without a limit; absent without both."""
     memory: Mapping[str, int] = field(default_factory=dict)

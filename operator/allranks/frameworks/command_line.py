@@ -58,7 +58,7 @@ def calls(command: Sequence[str]) -> list[Call]:
         return [Call(tuple(Word(text, index) for index, text in enumerate(command)))] if command else []
     try:
         return list(_script_calls(command[script], script))
-    except (ValueError, IndexError):  # quotes or parentheses without an end
+    except (ValueError, IndexError, RecursionError):  # quotes or parentheses without an end, or very many
         return []
 
 
@@ -74,19 +74,19 @@ def edited(command: Sequence[str], edits: Edits) -> list[str]:
     """Return the command line with some of its words replaced or removed."""
     out: list[str] = []
     for index, text in enumerate(command):
-        parts = sorted((word for word in edits if word.argument == index), key=lambda word: -word.begin)
-        for word in parts:
-            if word.end is not None:
-                text = _replaced(text, word, edits[word])
-        if not parts or parts[0].end is not None:
+        words = [word for word in edits if word.argument == index]
+        if not words:
             out.append(text)
-        elif edits[parts[0]]:
-            out += shlex.split(edits[parts[0]])
+        elif words[0].end is None:
+            out += shlex.split(edits[words[0]])
+        else:
+            for word in sorted(words, key=lambda word: word.begin, reverse=True):
+                text = _replaced(text, word, edits[word])
+            out.append(text)
     return out
 
 
 def _replaced(script: str, word: Word, replacement: str) -> str:
-    assert word.end is not None
     before, after = script[: word.begin], script[word.end :]
     if not replacement:
         blank = re.match(r"(?:[ \t]|\\\n)*", after)

@@ -224,12 +224,13 @@ def read_mpirun_report(message: str) -> RootCause | None:
 
 # --- commands of mpirun and horovodrun --------------------------------------------------------------------------------
 
-HOSTS = frozenset({"H", "host", "hosts", "hostfile", "default-hostfile", "machinefile", "machine", "f"})
+_HOST_FILES = frozenset({"hostfile", "default-hostfile", "machinefile", "f"})
+_HOSTS = _HOST_FILES | {"H", "host", "hosts", "machine"}
 """Options with the hosts, which allranks writes into a file of its own."""
 _RANKS = frozenset({"np", "n", "c", "num-proc"})
 _SETS = {
-    "mpirun": HOSTS | _RANKS | {"ppn", "perhost", "npernode", "allow-run-as-root"},
-    "horovodrun": HOSTS
+    "mpirun": _HOSTS | _RANKS | {"ppn", "perhost", "npernode", "allow-run-as-root"},
+    "horovodrun": _HOSTS
     | _RANKS
     | {"p", "ssh-port", "i", "ssh-identity-file", "slots", "slots-per-host", "host-discovery-script"}
     | {"network-interfaces", "network-interface", "gloo", "mpi", "verbose", "disable-cache"},
@@ -339,18 +340,13 @@ def _is_script(command: Sequence[str]) -> bool:
 
 
 def _without_hosts(framework: Framework, context: AttemptContext, command: Sequence[str]) -> Launch:
-    script = script_of(command)
+    """Return the command without hosts of another system."""
     edits: dict[Word, str] = {}
     notes: list[Note] = []
     problem: Note | None = None
     for start in starts(command):
-        if start.kind != "mpirun":
-            continue
-        names = [option for option in start.options if option.name in HOSTS and not option.variable]
-        # A script that writes the file, or reads it elsewhere, has hosts of its own.
-        names = [o for o in names if script is None or command[script].count(o.value) == 1]
-        names = [o for o in names if not o.value.startswith(FILES_DIR)]
-        if not names:
+        names = [option for option in start.options if option.name in _HOSTS and not _own_hosts(command, option)]
+        if start.kind != "mpirun" or not names:
             continue
         edits |= {word: "" for option in names for word in option.words}
         listed = ", ".join(map(str, names))
@@ -363,6 +359,15 @@ def _without_hosts(framework: Framework, context: AttemptContext, command: Seque
                 f"mpirun starts {asked} ranks, and {_numbers(framework, context, asked, ranks)}",
             )
     return Launch(tuple(edited(command, edits)), tuple(notes), (), problem)
+
+
+def _own_hosts(command: Sequence[str], option: Option) -> bool:
+    """Return whether hosts may be those of this job: in a variable, in a file of allranks, or in one that a script
+    writes or reads elsewhere."""
+    script = script_of(command)
+    is_file = option.name in _HOST_FILES
+    written = is_file and script is not None and command[script].count(option.value) > 1
+    return option.variable or written or (is_file and option.value.startswith(FILES_DIR))
 
 
 def replaced(framework: Framework, context: AttemptContext, command: Sequence[str]) -> Launch:
@@ -400,13 +405,13 @@ def _mismatch(framework: Framework, context: AttemptContext, start: Start, asked
     """Return the difference between the ranks of a command and those of the job as a clause; empty without one."""
     ranks = _ranks(framework, context)
     if asked.least or asked.most:
-        bounds = (asked.least or asked.ranks, asked.most or asked.ranks)
         if context.elastic:
-            per_worker = slots(context)
             workers = (context.elastic.min_workers, context.elastic.max_workers)
-            if ranks is None or bounds == tuple(str(number * per_worker) for number in workers):
+            least, most = (str(number * slots(context)) for number in workers)
+            if ranks is None or (asked.least in (None, least) and asked.most in (None, most)):
                 return ""
-        return f"{start.name} starts from {bounds[0]} to {bounds[1]} ranks: set elastic to these bounds, in workers"
+        bounds = " and ".join(f"{word} {n}" for word, n in (("at least", asked.least), ("at most", asked.most)) if n)
+        return f"{start.name} starts {bounds} ranks: set elastic to these bounds, in workers"
     if asked.ranks is None or ranks is None or asked.ranks == str(ranks):
         return ""
     return f"{start.name} starts {asked.ranks} ranks, and {_numbers(framework, context, asked.ranks, ranks)}"
@@ -414,7 +419,7 @@ def _mismatch(framework: Framework, context: AttemptContext, start: Start, asked
 
 def _ranks(framework: Framework, context: AttemptContext) -> int | None:
     """Return the number of ranks of the job; None if its pool determines it."""
-    if not context.gpus_known and isinstance(context.options.slots_per_worker, str):
+    if not context.gpus_determined and isinstance(context.options.slots_per_worker, str):
         return None
     return slots(context) * len(context.in_roles("worker"))
 
@@ -422,10 +427,10 @@ def _ranks(framework: Framework, context: AttemptContext) -> int | None:
 def _numbers(framework: Framework, context: AttemptContext, asked: str, ranks: int) -> str:
     """Return the number of ranks of the job, and what to set for those that a command asks for, as a clause."""
     per_worker, workers = slots(context), len(context.in_roles("worker"))
-    option, wanted = f"{framework.name}.slotsPerWorker", int(asked) if asked.isdigit() else 0
+    option, number = f"{framework.name}.slotsPerWorker", int(asked) if asked.isdigit() else 0
     cure = f"roles.worker.replicas and {option}"
-    if wanted and workers and wanted % workers == 0:
-        cure = f"{option}: {wanted // workers}"
-    elif wanted and wanted % per_worker == 0:
-        cure = f"roles.worker.replicas: {wanted // per_worker}"
+    if number and workers and number % workers == 0:
+        cure = f"{option}: {number // workers}"
+    elif number and number % per_worker == 0:
+        cure = f"roles.worker.replicas: {number // per_worker}"
     return f"this job has {ranks} (workers x slotsPerWorker, {workers} x {per_worker}): set {cure}"

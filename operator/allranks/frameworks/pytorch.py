@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
@@ -147,7 +148,7 @@ class PyTorch(Framework):
 
     def advice(self, context: AttemptContext) -> list[tuple[str, str]]:
         roles = {replica.role for replica in context.ranked()}
-        if context.options.backend != "NCCL" or not context.gpus_known or any(context.gpus[role] for role in roles):
+        if context.options.backend != "NCCL" or not context.gpus_determined or any(map(context.gpus.get, roles)):
             return []
         return [("spec.pytorch.backend", "NCCL needs GPUs, and the ranks of this job have none: use Gloo or Auto")]
 
@@ -165,7 +166,8 @@ _Connection = tuple[Edits, str]
 
 
 def _torchrun(command: Sequence[str], start: Start, nodes: int, most: int) -> _Connection:
-    """`nodes`: pods with ranks; `most`: their number at the largest size of an elastic job.
+    """Return what to change in a torchrun. `nodes`: pods with ranks; `most`: their number at the largest size of an
+    elastic job.
 
     An option whose value is a variable may have the value of allranks, or belong to a rendezvous of the user's own.
     """
@@ -179,8 +181,8 @@ def _torchrun(command: Sequence[str], start: Start, nodes: int, most: int) -> _C
         return edits, f"{alone} trains each of the {most} pods alone: {line_to_write(command, start, edits)}"
     count = start.option("nnodes")
     if count and not count.variable:
-        least, _, largest = count.value.partition(":")
-        if not (least.isdigit() and int(least) <= nodes <= int(largest or least)):
+        bounds = re.fullmatch(r"(\d+)(?::(\d+))?", count.value)
+        if not (bounds and int(bounds[1]) <= nodes <= int(bounds[2] or bounds[1])):
             problem = f"{count} is not the number of pods with ranks of this job, which is {nodes}"
             return edits, f"{problem}: {line_to_write(command, start, edits)}"
     return edits, ""
@@ -194,7 +196,8 @@ _ADDRESSES = {
 
 
 def _accelerate(command: Sequence[str], start: Start, nodes: int, most: int) -> _Connection:
-    """Without a number of machines `accelerate launch` runs torchrun or the program with the variables of allranks."""
+    """Return what to change in an `accelerate launch`. Without a number of machines it runs torchrun or the program,
+    with the variables of allranks."""
     machines = start.option("num-machines")
     if machines is None or machines.variable or machines.value == "1":
         return {}, ""
@@ -202,7 +205,7 @@ def _accelerate(command: Sequence[str], start: Start, nodes: int, most: int) -> 
     for option in start.options:
         if option.name in _ADDRESSES and not option.variable:
             edits |= _with_value(option, _ADDRESSES[option.name])
-    if machines.value != str(nodes):
+    if machines.value != str(nodes) or most != nodes:
         line = line_to_write(command, start, edits | _with_value(machines, str(nodes)))
         return edits, f"{machines} is not the number of pods with ranks of this job, which is {nodes}: {line}"
     deepspeed = start.option("use-deepspeed")
@@ -214,7 +217,8 @@ def _accelerate(command: Sequence[str], start: Start, nodes: int, most: int) -> 
 
 
 def _deepspeed(command: Sequence[str], start: Start, nodes: int, most: int) -> _Connection:
-    """DeepSpeed's launcher starts the ranks of one pod, and of others only if it is told their addresses."""
+    """Return the problem of DeepSpeed's launcher in several pods: it starts the ranks of one pod, unless it gets
+    addresses."""
     if most == 1 or start.option("no-ssh"):
         return {}, ""
     option = start.option("num-gpus")

@@ -144,9 +144,9 @@ class LocalRun:
     def _advice(self, *, without_gpus: bool) -> list[str]:
         """Return the advice that follows from this machine alone: commands print that of the manifest."""
         platform = self.options.platform({}, EXAMPLE_URL)
-        known = commands.advice(self.job, ANY_PLATFORM)
+        printed = commands.advice(self.job, ANY_PLATFORM)
         advice = commands.advice(self.job, platform, without_gpus=without_gpus)
-        return [f"{path}: {text}" for path, text in advice if (path, text) not in known]
+        return [f"{path}: {text}" for path, text in advice if (path, text) not in printed]
 
     @property
     def volume_names(self) -> set[str]:

@@ -25,7 +25,7 @@ import os
 import torch
 import torch.distributed as dist
 
-dist.init_process_group(os.environ.get("ALLRANKS_BACKEND", "gloo"))
+dist.init_process_group(os.environ.get("ALLRANKS_BACKEND"))
 total = torch.tensor([dist.get_rank() + 1.0])
 dist.all_reduce(total)
 print(f"rank {dist.get_rank()} of {dist.get_world_size()}: the sum is {total.item():.0f}\\n", end="", flush=True)

@@ -38,6 +38,7 @@ def words(command: list[str]) -> list[list[str]]:
     ("a here-document cannot be read", shell("cat <<EOF\na\nEOF"), []),
     ("an open quote cannot be read", shell("a 'b"), []),
     ("an open substitution cannot be read", shell("a $(b"), []),
+    ("very many substitutions cannot be read", shell("a " + "$(" * 9999), []),
     ("a process substitution cannot be read", shell("a <(b)"), []),
     ("a script in a file is one command", ["bash", "run.sh"], [["bash", "run.sh"]]),
 )

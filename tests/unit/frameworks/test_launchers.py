@@ -150,7 +150,7 @@ MPIRUN = ["mpirun", "-np", "4", "-H", "server1:2,server2:2", "python", "train.py
     ),
 )
 @pytest.mark.parametrize("platform", [CLUSTER, LOCAL], ids=["cluster", "local"])
-def test_a_launcher_that_starts_the_ranks_of_the_job_is_replaced_and_the_author_is_told(case, platform: Platform):
+def test_a_launcher_that_starts_the_ranks_of_the_job_is_replaced_with_a_note(case, platform: Platform):
     fields, expected = case
     assert program(platform, **fields) == expected
     assert sentences(**fields) == []
@@ -168,7 +168,7 @@ def test_a_launcher_that_starts_the_ranks_of_the_job_is_replaced_and_the_author_
     ("Accelerate", {"command": ["accelerate", "launch", "--multi_gpu", "a.py"]}),
     ("Accelerate in one pod", {"command": ["accelerate", "launch", "--num_processes", "4", "a.py"], **workers(1)}),
     ("DeepSpeed in one pod", {"command": ["deepspeed", "--num_gpus=4", "a.py"], **workers(1)}),
-    ("DeepSpeed that is told the addresses", {"command": ["deepspeed", "--no_ssh", "--node_rank=$(RANK)", "a.py"]}),
+    ("DeepSpeed that gets the addresses", {"command": ["deepspeed", "--no_ssh", "--node_rank=$(RANK)", "a.py"]}),
     ("mpirun in one pod", {"command": ["mpirun", "-np", "4", "train"], **workers(1)}),
     ("options in a variable", {"command": shell("torchrun $ARGS train.py")}),
     ("the program's own options", {"command": ["torchrun", "train.py", "--standalone", "--nnodes", "7"]}),
@@ -216,7 +216,7 @@ def test_a_launcher_that_starts_one_group_keeps_its_command(case):
     (
         "elastic horovodrun in another job",
         {"framework": "horovod", "command": ["horovodrun", "-np", "2", "--max-np", "4", "train"]},
-        "horovodrun starts from 2 to 4 ranks: set elastic to these bounds, in workers, and write command: [train]",
+        "horovodrun starts at most 4 ranks: set elastic to these bounds, in workers, and write command: [train]",
     ),
     (
         "torchrun in a Horovod job",
@@ -364,7 +364,7 @@ def test_horovodrun_in_a_job_with_a_launcher_is_replaced_by_mpirun(kind: str):
     ]
 
 
-def test_ranks_that_follow_from_a_pool_are_compared_when_the_pool_is_known():
+def test_ranks_that_follow_from_a_pool_are_compared_when_the_pool_exists():
     fields = {"framework": "horovod", "command": HOROVODRUN, "pool": "gpus", **workers(2)}
     assert sentences(**fields) == []
     for gpus, problems in ((2, 0), (8, 1)):

@@ -26,15 +26,15 @@ class Torchrun:
     """The value of --max-restarts."""
     used: bool = False
     """Whether the command starts torchrun."""
-    unknown_processes: str = ""
-    """The option --nproc-per-node, if its value is known only in the pod. It stays in the command."""
+    undetermined_processes: str = ""
+    """The option --nproc-per-node, if its value is determined in the pod. It stays in the command."""
 
 
 def torchrun(command: Sequence[str]) -> Torchrun:
     """Remove the options of torchrun, also in the script of a shell: `bash -c "torchrun --nnodes=2 train.py"`."""
     launchers = [start for start in starts(command) if start.kind == "torchrun"]
     options = [option for start in launchers for option in start.options if option.name in _TORCHRUN]
-    unknown = next((option for option in options if _is_known_in_the_pod(option)), None)
+    unknown = next((option for option in options if _is_determined_in_the_pod(option)), None)
     options = [option for option in options if option is not unknown]
     values = {option.name: option.value for option in options if not option.variable}
     return Torchrun(
@@ -51,8 +51,8 @@ _OF_THE_POD = re.compile(r"NPROC_PER_NODE|nvidia-smi")
 """The variable with the number of processes of a pod, and the program that counts its GPUs."""
 
 
-def _is_known_in_the_pod(option: Option) -> bool:
-    """Return whether an option is a number of processes that is known only where the command runs."""
+def _is_determined_in_the_pod(option: Option) -> bool:
+    """Return whether an option is a number of processes that is determined where the command runs."""
     return option.name == "nproc-per-node" and option.variable and not _OF_THE_POD.search(option.value)
 
 

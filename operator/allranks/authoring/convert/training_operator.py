@@ -63,8 +63,8 @@ def without_rendezvous(draft: Draft, parts: list[Part]) -> list[command_line.Tor
 
 def processes_per_node(draft: Draft, parts: list[Part], starts: list[command_line.Torchrun], value: Any) -> None:
     """Set pytorch.processesPerNode. `value`: nprocPerNode of the job. An option of torchrun replaces it."""
-    if unknown := next((line.unknown_processes for line in starts if line.unknown_processes), None):
-        text = f"Set pytorch.processesPerNode to the value of {unknown}, which is known only in the pod."
+    if unknown := next((line.undetermined_processes for line in starts if line.undetermined_processes), None):
+        text = f"Set pytorch.processesPerNode to the value of {unknown}, which is determined in the pod."
         draft.comment(("spec", "command"), text)
         return
     option = next((line.processes for line in starts if line.processes), None)

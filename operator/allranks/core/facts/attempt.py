@@ -30,7 +30,7 @@ def attempt_context(
         replicas=topology.replicas(job, status),
         options=job.spec.options,
         gpus={role: pod_template.gpus(job, template, platform) for role, template in templates.items()},
-        gpus_known=job.spec.pool is None or platform.local or platform.pool is not None,
+        gpus_determined=job.spec.pool is None or platform.local or platform.pool is not None,
         cpus=_amounts(templates, "cpu"),
         memory=_amounts(templates, "memory"),
         own_command=frozenset(role for role, spec in job.spec.roles.items() if spec.command is not None),
