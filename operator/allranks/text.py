@@ -78,3 +78,15 @@ def without_exit_warnings(output: str) -> str:
     """Remove warnings that a library prints while a program ends, whatever ended it: they would hide the cause of a
     failure."""
     return _NOT_DESTROYED.sub("", output)
+
+
+def flow_list(words: Iterable[str]) -> str:
+    """Return strings as a flow sequence of YAML: `[python3, train.py, "--epochs=3 4"]`."""
+    return f"[{', '.join(map(plain_or_quoted, words))}]"
+
+
+def plain_or_quoted(word: str) -> str:
+    """Return a string of a YAML flow sequence, without quotes where YAML reads it as a string."""
+    plain = re.fullmatch(r"[A-Za-z_./][\w./=:@+-]*[\w./=@+-]|[A-Za-z_./]|--?[A-Za-z][\w./=-]*", word)
+    special = re.fullmatch(r"(?i)true|false|yes|no|on|off|null|y|n|\.inf|\.nan", word)
+    return word if plain and not special else json.dumps(word)

@@ -19,19 +19,19 @@ from common.termination import Termination
 
 def join_group(threads: int) -> torch.device:
     """Join the process group at the address in the environment (from torchrun or the operator); alone without one.
-    Each process uses one GPU, or `threads` cores."""
+    Each process uses one GPU, or `threads` cores. The backend is that of the job (`pytorch.backend`), or follows from
+    the device."""
     os.environ.setdefault("RANK", "0")
     os.environ.setdefault("WORLD_SIZE", "1")
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "0")  # any free port: enough for a group of one
     torch.set_num_threads(threads)
+    device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    backend = os.environ.get("ALLRANKS_BACKEND") or ("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
     return device
 
 

@@ -18,6 +18,7 @@ from allranks.api.job import RESUME_FROM
 from allranks.api.notify import RECEIVER, WEBHOOK_URL
 from allranks.fields import COMMIT, COMPUTE, LABEL_KEY, SHA256
 from allranks.frameworks import FRAMEWORKS
+from allranks.text import flow_list
 
 # Lists of words read better without quotes.
 # ruff: noqa: SIM905
@@ -224,7 +225,7 @@ def _list_hint(value: Any, location: list[int | str], schema: Schema) -> str:
         return ": begin each of its items with '- '"
     if isinstance(value, str) and location == ["spec", "notify"]:
         return f": write [{{receiver: {value}}}]"
-    return f": write [{_plain_or_quoted(value)}]" if isinstance(value, str) and items == "string" else ""
+    return f": write {flow_list([value])}" if isinstance(value, str) and items == "string" else ""
 
 
 def _argument_list(text: str, field: str) -> str:
@@ -235,14 +236,7 @@ def _argument_list(text: str, field: str) -> str:
         words = []
     if field == "command" and (not words or _SHELL.search(text)):
         return f"[sh, -c, {json.dumps(text)}]"
-    return f"[{', '.join(_plain_or_quoted(word) for word in words or [text])}]"
-
-
-def _plain_or_quoted(word: str) -> str:
-    """Return a string of a YAML flow sequence, without quotes where YAML reads it as a string."""
-    plain = re.fullmatch(r"[A-Za-z_./][\w./=:@+-]*[\w./=@+-]|[A-Za-z_./]|--?[A-Za-z][\w./=-]*", word)
-    special = re.fullmatch(r"(?i)true|false|yes|no|on|off|null|y|n|\.inf|\.nan", word)
-    return word if plain and not special else json.dumps(word)
+    return flow_list(words or [text])
 
 
 def _value_hint(value: Any, expected: str) -> str:
@@ -255,8 +249,12 @@ def _value_hint(value: Any, expected: str) -> str:
 def similar(word: str, names: Iterable[str], cutoff: float = 0.8) -> str | None:
     """Return the name of which `word` is probably a misspelling: other capitals, `_`, or a few other letters."""
     plain = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(word.lower().replace("_", "").replace("-", ""), plain, n=1, cutoff=cutoff)
+    near = difflib.get_close_matches(_plain(word), plain, n=1, cutoff=cutoff)
     return plain[near[0]] if near else None
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("_", "").replace("-", "")
 
 
 def _properties(location: list[int | str], root: Schema) -> dict[str, Schema]:
@@ -279,6 +277,8 @@ def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
     exist."""
     if name.endswith("ReplicaSpecs"):
         return f": allranks convert converts jobs of Kubeflow ({MIGRATION})"
+    if field := _of_other_system(name, root):
+        return f": here it is {field}"
     if place := _place(name, parents, root):
         return f": belongs under {place}"
     if near := _similar_field(name, parents, root):
@@ -290,9 +290,37 @@ def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
 
 def _meant(name: str, parents: list[int | str], root: Schema) -> str:
     """Return the last field of the place where an unknown one belongs, or the similar field; empty without both."""
+    if field := _of_other_system(name, root):
+        return field.partition(",")[0].rpartition(".")[2]
     if place := _place(name, parents, root):
         return place.partition(":")[0].rpartition(".")[2]
     return _similar_field(name, parents, root) or ""
+
+
+_WORKERS = "{job}.roles.worker.replicas"
+_PROCESSES = "pytorch.processesPerNode, horovod.slotsPerWorker, mpi.slotsPerWorker or spmd.processesPerPod"
+WORDS_OF_OTHER_SYSTEMS = {
+    **dict.fromkeys(("nodecount", "numnodes", "instancecount", "workercount", "numworkers", "nummachines"), _WORKERS),
+    "processcount": f"{_WORKERS}, times the processes in each pod: {_PROCESSES}",
+    **dict.fromkeys(("processcountpernode", "processesperhost", "nprocpernode"), f"{{job}}.{_PROCESSES}"),
+    **dict.fromkeys(("parameterservercount", "numparameterservers"), "{job}.roles.ps.replicas"),
+    **dict.fromkeys(("parameterserver", "parameterservers"), "{job}.roles.ps"),
+    **dict.fromkeys(("instancetype", "computetarget", "vmsize"), "{job}.pool, which names a TrainingPool"),
+    "usespotinstances": "{job}.pool, which names a TrainingPool whose nodes are spot nodes",
+    "hyperparameters": "{job}.args, for the command line of the program, or {job}.env",
+    **dict.fromkeys(("entrypoint", "trainingscript"), "{job}.command"),
+    **dict.fromkeys(("sourcedir", "sourcedirectory"), "{job}.code"),
+    **dict.fromkeys(("maxrun", "maxruntimeinseconds", "maxrundurationseconds"), "{job}.activeDeadlineSeconds"),
+    "communicationbackend": "{job}.pytorch.backend",
+}
+"""Words of Azure ML, SageMaker and others for fields and roles, without capitals and underscores. Only those that are
+no misspelling of the field: `similar` finds these."""
+
+
+def _of_other_system(name: str, root: Schema) -> str:
+    """Return the field that another system calls by this name; empty if none does."""
+    job = "spec" if "roles" in _properties(["spec"], root) else "spec.template.spec"
+    return WORDS_OF_OTHER_SYSTEMS.get(_plain(name), "").replace("{job}", job)
 
 
 def _similar_field(name: str, parents: list[int | str], root: Schema) -> str | None:

@@ -22,7 +22,7 @@ from allranks.core.transfers import pods as transfers
 
 def reject(job: Job, status: Status, now: datetime, platform: Platform) -> Outcome:
     """Fail a job that has mistakes which the CRD's schema cannot find, or that exceeds a limit of the platform team."""
-    reason, problems = "InvalidSpec", pod_manifests.problems(job)
+    reason, problems = "InvalidSpec", pod_manifests.problems(job, platform)
     if not problems and not platform.local:
         problems = data.problems_on_clusters(job, platform)
     if not problems:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import BaseModel
 
 from allranks.fields import Rule
+from allranks.frameworks.command_line import Launch, Start, line_to_write, starts
 from allranks.frameworks.hints import DoctorProbe, LogReader, ScriptHints
 
 Scope = Literal["Group", "Pod"]
@@ -68,6 +69,8 @@ class AttemptContext:
     """The framework's own options, an instance of `Framework.options`."""
     gpus: Mapping[str, int]
     """Role -> GPUs that each of its pods requests."""
+    gpus_determined: bool = True
+    """False if the job's pool, which may add GPUs, is missing here."""
     cpus: Mapping[str, int] = field(default_factory=dict)
     """Role -> whole CPUs of the limit of each of its pods, or of the request without a limit; absent without both."""
     memory: Mapping[str, int] = field(default_factory=dict)
@@ -152,9 +155,6 @@ Wire = Callable[[Replica], Wiring]
 """Returns the wiring of one replica of an attempt."""
 
 
-Note = tuple[int, str]
-"""(index of an argument of a command, a sentence with the cure)"""
-
 FILES_DIR = "/etc/allranks"
 SSH_DIR = "/etc/allranks-ssh"
 SECRET_DIR = "/etc/allranks-rendezvous"
@@ -229,10 +229,56 @@ class Framework(ABC):
         """Return whether each pod runs exactly one process, so that its rank follows from its node rank."""
         return type(self).processes is Framework.processes
 
-    def notes(self, arguments: Sequence[str], role: str, own_command: bool) -> list[Note]:
-        """Return notes on arguments of a valid command that contradict what `wire` sets, such as the rendezvous.
+    def launch(self, context: AttemptContext, role: str) -> Launch:
+        """Return the command of a role as allranks runs it, if it starts ranks by a launcher of its own.
 
-        `arguments`: the command line of the role's program, before `Wiring.prefix`. `own_command`: it is in the role's
-        section of the manifest.
+        The default refuses such a launcher in a job with several ranks: each of them would start ranks that know
+        nothing of the others.
         """
+        command = context.commands.get(role, ())
+        if not self.roles[role].ranked:
+            return Launch(command)
+        return self.refuse_launchers(command, self.copies(context))
+
+    def copies(self, context: AttemptContext) -> int:
+        """Return how often the command runs, in all pods with ranks at the largest size of the job."""
+        ranked = context.ranked()
+        processes = {role: self.processes(context, role) for role in {replica.role for replica in ranked}}
+        number = sum(processes[replica.role] for replica in ranked)
+        if context.elastic:
+            number = max(number, context.elastic.max_workers * processes.get("worker", 1))
+        return number
+
+    def refuse_launchers(self, command: Sequence[str], copies: int) -> Launch:
+        """Return the command, with a problem if each of its `copies` starts ranks by a launcher of its own."""
+        for start in starts(command) if copies > 1 else ():
+            framework = LAUNCHED[start.kind]
+            if framework == self.name or self.connects(start):
+                continue
+            cure = f"use framework {framework}"
+            if start.kind != "ray":
+                cure = f"{line_to_write(command, start)}, or {cure}"
+            place, problem = start.head[0].argument, f"would run {copies} times, each with ranks of its own: {cure}"
+            if start.sure:
+                return Launch(tuple(command), problem=(place, f"{start.name} {problem}"))
+            return Launch(tuple(command), warnings=((place, f"if {start.name} runs, it {problem}"),))
+        return Launch(tuple(command))
+
+    def connects(self, start: Start) -> bool:
+        """Return whether the options of a launcher connect its ranks by variables, which may be those of allranks."""
+        return False
+
+    def advice(self, context: AttemptContext) -> list[tuple[str, str]]:
+        """Return (field path, sentence with the cure) of settings of a valid job with which its ranks cannot train."""
         return []
+
+
+LAUNCHED = {
+    "torchrun": "pytorch",
+    "accelerate": "pytorch",
+    "deepspeed": "pytorch",
+    "mpirun": "mpi",
+    "horovodrun": "horovod",
+    "ray": "ray",
+}
+"""Launcher -> the framework that starts its programs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -14,7 +14,6 @@ from allranks.frameworks.base import (
     SECRET_DIR,
     AttemptContext,
     Framework,
-    Note,
     Replica,
     RoleKind,
     Scope,
@@ -22,6 +21,7 @@ from allranks.frameworks.base import (
     Wire,
     Wiring,
 )
+from allranks.frameworks.command_line import Launch
 from allranks.frameworks.hints import DoctorProbe, ScriptHints
 
 
@@ -99,8 +99,10 @@ class Horovod(Framework):
     def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
         return frozenset({"worker"} if replicas.get("launcher") else ())  # they run sshd
 
-    def notes(self, arguments: Sequence[str], role: str, own_command: bool) -> list[Note]:
-        return mpirun.notes(arguments, "Horovod", own_launcher=role == "launcher" and own_command)
+    def launch(self, context: AttemptContext, role: str) -> Launch:
+        if context.options.controller == "MPI":
+            return mpirun.launch(self, context, role)
+        return mpirun.replaced(self, context, context.commands.get(role, ()))
 
     def processes(self, context: AttemptContext, role: str) -> int:
         return mpirun.slots(context) if role == "worker" else 1

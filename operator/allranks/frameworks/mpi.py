@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from allranks.fields import Model, Rule
 from allranks.frameworks import mpirun
-from allranks.frameworks.base import AttemptContext, Framework, Note, RoleKind, Shared, Wire
+from allranks.frameworks.base import AttemptContext, Framework, RoleKind, Shared, Wire
+from allranks.frameworks.command_line import Launch
 from allranks.frameworks.hints import DoctorProbe, ScriptHints
 
 
@@ -66,9 +67,7 @@ class Mpi(Framework):
     )
 
     def wire(self, context: AttemptContext) -> Wire:
-        options: MpiOptions = context.options
-        starts_ranks = "launcher" in context.own_command or mpirun.starts_ranks(context.commands.get("launcher", ()))
-        return mpirun.wire(context, mpirun.slots(context), options.implementation, starts_ranks=starts_ranks)
+        return mpirun.wire(context, mpirun.slots(context), context.options.implementation)
 
     def shared(self, context: AttemptContext) -> Shared:
         return mpirun.shared(context, mpirun.slots(context), context.options.implementation)
@@ -82,20 +81,5 @@ class Mpi(Framework):
     def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
         return frozenset({"worker"})  # they run sshd
 
-    def notes(self, arguments: Sequence[str], role: str, own_command: bool) -> list[Note]:
-        if role != "launcher":
-            return [(0, "has no effect: workers run sshd, and mpirun starts the ranks")] if own_command else []
-        if mpirun.starts_ranks(arguments):
-            return mpirun.host_notes(arguments)
-        inside = any(word in text.split() for text in arguments for word in mpirun.PROGRAMS)
-        if own_command and not inside and not _is_script(arguments):
-            return [(0, "runs once, without mpirun: move it to spec.command, and allranks starts it for each rank")]
-        if not own_command and inside:
-            sentence = "each rank would run mpirun: put the command into spec.roles.launcher.command, which runs once"
-            return [(0, sentence)]
-        return []
-
-
-def _is_script(arguments: Sequence[str]) -> bool:
-    """Return whether the command is a shell script, which may call mpirun."""
-    return arguments[0].rpartition("/")[2] in ("sh", "bash") or arguments[0].endswith(".sh")
+    def launch(self, context: AttemptContext, role: str) -> Launch:
+        return mpirun.launch(self, context, role)

@@ -1,25 +1,38 @@
 """A launcher that runs mpirun, and workers in which it starts ranks over ssh: what frameworks with MPI have in common.
 
-In a local run mpirun starts all ranks itself, and the workers only wait.
+In a local run mpirun starts all ranks itself, and the workers only wait. Commands of mpirun and horovodrun that were
+written for other systems are read here.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
 
-from allranks.frameworks.base import FILES_DIR, SSH_DIR, AttemptContext, Note, Replica, Shared, Wire, Wiring
+from allranks.frameworks.base import FILES_DIR, SSH_DIR, AttemptContext, Framework, Replica, Shared, Wire, Wiring
+from allranks.frameworks.command_line import (
+    Launch,
+    Note,
+    Option,
+    Start,
+    Word,
+    basename,
+    calls,
+    edited,
+    line_to_write,
+    script_of,
+    starts,
+)
 from allranks.frameworks.hints import LogReader, RootCause
 from allranks.frameworks.rank_report import read_rank_report, root_cause
 
 SSH_PORT = 2222
 """An unprivileged port, because the workers' sshd does not run as root."""
-PROGRAMS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
-"""Programs that start the ranks of a command."""
 _HOSTFILE = f"{FILES_DIR}/hostfile"
 _SSH_ARGUMENTS = f"-F {FILES_DIR}/ssh_config -p {SSH_PORT} -i {SSH_DIR}/ssh-privatekey"
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -83,13 +96,13 @@ def wire(
     context: AttemptContext,
     slots: int,
     implementation: str = "OpenMPI",
-    starts_ranks: bool | None = None,
     defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> Wire:
-    """Return the wiring of all pods. `slots`: processes in each worker.
+    """Return the wiring of all pods. `slots`: processes in each worker. `defaults`: variables of all ranks, unless the
+    user sets them.
 
-    `starts_ranks`: the launcher's command calls mpirun itself. Default: True if the command is in the launcher's own
-    section of the manifest. `defaults`: variables of all ranks, unless the user sets them."""
+    The launcher's command calls mpirun itself if it is in the launcher's own section of the manifest, or has an mpirun.
+    """
     ranks = slots * len(context.in_roles("worker"))
     mpi = IMPLEMENTATIONS[implementation]
 
@@ -98,7 +111,7 @@ def wire(
             if context.local:
                 return Wiring(command=("sleep", "infinity"))
             return Wiring(command=_sshd(), ports={"ssh": SSH_PORT}, files=True, ssh_key=True)
-        calls_mpirun = replica.role in context.own_command if starts_ranks is None else starts_ranks
+        calls_mpirun = replica.role in context.own_command or starts_ranks(context.commands.get(replica.role, ()))
         prefix = (
             _launch(replica, context)
             if calls_mpirun
@@ -209,31 +222,215 @@ def read_mpirun_report(message: str) -> RootCause | None:
     return None
 
 
-_HOST_OPTIONS = frozenset(
-    {"H", "host", "hosts", "hostfile", "default-hostfile", "machinefile", "machine", "f", "ppn", "perhost"}
-)
-_STARTERS = PROGRAMS | {"horovodrun"}
+# --- commands of mpirun and horovodrun --------------------------------------------------------------------------------
+
+_HOST_FILES = frozenset({"hostfile", "default-hostfile", "machinefile", "f"})
+_HOSTS = _HOST_FILES | {"H", "host", "hosts", "machine"}
+"""Options with the hosts, which allranks writes into a file of its own."""
+_RANKS = frozenset({"np", "n", "c", "num-proc"})
+_SETS = {
+    "mpirun": _HOSTS | _RANKS | {"ppn", "perhost", "npernode", "allow-run-as-root"},
+    "horovodrun": _HOSTS
+    | _RANKS
+    | {"p", "ssh-port", "i", "ssh-identity-file", "slots", "slots-per-host", "host-discovery-script"}
+    | {"network-interfaces", "network-interface", "gloo", "mpi", "verbose", "disable-cache"},
+}
+"""Options of what allranks sets: the number of ranks, the hosts and how to reach them."""
+_USUAL = {("bind-to", "none"), ("map-by", "slot")}
+"""Options with the value that mpirun has when allranks starts it."""
+_VARIABLES = {
+    "timeline-filename": "HOROVOD_TIMELINE",
+    "fusion-threshold-mb": "HOROVOD_FUSION_THRESHOLD",
+    "cycle-time-ms": "HOROVOD_CYCLE_TIME",
+    "log-level": "HOROVOD_LOG_LEVEL",
+    "start-timeout": "HOROVOD_GLOO_TIMEOUT_SECONDS",
+}
+"""Options of horovodrun with the variables that mean the same."""
 
 
-def notes(arguments: Sequence[str], subject: str, own_launcher: bool) -> list[Note]:
-    """Return notes on a command line that calls mpirun. `subject`: name of the launcher, for the note.
+@dataclass
+class Request:
+    """The ranks that a command of mpirun or horovodrun asks for."""
 
-    `own_launcher`: the command is the launcher's own, which starts the ranks itself, on the hosts that allranks writes.
-    Any other command is the program of a rank."""
-    if not starts_ranks(arguments):
-        return []
-    if not own_launcher:
-        program = arguments[0].rpartition("/")[2]
-        return [(0, f"allranks starts the ranks of {subject}: remove {program} and its options, and keep the program")]
-    return host_notes(arguments)
-
-
-def starts_ranks(arguments: Sequence[str]) -> bool:
-    """Return whether the command is an mpirun."""
-    return bool(arguments) and arguments[0].rpartition("/")[2] in _STARTERS
+    ranks: str | None = None
+    """The number of ranks; None if the command does not determine it."""
+    least: str | None = None
+    most: str | None = None
+    """Bounds of elastic Horovod."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables that mean the same as options."""
+    set_by_allranks: list[Option] = field(default_factory=list)
+    unknown: list[Option] = field(default_factory=list)
+    """Options without a counterpart."""
 
 
-def host_notes(arguments: Sequence[str]) -> list[Note]:
-    """Return options of mpirun that name hosts."""
-    hosts = [i for i, text in enumerate(arguments) if text.startswith("-") and text.lstrip("-") in _HOST_OPTIONS]
-    return [(i, f"allranks writes the hostfile of mpirun: remove {arguments[i]} and its value") for i in hosts]
+def request(start: Start) -> Request:
+    """Return what the options of mpirun or horovodrun ask for."""
+    out = Request()
+    for option in start.options:
+        if option.name in ("min-np", "min-num-proc"):
+            out.least = option.value
+        elif option.name in ("max-np", "max-num-proc"):
+            out.most = option.value
+        elif option.name in _SETS[start.kind]:
+            out.set_by_allranks.append(option)
+        elif not _has_variable(start.kind, option, out.env):
+            out.unknown.append(option)
+    if ranks := start.option(*_RANKS):
+        out.ranks = ranks.value
+    elif (hosts := start.option("H", "hosts", "host")) and not hosts.variable:
+        slots = [host.rpartition(":")[2] if ":" in host else "1" for host in hosts.value.split(",")]
+        out.ranks = str(sum(map(int, slots))) if all(map(str.isdigit, slots)) else None
+    return out
+
+
+def _has_variable(kind: str, option: Option, env: dict[str, str]) -> bool:
+    """Return whether an option can be left out. Variables that mean the same are added to `env`."""
+    name, values = option.name, option.values
+    if kind == "horovodrun":
+        if variable := _VARIABLES.get(name):
+            is_size = name == "fusion-threshold-mb" and option.value.isdigit()
+            env[variable] = str(int(option.value) << 20) if is_size else option.value
+        return variable is not None
+    key, equals, value = option.value.partition("=")
+    if name == "x" and not equals:
+        return True  # it forwards a variable: allranks forwards all of them
+    if name in ("x", "genv", "env") and equals:
+        env[key] = value
+    elif name in ("mca", "gmca", "genv", "env") and len(values) == 2:
+        env[f"OMPI_MCA_{values[0]}" if name.endswith("mca") else values[0]] = values[1]
+    else:
+        return name == "genvall" or (name, option.value) in _USUAL
+    return True
+
+
+def starts_ranks(command: Sequence[str]) -> bool:
+    """Return whether the command starts an mpirun, also in a script of a shell."""
+    script = script_of(command)
+    if script is not None and not calls(command):  # a script that cannot be read
+        return re.search(r"\bmpi(run|exec)\b", command[script]) is not None
+    return any(start.kind == "mpirun" for start in starts(command))
+
+
+def launch(framework: Framework, context: AttemptContext, role: str) -> Launch:
+    """Return the launcher's command: an mpirun without hosts of its own, or the program of a horovodrun, before which
+    allranks puts mpirun."""
+    command = context.commands.get(role, ())
+    if role != "launcher":
+        unused = (0, "has no effect: workers run sshd, and mpirun starts the ranks")
+        return Launch(command, warnings=(unused,) if role in context.own_command else ())
+    if starts_ranks(command):
+        return _without_hosts(framework, context, command)
+    if role not in context.own_command:
+        return replaced(framework, context, command)
+    start = next(iter(starts(command)), None)
+    if start is None and command and not _is_script(command):
+        cure = "runs once, without mpirun: move it to spec.command, and allranks starts it for each rank"
+        return Launch(command, warnings=((0, cure),))
+    hostfile = start.option("hostfile") if start else None
+    if start is None or start.kind != "horovodrun" or (hostfile and hostfile.value.startswith(FILES_DIR)):
+        return Launch(command)
+    problem = f"allranks starts the ranks by mpirun: remove this, and in spec {line_to_write(command, start)}"
+    return Launch(command, problem=(start.head[0].argument, problem))
+
+
+def _is_script(command: Sequence[str]) -> bool:
+    """Return whether the command is a shell script, which may call mpirun."""
+    return script_of(command) is not None or command[0].endswith(".sh") or basename(command[0]) in ("sh", "bash")
+
+
+def _without_hosts(framework: Framework, context: AttemptContext, command: Sequence[str]) -> Launch:
+    """Return the command without hosts of another system."""
+    edits: dict[Word, str] = {}
+    notes: list[Note] = []
+    problem: Note | None = None
+    for start in starts(command):
+        names = [option for option in start.options if option.name in _HOSTS and not _own_hosts(command, option)]
+        if start.kind != "mpirun" or not names:
+            continue
+        edits |= {word: "" for option in names for word in option.words}
+        listed = ", ".join(map(str, names))
+        place = names[0].words[0].argument
+        notes.append((place, f"allranks writes the hostfile of mpirun, so this is not used: {listed}"))
+        asked, ranks = request(start).ranks, _ranks(framework, context)
+        if start.sure and asked and asked.isdigit() and ranks is not None and int(asked) > ranks:
+            problem = problem or (
+                place,
+                f"mpirun starts {asked} ranks, and {_numbers(framework, context, asked, ranks)}",
+            )
+    return Launch(tuple(edited(command, edits)), tuple(notes), (), problem)
+
+
+def _own_hosts(command: Sequence[str], option: Option) -> bool:
+    """Return whether hosts may be those of this job: in a variable, in a file of allranks, or in one that a script
+    writes or reads elsewhere."""
+    script = script_of(command)
+    is_file = option.name in _HOST_FILES
+    written = is_file and script is not None and command[script].count(option.value) > 1
+    return option.variable or written or (is_file and option.value.startswith(FILES_DIR))
+
+
+def replaced(framework: Framework, context: AttemptContext, command: Sequence[str]) -> Launch:
+    """Return the program of a command that begins with horovodrun or mpirun: allranks starts the same ranks itself."""
+    edits: dict[Word, str] = {}
+    notes: list[Note] = []
+    warnings: list[Note] = []
+    problem: Note | None = None
+    for start in starts(command):
+        if start.kind not in _SETS:
+            continue
+        place, asked = start.head[0].argument, request(start)
+        if not start.sure:
+            warnings.append((place, f"allranks starts the ranks: if {start.name} runs, it starts others"))
+            continue
+        line = line_to_write(command, start)
+        if sentence := _mismatch(framework, context, start, asked):
+            problem = problem or (place, f"{sentence}, and {line}")
+        in_script = start.head[0].end is not None
+        lost = [o for o in start.options if o in asked.unknown or (in_script and o.variable and asked.env)]
+        if lost:
+            sentence = f"allranks starts the ranks, and has no counterpart of {', '.join(map(str, lost))}"
+            problem = problem or (place, f"{sentence}: {line}")
+        variables = shlex.join(f"{name}={value}" for name, value in asked.env.items())
+        edits |= start.edits(f"env {variables}" if variables else "")
+        words = [*start.head, *(word for option in start.options for word in option.words)]
+        listed = " ".join(word.text for word in words)
+        notes.append((place, f"allranks starts the ranks, so this is not used: {listed}"))
+    if edits or warnings:
+        return Launch(tuple(edited(command, edits)), tuple(notes), tuple(warnings), problem)
+    return framework.refuse_launchers(command, framework.copies(context))
+
+
+def _mismatch(framework: Framework, context: AttemptContext, start: Start, asked: Request) -> str:
+    """Return the difference between the ranks of a command and those of the job as a clause; empty without one."""
+    ranks = _ranks(framework, context)
+    if asked.least or asked.most:
+        if context.elastic:
+            workers = (context.elastic.min_workers, context.elastic.max_workers)
+            least, most = (str(number * slots(context)) for number in workers)
+            if ranks is None or (asked.least in (None, least) and asked.most in (None, most)):
+                return ""
+        bounds = " and ".join(f"{word} {n}" for word, n in (("at least", asked.least), ("at most", asked.most)) if n)
+        return f"{start.name} starts {bounds} ranks: set elastic to these bounds, in workers"
+    if asked.ranks is None or ranks is None or asked.ranks == str(ranks):
+        return ""
+    return f"{start.name} starts {asked.ranks} ranks, and {_numbers(framework, context, asked.ranks, ranks)}"
+
+
+def _ranks(framework: Framework, context: AttemptContext) -> int | None:
+    """Return the number of ranks of the job; None if its pool determines it."""
+    if not context.gpus_determined and isinstance(context.options.slots_per_worker, str):
+        return None
+    return slots(context) * len(context.in_roles("worker"))
+
+
+def _numbers(framework: Framework, context: AttemptContext, asked: str, ranks: int) -> str:
+    """Return the number of ranks of the job, and what to set for those that a command asks for, as a clause."""
+    per_worker, workers = slots(context), len(context.in_roles("worker"))
+    option, number = f"{framework.name}.slotsPerWorker", int(asked) if asked.isdigit() else 0
+    cure = f"roles.worker.replicas and {option}"
+    if number and workers and number % workers == 0:
+        cure = f"{option}: {number // workers}"
+    elif number and number % per_worker == 0:
+        cure = f"roles.worker.replicas: {number // per_worker}"
+    return f"this job has {ranks} (workers x slotsPerWorker, {workers} x {per_worker}): set {cure}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -12,12 +12,12 @@ from allranks.fields import Model, Port
 from allranks.frameworks.base import (
     AttemptContext,
     Framework,
-    Note,
     Replica,
     RoleKind,
     Wire,
     Wiring,
 )
+from allranks.frameworks.command_line import Edits, Launch, Note, Option, Start, Word, edited, line_to_write, starts
 from allranks.frameworks.hints import DoctorProbe, ScriptHints
 from allranks.frameworks.torchrun_log import TorchrunLog
 
@@ -127,51 +127,127 @@ class PyTorch(Framework):
     def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         return ("master", 0) if replicas.get("master") else ("worker", None)
 
-    def notes(self, arguments: Sequence[str], role: str, own_command: bool) -> list[Note]:
-        return torchrun_notes(arguments)
+    def copies(self, context: AttemptContext) -> int:
+        nodes = len(context.ranked())  # a launcher in the pod starts its processes
+        return max(nodes, context.elastic.max_workers) if context.elastic else nodes
+
+    def launch(self, context: AttemptContext, role: str) -> Launch:
+        command = context.commands.get(role, ())
+        edits: dict[Word, str] = {}
+        notes: list[Note] = []
+        problem: Note | None = None
+        for start in starts(command):
+            if start.sure and start.kind in _CONNECT:
+                more, sentence = _CONNECT[start.kind](command, start, len(context.ranked()), self.copies(context))
+                edits |= more
+                notes += _left_out(start, more)
+                problem = problem or ((start.head[0].argument, sentence) if sentence else None)
+        if edits or problem:
+            return Launch(tuple(edited(command, edits)), tuple(notes), (), problem)
+        return self.refuse_launchers(command, self.copies(context))
+
+    def advice(self, context: AttemptContext) -> list[tuple[str, str]]:
+        roles = {replica.role for replica in context.ranked()}
+        if context.options.backend != "NCCL" or not context.gpus_determined or any(map(context.gpus.get, roles)):
+            return []
+        return [("spec.pytorch.backend", "NCCL needs GPUs, and the ranks of this job have none: use Gloo or Auto")]
 
 
-_FLAGS = frozenset({"standalone", "m", "module", "no-python", "run-path", "h", "help"})
-"""Options of torchrun without a value."""
-RENDEZVOUS_OPTIONS = frozenset(
-    {"nnodes", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint", "rdzv-id"}
-)
-_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
+# --- launchers --------------------------------------------------------------------------------------------------------
+
+_STATIC = frozenset({"nnodes", "node-rank", "master-addr", "master-port"})
+_DYNAMIC = frozenset({"rdzv-backend", "rdzv-endpoint", "rdzv-id"})
+RENDEZVOUS_OPTIONS = _STATIC | _DYNAMIC
+"""Options by which torchrun connects nodes."""
 
 
-def torchrun_notes(arguments: Sequence[str]) -> list[Note]:
-    """Note options by which a user connects nodes by hand. A value that refers to a variable may come from allranks."""
-    notes = []
-    for index, name, value in torchrun_options(arguments):
-        written = arguments[index].partition("=")[0]
-        if name == "standalone":
-            notes.append((index, f"each pod would train alone; allranks connects the ranks: remove {written}"))
-        elif name in RENDEZVOUS_OPTIONS and "$" not in value:
-            notes.append((index, f"allranks sets it for each rank, and this value replaces it: remove {written}"))
-    return notes
+_Connection = tuple[Edits, str]
+"""(edits that leave the connection of the nodes to allranks, the reason why the launcher cannot start this job)"""
 
 
-def torchrun_options(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield (index, name without dashes, value) of torchrun's own options, which end at the script. Underscores in
-    names become dashes, as torchrun accepts both."""
-    index = _after_torchrun(arguments)
-    while index < len(arguments) and arguments[index].startswith("-") and arguments[index] != "--":
-        name, equals, value = arguments[index].partition("=")
-        plain = name.lstrip("-").replace("_", "-")
-        separate = not equals and plain not in _FLAGS and index + 1 < len(arguments)
-        yield index, plain, arguments[index + 1] if separate else value
-        index += 2 if separate else 1
+def _torchrun(command: Sequence[str], start: Start, nodes: int, most: int) -> _Connection:
+    """Return what to change in a torchrun. `nodes`: pods with ranks; `most`: their number at the largest size of an
+    elastic job.
+
+    An option whose value is a variable may have the value of allranks, or belong to a rendezvous of the user's own.
+    """
+    endpoint = start.option("rdzv-endpoint")
+    names = _STATIC if endpoint and endpoint.variable else RENDEZVOUS_OPTIONS
+    edits = _without(option for option in start.options if option.name in names and not option.variable)
+    if alone := start.option("standalone"):
+        if most == 1:
+            return {}, ""
+        edits |= _without([alone])
+        return edits, f"{alone} trains each of the {most} pods alone: {line_to_write(command, start, edits)}"
+    count = start.option("nnodes")
+    if count and not count.variable:
+        bounds = re.fullmatch(r"(\d+)(?::(\d+))?", count.value)
+        if not (bounds and int(bounds[1]) <= nodes <= int(bounds[2] or bounds[1])):
+            problem = f"{count} is not the number of pods with ranks of this job, which is {nodes}"
+            return edits, f"{problem}: {line_to_write(command, start, edits)}"
+    return edits, ""
 
 
-def _after_torchrun(arguments: Sequence[str]) -> int:
-    """Return the index of the first argument of torchrun; the number of arguments if the command does not start it."""
-    program = arguments[0].rpartition("/")[2] if arguments else ""
-    if program == "torchrun":
-        return 1
-    if re.fullmatch(r"python[0-9.]*", program):
-        for index, argument in enumerate(arguments[1:], 1):
-            if argument == "-m" and index + 1 < len(arguments) and arguments[index + 1] in _MODULES:
-                return index + 2
-            if argument == "-m" or not argument.startswith("-"):
-                break
-    return len(arguments)
+_ADDRESSES = {
+    "machine-rank": "$(NODE_RANK)",
+    "main-process-ip": "$(MASTER_ADDR)",
+    "main-process-port": "$(MASTER_PORT)",
+}
+
+
+def _accelerate(command: Sequence[str], start: Start, nodes: int, most: int) -> _Connection:
+    """Return what to change in an `accelerate launch`. Without a number of machines it runs torchrun or the program,
+    with the variables of allranks."""
+    machines = start.option("num-machines")
+    if machines is None or machines.variable or machines.value == "1":
+        return {}, ""
+    edits: dict[Word, str] = {}
+    for option in start.options:
+        if option.name in _ADDRESSES and not option.variable:
+            edits |= _with_value(option, _ADDRESSES[option.name])
+    if machines.value != str(nodes) or most != nodes:
+        line = line_to_write(command, start, edits | _with_value(machines, str(nodes)))
+        return edits, f"{machines} is not the number of pods with ranks of this job, which is {nodes}: {line}"
+    deepspeed = start.option("use-deepspeed")
+    if deepspeed and not start.option("deepspeed-multinode-launcher"):
+        standard = {deepspeed.words[0]: "--use_deepspeed --deepspeed_multinode_launcher standard"}
+        line = line_to_write(command, start, edits | standard)
+        return edits, f"DeepSpeed's launcher would look for the other pods in a hostfile, which does not exist: {line}"
+    return edits, ""
+
+
+def _deepspeed(command: Sequence[str], start: Start, nodes: int, most: int) -> _Connection:
+    """Return the problem of DeepSpeed's launcher in several pods: it starts the ranks of one pod, unless it gets
+    addresses."""
+    if most == 1 or start.option("no-ssh"):
+        return {}, ""
+    option = start.option("num-gpus")
+    processes = f" --nproc-per-node={option.value}" if option and not option.variable else ""
+    module = " -m" if start.option("module") else ""
+    line = line_to_write(command, start, start.edits(f"torchrun{processes}{module}"))
+    return {}, f"deepspeed starts ranks over ssh, or in each of the {most} pods a training of its own: {line}"
+
+
+_CONNECT: Mapping[str, Callable[[Sequence[str], Start, int, int], _Connection]] = {
+    "torchrun": _torchrun,
+    "accelerate": _accelerate,
+    "deepspeed": _deepspeed,
+}
+
+
+def _without(options: Iterable[Option]) -> dict[Word, str]:
+    return {word: "" for option in options for word in option.words}
+
+
+def _with_value(option: Option, value: str) -> dict[Word, str]:
+    name, equals, _ = option.words[0].text.partition("=")
+    return {option.words[-1]: f"{name}={value}" if equals else value}
+
+
+def _left_out(start: Start, edits: Edits) -> list[Note]:
+    """Return the note on options that are left out or have another value."""
+    options = [option for option in start.options if any(word in edits for word in option.words)]
+    if not options:
+        return []
+    listed = ", ".join(map(str, options))
+    return [(options[0].words[0].argument, f"allranks connects the ranks, so this is not used: {listed}")]

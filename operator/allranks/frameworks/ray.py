@@ -20,8 +20,10 @@ from allranks.frameworks.base import (
     Wire,
     Wiring,
 )
+from allranks.frameworks.command_line import Launch, edited, starts
 from allranks.frameworks.hints import DoctorProbe, LogReader, RootCause, ScriptHints
 from allranks.frameworks.rank_report import read_rank_report
+from allranks.text import flow_list
 
 
 class RayOptions(Model):
@@ -135,6 +137,19 @@ class Ray(Framework):
             )
 
         return wiring
+
+    def launch(self, context: AttemptContext, role: str) -> Launch:
+        command = context.commands.get(role, ())
+        start = next((start for start in starts(command) if start.kind == "ray"), None)
+        if role != "head" or start is None:
+            return Launch(command)
+        edits = dict.fromkeys(start.call.words, "")
+        if start.call.separator:
+            edits[start.call.separator] = ""
+        driver = edited(command, edits) if start.head[0].end is not None else []
+        driver = driver if driver and driver[-1].strip() else ["python3", "train.py"]
+        line = f"write the command of the program that uses Ray, for example command: {flow_list(driver)}"
+        return Launch(command, problem=(start.head[0].argument, f"allranks starts Ray in each pod: {line}"))
 
     def shared(self, context: AttemptContext) -> Shared:
         return Shared(secret=True)

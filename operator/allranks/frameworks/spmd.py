@@ -14,7 +14,6 @@ from allranks.frameworks.base import (
     HELPER_DIR,
     AttemptContext,
     Framework,
-    Note,
     Replica,
     RoleKind,
     Scope,
@@ -22,6 +21,7 @@ from allranks.frameworks.base import (
     Wire,
     Wiring,
 )
+from allranks.frameworks.command_line import Start
 from allranks.frameworks.rank_report import RankReports
 
 _Role = Annotated[str, StringConstraints(min_length=1, max_length=50)]
@@ -161,12 +161,11 @@ class Spmd(Framework):
     def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
         return self._services
 
-    def notes(self, arguments: Sequence[str], role: str, own_command: bool) -> list[Note]:
-        program = arguments[0].rpartition("/")[2] if arguments else ""
-        framework = {"torchrun": "pytorch", "mpirun": "mpi", "mpiexec": "mpi", "horovodrun": "horovod"}.get(program)
-        if framework is None or not self.roles[role].ranked:
-            return []
-        return [(0, f"allranks starts the ranks: remove {program} and its options, or use framework {framework}")]
+    def connects(self, start: Start) -> bool:
+        names = {"torchrun": "nnodes", "accelerate": "machine-rank", "deepspeed": "no-ssh"}
+        option = start.option(names.get(start.kind, ""))
+        # `ray start` has the address of another pod, or the other pods have its address.
+        return start.kind == "ray" or (option is not None and (option.variable or option.name == "no-ssh"))
 
 
 @lru_cache(maxsize=64)

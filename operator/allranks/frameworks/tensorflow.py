@@ -80,6 +80,12 @@ class TensorFlow(Framework):
     def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
         return frozenset({"ps", "worker"} if _workers_serve_chief(replicas) else {"ps"})
 
+    def advice(self, context: AttemptContext) -> list[tuple[str, str]]:
+        if context.in_roles("chief") or not context.in_roles("ps"):
+            return []
+        problem = "ParameterServerStrategy needs a chief, which gives workers and parameter servers their work"
+        return [("spec.roles.ps", f"{problem}: without one they wait for ever, so add chief: {{}}")]
+
     def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         return ("chief", 0) if replicas.get("chief") else ("worker", 0)
 

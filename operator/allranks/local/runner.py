@@ -19,10 +19,10 @@ from datetime import UTC, datetime
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
 from allranks.core import checkpoints as checkpoint
-from allranks.core.facts.model import Manifest, Observed, Plan, Pod
+from allranks.core.facts.model import ANY_PLATFORM, Manifest, Observed, Plan, Pod
 from allranks.core.facts.status_update import changed
 from allranks.core.facts.topology import CLEANUP_GRACE
-from allranks.core.objects import pods
+from allranks.core.objects import commands, pods
 from allranks.core.reconcile import reconcile
 from allranks.core.transfers import uploads
 from allranks.errors import CannotRun
@@ -138,7 +138,15 @@ class LocalRun:
         require_open_files(len(plans) * _FILES_PER_POD + _OWN_FILES, f"{len(plans)} pods")
         self._gpus.enabled = sum(plan.gpus or 0 for plan in plans) <= self._gpus.count
         notes = unsupported_field_notes(self.job, plans, self._volumes, self._gpus.count, str(self.options.workdir))
+        notes += self._advice(without_gpus=not (self._gpus.count and self._gpus.enabled))
         return [*self._code.notes(), *self._inputs.notes(), *self._outputs.notes(), *notes]
+
+    def _advice(self, *, without_gpus: bool) -> list[str]:
+        """Return the advice that follows from this machine alone: commands print that of the manifest."""
+        platform = self.options.platform({}, EXAMPLE_URL)
+        printed = commands.advice(self.job, ANY_PLATFORM)
+        advice = commands.advice(self.job, platform, without_gpus=without_gpus)
+        return [f"{path}: {text}" for path, text in advice if (path, text) not in printed]
 
     @property
     def volume_names(self) -> set[str]:

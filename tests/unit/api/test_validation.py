@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from allranks.api import job, pool, sweep
 from allranks.api.crd import root_schema
 from allranks.api.validation import parse
-from allranks.api.validation_messages import PATTERNS
+from allranks.api.validation_messages import PATTERNS, WORDS_OF_OTHER_SYSTEMS, similar
 from allranks.errors import InvalidManifest
 from support.builders import manifest, table
 
@@ -760,6 +761,33 @@ UNKNOWN = [
 def test_unknown_field(case):
     fields, problem = case
     assert problems(manifest(**fields)) == [problem]
+
+
+@pytest.mark.parametrize("word", WORDS_OF_OTHER_SYSTEMS)
+def test_a_word_of_another_system_is_answered_with_the_field(word):
+    field = WORDS_OF_OTHER_SYSTEMS[word].format(job="spec")
+    [problem] = problems(manifest("tensorflow", **{word: 1}))
+    assert problem == (f"spec.{word}", f"unknown field: here it is {field}")
+
+
+@pytest.mark.parametrize("word", WORDS_OF_OTHER_SYSTEMS)
+def test_no_word_of_another_system_is_a_misspelling_of_its_field(word):
+    spec = root_schema()["properties"]["spec"]["properties"]
+    near = similar(word, spec, 0.7)
+    assert near is None or not re.search(rf"\b{near}\b", WORDS_OF_OTHER_SYSTEMS[word].partition(",")[0])
+
+
+@table(
+    ("snake case", {"node_count": 4}, ("spec.node_count", "spec.roles.worker.replicas")),
+    ("camel case", {"useSpotInstances": True}, ("spec.useSpotInstances", "spec.pool, which names a TrainingPool")),
+    ("a role", {"roles": {"worker": 1, "parameterServer": 1}}, ("spec.roles.parameterServer", "spec.roles.ps")),
+)
+def test_words_of_other_systems_have_any_spelling(case):
+    fields, (path, field) = case
+    fields["roles"] = {name: {"replicas": n} for name, n in fields.get("roles", {"worker": 2}).items()}
+    [(where, message)] = problems(manifest("tensorflow", **fields))
+    assert where == path
+    assert message.startswith(f"unknown field: here it is {field}")
 
 
 def trainer(**fields: Any) -> dict[str, Any]:

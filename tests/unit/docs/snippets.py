@@ -49,6 +49,7 @@ SNIPPETS = [
         "rank, ranks = 0, 1",
         after='assert name.endswith("a.csv"), name',
     ),
+    Snippet('os.environ.get("ALLRANKS_BACKEND")', elsewhere="tests/frameworks/examples/test_launchers.py"),
     Snippet("jax.distributed.initialize()", elsewhere="train/common/jax.py"),
     Snippet(
         "from allranks.report.transformers import ReportCallback",

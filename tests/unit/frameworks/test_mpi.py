@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Status
-from allranks.authoring.checks.notes import command_notes
 from allranks.core.facts.model import Platform
-from allranks.core.objects import pods
+from allranks.core.objects import commands, pods
 from allranks.core.objects.pods import Objects
 from allranks.frameworks import FRAMEWORKS
 from support.builders import CLUSTER, environment, job, table
@@ -97,13 +96,6 @@ def test_in_a_local_run_mpirun_starts_all_ranks_itself():
         assert not any("HOST_FILE" in name or "hostfile" in name for name in environment(objects, launcher(objects)))
 
 
-NOTHING_ELSE = "remove {} and its value"
-
-
-def notes(**fields: Any) -> list[tuple[str, str]]:
-    return command_notes(job("mpi", **{"roles": ROLES, **fields}))
-
-
 def own(*command: str) -> dict[str, Any]:
     return {"roles": {"worker": 2, "launcher": {"replicas": 1, "command": list(command)}}}
 
@@ -112,22 +104,15 @@ def own(*command: str) -> dict[str, Any]:
     ("a program", {"command": ["python3", "train.py"]}, None),
     ("mpirun", {"command": ["mpirun", "-np", "2", "hello"]}, None),
     ("a script of the launcher", own("bash", "run.sh"), None),
-    (
-        "hosts",
-        {"command": ["mpirun", "--hostfile", "mine", "hello"]},
-        ("spec.command[1]", "allranks writes the hostfile of mpirun: remove --hostfile and its value"),
-    ),
+    ("a launcher with hosts of its own", own("deepspeed", "--hostfile", "/etc/allranks/hostfile", "train.py"), None),
+    ("options of the program", own("mpirun", "-np", "16", "all_reduce_perf", "-b", "8", "-f", "2"), None),
     (
         "hosts for MPICH",
         own("mpiexec", "-f", "mine", "hello"),
-        ("spec.roles.launcher.command[1]", "allranks writes the hostfile of mpirun: remove -f and its value"),
-    ),
-    (
-        "mpirun inside of each rank",
-        {"command": ["sh", "-c", "mpirun hello"]},
         (
-            "spec.command[0]",
-            "each rank would run mpirun: put the command into spec.roles.launcher.command, which runs once",
+            "spec.roles.launcher.command[1]",
+            "allranks writes the hostfile of mpirun, so this is not used: -f mine",
+            "note",
         ),
     ),
     (
@@ -136,17 +121,18 @@ def own(*command: str) -> dict[str, Any]:
         (
             "spec.roles.launcher.command[0]",
             "runs once, without mpirun: move it to spec.command, and allranks starts it for each rank",
+            "warning",
         ),
     ),
     (
         "a command of the workers",
         {"roles": {"launcher": 1, "worker": {"replicas": 2, "command": ["python3"]}}},
-        ("spec.roles.worker.command[0]", "has no effect: workers run sshd, and mpirun starts the ranks"),
+        ("spec.roles.worker.command[0]", "has no effect: workers run sshd, and mpirun starts the ranks", "warning"),
     ),
 )
 def test_a_command_that_contradicts_allranks_is_noted(case):
     fields, expected = case
-    assert notes(**fields) == ([expected] if expected else [])
+    assert commands.remarks(job("mpi", **{"roles": ROLES, **fields})) == ([expected] if expected else [])
 
 
 HYDRA = """\

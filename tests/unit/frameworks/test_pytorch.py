@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
 from allranks.core.facts.model import Platform
-from allranks.core.objects import pods
+from allranks.core.objects import commands, pods
 from support.builders import CLUSTER, job, table
 
 GPUS = {"limits": {"nvidia.com/gpu": 8}}
@@ -148,3 +150,23 @@ def test_the_users_command_is_not_changed():
         assert pod["spec"]["containers"][0]["command"] == ["torchrun", "train.py"]
         assert pod["spec"]["containers"][0]["args"] == ["--epochs=3"]
         assert "initContainers" not in pod["spec"], "a user's image needs no helper"
+
+
+NO_GPUS = ("spec.pytorch.backend", "NCCL needs GPUs, and the ranks of this job have none: use Gloo or Auto", "warning")
+
+
+@table(
+    ("no GPUs", {"pytorch": {"backend": "NCCL"}}, [NO_GPUS]),
+    ("GPUs", {"pytorch": {"backend": "NCCL"}, "resources": GPUS}, []),
+    ("GPUs of one role", {"pytorch": {"backend": "NCCL"}, "roles": {"worker": {"resources": GPUS}}}, []),
+    ("a pool that may have GPUs", {"pytorch": {"backend": "NCCL"}, "pool": "h200"}, []),
+    ("Gloo", {"pytorch": {"backend": "Gloo"}}, []),
+)
+def test_nccl_without_gpus_is_a_warning(case):
+    fields, expected = case
+    assert commands.remarks(job(**fields)) == expected
+
+
+def test_nccl_is_a_warning_if_the_pool_has_no_gpus():
+    fields = {"pytorch": {"backend": "NCCL"}, "pool": "cpu"}
+    assert commands.remarks(job(**fields), replace(CLUSTER, pool=PoolSpec())) == [NO_GPUS]

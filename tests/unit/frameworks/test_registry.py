@@ -28,7 +28,7 @@ def shell_list(script: str) -> list[str]:
 
 def test_each_framework_is_one_file_of_its_name():
     files = {path.stem for path in (ROOT / "operator" / "allranks" / "frameworks").glob("*.py")}
-    shared = {"base", "hints", "mpirun", "rank_report", "torchrun_log"}
+    shared = {"base", "command_line", "hints", "mpirun", "rank_report", "torchrun_log"}
     assert files - {"__init__", *shared} == set(FRAMEWORKS)
 
 

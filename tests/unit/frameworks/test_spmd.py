@@ -7,7 +7,7 @@ from typing import Any
 from allranks.api.status import Status
 from allranks.core.facts import topology
 from allranks.core.facts.model import Platform
-from allranks.core.objects import notes, pods
+from allranks.core.objects import pods
 from allranks.core.objects.pods import Objects
 from allranks.frameworks import FRAMEWORKS
 from support.builders import CLUSTER, environment, job, table
@@ -125,11 +125,3 @@ def test_the_report_of_the_helper_names_the_rank():
     found = FRAMEWORKS["spmd"].log.root_cause(text)
     assert found is not None
     assert (found.rank, found.exit_code, found.signal, found.message) == (5, 137, 9, "epoch 3")
-
-
-def test_a_launcher_is_noted():
-    [note] = notes.command_notes(job("spmd", roles={"worker": 2}, command=["torchrun", "train.py"]))
-    assert note == (
-        "spec.command[0]",
-        "allranks starts the ranks: remove torchrun and its options, or use framework pytorch",
-    )

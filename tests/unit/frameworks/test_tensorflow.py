@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.objects import pods
+from allranks.core.objects import commands, pods
 from support.builders import CLUSTER, environment, job, table
 
 CHIEF = "job-chief-0-0.job.team.svc:2222"
@@ -107,3 +107,15 @@ def test_addresses_contain_the_attempt_so_that_no_task_reaches_a_terminating_pod
     found = environment(made, made.pods[0])["TF_CONFIG"]
     assert json.loads(found)["cluster"] == {"worker": [f"job-worker-0-{attempt}.job.team.svc:2222"]}
     assert made.pods[0]["spec"]["hostname"] == f"job-worker-0-{attempt}"
+
+
+@table(
+    ("parameter servers and no chief", {"worker": 2, "ps": 1}, ["spec.roles.ps"]),
+    ("parameter servers and a chief", {"chief": 1, "worker": 2, "ps": 1}, []),
+    ("a chief without replicas", {"chief": 0, "worker": 2, "ps": 1}, ["spec.roles.ps"]),
+    ("workers", {"worker": 2}, []),
+)
+def test_parameter_servers_without_a_chief_are_a_warning(case):
+    roles, paths = case
+    remarks = commands.remarks(job("tensorflow", roles))
+    assert [(remark.path, remark.severity) for remark in remarks] == [(path, "warning") for path in paths]

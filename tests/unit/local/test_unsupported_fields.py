@@ -89,6 +89,25 @@ def test_requested_gpus_are_compared_with_those_of_the_machine(
     assert notes_of(tmp_path, monkeypatch, tuple(has), resources=resources)[1:] == [said]
 
 
+NO_GPUS = "spec.pytorch.backend: NCCL needs GPUs, and the ranks of this job have none: use Gloo or Auto"
+
+
+@pytest.mark.parametrize(
+    ("fields", "has", "said"),
+    [
+        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "", [NO_GPUS]),
+        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "abc", []),
+        ({"pool": "h200"}, "", [NO_GPUS]),
+        ({}, "", []),  # commands print the advice that follows from the manifest
+    ],
+)
+def test_nccl_on_a_machine_without_gpus_is_noted_before_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], has: str, said: list[str]
+) -> None:
+    notes = notes_of(tmp_path, monkeypatch, tuple(has), pytorch={"backend": "NCCL"}, **fields)
+    assert [note for note in notes if "NCCL" in note] == said
+
+
 def test_a_job_that_cannot_run_here_is_rejected_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from allranks.api import validation
@@ -20,6 +20,7 @@ from allranks.authoring.checks.problem import Problem, below
 from allranks.core.facts import pod_template
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.naming import ROLE_LABEL
+from allranks.core.objects import commands
 from allranks.core.objects import pods as job_pods
 
 
@@ -77,9 +78,12 @@ class Beside:
 
 def finished(job: Job, beside: Beside) -> list[Problem]:
     """Return problems of the pods, and notes, of a job that has no other errors."""
-    notes = notes_of(job, beside.claim_templates)
     pool = beside.pools.get(job.spec.pool or "")
-    return [*_misspelt_pool(job, beside.pools), *_of_pods(job, pool), *notes]
+    platform = replace(ANY_PLATFORM, pool=pool)
+    notes = notes_of(job, beside.claim_templates, platform)
+    # Without its pool, which may add GPUs, the number of ranks of a job was not compared with its command.
+    of_commands = [Problem(*problem) for problem in commands.problems(job, platform)] if pool else []
+    return [*_misspelt_pool(job, beside.pools), *_of_pods(job, pool), *of_commands, *notes]
 
 
 def _misspelt_pool(job: Job, pools: Mapping[str, PoolSpec]) -> Iterator[Problem]:

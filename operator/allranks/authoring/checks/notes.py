@@ -7,20 +7,26 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from allranks.api.job import Job, RoleSpec
+from allranks.api.job import Job
 from allranks.authoring.checks.problem import Problem
-from allranks.core.facts import gpu_count, pod_template, topology
-from allranks.core.facts.model import ANY_PLATFORM
+from allranks.core.facts import gpu_count, pod_template
+from allranks.core.facts.model import ANY_PLATFORM, Platform
 from allranks.core.facts.naming import TRAINER
+from allranks.core.objects import commands
 from allranks.frameworks import FRAMEWORKS
 
 
-def notes_of(job: Job, claim_templates: Mapping[str, Mapping[str, Any]] | None = None) -> list[Problem]:
+def notes_of(
+    job: Job,
+    claim_templates: Mapping[str, Mapping[str, Any]] | None = None,
+    platform: Platform = ANY_PLATFORM,
+) -> list[Problem]:
     """Return all notes on a job for which `pods.problems` is empty. `warning`: probably a mistake.
 
-    `claim_templates`: ResourceClaimTemplate -> the spec of its claims, for the templates in the files.
+    `claim_templates`: ResourceClaimTemplate -> the spec of its claims, for the templates in the files. `platform`: has
+    the pool, if it is in the files.
     """
-    about_commands = (Problem(path, message, "warning") for path, message in command_notes(job))
+    about_commands = (Problem(*remark) for remark in commands.remarks(job, platform))
     claims = _about_claims(job, claim_templates or {})
     return [*_about_log_pattern(job), *_about_sidecars(job), *claims, *about_commands]
 
@@ -83,29 +89,3 @@ def _about_claims(job: Job, templates: Mapping[str, Mapping[str, Any]]) -> Itera
 
 _PROCESSES = ("processes_per_node", "processes_per_pod", "slots_per_worker")
 """Options of frameworks with the number of processes in each pod."""
-
-
-def command_notes(job: Job) -> list[tuple[str, str]]:
-    """Return (field path, sentence with the cure) for arguments that contradict what allranks sets.
-
-    The job is valid, but its ranks may not form one group.
-    """
-    framework = topology.framework_of(job)
-    notes: dict[tuple[str, str], None] = {}
-    for role, spec in job.spec.roles.items():
-        written = program_arguments(job, role, spec)
-        for index, sentence in framework.notes([text for _, text in written], role, spec.command is not None):
-            notes[written[index][0], sentence] = None
-    return list(notes)
-
-
-def program_arguments(job: Job, role: str, spec: RoleSpec) -> list[tuple[str, str]]:
-    """Return (field path, argument) of the command line of a role's program. Empty without a command."""
-    of_role, common = f"spec.roles.{role}", "spec"
-    place, command = (of_role, spec.command) if spec.command is not None else (common, job.spec.command)
-    if not command:
-        return []
-    # The job's arguments belong to the job's command.
-    args_place, args = (of_role, spec.args) if spec.args is not None or place == of_role else (common, job.spec.args)
-    out = [(f"{place}.command[{index}]", argument) for index, argument in enumerate(command)]
-    return out + [(f"{args_place}.args[{index}]", argument) for index, argument in enumerate(args or ())]

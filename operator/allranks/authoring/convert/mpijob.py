@@ -6,6 +6,8 @@ from allranks.authoring.convert import command_line, pod_parts, training_operato
 from allranks.authoring.convert.draft import Draft, Fields, NotConvertible
 from allranks.authoring.convert.pod_parts import Part
 from allranks.core.facts.gpu_count import gpus
+from allranks.frameworks import mpirun
+from allranks.frameworks.command_line import Start, edited
 
 _ROLES = {"Launcher": "launcher", "Worker": "worker"}
 
@@ -18,7 +20,7 @@ def convert(source: Fields) -> Draft:
     training_operator.read_run_policy(draft, spec)
     specs = spec.child("mpiReplicaSpecs")
     names = [str(spec.take("mainContainer") or "mpi")]
-    parts, policies = training_operator.read_roles(specs, _ROLES, names, "mpi-port")
+    parts, policies = training_operator.read_roles(spec, specs, _ROLES, names, "mpi-port")
     by_role = {part.role: part for part in parts}
     if "launcher" not in by_role:
         raise NotConvertible(f"{specs.path}.Launcher", "is needed: it has the command")
@@ -52,8 +54,8 @@ def mpi_parts(
     _without_sshd(draft, worker)
     if launcher_is_node:
         worker.replicas += 1
-    if command and command[0].rpartition("/")[2] == "horovodrun":
-        _gloo(draft, launcher, worker, slots)
+    if start := command_line.direct(command, "horovodrun"):
+        _gloo(draft, launcher, worker, slots, start)
         return
     framework = "horovod" if horovod and implementation == "OpenMPI" else "mpi"
     draft.framework(framework)
@@ -98,55 +100,62 @@ def _program(launcher: Part, ranks: int) -> tuple[list[str], list[str]]:
     launcher always does so.
     """
     line = launcher.command_line
-    if not command_line.is_mpirun(line):
+    start = command_line.direct(line, "mpirun")
+    if start is None:
+        if command_line.starts_ranks(line):
+            return [], ["This command runs once, in the launcher."]
         return [], ["This command runs once, in the launcher; it has to start the ranks itself, by mpirun."]
-    split = command_line.mpirun(line)
+    asked = mpirun.request(start)
+    removed = list(map(str, asked.set_by_allranks))
     by_entrypoint = "command" not in launcher.fields
-    fits = split.ranks in (None, str(ranks)) and split.program
+    fits = asked.ranks in (None, str(ranks)) and start.program and not asked.unknown
     for name in ("command", "args"):
         launcher.fields.pop(name, None)
     fields = launcher.fields
     if not fits:
-        fields["command"] = split.kept
-        reason = f"the option {split.unknown}" if split.unknown else f"{split.ranks} ranks in {ranks} slots"
+        gone = [option for option in asked.set_by_allranks if option.name not in ("np", "n", "allow-run-as-root")]
+        fields["command"] = edited(line, {word: "" for option in gone for word in option.words})
+        reason = (
+            f"the option {asked.unknown[0].words[0].text}" if asked.unknown else f"{asked.ranks} ranks in {ranks} slots"
+        )
         kept = f"mpirun stays because of {reason}: a change of replicas then needs a change of -np."
-        gone = [text for text in split.removed if not text.startswith(("-n", "--n", "--allow"))]
-        return [], [kept, *([f"Removed: {', '.join(gone)}."] if gone else [])]
-    if split.env:
+        return [], [kept, *([f"Removed: {', '.join(map(str, gone))}."] if gone else [])]
+    if asked.env:
         names = {variable.get("name") for variable in fields.get("env") or ()}
-        more = [{"name": key, "value": value} for key, value in split.env.items() if key not in names]
+        more = [{"name": key, "value": value} for key, value in asked.env.items() if key not in names]
         fields["env"] = [*(fields.get("env") or ()), *more]
-    shown = ", ".join(split.removed)
+    shown = ", ".join(removed)
     text = "allranks puts mpirun before the program, with a rank for each slot, and forwards all variables."
     if by_entrypoint:
         text += " The image's entrypoint is not run."
-    return split.program, [f"{text} Removed: {shown}." if shown else text]
+    return [word.text for word in start.program], [f"{text} Removed: {shown}." if shown else text]
 
 
-def _gloo(draft: Draft, launcher: Part, worker: Part, slots: int) -> None:
+def _gloo(draft: Draft, launcher: Part, worker: Part, slots: int, start: Start) -> None:
     """Convert a job of horovodrun: the workers start their ranks themselves, without a launcher and ssh."""
-    split = command_line.horovodrun(launcher.command_line)
+    asked = mpirun.request(start)
     draft.framework("horovod")
     _set_slots(draft, "horovod", worker, slots)
-    worker.fields["command"] = split.program
+    worker.fields["command"] = [word.text for word in start.program]
     worker.fields.setdefault("image", launcher.fields.get("image"))
     env = [*(launcher.fields.get("env") or ()), *(worker.fields.get("env") or ())]
-    env += [{"name": key, "value": value} for key, value in split.env.items()]
+    env += [{"name": key, "value": value} for key, value in asked.env.items()]
     if env:
         worker.fields["env"] = list({variable.get("name"): variable for variable in env}.values())
     if launcher.template != worker.template and launcher.template:
         draft.drop(launcher.path, "there is no launcher: what only its pod has belongs to the workers, if it is needed")
-    for option in split.unknown:
+    for option in asked.unknown:
         draft.drop(f"{launcher.path}: {option}", "this option of horovodrun has no counterpart")
     pod_parts.assemble(draft, [worker])
     text = "The workers start the ranks without ssh: there is no launcher, and its resources are not needed."
     draft.comment(("spec", "roles"), text)
-    if split.removed:
-        draft.comment(("spec", "command"), f"Removed: horovodrun and {', '.join(split.removed)}.")
-    if split.least or split.most:
-        least, most = (int(text) if text else worker.replicas * slots for text in (split.least, split.most))
+    if asked.set_by_allranks:
+        removed = ", ".join(map(str, asked.set_by_allranks))
+        draft.comment(("spec", "command"), f"Removed: horovodrun and {removed}.")
+    if asked.least or asked.most:
+        least, most = (int(text) if text else worker.replicas * slots for text in (asked.least, asked.most))
         bounds = {"minReplicas": max(1, least // slots), "maxReplicas": max(1, most // slots)}
         draft.set("elastic", bounds, "--min-np and --max-np were numbers of ranks; these are numbers of workers.")
-    elif split.ranks not in (None, str(worker.replicas * slots)):
-        text = f"horovodrun started {split.ranks} ranks; here every slot of every worker has one."
+    elif asked.ranks not in (None, str(worker.replicas * slots)):
+        text = f"horovodrun started {asked.ranks} ranks; here every slot of every worker has one."
         draft.comment(("spec", "roles", "worker", "replicas"), text)

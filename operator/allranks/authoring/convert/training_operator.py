@@ -26,7 +26,7 @@ def convert_pytorchjob(source: Fields) -> Draft:
     spec = source.child("spec")
     read_run_policy(draft, spec)
     parts, policies = read_roles(
-        spec.child("pytorchReplicaSpecs"), _PYTORCHJOB_ROLES, ["pytorch"], _PYTORCHJOB_PORT, "OnFailure"
+        spec, spec.child("pytorchReplicaSpecs"), _PYTORCHJOB_ROLES, ["pytorch"], _PYTORCHJOB_PORT, "OnFailure"
     )
     if ports := [part.ports[_PYTORCHJOB_PORT] for part in parts if _PYTORCHJOB_PORT in part.ports]:
         draft.set("pytorch.port", ports[0])
@@ -64,6 +64,10 @@ def without_rendezvous(draft: Draft, parts: list[Part]) -> list[command_line.Tor
 
 def processes_per_node(draft: Draft, parts: list[Part], starts: list[command_line.Torchrun], value: Any) -> None:
     """Set pytorch.processesPerNode. `value`: nprocPerNode of the job. An option of torchrun replaces it."""
+    if unknown := next((line.undetermined_processes for line in starts if line.undetermined_processes), None):
+        text = f"Set pytorch.processesPerNode to the value of {unknown}, which is determined in the pod."
+        draft.comment(("spec", "command"), text)
+        return
     option = next((line.processes for line in starts if line.processes), None)
     processes = str(option or value or "auto")
     used = any(line.used for line in starts)
@@ -148,7 +152,7 @@ def convert_tfjob(source: Fields) -> Draft:
     spec = source.child("spec")
     read_run_policy(draft, spec)
     specs = spec.child("tfReplicaSpecs")
-    parts, policies = read_roles(specs, _TFJOB_ROLES, ["tensorflow"], _TFJOB_PORT, "Never")
+    parts, policies = read_roles(spec, specs, _TFJOB_ROLES, ["tensorflow"], _TFJOB_PORT, "Never")
     roles = [part.role for part in parts]
     if roles.count("chief") > 1:
         raise NotConvertible(specs.path, "has both a Chief and a Master: remove one of them")
@@ -192,7 +196,7 @@ def convert_jaxjob(source: Fields) -> Draft:
     draft.framework("jax", text)
     read_run_policy(draft, spec)
     specs = spec.child("jaxReplicaSpecs")
-    parts, policies = read_roles(specs, {"Worker": "worker"}, ["jax"], _JAXJOB_PORT, "Never")
+    parts, policies = read_roles(spec, specs, {"Worker": "worker"}, ["jax"], _JAXJOB_PORT, "Never")
     if ports := [part.ports[_JAXJOB_PORT] for part in parts if _JAXJOB_PORT in part.ports]:
         draft.set("jax.port", ports[0])
     pod_parts.assemble(draft, parts)
@@ -242,6 +246,7 @@ def comment_on_queue(draft: Draft, labels: dict[str, str]) -> None:
 
 
 def read_roles(
+    spec: Fields,
     specs: Fields,
     names: dict[str, str],
     containers: Sequence[str],
@@ -250,7 +255,8 @@ def read_roles(
 ) -> tuple[list[Part], dict[str, str]]:
     """Return the parts of the roles, and role -> restartPolicy.
 
-    `names`: name of the source -> role; case is ignored, as the operators do. `containers`, `port`: as in
+    `specs`: the field of `spec` with the roles. `names`: name of the source -> role; case is ignored, as the operators
+    do. `containers`, `port`: as in
     `pod_parts.read`.
     """
     parts: list[Part] = []
@@ -261,6 +267,7 @@ def read_roles(
         if role is None:
             continue
         role_spec = specs.child(name)
+        _misplaced(spec, specs, role_spec)
         replicas = role_spec.number("replicas", 1)
         policies[role] = str(role_spec.take("restartPolicy", default_policy))
         path = role_spec.place("template")
@@ -272,6 +279,15 @@ def read_roles(
     return parts, policies
 
 
+def _misplaced(spec: Fields, specs: Fields, role_spec: Fields) -> None:
+    """Raise NotConvertible if the fields of a role stand above it, where no operator reads them."""
+    for above in (specs, spec):
+        names = [name for name in ("template", "restartPolicy") if name in above and name not in role_spec]
+        if names:
+            places = " and ".join(map(role_spec.place, names))
+            raise NotConvertible(above.place(names[0]), f"belongs into each role, one level deeper: {places}")
+
+
 PERMANENT = {"exitCodes": list(range(1, 128)), "action": "Fail"}
 """The rule for restartPolicy ExitCode: these codes are errors of the program, others are retried."""
 
@@ -279,7 +295,8 @@ PERMANENT = {"exitCodes": list(range(1, 128)), "action": "Fail"}
 def set_restart(draft: Draft, policies: dict[str, str], limit: int | None) -> None:
     """Set restart. `limit`: backoffLimit, or another number of restarts of the source."""
     kinds = set(policies.values())
-    listed = ", ".join(sorted(kinds))
+    listed = ", ".join(sorted(kinds - {"Never"}))
+    final = " and ".join(sorted(role for role, policy in policies.items() if policy == "Never"))
     lost = "The loss of a node or a preemption restarts the job all the same, and is not counted."
     together = "here a failure of a rank restarts all ranks, from their checkpoint"
     if kinds == {"Never"}:
@@ -291,4 +308,5 @@ def set_restart(draft: Draft, policies: dict[str, str], limit: int | None) -> No
         draft.set("restart.rules", [PERMANENT], f"{text} Here it applies to all roles." if others else text)
     unlimited = "" if limit is not None else " without a limit, 3 is the default here"
     before = f"restartPolicy {listed} restarted single pods or containers{unlimited};"
+    before += f" with Never a failure of {final} ended the job;" if final else ""
     draft.set("restart.maxRestarts", 3 if limit is None else limit, f"{before} {together}.")

@@ -231,7 +231,7 @@ def _mpi(
             worker.fields["resources"] = part.fields["resources"]
         nodes = part.replicas
         worker.replicas = max(nodes - 1, 1) if as_node else nodes
-    if flux or not any(command_line.is_mpirun([text]) for text in part.command_line[:1]):
+    if flux or not command_line.starts_ranks(part.command_line):
         launcher.fields["command"] = ["mpirun", *part.command_line]
         launcher.fields.pop("args", None)
     if flux:

@@ -8,10 +8,11 @@ from functools import cached_property
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.facts import pod_template, pool_template, rank_reports, topology
+from allranks.core.facts import naming, pod_template, pool_template, rank_reports, topology
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.quantity import amount
 from allranks.frameworks.base import AttemptContext, ElasticBounds, Framework, Replica
+from allranks.frameworks.command_line import starts
 
 
 def attempt_context(
@@ -29,6 +30,7 @@ def attempt_context(
         replicas=topology.replicas(job, status),
         options=job.spec.options,
         gpus={role: pod_template.gpus(job, template, platform) for role, template in templates.items()},
+        gpus_determined=job.spec.pool is None or platform.local or platform.pool is not None,
         cpus=_amounts(templates, "cpu"),
         memory=_amounts(templates, "memory"),
         own_command=frozenset(role for role, spec in job.spec.roles.items() if spec.command is not None),
@@ -39,6 +41,33 @@ def attempt_context(
         local=platform.local,
         endpoints=platform.endpoints,
     )
+
+
+def with_launched_commands(
+    framework: Framework, context: AttemptContext, templates: dict[str, Manifest]
+) -> tuple[AttemptContext, dict[str, Manifest]]:
+    """Return both with the commands as allranks runs them: what starts ranks of another system is replaced."""
+    launched = {
+        role: framework.launch(context, role).command for role, line in context.commands.items() if starts(line)
+    }
+    changed = {role: command for role, command in launched.items() if command != context.commands[role]}
+    if not changed:
+        return context, templates
+    out = {
+        role: _with_command(template, changed[role]) if role in changed else template
+        for role, template in templates.items()
+    }
+    return replace(context, commands={**context.commands, **changed}), out
+
+
+def _with_command(template: Manifest, command: tuple[str, ...]) -> Manifest:
+    containers = [
+        {**{key: value for key, value in container.items() if key != "args"}, "command": list(command)}
+        if container["name"] == naming.TRAINER
+        else container
+        for container in template["spec"]["containers"]
+    ]
+    return {**template, "spec": {**template["spec"], "containers": containers}}
 
 
 def _command(template: Manifest) -> tuple[str, ...]:

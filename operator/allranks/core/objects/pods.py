@@ -15,7 +15,7 @@ from allranks.core.facts import attempt, naming, pod_template, pool_template, qu
 from allranks.core.facts.attempt import attempt_context
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.strategic_merge import merge
-from allranks.core.objects import code, companions, report_env, scheduling
+from allranks.core.objects import code, commands, companions, report_env, scheduling
 from allranks.core.objects.gangs import members
 from allranks.core.objects.gangs.base import PodPart
 from allranks.core.objects.queueing import admission
@@ -47,8 +47,9 @@ def objects(
     """Return the objects of the current attempt. `replicas`: (role, index) of the pods to build; None builds all of
     them."""
     templates = admission.applied(status, pod_template.role_templates(job, platform))
-    context = attempt_context(job, status, platform, templates)
     framework = topology.framework_of(job)
+    context = attempt_context(job, status, platform, templates)
+    context, templates = attempt.with_launched_commands(framework, context, templates)
     wire = framework.wire(context)
     wired = (
         (replica, wire(replica))
@@ -109,11 +110,11 @@ def listening_ports(job: Job, status: Status) -> list[tuple[str, int]]:
     return [(replica.hostname, port) for replica in context.replicas for port in wire(replica).ports.values()]
 
 
-def problems(job: Job) -> list[tuple[str, str]]:
+def problems(job: Job, platform: Platform = ANY_PLATFORM) -> list[tuple[str, str]]:
     """Return (field path, message) of mistakes that the CRD's schema cannot find.
 
-    They are inside the job's templates, in `logPattern`, or too many replicas for a variable or a ConfigMap. A pool's
-    template is checked by `pool_template.problems`.
+    They are inside the job's templates, in commands, in `logPattern`, or too many replicas for a variable or a
+    ConfigMap. A pool's template is checked by `pool_template.problems`.
     """
     if wrong := _shape_problems(job):
         return wrong  # what follows reads the templates
@@ -126,6 +127,7 @@ def problems(job: Job) -> list[tuple[str, str]]:
         *report_env.problems(job),
         *attempt.size_problems(framework, context),
         *resume_source.problems(job),
+        *commands.problems(job, platform),
     ]
     wire = framework.wire(context)
     for replica in attempt.outermost(context):

@@ -10,7 +10,7 @@ from allranks.core.diagnosis import elasticity, hang_detection, report_loss
 from allranks.core.diagnosis.stragglers import newly_slow
 from allranks.core.facts import naming, pod_template, pool_template, rank_reports, status_summary, topology
 from allranks.core.facts.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan
-from allranks.core.objects import companions, placeholders
+from allranks.core.objects import commands, companions, placeholders
 from allranks.core.objects import pods as pod_manifests
 from allranks.core.objects.gangs import choice as gang_choice
 from allranks.core.objects.gangs import members, read_back
@@ -46,6 +46,9 @@ def sync_objects(snapshot: Snapshot) -> Plan:
         events.append(Event(*note, warning=True))
     if summary.launched and not status.launched:
         events.append(Event("PodsCreated", f"{len(snapshot.pods)} pods of attempt {status.attempt}"))
+        if not status.history and not o.platform.local:  # `allranks run` prints these before the start
+            remarks = commands.remarks(o.job, o.platform)
+            events += [Event("Advice", f"{path}: {text}", warning=kind == "warning") for path, text, kind in remarks]
     lost_at = report_loss.due_at(status, o.reports, o.now)
     times = (delayed_until, probe_at, lost_at, _next_slow_start(snapshot), stopped_at, None if note else unreported_at)
     wake_at = min((time for time in times if time), default=None)

@@ -97,6 +97,46 @@ PYTORCH: list[tuple[str, dict[str, Any], str, Any, str, list[str]]] = [
         "Removed: --nnodes=2, --master_addr",
         [],
     ),
+    (
+        "a substitution is one word",
+        {"worker": pods(command=["sh", "-c", "torchrun --rdzv_endpoint=$(hostname -i | cut -d' ' -f1):1 a.py; sync"])},
+        "command",
+        ["sh", "-c", "torchrun a.py; sync"],
+        "Removed: --rdzv_endpoint=$(hostname -i | cut -d' ' -f1):1",
+        [],
+    ),
+    (
+        "options of other programs in a script stay",
+        {"worker": pods(command=["sh", "-c", "shard --nnodes 2; torchrun --rdzv_id 1 a.py --max_restarts 5 && b"])},
+        "command",
+        ["sh", "-c", "shard --nnodes 2; torchrun a.py --max_restarts 5 && b"],
+        "Removed: --rdzv_id 1",
+        [],
+    ),
+    (
+        "options in a variable of a script stay",
+        {"worker": pods(command=["sh", "-c", 'A="--nnodes 2 --rdzv_id 1"\ntorchrun $A a.py'])},
+        "command",
+        ["sh", "-c", 'A="--nnodes 2 --rdzv_id 1"\ntorchrun $A a.py'],
+        "",
+        [],
+    ),
+    (
+        "a number of processes that only the pod knows stays in the command",
+        {"worker": pods(command=["torchrun", "--nproc-per-node=$(PROCS)", "--nnodes=2", "a.py"])},
+        "command",
+        ["torchrun", "--nproc-per-node=$(PROCS)", "a.py"],
+        "Set pytorch.processesPerNode to the value of --nproc-per-node=$(PROCS)",
+        [],
+    ),
+    (
+        "a number of processes of the operator's variable is the job's",
+        {"worker": pods(command=["torchrun", "--nproc_per_node=$(PET_NPROC_PER_NODE)", "a.py"]), "nprocPerNode": "4"},
+        "pytorch.processesPerNode",
+        4,
+        "Removed: --nproc_per_node=$(PET_NPROC_PER_NODE)",
+        [],
+    ),
     ("a number of processes stays", {"nprocPerNode": "2"}, "pytorch.processesPerNode", 2, "", []),
     (
         "a plain program is one process for all GPUs of its pod",
@@ -300,6 +340,19 @@ def job_with_a_wrong_name() -> dict[str, Any]:
 # Sentence, a document, (path, message).
 MISTAKES: list[tuple[str, dict[str, Any], str, str]] = [
     ("a role without containers", pytorch({"template": {}}), "template.spec.containers", "a container is needed"),
+    (
+        "the pod of a role above the role",
+        manifest("TFJob", tfReplicaSpecs={"Worker": {"replicas": 2}, **pods("tensorflow"), "restartPolicy": "Never"}),
+        "spec.tfReplicaSpecs.template",
+        "belongs into each role, one level deeper: spec.tfReplicaSpecs.Worker.template and "
+        "spec.tfReplicaSpecs.Worker.restartPolicy",
+    ),
+    (
+        "the restartPolicy of a role in the job",
+        manifest("PyTorchJob", pytorchReplicaSpecs={"Worker": pods()}, restartPolicy="Never"),
+        "spec.restartPolicy",
+        "belongs into each role, one level deeper: spec.pytorchReplicaSpecs.Worker.restartPolicy",
+    ),
     ("a text for a map", pytorch(runPolicy="x"), "spec.runPolicy", "must be a map, not a string"),
     ("a word for a number", pytorch(pods(replicas="two")), "replicas", "must be a whole number, not two"),  # type: ignore[arg-type]
     ("roles that are missing", manifest("MPIJob", mpiReplicaSpecs={}), "mpiReplicaSpecs", "has none of the roles"),
@@ -321,3 +374,10 @@ def test_a_mistake_is_named_with_its_path(case):
     [(where, text)] = result(document).problems
     assert where.endswith(path)
     assert message in text
+
+
+def test_the_comment_on_restarts_says_which_role_ended_the_job():
+    specs = {"Chief": pods("tensorflow", 1, policy="Never"), "Worker": pods("tensorflow", policy="OnFailure")}
+    text = comments(draft(manifest("TFJob", tfReplicaSpecs=specs)))
+    assert "restartPolicy OnFailure restarted single pods or containers without a limit" in text
+    assert "with Never a failure of chief ended the job" in text

@@ -158,6 +158,13 @@ def indexed(command: list[str], **spec: Any) -> dict[str, Any]:
     return manifest("Job", "batch/v1", **{**pods_, **spec})
 
 
+def test_mpirun_behind_a_wrapper_is_the_launchers_command():
+    command = ["timeout", "1800", "mpirun", "-np", "4", "python", "t.py"]
+    made = draft(trainjob("deepspeed-distributed", trainer={"numNodes": 4, "command": command}))
+    assert made.get("roles.launcher.command") == command
+    assert made.get("command") is None
+
+
 def test_an_Indexed_Job_with_torchrun():
     script = "torchrun --nnodes=2 --nproc-per-node=4 --node-rank=$JOB_COMPLETION_INDEX --master-addr=j-0.j train.py"
     rules = [
