@@ -1,7 +1,8 @@
 """The records in a run directory: job.json, the job and its newest status, and progress.jsonl, the progress over time.
 
 job.json has the format of `kubectl get -o json`. `status.progress` has room for 64 points of one metric; progress.jsonl
-has some thousand points of all metrics, one JSON object on each line. The last line of a step replaces its earlier ones.
+has some thousand points of all metrics, one JSON object on each line. The last line of a step replaces its earlier
+ones.
 """
 
 from __future__ import annotations

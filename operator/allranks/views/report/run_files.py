@@ -79,9 +79,9 @@ def _text(path: Path) -> str:
 def _all_samples(run: StoredRun) -> list[Sample]:
     """Return the newest point of each step, also of the job file, which is later if a run was interrupted."""
     samples = list(_samples(run.directory / PROGRESS_FILE))
-    if samples and (newest := _sample(point_of(status_of(run.manifest)))):
-        if newest.time > samples[-1].time or _place(newest) == _place(samples[-1]):
-            samples.append(newest)
+    newest = _sample(point_of(status_of(run.manifest))) if samples else None
+    if newest and (newest.time > samples[-1].time or _place(newest) == _place(samples[-1])):
+        samples.append(newest)
     return [_newest(list(same)) for _, same in groupby(samples, key=_place)]
 
 
