@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from allranks.api.job import Job, RoleSpec
+from allranks.api.status import Status
 from allranks.core.facts import gpu_count, pod_template, topology
+from allranks.core.facts.attempt import attempt_context
 from allranks.core.facts.model import ANY_PLATFORM
 from allranks.core.facts.naming import TRAINER
 from allranks.frameworks import FRAMEWORKS
+from allranks.frameworks.tensorflow import LEGACY_KERAS, has_several_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ def notes_of(job: Job, claim_templates: Mapping[str, Mapping[str, Any]] | None =
     """
     about_commands = (Note(path, message, "warning") for path, message in command_notes(job))
     claims = _about_claims(job, claim_templates or {})
-    return [*_about_log_pattern(job), *_about_sidecars(job), *claims, *about_commands]
+    return [*_about_log_pattern(job), *_about_sidecars(job), *_about_keras(job), *claims, *about_commands]
 
 
 def _about_log_pattern(job: Job) -> Iterator[Note]:
@@ -68,6 +71,17 @@ def _about_sidecars(job: Job) -> Iterator[Note]:
         mistaken = name in _USUAL_NAMES or bool(difflib.get_close_matches(name, [TRAINER], cutoff=0.7))
         cure = f"name it {TRAINER} if it is the training program"
         yield Note(path, f"{problem}: {cure}", "warning" if mistaken else "note")
+
+
+def _about_keras(job: Job) -> Iterator[Note]:
+    """Yield a note if `tf.keras` is another Keras in this job than in the program alone."""
+    context = attempt_context(job, Status(), ANY_PLATFORM)
+    [name] = LEGACY_KERAS
+    chosen = any(name in names for names in context.variables.values())
+    if job.spec.framework == "tensorflow" and has_several_tasks(context) and not chosen:
+        reason = "Model.fit of Keras 3 does not support several tasks"
+        cure = f'set {name} to "0" in env for Keras 3'
+        yield Note("spec.framework", f"tf.keras is legacy Keras ({name}=1), because {reason}: {cure}")
 
 
 def _about_claims(job: Job, templates: Mapping[str, Mapping[str, Any]]) -> Iterator[Note]:
