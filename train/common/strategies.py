@@ -51,8 +51,9 @@ def compute_devices(replicas: int, devices: list[str] | None = None) -> list[str
 
 def connect_to_tpu() -> tf.distribute.Strategy:
     """A strategy for the TPU of this machine, or the one that TPU_NAME names. This has not been run yet."""
-    if not os.environ.get("TPU_NAME") and not list(Path("/dev").glob("accel*")):
-        raise SystemExit("--strategy tpu: no TPU here: TPU_NAME is not set, and /dev/accel0 does not exist")
+    devices = [path for pattern in ("accel[0-9]*", "vfio/[0-9]*") for path in Path("/dev").glob(pattern)]
+    if not os.environ.get("TPU_NAME") and not devices:
+        raise SystemExit("--strategy tpu: no TPU here: TPU_NAME is not set, /dev/accel0 and /dev/vfio/0 do not exist")
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=os.environ.get("TPU_NAME", "local"))
     tf.config.experimental_connect_to_cluster(resolver)
     tf.tpu.experimental.initialize_tpu_system(resolver)

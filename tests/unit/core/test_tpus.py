@@ -24,11 +24,11 @@ def variables(of: Any, platform: Any = CLUSTER) -> dict[str, dict[str, str]]:
     out: dict[str, dict[str, str]] = {}
     for pod in objects.pods:
         env = pod["spec"]["containers"][0]["env"]
-        known = {entry["name"]: entry.get("value", values.get(entry["name"], "")) for entry in env}
-        for name, value in known.items():
+        values_of_pod = {entry["name"]: entry.get("value", values.get(entry["name"], "")) for entry in env}
+        for name, value in values_of_pod.items():
             for other in values:
-                known[name] = value.replace(f"$({other})", values[other])
-        out[pod["spec"]["hostname"]] = known
+                values_of_pod[name] = value.replace(f"$({other})", values[other])
+        out[pod["spec"]["hostname"]] = values_of_pod
     return out
 
 

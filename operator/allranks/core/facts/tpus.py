@@ -1,7 +1,7 @@
 """The variables by which the hosts of a TPU slice find each other, as GKE sets them for its own kinds of jobs.
 
-JAX, TensorFlow, PyTorch/XLA and libtpu read them. Which replica is which host depends on the resources of the pods and
-not on the framework, so they are added to the wiring of every framework.
+JAX, PyTorch/XLA and libtpu, also below TensorFlow, read them. Which replica is which host depends on the resources of
+the pods and not on the framework, so they are added to the wiring of every framework.
 """
 
 from __future__ import annotations
