@@ -97,6 +97,7 @@ def main() -> None:
         validation_loss, accuracy = evaluate(net, images.validation_x, images.validation_y)
         progress.epoch += 1
         progress.losses.append(mean_loss)
+        progress.validation_losses.append(validation_loss)
         if early.update(validation_loss, progress.epoch):
             best = net
         journal.end_epoch(progress, accuracy, seconds, steps * samples_per_step, checkpoint)

@@ -86,6 +86,7 @@ def main() -> None:
         validation_loss, accuracy = evaluate(net, images.validation_x, images.validation_y, options.batch_size, device)
         progress.epoch += 1
         progress.losses.append(loss / samples)
+        progress.validation_losses.append(validation_loss)
         if early.update(validation_loss, progress.epoch):
             best = snapshot(net)
         journal.end_epoch(progress, accuracy, seconds, int(samples), checkpoint)

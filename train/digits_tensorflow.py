@@ -95,6 +95,7 @@ def main() -> None:
         validation_loss, accuracy = evaluate(images.validation_x, images.validation_y)
         progress.epoch += 1
         progress.losses.append(mean_loss)
+        progress.validation_losses.append(validation_loss)
         if early.update(validation_loss, progress.epoch):
             best = [variable.numpy() for variable in net.variables]
         journal.end_epoch(progress, accuracy, seconds, samples, checkpoint)
@@ -106,6 +107,7 @@ def main() -> None:
     _, accuracy = evaluate(images.test_x, images.test_y)
     title = "CIFAR-10" if options.data else "Digits"
     journal.finish(progress, accuracy, f"{title}, MultiWorkerMirroredStrategy")
+    any_rank_terminated()  # no task ends before rank 0: TensorFlow would call it crashed
 
 
 def make_train_step(

@@ -107,16 +107,17 @@ def main() -> None:
             dist.all_reduce(losses)
         seconds = time.monotonic() - started
 
-        test_loss, accuracy = evaluate(parallel, test_text, options, device)
+        validation_loss, accuracy = evaluate(parallel, test_text, options, device)
         progress.epoch += 1
         progress.losses.append((losses[0] / losses[1]).item())
+        progress.validation_losses.append(validation_loss)
         due = progress.epoch % options.checkpoint_every == 0 or progress.epoch == options.epochs
         if due:
             save()
         tokens = left * options.batch_size * options.context
-        report(tokens_per_second=tokens / seconds, test_loss=test_loss)
+        report(tokens_per_second=tokens / seconds)
         if rank == 0:
-            say(f"{tokens / seconds:.0f} tokens/s, test loss {test_loss:.4f}")
+            say(f"{tokens / seconds:.0f} tokens/s")
         journal.end_epoch(progress, accuracy, seconds, tokens, saved=due and checkpoints is not None)
         termination.pause(options.pause)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
@@ -80,21 +81,29 @@ def main() -> None:
             report(step=progress.step, total_steps=len(loader) * options.epochs, samples=len(y), loss=losses[-1])
         with waiting():
             mean = accelerator.reduce(torch.stack(losses).mean(), "mean").item()
+        validation_loss, accuracy = evaluate(model, penguins.validation_x, penguins.validation_y, device)
         progress.epoch += 1
         progress.losses.append(mean)
+        progress.validation_losses.append(validation_loss)
         if folder:
             save(accelerator, folder / f"epoch-{progress.epoch:05d}")
-        report(epoch=progress.epoch, checkpoint=folder is not None)
+        validated = {"validation_loss": validation_loss, "accuracy": accuracy}
+        report(epoch=progress.epoch, checkpoint=folder is not None, **validated)
         if rank == 0:
-            seconds = time.monotonic() - started
-            say(f"epoch {progress.epoch}/{options.epochs} loss {mean:.4f} ({seconds:.2f} s)")
+            line = f"loss {mean:.4f}, validation loss {validation_loss:.4f} accuracy {accuracy:.4f}"
+            say(f"epoch {progress.epoch}/{options.epochs} {line} ({time.monotonic() - started:.2f} s)")
         termination.pause(options.pause)
 
-    test_x, test_y = torch.from_numpy(penguins.test_x).to(device), torch.from_numpy(penguins.test_y).to(device)
-    with torch.no_grad():
-        accuracy = (model(test_x).argmax(1) == test_y).float().mean().item()
+    _, accuracy = evaluate(model, penguins.test_x, penguins.test_y, device)
     say(f"rank {rank} of {size}: test accuracy {accuracy:.4f}")
     leave()
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, x: np.ndarray, y: np.ndarray, device: torch.device) -> tuple[float, float]:
+    """Mean loss and accuracy on held-out rows: there are few, and each rank evaluates all of them."""
+    logits, answers = model(torch.from_numpy(x).to(device)), torch.from_numpy(y).to(device)
+    return nn.functional.cross_entropy(logits, answers).item(), (logits.argmax(1) == answers).float().mean().item()
 
 
 def save(accelerator: Accelerator, path: Path) -> None:

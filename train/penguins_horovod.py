@@ -6,15 +6,17 @@ from __future__ import annotations
 import time
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from common.export_pytorch import export_and_predict
 from common.horovod import require_expected_size
 from common.journal import Journal, Progress
 from common.models_pytorch import PenguinNet
 from common.options import make_parser, parse_options
-from common.penguins import Penguins, load_penguins
+from common.penguins import load_penguins
 from common.pytorch import SUFFIX, pack, seed_epoch, unpack
 from common.report import instrument, waiting
 from common.termination import Termination
@@ -48,7 +50,7 @@ def main() -> None:
         sampler.set_epoch(progress.epoch)  # otherwise every epoch has the same order
         seed_epoch(options.seed, progress.epoch, rank)
         journal.begin_epoch(progress, len(loader))
-        totals = torch.zeros(3, device=device)  # loss, correct answers and samples of this rank
+        totals = torch.zeros(2, device=device)  # loss and samples of this rank
         for x, y in loader:
             if any_rank_terminated(termination):
                 termination.agreed()
@@ -62,19 +64,23 @@ def main() -> None:
             journal.end_step(progress, len(y), sums[0] / len(y))
             journal.save_on_request(progress, lambda: pack(net, optimizer, progress))
         with waiting():
-            loss, correct, samples = hvd.allreduce(totals, op=hvd.Sum, name="totals").tolist()
+            loss, samples = hvd.allreduce(totals, op=hvd.Sum, name="totals").tolist()
+            validation_loss, accuracy = evaluate(net, penguins.validation_x, penguins.validation_y, device)
         progress.epoch += 1
         progress.losses.append(loss / samples)
+        progress.validation_losses.append(validation_loss)
         journal.end_epoch(
             progress,
-            accuracy=correct / samples,
+            accuracy=accuracy,
             seconds=time.monotonic() - started,
             samples=int(samples),
             checkpoint=lambda: pack(net, optimizer, progress),
         )
         termination.pause(options.pause)
 
-    journal.finish(progress, evaluate(net, penguins, device), "Palmer penguins, Horovod")
+    _, accuracy = evaluate(net, penguins.test_x, penguins.test_y, device)
+    journal.finish(progress, accuracy, "Palmer penguins, Horovod")
+    export_and_predict(journal, net, penguins)
     hvd.shutdown()
 
 
@@ -106,13 +112,12 @@ def resume(
 
 
 def train_step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """One step on a batch of this rank. Returns summed loss, correct answers and samples: a tensor of shape (3,)."""
+    """One step on a batch of this rank. Returns the summed loss and the number of samples: a tensor of shape (2,)."""
     optimizer.zero_grad()
-    logits = net(x)
-    loss = nn.functional.cross_entropy(logits, y)
+    loss = nn.functional.cross_entropy(net(x), y)
     loss.backward()  # averages each gradient as soon as it is ready
     optimizer.step()  # waits for all averages
-    return torch.stack([loss.detach() * len(y), (logits.argmax(1) == y).sum(), torch.tensor(len(y), device=x.device)])
+    return torch.stack([loss.detach() * len(y), torch.tensor(len(y), device=x.device)])
 
 
 def any_rank_terminated(termination: Termination) -> bool:
@@ -122,13 +127,15 @@ def any_rank_terminated(termination: Termination) -> bool:
 
 
 @torch.no_grad()
-def evaluate(net: nn.Module, penguins: Penguins, device: torch.device) -> float:
-    """Accuracy on the held-out rows. Each rank evaluates a share, each row once: a DistributedSampler would repeat
-    some rows to give all ranks the same number."""
+def evaluate(net: nn.Module, x: np.ndarray, y: np.ndarray, device: torch.device) -> tuple[float, float]:
+    """Mean loss and accuracy on held-out rows. Each rank evaluates a share, each row once: a DistributedSampler would
+    repeat some rows to give all ranks the same number."""
     share = slice(hvd.rank(), None, hvd.size())
-    answers = net(torch.from_numpy(penguins.test_x[share]).to(device)).argmax(1)
-    correct = (answers == torch.from_numpy(penguins.test_y[share]).to(device)).sum()
-    return hvd.allreduce(correct, op=hvd.Sum, name="correct").item() / len(penguins.test_y)
+    logits, answers = net(torch.from_numpy(x[share]).to(device)), torch.from_numpy(y[share]).to(device)
+    loss = nn.functional.cross_entropy(logits, answers, reduction="sum")
+    totals = torch.stack([loss, (logits.argmax(1) == answers).sum()])
+    loss, correct = hvd.allreduce(totals, op=hvd.Sum, name="evaluation").tolist()
+    return loss / len(y), correct / len(y)
 
 
 if __name__ == "__main__":

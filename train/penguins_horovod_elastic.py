@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from common.export_pytorch import export_and_predict
 from common.journal import Journal, Progress, say
 from common.models_pytorch import PenguinNet
 from common.options import make_parser, parse_options
@@ -49,10 +50,12 @@ def main() -> None:
         epoch=progress.epoch,
         step=progress.step,
         losses=tuple(progress.losses),
+        validation_losses=tuple(progress.validation_losses),
         rounds=0,
     )
     accuracy = train(state, options, journal, termination, rows, penguins, device)
     journal.finish(progress_of(state), accuracy, "Palmer penguins, Elastic Horovod")
+    export_and_predict(journal, state.model, penguins)
     hvd.shutdown()
 
 
@@ -66,14 +69,14 @@ def train(
     penguins: Penguins,
     device: torch.device,
 ) -> float:
-    """The accuracy on the held-out rows. `state` holds everything that ranks must share; rank 0 broadcasts it."""
+    """The accuracy on the test rows. `state` holds everything that ranks must share; rank 0 broadcasts it."""
     start_round(state, options, journal)
     loader = DataLoader(rows, batch_size=options.batch_size, sampler=state.sampler)
     steps = math.ceil(len(rows) / (options.batch_size * hvd.size()))
     while state.epoch < options.epochs:
         started = time.monotonic()
         journal.begin_epoch(progress_of(state), steps, left=len(loader))
-        totals = torch.zeros(3, device=device)  # of this rank, since the last rendezvous
+        totals = torch.zeros(2, device=device)  # of this rank, since the last rendezvous
         for number, (x, y) in enumerate(loader):
             if termination.requested:
                 leave(state, journal, termination)
@@ -87,20 +90,22 @@ def train(
             with waiting():  # for notices of ranks that join or leave
                 state.commit()  # a large model would commit only every few steps
         with waiting():
-            loss, correct, samples = hvd.allreduce(totals, op=hvd.Sum, name="totals").tolist()
+            loss, samples = hvd.allreduce(totals, op=hvd.Sum, name="totals").tolist()
+            validation_loss, accuracy = evaluate(state.model, penguins.validation_x, penguins.validation_y, device)
         state.epoch += 1
         state.losses = (*state.losses, loss / max(samples, 1))
+        state.validation_losses = (*state.validation_losses, validation_loss)
         state.sampler.set_epoch(state.epoch)
         journal.end_epoch(
             progress_of(state),
-            accuracy=correct / max(samples, 1),
+            accuracy=accuracy,
             seconds=time.monotonic() - started,
             samples=int(samples),
             checkpoint=lambda: pack(state.model, state.optimizer, progress_of(state)),
         )
         termination.pause(options.pause)
         state.commit()
-    return evaluate(state.model, penguins, device)
+    return evaluate(state.model, penguins.test_x, penguins.test_y, device)[1]
 
 
 def start_round(state: hvd.elastic.TorchState, options: argparse.Namespace, journal: Journal) -> None:
@@ -132,7 +137,7 @@ def leave(state: hvd.elastic.TorchState, journal: Journal, termination: Terminat
 
 
 def progress_of(state: hvd.elastic.TorchState) -> Progress:
-    return Progress(state.epoch, state.step, list(state.losses))
+    return Progress(state.epoch, state.step, list(state.losses), list(state.validation_losses))
 
 
 if __name__ == "__main__":

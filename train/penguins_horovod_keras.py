@@ -14,6 +14,7 @@ import horovod.tensorflow.keras as hvd
 import numpy as np
 from horovod.tensorflow import broadcast_object
 
+from common.export_tensorflow import export_and_predict
 from common.horovod import require_expected_size
 from common.journal import Journal, Progress
 from common.models_tensorflow import penguin_net
@@ -53,6 +54,7 @@ def main() -> None:
         steps_per_epoch=steps,
         initial_epoch=progress.epoch,
         epochs=options.epochs,
+        validation_data=(penguins.validation_x, penguins.validation_y),  # all rows on each rank: there are few
         verbose=0,
         callbacks=[
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),  # initial weights from rank 0
@@ -61,6 +63,7 @@ def main() -> None:
         ],
     )
     journal.finish(progress, evaluate(net, penguins), "Palmer penguins, Horovod with Keras")
+    export_and_predict(journal, net, penguins)
     hvd.shutdown()
 
 
@@ -116,9 +119,10 @@ class Coordination(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.progress.epoch = epoch + 1
         self.progress.losses.append(float(logs["loss"]))
+        self.progress.validation_losses.append(float(logs["val_loss"]))
         self.journal.end_epoch(
             self.progress,
-            accuracy=float(logs["accuracy"]),
+            accuracy=float(logs["val_accuracy"]),
             seconds=time.monotonic() - self.started,
             samples=self.steps * self.options.batch_size * hvd.size(),
             checkpoint=self.checkpoint,
@@ -132,7 +136,7 @@ class Coordination(tf.keras.callbacks.Callback):
 
 
 def evaluate(net: tf.keras.Model, penguins: Penguins) -> float:
-    """Accuracy on the held-out rows; each rank evaluates a share."""
+    """Accuracy on the test rows; each rank evaluates a share."""
     share = slice(hvd.rank(), None, hvd.size())
     answers = np.argmax(net(penguins.test_x[share], training=False), axis=1)
     correct = tf.constant(float(np.sum(answers == penguins.test_y[share])))

@@ -40,9 +40,15 @@ class Penguins(lightning.LightningModule):
         self.log("epoch_loss", loss, on_step=False, on_epoch=True, sync_dist=True)
         return loss
 
+    def validation_step(self, batch: list[torch.Tensor], number: int) -> None:
+        x, y = batch
+        logits = self.net(x)
+        self.log("validation_loss", nn.functional.cross_entropy(logits, y), sync_dist=True)
+        self.log("accuracy", (logits.argmax(1) == y).float().mean(), sync_dist=True)
+
     def test_step(self, batch: list[torch.Tensor], number: int) -> None:
         x, y = batch
-        self.log("accuracy", (self.net(x).argmax(1) == y).float().mean(), sync_dist=True)
+        self.log("test_accuracy", (self.net(x).argmax(1) == y).float().mean(), sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=self.lr)
@@ -74,8 +80,10 @@ class Watch(Callback):
 
     def _print(self, trainer: lightning.Trainer, epoch: int) -> None:
         if trainer.is_global_zero and "epoch_loss" in trainer.callback_metrics:
-            loss = float(trainer.callback_metrics["epoch_loss"])
-            say(f"epoch {epoch}/{trainer.max_epochs} loss {loss:.4f}")
+            names = ("epoch_loss", "validation_loss", "accuracy")
+            loss, validation_loss, accuracy = (float(trainer.callback_metrics[name]) for name in names)
+            validated = f"validation loss {validation_loss:.4f} accuracy {accuracy:.4f}"
+            say(f"epoch {epoch}/{trainer.max_epochs} loss {loss:.4f}, {validated}")
 
     def exit_if_stopped(self, step: int) -> None:
         """Call after the training."""
@@ -97,6 +105,7 @@ def main() -> None:
     lightning.seed_everything(options.seed)
     penguins = load_penguins()
     train = TensorDataset(torch.from_numpy(penguins.train_x), torch.from_numpy(penguins.train_y))
+    validation = TensorDataset(torch.from_numpy(penguins.validation_x), torch.from_numpy(penguins.validation_y))
     test = TensorDataset(torch.from_numpy(penguins.test_x), torch.from_numpy(penguins.test_y))
     watch = Watch(device, options.pause, folder)
     callbacks: list[Callback] = [watch, *reporting(options.batch_size)]
@@ -114,13 +123,15 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=1,
+        num_sanity_val_steps=0,
         gradient_clip_val=1.0,
     )
     module = Penguins(options.lr)
-    trainer.fit(module, DataLoader(train, options.batch_size, shuffle=True), ckpt_path=saved)
+    loaders = DataLoader(train, options.batch_size, shuffle=True), DataLoader(validation, len(validation))
+    trainer.fit(module, *loaders, ckpt_path=saved)
     watch.exit_if_stopped(trainer.global_step)
     [results] = trainer.test(module, DataLoader(test, len(test)), verbose=False)
-    say(f"rank {rank} of {size}: test accuracy {results['accuracy']:.4f}")
+    say(f"rank {rank} of {size}: test accuracy {results['test_accuracy']:.4f}")
     leave()
 
 

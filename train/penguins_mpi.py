@@ -40,7 +40,7 @@ def main() -> None:
         order = np.resize(
             np.random.default_rng((options.seed, progress.epoch)).permutation(rows), steps * size * options.batch_size
         )
-        totals = np.zeros(3)  # loss, correct answers and samples of this rank
+        totals = np.zeros(2)  # loss and samples of this rank
         for step in order.reshape(steps, size, options.batch_size):
             if any_rank_terminated(termination):
                 stop(termination, journal, progress, adam)
@@ -56,23 +56,22 @@ def main() -> None:
             journal.save_on_request(progress, lambda: pack(adam, progress))
         with waiting():
             WORLD.Allreduce(MPI.IN_PLACE, totals)
-        loss, correct, samples = totals
+        loss, samples = totals
+        validation_loss, accuracy = evaluate(adam.weights, penguins.validation_x, penguins.validation_y)
         progress.epoch += 1
         progress.losses.append(float(loss / samples))
+        progress.validation_losses.append(validation_loss)
         journal.end_epoch(
             progress,
-            accuracy=float(correct / samples),
+            accuracy=accuracy,
             seconds=time.monotonic() - started,
             samples=int(samples),
             checkpoint=lambda: pack(adam, progress),
         )
         termination.pause(options.pause)
 
-    # Each rank evaluates a share of the rows, each row once.
-    share = slice(rank, None, size)
-    answers = forward(adam.weights, penguins.test_x[share])[-1].argmax(1)
-    correct = WORLD.allreduce(int((answers == penguins.test_y[share]).sum()))
-    journal.finish(progress, correct / len(penguins.test_y), "Palmer penguins, MPI")
+    _, accuracy = evaluate(adam.weights, penguins.test_x, penguins.test_y)
+    journal.finish(progress, accuracy, "Palmer penguins, MPI")
 
 
 def split(weights: np.ndarray) -> list[np.ndarray]:
@@ -96,11 +95,10 @@ def forward(weights: np.ndarray, x: np.ndarray) -> list[np.ndarray]:
 
 
 def gradients(weights: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Gradient of the mean cross entropy of one batch, and its summed loss, correct answers and samples."""
+    """Gradient of the mean cross entropy of one batch, and its summed loss and samples."""
     _, _, w2, _, w3, _ = split(weights)
     x, first, second, logits = forward(weights, x)
-    shifted = logits - logits.max(1, keepdims=True)
-    log_probabilities = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    log_probabilities = log_softmax(logits)
     loss = -log_probabilities[np.arange(len(y)), y].sum()
     delta = (np.exp(log_probabilities) - np.eye(len(SPECIES))[y]) / len(y)
     parts = [second.T @ delta, delta.sum(0)]
@@ -108,7 +106,25 @@ def gradients(weights: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.nda
     parts = [first.T @ delta, delta.sum(0), *parts]
     delta = delta @ w2.T * (first > 0)
     parts = [x.T @ delta, delta.sum(0), *parts]
-    return np.concatenate([part.ravel() for part in parts]), np.array([loss, (logits.argmax(1) == y).sum(), len(y)])
+    return np.concatenate([part.ravel() for part in parts]), np.array([loss, len(y)])
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+
+
+def evaluate(weights: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Mean loss and accuracy on held-out rows. Each rank evaluates a share, each row once."""
+    share = slice(WORLD.rank, None, WORLD.size)
+    x, answers = x[share], y[share]
+    log_probabilities = log_softmax(forward(weights, x)[-1])
+    loss = -log_probabilities[np.arange(len(answers)), answers].sum()
+    totals = np.array([loss, (log_probabilities.argmax(1) == answers).sum()])
+    with waiting():
+        WORLD.Allreduce(MPI.IN_PLACE, totals)
+    loss, correct = totals / len(y)
+    return float(loss), float(correct)
 
 
 class Adam:

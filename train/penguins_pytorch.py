@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -13,10 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from common.ddp import any_rank_terminated, join_group, leave, resume, stop
+from common.export_pytorch import export_and_predict
 from common.journal import Journal
 from common.models_pytorch import PenguinNet
 from common.options import make_parser, parse_options
-from common.penguins import Penguins, load_penguins
+from common.penguins import load_penguins
 from common.pytorch import SUFFIX, pack, seed_epoch
 from common.report import instrument, waiting
 from common.termination import Termination
@@ -49,7 +51,7 @@ def main() -> None:
         sampler.set_epoch(progress.epoch)  # otherwise every epoch has the same order
         seed_epoch(options.seed, progress.epoch, rank)
         journal.begin_epoch(progress, len(loader))
-        totals = torch.zeros(3, device=device)  # loss, correct answers and samples of this rank
+        totals = torch.zeros(2, device=device)  # loss and samples of this rank
         for x, y in loader:
             if any_rank_terminated(termination, device):
                 stop(termination, journal, progress, lambda: pack(net, optimizer, progress))
@@ -61,41 +63,46 @@ def main() -> None:
             journal.save_on_request(progress, lambda: pack(net, optimizer, progress))
         with waiting():
             dist.all_reduce(totals)
-            loss, correct, samples = totals.tolist()
+            loss, samples = totals.tolist()
+            validation_loss, accuracy = evaluate(net, penguins.validation_x, penguins.validation_y, device)
         progress.epoch += 1
         progress.losses.append(loss / samples)
+        progress.validation_losses.append(validation_loss)
         journal.end_epoch(
             progress,
-            accuracy=correct / samples,
+            accuracy=accuracy,
             seconds=time.monotonic() - started,
             samples=int(samples),
             checkpoint=lambda: pack(net, optimizer, progress),
         )
         termination.pause(options.pause)
 
-    journal.finish(progress, evaluate(net, penguins, device), "Palmer penguins, PyTorch DDP")
+    _, accuracy = evaluate(net, penguins.test_x, penguins.test_y, device)
+    journal.finish(progress, accuracy, "Palmer penguins, PyTorch DDP")
+    export_and_predict(journal, net, penguins)
     leave()
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """One step on a batch of this rank. Returns summed loss, correct answers and samples: a tensor of shape (3,)."""
+    """One step on a batch of this rank. Returns the summed loss and the number of samples: a tensor of shape (2,)."""
     optimizer.zero_grad()
-    logits = model(x)
-    loss = nn.functional.cross_entropy(logits, y)
+    loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()  # DDP averages the gradients of all ranks here
     optimizer.step()
-    return torch.stack([loss.detach() * len(y), (logits.argmax(1) == y).sum(), torch.tensor(len(y), device=x.device)])
+    return torch.stack([loss.detach() * len(y), torch.tensor(len(y), device=x.device)])
 
 
 @torch.no_grad()
-def evaluate(net: nn.Module, penguins: Penguins, device: torch.device) -> float:
-    """Accuracy on the held-out rows. Each rank evaluates a share, each row once: a DistributedSampler would repeat
-    some rows to give all ranks the same number."""
+def evaluate(net: nn.Module, x: np.ndarray, y: np.ndarray, device: torch.device) -> tuple[float, float]:
+    """Mean loss and accuracy on held-out rows. Each rank evaluates a share, each row once: a DistributedSampler would
+    repeat some rows to give all ranks the same number."""
     share = slice(dist.get_rank(), None, dist.get_world_size())
-    answers = net(torch.from_numpy(penguins.test_x[share]).to(device)).argmax(1)
-    correct = (answers == torch.from_numpy(penguins.test_y[share]).to(device)).sum()
-    dist.all_reduce(correct)
-    return correct.item() / len(penguins.test_y)
+    logits, answers = net(torch.from_numpy(x[share]).to(device)), torch.from_numpy(y[share]).to(device)
+    loss = nn.functional.cross_entropy(logits, answers, reduction="sum")
+    totals = torch.stack([loss, (logits.argmax(1) == answers).sum()])
+    dist.all_reduce(totals)
+    loss, correct = totals.tolist()
+    return loss / len(y), correct / len(y)
 
 
 if __name__ == "__main__":

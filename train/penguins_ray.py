@@ -12,6 +12,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from common.journal import Journal, Progress
 from common.models_pytorch import PenguinNet
 from common.options import make_parser, parse_options, positive_int
-from common.penguins import Penguins, load_penguins
+from common.penguins import load_penguins
 from common.pytorch import SUFFIX, pack, seed_epoch, unpack
 from common.report import instrument, report, waiting
 
@@ -96,7 +97,7 @@ def train(config: dict[str, Any]) -> None:
         sampler.set_epoch(progress.epoch)  # otherwise every epoch has the same order
         seed_epoch(options.seed, progress.epoch, rank)
         journal.begin_epoch(progress, len(loader))
-        totals = torch.zeros(3, device=device)  # loss, correct answers and samples of this rank
+        totals = torch.zeros(2, device=device)  # loss and samples of this rank
         for x, y in loader:
             journal.begin_step(progress)
             sums = train_step(model, optimizer, x.to(device), y.to(device))
@@ -105,15 +106,19 @@ def train(config: dict[str, Any]) -> None:
             journal.end_step(progress, len(y), sums[0] / len(y))
         with waiting():
             dist.all_reduce(totals)
-            loss, correct, samples = totals.tolist()
+            loss, samples = totals.tolist()
+            validation_loss, accuracy = evaluate(net, penguins.validation_x, penguins.validation_y, device)
         seconds = time.monotonic() - started
         progress.epoch += 1
         progress.losses.append(loss / samples)
-        save(net, optimizer, progress, rank, loss=loss / samples, accuracy=correct / samples)
-        journal.end_epoch(progress, correct / samples, seconds, int(samples), checkpoint=bytes)
+        progress.validation_losses.append(validation_loss)
+        metrics = {"loss": loss / samples, "validation_loss": validation_loss, "accuracy": accuracy}
+        save(net, optimizer, progress, rank, metrics)
+        journal.end_epoch(progress, accuracy, seconds, int(samples), checkpoint=bytes)
         time.sleep(options.pause)
 
-    journal.finish(progress, evaluate(net, penguins, device), "Palmer penguins, Ray Train")
+    _, accuracy = evaluate(net, penguins.test_x, penguins.test_y, device)
+    journal.finish(progress, accuracy, "Palmer penguins, Ray Train")
 
 
 def resume(net: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Progress:
@@ -125,7 +130,9 @@ def resume(net: nn.Module, optimizer: torch.optim.Optimizer, device: torch.devic
         return unpack((Path(folder) / FILE).read_bytes(), net, optimizer, device)[0]
 
 
-def save(net: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, rank: int, **metrics: float) -> None:
+def save(
+    net: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, rank: int, metrics: dict[str, float]
+) -> None:
     """Every rank must call `ray.train.report`. The checkpoint of rank 0 is stored when it returns; Ray Train resumes
     from it after its controller has recorded it, which takes another second or two."""
     with waiting(), tempfile.TemporaryDirectory() as folder:
@@ -139,23 +146,24 @@ def save(net: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, r
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """One step on a batch of this rank. Returns summed loss, correct answers and samples: a tensor of shape (3,)."""
+    """One step on a batch of this rank. Returns the summed loss and the number of samples: a tensor of shape (2,)."""
     optimizer.zero_grad()
-    logits = model(x)
-    loss = nn.functional.cross_entropy(logits, y)
+    loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()  # DDP averages the gradients of all ranks here
     optimizer.step()
-    return torch.stack([loss.detach() * len(y), (logits.argmax(1) == y).sum(), torch.tensor(len(y), device=x.device)])
+    return torch.stack([loss.detach() * len(y), torch.tensor(len(y), device=x.device)])
 
 
 @torch.no_grad()
-def evaluate(net: nn.Module, penguins: Penguins, device: torch.device) -> float:
-    """Accuracy on the held-out rows, each of which one rank evaluates."""
+def evaluate(net: nn.Module, x: np.ndarray, y: np.ndarray, device: torch.device) -> tuple[float, float]:
+    """Mean loss and accuracy on held-out rows, each of which one rank evaluates."""
     share = slice(dist.get_rank(), None, dist.get_world_size())
-    answers = net(torch.from_numpy(penguins.test_x[share]).to(device)).argmax(1)
-    correct = (answers == torch.from_numpy(penguins.test_y[share]).to(device)).sum()
-    dist.all_reduce(correct)
-    return correct.item() / len(penguins.test_y)
+    logits, answers = net(torch.from_numpy(x[share]).to(device)), torch.from_numpy(y[share]).to(device)
+    loss = nn.functional.cross_entropy(logits, answers, reduction="sum")
+    totals = torch.stack([loss, (logits.argmax(1) == answers).sum()])
+    dist.all_reduce(totals)
+    loss, correct = totals.tolist()
+    return loss / len(y), correct / len(y)
 
 
 if __name__ == "__main__":

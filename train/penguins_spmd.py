@@ -46,17 +46,20 @@ def main() -> None:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """`/epoch?seed=0&epoch=3&rank=1&size=2&batch=16` and `/test` answer with numpy's arrays x and y."""
+    """`/epoch?seed=0&epoch=3&rank=1&size=2&batch=16`, `/validation` and `/test` answer with numpy's arrays x and y."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
         penguins = load_once()
-        x, y = penguins.test_x, penguins.test_y
         if path == "/epoch":
             chosen = rows_of(len(penguins.train_y), **{name: int(value) for name, value in parse_qsl(query)})
             x, y = penguins.train_x[chosen], penguins.train_y[chosen]
+        elif path == "/validation":
+            x, y = penguins.validation_x, penguins.validation_y
+        else:
+            x, y = penguins.test_x, penguins.test_y
         buffer = io.BytesIO()
         np.savez(buffer, x=x, y=y)
         self.send_response(200)
@@ -97,7 +100,7 @@ def train(options: argparse.Namespace) -> None:
     from common.pytorch import SUFFIX, pack
     from common.report import instrument, waiting
     from common.termination import Termination
-    from penguins_pytorch import train_step
+    from penguins_pytorch import evaluate, train_step
 
     device = join_group(options.threads)
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -110,12 +113,13 @@ def train(options: argparse.Namespace) -> None:
     model = DistributedDataParallel(net)
     instrument(model)
 
+    x_validation, y_validation = fetch(options.service, "/validation")
     while progress.epoch < options.epochs:
         started = time.monotonic()
         query = f"seed={options.seed}&epoch={progress.epoch}&rank={rank}&size={size}&batch={options.batch_size}"
         x_of_epoch, y_of_epoch = fetch(options.service, f"/epoch?{query}")
         journal.begin_epoch(progress, len(y_of_epoch))
-        totals = torch.zeros(3, device=device)  # loss, correct answers and samples of this rank
+        totals = torch.zeros(2, device=device)  # loss and samples of this rank
         for x, y in zip(torch.from_numpy(x_of_epoch), torch.from_numpy(y_of_epoch), strict=True):
             if any_rank_terminated(termination, device):
                 stop(termination, journal, progress, lambda: pack(net, optimizer, progress))
@@ -127,22 +131,22 @@ def train(options: argparse.Namespace) -> None:
             journal.save_on_request(progress, lambda: pack(net, optimizer, progress))
         with waiting():
             dist.all_reduce(totals)
-            loss, correct, samples = totals.tolist()
+            loss, samples = totals.tolist()
+            validation_loss, accuracy = evaluate(net, x_validation, y_validation, device)
         progress.epoch += 1
         progress.losses.append(loss / samples)
+        progress.validation_losses.append(validation_loss)
         journal.end_epoch(
             progress,
-            accuracy=correct / samples,
+            accuracy=accuracy,
             seconds=time.monotonic() - started,
             samples=int(samples),
             checkpoint=lambda: pack(net, optimizer, progress),
         )
         termination.pause(options.pause)
 
-    x_test, y_test = fetch(options.service, "/test")
-    with torch.no_grad():
-        answers = net(torch.from_numpy(x_test).to(device)).argmax(1).cpu().numpy()
-    journal.finish(progress, float((answers == y_test).mean()), "Palmer penguins, data service")
+    _, accuracy = evaluate(net, *fetch(options.service, "/test"), device)
+    journal.finish(progress, accuracy, "Palmer penguins, data service")
     leave()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from common.export_tensorflow import export_and_predict
 from common.journal import Journal, Progress, say
 from common.models_tensorflow import penguin_net
 from common.options import make_parser, parse_options
@@ -93,28 +94,32 @@ def train(resolver: tf.distribute.cluster_resolver.ClusterResolver, options: arg
             termination.agreed()
             journal.stop(progress, lambda: pack(variables, progress))
             termination.exit()
-        loss, correct = np.sum(coordinator.fetch(results), axis=0).tolist()
+        loss = float(np.sum(coordinator.fetch(results)))
         samples = len(penguins.train_y)
         journal.end_step(progress, samples, loss / samples)  # of all workers: they are not synchronized
         progress.epoch += 1
         progress.losses.append(loss / samples)
+        validation_loss, accuracy = evaluate(net, penguins.validation_x, penguins.validation_y)
+        progress.validation_losses.append(validation_loss)
         journal.end_epoch(
             progress,
-            accuracy=correct / samples,
+            accuracy=accuracy,
             seconds=time.monotonic() - started,
             samples=samples,
             checkpoint=lambda: pack(variables, progress),
         )
         termination.pause(options.pause)
 
-    journal.finish(progress, evaluate(net, penguins), "Palmer penguins, ParameterServerStrategy")
+    _, accuracy = evaluate(net, penguins.test_x, penguins.test_y)
+    journal.finish(progress, accuracy, "Palmer penguins, ParameterServerStrategy")
+    export_and_predict(journal, net, penguins)
 
 
 def make_train_step(
     strategy: tf.distribute.Strategy, net: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer, penguins: Penguins
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A function of row indices that runs on a worker: one asynchronous step with the current weights. Returns summed
-    loss and correct answers. Here the data is a constant of the function; use
+    """A function of row indices that runs on a worker: one asynchronous step with the current weights. Returns the
+    summed loss. Here the data is a constant of the function; use
     `coordinator.create_per_worker_dataset` for larger data."""
 
     @tf.function
@@ -129,8 +134,7 @@ def make_train_step(
                 loss = tf.reduce_sum(losses) / tf.cast(tf.size(rows), tf.float32)
             gradients = tape.gradient(loss, net.trainable_variables)
             optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
-            correct = tf.equal(tf.argmax(logits, axis=1), y)
-            return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(tf.cast(correct, tf.float32))])
+            return tf.reduce_sum(losses)
 
         return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(step_of_replica), axis=None)
 
@@ -143,10 +147,11 @@ def batches_of_rows(count: int, batch_size: int, seed: int, epoch: int) -> list[
     return np.split(order, range(batch_size, count, batch_size))
 
 
-def evaluate(net: tf.keras.Model, penguins: Penguins) -> float:
-    """Accuracy on the held-out rows, computed by the chief with the weights of the ps tasks."""
-    answers = np.argmax(net(penguins.test_x, training=False), axis=1)
-    return float(np.mean(answers == penguins.test_y))
+def evaluate(net: tf.keras.Model, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Mean loss and accuracy on held-out rows, computed by the chief with the weights of the ps tasks."""
+    logits = net(x, training=False)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+    return float(tf.reduce_mean(losses)), float(np.mean(np.argmax(logits, axis=1) == y))
 
 
 if __name__ == "__main__":

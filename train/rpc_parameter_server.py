@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import NoReturn
 
+import numpy as np
 import torch
 import torch.distributed.rpc as rpc
 from torch import nn
@@ -20,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from common.journal import Journal, Progress
 from common.models_pytorch import PenguinNet
 from common.options import make_parser, parse_options
-from common.penguins import Penguins, load_penguins
+from common.penguins import load_penguins
 from common.pytorch import SUFFIX, pack, unpack
 from common.report import finish, waiting
 from common.termination import Termination
@@ -141,29 +142,31 @@ def serve(options: argparse.Namespace, size: int) -> None:
             termination.agreed()
             journal.stop(progress, lambda: pack(net, optimizer, progress))
             end(143, termination)
-        loss, correct, samples = torch.tensor(results).sum(dim=0).tolist()
+        loss, samples = torch.tensor(results).sum(dim=0).tolist()
+        validation_loss, accuracy = evaluate(net, penguins.validation_x, penguins.validation_y)
         progress.epoch += 1
         progress.losses.append(loss / samples)
+        progress.validation_losses.append(validation_loss)
         journal.end_epoch(
             progress,
-            accuracy=correct / samples,
+            accuracy=accuracy,
             seconds=time.monotonic() - started,
             samples=int(samples),
             checkpoint=lambda: pack(net, optimizer, progress),
         )
         termination.pause(options.pause)
 
-    accuracy = evaluate(net, penguins)
+    _, accuracy = evaluate(net, penguins.test_x, penguins.test_y)
     torch.futures.wait_all([rpc.rpc_async(f"trainer-{number}", complete, args=(accuracy,)) for number in trainers])
     journal.finish(progress, accuracy, f"Palmer penguins, PyTorch RPC, {options.updates} updates")
     end(0, termination)
 
 
 @torch.no_grad()
-def evaluate(net: nn.Module, penguins: Penguins) -> float:
-    """Accuracy on the held-out rows."""
-    answers = net(torch.from_numpy(penguins.test_x)).argmax(1)
-    return (answers == torch.from_numpy(penguins.test_y)).float().mean().item()
+def evaluate(net: nn.Module, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Mean loss and accuracy on held-out rows."""
+    logits, answers = net(torch.from_numpy(x)), torch.from_numpy(y)
+    return nn.functional.cross_entropy(logits, answers).item(), (logits.argmax(1) == answers).float().mean().item()
 
 
 # The trainers
@@ -195,8 +198,8 @@ class Trainer:
         self.accuracy: float | None = None
         self._begun = False
 
-    def train_epoch(self, task: Task) -> tuple[float, float, float]:
-        """Returns summed loss, correct answers and samples."""
+    def train_epoch(self, task: Task) -> tuple[float, float]:
+        """Returns the summed loss and the number of samples."""
         options = self.options
         generator = torch.Generator().manual_seed(hash((options.seed, task.epoch)) & 0x7FFF_FFFF)
         share = torch.randperm(len(self.y), generator=generator)[self.rank - 1 :: self.size - 1]
@@ -205,13 +208,12 @@ class Trainer:
             self.journal.begin(progress)
         self._begun = True
         self.journal.begin_epoch(progress, task.total_steps // options.epochs)
-        weights, totals = task.weights, torch.zeros(3)
+        weights, totals = task.weights, torch.zeros(2)
         for batch in share[: task.batches * options.batch_size].split(options.batch_size):
             self.journal.begin_step(progress)
             self._load(weights)
             x, y = self.x[batch].to(self.device), self.y[batch].to(self.device)
-            logits = self.net(x)
-            loss = nn.functional.cross_entropy(logits, y)
+            loss = nn.functional.cross_entropy(self.net(x), y)
             self.net.zero_grad()
             loss.backward()
             gradients = [parameter.grad.cpu() for parameter in self.net.parameters()]
@@ -220,12 +222,12 @@ class Trainer:
                 sent = (self.rank, gradients, stop, value)
                 progress.step, stop, weights = rpc.rpc_sync(SERVER, push, sent, timeout=NO_LIMIT)
             self.journal.end_step(progress, len(y), value)
-            totals += torch.tensor([value * len(y), (logits.argmax(1) == y).sum().item(), len(y)])
+            totals += torch.tensor([value * len(y), len(y)])
             if stop:
                 self.termination.agreed()
                 break
-        loss_sum, correct, samples = totals.tolist()
-        return loss_sum, correct, samples
+        loss_sum, samples = totals.tolist()
+        return loss_sum, samples
 
     @torch.no_grad()
     def _load(self, weights: Tensors) -> None:
@@ -237,7 +239,7 @@ trainer: Trainer | None = None
 ready = threading.Event()
 
 
-def train_epoch(task: Task) -> tuple[float, float, float]:
+def train_epoch(task: Task) -> tuple[float, float]:
     """Rank 0 calls this on each trainer."""
     ready.wait()  # the server may be faster than the trainer
     assert trainer

@@ -40,7 +40,7 @@ def test_horovod_trains_penguins_and_rank_0_saves(kernel, tmp_path):
     accuracy = float(text.partition("'accuracy': ")[2].partition(",")[0])
     assert accuracy > 0.9
     assert (tmp_path / "examples" / "notebooks" / "penguins.pt").exists()
-    assert "'0.weight': (32, 4)" in text
+    assert float(text.partition("'Gentoo': ")[2].partition("}")[0]) > 0.5
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from common.files import write_atomically
@@ -75,17 +75,23 @@ def curve_dots(losses: Sequence[float], low: float, high: float, columns: int, r
 
 
 def save_picture(
-    losses: Sequence[float], path: Path, title: str, write: Callable[[Path, bytes], None] = write_atomically
+    curves: Mapping[str, Sequence[float]],
+    path: Path,
+    title: str,
+    write: Callable[[Path, bytes], None] = write_atomically,
 ) -> bool:
-    """Save the curve as a PNG. False if matplotlib is not installed."""
+    """Save the losses of epochs 1, 2, ... by name as a PNG. False if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")  # no pyplot: it would look for a display
     axes = figure.add_subplot()
-    axes.plot(range(1, len(losses) + 1), losses, marker="." if len(losses) < 60 else "", linewidth=1.5)
-    axes.set(xlabel="epoch", ylabel="training loss", title=title)
+    for name, losses in curves.items():
+        marker = "." if len(losses) < 60 else ""
+        axes.plot(range(1, len(losses) + 1), losses, marker=marker, linewidth=1.5, label=name)
+    axes.set(xlabel="epoch", ylabel="loss", title=title)
+    axes.legend()
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)

@@ -26,6 +26,7 @@ class Progress:
     epoch: int = 0  # completed epochs
     step: int = 0  # optimizer steps in all epochs
     losses: list[float] = field(default_factory=list)  # of each completed epoch, the mean over all ranks
+    validation_losses: list[float] = field(default_factory=list)  # after each completed epoch
 
     def as_dict(self) -> dict[str, object]:
         """For the checkpoint; `Progress(**values)` restores it."""
@@ -115,18 +116,19 @@ class Journal:
         checkpoint: Callable[[], bytes] = bytes,
         saved: bool = False,
     ) -> None:
-        """Print and report the completed epoch, and save a checkpoint if it is due. `saved`: the program has saved
-        it."""
+        """Print and report the completed epoch, and save a checkpoint if it is due. `accuracy`: on the validation data.
+        `saved`: the program has saved it."""
         if self.rank != 0:
             report(epoch=progress.epoch)
             return
-        epoch, loss = progress.epoch, progress.losses[-1]
+        epoch, loss, validation_loss = progress.epoch, progress.losses[-1], progress.validation_losses[-1]
         with self.until_replaced():
             if self._metrics:
                 self._metrics.append(
                     epoch=epoch,
                     step=progress.step,
                     loss=loss,
+                    validation_loss=validation_loss,
                     accuracy=accuracy,
                     seconds=seconds,
                     samples=samples,
@@ -137,9 +139,10 @@ class Journal:
                 (self._store.save if due else self._store.hold)(epoch, checkpoint())
                 self._unsaved_step = 0 if due else progress.step
         saved = saved or (self._store is not None and not self._unsaved_step)
-        report(epoch=epoch, accuracy=accuracy, checkpoint=saved)
+        report(epoch=epoch, validation_loss=validation_loss, accuracy=accuracy, checkpoint=saved)
         # Last: when this line is printed, the checkpoint is saved.
-        say(f"epoch {epoch}/{self._options.epochs} loss {loss:.4f} accuracy {accuracy:.4f} ({seconds:.2f} s)")
+        validated = f"validation loss {validation_loss:.4f} accuracy {accuracy:.4f}"
+        say(f"epoch {epoch}/{self._options.epochs} loss {loss:.4f}, {validated} ({seconds:.2f} s)")
 
     def save_on_request(self, progress: Progress, checkpoint: Callable[[], bytes]) -> None:
         """Save if allranks asks for it before it ends the ranks. Only rank 0 saves, so the ranks need not agree."""
@@ -177,7 +180,7 @@ class Journal:
             say(f"{why}best epoch {early.best_epoch} (validation loss {early.best:.4f})")
 
     def finish(self, progress: Progress, accuracy: float, title: str) -> None:
-        """Print the accuracy on held-out data, identical on all ranks, and save the loss curve."""
+        """Print the accuracy on the test data, identical on all ranks, and save the curves of both losses."""
         if self._output:
             with self.until_replaced():
                 self._output.check()  # also without matplotlib: a replaced training must not print a result
@@ -190,9 +193,19 @@ class Journal:
         if self._output is None:
             return
         path = self._options.output_dir / "loss.png"
+        curves = {"training": progress.losses, "validation": progress.validation_losses}
         with self.until_replaced():
-            saved = save_picture(progress.losses, path, title, self._output.write)
-        say(f"loss curve saved as {path}" if saved else "matplotlib is not installed: no loss.png")
+            saved = save_picture(curves, path, title, self._output.write)
+        say(f"loss curves saved as {path}" if saved else "matplotlib is not installed: no loss.png")
+
+    def export(self, name: str, content: bytes) -> Path | None:
+        """Write the trained model into the output directory. None without one, and on other ranks than 0."""
+        if self._output is None:
+            return None
+        path = self._options.output_dir / name
+        with self.until_replaced():
+            self._output.write(path, content)
+        return path
 
     @contextlib.contextmanager
     def until_replaced(self) -> Iterator[None]:

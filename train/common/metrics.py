@@ -29,13 +29,24 @@ class MetricsLog:
         claim.write(self._path, self._content)
 
     def append(
-        self, *, epoch: int, step: int, loss: float, accuracy: float, seconds: float, samples: int, world_size: int
+        self,
+        *,
+        epoch: int,
+        step: int,
+        loss: float,
+        validation_loss: float,
+        accuracy: float,
+        seconds: float,
+        samples: int,
+        world_size: int,
     ) -> None:
-        """`samples` of all ranks in this epoch; `step` counts from the first epoch."""
+        """`samples` of all ranks in this epoch; `step` counts from the first epoch; `accuracy` is that of the
+        validation."""
         line: dict[str, object] = {
             "epoch": epoch,
             "step": step,
             "loss": round(loss, 6),
+            "validation_loss": round(validation_loss, 6),
             "accuracy": round(accuracy, 6),
             "seconds": round(seconds, 4),
             "samples_per_second": round(samples / max(seconds, 1e-9), 1),

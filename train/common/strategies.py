@@ -11,9 +11,9 @@ from common.tensorflow import place_in_cluster, tf
 SYNCHRONOUS = ("multiworker", "mirrored", "central", "onedevice", "tpu")
 
 
-def make_strategy(name: str, replicas: int) -> tf.distribute.Strategy:
-    """One of SYNCHRONOUS. Call it before anything else of TensorFlow. `replicas`: on a machine without GPUs, for
-    `mirrored` and `central`.
+def make_strategy(name: str, replicas: int, devices: list[str] | None = None) -> tf.distribute.Strategy:
+    """One of SYNCHRONOUS. Call it before anything else of TensorFlow. `devices`: for `mirrored`, `central` and
+    `onedevice`. Without them all GPUs, or on a machine without GPUs `replicas` parts of the CPU.
 
     Raises SystemExit if this job or this machine does not have what the strategy needs."""
     if name == "multiworker":
@@ -26,7 +26,7 @@ def make_strategy(name: str, replicas: int) -> tf.distribute.Strategy:
         )
     if name == "tpu":
         return connect_to_tpu()
-    devices = compute_devices(replicas)
+    devices = compute_devices(replicas, devices)
     if name == "mirrored":
         return tf.distribute.MirroredStrategy(devices)
     if name == "central":  # the weights are on the CPU, or on the only GPU
@@ -34,20 +34,26 @@ def make_strategy(name: str, replicas: int) -> tf.distribute.Strategy:
     return tf.distribute.OneDeviceStrategy(devices[0])
 
 
-def compute_devices(replicas: int) -> list[str]:
-    """All GPUs, or a CPU that is split into `replicas` devices."""
-    gpus = tf.config.list_physical_devices("GPU")
-    if gpus:
-        return [f"GPU:{number}" for number in range(len(gpus))]
-    [cpu, *_] = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
-    return [f"CPU:{number}" for number in range(replicas)]
+def compute_devices(replicas: int, devices: list[str] | None = None) -> list[str]:
+    """These devices, such as GPU:0; without them all GPUs, or a CPU that is split into `replicas` devices.
+
+    Raises SystemExit if this machine does not have one of them."""
+    gpus = [f"GPU:{number}" for number in range(len(tf.config.list_physical_devices("GPU")))]
+    parts = [f"CPU:{number}" for number in range(replicas)]
+    chosen = [device.upper() for device in devices or gpus or parts]
+    if missing := [device for device in chosen if device not in [*gpus, *parts]]:
+        raise SystemExit(f"--devices {missing[0]}: this machine has {', '.join([*gpus, *parts])}")
+    if any(device in parts for device in chosen):
+        [cpu, *_] = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
+    return chosen
 
 
 def connect_to_tpu() -> tf.distribute.Strategy:
     """A strategy for the TPU of this machine, or the one that TPU_NAME names. This has not been run yet."""
-    if not os.environ.get("TPU_NAME") and not list(Path("/dev").glob("accel*")):
-        raise SystemExit("--strategy tpu: no TPU here: TPU_NAME is not set, and /dev/accel0 does not exist")
+    devices = [path for pattern in ("accel[0-9]*", "vfio/[0-9]*") for path in Path("/dev").glob(pattern)]
+    if not os.environ.get("TPU_NAME") and not devices:
+        raise SystemExit("--strategy tpu: no TPU here: TPU_NAME is not set, /dev/accel0 and /dev/vfio/0 do not exist")
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=os.environ.get("TPU_NAME", "local"))
     tf.config.experimental_connect_to_cluster(resolver)
     tf.tpu.experimental.initialize_tpu_system(resolver)

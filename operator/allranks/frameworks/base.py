@@ -75,6 +75,8 @@ class AttemptContext:
     """Role -> whole CPUs of the limit of each of its pods, or of the request without a limit; absent without both."""
     memory: Mapping[str, int] = field(default_factory=dict)
     """Role -> the same for memory, in bytes."""
+    tpus: frozenset[str] = frozenset()
+    """Roles whose pods request TPUs of Google."""
     own_command: frozenset[str] = frozenset()
     """Roles with a command in their own section of the manifest."""
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

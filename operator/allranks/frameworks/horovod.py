@@ -23,6 +23,7 @@ from allranks.frameworks.base import (
 )
 from allranks.frameworks.command_line import Launch
 from allranks.frameworks.hints import DoctorProbe, ScriptHints
+from allranks.frameworks.tensorflow import LEGACY_KERAS
 
 
 class HorovodOptions(Model):
@@ -84,7 +85,7 @@ class Horovod(Framework):
 
     def wire(self, context: AttemptContext) -> Wire:
         if context.options.controller == "MPI":
-            return mpirun.wire(context, mpirun.slots(context), defaults=_DEFAULTS)
+            return mpirun.wire(context, mpirun.slots(context), defaults=LEGACY_KERAS)
         return _elastic_wire(context) if context.elastic else _gloo_wire(context)
 
     def shared(self, context: AttemptContext) -> Shared:
@@ -113,8 +114,6 @@ class Horovod(Framework):
         return ("launcher", 0) if replicas.get("launcher") else ("worker", None)
 
 
-_DEFAULTS = {"TF_USE_LEGACY_KERAS": "1"}
-"""Horovod's optimizers and callbacks do not support Keras 3: its variables have no `ref`."""
 _GLOO = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 
 
@@ -144,7 +143,7 @@ def _gloo_wire(context: AttemptContext) -> Wire:
         return Wiring(
             env=env,
             # The default of 30 s is too short if ranks load their data before hvd.init() at different speeds.
-            defaults=_DEFAULTS | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"},
+            defaults=LEGACY_KERAS | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"},
             ports={"rendezvous": context.options.port} if worker == first else {},
             prefix=("python3", f"{HELPER_DIR}/horovod_gloo.py"),
             helper=True,
@@ -189,7 +188,7 @@ def _elastic_wire(context: AttemptContext) -> Wire:
             env["ALLRANKS_HOROVOD_WORKERS"] = str(len(workers))
         return Wiring(
             env=env,
-            defaults=_DEFAULTS,
+            defaults=LEGACY_KERAS,
             ports={"rendezvous": context.options.port} if worker == first else {},
             prefix=("python3", f"{HELPER_DIR}/horovod_elastic.py"),
             helper=True,

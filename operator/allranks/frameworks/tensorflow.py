@@ -21,6 +21,10 @@ class TensorFlowOptions(Model):
 
 CLUSTER = "ALLRANKS_TF_CLUSTER"
 """The addresses of all tasks but the evaluator, as JSON. The TF_CONFIG of each task refers to it."""
+LEGACY_KERAS = {"TF_USE_LEGACY_KERAS": "1"}
+"""Makes `tf.keras` Keras 2, from the package tf-keras. A program that imports `keras` gets Keras 3 all the same.
+
+Horovod's optimizers and callbacks do not support Keras 3 either: its variables have no `ref`."""
 
 
 class TensorFlow(Framework):
@@ -56,19 +60,21 @@ class TensorFlow(Framework):
 
     def wire(self, context: AttemptContext) -> Wire:
         port: int = context.options.port
+        defaults = LEGACY_KERAS if has_several_tasks(context) else {}
 
         def wiring(replica: Replica) -> Wiring:
             # The evaluator is in a cluster of its own, because the others would wait for it.
             alone = replica.role == "evaluator"
             cluster = _json({"evaluator": [context.host_port(replica, port)]}) if alone else f"$({CLUSTER})"
             config = f'{{"cluster":{cluster},"task":{{"type":"{replica.role}","index":{replica.index}}}}}'
-            return Wiring(shared_env=() if alone else (CLUSTER,), env={"TF_CONFIG": config}, ports={"grpc": port})
+            shared = () if alone else (CLUSTER,)
+            return Wiring(shared_env=shared, env={"TF_CONFIG": config}, defaults=defaults, ports={"grpc": port})
 
         return wiring
 
     def shared(self, context: AttemptContext) -> Shared:
         cluster: dict[str, list[str]] = {}
-        for replica in context.in_roles("chief", "worker", "ps"):
+        for replica in context.in_roles(*_CLUSTER_ROLES):
             cluster.setdefault(replica.role, []).append(context.host_port(replica, context.options.port))
         return Shared(variables={CLUSTER: _json(cluster)})
 
@@ -88,6 +94,18 @@ class TensorFlow(Framework):
 
     def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         return ("chief", 0) if replicas.get("chief") else ("worker", 0)
+
+
+_CLUSTER_ROLES = ("chief", "worker", "ps")
+
+
+def has_several_tasks(context: AttemptContext) -> bool:
+    """Return whether `compile` and `fit` of `tf.keras` need legacy Keras.
+
+    Those of Keras 3 work with the strategies of one task, but not with MultiWorkerMirroredStrategy and
+    ParameterServerStrategy. The evaluator uses the Keras of the tasks whose weights it reads.
+    """
+    return len(context.in_roles(*_CLUSTER_ROLES)) > 1
 
 
 def _json(cluster: Mapping[str, list[str]]) -> str:

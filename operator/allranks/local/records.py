@@ -1,7 +1,8 @@
 """The records in a run directory: job.json, the job and its newest status, and progress.jsonl, the progress over time.
 
 job.json has the format of `kubectl get -o json`. `status.progress` has room for 64 points of one metric; progress.jsonl
-has some thousand points of all metrics, one JSON object on each line.
+has some thousand points of all metrics, one JSON object on each line. The last line of a step replaces its earlier
+ones.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class ProgressLog:
         self._path, self._begun = path, False
         self._first: datetime | None = None
         self._last: datetime | None = None
-        self._step: tuple[int, int | None] | None = None
+        self._written: list[Any] = []
         self._latest = Status()
 
     def note(self, status: Status) -> bool:
@@ -106,10 +107,12 @@ class ProgressLog:
 
     def _write(self, status: Status) -> bool:
         point = point_of(status)
-        if point is None or (step := (point["attempt"], point["step"])) == self._step:
+        # A program may report further metrics of a step that has a line already: those of an epoch, of an evaluation.
+        content = [(point or {}).get(key) for key in ("attempt", "step", "epoch", "metrics")]
+        if point is None or content == self._written:
             return False
         assert status.progress
-        self._step, self._last = step, status.progress.last_report
+        self._written, self._last = content, status.progress.last_report
         with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(point) + "\n")
         return True

@@ -10,6 +10,7 @@ from allranks.report.warn import guarded
 
 def callback(base: Any) -> Any:
     """Return the callback class of this Keras, whose `Callback` is `base`."""
+    is_keras_3 = base.__module__.endswith("callbacks.callback")  # a package since Keras 3
 
     class ReportCallback(base):  # type: ignore[misc]
         """`model.fit(..., callbacks=[ReportCallback()])` reports steps, epochs and the metrics that Keras shows.
@@ -47,7 +48,10 @@ def callback(base: Any) -> Any:
                 return  # Keras called the hooks of two batches in two threads
             self._step += done
             samples = self._samples * done if self._samples else None
-            self._report(step=self._step, total_steps=self._total, samples=samples, **named(logs))
+            metrics = named(logs)
+            if not is_keras_3 and (replicas := summed_replicas(self.model)) > 1:
+                metrics = {name: Mean(value, replicas) for name, value in metrics.items()}
+            self._report(step=self._step, total_steps=self._total, samples=samples, **metrics)
 
         @guarded
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -69,6 +73,26 @@ def automatic_callback(base: Any) -> Any:
         _report = staticmethod(report.report_automatically)
 
     return AutomaticCallback
+
+
+def summed_replicas(model: Any) -> int:
+    """Return over how many replicas Keras 2 adds up the losses and accuracies of a batch, which Keras 3 averages.
+
+    Those of an epoch are means in both. Versions without the method take the values of the first replica."""
+    strategy, method = getattr(model, "distribute_strategy", None), getattr(model, "distribute_reduction_method", "")
+    if method not in ("auto", "sum") or "TPU" in type(strategy).__name__:
+        return 1
+    return int(getattr(strategy, "num_replicas_in_sync", 1))
+
+
+class Mean:
+    """A sum over replicas as their mean, which is computed when it is sent: the sum may still be on its way."""
+
+    def __init__(self, value: Any, replicas: int) -> None:
+        self._value, self._replicas = value, replicas
+
+    def numpy(self) -> float:
+        return float(self._value) / self._replicas
 
 
 def named(logs: Any) -> dict[str, Any]:

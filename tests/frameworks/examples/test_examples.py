@@ -27,8 +27,14 @@ MANIFESTS = [
     for name in sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))
     if name not in (*LOSS_ONLY, *SWEEPS)
 ]
-RANKS = {"penguins-pytorch": 3, "rpc-parameter-server": 3}
+RANKS = {"penguins-pytorch": 3, "rpc-parameter-server": 3, "rpc-model-parallel": 1, "penguins-tensorflow-model": 1}
 """Number of ranks that print an accuracy, if it is not two. With parameter servers only the chief does."""
+PREDICT = (
+    *("penguins-pytorch", "penguins-pytorch-elastic", "penguins-pytorch-watched", "penguins-horovod"),
+    *("penguins-tensorflow", "penguins-tensorflow-ps"),
+    *("penguins-horovod-keras", "penguins-horovod-elastic", "penguins-horovod-mpi", "rpc-model-parallel"),
+)
+"""They export the model, load it again, and predict a new penguin."""
 ACCURACY = {"lm-pytorch": 0.35}
 """Of the next byte of a text. The others: 0.97."""
 
@@ -49,6 +55,7 @@ def test_an_example_trains_to_the_promised_accuracy_on_all_ranks(name, run_job, 
     assert len(accuracies) == expected, run.output
     assert len(set(accuracies)) == 1, f"ranks disagree: {accuracies}"
     assert accuracies[0] >= ACCURACY.get(name, 0.97)
+    assert run.output.count("is predicted to be Gentoo") == (name in PREDICT)
 
 
 @pytest.mark.nightly

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,49 @@ with strategy.scope():
 data = tf.data.Dataset.from_tensor_slices((numpy.ones((96, 4), "float32"), numpy.zeros((96, 1), "float32"))).batch(8)
 net.fit(data, epochs=2, verbose=0)
 """
+
+KERAS_3 = """
+import tensorflow as tf
+import keras
+
+assert keras.__version__.startswith("3.")
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    net = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD()
+    optimizer.build(net.trainable_variables)
+
+@tf.function
+def step(x):
+    def of_replica(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(net(x) ** 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, net.trainable_variables), net.trainable_variables))
+    strategy.run(of_replica, args=(x,))
+
+for _ in range(3):
+    step(tf.ones((8, 4)))
+print("Keras 3 on", strategy.num_replicas_in_sync, "replicas", flush=True)
+"""
+
+RAY_KERAS = """
+def train(config):
+    import numpy, tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        net = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(2)])
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        net.compile("sgd", loss, metrics=["accuracy"])
+    data = numpy.ones((96, 4), "float32"), numpy.ones(96, "int64")
+    net.fit(tf.data.Dataset.from_tensor_slices(data).repeat().batch(8), epochs=2, steps_per_epoch=6, verbose=0)
+
+from ray.train import ScalingConfig
+from ray.train.tensorflow import TensorflowTrainer
+
+TensorflowTrainer(train, scaling_config=ScalingConfig(num_workers=2)).fit()
+"""
+QUIET = [{"name": "TF_CPP_MIN_LOG_LEVEL", "value": "2"}]
 
 
 def manifest(folder: Path, program: str, framework: str = "pytorch", **spec: Any) -> Path:
@@ -240,8 +284,27 @@ def test_fit_of_lightning_shows_all_ranks(run_job, libraries, tmp_path: Path) ->
 
 
 def test_fit_of_keras_shows_all_ranks(run_job, tmp_path: Path) -> None:
-    env = [{"name": "TF_USE_LEGACY_KERAS", "value": "1"}, {"name": "TF_CPP_MIN_LOG_LEVEL", "value": "2"}]
-    progress = finished(run_job(manifest(tmp_path, KERAS, "tensorflow", env=env)))
+    progress = finished(run_job(manifest(tmp_path, KERAS, "tensorflow", env=QUIET)))
     assert (progress["step"], progress["totalSteps"], progress["epoch"]) == (24, 24, 2)
     assert progress["metrics"]["loss"] >= 0
     assert [(rank["rank"], rank["step"]) for rank in progress["ranks"]] == [(0, 24), (1, 24)]
+
+
+def test_a_program_that_imports_keras_3_trains_in_a_job_of_several_tasks(run_job, tmp_path: Path) -> None:
+    run = run_job(manifest(tmp_path, KERAS_3, "tensorflow", env=QUIET)).finish(TIMEOUT)
+    assert run.code == 0, run.output
+    assert sorted(re.findall(r"Keras 3 on (\d) replicas", run.output)) == ["2", "2"]
+
+
+def test_a_job_that_chooses_keras_3_gets_it_as_tf_keras(run_job, tmp_path: Path) -> None:
+    env = [*QUIET, {"name": "TF_USE_LEGACY_KERAS", "value": "0"}]
+    program = KERAS_3.replace("import keras\n", "keras = tf.keras\n")
+    run = run_job(manifest(tmp_path, program, "tensorflow", env=env)).finish(TIMEOUT)
+    assert run.code == 0, run.output
+
+
+def test_fit_in_a_trainer_of_ray_needs_no_variable(run_job, tmp_path: Path) -> None:
+    roles = {"head": {"replicas": 1}, "worker": {"replicas": 2}}
+    run = run_job(manifest(tmp_path, RAY_KERAS, "ray", env=QUIET, roles=roles))
+    metrics = finished(run)["metrics"]
+    assert 0 <= metrics["accuracy"] <= 1

@@ -279,7 +279,7 @@ sys.addaudithook(hook)
 claim = Claim(Path({directory!r}))
 store = CheckpointStore(claim, ".pt")
 log = MetricsLog(claim, store.newest()[0])
-log.append(epoch=8, step=64, loss=0.1, accuracy=1, seconds=1, samples=1, world_size=1)
+log.append(epoch=8, step=64, loss=0.1, validation_loss=0.1, accuracy=1, seconds=1, samples=1, world_size=1)
 store.save(8, Path({new!r}).read_bytes())
 """
 

@@ -27,14 +27,25 @@ def test_a_quarter_of_each_species_is_held_out_and_no_penguin_appears_twice() ->
 
     penguins = load_penguins()
     assert penguins.train_x.shape == (256, 5)
-    assert penguins.test_x.shape == (86, 5)
+    assert (penguins.validation_x.shape, penguins.test_x.shape) == ((43, 5), (43, 5))
     assert penguins.train_x.dtype == penguins.test_x.dtype == np.float32
     assert np.bincount(penguins.train_y).tolist() == [113, 51, 92]
-    assert np.bincount(penguins.test_y).tolist() == [38, 17, 31]
-    rows = np.concatenate([penguins.train_x, penguins.test_x])
+    assert np.bincount(penguins.validation_y).tolist() == [19, 9, 15]
+    assert np.bincount(penguins.test_y).tolist() == [19, 8, 16]
+    rows = np.concatenate([penguins.train_x, penguins.validation_x, penguins.test_x])
     assert len(np.unique(rows, axis=0)) == 342
     assert np.allclose(penguins.train_x.mean(axis=0), 0, atol=1e-5)
     assert np.allclose(penguins.train_x.std(axis=0), 1, atol=1e-5)
+
+
+@needs_numpy
+def test_the_new_penguin_is_not_in_the_data() -> None:
+    from common.penguins import NEW_PENGUIN, features, load_penguins
+
+    penguins = load_penguins()
+    new = (np.array(features(NEW_PENGUIN)) - penguins.mean) / penguins.deviation
+    rows = np.concatenate([penguins.train_x, penguins.validation_x, penguins.test_x])
+    assert np.abs(rows - new).max(axis=1).min() > 0.01
 
 
 @needs_numpy

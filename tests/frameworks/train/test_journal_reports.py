@@ -35,6 +35,7 @@ while progress.epoch < options.epochs:
         journal.end_step(progress, 8, 1 / progress.step)
     progress.epoch += 1
     progress.losses.append(0.5)
+    progress.validation_losses.append(0.4)
     journal.end_epoch(progress, 0.75, 1.0, 32, checkpoint)
     if progress.epoch == 2:
         {interruption}
@@ -70,7 +71,7 @@ def test_a_whole_training(hub, train):
     train()
     last = hub.messages[-1]
     assert [last[key] for key in ("rank", "step", "totalSteps", "epoch", "done")] == [0, 12, 12, 3, True]
-    assert last["metrics"] == {"loss": pytest.approx(1 / 12), "accuracy": 0.75}
+    assert last["metrics"] == {"loss": pytest.approx(1 / 12), "validation_loss": 0.4, "accuracy": 0.75}
     assert last["checkpoint"]["step"] == 12
     assert last["samplesPerSecond"] > 0
 

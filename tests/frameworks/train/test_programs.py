@@ -65,7 +65,10 @@ def test_a_training_resumes_after_sigterm_and_after_kill(launcher: Launcher, pro
 
 def losses_by_epoch(rank: Rank) -> dict[int, str]:
     """The losses that a rank has printed."""
-    return {int(epoch): loss for epoch, loss in re.findall(r"(?m)^epoch (\d+)/\d+ loss (\S+) accuracy", rank.text)}
+    return {
+        int(epoch): loss
+        for epoch, loss in re.findall(r"(?m)^epoch (\d+)/\d+ loss ([\d.]+), validation loss", rank.text)
+    }
 
 
 def assert_trained(ranks: list[Rank], size: int = 2) -> None:

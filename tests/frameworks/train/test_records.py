@@ -20,7 +20,8 @@ from common.schedules import cosine, warmup_cosine
 
 
 def append(log: MetricsLog, epoch: int, **changes: float) -> None:
-    values = {"step": 8 * epoch, "loss": 1 / epoch, "accuracy": 0.5, "seconds": 2.0, "samples": 256, "world_size": 2}
+    values = {"step": 8 * epoch, "loss": 1 / epoch, "validation_loss": 2 / epoch, "accuracy": 0.5, "seconds": 2.0}
+    values |= {"samples": 256, "world_size": 2}
     log.append(epoch=epoch, **(values | changes))
 
 
@@ -36,6 +37,7 @@ def test_an_epoch_is_one_line_of_json(tmp_path: Path, monkeypatch: pytest.Monkey
         "epoch": 3,
         "step": 24,
         "loss": 0.333333,
+        "validation_loss": 0.666667,
         "accuracy": 0.5,
         "seconds": 2.0,
         "samples_per_second": 128.0,
@@ -102,9 +104,9 @@ def test_a_missing_matplotlib_is_reported_and_not_a_failure(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert not save_picture([1.0], tmp_path / "loss.png", "title")
+    assert not save_picture({"training": [1.0]}, tmp_path / "loss.png", "title")
     journal = Journal(options(tmp_path), 0, 1, ".pt", "cpu")
-    journal.finish(Progress(1, 8, [1.0]), 0.9767, "title")
+    journal.finish(Progress(1, 8, [1.0], [1.0]), 0.9767, "title")
     assert capsys.readouterr().out.splitlines()[-2:] == [
         "matplotlib is not installed: no loss.png",
         "rank 0 of 1: test accuracy 0.9767",
@@ -120,7 +122,7 @@ def options(checkpoint_dir: Path | None, every: int = 1) -> argparse.Namespace:
 def test_rank_0_prints_the_training_and_the_others_their_own_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    progress = Progress(7, 56, [0.9, 0.2310])
+    progress = Progress(7, 56, [0.9, 0.2310], [0.8, 0.31])
     for rank in (0, 1):
         journal = Journal(options(tmp_path), rank, 2, ".pt", "cpu (gloo)")
         journal.begin(progress)
@@ -129,7 +131,7 @@ def test_rank_0_prints_the_training_and_the_others_their_own_lines(
     assert capsys.readouterr().out.splitlines() == [
         "rank 0 of 2: started on cpu (gloo)",
         f"resumed from epoch 7 of {tmp_path} (loss 0.2310)",
-        "epoch 7/20 loss 0.2310 accuracy 0.9100 (0.12 s)",
+        "epoch 7/20 loss 0.2310, validation loss 0.3100 accuracy 0.9100 (0.12 s)",
         f"rank 0 of 2: SIGTERM: stopped after epoch 7, step 56, saved in {tmp_path}",
         "rank 1 of 2: started on cpu (gloo)",
         "rank 1 of 2: resumed from epoch 7",
@@ -142,7 +144,7 @@ def test_checkpoints_are_saved_when_due_and_always_at_the_end(tmp_path: Path) ->
     saved = []
     for epoch in range(1, 21):
         before = {path.name for path in tmp_path.glob("epoch-*")}
-        journal.end_epoch(Progress(epoch, epoch, [0.5]), 0.5, 0.1, 8, lambda: b"")
+        journal.end_epoch(Progress(epoch, epoch, [0.5], [0.5]), 0.5, 0.1, 8, lambda: b"")
         saved += [epoch] * ({path.name for path in tmp_path.glob("epoch-*")} != before)
     assert saved == [3, 6, 9, 12, 15, 18, 20]
 

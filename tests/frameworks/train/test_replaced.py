@@ -27,7 +27,7 @@ from common.journal import Journal, Progress
 directory = Path({directory!r})
 options = Namespace(epochs=20, checkpoint_dir={checkpoints}, checkpoint_every=1, output_dir=directory)
 journal = Journal(options, 0, 2, ".pt", "cpu")
-progress = Progress(1, 8, [0.5])
+progress = Progress(1, 8, [0.5], [0.5])
 journal.begin(progress)
 journal.end_epoch(progress, 0.5, 0.1, 8, lambda: b"weights")
 if journal._store:

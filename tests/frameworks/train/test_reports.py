@@ -99,7 +99,7 @@ def test_the_numbers_of_a_whole_training(hub, start, launcher):
         (steps, steps, 6, True)
     ] * 2
     assert [each["checkpoint"] and each["checkpoint"]["step"] for each in last] == [steps, None]
-    assert set(last[0]["metrics"]) == {"loss", "accuracy"}
+    assert set(last[0]["metrics"]) == {"loss", "validation_loss", "accuracy"}
     assert 0 < last[1]["metrics"]["loss"] < 3
     assert [each["localRank"] for each in last] == [0, 1]
 

@@ -38,6 +38,22 @@ def test_step_is_the_furthest_ranks_and_throughput_the_sum_over_all_ranks() -> N
     assert [(of.rank, of.step, of.lag) for of in found.ranks] == [(0, 40, 1), (1, 41, 0)]
 
 
+def test_steps_within_a_second_have_times_of_their_own() -> None:
+    status = progress.observe(job(), BEGUN, Reports(NOW, (rank(0, 42, stepped=8),)))
+    assert [(point.step, point.time) for point in progress_of(rank(0, 60, stepped=8.9), status=status).curve] == [
+        (42, at(8)),
+        (60, at(8.9)),
+    ]
+
+
+def test_metrics_that_follow_the_last_step_are_in_the_status_and_in_the_curve() -> None:
+    status = progress.observe(job(), BEGUN, Reports(NOW, (rank(0, 30, stepped=8, metrics={"accuracy": 0.1}),)))
+    last = rank(0, 30, stepped=8, received_at=at(20), metrics={"accuracy": 0.95}, done=True)
+    found = progress_of(last, status=status)
+    assert found.metrics == {"accuracy": 0.95}
+    assert [(point.step, point.value) for point in found.curve] == [(30, 0.95)]
+
+
 @table(
     ("steps without an end", {"step": 7}, "step 7"),
     ("epochs alone", {"epoch": 3}, "epoch 3"),

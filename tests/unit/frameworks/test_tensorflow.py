@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Status
+from allranks.authoring.checks.notes import notes_of
 from allranks.core.objects import commands, pods
 from support.builders import CLUSTER, environment, job, table
 
@@ -79,7 +80,7 @@ def test_the_addresses_are_stored_once_and_pods_refer_to_them():
     hosts = [f"job-worker-{index}-3.job.team.svc:2222" for index in range(2)]
     assert addresses["data"] == {"ALLRANKS_TF_CLUSTER": json.dumps({"worker": hosts}, separators=(",", ":"))}
     for index, pod in enumerate(made.pods):
-        env = [v for v in pod["spec"]["containers"][0]["env"] if "TF_" in v["name"]]
+        env = [v for v in pod["spec"]["containers"][0]["env"] if "TF_C" in v["name"]]
         source = {"configMapKeyRef": {"name": "job-files-3", "key": "ALLRANKS_TF_CLUSTER"}}
         config = f'{{"cluster":$(ALLRANKS_TF_CLUSTER),"task":{{"type":"worker","index":{index}}}}}'
         # Kubernetes expands references to variables that come before.
@@ -99,6 +100,32 @@ def test_every_task_listens_on_its_port():
     made = pods.objects(job("tensorflow", {"chief": 1, "ps": 1}), Status(), CLUSTER)
     for pod in made.pods:
         assert pod["spec"]["containers"][0]["ports"] == [{"name": "grpc", "containerPort": 2222}]
+
+
+KERAS = "TF_USE_LEGACY_KERAS"
+
+
+@table(
+    ("two workers", {"worker": 2}, True),
+    ("a chief and parameter servers", {"chief": 1, "ps": 1}, True),
+    ("a chief and a worker with their evaluator", {"chief": 1, "worker": 1, "evaluator": 1}, True),
+    ("a single worker", {"worker": 1}, False),
+    ("a single chief with its evaluator", {"chief": 1, "evaluator": 1}, False),
+)
+def test_all_tasks_use_legacy_keras_if_keras_3_cannot_train_in_them(case):
+    roles, legacy = case
+    of_job = job("tensorflow", roles)
+    made = pods.objects(of_job, Status(), CLUSTER)
+    expected = {"1"} if legacy else {None}
+    assert {environment(made, pod).get(KERAS) for pod in made.pods} == expected
+    assert [note.severity for note in notes_of(of_job) if KERAS in note.message] == (["note"] if legacy else [])
+
+
+def test_a_job_that_chooses_its_keras_keeps_it_without_a_note():
+    of_job = job("tensorflow", {"worker": 2}, env=[{"name": KERAS, "value": "0"}])
+    made = pods.objects(of_job, Status(), CLUSTER)
+    assert {environment(made, pod)[KERAS] for pod in made.pods} == {"0"}
+    assert not notes_of(of_job)
 
 
 @pytest.mark.parametrize("attempt", [0, 7])

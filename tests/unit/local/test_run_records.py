@@ -54,6 +54,29 @@ def test_points_are_not_too_close_but_the_last_one_of_an_attempt_is_stored(tmp_p
     assert recorded(tmp_path / "p") == [*first, (1, 30), (1, 31)]
 
 
+def test_metrics_that_follow_the_last_step_are_its_last_values(tmp_path: Path) -> None:
+    run = LocalRun(job(roles={"worker": {}}, command=["train"]), Options(run_dir=tmp_path))
+    run._apply(Plan(next=status(10, 1, loss=0.5, accuracy=0.1)))
+    run._apply(Plan(next=status(30, 8, loss=0.4, accuracy=0.1)))
+    run._apply(Plan(next=status(30, 8, loss=0.4, accuracy=0.95)))
+    run._apply(Plan(next=status(30, 8, phase="Succeeded", loss=0.4, accuracy=0.95)))
+    points = read_run_files(tmp_path).samples
+    assert [(point.step, point.metrics["accuracy"]) for point in points] == [(10, 0.1), (30, 0.95)]
+
+
+def test_the_last_point_keeps_its_rate_after_the_ranks_have_ended(tmp_path: Path) -> None:
+    run = LocalRun(job(roles={"worker": {}}, command=["train"]), Options(run_dir=tmp_path))
+    run._apply(Plan(next=status(30, 8, loss=0.4)))
+    ended = status(30, 8, phase="Succeeded", loss=0.3)
+    assert ended.progress
+    run._apply(
+        Plan(next=ended.model_copy(update={"progress": ended.progress.model_copy(update={"samples_per_second": None})}))
+    )
+    assert [(point.metrics, point.samples_per_second) for point in read_run_files(tmp_path).samples] == [
+        ({"loss": 0.3}, 64)
+    ]
+
+
 def test_the_progress_that_a_new_attempt_begins_with_is_no_point(tmp_path: Path) -> None:
     log = ProgressLog(tmp_path / "p")
     log.note(status(9, 1))

@@ -68,7 +68,8 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
         return status  # late reports of some ranks do not take back what the ended attempt has reached
     firsts = [(rank.first_step_at, rank.step or 0) for rank in ranks if rank.first_step_at]
     last_report = max((rank.stepped_at or rank.received_at for rank in stepped), default=before.last_report)
-    if before.last_report and last_report and abs(last_report - before.last_report) <= _JITTER:
+    jitter = _JITTER if step == before.step else timedelta(0)
+    if before.last_report and last_report and abs(last_report - before.last_report) <= jitter:
         last_report = before.last_report
     if _is_older(before, step, last_report):
         step, last_report = before.step, before.last_report

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.facts import naming, pod_template, pool_template, rank_reports, topology
+from allranks.core.facts import naming, pod_template, pool_template, rank_reports, topology, tpus
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.quantity import amount
 from allranks.frameworks.base import AttemptContext, ElasticBounds, Framework, Replica
@@ -33,6 +33,9 @@ def attempt_context(
         gpus_determined=job.spec.pool is None or platform.local or platform.pool is not None,
         cpus=_amounts(templates, "cpu"),
         memory=_amounts(templates, "memory"),
+        tpus=frozenset(
+            role for role, of_role in templates.items() if tpus.has_tpu(pod_template.trainer(of_role).get("resources"))
+        ),
         own_command=frozenset(role for role, spec in job.spec.roles.items() if spec.command is not None),
         commands={role: _command(template) for role, template in templates.items()},
         variables={role: _variable_names(job, template, platform) for role, template in templates.items()},
@@ -160,8 +163,8 @@ def size_problems(framework: Framework, context: AttemptContext) -> list[tuple[s
 
 def _too_large(framework: Framework, context: AttemptContext) -> str:
     """Return the name and size of the first value with too many bytes, as a clause; empty if everything fits."""
-    shared = framework.shared(context)
-    wire = framework.wire(context)
+    shared = tpus.shared(framework, context)
+    wire = tpus.wire(framework, context)
     for replica in outermost(context):
         wiring = wire(replica)
         variables = {name: shared.variables[name] for name in wiring.shared_env}

@@ -11,7 +11,7 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.sweep_values import VARIABLE_PREFIX
 from allranks.api.validation import template_problems
-from allranks.core.facts import attempt, naming, pod_template, pool_template, queue, resume_source, topology
+from allranks.core.facts import attempt, naming, pod_template, pool_template, queue, resume_source, topology, tpus
 from allranks.core.facts.attempt import attempt_context
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.strategic_merge import merge
@@ -50,14 +50,14 @@ def objects(
     framework = topology.framework_of(job)
     context = attempt_context(job, status, platform, templates)
     context, templates = attempt.with_launched_commands(framework, context, templates)
-    wire = framework.wire(context)
+    wire = tpus.wire(framework, context)
     wired = (
         (replica, wire(replica))
         for replica in context.replicas
         if replicas is None or (replica.role, replica.index) in replicas
     )
     beside = companions.companions(
-        job, status, framework.shared(context), _publish_before_ready(job, context, templates)
+        job, status, tpus.shared(framework, context), _publish_before_ready(job, context, templates)
     )
     if platform.network_policies:
         internal = {port for replica in attempt.outermost(context) for port in wire(replica).ports.values()}

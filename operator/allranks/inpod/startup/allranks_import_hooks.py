@@ -1,4 +1,4 @@
-"""Calls functions after a program has imported a module. Without such an import it costs a lookup for each import.
+"""Calls functions before or after a program imports a module. Without such an import it costs a lookup for each import.
 
 Modules of this directory are visible to every program below, so no other module may have their names.
 """
@@ -13,13 +13,24 @@ if TYPE_CHECKING:
     from typing import Any
 
 _functions: dict[str, Any] = {}
+_earlier: dict[str, Any] = {}
 
 
 def after_import(name: str, function: Any) -> None:
     """Call `function(module)` after the first import of the module. If it fails, that is one line on stderr."""
-    if not _functions:
-        sys.meta_path.insert(0, _Finder())
+    _add_finder()
     _functions[name] = function
+
+
+def before_import(name: str, function: Any) -> None:
+    """Call `function()` before the first import of the module."""
+    _add_finder()
+    _earlier[name] = function
+
+
+def _add_finder() -> None:
+    if not _functions and not _earlier:
+        sys.meta_path.insert(0, _Finder())
 
 
 def write_line(text: str) -> None:
@@ -31,6 +42,8 @@ def write_line(text: str) -> None:
 
 class _Finder:
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname in _earlier:
+            _earlier.pop(fullname)()
         if fullname not in _functions:
             return None
         for finder in sys.meta_path:

@@ -1,8 +1,8 @@
 """Makes every Python below `watch.py` dump its stacks on a signal: Python imports this file at start.
 
 The handler is in C and does not need the GIL, so it also works inside a hung collective. In JAX jobs it also prepares
-`jax.distributed.initialize()`. Programs of Hugging Face, Lightning, Keras and Ray Train get a callback that reports. A
-`sitecustomize` of the environment itself runs as well.
+`jax.distributed.initialize()`, and in Ray jobs the Keras of `TensorflowTrainer`. Programs of Hugging Face, Lightning,
+Keras and Ray Train get a callback that reports. A `sitecustomize` of the environment itself runs as well.
 """
 
 from __future__ import annotations
@@ -17,11 +17,25 @@ def main() -> None:
         import jax_cluster  # type: ignore[import-not-found]  # in the same directory
 
         jax_cluster.install()
+    if "RAY_ADDRESS" in os.environ or "RAY_RAYLET_PID" in os.environ:  # a driver, or a process that Ray starts
+        import allranks_import_hooks  # type: ignore[import-not-found]
+
+        allranks_import_hooks.before_import("ray.train.tensorflow", _use_legacy_keras)
     if _reports_automatically():
         import allranks_automatic_reports  # type: ignore[import-not-found]
 
         allranks_automatic_reports.install()
     _run_original_sitecustomize()
+
+
+def _use_legacy_keras() -> None:
+    """Choose legacy Keras for Ray's TensorflowTrainer, whose ranks cannot use `fit` of Keras 3.
+
+    Ray chooses it as well, but only after its own import of TensorFlow has loaded Keras 3."""
+    from importlib.util import find_spec
+
+    if find_spec("tf_keras"):
+        os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 
 def _reports_automatically() -> bool:

@@ -114,7 +114,7 @@ def sections(report: Report, folder: Path | None = None) -> Iterator[Section]:
             report, f"metric-{place}", name + text.scale(map(value, report.points)), name, value, half=True
         )
     if len(others) > MOST_METRICS:
-        yield Section("Further metrics", table=text.metrics(report))
+        yield Section(text.metrics_title(report), table=text.metrics(report))
     yield from _lost(report)
     for title, table in text.tables(report):
         yield Section(title, table=table)

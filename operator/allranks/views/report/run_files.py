@@ -6,8 +6,9 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +77,22 @@ def _text(path: Path) -> str:
 
 
 def _all_samples(run: StoredRun) -> list[Sample]:
-    """Return the points over time, and the newest progress in the job file: it is later if a run was interrupted."""
+    """Return the newest point of each step, also of the job file, which is later if a run was interrupted."""
     samples = list(_samples(run.directory / PROGRESS_FILE))
-    if samples and (newest := _sample(point_of(status_of(run.manifest)))):
-        last = samples[-1]
-        if newest.time > last.time and (newest.attempt, newest.step) != (last.attempt, last.step):
-            samples.append(newest)
-    return samples
+    newest = _sample(point_of(status_of(run.manifest))) if samples else None
+    if newest and (newest.time > samples[-1].time or _place(newest) == _place(samples[-1])):
+        samples.append(newest)
+    return [_newest(list(same)) for _, same in groupby(samples, key=_place)]
+
+
+def _place(sample: Sample) -> tuple[int, int]:
+    return sample.attempt, sample.step
+
+
+def _newest(samples: Sequence[Sample]) -> Sample:
+    """Return the last of the samples of one step. It has no rate if the ranks have ended since: keep the one before."""
+    rates = [sample.samples_per_second for sample in samples if sample.samples_per_second is not None]
+    return replace(samples[-1], samples_per_second=rates[-1] if rates else None)
 
 
 def _samples(path: Path) -> Iterator[Sample]:

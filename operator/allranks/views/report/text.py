@@ -42,7 +42,7 @@ def lines(report: Report, width: int = 100, unicode: bool = True) -> Iterator[st
     yield from _section("Lost time by cause", _lost(report, unicode))
     for title, table in tables(report):
         yield from _section(title, table.plain())
-    yield from _section("Metrics", metrics(report).plain() if len(report.metric_names()) > 1 else ())
+    yield from _section(metrics_title(report), metrics(report).plain() if len(report.metric_names()) > 1 else ())
     yield from _section("Last failure", (f"  {clean(line.encode(), colour=False)}" for line in report.failure))
     yield from _section(differences_title(report), _first_differences(report))
 
@@ -126,6 +126,12 @@ def differences(report: Report) -> Iterator[str]:
             yield f"# the code is in {cell(report.source)}, and the job names no commit"
         else:
             yield f"# no differences from commit {report.commit}" if report.commit else "# the code has no commit"
+
+
+def metrics_title(report: Report) -> str:
+    """Say what the table covers: ranks report every few seconds, so it does not have each value of the program."""
+    count = len(report.points)
+    return f"Metrics at {count} point{'s' * (count != 1)}"
 
 
 def metrics(report: Report) -> Grid:
