@@ -274,6 +274,10 @@ class Framework(ABC):
         """Return (field path, sentence with the cure) of settings of a valid job with which its ranks cannot train."""
         return []
 
+    def changes(self, context: AttemptContext) -> list[tuple[str, str]]:
+        """Return (field path, sentence) of what a program meets in this job and not when it runs alone."""
+        return []
+
 
 LAUNCHED = {
     "torchrun": "pytorch",

@@ -60,7 +60,7 @@ class TensorFlow(Framework):
 
     def wire(self, context: AttemptContext) -> Wire:
         port: int = context.options.port
-        defaults = LEGACY_KERAS if has_several_tasks(context) else {}
+        defaults = LEGACY_KERAS if _has_several_tasks(context) else {}
 
         def wiring(replica: Replica) -> Wiring:
             # The evaluator is in a cluster of its own, because the others would wait for it.
@@ -92,6 +92,14 @@ class TensorFlow(Framework):
         problem = "ParameterServerStrategy needs a chief, which gives workers and parameter servers their work"
         return [("spec.roles.ps", f"{problem}: without one they wait for ever, so add chief: {{}}")]
 
+    def changes(self, context: AttemptContext) -> list[tuple[str, str]]:
+        [name] = LEGACY_KERAS
+        if not _has_several_tasks(context) or any(name in names for names in context.variables.values()):
+            return []
+        reason = "Model.fit of Keras 3 does not support several tasks"
+        cure = f'set {name} to "0" in env for Keras 3'
+        return [("spec.framework", f"tf.keras is legacy Keras ({name}=1), because {reason}: {cure}")]
+
     def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         return ("chief", 0) if replicas.get("chief") else ("worker", 0)
 
@@ -99,7 +107,7 @@ class TensorFlow(Framework):
 _CLUSTER_ROLES = ("chief", "worker", "ps")
 
 
-def has_several_tasks(context: AttemptContext) -> bool:
+def _has_several_tasks(context: AttemptContext) -> bool:
     """Return whether `compile` and `fit` of `tf.keras` need legacy Keras.
 
     Those of Keras 3 work with the strategies of one task, but not with MultiWorkerMirroredStrategy and

@@ -144,5 +144,5 @@ def test_addresses_contain_the_attempt_so_that_no_task_reaches_a_terminating_pod
 )
 def test_parameter_servers_without_a_chief_are_a_warning(case):
     roles, paths = case
-    remarks = commands.remarks(job("tensorflow", roles))
-    assert [(remark.path, remark.severity) for remark in remarks] == [(path, "warning") for path in paths]
+    warnings = [remark.path for remark in commands.remarks(job("tensorflow", roles)) if remark.severity == "warning"]
+    assert warnings == paths

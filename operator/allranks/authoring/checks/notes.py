@@ -8,15 +8,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from allranks.api.job import Job
-from allranks.api.status import Status
 from allranks.authoring.checks.problem import Problem
 from allranks.core.facts import gpu_count, pod_template
-from allranks.core.facts.attempt import attempt_context
 from allranks.core.facts.model import ANY_PLATFORM, Platform
 from allranks.core.facts.naming import TRAINER
 from allranks.core.objects import commands
 from allranks.frameworks import FRAMEWORKS
-from allranks.frameworks.tensorflow import LEGACY_KERAS, has_several_tasks
 
 
 def notes_of(
@@ -31,7 +28,7 @@ def notes_of(
     """
     about_commands = (Problem(*remark) for remark in commands.remarks(job, platform))
     claims = _about_claims(job, claim_templates or {})
-    return [*_about_log_pattern(job), *_about_sidecars(job), *_about_keras(job), *claims, *about_commands]
+    return [*_about_log_pattern(job), *_about_sidecars(job), *claims, *about_commands]
 
 
 def _about_log_pattern(job: Job) -> Iterator[Problem]:
@@ -66,18 +63,6 @@ def _about_sidecars(job: Job) -> Iterator[Problem]:
         mistaken = name in _USUAL_NAMES or bool(difflib.get_close_matches(name, [TRAINER], cutoff=0.7))
         cure = f"name it {TRAINER} if it is the training program"
         yield Problem(path, f"{problem}: {cure}", "warning" if mistaken else "note")
-
-
-def _about_keras(job: Job) -> Iterator[Problem]:
-    """Yield a note if `tf.keras` is another Keras in this job than in the program alone."""
-    context = attempt_context(job, Status(), ANY_PLATFORM)
-    [name] = LEGACY_KERAS
-    chosen = any(name in names for names in context.variables.values())
-    if job.spec.framework == "tensorflow" and has_several_tasks(context) and not chosen:
-        reason = "Model.fit of Keras 3 does not support several tasks"
-        cure = f'set {name} to "0" in env for Keras 3'
-        message = f"tf.keras is legacy Keras ({name}=1), because {reason}: {cure}"
-        yield Problem("spec.framework", message, "note")
 
 
 def _about_claims(job: Job, templates: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:

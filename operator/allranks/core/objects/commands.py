@@ -35,6 +35,8 @@ def remarks(job: Job, platform: Platform = ANY_PLATFORM) -> list[Remark]:
     """Return what the author of a valid job should know about its commands, and about settings with which its ranks
     cannot train."""
     out = [Remark(path, text, "warning") for path, text in advice(job, platform)]
+    changes = topology.framework_of(job).changes(attempt_context(job, Status(), platform))
+    out += [Remark(path, text, "note") for path, text in changes]
     for paths, launch in _launches(job, platform):
         out += [Remark(paths[index], text, "warning") for index, text in launch.warnings]
         out += [Remark(paths[index], text, "note") for index, text in launch.notes]
