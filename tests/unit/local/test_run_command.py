@@ -352,15 +352,17 @@ def test_that_hang_has_no_effect_without_reports_is_said_once(cli: Cli) -> None:
 
 
 @pytest.mark.nightly
-def test_an_option_that_contradicts_allranks_is_noted(cli: Cli) -> None:
+def test_an_option_that_contradicts_allranks_is_refused(cli: Cli) -> None:
     cli.job("torchrun", "--standalone", "train.py", roles={"worker": {"replicas": 2}})
-    where = "job.yaml: job: spec.command[1]"
-    warning = f"warning: {where}: each pod would train alone; allranks connects the ranks: remove --standalone\n"
-    assert warning in cli.run("job.yaml").stdout
+    problem = "--standalone trains each of the 2 pods alone: write command: [torchrun, train.py]"
+    error = f"error: job.yaml: job: spec.command[0]: {problem}\n"
+    done = cli.run("job.yaml")
+    assert done.returncode == 2
+    assert error in done.stderr
     validated = subprocess.run(
         [sys.executable, "-m", "allranks", "validate", "job.yaml"], cwd=cli.directory, text=True, capture_output=True
     )
-    assert (validated.returncode, validated.stderr) == (0, warning)
+    assert (validated.returncode, validated.stderr) == (2, error)
 
 
 def test_the_same_signal_twice_of_the_same_rank_fails_the_job_as_a_bug(cli: Cli) -> None:
