@@ -55,6 +55,13 @@ EDITS = (
         new="    from tf_keras import backend as K",
     ),
     Edit(
+        path="CMakeLists.txt",
+        reason="the NCCL and CUDA of PyPI's wheels are in the same site-packages as Horovod",
+        old="        include_directories(SYSTEM ${NCCL_INCLUDE_DIRS})\n",
+        new="        include_directories(SYSTEM ${NCCL_INCLUDE_DIRS})\n"
+        '        list(APPEND CMAKE_BUILD_RPATH "$ORIGIN/../../nvidia/nccl/lib" "$ORIGIN/../../nvidia/cu13/lib")\n',
+    ),
+    Edit(
         path="setup.py",
         reason="without debug information a library is 2 MB, with it 64 MB",
         old="else 'RelWithDebInfo'",
