@@ -25,7 +25,7 @@ examples:
 
 environment:
   PYTHON                  an interpreter with the frameworks and requirements.txt, default python3
-  HOROVOD_GPU_OPERATIONS  NCCL for a GPU build; requires the CUDA toolkit and NCCL's headers
+  HOROVOD_GPU_OPERATIONS  NCCL for a GPU build; the CUDA toolkit is downloaded with pip if there is none
   ALLRANKS_CACHE          default ~/.cache/allranks
   MAKEFLAGS, CXX          as for make and cmake
 USAGE
