@@ -31,6 +31,7 @@ examples:
   tools/images.sh operator
   tools/images.sh --prefix registry.example.com/me --tag dev pytorch
   tools/images.sh --build-arg TENSORFLOW_VARIANT=cuda tensorflow
+  tools/images.sh --build-arg HOROVOD_NCCL=pytorch horovod
   tools/images.sh tools && tools/images.sh --test-base --push-tar /tmp/images operator pytorch
   tools/images.sh --into 'tools/cluster.sh load --on node-1 -' operator
 
@@ -181,8 +182,8 @@ build() {
     return
   fi
   if [[ $image == horovod ]]; then
-    own=(--build-arg WHEEL=built) # also if it is the default: buildah would not find the stage
-    give_wheel && own=(--build-arg WHEEL=given)
+    own=(--build-arg WHEEL=built --build-arg HOROVOD_NCCL=none) # also if it is the default: buildah would not find the stage
+    give_wheel && own+=(--build-arg WHEEL=given)
   fi
   own+=(--tag "$name")
   run_build "$image" --file "images/$image/Dockerfile" \
@@ -201,8 +202,7 @@ build() {
 # the name that build-wheel.sh --print-key would print in the image.
 give_wheel() {
   local recipe key wheel
-  [[ "${arguments[*]-}" != *HOROVOD_GPU_OPERATIONS=* && "${arguments[*]-}" != *TENSORFLOW_VARIANT=* &&
-    "${arguments[*]-}" != *WHEEL=* ]] || return
+  [[ "${arguments[*]-}" != *HOROVOD_NCCL=* && "${arguments[*]-}" != *WHEEL=* ]] || return
   recipe=$(cat images/horovod/{build-wheel.sh,edit_source.py,source.txt} | sha256sum | cut -c 1-12)
   key=$(python_tag)-$(uname -m)-torch_$(pin torch pytorch)-tensorflow_$(pin tensorflow-cpu tensorflow)-mpi_yes-gpu_none-$recipe
   for wheel in "$cache/horovod-wheels/$key"/*.whl; do

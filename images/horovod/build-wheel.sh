@@ -25,7 +25,7 @@ examples:
 
 environment:
   PYTHON                  an interpreter with the frameworks and requirements.txt, default python3
-  HOROVOD_GPU_OPERATIONS  NCCL for a GPU build; requires the CUDA toolkit and NCCL's headers
+  HOROVOD_GPU_OPERATIONS  NCCL for a GPU build; the CUDA toolkit is downloaded with pip if there is none
   ALLRANKS_CACHE          default ~/.cache/allranks
   MAKEFLAGS, CXX          as for make and cmake
 USAGE
@@ -154,6 +154,10 @@ fetch_source() {
 compile() {
   local log=$work/build.log
   find_cmake
+  if [[ ${HOROVOD_GPU_OPERATIONS:-} == NCCL ]]; then
+    find_cuda
+    find_nccl
+  fi
   export HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MXNET=1
   choose PYTORCH "$torch"
   choose TENSORFLOW "$tensorflow"
@@ -181,6 +185,29 @@ find_cmake() {
     fail "pip could not fetch cmake, see above (Debian: apt-get install cmake)"
   export PYTHONPATH=$work/cmake${PYTHONPATH:+:$PYTHONPATH}
   HOROVOD_CMAKE=$work/cmake/bin/cmake
+}
+
+find_cuda() {
+  if [[ -z ${HOROVOD_CUDA_HOME:-} ]] && ! command -v nvcc >/dev/null; then
+    say "the CUDA toolkit is not installed, downloading it with pip"
+    "$python" -m pip install --disable-pip-version-check --quiet --target "$work/cuda" "cuda-toolkit[nvcc,cccl]==13.2.2" >&2 ||
+      fail "pip could not fetch the CUDA toolkit, see above; or set HOROVOD_CUDA_HOME to the folder of one"
+    export HOROVOD_CUDA_HOME=$work/cuda/nvidia/cu13
+    ln -s libcudart.so.13 "$HOROVOD_CUDA_HOME/lib/libcudart.so" # cmake and linkers search for this name
+  fi
+  [[ -z ${HOROVOD_CUDA_HOME:-} ]] || export CUDA_HOME=$HOROVOD_CUDA_HOME # read by PyTorch
+}
+
+# Uses the NCCL that the framework's wheel requires; without it, cmake searches the system's folders.
+find_nccl() {
+  local nccl
+  [[ -z ${HOROVOD_NCCL_HOME:-} ]] || return 0
+  nccl=$("$python" -c 'from importlib.util import find_spec; print(find_spec("nvidia.nccl").submodule_search_locations[0])' \
+    2>/dev/null) || return 0
+  export HOROVOD_NCCL_HOME=$work/nccl HOROVOD_NCCL_LINK=SHARED
+  mkdir -p "$work/nccl/lib"
+  ln -s "$nccl/include" "$work/nccl/include"
+  ln -s "$nccl/lib/libnccl.so.2" "$work/nccl/lib/libnccl.so"
 }
 
 # A compiler needs up to 2 GB for PyTorch's headers.

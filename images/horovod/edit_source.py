@@ -43,6 +43,32 @@ EDITS = (
         new="#if TENSORFLOW_VERSION >= 2006000000 && defined(HOROVOD_WITH_XLA_OPERATIONS)\n\n#include",
     ),
     Edit(
+        path="horovod/tensorflow/mpi_ops.cc",
+        # Only in builds for GPUs, and the linker does not miss it: the import of the library would fail.
+        reason="TensorFlow has no AsGpuStreamValue any more: a stream has its handle",
+        old="""// Forward declaration of AsGpuStreamValue
+namespace stream_executor {
+namespace gpu {
+GpuStreamHandle AsGpuStreamValue(Stream* stream);
+} // namespace stream_executor
+} // namespace gpu
+#if TENSORFLOW_VERSION >= 2011000000
+#include "tensorflow/compiler/xla/stream_executor/stream.h"
+#else
+#include "tensorflow/stream_executor/stream.h"
+#endif // TENSORFLOW_VERSION >= 2011000000
+""",
+        new="""#include "xla/stream_executor/stream.h"
+namespace stream_executor {
+namespace gpu {
+inline GpuStreamHandle AsGpuStreamValue(Stream* stream) {
+  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);
+}
+} // namespace gpu
+} // namespace stream_executor
+""",
+    ),
+    Edit(
         path="horovod/tensorflow/keras/__init__.py",
         reason=KERAS_REASON,
         old="    from keras import backend as K",
@@ -53,6 +79,13 @@ EDITS = (
         reason=KERAS_REASON,
         old="    from keras import backend as K",
         new="    from tf_keras import backend as K",
+    ),
+    Edit(
+        path="CMakeLists.txt",
+        reason="the NCCL and CUDA of PyPI's wheels are in the same site-packages as Horovod",
+        old="        include_directories(SYSTEM ${NCCL_INCLUDE_DIRS})\n",
+        new="        include_directories(SYSTEM ${NCCL_INCLUDE_DIRS})\n"
+        '        list(APPEND CMAKE_BUILD_RPATH "$ORIGIN/../../nvidia/nccl/lib" "$ORIGIN/../../nvidia/cu13/lib")\n',
     ),
     Edit(
         path="setup.py",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Protocol
 
 import pytest
 
@@ -14,18 +15,24 @@ from . import containers
 from .building import SCRIPT, build
 
 
+class Images(Protocol):
+    """Returns an image by its name and the options of tools/images.sh."""
+
+    def __call__(self, name: str, *options: str) -> containers.Image: ...
+
+
 @pytest.fixture(scope="session")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], containers.Image]]:
-    """Returns an image by name; builds and mounts it at most once in a run."""
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
+    """Builds and mounts an image at most once in a run."""
     subprocess.run([SCRIPT, "tools"], check=True, timeout=600, env=environment.USERS)
-    mounted: dict[str, containers.Image] = {}
+    mounted: dict[tuple[str, ...], containers.Image] = {}
     with ExitStack() as stack:
 
-        def get(name: str) -> containers.Image:
-            if name not in mounted:
-                [built] = build(name)
+        def get(name: str, *options: str) -> containers.Image:
+            if (name, *options) not in mounted:
+                [built] = build(*options, name)
                 scratch = tmp_path_factory.mktemp(name)
-                mounted[name] = stack.enter_context(containers.mounted(built, scratch))
-            return mounted[name]
+                mounted[name, *options] = stack.enter_context(containers.mounted(built, scratch))
+            return mounted[name, *options]
 
         yield get

@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,11 @@ from support.controlplane import free_ports
 from support.images import IMAGES as FRAMEWORKS
 
 from . import building
-from .containers import HOSTNAME, Image, Mount, any_user
+from .conftest import Images
+from .containers import HOSTNAME, Mount, any_user
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(building.SECONDS)]
 
-Images = Callable[[str], Image]
 MEGABYTE = 1_000_000
 CHECKPOINTS = "/tmp/checkpoints"
 EVERY_IMAGE = ["operator", "ui", "data", "archiver", *FRAMEWORKS]

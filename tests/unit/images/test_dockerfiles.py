@@ -62,7 +62,8 @@ def test_every_stage_begins_with_the_base_or_an_earlier_stage(image):
     stages: set[str] = set()
     for rest in of(image, "FROM"):
         source, _, name = rest.partition(" AS ")
-        assert source == "${BASE_IMAGE}" or source in stages or source == "wheel-${WHEEL}", rest
+        chosen = re.sub(r"\$\{(?:WHEEL|HOROVOD_NCCL)\}", "", source)
+        assert source in {"${BASE_IMAGE}", *stages} or any(stage.startswith(chosen) for stage in stages), rest
         stages.add(name)
 
 
@@ -148,11 +149,33 @@ def test_no_image_requests_gpus(image):
 def test_images_with_pytorch_share_its_large_layers(image):
     """Builders reuse a layer if all previous ones are the same."""
     pytorch = instructions("pytorch")
-    other = [(word, rest.removesuffix(" AS frameworks")) for word, rest in instructions(image)]
+    other = [(word, rest.removesuffix(" AS with-pytorch")) for word, rest in instructions(image)]
     if image == "horovod":
         other.remove(("ARG", "WHEEL=built"))
+        other.remove(("ARG", "HOROVOD_NCCL=none"))
     shared = max(index for index, (word, rest) in enumerate(pytorch) if word == "RUN" and "pip install" in rest) + 1
     assert other[:shared] == pytorch[:shared]
+
+
+@training_images
+def test_images_whose_frameworks_use_NCCL_have_the_libraries_for_InfiniBand(image):
+    if image != "mpi":
+        assert any("ibverbs-providers libibverbs1" in rest for rest in of(image, "RUN"))
+
+
+def test_horovod_with_NCCL_has_one_framework():
+    """The wheels of both have libraries of two versions of CUDA under the same paths."""
+    stages = dict(re.findall(r"^FROM (?:\S+) AS (\S+)\n(.*?)(?=^FROM)", text_of("horovod"), re.M | re.S))
+    assert 'if [ "${HOROVOD_NCCL}" != pytorch ]; then python3 -m pip' in stages["with-pytorch"]
+    assert stages["frameworks-pytorch"].strip() == stages["frameworks-none"].strip() == ""
+    assert "tensorflow[and-cuda]==" in stages["frameworks-tensorflow"]
+    assert "images/pytorch" not in stages["frameworks-tensorflow"]
+
+
+def test_the_final_stage_of_horovod_has_no_compiler():
+    installed = " ".join(rest for word, rest in last_stage("horovod") if word == "RUN")
+    assert not re.search(r"\b(cmake|g\+\+|make|python3-dev|libopenmpi-dev)\b|cuda-toolkit", installed)
+    assert "HOROVOD_GPU_OPERATIONS" not in "".join(rest for _, rest in last_stage("horovod"))
 
 
 @training_images
