@@ -229,6 +229,11 @@ INPUT = (
         field=".from",
     ),
     Rule(
+        rule=f"!has(self.unpack) || !self.unpack || !(({_STREAM}) || self.from.matches('^(claim|image)://'))",
+        message="archives are unpacked when they are fetched, with mode: Copy only: remove it",
+        field=".unpack",
+    ),
+    Rule(
         rule="!(has(self.revision) && has(self.sha256))",
         message="set revision or sha256, not both: each of them determines the data",
         field=".sha256",

@@ -97,6 +97,11 @@ class Input(Model):
         description="SHA-256 of the file. If the data has several files, of the list that sha256sum prints for "
         "them, sorted by name. Data with another sum is an error.",
     )
+    unpack: bool = Field(
+        False,
+        description="Whether archives among the fetched files (.tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .zip) are "
+        "replaced by the files in them. Only with mode: Copy. sha256 is the sum of the archive.",
+    )
     mode: Literal["Copy", "Mount", "Stream"] | None = Field(
         None,
         description="Copy: fetched before the ranks start. Mount: a volume, for claim:// and image:// only. Stream: "

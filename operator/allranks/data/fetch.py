@@ -6,11 +6,13 @@ import contextlib
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from allranks.cache_key import pin_of
+from allranks.data.archives import unpack_archives
 from allranks.data.cache import Cache, Entry, Staging, tree_sum
 from allranks.data.download import Download
 from allranks.data.errors import ChangedError, explain
@@ -35,6 +37,17 @@ class InputSpec(NamedTuple):
     uri: str
     revision: str | None = None
     sha256: str | None = None
+    unpack: bool = False
+    """Archives are replaced by the files in them."""
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any]) -> InputSpec:
+        """Return the input of the request of a transfer."""
+        return cls(request["uri"], request.get("revision"), request.get("sha256"), bool(request.get("unpack")))
+
+    def pin(self, revision: str | None = None) -> str:
+        """Return the pin of the cache, with the revision at the source if the input names none."""
+        return pin_of(revision or self.revision, self.sha256, self.unpack)
 
 
 class Result(NamedTuple):
@@ -86,12 +99,12 @@ def fetch(
     A revision or sum that the cache has needs no network.
     """
     uri, report, tries = spec.uri, report or NoReport(), tries or Tries()
-    pin = f"sha256:{spec.sha256}" if spec.sha256 else spec.revision
+    pin = spec.pin()
     if pin and (cached := _cached(cache, uri, pin)):
         return Result(cached, cached=True)
     source = tries.until_done(lambda: connect(uri), uri)
     listing = _resolve(source, spec, tries)
-    pin = f"sha256:{spec.sha256}" if spec.sha256 else listing.revision
+    pin = spec.pin(listing.revision)
     if cached := _cached(cache, uri, pin):
         return Result(cached, cached=True)
     report.resolved(listing.revision, listing.size)
@@ -103,6 +116,8 @@ def fetch(
         sums = _fill(source, listing, staging, report, tries)
         entry = _checked(spec, pin, listing, staging, sums)
         _check_unchanged(source, spec, listing, tries)
+        if spec.unpack:
+            entry = _unpacked(uri, entry, staging, cache)
         staging.publish(entry)
     return Result(entry, cached=False)
 
@@ -182,6 +197,15 @@ def _remove_others(directory: Path, names: set[str]) -> None:
             path = Path(folder) / file
             if path.relative_to(directory).as_posix() not in names:
                 path.unlink()
+
+
+def _unpacked(uri: str, entry: Entry, staging: Staging, cache: Cache) -> Entry:
+    """Replace the archives among the fetched files by their contents, which may have as many bytes as the cache has
+    room for besides the archives."""
+    unpack_archives(staging.files, staging.directory / "unpacked", uri, cache.limit - entry.bytes)
+    sizes = [(Path(folder) / name).stat().st_size for folder, _, names in os.walk(staging.files) for name in names]
+    cache.make_room(uri, sum(sizes), sum(sizes))
+    return replace(entry, bytes=sum(sizes), files=len(sizes))
 
 
 def _check_unchanged(source: AnySource, spec: InputSpec, listing: Listing, tries: Tries) -> None:

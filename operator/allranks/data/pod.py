@@ -93,7 +93,7 @@ def _fetch(request: Mapping[str, Any]) -> dict[str, Any]:
 
     where = f" in {request['where']}" if "where" in request else ""
     cache = Cache(Path(request["cache"]), request["limit"], may_evict, f"make room{where}")
-    spec = InputSpec(request["uri"], request.get("revision"), request.get("sha256"))
+    spec = InputSpec.of(request)
     tries = _tries(request)
 
     def act() -> Result:

@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
     try:
         if argv == ["fetch"]:
             cache = Cache(Path(request["cache"]), request["limit"])
-            spec = InputSpec(request["uri"], request.get("revision"), request.get("sha256"))
+            spec = InputSpec.of(request)
             result = fetch(spec, cache, lines, tries=tries)
             write({"entry": asdict(result.entry), "cached": result.cached})
         elif argv == ["resolve"]:

@@ -174,6 +174,7 @@ class LocalInputs:
             "sha256": item.sha256,
             "cache": str(self._root),
             "limit": self._limit(),
+            "unpack": item.unpack,
         }
         on_progress = _FetchProgress(item.name, tell)
         while True:

@@ -10,7 +10,7 @@ from datetime import datetime
 import msgspec
 
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
-from allranks.cache_key import cache_key
+from allranks.cache_key import cache_key, pin_of
 from allranks.core.diagnosis import contention
 from allranks.core.facts import resume_source
 from allranks.core.facts.contenders import Contender, Contention
@@ -137,13 +137,14 @@ def _keys(job: Manifest) -> Iterable[str]:
         return
     for item in declared:
         if revision := revisions.get(item.name):
-            yield cache_key(item.source, f"sha256:{item.sha256}" if item.sha256 else revision)
+            yield cache_key(item.source, pin_of(revision, item.sha256, item.unpack))
 
 
 class _Input(msgspec.Struct):
     name: str
     source: str = msgspec.field(name="from")
     sha256: str | None = None
+    unpack: bool = False
 
 
 class _Spec(msgspec.Struct):

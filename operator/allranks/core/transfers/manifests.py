@@ -14,7 +14,7 @@ from allranks.api.data import Input, Output, claim_of
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.sweep_values import VARIABLE_PREFIX
-from allranks.cache_key import cache_key
+from allranks.cache_key import cache_key, pin_of
 from allranks.core.facts import naming, pod_template, resume_source
 from allranks.core.facts.data_store import UNSEEN, CacheUse, DataStore
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform, Pod
@@ -56,7 +56,12 @@ def names(job: Job) -> set[str]:
 
 def key_of(item: Input, revision: str | None) -> str:
     """Return the name of the input's data in the cache."""
-    return cache_key(item.source, f"sha256:{item.sha256}" if item.sha256 else revision or "")
+    return cache_key(item.source, pin_of(revision, item.sha256, item.unpack))
+
+
+def unpacking(item: Input) -> Manifest:
+    """Return the part of the request of a fetch that says that archives are unpacked."""
+    return {"unpack": True} if item.unpack else {}
 
 
 def fetch_pod(
@@ -81,6 +86,7 @@ def fetch_pod(
         "limit": store.cache_bytes,
         "used": list(use.keys) if use else None,
         "since": int((now - UNSEEN).timestamp()),
+        **unpacking(item),
     }
     security |= _volume_group(_first_template(job, platform))
     mounts = [{"name": VOLUME, "mountPath": CACHE, "subPath": "inputs"}]
@@ -322,6 +328,7 @@ def _fetch_container(
         "used": list(evictable.used) if evictable else None,
         "since": evictable.since if evictable else 0,
         "where": f"{place.host_path} on the node" if on_node else "the emptyDir of the pod",
+        **unpacking(item),
     }
     mounts = [{"name": input_cache.VOLUME, "mountPath": CACHE}]
     security = {**CONTAINER, **(_AS_ROOT if on_node else {})}
