@@ -173,6 +173,21 @@ _DATA_PATH = (
 
 _STREAM = "has(self.mode) && self.mode == 'Stream'"
 
+ADDRESSES = (
+    Rule(
+        rule="!self.from.matches('://[^/]*@|[?&](X-Amz-|sig=|token=)')",
+        message="must not contain credentials, which everybody who can read the job could use: name a Secret with them "
+        "in secret",
+        field=".from",
+    ),
+    Rule(
+        rule="!self.from.matches('^(claim|s3|gs|az|hf)://') || !self.from.matches('/[.][.]?(/|$)')",
+        message="must not have . or .. as a part",
+        field=".from",
+    ),
+)
+"""Rules of an input, and of resumeFrom."""
+
 INPUT = (
     Rule(
         rule=f"!has(self.path) || ({_DATA_PATH[0].rule})",
@@ -197,17 +212,7 @@ INPUT = (
         "image://REFERENCE",
         field=".from",
     ),
-    Rule(
-        rule="!self.from.matches('://[^/]*@|[?&](X-Amz-|sig=|token=)')",
-        message="must not contain credentials, which everybody who can read the job could use: name a Secret with them "
-        "in secret",
-        field=".from",
-    ),
-    Rule(
-        rule="!self.from.matches('^(claim|s3|gs|az|hf)://') || !self.from.matches('/[.][.]?(/|$)')",
-        message="must not have . or .. as a part",
-        field=".from",
-    ),
+    *ADDRESSES,
     Rule(
         rule="!has(self.mode) || (self.mode == 'Mount') == self.from.matches('^(claim|image)://')",
         message="must be Mount for claim:// and image://, which are volumes, and Copy or Stream for all others",
@@ -394,6 +399,15 @@ def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
             rule="!has(self.resumeFrom) || has(self.checkpoint)",
             message="needs checkpoint: the folder of this job, into which the checkpoints are copied",
             field=".resumeFrom",
+        ),
+        *(
+            rule.model_copy(
+                update={
+                    "rule": f"!has(self.resumeFrom) || ({rule.rule.replace('self.from', 'self.resumeFrom')})",
+                    "field": ".resumeFrom",
+                }
+            )
+            for rule in ADDRESSES
         ),
         *CHECKPOINT_OUTPUTS,
         *_elastic(frameworks),

@@ -13,6 +13,8 @@ from allranks.fields import Commit, Model, Name, Path, Sha256, Text, rules
 DATA_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 DataName = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=DATA_NAME)]
 """Becomes a part of the name of a volume, and of variables."""
+ADDRESS = r"(s3|gs|az)://[^/]+(/.+)?|https?://[^/]+/.+|hf://((datasets|models)/)?[^/]+/.+"
+"""Sources that are fetched, and that are not code."""
 Bytes = Annotated[int, Field(ge=0, le=2**53 - 1)]
 """JSON numbers are exact up to this value."""
 Revision = Annotated[str, StringConstraints(min_length=1, max_length=128)]
@@ -122,6 +124,17 @@ class Input(Model):
     def streamed(self) -> bool:
         """Return whether the program reads it from its address. Only its revision is looked up."""
         return self.mode == "Stream"
+
+
+RESUME_INPUT = "resume-from"
+"""Name of the address in resumeFrom, as an input."""
+
+
+class StartingPoint(Input):
+    """The address in resumeFrom as an input, which is copied into the checkpoint directory."""
+
+    may_be_empty: bool = False
+    """The job uploads its own checkpoints there: before the first one there is none."""
 
 
 class Output(Model):

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, StringConstraints, create_model
 
 from allranks.api import cel_rules as cel
 from allranks.api.cost import Utilization
-from allranks.api.data import Code, Inputs, Outputs, Packages
+from allranks.api.data import ADDRESS, RESUME_INPUT, Code, Input, Inputs, Outputs, Packages, StartingPoint
 from allranks.api.notify import Notifications
 from allranks.api.scheduling import Scheduling
 from allranks.fields import (
@@ -176,11 +176,16 @@ class Checkpoint(Model):
     sub_path: Text | None = Field(
         None, description="Folder of the volume that is mounted, which is created if it does not exist. Default: all."
     )
+    secret: Name | None = Field(
+        None,
+        description="Name of a Secret with credentials for an address in resumeFrom, as for inputs. Default: the "
+        "secret of the output that is uploaded to this address.",
+    )
 
 
-RESUME_FROM = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(/[0-9]{1,18})?$"
-ResumeFrom = Annotated[str, StringConstraints(max_length=82, pattern=RESUME_FROM)]
-"""JOB or JOB/STEP."""
+RESUME_FROM = rf"^([a-z0-9]([-a-z0-9]{{0,61}}[a-z0-9])?(/[0-9]{{1,18}})?|{ADDRESS})$"
+ResumeFrom = Annotated[str, StringConstraints(max_length=512, pattern=RESUME_FROM)]
+"""JOB, JOB/STEP or an address."""
 
 
 class Hang(Model):
@@ -294,8 +299,10 @@ class SpecBase(Container):
     checkpoint: Checkpoint | None = Field(None, description="The volume for checkpoints. Default: no volume.")
     resume_from: ResumeFrom | None = Field(
         None,
-        description="Another job of the namespace, JOB or JOB/STEP, from whose checkpoints this one starts: they are "
-        "copied into its own folder first. It needs checkpoint.",
+        description="The checkpoints from which the job starts: JOB or JOB/STEP, another job of the namespace, or an "
+        "address, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, https://HOST/FILE or "
+        "hf://models/OWNER/NAME. They are copied into its own folder first. Of the folders step-STEP that allranks has "
+        "uploaded to an address, the newest complete one is taken, and of all others everything. It needs checkpoint.",
     )
     code: Code | None = Field(
         None,
@@ -325,6 +332,32 @@ class SpecBase(Container):
     utilization: Utilization | None = Field(
         None, description="What happens if the job trains too little. Default: the pool's `utilization`, or nothing."
     )
+
+    @property
+    def starting_point(self) -> StartingPoint | None:
+        """The address in resumeFrom as an input; None if it names a job, or nothing."""
+        address = self.resume_from or ""
+        if "://" not in address:
+            return None
+        to_same = (output for output in self.outputs or () if output.to.rstrip("/") == address.rstrip("/"))
+        own = next((output for output in to_same if output.when == "Checkpoint"), None)
+        secret = self.checkpoint.secret if self.checkpoint else None
+        return StartingPoint(
+            name=RESUME_INPUT,
+            source=address,
+            secret=secret or (own.secret if own else None),
+            may_be_empty=own is not None,
+        )
+
+    @property
+    def sources(self) -> tuple[Input, ...]:
+        """The inputs, and the starting point."""
+        return (*(self.inputs or ()), *([start] if (start := self.starting_point) else ()))
+
+    def field_of(self, source: str) -> str:
+        """Return the path of the field of one of the sources."""
+        names = [item.name for item in self.inputs or ()]
+        return f"spec.inputs[{names.index(source)}]" if source in names else "spec.resumeFrom"
 
     @property
     def options(self) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from allranks.cache_key import pin_of
 from allranks.data.archives import unpack_archives
 from allranks.data.cache import Cache, Entry, Staging, tree_sum
+from allranks.data.checkpoint_source import CheckpointSource
 from allranks.data.download import Download
 from allranks.data.errors import ChangedError, explain
 from allranks.data.git_source import GitSource
@@ -39,11 +40,15 @@ class InputSpec(NamedTuple):
     sha256: str | None = None
     unpack: bool = False
     """Archives are replaced by the files in them."""
+    newest: bool = False
+    """Of several uploaded checkpoints the newest one is fetched."""
+    may_be_empty: bool = False
+    """Nothing is there before the first upload."""
 
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> InputSpec:
         """Return the input of the request of a transfer."""
-        return cls(request["uri"], request.get("revision"), request.get("sha256"), bool(request.get("unpack")))
+        return cls(uri=request["uri"], **{name: request[name] for name in cls._fields[1:] if name in request})
 
     def pin(self, revision: str | None = None) -> str:
         """Return the pin of the cache, with the revision at the source if the input names none."""
@@ -77,7 +82,7 @@ def connect(uri: str) -> AnySource:
     scheme = uri.partition("://")[0]
     if scheme in ("http", "https"):
         return HttpSource(uri)
-    if scheme in ("s3", "gs", "az"):
+    if scheme in ("s3", "gs", "az", "file"):
         return ObjectSource(uri)
     if scheme == "hf":
         return HubSource(uri)
@@ -102,7 +107,7 @@ def fetch(
     pin = spec.pin()
     if pin and (cached := _cached(cache, uri, pin)):
         return Result(cached, cached=True)
-    source = tries.until_done(lambda: connect(uri), uri)
+    source = tries.until_done(lambda: _source(spec, connect), uri)
     listing = _resolve(source, spec, tries)
     pin = spec.pin(listing.revision)
     if cached := _cached(cache, uri, pin):
@@ -122,23 +127,28 @@ def fetch(
     return Result(entry, cached=False)
 
 
-def look_up(uri: str, revision: str | None, tries: Tries | None = None) -> Listing:
+def _source(spec: InputSpec, connect: Callable[[str], AnySource]) -> AnySource:
+    source = connect(spec.uri)
+    return CheckpointSource(source, spec.may_be_empty) if spec.newest and isinstance(source, ObjectSource) else source
+
+
+def look_up(spec: InputSpec, tries: Tries | None = None) -> Listing:
     """Return the files of an input that the program reads itself, at the wanted or the current revision. Raise
     DataError."""
     tries = tries or Tries()
-    source = tries.until_done(lambda: connect(uri), uri)
-    return _resolve(source, InputSpec(uri, revision), tries)
+    source = tries.until_done(lambda: _source(spec, connect), spec.uri)
+    return _resolve(source, spec, tries)
 
 
-def pin(uri: str, revision: str | None, sha256: str | None, tries: Tries | None = None) -> Listing:
+def pin(spec: InputSpec, tries: Tries | None = None) -> Listing:
     """Return the files of an input that several pods fetch later, each for itself.
 
     Raise DataError, also if nothing shows whether they fetch the same data."""
-    listing = look_up(uri, None if sha256 else revision, tries)
-    if listing.revision.startswith(UNKNOWN) and not sha256:
+    listing = look_up(spec._replace(revision=None) if spec.sha256 else spec, tries)
+    if listing.revision.startswith(UNKNOWN) and not spec.sha256:
         raise DataError(
-            f"{uri}: its server sends neither an ETag nor a time, so pods that fetch it may get different data: set "
-            "sha256"
+            f"{spec.uri}: its server sends neither an ETag nor a time, so pods that fetch it may get different data: "
+            "set sha256"
         )
     return listing
 

@@ -71,9 +71,9 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _resolve(request: Mapping[str, Any]) -> dict[str, Any]:
     if request.get("pin"):
-        listing = pin(request["uri"], request.get("revision"), request.get("sha256"), _tries(request))
+        listing = pin(InputSpec.of(request), _tries(request))
     else:
-        listing = look_up(request["uri"], request.get("revision"), _tries(request))
+        listing = look_up(InputSpec.of(request), _tries(request))
     return {"fetched": {"revision": listing.revision, "bytes": listing.size}}
 
 

@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
             result = fetch(spec, cache, lines, tries=tries)
             write({"entry": asdict(result.entry), "cached": result.cached})
         elif argv == ["resolve"]:
-            listing = look_up(request["uri"], request.get("revision"), tries)
+            listing = look_up(InputSpec.of(request), tries)
             write({"resolved": {"revision": listing.revision, "bytes": listing.size}})
         elif argv == ["check"]:
             write({"checked": check_destination(request["to"])})

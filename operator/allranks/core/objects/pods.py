@@ -349,7 +349,7 @@ def _attachments(
         attach("allranks-rendezvous", SECRET_DIR, {"secret": secret}, readOnly=True)
     if token := report_env.token_volume(platform):
         attach("allranks-token", report_env.TOKEN_DIR, token, readOnly=True)
-    with_code, resumes = code.needs_helper(job, platform), code.resume_needed(job, status, platform)
+    with_code, resumes = code.needs_helper(job, platform), resume_source.needed(job, status, platform.local)
     if with_code or wiring.helper or resumes or report_env.needs_helper(job, wiring, user.get("command"), platform):
         attach(HELPER, HELPER_DIR, {"emptyDir": {"sizeLimit": "4Mi"}})
         init.append(_helper_init_container(job, user, platform, unpacks=with_code))
@@ -358,8 +358,10 @@ def _attachments(
     init += manifests.fetch_containers(job, status, platform, _compute_resources(user))
     security = {**_TRAINER_DEFAULTS["securityContext"], **(user.get("securityContext") or {})}
     if resumes:
-        volumes += code.resume_volumes(status)
-        init.append(code.resume_container(job, status, role, user, security, _compute_resources(user)))
+        name, source, below = code.resume_volume(job, status, platform)
+        if name not in {volume["name"] for volume in volumes}:
+            volumes.append({"name": name, **source})
+        init.append(code.resume_container(job, (name, below), role, user, security, _compute_resources(user)))
     if with_code and job.spec.packages:
         init.append(code.packages_container(job, user, security, _compute_resources(user)))
     return mounts, volumes, init
