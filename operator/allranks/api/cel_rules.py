@@ -286,6 +286,8 @@ DATA_NAMES = (
     ),
 )
 
+EACH_ONCE = (Rule(rule="self.all(a, self.exists_one(b, b == a))", message="must have each value once"),)
+
 REMOVE_ANY = "remove any of "
 """Stands before a list of variables in a message. `allranks validate` names only those that are set."""
 
@@ -300,6 +302,7 @@ _FIXED_IN_SPEC = (
     "hang",
     "progress",
     "code",
+    "compatibility",
     "packages",
     "inputs",
     "outputs",
@@ -465,6 +468,12 @@ def _elastic(frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
         rule=f"!has(self.elastic) || self.framework in {_list(able)}",
         message=f"is supported by {_joined(able)} only: remove it. A change of replicas then restarts all ranks",
         field=".elastic",
+    )
+    absorb = [framework.name for framework in frameworks.values() if framework.elastic == "absorbs"]
+    yield Rule(
+        rule=f"!has(self.elastic) || !has(self.compatibility) || !(self.framework in {_list(absorb)})",
+        message="cannot be set in an elastic job whose hosts change while it runs: its variables would name others",
+        field=".compatibility",
     )
     yield Rule(
         rule="!has(self.elastic) || !has(self.restart) || !has(self.restart.scope) || "

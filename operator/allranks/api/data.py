@@ -70,8 +70,7 @@ class Input(Model):
 
     name: DataName = Field(
         description="Name of the input: lower-case letters, digits and '-'. The program reads the path from "
-        "ALLRANKS_INPUT_NAME, and from SageMaker's SM_CHANNEL_NAME, with NAME in upper case and '_' for '-'. With "
-        "mode: Stream, ALLRANKS_INPUT_NAME is the address of the data."
+        "ALLRANKS_INPUT_NAME, with NAME in upper case and '_' for '-'. With mode: Stream it is the address of the data."
     )
     source: Text = Field(
         alias="from",

@@ -219,6 +219,11 @@ class Progress(Model):
     )
 
 
+Compatibility = Annotated[
+    list[Literal["SageMaker", "AzureML", "Slurm"]],
+    Field(min_length=1, max_length=3, json_schema_extra=rules(*cel.EACH_ONCE)),
+]
+
 _ROLE_KINDS: dict[str, str] = {}
 for _framework in FRAMEWORKS.values():
     for _role, _kind in _framework.roles.items():
@@ -309,6 +314,12 @@ class SpecBase(Container):
         description="The code of the program. A manifest for allranks may name a directory instead, for example "
         "code: . Default: what the image has.",
     )
+    compatibility: Compatibility | None = Field(
+        None,
+        description="Systems whose variables the ranks get in addition, so that scripts written for them run "
+        "unchanged: SageMaker (SM_HOSTS, SM_CHANNEL_NAME, SM_MODEL_DIR, SM_HPS, ...), AzureML (AZ_BATCH_MASTER_NODE, "
+        "AZUREML_NODE_COUNT, ...) and Slurm (SLURM_PROCID, SLURM_NTASKS, ...). Default: none.",
+    )
     packages: Packages | None = Field(
         None,
         description="Python packages that pip installs in each pod before the start, for example [timm==1.0].",
@@ -340,13 +351,13 @@ class SpecBase(Container):
         if "://" not in address:
             return None
         to_same = (output for output in self.outputs or () if output.to.rstrip("/") == address.rstrip("/"))
-        own = next((output for output in to_same if output.when == "Checkpoint"), None)
+        destination = next((output for output in to_same if output.when == "Checkpoint"), None)
         secret = self.checkpoint.secret if self.checkpoint else None
         return StartingPoint(
             name=RESUME_INPUT,
             source=address,
-            secret=secret or (own.secret if own else None),
-            may_be_empty=own is not None,
+            secret=secret or (destination.secret if destination else None),
+            may_be_empty=destination is not None,
         )
 
     @property

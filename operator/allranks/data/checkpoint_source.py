@@ -40,11 +40,11 @@ class CheckpointSource:
             everything = Listing("", ())
         files = {file.name: file for file in everything.files}
         if not self._folder:
-            wanted = re.match(r"(step-\d+):", revision or "")
-            self._folder = f"{wanted[1]}/" if wanted else self._newest(files)
+            named = re.match(r"(step-\d+):", revision or "")
+            self._folder = f"{named[1]}/" if named else self._newest(files)
         chosen = () if self._folder is None else tuple(self._files_of(self._folder, files))
-        named = f"{self._folder.rstrip('/')}:" if self._folder else ""
-        return Listing(named + listing_revision(chosen), chosen)
+        beginning = f"{self._folder.rstrip('/')}:" if self._folder else ""
+        return Listing(beginning + listing_revision(chosen), chosen)
 
     def _newest(self, files: dict[str, RemoteFile]) -> str | None:
         """Return the folder, with `/`; empty without such folders, None if an upload is the first one and not

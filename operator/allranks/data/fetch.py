@@ -46,7 +46,7 @@ class InputSpec(NamedTuple):
     """Nothing is there before the first upload."""
 
     @classmethod
-    def of(cls, request: Mapping[str, Any]) -> InputSpec:
+    def from_request(cls, request: Mapping[str, Any]) -> InputSpec:
         """Return the input of the request of a transfer."""
         return cls(uri=request["uri"], **{name: request[name] for name in cls._fields[1:] if name in request})
 

@@ -67,11 +67,11 @@ def main(argv: list[str]) -> int:
     try:
         if argv == ["fetch"]:
             cache = Cache(Path(request["cache"]), request["limit"])
-            spec = InputSpec.of(request)
+            spec = InputSpec.from_request(request)
             result = fetch(spec, cache, lines, tries=tries)
             write({"entry": asdict(result.entry), "cached": result.cached})
         elif argv == ["resolve"]:
-            listing = look_up(InputSpec.of(request), tries)
+            listing = look_up(InputSpec.from_request(request), tries)
             write({"resolved": {"revision": listing.revision, "bytes": listing.size}})
         elif argv == ["check"]:
             write({"checked": check_destination(request["to"])})

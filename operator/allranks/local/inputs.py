@@ -41,8 +41,8 @@ def with_given_directories(job: Job, volumes: Mapping[str, Path]) -> Job:
     ]
     start = job.spec.resume_from
     if start and "://" in start:  # the job's own destination is read where it is written
-        own = (item.name for item in job.spec.outputs or () if item.to.rstrip("/") == start.rstrip("/"))
-        start = next((addresses[name] for name in own if name in addresses), start)
+        destinations = [item.name for item in job.spec.outputs or () if item.to.rstrip("/") == start.rstrip("/")]
+        start = next((addresses[name] for name in destinations if name in addresses), start)
     spec = job.spec.model_copy(
         update={
             "inputs": inputs or job.spec.inputs,

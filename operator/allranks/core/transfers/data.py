@@ -21,9 +21,6 @@ from allranks.core.facts import resume_source
 from allranks.core.facts.model import Manifest, Platform
 from allranks.core.transfers import input_cache, manifests
 
-_CHANNEL = "SM_CHANNEL_"
-"""Prefix of SageMaker's variables with the paths of inputs."""
-
 
 def input_volume(name: str) -> str:
     return f"allranks-input-{name}"
@@ -112,15 +109,6 @@ def secrets(job: Job) -> list[Manifest]:
     """Return `envFrom` of the training containers: the credentials of inputs that they stream."""
     names = dict.fromkeys(item.secret for item in job.spec.inputs or () if item.streamed and item.secret)
     return [{"secretRef": {"name": name}} for name in names]
-
-
-def defaults(job: Job) -> dict[str, str]:
-    """Return the variables of SageMaker, which the user may set instead."""
-    out = {f"{_CHANNEL}{upper(item.name)}": item.path for item in job.spec.inputs or () if item.path}
-    for output in job.spec.outputs or ():
-        if output.name == "model":
-            out["SM_MODEL_DIR"] = output.path
-    return out
 
 
 def problems(job: Job, trainer: Manifest) -> Iterator[tuple[str, str]]:

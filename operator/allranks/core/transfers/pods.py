@@ -155,8 +155,8 @@ def _too_large(o: Observed, inputs: list[InputStatus]) -> Iterator[str]:
         if total > place.limit:
             yield (
                 f"{o.job.spec.field_of(item.name)}: {total} bytes do not fit into the emptyDir of a pod, which may "
-                f"hold {place.limit}: an administrator can change spec.inputCache of the TrainingPool, or the operator's "
-                "setting `data_cache_size`"
+                f"hold {place.limit}: an administrator can change spec.inputCache of the TrainingPool, or the "
+                "operator's setting `data_cache_size`"
             )
             return
 
