@@ -173,6 +173,21 @@ _DATA_PATH = (
 
 _STREAM = "has(self.mode) && self.mode == 'Stream'"
 
+ADDRESSES = (
+    Rule(
+        rule="!self.from.matches('://[^/]*@|[?&](X-Amz-|sig=|token=)')",
+        message="must not contain credentials, which everybody who can read the job could use: name a Secret with them "
+        "in secret",
+        field=".from",
+    ),
+    Rule(
+        rule="!self.from.matches('^(claim|s3|gs|az|hf)://') || !self.from.matches('/[.][.]?(/|$)')",
+        message="must not have . or .. as a part",
+        field=".from",
+    ),
+)
+"""Rules of an input, and of resumeFrom."""
+
 INPUT = (
     Rule(
         rule=f"!has(self.path) || ({_DATA_PATH[0].rule})",
@@ -197,17 +212,7 @@ INPUT = (
         "image://REFERENCE",
         field=".from",
     ),
-    Rule(
-        rule="!self.from.matches('://[^/]*@|[?&](X-Amz-|sig=|token=)')",
-        message="must not contain credentials, which everybody who can read the job could use: name a Secret with them "
-        "in secret",
-        field=".from",
-    ),
-    Rule(
-        rule="!self.from.matches('^(claim|s3|gs|az|hf)://') || !self.from.matches('/[.][.]?(/|$)')",
-        message="must not have . or .. as a part",
-        field=".from",
-    ),
+    *ADDRESSES,
     Rule(
         rule="!has(self.mode) || (self.mode == 'Mount') == self.from.matches('^(claim|image)://')",
         message="must be Mount for claim:// and image://, which are volumes, and Copy or Stream for all others",
@@ -227,6 +232,11 @@ INPUT = (
         rule="!self.from.matches('^(claim|image)://') || !(has(self.secret) || has(self.revision) || has(self.sha256))",
         message="claim:// and image:// are volumes, which have no secret, revision or sha256: remove these",
         field=".from",
+    ),
+    Rule(
+        rule=f"!has(self.unpack) || !self.unpack || !(({_STREAM}) || self.from.matches('^(claim|image)://'))",
+        message="archives are unpacked when they are fetched, with mode: Copy only: remove it",
+        field=".unpack",
     ),
     Rule(
         rule="!(has(self.revision) && has(self.sha256))",
@@ -276,6 +286,8 @@ DATA_NAMES = (
     ),
 )
 
+EACH_ONCE = (Rule(rule="self.all(a, self.exists_one(b, b == a))", message="must have each value once"),)
+
 REMOVE_ANY = "remove any of "
 """Stands before a list of variables in a message. `allranks validate` names only those that are set."""
 
@@ -290,6 +302,7 @@ _FIXED_IN_SPEC = (
     "hang",
     "progress",
     "code",
+    "compatibility",
     "packages",
     "inputs",
     "outputs",
@@ -390,6 +403,15 @@ def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
             message="needs checkpoint: the folder of this job, into which the checkpoints are copied",
             field=".resumeFrom",
         ),
+        *(
+            rule.model_copy(
+                update={
+                    "rule": f"!has(self.resumeFrom) || ({rule.rule.replace('self.from', 'self.resumeFrom')})",
+                    "field": ".resumeFrom",
+                }
+            )
+            for rule in ADDRESSES
+        ),
         *CHECKPOINT_OUTPUTS,
         *_elastic(frameworks),
         *_fixed(*_FIXED_IN_SPEC, *_FIXED_IN_CONTAINER, *frameworks),
@@ -446,6 +468,12 @@ def _elastic(frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
         rule=f"!has(self.elastic) || self.framework in {_list(able)}",
         message=f"is supported by {_joined(able)} only: remove it. A change of replicas then restarts all ranks",
         field=".elastic",
+    )
+    absorb = [framework.name for framework in frameworks.values() if framework.elastic == "absorbs"]
+    yield Rule(
+        rule=f"!has(self.elastic) || !has(self.compatibility) || !(self.framework in {_list(absorb)})",
+        message="cannot be set in an elastic job whose hosts change while it runs: its variables would name others",
+        field=".compatibility",
     )
     yield Rule(
         rule="!has(self.elastic) || !has(self.restart) || !has(self.restart.scope) || "

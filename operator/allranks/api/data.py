@@ -13,6 +13,8 @@ from allranks.fields import Commit, Model, Name, Path, Sha256, Text, rules
 DATA_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 DataName = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=DATA_NAME)]
 """Becomes a part of the name of a volume, and of variables."""
+ADDRESS = r"(s3|gs|az)://[^/]+(/.+)?|https?://[^/]+/.+|hf://((datasets|models)/)?[^/]+/.+"
+"""Sources that are fetched, and that are not code."""
 Bytes = Annotated[int, Field(ge=0, le=2**53 - 1)]
 """JSON numbers are exact up to this value."""
 Revision = Annotated[str, StringConstraints(min_length=1, max_length=128)]
@@ -68,8 +70,7 @@ class Input(Model):
 
     name: DataName = Field(
         description="Name of the input: lower-case letters, digits and '-'. The program reads the path from "
-        "ALLRANKS_INPUT_NAME, and from SageMaker's SM_CHANNEL_NAME, with NAME in upper case and '_' for '-'. With "
-        "mode: Stream, ALLRANKS_INPUT_NAME is the address of the data."
+        "ALLRANKS_INPUT_NAME, with NAME in upper case and '_' for '-'. With mode: Stream it is the address of the data."
     )
     source: Text = Field(
         alias="from",
@@ -97,6 +98,11 @@ class Input(Model):
         description="SHA-256 of the file. If the data has several files, of the list that sha256sum prints for "
         "them, sorted by name. Data with another sum is an error.",
     )
+    unpack: bool = Field(
+        False,
+        description="Whether archives among the fetched files (.tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .zip) are "
+        "replaced by the files in them. Only with mode: Copy. sha256 is the sum of the archive.",
+    )
     mode: Literal["Copy", "Mount", "Stream"] | None = Field(
         None,
         description="Copy: fetched before the ranks start. Mount: a volume, for claim:// and image:// only. Stream: "
@@ -117,6 +123,17 @@ class Input(Model):
     def streamed(self) -> bool:
         """Return whether the program reads it from its address. Only its revision is looked up."""
         return self.mode == "Stream"
+
+
+RESUME_INPUT = "resume-from"
+"""Name of the address in resumeFrom, as an input."""
+
+
+class StartingPoint(Input):
+    """The address in resumeFrom as an input, which is copied into the checkpoint directory."""
+
+    may_be_empty: bool = False
+    """The job uploads its own checkpoints there: before the first one there is none."""
 
 
 class Output(Model):

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, StringConstraints, create_model
 
 from allranks.api import cel_rules as cel
 from allranks.api.cost import Utilization
-from allranks.api.data import Code, Inputs, Outputs, Packages
+from allranks.api.data import ADDRESS, RESUME_INPUT, Code, Input, Inputs, Outputs, Packages, StartingPoint
 from allranks.api.notify import Notifications
 from allranks.api.scheduling import Scheduling
 from allranks.fields import (
@@ -176,11 +176,16 @@ class Checkpoint(Model):
     sub_path: Text | None = Field(
         None, description="Folder of the volume that is mounted, which is created if it does not exist. Default: all."
     )
+    secret: Name | None = Field(
+        None,
+        description="Name of a Secret with credentials for an address in resumeFrom, as for inputs. Default: the "
+        "secret of the output that is uploaded to this address.",
+    )
 
 
-RESUME_FROM = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(/[0-9]{1,18})?$"
-ResumeFrom = Annotated[str, StringConstraints(max_length=82, pattern=RESUME_FROM)]
-"""JOB or JOB/STEP."""
+RESUME_FROM = rf"^([a-z0-9]([-a-z0-9]{{0,61}}[a-z0-9])?(/[0-9]{{1,18}})?|{ADDRESS})$"
+ResumeFrom = Annotated[str, StringConstraints(max_length=512, pattern=RESUME_FROM)]
+"""JOB, JOB/STEP or an address."""
 
 
 class Hang(Model):
@@ -213,6 +218,11 @@ class Progress(Model):
         "changed line, and NCCL is asked who is behind in a collective.",
     )
 
+
+Compatibility = Annotated[
+    list[Literal["SageMaker", "AzureML", "Slurm"]],
+    Field(min_length=1, max_length=3, json_schema_extra=rules(*cel.EACH_ONCE)),
+]
 
 _ROLE_KINDS: dict[str, str] = {}
 for _framework in FRAMEWORKS.values():
@@ -294,13 +304,21 @@ class SpecBase(Container):
     checkpoint: Checkpoint | None = Field(None, description="The volume for checkpoints. Default: no volume.")
     resume_from: ResumeFrom | None = Field(
         None,
-        description="Another job of the namespace, JOB or JOB/STEP, from whose checkpoints this one starts: they are "
-        "copied into its own folder first. It needs checkpoint.",
+        description="The checkpoints from which the job starts: JOB or JOB/STEP, another job of the namespace, or an "
+        "address, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, https://HOST/FILE or "
+        "hf://models/OWNER/NAME. They are copied into its own folder first. Of the folders step-STEP that allranks has "
+        "uploaded to an address, the newest complete one is taken, and of all others everything. It needs checkpoint.",
     )
     code: Code | None = Field(
         None,
         description="The code of the program. A manifest for allranks may name a directory instead, for example "
         "code: . Default: what the image has.",
+    )
+    compatibility: Compatibility | None = Field(
+        None,
+        description="Systems whose variables the ranks get in addition, so that scripts written for them run "
+        "unchanged: SageMaker (SM_HOSTS, SM_CHANNEL_NAME, SM_MODEL_DIR, SM_HPS, ...), AzureML (AZ_BATCH_MASTER_NODE, "
+        "AZUREML_NODE_COUNT, ...) and Slurm (SLURM_PROCID, SLURM_NTASKS, ...). Default: none.",
     )
     packages: Packages | None = Field(
         None,
@@ -325,6 +343,32 @@ class SpecBase(Container):
     utilization: Utilization | None = Field(
         None, description="What happens if the job trains too little. Default: the pool's `utilization`, or nothing."
     )
+
+    @property
+    def starting_point(self) -> StartingPoint | None:
+        """The address in resumeFrom as an input; None if it names a job, or nothing."""
+        address = self.resume_from or ""
+        if "://" not in address:
+            return None
+        to_same = (output for output in self.outputs or () if output.to.rstrip("/") == address.rstrip("/"))
+        destination = next((output for output in to_same if output.when == "Checkpoint"), None)
+        secret = self.checkpoint.secret if self.checkpoint else None
+        return StartingPoint(
+            name=RESUME_INPUT,
+            source=address,
+            secret=secret or (destination.secret if destination else None),
+            may_be_empty=destination is not None,
+        )
+
+    @property
+    def sources(self) -> tuple[Input, ...]:
+        """The inputs, and the starting point."""
+        return (*(self.inputs or ()), *([start] if (start := self.starting_point) else ()))
+
+    def field_of(self, source: str) -> str:
+        """Return the path of the field of one of the sources."""
+        names = [item.name for item in self.inputs or ()]
+        return f"spec.inputs[{names.index(source)}]" if source in names else "spec.resumeFrom"
 
     @property
     def options(self) -> Any:

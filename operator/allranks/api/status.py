@@ -370,10 +370,10 @@ class Status(Model):
         None, description="The checkpoint that ranks are asked for before their pods are deleted."
     )
     resumed_from: Annotated[str, StringConstraints(max_length=512)] | None = Field(
-        None, description="Where the checkpoints are that spec.resumeFrom names: claim://CLAIM/FOLDER."
+        None, description="Where the checkpoints are that spec.resumeFrom names: claim://CLAIM/FOLDER, or an address."
     )
     code: CodeStatus | None = Field(None, description="The code that the current attempt runs, if spec.code names it.")
-    inputs: Annotated[list[InputStatus], Field(max_length=8)] = Field(
+    inputs: Annotated[list[InputStatus], Field(max_length=9)] = Field(
         default_factory=list, description="The inputs with the revisions that the ranks read."
     )
     outputs: Annotated[list[OutputStatus], Field(max_length=8)] = Field(

@@ -37,6 +37,8 @@ _CHECKPOINTS = (
     *("*.pt", "*.pth", "*.ckpt", "*.safetensors", "*.h5", "*.hdf5", "*.keras", "*.onnx", "*.gguf", "*.pkl"),
     "events.out.tfevents.*",
 )
+_RUNS = (("job.json", "logs"), ("sweep.json", "trials"))
+"""(file, directory beside it) of run directories of allranks, of a job and of a sweep."""
 _HEAD = 2048
 
 
@@ -108,8 +110,12 @@ class _Rules:
         self._environments = [_parent(name) for name in names if name.rpartition("/")[2] == "pyvenv.cfg"]
         self._environments += [_parent(_parent(name)) for name in names if name.endswith("conda-meta/history")]
         self._runs = [
-            _parent(name) for name in names if name.endswith("/job.json") and (folder / _parent(name) / "logs").is_dir()
+            _parent(name)
+            for name in names
+            for file, beside in _RUNS
+            if name.endswith(f"/{file}") and (folder / _parent(name) / beside).is_dir()
         ]
+        self._run_directories = {(folder / run).resolve() for run in self._runs}
 
     def verdict(self, name: str) -> LeftOut | bool | None:
         """Return None for a file to ship, the reason why it is left out, or True if it is left out without a note."""
@@ -119,12 +125,17 @@ class _Rules:
         parts = name.split("/")
         if _CACHES.intersection(parts) or name.endswith((".pyc", ".pyo")) or parts[-1] == ".DS_Store":
             return True
-        if any(_inside(name, run) for run in self._runs):
+        if any(_inside(name, run) for run in self._runs) or self._links_to_run(name):
             return True
         for environment in self._environments:
             if _inside(name, environment):
                 return LeftOut(f"{environment}/" if environment else name, "a virtual environment")
         return self._impossible(name) or self._secret(name) or self._data(name, parts[-1])
+
+    def _links_to_run(self, name: str) -> bool:
+        """Return whether it is a link of allranks, `runs/JOB/latest`."""
+        path = self._folder / name
+        return path.is_symlink() and path.resolve() in self._run_directories
 
     def _impossible(self, name: str) -> LeftOut | None:
         path = self._folder / name

@@ -259,6 +259,7 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
         gang=None,
         checkpoint_request=None,
         code=_code(job),
+        inputs=data.inputs_of_attempt(job, status.inputs),
         active_since=status.active_since or now,
         observed_generation=job.metadata.generation,
     )

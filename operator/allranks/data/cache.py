@@ -40,10 +40,10 @@ class Entry:
 
     uri: str
     pin: str
-    """The revision, or `sha256:` and the sum, that is part of the key."""
+    """What determines the content, as part of the key (`pin_of`)."""
     revision: str
     sha256: str
-    """Checksum of the file, or of the list of files (`tree_sum`)."""
+    """Checksum of the file, or of the list of files (`tree_sum`), as they were fetched."""
     bytes: int
     files: int
 

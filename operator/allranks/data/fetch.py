@@ -6,12 +6,15 @@ import contextlib
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from allranks.cache_key import pin_of
+from allranks.data.archives import unpack_archives
 from allranks.data.cache import Cache, Entry, Staging, tree_sum
+from allranks.data.checkpoint_source import CheckpointSource
 from allranks.data.download import Download
 from allranks.data.errors import ChangedError, explain
 from allranks.data.git_source import GitSource
@@ -35,6 +38,21 @@ class InputSpec(NamedTuple):
     uri: str
     revision: str | None = None
     sha256: str | None = None
+    unpack: bool = False
+    """Archives are replaced by the files in them."""
+    newest: bool = False
+    """Of several uploaded checkpoints the newest one is fetched."""
+    may_be_empty: bool = False
+    """Nothing is there before the first upload."""
+
+    @classmethod
+    def from_request(cls, request: Mapping[str, Any]) -> InputSpec:
+        """Return the input of the request of a transfer."""
+        return cls(uri=request["uri"], **{name: request[name] for name in cls._fields[1:] if name in request})
+
+    def pin(self, revision: str | None = None) -> str:
+        """Return the pin of the cache, with the revision at the source if the input names none."""
+        return pin_of(revision or self.revision, self.sha256, self.unpack)
 
 
 class Result(NamedTuple):
@@ -64,7 +82,7 @@ def connect(uri: str) -> AnySource:
     scheme = uri.partition("://")[0]
     if scheme in ("http", "https"):
         return HttpSource(uri)
-    if scheme in ("s3", "gs", "az"):
+    if scheme in ("s3", "gs", "az", "file"):
         return ObjectSource(uri)
     if scheme == "hf":
         return HubSource(uri)
@@ -86,12 +104,12 @@ def fetch(
     A revision or sum that the cache has needs no network.
     """
     uri, report, tries = spec.uri, report or NoReport(), tries or Tries()
-    pin = f"sha256:{spec.sha256}" if spec.sha256 else spec.revision
+    pin = spec.pin()
     if pin and (cached := _cached(cache, uri, pin)):
         return Result(cached, cached=True)
-    source = tries.until_done(lambda: connect(uri), uri)
+    source = tries.until_done(lambda: _source(spec, connect), uri)
     listing = _resolve(source, spec, tries)
-    pin = f"sha256:{spec.sha256}" if spec.sha256 else listing.revision
+    pin = spec.pin(listing.revision)
     if cached := _cached(cache, uri, pin):
         return Result(cached, cached=True)
     report.resolved(listing.revision, listing.size)
@@ -103,27 +121,34 @@ def fetch(
         sums = _fill(source, listing, staging, report, tries)
         entry = _checked(spec, pin, listing, staging, sums)
         _check_unchanged(source, spec, listing, tries)
+        if spec.unpack:
+            entry = _unpacked(uri, entry, staging, cache)
         staging.publish(entry)
     return Result(entry, cached=False)
 
 
-def look_up(uri: str, revision: str | None, tries: Tries | None = None) -> Listing:
+def _source(spec: InputSpec, connect: Callable[[str], AnySource]) -> AnySource:
+    source = connect(spec.uri)
+    return CheckpointSource(source, spec.may_be_empty) if spec.newest and isinstance(source, ObjectSource) else source
+
+
+def look_up(spec: InputSpec, tries: Tries | None = None) -> Listing:
     """Return the files of an input that the program reads itself, at the wanted or the current revision. Raise
     DataError."""
     tries = tries or Tries()
-    source = tries.until_done(lambda: connect(uri), uri)
-    return _resolve(source, InputSpec(uri, revision), tries)
+    source = tries.until_done(lambda: _source(spec, connect), spec.uri)
+    return _resolve(source, spec, tries)
 
 
-def pin(uri: str, revision: str | None, sha256: str | None, tries: Tries | None = None) -> Listing:
+def pin(spec: InputSpec, tries: Tries | None = None) -> Listing:
     """Return the files of an input that several pods fetch later, each for itself.
 
     Raise DataError, also if nothing shows whether they fetch the same data."""
-    listing = look_up(uri, None if sha256 else revision, tries)
-    if listing.revision.startswith(UNKNOWN) and not sha256:
+    listing = look_up(spec._replace(revision=None) if spec.sha256 else spec, tries)
+    if listing.revision.startswith(UNKNOWN) and not spec.sha256:
         raise DataError(
-            f"{uri}: its server sends neither an ETag nor a time, so pods that fetch it may get different data: set "
-            "sha256"
+            f"{spec.uri}: its server sends neither an ETag nor a time, so pods that fetch it may get different data: "
+            "set sha256"
         )
     return listing
 
@@ -182,6 +207,15 @@ def _remove_others(directory: Path, names: set[str]) -> None:
             path = Path(folder) / file
             if path.relative_to(directory).as_posix() not in names:
                 path.unlink()
+
+
+def _unpacked(uri: str, entry: Entry, staging: Staging, cache: Cache) -> Entry:
+    """Replace the archives among the fetched files by their contents, which may have as many bytes as the cache has
+    room for besides the archives."""
+    unpack_archives(staging.files, staging.directory / "unpacked", uri, cache.limit - entry.bytes)
+    sizes = [(Path(folder) / name).stat().st_size for folder, _, names in os.walk(staging.files) for name in names]
+    cache.make_room(uri, sum(sizes), sum(sizes))
+    return replace(entry, bytes=sum(sizes), files=len(sizes))
 
 
 def _check_unchanged(source: AnySource, spec: InputSpec, listing: Listing, tries: Tries) -> None:

@@ -13,17 +13,22 @@ from allranks.data.source import Listing, RemoteFile, checked, listing_revision
 from allranks.errors import DataError
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
+"""Scheme -> package. A local run also reads `file://`, a directory that takes the place of a store."""
 RANGE = 8 << 20
 """Bytes of one request."""
 _TAGS = ("ETag", "md5Hash", "generation", "etag", "mtime", "last_modified", "LastModified")
 """The first one that a file system has. Google's etag also changes with the metadata of an object."""
 
 
+class NothingThere(DataError):
+    """There is no object at the address."""
+
+
 def filesystem(uri: str) -> Any:
     """Return the fsspec file system for `uri`. Credentials come from the environment and the usual configuration
     files."""
     scheme = uri.partition("://")[0]
-    need(uri, "fsspec", PACKAGES[scheme])
+    need(uri, "fsspec", *([PACKAGES[scheme]] if scheme in PACKAGES else []))
     import fsspec
 
     if scheme == "gs":
@@ -72,14 +77,13 @@ class ObjectSource:
             objects = {path: self._fs.info(path) for path in objects}
         files = checked(self.uri, (self._file(path, info) for path, info in objects.items() if not path.endswith("/")))
         if not files:
-            raise DataError(f"{self.uri}: there is no such object, and none below it")
+            raise NothingThere(f"{self.uri}: there is no such object, and none below it")
         return Listing(listing_revision(files), files)
 
     def _file(self, path: str, info: Mapping[str, Any]) -> RemoteFile:
-        path = path.lstrip("/")
-        inside = path.startswith(self._root + "/")
-        name = path[len(self._root) + 1 :] if inside else path.rsplit("/", 1)[-1]
-        self._paths[name] = path
+        root, plain = self._root.lstrip("/"), path.lstrip("/")
+        name = plain[len(root) + 1 :] if plain.startswith(root + "/") else plain.rsplit("/", 1)[-1]
+        self._paths[name] = path if path.startswith(self._root) else plain
         return RemoteFile(name, int(info["size"]), next((str(info[key]) for key in _TAGS if info.get(key)), ""))
 
     def read(self, listing: Listing, file: RemoteFile, start: int) -> Iterator[bytes]:

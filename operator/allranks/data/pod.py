@@ -71,9 +71,9 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _resolve(request: Mapping[str, Any]) -> dict[str, Any]:
     if request.get("pin"):
-        listing = pin(request["uri"], request.get("revision"), request.get("sha256"), _tries(request))
+        listing = pin(InputSpec.from_request(request), _tries(request))
     else:
-        listing = look_up(request["uri"], request.get("revision"), _tries(request))
+        listing = look_up(InputSpec.from_request(request), _tries(request))
     return {"fetched": {"revision": listing.revision, "bytes": listing.size}}
 
 
@@ -93,7 +93,7 @@ def _fetch(request: Mapping[str, Any]) -> dict[str, Any]:
 
     where = f" in {request['where']}" if "where" in request else ""
     cache = Cache(Path(request["cache"]), request["limit"], may_evict, f"make room{where}")
-    spec = InputSpec(request["uri"], request.get("revision"), request.get("sha256"))
+    spec = InputSpec.from_request(request)
     tries = _tries(request)
 
     def act() -> Result:

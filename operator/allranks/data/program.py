@@ -67,11 +67,11 @@ def main(argv: list[str]) -> int:
     try:
         if argv == ["fetch"]:
             cache = Cache(Path(request["cache"]), request["limit"])
-            spec = InputSpec(request["uri"], request.get("revision"), request.get("sha256"))
+            spec = InputSpec.from_request(request)
             result = fetch(spec, cache, lines, tries=tries)
             write({"entry": asdict(result.entry), "cached": result.cached})
         elif argv == ["resolve"]:
-            listing = look_up(request["uri"], request.get("revision"), tries)
+            listing = look_up(InputSpec.from_request(request), tries)
             write({"resolved": {"revision": listing.revision, "bytes": listing.size}})
         elif argv == ["check"]:
             write({"checked": check_destination(request["to"])})

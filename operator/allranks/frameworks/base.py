@@ -83,6 +83,8 @@ class AttemptContext:
     """Role -> the command line of its program; empty without a command."""
     variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Role -> names of the other environment variables of its pods, including the user's."""
+    values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Role -> the user's variables that have a value in the manifest."""
     grace_seconds: int = 30
     elastic: ElasticBounds | None = None
     """Bounds of an elastic job; None for other jobs."""

@@ -1,4 +1,4 @@
-"""Copies the checkpoints of another job into the folder of this one, once, before the program starts.
+"""Copies the checkpoints from which a job starts into its own folder, once, before the program starts.
 
 All ranks may share the folder: one of them copies, and the others wait for its marker. A copy that was interrupted is
 begun again. Nothing is written to the source. Runs in the image of the program, with its Python.
@@ -24,10 +24,11 @@ class Unusable(Exception):
     """There is nothing to start from. The message is a sentence for the user."""
 
 
-def copy(source: Path, target: Path, name: str, step: int | None = None) -> str:
+def copy(source: Path, target: Path, name: str, step: int | None = None, may_be_empty: bool = False) -> str:
     """Copy all checkpoints, or the ones of one step. Return a sentence about it. Raise Unusable and OSError.
 
-    A folder that has checkpoints already stays as it is: the job continues from its own.
+    A folder that has checkpoints already stays as it is: the job continues from its own. `may_be_empty`: without a
+    checkpoint the job starts at the beginning.
     """
     marker, unfinished = target / MARKER, target / UNFINISHED
     if marker.exists():
@@ -35,6 +36,9 @@ def copy(source: Path, target: Path, name: str, step: int | None = None) -> str:
     if not unfinished.exists() and any(not path.name.startswith(".") for path in target.iterdir()):
         marker.write_text(f"own checkpoints, not those of {name}\n")
         return f"{target} has checkpoints already: the job continues from these, not from {name}"
+    if may_be_empty and not any(source.iterdir()):
+        marker.write_text(f"no checkpoints yet at {name}\n")
+        return f"there is no checkpoint at {name} yet: the job starts at the beginning"
     chosen = _choose(source, name, step)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -48,7 +52,7 @@ def copy(source: Path, target: Path, name: str, step: int | None = None) -> str:
 
 
 def _choose(source: Path, name: str, step: int | None) -> list[Path]:
-    job = name.partition("/")[0]
+    job = name if "://" in name else name.partition("/")[0]
     entries = sorted(path for path in source.iterdir() if path.name not in (MARKER, UNFINISHED, "lost+found"))
     if not entries:
         raise Unusable(f"{job} has no checkpoints: its folder is empty")
@@ -70,9 +74,14 @@ def _copy_one(source: Path, target: Path) -> None:
     if source.is_symlink():
         target.symlink_to(source.readlink())
     elif source.is_dir():
-        shutil.copytree(source, target, symlinks=True)
+        shutil.copytree(source, target, symlinks=True, copy_function=_copy_file)
     else:
-        shutil.copy2(source, target)
+        _copy_file(str(source), str(target))
+
+
+def _copy_file(source: str, target: str) -> None:
+    shutil.copy2(source, target)
+    os.chmod(target, os.stat(target).st_mode | 0o200)  # noqa: PTH101, PTH116  # fetched files are read-only
 
 
 def _replace(source: Path, target: Path) -> None:
@@ -85,16 +94,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
-    parser.add_argument("--name", default="", help="JOB or JOB/STEP, for messages")
+    parser.add_argument("--name", default="", help="JOB, JOB/STEP or an address, for messages")
     parser.add_argument("--step", type=int)
     parser.add_argument("--copier", type=int, help="1: the pod with index 0 copies; 0: wait; absent: copy")
+    parser.add_argument("--may-be-empty", action="store_true")
     options = parser.parse_args()
     if options.copier is not None and not (options.copier and os.environ.get("ALLRANKS_INDEX", "0") == "0"):
         while not (options.target / MARKER).exists():
             time.sleep(_POLL_SECONDS)
         return
     try:
-        if done := copy(options.source, options.target, options.name, options.step):
+        if done := copy(options.source, options.target, options.name, options.step, options.may_be_empty):
             print(done, flush=True)
     except Unusable as error:
         sys.exit(f"spec.resumeFrom: {error}")

@@ -42,7 +42,9 @@ def run(program: list[str], ranks: dict[int, dict[str, str]]) -> int:
 
     signal.signal(signal.SIGTERM, forward)
     signal.signal(signal.SIGINT, forward)
-    for number, environment in ranks.items():
+    for local, (number, environment) in enumerate(ranks.items()):
+        if "SLURM_PROCID" in environment:  # a job with compatibility: [Slurm]
+            environment.update(SLURM_PROCID=str(number), SLURM_LOCALID=str(local))
         try:
             started.append(_start(number, program, environment, alone=len(ranks) == 1))
         except OSError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import re
@@ -84,7 +85,7 @@ class LocalCode:
                 if directory.exists():
                     shutil.rmtree(directory)  # of an earlier run with the same --run-dir
                 directory.mkdir()
-                unpack.extract(bundle.tar, directory)
+                unpack.extract(io.BytesIO(bundle.tar), directory, "the code")
                 described = {key: bundle.described[key] for key in bundle.described if key != "configMap"}
                 (self._run_dir / CODE_FILE).write_text(json.dumps(described) + "\n", encoding="utf-8")
                 (self._run_dir / DIFFERENCES_FILE).unlink(missing_ok=True)

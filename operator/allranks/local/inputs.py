@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from allranks.api.data import Input, InputStatus, claim_of
+from allranks.api.data import Input, InputStatus, StartingPoint, claim_of
 from allranks.api.job import Job
 from allranks.core.facts.model import FETCH_RETRYING, Event
 from allranks.core.facts.quantity import quantity
 from allranks.core.transfers import data
+from allranks.core.transfers.manifests import choices
 from allranks.data.cache import DEFAULT_LIMIT, Cache, Entry, Lease
 from allranks.errors import CannotRun, DataError
 from allranks.local.code import CACHE
@@ -38,7 +39,17 @@ def with_given_directories(job: Job, volumes: Mapping[str, Path]) -> Job:
         item.model_copy(update={"to": addresses[item.name]}) if item.name in addresses else item
         for item in job.spec.outputs or ()
     ]
-    spec = job.spec.model_copy(update={"inputs": inputs or job.spec.inputs, "outputs": outputs or job.spec.outputs})
+    start = job.spec.resume_from
+    if start and "://" in start:  # the job's own destination is read where it is written
+        destinations = [item.name for item in job.spec.outputs or () if item.to.rstrip("/") == start.rstrip("/")]
+        start = next((addresses[name] for name in destinations if name in addresses), start)
+    spec = job.spec.model_copy(
+        update={
+            "inputs": inputs or job.spec.inputs,
+            "outputs": outputs or job.spec.outputs,
+            "resume_from": start,
+        }
+    )
     return job.model_copy(update={"spec": spec})
 
 
@@ -68,7 +79,7 @@ class LocalInputs:
         self._job, self._directories, self._environ = job, volumes, environ
         self._directory = run_dir / "inputs"
         self._root = Path(environ.get(CACHE) or Path.home() / ".cache" / "allranks") / "inputs"
-        self._inputs = list(job.spec.inputs or ())
+        self._inputs = list(job.spec.sources)
         self._fetched = [item for item in self._inputs if not item.mounted and item.name not in volumes]
         self._transfers: list[Transfer] = []
         self._leases: list[Lease] = []
@@ -89,14 +100,14 @@ class LocalInputs:
 
     def check(self) -> None:
         """Raise CannotRun if an input is not on this machine."""
-        problems = [text for number, item in enumerate(self._inputs) for text in self._problems(number, item)]
+        problems = [text for item in self._inputs for text in self._problems(item)]
         if problems:
             raise CannotRun("\n".join(problems))
         if any(not item.streamed for item in self._fetched):
             self._limit()
 
-    def _problems(self, number: int, item: Input) -> Iterator[str]:
-        field, option = f"spec.inputs[{number}].from", f"--volume {item.name}=DIR"
+    def _problems(self, item: Input) -> Iterator[str]:
+        field, option = f"{self._job.spec.field_of(item.name)}.from", f"--volume {item.name}=DIR"
         if item.name in self._directories:
             directory = self._directories[item.name]
             if not directory.is_dir():
@@ -110,7 +121,10 @@ class LocalInputs:
 
     def notes(self) -> Iterator[str]:
         for item in self._inputs:
-            if item.name in self._directories:
+            if isinstance(item, StartingPoint):
+                directory = self._directories.get(item.name)
+                yield f"the job starts from the checkpoints in {directory or item.source}"
+            elif item.name in self._directories:
                 yield f"{item.path or 'the address'} (input {item.name}) is {self._directories[item.name]}"
             elif not item.mounted:
                 if item.streamed:
@@ -154,7 +168,8 @@ class LocalInputs:
             raise DataError(f"{field}: the input cannot be fetched: {error}") from error
 
     def _field(self, item: Input) -> str:
-        return f"spec.inputs[{self._inputs.index(item)}] ({item.name})"
+        field = self._job.spec.field_of(item.name)
+        return field if isinstance(item, StartingPoint) else f"{field} ({item.name})"
 
     async def _resolve(
         self, item: Input, tell: Callable[[Event], None], on_retry: Callable[[str], None]
@@ -174,6 +189,7 @@ class LocalInputs:
             "sha256": item.sha256,
             "cache": str(self._root),
             "limit": self._limit(),
+            **choices(item),
         }
         on_progress = _FetchProgress(item.name, tell)
         while True:

@@ -8,9 +8,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from allranks.api.data import RESUME_INPUT
 from allranks.api.job import Job
 from allranks.core.facts import resume_source
 from allranks.core.facts.model import Event
+from allranks.core.transfers import data
 from allranks.errors import CannotRun
 from allranks.inpod import copy_checkpoint
 from allranks.local import run_directories
@@ -27,6 +29,7 @@ class LocalCheckpoints:
 
     def __init__(self, job: Job, volumes: Volumes, run_dir: Path) -> None:
         self._job, self._volumes, self._run_dir = job, volumes, run_dir
+        self._fetched = volumes.mapped.get(data.input_volume(RESUME_INPUT), run_dir)
 
     def check(self) -> None:
         """Check that there are checkpoints to start from. Raise CannotRun if there are none."""
@@ -38,10 +41,12 @@ class LocalCheckpoints:
         """Copy the checkpoints of the earlier run, and link the folder of this one. Raise CannotRun."""
         if self._job.spec.resume_from:
             source, target = self._source(), self._target()
-            _, step = resume_source.split(self._job.spec.resume_from)
+            start, name = self._job.spec.starting_point, self._job.spec.resume_from
+            step = None if start else resume_source.split(name)[1]
+            empty = start is not None and start.may_be_empty
             try:
                 target.mkdir(parents=True, exist_ok=True)
-                done = await asyncio.to_thread(copy_checkpoint.copy, source, target, self._job.spec.resume_from, step)
+                done = await asyncio.to_thread(copy_checkpoint.copy, source, target, name, step, empty)
             except copy_checkpoint.Unusable as error:
                 raise CannotRun(f"spec.resumeFrom: {error}") from error
             except OSError as error:
@@ -79,7 +84,10 @@ class LocalCheckpoints:
         return folder
 
     def _source(self) -> Path:
-        """Return the folder with the checkpoints of the newest run of the job. Raise CannotRun."""
+        """Return the folder with the fetched checkpoints, or with those of the newest run of the job. Raise
+        CannotRun."""
+        if self._job.spec.starting_point:
+            return self._fetched
         name, step = resume_source.split(self._job.spec.resume_from or "")
         run_dir = self._run_dir.resolve()
         runs = [run for run in find_runs(name, run_directories.ROOT) if run.directory.resolve() != run_dir]

@@ -9,8 +9,9 @@ from datetime import datetime
 
 import msgspec
 
+from allranks.api.data import RESUME_INPUT
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
-from allranks.cache_key import cache_key
+from allranks.cache_key import cache_key, pin_of
 from allranks.core.diagnosis import contention
 from allranks.core.facts import resume_source
 from allranks.core.facts.contenders import Contender, Contention
@@ -96,7 +97,7 @@ class ResumeSources:
 def _source_of(job: Manifest) -> JobKey | None:
     status = job.get("status")
     name = compact_jobs.spec_of(job).resume_from
-    if not name or (isinstance(status, dict) and status.get("startTime")):
+    if not name or resume_source.is_address(name) or (isinstance(status, dict) and status.get("startTime")):
         return None
     return job["metadata"].get("namespace", ""), resume_source.split(name)[0]
 
@@ -132,19 +133,21 @@ def _keys(job: Manifest) -> Iterable[str]:
     if not revisions:
         return
     try:
-        declared = msgspec.json.decode(compact_jobs.spec_of(job).json, type=_Spec).inputs
+        spec = msgspec.json.decode(compact_jobs.spec_of(job).json, type=_Spec)
     except msgspec.DecodeError:
         return
-    for item in declared:
+    for item in (*spec.inputs, _Input(RESUME_INPUT, spec.resume_from)):
         if revision := revisions.get(item.name):
-            yield cache_key(item.source, f"sha256:{item.sha256}" if item.sha256 else revision)
+            yield cache_key(item.source, pin_of(revision, item.sha256, item.unpack))
 
 
 class _Input(msgspec.Struct):
     name: str
     source: str = msgspec.field(name="from")
     sha256: str | None = None
+    unpack: bool = False
 
 
-class _Spec(msgspec.Struct):
+class _Spec(msgspec.Struct, rename="camel"):
     inputs: list[_Input] = []
+    resume_from: str = ""

@@ -51,6 +51,7 @@ ONE_OF = "set exactly one of exitCodes, signals and reasons"
 ONE_VOLUME = "set either claim or volume, not both"
 ONE_SOURCE = "set exactly one of configMap, claim and image"
 INPUT = "spec.inputs[0]"
+UNPACK = "archives are unpacked when they are fetched, with mode: Copy only: remove it"
 FROM = (
     "must be s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, https://HOST/FILE, "
     "hf://datasets/OWNER/NAME, hf://models/OWNER/NAME, git+https://HOST/REPOSITORY, claim://CLAIM/DIRECTORY or "
@@ -424,6 +425,8 @@ RULES = [
         (f"{INPUT}.sha256", "set revision or sha256, not both: each of them determines the data"),
         data(sha256="0" * 64),
     ),
+    ("a volume is not unpacked", data("claim://c", unpack=True), (f"{INPUT}.unpack", UNPACK), data(unpack=True)),
+    ("a stream is not unpacked", stream(unpack=True), (f"{INPUT}.unpack", UNPACK), stream(unpack=False)),
     (
         "names of inputs differ",
         {"inputs": [*data()["inputs"], *data()["inputs"]]},

@@ -181,6 +181,20 @@ def test_runs_of_allranks_are_not_shipped(tmp_path) -> None:
     assert names(collect(tmp_path)) == ["train.py"]
 
 
+@pytest.mark.parametrize("with_git", [False, True])
+def test_the_links_to_runs_and_sweeps_of_allranks_are_left_out_without_a_note(tmp_path, with_git: bool) -> None:
+    job, sweep = "runs/train/2026-01-01", "runs/tune/2026-01-02"
+    if with_git:
+        committed(tmp_path, {"train.py": ""})
+    trial = f"{sweep}/trials/tune-0"
+    write(tmp_path, {"train.py": "", f"{job}/job.json": "{}", f"{job}/logs/a.log": "", f"{sweep}/sweep.json": "{}"})
+    write(tmp_path, {f"{trial}/job.json": "{}", f"{trial}/logs/a.log": ""})
+    for run in (job, sweep):
+        (tmp_path / run).parent.joinpath("latest").symlink_to(Path(run).name)
+    bundle = collect(tmp_path)
+    assert (names(bundle), bundle.left_out) == (["train.py"], ())
+
+
 def test_a_link_inside_is_shipped_as_a_file_and_one_to_the_outside_is_not(tmp_path) -> None:
     folder = write(tmp_path / "code", {"train.py": "x", "lib/net.py": ""})
     write(tmp_path, {"secret": "x"})

@@ -39,17 +39,9 @@ def test_a_claim_and_an_image_are_mounted_read_only() -> None:
     }
 
 
-def test_programs_find_the_paths_also_under_the_names_of_sagemaker() -> None:
-    own = [{"name": "SM_CHANNEL_DATA", "value": "/mine"}]
-    env = variables(trainer(pod(inputs=[CLAIM, STORE], outputs=[MODEL], env=own)))
-    wanted = {
-        "ALLRANKS_INPUT_DATA": "/data",
-        "ALLRANKS_INPUT_BIG_DATA": "/big",
-        "ALLRANKS_OUTPUT_MODEL": "/out",
-        "SM_CHANNEL_DATA": "/mine",
-        "SM_CHANNEL_BIG_DATA": "/big",
-        "SM_MODEL_DIR": "/out",
-    }
+def test_programs_find_the_paths_in_variables() -> None:
+    env = variables(trainer(pod(inputs=[CLAIM, STORE], outputs=[MODEL])))
+    wanted = {"ALLRANKS_INPUT_DATA": "/data", "ALLRANKS_INPUT_BIG_DATA": "/big", "ALLRANKS_OUTPUT_MODEL": "/out"}
     assert {name: env[name] for name in wanted} == wanted
 
 
@@ -71,7 +63,6 @@ def test_a_program_that_streams_gets_the_address_at_the_revision(source: str, ad
         made = pods.objects(of, status, platform).pods[0]
         env = variables(trainer(made))
         assert env["ALLRANKS_INPUT_BIG_DATA"] == address
-        assert "SM_CHANNEL_BIG_DATA" not in env  # it is a directory
         assert [volume["name"] for volume in made["spec"]["volumes"]] == ["dshm"]
 
 

@@ -100,6 +100,23 @@ def test_the_pod_that_fetches_has_only_its_own_secret_and_no_token() -> None:
     assert container["volumeMounts"] == [{"name": "allranks-data", "mountPath": "/cache", "subPath": "inputs"}]
 
 
+@pytest.mark.parametrize("claim", ["allranks-data", ""])
+def test_archives_are_unpacked_where_an_input_is_fetched_and_are_other_data_in_the_cache(claim: str) -> None:
+    source = {**BIRDS, "unpack": True}
+    platform = replace(CLUSTER, data=DataStore(claim, "allranks/data:1", 10**9))
+    life = Life(job(inputs=[source]), platform=platform)
+    life.settle(0)
+    [fetch] = reconcile(replace(life.look(0), pods=())).create
+    end(life, "job-fetch-birds", FETCHED if claim else {"fetched": {"revision": "list:1", "bytes": 7}})
+    life.settle(60)
+    made = pods.objects(life.job, life.status, platform).pods[0]
+    fetches = fetch["spec"]["containers"][0] if claim else made["spec"]["initContainers"][0]
+    assert json.loads(fetches["env"][0]["value"])["unpack"] is True
+    key = cache_key("s3://birds/penguins", "unpacked:list:1")
+    [mount] = [mount for mount in trainer(made)["volumeMounts"] if mount["mountPath"] == "/data"]
+    assert mount["subPath"] == (f"inputs/{key}/files" if claim else f"{key}/files")
+
+
 def test_an_input_that_is_streamed_is_only_looked_up_and_needs_no_claim() -> None:
     source = {"name": "birds", "from": "hf://datasets/a/birds", "mode": "Stream", "secret": "hub", "revision": "main"}
     without = replace(CLUSTER, data=DataStore("", "allranks/data:1", 0))

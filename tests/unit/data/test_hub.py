@@ -11,7 +11,7 @@ import pytest
 
 from allranks.api.data import Input
 from allranks.core.transfers.data import address
-from allranks.data.fetch import look_up
+from allranks.data.fetch import InputSpec, look_up
 from allranks.errors import DataError
 from unit.data.test_fetch import files_of, get
 
@@ -100,7 +100,7 @@ def test_a_program_streams_the_commit_of_a_dataset(hub) -> None:
     tree = (200, {"Content-Type": "application/json"}, json.dumps(entries).encode())
     hub.answers[f"/api/datasets/birds/penguins/tree/{COMMIT}"] = lambda _: tree
     source = Input.model_validate({"name": "a", "from": "hf://datasets/birds/penguins", "mode": "Stream"})
-    revision = look_up(source.source, "main").revision
+    revision = look_up(InputSpec(source.source, "main")).revision
     command = [sys.executable, "-c", STREAMS, address(source, revision)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.strip() == str({"/README.md": b"hello", "/data/train.bin": BIG[:5]}), done.stderr

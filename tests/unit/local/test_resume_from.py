@@ -9,9 +9,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 import yaml
 
+from support.data_servers import s3_environment, s3_server
+
+SAVES = """
+import os, sys
+from pathlib import Path
+from allranks.report import report
+folder = Path(os.environ["ALLRANKS_CHECKPOINT_DIR"])
+first = max((int(path.name.split("-")[1]) for path in folder.glob("step-*")), default=0)
+print("starts at", first, flush=True)
+for step in range(first + 1, first + 3):
+    (folder / f"step-{step}").write_text(str(step))
+    report(step=step, checkpoint=True)
+"""
+SAVED = {"name": "saved", "path": "/checkpoints", "to": "s3://models/run", "when": "Checkpoint"}
 ALLRANKS = [sys.executable, "-m", "allranks"]
 PROGRAM = """
 import os, sys
@@ -86,6 +101,31 @@ def test_what_cannot_be_resumed_from_is_refused_before_anything_starts(folder: P
     run(folder, "first", 3)
     step = run(folder, "second", 5, resumeFrom="first/9")
     assert "first has no checkpoint whose name contains step 9: it has step-1, step-2, step-3" in step.stderr
+
+
+@pytest.mark.parametrize("store", ["s3", "a directory"])
+def test_a_job_that_is_run_again_continues_from_what_it_has_uploaded(folder: Path, monkeypatch, store: str):
+    """As with checkpoint_s3_uri: the first run finds nothing at the address, and the next ones find the newest step."""
+    (folder / "train.py").write_text(SAVES)
+    monkeypatch.setenv("ALLRANKS_CACHE", str(folder / "cache"))
+    fields = {"resumeFrom": "s3://models/run", "outputs": [SAVED], "progress": {}}
+    words = ["--volume", f"saved={folder}/saved"] if store == "a directory" else []
+    with s3_server() as url:
+        for name, value in s3_environment(url).items():
+            monkeypatch.setenv(name, value)
+        boto3.client("s3").create_bucket(Bucket="models")
+        for first in (0, 2, 4):
+            text = document("again", spec(folder, 0, **fields))
+            done = allranks(folder, "run", "-", *words, text=text)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert f"starts at {first}" in done.stdout
+            status = json.loads((folder / "runs/again/latest/job.json").read_text())["status"]
+            assert status["outputs"][0]["uploadedStep"] == first + 2
+            [start] = status["inputs"]
+            assert start["revision"].startswith(f"step-{first}:list:" if first else "list:")
+    assert stored(folder, "again") == {"step-4", "step-5", "step-6"}
+    said = "the checkpoints of s3://models/run are copied: step-4" if store == "s3" else "are copied: step-4"
+    assert said in done.stdout
 
 
 @pytest.mark.nightly

@@ -31,6 +31,8 @@ def job(phase: str = "Running", namespace: str = "team", revision: str | None = 
         (job(), "r1"),
         (job("Suspended"), "r1"),
         (job(sha256="ab" * 32), "sha256:" + "ab" * 32),
+        (job(unpack=True), "unpacked:r1"),
+        (job(unpack=True, sha256="ab" * 32), "unpacked:sha256:" + "ab" * 32),
         (job("Succeeded"), None),
         (job("Failed"), None),
         (job(namespace="other"), None),

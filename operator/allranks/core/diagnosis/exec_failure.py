@@ -110,7 +110,7 @@ def judge_fetches(job: Job, pod: Pod) -> Pod:
     Such a pod failed for its own reason: FetchFailed does not count, because the program did not run, and InputFailed
     ends the job.
     """
-    if not job.spec.inputs or pod.exit or pod.phase == "Running":
+    if not job.spec.sources or pod.exit or pod.phase == "Running":
         return pod
     if pod.init is None or not pod.init.name.startswith(FETCH_CONTAINER):
         return pod
@@ -130,7 +130,7 @@ def judge_fetches(job: Job, pod: Pod) -> Pod:
             error, final = result
             return replace(pod, waiting_reason=INPUT_FAILED if final else FETCH_FAILED, waiting_message=error)
     elif pod.init.exit_code is None and not pod.start_error:
-        source = next((spec.source for spec in job.spec.inputs if spec.name == name), "")
+        source = next((spec.source for spec in job.spec.sources if spec.name == name), "")
         return replace(pod, waiting_reason=FETCHING, waiting_message=f"inputs are fetched: {name} from {source}")
     return pod
 
@@ -141,6 +141,4 @@ def _fetch_result(job: Job, name: str, container: InitContainer) -> tuple[str, b
     result = result_in(container.message)
     if not isinstance(result, dict) or not result.get("error"):
         return None
-    names = [spec.name for spec in job.spec.inputs or ()]
-    where = f"spec.inputs[{names.index(name)}]: " if name in names else ""
-    return f"{where}{result['error']}", result.get("final") is True
+    return f"{job.spec.field_of(name)}: {result['error']}", result.get("final") is True

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.facts import naming, pod_template, pool_template, rank_reports, topology, tpus
+from allranks.core.facts import compatibility, naming, pod_template, pool_template, rank_reports, topology, tpus
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.quantity import amount
 from allranks.frameworks.base import AttemptContext, ElasticBounds, Framework, Replica
@@ -23,7 +23,7 @@ def attempt_context(
     if templates is None:
         templates = pod_template.role_templates(job, platform)
     elastic = job.spec.elastic
-    return AttemptContext(
+    context = AttemptContext(
         job=job.name,
         namespace=job.namespace,
         attempt=status.attempt,
@@ -38,12 +38,18 @@ def attempt_context(
         ),
         own_command=frozenset(role for role, spec in job.spec.roles.items() if spec.command is not None),
         commands={role: _command(template) for role, template in templates.items()},
+        values={role: _values(template) for role, template in templates.items()},
         variables={role: _variable_names(job, template, platform) for role, template in templates.items()},
         grace_seconds=min(pod_template.grace_period(template) for template in templates.values()),
         elastic=ElasticBounds(elastic.min_replicas, elastic.max_replicas, elastic.wait_seconds) if elastic else None,
         local=platform.local,
         endpoints=platform.endpoints,
     )
+    if not job.spec.compatibility:
+        return context
+    added = compatibility.names(job, topology.framework_of(job), context)
+    variables = {role: (*present, *added[role]) for role, present in context.variables.items()}
+    return replace(context, variables=variables)
 
 
 def with_launched_commands(
@@ -84,6 +90,11 @@ def _amounts(templates: Mapping[str, Manifest], resource: str) -> dict[str, int]
         role: amount(pod_template.trainer(template).get("resources"), resource) for role, template in templates.items()
     }
     return {role: amount for role, amount in amounts.items() if amount}
+
+
+def _values(template: Manifest) -> dict[str, str]:
+    variables = pod_template.trainer(template).get("env", [])
+    return {item["name"]: str(item["value"]) for item in variables if item.get("value") is not None}
 
 
 def _variable_names(job: Job, template: Manifest, platform: Platform) -> tuple[str, ...]:
@@ -145,9 +156,9 @@ def outermost(context: AttemptContext) -> list[Replica]:
     return list(dict.fromkeys(replica for pair in by_role.values() for replica in pair))
 
 
-def size_problems(framework: Framework, context: AttemptContext) -> list[tuple[str, str]]:
+def size_problems(job: Job, framework: Framework, context: AttemptContext) -> list[tuple[str, str]]:
     """Return (field path, message) of a job with too many replicas."""
-    too_large = _too_large(framework, context)
+    too_large = _too_large(job, framework, context)
     if not too_large:
         return []
     count = {role: len(context.in_roles(role)) for role in framework.roles}
@@ -156,19 +167,19 @@ def size_problems(framework: Framework, context: AttemptContext) -> list[tuple[s
     while high - low > 1:
         middle = (low + high) // 2
         fewer = tuple(r for r in context.replicas if r.role != largest or r.index < middle)
-        low, high = (low, middle) if _too_large(framework, replace(context, replicas=fewer)) else (middle, high)
+        low, high = (low, middle) if _too_large(job, framework, replace(context, replicas=fewer)) else (middle, high)
     fits = f"at most {low} fit with this name and namespace" if low else "set fewer replicas of the other roles as well"
     return [(f"spec.roles.{largest}.replicas", f"is too large: {too_large}; {fits}")]
 
 
-def _too_large(framework: Framework, context: AttemptContext) -> str:
+def _too_large(job: Job, framework: Framework, context: AttemptContext) -> str:
     """Return the name and size of the first value with too many bytes, as a clause; empty if everything fits."""
-    shared = tpus.shared(framework, context)
-    wire = tpus.wire(framework, context)
+    shared = compatibility.shared(job, framework, context)
+    wire = compatibility.wire(job, framework, context)
     for replica in outermost(context):
         wiring = wire(replica)
         variables = {name: shared.variables[name] for name in wiring.shared_env}
-        for name, value in (*wiring.env.items(), *variables.items()):
+        for name, value in (*variables.items(), *wiring.env.items(), *wiring.defaults.items()):
             inserted = sum(
                 len(variable) - len(f"$({key})") for key, variable in variables.items() if f"$({key})" in value
             )

@@ -1,4 +1,4 @@
-"""The job from whose checkpoints another one starts (`resumeFrom`), and where they are."""
+"""The checkpoints from which a job starts (`resumeFrom`), of another job or at an address."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allranks.api.job import Checkpoint, Job
-from allranks.api.status import FINISHED, WITHOUT_PODS
+from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 
 _FIELD = "spec.resumeFrom"
 _LONGEST = 512
@@ -23,6 +23,10 @@ class ResumeSource:
     checkpoint: Checkpoint | None = None
 
 
+def is_address(resume_from: str) -> bool:
+    return "://" in resume_from
+
+
 def split(resume_from: str) -> tuple[str, int | None]:
     """Return (job, step) of JOB or JOB/STEP."""
     job, _, step = resume_from.partition("/")
@@ -31,7 +35,7 @@ def split(resume_from: str) -> tuple[str, int | None]:
 
 def problems(job: Job) -> list[tuple[str, str]]:
     """Return (field path, message) of mistakes that the job alone shows."""
-    if job.spec.resume_from is None:
+    if job.spec.resume_from is None or is_address(job.spec.resume_from):
         return []
     if split(job.spec.resume_from)[0] == job.name:
         return [(_FIELD, "names this job itself, which continues from its own checkpoints anyway: remove it")]
@@ -39,9 +43,11 @@ def problems(job: Job) -> list[tuple[str, str]]:
 
 
 def locate(job: Job, source: ResumeSource | None) -> tuple[str, list[tuple[str, str]]]:
-    """Return (address of the checkpoints, problems): claim://CLAIM/FOLDER, or volume:///FOLDER of this job's own
-    volume."""
+    """Return (address of the checkpoints, problems): claim://CLAIM/FOLDER, volume:///FOLDER of this job's own volume,
+    or the address that is fetched as an input."""
     assert job.spec.resume_from is not None
+    if is_address(job.spec.resume_from):
+        return job.spec.resume_from, []
     name, step = split(job.spec.resume_from)
     checkpoint = job.spec.checkpoint
     if source is None:
@@ -73,6 +79,16 @@ def shared(checkpoint: Checkpoint | None) -> bool:
     """Return whether all pods of the job have the same checkpoints."""
     volume = checkpoint.volume.model_dump(by_alias=True) if checkpoint and checkpoint.volume else {}
     return checkpoint is not None and not WITH_A_POD & volume.keys()
+
+
+def needed(job: Job, status: Status, local: bool) -> bool:
+    """Return whether pods need the init container that copies checkpoints: until all pods have run once, and always if
+    each pod has a volume of its own, which is empty at first.
+
+    A local run copies before it starts pods.
+    """
+    resumes = bool(job.spec.resume_from and status.resumed_from) and not local
+    return resumes and not (status.ever_ran and shared(job.spec.checkpoint))
 
 
 def parts(address: str) -> tuple[str, str]:

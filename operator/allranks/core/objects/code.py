@@ -12,6 +12,7 @@ from allranks.core.facts import naming, resume_source
 from allranks.core.facts.model import Manifest, Platform
 from allranks.core.facts.pod_template import PACKAGES_DIR
 from allranks.core.facts.resume_source import CHECKPOINT_VOLUME
+from allranks.core.transfers import data
 from allranks.frameworks.base import HELPER_DIR
 
 VOLUME = "allranks-code"
@@ -121,33 +122,36 @@ SOURCE_DIR = "/allranks-resume-from"
 _RESUME_VOLUME = "allranks-resume"
 
 
-def resume_needed(job: Job, status: Status, platform: Platform) -> bool:
-    """Return whether pods need the init container that copies checkpoints: until all pods have run once.
-
-    A local run copies before it starts pods.
-    """
-    return bool(job.spec.resume_from and status.resumed_from) and not platform.local and not status.ever_ran
-
-
-def resume_volumes(status: Status) -> list[Manifest]:
-    """Return the volumes that only the init container for checkpoints mounts."""
-    claim, _ = resume_source.parts(status.resumed_from or "")
-    return [{"name": _RESUME_VOLUME, "persistentVolumeClaim": {"claimName": claim}}] if claim else []
+def resume_volume(job: Job, status: Status, platform: Platform) -> tuple[str, Manifest, Manifest]:
+    """Return (name, source, further fields of the mount) of the volume with the checkpoints from which the job
+    starts."""
+    if start := job.spec.starting_point:
+        mount = data.mount_of(start, status, job, platform)
+        assert mount is not None
+        return mount
+    claim, folder = resume_source.parts(status.resumed_from or "")
+    below: Manifest = {"subPath": folder} if folder else {}
+    if claim:
+        return _RESUME_VOLUME, {"persistentVolumeClaim": {"claimName": claim}}, below
+    assert job.spec.checkpoint is not None
+    return CHECKPOINT_VOLUME, resume_source.volume_source(job.spec.checkpoint), below
 
 
 def resume_container(
-    job: Job, status: Status, role: str, trainer: Manifest, security: Manifest, resources: Manifest
+    job: Job, source: tuple[str, Manifest], role: str, trainer: Manifest, security: Manifest, resources: Manifest
 ) -> Manifest:
-    """Return the init container that copies checkpoints of another job.
+    """Return the init container that copies the checkpoints from which the job starts. `source`: (name of their volume,
+    further fields of the mount).
 
     It has the image and the user of the training container, which owns the files.
     """
     checkpoint = job.spec.checkpoint
     assert checkpoint is not None
     assert job.spec.resume_from is not None
-    claim, folder = resume_source.parts(status.resumed_from or "")
-    _, step = resume_source.split(job.spec.resume_from)
+    start = job.spec.starting_point
+    step = None if start else resume_source.split(job.spec.resume_from)[1]
     arguments = [SOURCE_DIR, checkpoint.path, "--name", job.spec.resume_from]
+    arguments += ["--may-be-empty"] if start and start.may_be_empty else []
     arguments += ["--step", str(step)] if step is not None else []
     if resume_source.shared(checkpoint):
         # All pods share the volume: one of them copies, and the others wait for it.
@@ -156,7 +160,7 @@ def resume_container(
             str(int(role == next(name for name, spec in job.spec.roles.items() if spec.replicas))),
         ]
     target = {"subPath": checkpoint.sub_path} if checkpoint.sub_path else {}
-    source: dict[str, Any] = {"subPath": folder} if folder else {}
+    volume, below = source
     index = {"fieldRef": {"fieldPath": f"metadata.labels['{naming.INDEX_LABEL}']"}}
     return {
         "name": RESUME_CONTAINER,
@@ -167,12 +171,7 @@ def resume_container(
         "volumeMounts": [
             {"name": "allranks-helper", "mountPath": HELPER_DIR, "readOnly": True},
             {"name": CHECKPOINT_VOLUME, "mountPath": checkpoint.path, **target},
-            {
-                "name": _RESUME_VOLUME if claim else CHECKPOINT_VOLUME,
-                "mountPath": SOURCE_DIR,
-                "readOnly": True,
-                **source,
-            },
+            {"name": volume, "mountPath": SOURCE_DIR, "readOnly": True, **below},
         ],
         **({"resources": resources} if resources else {}),
         "securityContext": security,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from allranks.api import job as api_job
@@ -11,7 +11,16 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.sweep_values import VARIABLE_PREFIX
 from allranks.api.validation import template_problems
-from allranks.core.facts import attempt, naming, pod_template, pool_template, queue, resume_source, topology, tpus
+from allranks.core.facts import (
+    attempt,
+    compatibility,
+    naming,
+    pod_template,
+    pool_template,
+    queue,
+    resume_source,
+    topology,
+)
 from allranks.core.facts.attempt import attempt_context
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.strategic_merge import merge
@@ -50,14 +59,17 @@ def objects(
     framework = topology.framework_of(job)
     context = attempt_context(job, status, platform, templates)
     context, templates = attempt.with_launched_commands(framework, context, templates)
-    wire = tpus.wire(framework, context)
+    wire = compatibility.wire(job, framework, context)
     wired = (
         (replica, wire(replica))
         for replica in context.replicas
         if replicas is None or (replica.role, replica.index) in replicas
     )
     beside = companions.companions(
-        job, status, tpus.shared(framework, context), _publish_before_ready(job, context, templates)
+        job,
+        status,
+        compatibility.shared(job, framework, context),
+        _publish_before_ready(job, context, templates),
     )
     if platform.network_policies:
         internal = {port for replica in attempt.outermost(context) for port in wire(replica).ports.values()}
@@ -66,7 +78,8 @@ def objects(
         beside.append(companions.disruption_budget(job))
     if group := members.pod_group(job, status, templates, platform):
         beside.append(group)
-    return Objects(beside, _pods(job, status, wired, templates, platform))
+    references = {role: compatibility.references(job, framework, context, role) for role in templates}
+    return Objects(beside, _pods(job, status, wired, templates, platform, references))
 
 
 def _publish_before_ready(job: Job, context: AttemptContext, templates: Mapping[str, Manifest]) -> bool:
@@ -125,7 +138,7 @@ def problems(job: Job, platform: Platform = ANY_PLATFORM) -> list[tuple[str, str
         *queue.problems(job),
         *members.problems(job),
         *report_env.problems(job),
-        *attempt.size_problems(framework, context),
+        *attempt.size_problems(job, framework, context),
         *resume_source.problems(job),
         *commands.problems(job, platform),
     ]
@@ -183,6 +196,8 @@ class _Shared:
     """Variables that the user may set instead."""
     gang: PodPart
     """The fields that make the pod a member of the attempt's gang."""
+    references: Sequence[Manifest] = ()
+    """Variables whose values the kubelet knows. The user may set them instead."""
 
 
 def _pods(
@@ -191,7 +206,9 @@ def _pods(
     wired: Iterable[tuple[Replica, Wiring]],
     templates: Mapping[str, Manifest],
     platform: Platform,
+    references: Mapping[str, list[Manifest]],
 ) -> list[Manifest]:
+    """Return the pods. `references`: role -> variables whose values the kubelet knows."""
     shared: dict[object, _Shared] = {}
     out = []
     for replica, wiring in wired:
@@ -208,7 +225,8 @@ def _pods(
         )
         if key not in shared:
             gang = members.gang_part(job, status, replica.role, templates, platform)
-            shared[key] = _shared_part(job, status, replica.role, wiring, template, platform, gang)
+            part = _shared_part(job, status, replica.role, wiring, template, platform, gang)
+            shared[key] = replace(part, references=references[replica.role])
         out.append(_pod(job, status, replica, wiring, template, shared[key]))
     return out
 
@@ -297,11 +315,12 @@ def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, sha
     variables |= data.environment(job, status) | shared.report_env
     user: list[dict[str, Any]] = shared.trainer.get("env", [])
     set_by_user = {variable["name"] for variable in user}
-    defaults = {"PYTHONUNBUFFERED": "1", **data.defaults(job), **shared.defaults, **wiring.defaults}
+    defaults = {"PYTHONUNBUFFERED": "1", **shared.defaults, **wiring.defaults}
     defaults = {key: value for key, value in defaults.items() if key not in set_by_user}
     # The wiring follows the shared variables that it may refer to.
     common = [companions.variable(job, status, name) for name in wiring.shared_env]
-    return [*_literal(variables), *common, *_literal({**wiring.env, **defaults}), *user]
+    references = [variable for variable in shared.references if variable["name"] not in set_by_user]
+    return [*_literal(variables), *common, *_literal({**wiring.env, **defaults}), *references, *user]
 
 
 def _is_ours(name: str) -> bool:
@@ -349,7 +368,7 @@ def _attachments(
         attach("allranks-rendezvous", SECRET_DIR, {"secret": secret}, readOnly=True)
     if token := report_env.token_volume(platform):
         attach("allranks-token", report_env.TOKEN_DIR, token, readOnly=True)
-    with_code, resumes = code.needs_helper(job, platform), code.resume_needed(job, status, platform)
+    with_code, resumes = code.needs_helper(job, platform), resume_source.needed(job, status, platform.local)
     if with_code or wiring.helper or resumes or report_env.needs_helper(job, wiring, user.get("command"), platform):
         attach(HELPER, HELPER_DIR, {"emptyDir": {"sizeLimit": "4Mi"}})
         init.append(_helper_init_container(job, user, platform, unpacks=with_code))
@@ -358,8 +377,10 @@ def _attachments(
     init += manifests.fetch_containers(job, status, platform, _compute_resources(user))
     security = {**_TRAINER_DEFAULTS["securityContext"], **(user.get("securityContext") or {})}
     if resumes:
-        volumes += code.resume_volumes(status)
-        init.append(code.resume_container(job, status, role, user, security, _compute_resources(user)))
+        name, source, below = code.resume_volume(job, status, platform)
+        if name not in {volume["name"] for volume in volumes}:
+            volumes.append({"name": name, **source})
+        init.append(code.resume_container(job, (name, below), role, user, security, _compute_resources(user)))
     if with_code and job.spec.packages:
         init.append(code.packages_container(job, user, security, _compute_resources(user)))
     return mounts, volumes, init

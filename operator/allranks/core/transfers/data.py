@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from allranks.api.data import Input, InputStatus, Output, OutputStatus, claim_of, upper
+from allranks.api.data import (
+    RESUME_INPUT,
+    Input,
+    InputStatus,
+    Output,
+    OutputStatus,
+    StartingPoint,
+    claim_of,
+    upper,
+)
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.facts import resume_source
 from allranks.core.facts.model import Manifest, Platform
 from allranks.core.transfers import input_cache, manifests
-
-_CHANNEL = "SM_CHANNEL_"
-"""Prefix of SageMaker's variables with the paths of inputs."""
 
 
 def input_volume(name: str) -> str:
@@ -29,19 +35,13 @@ def volumes(job: Job, status: Status, platform: Platform) -> Iterator[tuple[str,
 
     Several mounts may have the same volume.
     """
-    states = {item.name: item for item in status.inputs}
     claim = _claim(platform)
     for item in job.spec.inputs or ():
         if item.path is None:
             continue
-        state = states.get(item.name)
-        if place := input_cache.place_of(item, state, job, platform):
-            folder = f"{manifests.key_of(item, state.revision if state else None)}/files"
-            if place.location == "Claim":
-                yield manifests.VOLUME, item.path, claim, {"readOnly": True, "subPath": f"inputs/{folder}"}
-            else:
-                volume = place.volume_source(job.namespace)
-                yield input_cache.VOLUME, item.path, volume, {"readOnly": True, "subPath": folder}
+        if fetched := mount_of(item, status, job, platform):
+            name, volume, mount = fetched
+            yield name, item.path, volume, {"readOnly": True, **mount}
             continue
         source, mount = _source(item)
         yield input_volume(item.name), item.path, source, {"readOnly": True, **mount}
@@ -53,6 +53,19 @@ def volumes(job: Job, status: Status, platform: Platform) -> Iterator[tuple[str,
             yield manifests.VOLUME, output.path, claim, {"subPath": folder}
         else:
             yield output_volume(output.name), output.path, {"emptyDir": {}}, {}
+
+
+def mount_of(item: Input, status: Status, job: Job, platform: Platform) -> tuple[str, Manifest, dict[str, Any]] | None:
+    """Return (name, source, further fields of the mount) of the volume with an input that was fetched; None if it is
+    mounted itself, or in a local run."""
+    state = next((state for state in status.inputs if state.name == item.name), None)
+    place = input_cache.place_of(item, state, job, platform)
+    if place is None:
+        return None
+    folder = f"{manifests.key_of(item, state.revision if state else None)}/files"
+    if place.location == "Claim":
+        return manifests.VOLUME, _claim(platform), {"subPath": f"inputs/{folder}"}
+    return input_cache.VOLUME, place.volume_source(job.namespace), {"subPath": folder}
 
 
 def _claim(platform: Platform) -> Manifest:
@@ -98,15 +111,6 @@ def secrets(job: Job) -> list[Manifest]:
     return [{"secretRef": {"name": name}} for name in names]
 
 
-def defaults(job: Job) -> dict[str, str]:
-    """Return the variables of SageMaker, which the user may set instead."""
-    out = {f"{_CHANNEL}{upper(item.name)}": item.path for item in job.spec.inputs or () if item.path}
-    for output in job.spec.outputs or ():
-        if output.name == "model":
-            out["SM_MODEL_DIR"] = output.path
-    return out
-
-
 def problems(job: Job, trainer: Manifest) -> Iterator[tuple[str, str]]:
     """Yield (field path, message) of directories and names that inputs and outputs share with something else."""
     taken = {str(mount.get("mountPath", "")).rstrip("/"): "another volume" for mount in trainer.get("volumeMounts", [])}
@@ -114,7 +118,7 @@ def problems(job: Job, trainer: Manifest) -> Iterator[tuple[str, str]]:
         taken[job.spec.checkpoint.path.rstrip("/")] = "spec.checkpoint"
     if job.spec.code:
         taken[job.spec.code.path.rstrip("/")] = "spec.code"
-    names: set[str] = set()
+    names: set[str] = {RESUME_INPUT} if job.spec.starting_point else set()
     for field, item in _all(job):
         if item.name in names:
             yield f"{field}.name", f"an input has the name {item.name} as well: choose another one"
@@ -149,14 +153,16 @@ def problems_on_clusters(job: Job, platform: Platform) -> list[tuple[str, str]]:
         cure = (
             "this cluster has no image for it: an administrator can name one with the operator's setting `data_image`"
         )
-        for number, item in enumerate(job.spec.inputs or ()):
-            where = f"spec.inputs[{number}]"
+        for item in job.spec.sources:
+            where = job.spec.field_of(item.name)
             if item.streamed:
                 problem = "a pod looks up the revision of the data before the ranks start"
                 out.append((f"{where}.mode", f"{problem}, and {cure}"))
             elif not item.mounted:
                 problem = f"a pod fetches {item.scheme}:// before the ranks start"
-                out.append((f"{where}.from", f"{problem}, and {cure}; claim:// and image:// need none"))
+                field = where if isinstance(item, StartingPoint) else f"{where}.from"
+                others = "another job" if isinstance(item, StartingPoint) else "claim:// and image://"
+                out.append((field, f"{problem}, and {cure}; {others} need none"))
     if platform.data is None or not platform.data.claim:
         cure = "an administrator can name one with the operator's setting `data_claim`"
         out += [
@@ -168,7 +174,15 @@ def problems_on_clusters(job: Job, platform: Platform) -> list[tuple[str, str]]:
 
 def initial_inputs(job: Job) -> list[InputStatus]:
     """Return the first state of the inputs: those that are volumes are ready."""
-    return [InputStatus(name=item.name, state="Ready" if item.mounted else "Pending") for item in job.spec.inputs or ()]
+    return [InputStatus(name=item.name, state="Ready" if item.mounted else "Pending") for item in job.spec.sources]
+
+
+def inputs_of_attempt(job: Job, inputs: list[InputStatus]) -> list[InputStatus]:
+    """Return `status.inputs` of a new attempt. If each pod has a checkpoint volume of its own, which is empty, the
+    newest checkpoint at the address in resumeFrom is looked up again."""
+    if job.spec.starting_point is None or resume_source.shared(job.spec.checkpoint):
+        return inputs
+    return [InputStatus(name=item.name) if item.name == RESUME_INPUT else item for item in inputs]
 
 
 def initial_outputs(job: Job) -> list[OutputStatus]:

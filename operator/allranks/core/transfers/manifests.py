@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from allranks.api.data import Input, Output, claim_of
+from allranks.api.data import Input, Output, StartingPoint, claim_of
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.sweep_values import VARIABLE_PREFIX
-from allranks.cache_key import cache_key
+from allranks.cache_key import cache_key, pin_of
 from allranks.core.facts import naming, pod_template, resume_source
 from allranks.core.facts.data_store import UNSEEN, CacheUse, DataStore
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform, Pod
@@ -49,14 +49,21 @@ def check_name(job: Job, name: str) -> str:
 
 
 def names(job: Job) -> set[str]:
-    fetched = (fetch_name(job, item.name) for item in job.spec.inputs or () if not item.mounted)
+    fetched = (fetch_name(job, item.name) for item in job.spec.sources if not item.mounted)
     of_outputs = (make(job, item.name) for item in job.spec.outputs or () for make in (check_name, upload_name))
     return {*fetched, *of_outputs}
 
 
 def key_of(item: Input, revision: str | None) -> str:
     """Return the name of the input's data in the cache."""
-    return cache_key(item.source, f"sha256:{item.sha256}" if item.sha256 else revision or "")
+    return cache_key(item.source, pin_of(revision, item.sha256, item.unpack))
+
+
+def choices(item: Input) -> Manifest:
+    """Return the part of the request of a fetch that chooses among the files at the source, and unpacks them."""
+    if isinstance(item, StartingPoint):
+        return {"newest": True, "may_be_empty": item.may_be_empty}
+    return {"unpack": True} if item.unpack else {}
 
 
 def fetch_pod(
@@ -67,7 +74,7 @@ def fetch_pod(
     place = input_cache.place(job, platform)
     by_ranks = place is not None and place.location != "Claim"
     if item.streamed or by_ranks:
-        request: Manifest = {"act": "resolve", "uri": item.source, "revision": item.revision}
+        request: Manifest = {"act": "resolve", "uri": item.source, "revision": item.revision, **choices(item)}
         if not item.streamed:
             request |= {"sha256": item.sha256, "pin": True}
         container = _container(request, item.secret, [], store, CONTAINER)
@@ -81,6 +88,7 @@ def fetch_pod(
         "limit": store.cache_bytes,
         "used": list(use.keys) if use else None,
         "since": int((now - UNSEEN).timestamp()),
+        **choices(item),
     }
     security |= _volume_group(_first_template(job, platform))
     mounts = [{"name": VOLUME, "mountPath": CACHE, "subPath": "inputs"}]
@@ -284,7 +292,7 @@ def provenance(job: Job, status: Status, ranks: Iterable[Pod] | None = None) -> 
                     else {}
                 ),
             }
-            for item in job.spec.inputs or ()
+            for item in job.spec.sources
         ],
         "step": status.progress.step if status.progress else None,
     }
@@ -297,9 +305,11 @@ _AS_ROOT: Manifest = {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False}
 def fetch_containers(job: Job, status: Status, platform: Platform, resources: Manifest) -> list[Manifest]:
     states = {item.name: item for item in status.inputs}
     out = []
-    for item in job.spec.inputs or ():
+    for item in job.spec.sources:
         state = states.get(item.name)
         place = input_cache.place_of(item, state, job, platform)
+        if isinstance(item, StartingPoint) and not resume_source.needed(job, status, platform.local):
+            continue
         if place and place.location != "Claim":
             out.append(_fetch_container(item, state.revision if state else None, place, platform, resources))
     return out
@@ -322,6 +332,7 @@ def _fetch_container(
         "used": list(evictable.used) if evictable else None,
         "since": evictable.since if evictable else 0,
         "where": f"{place.host_path} on the node" if on_node else "the emptyDir of the pod",
+        **choices(item),
     }
     mounts = [{"name": input_cache.VOLUME, "mountPath": CACHE}]
     security = {**CONTAINER, **(_AS_ROOT if on_node else {})}

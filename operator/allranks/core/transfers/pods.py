@@ -33,7 +33,7 @@ RETRY = timedelta(seconds=10)
 
 def with_transfers(o: Observed) -> Observed:
     """Move the pods of transfers out of the pods of ranks, and add the uploads that they report."""
-    if o.platform.local or not (o.job.spec.inputs or o.job.spec.outputs):
+    if o.platform.local or not (o.job.spec.sources or o.job.spec.outputs):
         return o
     if o.platform.data:
         store = replace(o.platform.data, evictable=evictable(o.cache_use, o.now))
@@ -54,17 +54,16 @@ def blocked(o: Observed) -> tuple[str, str] | None:
     """Return (reason, message) of a job whose inputs are not there yet, or whose destinations are not checked."""
     if not unready(o):
         return None
-    waiting = [(number, item) for number, item in enumerate(o.job.spec.inputs or ()) if _is_unfetched(o, item.name)]
-    for number, item in waiting:
-        name = manifests.fetch_name(o.job, item.name)
-        if problem := _problem(o, name):
-            return FETCH_RETRYING, f"spec.inputs[{number}]: {problem}"
+    waiting = [item for item in o.job.spec.sources if _is_unfetched(o, item.name)]
+    for item in waiting:
+        if problem := _problem(o, manifests.fetch_name(o.job, item.name)):
+            return FETCH_RETRYING, f"{o.job.spec.field_of(item.name)}: {problem}"
     for number, output in (checks := _unchecked(o)):
         if problem := _problem(o, manifests.check_name(o.job, output.name)):
             return CHECK_RETRYING, f"spec.outputs[{number}]: {problem}"
     if not waiting:
         return CHECKING, "destinations are checked: " + ", ".join(f"{item.name} at {item.to}" for _, item in checks)
-    return FETCHING, "inputs are fetched: " + ", ".join(f"{item.name} from {item.source}" for _, item in waiting)
+    return FETCHING, "inputs are fetched: " + ", ".join(f"{item.name} from {item.source}" for item in waiting)
 
 
 def upload_problem(o: Observed) -> str:
@@ -121,16 +120,15 @@ def _result(pod: Pod) -> dict[str, Any] | None:
 def received(o: Observed) -> tuple[list[InputStatus], list[str]]:
     """Return (`status.inputs` with what pods fetched, errors of inputs that cannot be fetched)."""
     inputs, errors = list(o.current.inputs), []
-    places = {item.name: number for number, item in enumerate(o.job.spec.inputs or ())}
     for place, item in enumerate(inputs):
         pod = o.transfers.get(manifests.fetch_name(o.job, item.name)) if item.state != "Ready" else None
-        if pod is None or (result := _result(pod)) is None:
-            continue
+        if pod is None or pod.deleted_at or (result := _result(pod)) is None:
+            continue  # one that is being deleted has fetched for an earlier attempt
         try:
             ready = InputStatus(name=item.name, state="Ready", **{**result["fetched"], **_location(o, item, result)})
         except (KeyError, TypeError, ValidationError):
             reason = result.get("error") or f"pod {pod.name} has a result that this version cannot read"
-            errors.append(f"spec.inputs[{places.get(item.name, place)}]: {reason}")
+            errors.append(f"{o.job.spec.field_of(item.name)}: {reason}")
             ready = changed(item, state="Failed")
         inputs[place] = ready
     return inputs, errors or [*_too_large(o, inputs)]
@@ -139,7 +137,7 @@ def received(o: Observed) -> tuple[list[InputStatus], list[str]]:
 def _location(o: Observed, item: InputStatus, result: dict[str, Any]) -> dict[str, Any]:
     """Return the location of an input that is copied. A pod that only looked up the revision does not say `cached`."""
     place = input_cache.place(o.job, o.platform)
-    if place is None or any(spec.name == item.name and spec.streamed for spec in o.job.spec.inputs or ()):
+    if place is None or any(spec.name == item.name and spec.streamed for spec in o.job.spec.sources):
         return {}
     if "cached" in result["fetched"]:
         return {"location": "Claim"}
@@ -150,15 +148,15 @@ def _too_large(o: Observed, inputs: list[InputStatus]) -> Iterator[str]:
     """Yield the first input that does not fit into the emptyDir, so that no pod finds it out."""
     place = input_cache.place(o.job, o.platform)
     total = 0
-    for number, item in enumerate(inputs):
+    for item in inputs:
         if item.location != "Pod" or place is None:
             continue
         total += item.bytes or 0
         if total > place.limit:
             yield (
-                f"spec.inputs[{number}]: {total} bytes do not fit into the emptyDir of a pod, which may hold "
-                f"{place.limit}: an administrator can change spec.inputCache of the TrainingPool, or the operator's "
-                "setting `data_cache_size`"
+                f"{o.job.spec.field_of(item.name)}: {total} bytes do not fit into the emptyDir of a pod, which may "
+                f"hold {place.limit}: an administrator can change spec.inputCache of the TrainingPool, or the "
+                "operator's setting `data_cache_size`"
             )
             return
 
@@ -231,7 +229,7 @@ def with_transfer_pods(snapshot: Snapshot, plan: Plan) -> Plan:
     otherwise the next operator would delete a pod that it does not expect, or repeat an upload.
     """
     o, persisted = snapshot.observed, snapshot.persisted
-    if plan.decided or o.platform.local or not (o.job.spec.inputs or o.job.spec.outputs):
+    if plan.decided or o.platform.local or not (o.job.spec.sources or o.job.spec.outputs):
         return plan
     needed = {**dict(_before_ranks(o)), **dict(_uploaders(o, persisted))}
     unrecorded = _unrecorded(o, persisted)
@@ -267,7 +265,7 @@ def _before_ranks(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | N
     store = o.platform.data
     if o.current.phase in FINISHED or o.current.phase == "Suspended" or not o.current.start_time or store is None:
         return
-    for item in o.job.spec.inputs or ():
+    for item in o.job.spec.sources:
         if _is_unfetched(o, item.name):
             make = partial(manifests.fetch_pod, o.job, item, o.platform, store, o.cache_use, o.now)
             yield manifests.fetch_name(o.job, item.name), make
