@@ -60,14 +60,23 @@ SWEEP_NAME = (
 """Rules of the whole object, as NAME."""
 
 RANGE = (Rule(rule="self.min < self.max", message="must be larger than min", field=".max"),)
+_NEW_SWEEP = "cannot be changed in an existing sweep: create a new sweep"
 SWEEP = (
     Rule(
         rule="self.algorithm == 'Grid' || has(self.trials)",
         message="is required for this algorithm: how many trials to run",
         field=".trials",
     ),
+    Rule(
+        rule="has(self.objective) || (self.algorithm != 'TPE' && !has(self.stop))",
+        message="is required for algorithm TPE and for stop, which compare trials: for example "
+        "{metric: loss, goal: Minimize}",
+        field=".objective",
+    ),
+    # Rules of the field itself do not see that it comes or goes.
+    Rule(rule="has(self.objective) == has(oldSelf.objective)", message=_NEW_SWEEP, field=".objective"),
 )
-FROZEN = (Rule(rule="self == oldSelf", message="cannot be changed in an existing sweep: create a new sweep"),)
+FROZEN = (Rule(rule="self == oldSelf", message=_NEW_SWEEP),)
 
 LABEL_EXPRESSION = (
     Rule(
