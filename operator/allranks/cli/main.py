@@ -101,7 +101,7 @@ SYNONYMS = {
 }
 
 
-FILES = (".py", ".yaml", ".yml", ".json")
+FILES = (".py", ".ipynb", ".yaml", ".yml", ".json")
 
 
 class LazyGroup(SuggestingGroup):

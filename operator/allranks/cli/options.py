@@ -29,7 +29,7 @@ OK, FAILED, BAD_MANIFEST, TIMED_OUT = 0, 1, 2, 124
 """Exit statuses. timeout(1) has 124 too. click also exits with 2, for wrong usage."""
 
 _KINDS = frozenset({"dt", PLURAL, KIND.lower(), f"{PLURAL}.{GROUP}", f"{KIND.lower()}.{GROUP}"})
-_FILES = (".yaml", ".yml", ".json", ".py")
+_FILES = (".yaml", ".yml", ".json", ".py", ".ipynb")
 
 
 # --- manifests -------------------------------------------------------------------------------------------------------
