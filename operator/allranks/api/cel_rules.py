@@ -353,7 +353,8 @@ def _of_role(role: str, framework: Framework, path: str, field: str) -> Iterable
             message=f"{framework.name} has at most {most} {role}",
             field=f"{field}.replicas",
         )
-    yield _reserved(framework, path, f"{field}.env")
+    if not framework.any_role:
+        yield _reserved(framework, path, f"{field}.env")
 
 
 def _reserved(framework: Framework, path: str, field: str) -> Rule:
@@ -419,7 +420,7 @@ def _of_framework(framework: Framework) -> Iterable[Rule]:
         for rule in _of_role(role, framework, f"self.roles['{role}']", f".roles.{role}")
     ]
     if framework.any_role:
-        of_roles = [_of_every_role(framework)]
+        of_roles.append(_of_every_role(framework))
     for rule in (_reserved(framework, "self", ".env"), *of_roles, *framework.rules):
         yield rule.model_copy(update={"rule": f"self.framework != '{framework.name}' || ({rule.rule})"})
 

@@ -79,7 +79,7 @@ def _about_claims(job: Job, templates: Mapping[str, Mapping[str, Any]]) -> Itera
     for role, template in pod_template.role_templates(job, ANY_PLATFORM).items():
         resources = pod_template.trainer(template).get("resources") or {}
         entries = gpu_count.claims(resources)
-        if not entries or not FRAMEWORKS[job.spec.framework].roles[role].ranked:
+        if not entries or not topology.framework_of(job).roles[role].ranked:
             continue
         gpus = gpu_count.of_claims(resources, template["spec"].get("resourceClaims") or (), templates)
         if gpus is None:
