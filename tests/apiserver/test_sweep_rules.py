@@ -10,6 +10,7 @@ from support.api import ApiError, path
 from support.builders import table
 from support.controlplane import ControlPlane
 from unit.api.test_sweep import sweep
+from unit.core.test_sweep_plan import NUMBERS
 
 
 def dry_run(control_plane: ControlPlane, namespace: str, document: dict[str, Any]) -> None:
@@ -20,6 +21,8 @@ def dry_run(control_plane: ControlPlane, namespace: str, document: dict[str, Any
 @table(
     ("the usual sweep", {}),
     ("values of every type", {"parameters": {"a": {"values": [1, 0.5, True, "x"]}}}),
+    ("distributions", {"parameters": NUMBERS}),
+    ("no objective", {"objective": None}),
     ("a grid without trials", {"algorithm": "Grid", "trials": None, "parameters": {"a": {"values": [1, 2]}}}),
 )
 def test_a_valid_sweep_is_accepted(case, control_plane, namespace):
@@ -28,6 +31,8 @@ def test_a_valid_sweep_is_accepted(case, control_plane, namespace):
 
 @table(
     ("no trials", {"trials": None}, "spec.trials"),
+    ("TPE without an objective", {"objective": None, "algorithm": "TPE"}, "spec.objective"),
+    ("early stopping without an objective", {"objective": None, "stop": {"rule": "ASHA"}}, "spec.objective"),
     ("bounds in the wrong order", {"parameters": {"lr": {"int": {"min": 3, "max": 2}}}}, "max: "),
     (
         "a mistake in the job",
@@ -51,6 +56,7 @@ def test_what_makes_trials_comparable_cannot_be_changed_and_their_number_can(con
     for change in (
         {"seed": 7},
         {"objective": {"metric": "accuracy"}},
+        {"objective": None},
         {"parameters": {"lr": {"logUniform": {"max": 1.0}}}},
         {"template": {"spec": {"image": "other:1"}}},
     ):

@@ -25,6 +25,7 @@ RANK_0 = {
     "penguins-horovod-mpi": "launcher",
     "penguins-mpi": "launcher",
     "penguins-ray": "head",
+    "penguins-ray-tune": "head",
 }
 """The role whose log has the output of rank 0, if it is neither the master nor the worker."""
 

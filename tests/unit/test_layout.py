@@ -134,7 +134,7 @@ def test_an_in_pod_helper_needs_only_the_standard_library(helper):
     that they can report if it is missing."""
     tree = ast.parse(helper.read_text())
     allowed = {"horovod"} if helper.name.startswith("horovod_") else set()
-    if helper.name == "ray_nodes.py":
+    if helper.name in ("ray_nodes.py", "ray_idle.py"):
         allowed = {"ray"}
     if helper.name in ("watch.py", "allranks_automatic_reports.py"):
         allowed = {"allranks"}  # the report library, which is copied beside it

@@ -60,14 +60,23 @@ SWEEP_NAME = (
 """Rules of the whole object, as NAME."""
 
 RANGE = (Rule(rule="self.min < self.max", message="must be larger than min", field=".max"),)
+_NEW_SWEEP = "cannot be changed in an existing sweep: create a new sweep"
 SWEEP = (
     Rule(
         rule="self.algorithm == 'Grid' || has(self.trials)",
         message="is required for this algorithm: how many trials to run",
         field=".trials",
     ),
+    Rule(
+        rule="has(self.objective) || (self.algorithm != 'TPE' && !has(self.stop))",
+        message="is required for algorithm TPE and for stop, which compare trials: for example "
+        "{metric: loss, goal: Minimize}",
+        field=".objective",
+    ),
+    # Rules of the field itself do not see that it comes or goes.
+    Rule(rule="has(self.objective) == has(oldSelf.objective)", message=_NEW_SWEEP, field=".objective"),
 )
-FROZEN = (Rule(rule="self == oldSelf", message="cannot be changed in an existing sweep: create a new sweep"),)
+FROZEN = (Rule(rule="self == oldSelf", message=_NEW_SWEEP),)
 
 LABEL_EXPRESSION = (
     Rule(
@@ -357,7 +366,8 @@ def _of_role(role: str, framework: Framework, path: str, field: str) -> Iterable
             message=f"{framework.name} has at most {most} {role}",
             field=f"{field}.replicas",
         )
-    yield _reserved(framework, path, f"{field}.env")
+    if not framework.any_role:
+        yield _reserved(framework, path, f"{field}.env")
 
 
 def _reserved(framework: Framework, path: str, field: str) -> Rule:
@@ -432,7 +442,7 @@ def _of_framework(framework: Framework) -> Iterable[Rule]:
         for rule in _of_role(role, framework, f"self.roles['{role}']", f".roles.{role}")
     ]
     if framework.any_role:
-        of_roles = [_of_every_role(framework)]
+        of_roles.append(_of_every_role(framework))
     for rule in (_reserved(framework, "self", ".env"), *of_roles, *framework.rules):
         yield rule.model_copy(update={"rule": f"self.framework != '{framework.name}' || ({rule.rule})"})
 

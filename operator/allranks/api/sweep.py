@@ -41,7 +41,17 @@ Scalar = Annotated[LongText | int | Number | bool, Field(json_schema_extra=_ANY_
 Points = Annotated[int, Field(ge=2, le=MAX_TRIALS)]
 
 
-class Range(Model):
+class Distribution(Model):
+    """A distribution of random numbers, which may be rounded."""
+
+    step: Bound | None = Field(
+        None,
+        description="Values are multiples of it, counted from min if there is one. If step and min are whole numbers, "
+        "so are the values. Default: any number.",
+    )
+
+
+class Range(Distribution):
     """Numbers between two bounds, each equally likely."""
 
     min: Bound = Field(description="Smallest value of the parameter.")
@@ -51,6 +61,40 @@ class Range(Model):
 
 class LogRange(Range):
     """Numbers between two bounds, with each order of magnitude equally likely."""
+
+
+class Normal(Distribution):
+    """The normal distribution."""
+
+    mu: Bound = Field(description="Mean.")
+    sigma: Bound = Field(description="Standard deviation.")
+
+
+class LogNormal(Distribution):
+    """Numbers whose logarithms have a normal distribution."""
+
+    mu: Bound = Field(description="Mean of the natural logarithm: exp(mu) is the median of the values.")
+    sigma: Bound = Field(description="Standard deviation of the natural logarithm.")
+
+
+class Gamma(Distribution):
+    """The gamma distribution. Its mean is shape * scale."""
+
+    shape: Bound = Field(description="Shape, also called alpha or k.")
+    scale: Bound = Field(description="Scale, also called theta; 1 divided by the rate.")
+
+
+class Beta(Distribution):
+    """The beta distribution, of numbers from 0 to 1. Its mean is alpha / (alpha + beta)."""
+
+    alpha: Bound = Field(description="First shape: large values are likely if it is larger than beta.")
+    beta: Bound = Field(description="Second shape.")
+
+
+class Exponential(Distribution):
+    """The exponential distribution."""
+
+    mean: Bound = Field(description="Mean, which is 1 divided by the rate (lambda).")
 
 
 class IntRange(Model):
@@ -77,11 +121,38 @@ class Parameter(Model):
     whole: IntRange | None = Field(
         None, alias="int", description="Whole numbers between two bounds, for example {min: 8, max: 64, step: 8}."
     )
+    normal: Normal | None = Field(
+        None, description="Numbers of the normal distribution, for example {mu: 0.5, sigma: 0.1}."
+    )
+    log_normal: LogNormal | None = Field(
+        None, description="Numbers whose logarithms have a normal distribution, for example {mu: -7, sigma: 1}."
+    )
+    gamma: Gamma | None = Field(
+        None, description="Numbers of the gamma distribution, for example {shape: 2, scale: 0.01}."
+    )
+    beta: Beta | None = Field(
+        None, description="Numbers of the beta distribution, from 0 to 1, for example {alpha: 2, beta: 5}."
+    )
+    exponential: Exponential | None = Field(
+        None, description="Numbers of the exponential distribution, for example {mean: 0.01}."
+    )
     values: Annotated[list[Scalar], Field(min_length=1, max_length=64)] | None = Field(
         None, description="A list of values, for example [16, 32, 64] or [adam, sgd]."
     )
 
+    @property
+    def spaces(self) -> dict[str, SearchSpace]:
+        """The fields that are set, by their names in manifests. A valid parameter has one."""
+        fields = ((field.alias or name, getattr(self, name)) for name, field in type(self).model_fields.items())
+        return {name: space for name, space in fields if space is not None}
 
+    @property
+    def space(self) -> SearchSpace:
+        """The only field of a valid parameter that is set."""
+        return next(iter(self.spaces.values()))
+
+
+SearchSpace = Distribution | IntRange | list[str | int | float | bool]
 ParameterName = Annotated[str, StringConstraints(min_length=1, max_length=63)]
 
 
@@ -141,7 +212,11 @@ class SweepSpec(Model):
     parameters: Annotated[dict[ParameterName, Parameter], Field(min_length=1, max_length=32)] = Field(
         description="Parameters of the training by name, with the values to try.", json_schema_extra=rules(*cel.FROZEN)
     )
-    objective: Objective = Field(description="What the trials are compared by.", json_schema_extra=rules(*cel.FROZEN))
+    objective: Objective | None = Field(
+        None,
+        description="What the trials are compared by. Without it all trials run, and none of them is the best.",
+        json_schema_extra=rules(*cel.FROZEN),
+    )
     algorithm: Literal["Random", "Grid", "TPE"] = Field(
         "Random",
         description="How values are chosen: Random; Grid, all combinations; or TPE, which learns from the trials that "

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from allranks.api import job, sweep_values, validation
 from allranks.api.crd import root_schema
 from allranks.api.job import API_VERSION
-from allranks.api.sweep import KIND, MAX_TRIALS, Sweep, SweepSpec
+from allranks.api.sweep import KIND, MAX_TRIALS, Distribution, LogRange, Parameter, Range, Sweep, SweepSpec
 from allranks.api.validation import Problem
 from allranks.api.validation_messages import json_type, path_step, problem
 from allranks.errors import InvalidManifest
@@ -123,7 +123,7 @@ def _contains_sweep(document: Mapping[str, Any]) -> bool:
     if not isinstance(template, dict):
         return False
     inner = template.get("spec")
-    return template.get("kind") == KIND or (isinstance(inner, dict) and {"parameters", "objective"} <= inner.keys())
+    return template.get("kind") == KIND or (isinstance(inner, dict) and {"parameters", "template"} <= inner.keys())
 
 
 def _broken_rules(document: Mapping[str, Any], parsed: Any, wrong: list[str]) -> Iterator[Problem]:
@@ -141,24 +141,59 @@ def _broken_rules(document: Mapping[str, Any], parsed: Any, wrong: list[str]) ->
 
 def _problems_of(spec: SweepSpec) -> Iterator[Problem]:
     """Yield problems that neither the schema nor a rule of the CRD finds."""
+    wrong = [*_problems_of_names(spec), *_problems_of_spaces(spec)]
+    yield from wrong or _problems_of_size(spec)
+
+
+def _problems_of_names(spec: SweepSpec) -> Iterator[Problem]:
     variables: dict[str, str] = {}
-    for name, parameter in spec.parameters.items():
+    for name in spec.parameters:
         path = f"spec.parameters{path_step(name)}"
         if not _NAME.fullmatch(name):
             yield path, "must be letters, digits, '_', '-' and '.', and begin with a letter: it is used as $(NAME)"
         other = variables.setdefault(sweep_values.variable(name), name)
         if other != name:
             yield path, f"has the same variable as {other}, {sweep_values.variable(name)}: rename one of them"
-        if len(parameter.model_fields_set) != 1:
-            yield path, "set exactly one of uniform, logUniform, int and values"
-        for kind, bounds in (("uniform", parameter.uniform), ("logUniform", parameter.log_uniform)):
-            if bounds and bounds.min >= bounds.max:
-                yield f"{path}.{kind}.max", "must be larger than min"
-            elif bounds and kind == "logUniform" and bounds.min <= 0:
-                yield f"{path}.{kind}.min", "must be larger than 0: it has a logarithm"
-        if spec.algorithm == "Grid" and sweep_values.grid_size(parameter) is None:
-            kind = "uniform" if parameter.uniform else "logUniform"
-            yield f"{path}.{kind}.points", "is required for algorithm Grid: how many values to try"
+
+
+def _problems_of_spaces(spec: SweepSpec) -> Iterator[Problem]:
+    for name, parameter in spec.parameters.items():
+        path = f"spec.parameters{path_step(name)}"
+        if len(parameter.spaces) != 1:
+            yield path, f"set exactly one of {_SPACES}"
+        for kind, space in parameter.spaces.items():
+            match space:
+                case Range():
+                    yield from _problems_of_range(f"{path}.{kind}", space, spec.algorithm)
+                case Distribution():
+                    yield from _not_positive(f"{path}.{kind}", space)
+                    if reason := _WITHOUT_BOUNDS.get(spec.algorithm):
+                        yield f"{path}.{kind}", reason
+
+
+def _problems_of_range(path: str, bounds: Range, algorithm: str) -> Iterator[Problem]:
+    if bounds.min >= bounds.max:
+        yield f"{path}.max", "must be larger than min"
+    elif isinstance(bounds, LogRange) and bounds.min <= 0:
+        yield f"{path}.min", "must be larger than 0: it has a logarithm"
+    elif bounds.step is not None and bounds.points is not None:
+        yield f"{path}.points", "set either points or step: a step determines the values that algorithm Grid tries"
+    elif bounds.step is not None and bounds.step > bounds.max - bounds.min:
+        yield f"{path}.step", "must not be larger than the difference of max and min"
+    elif algorithm == "Grid" and bounds.step is None and bounds.points is None:
+        yield f"{path}.points", "is required for algorithm Grid: how many values to try"
+    yield from _not_positive(path, bounds)
+
+
+def _not_positive(path: str, distribution: Distribution) -> Iterator[Problem]:
+    for field in _POSITIVE:
+        value = getattr(distribution, field, None)
+        if value is not None and value <= 0:
+            yield f"{path}.{field}", "must be larger than 0"
+
+
+def _problems_of_size(spec: SweepSpec) -> Iterator[Problem]:
+    """Yield problems with the number of trials of a sweep whose parameters have no problems."""
     size = sweep_values.combinations(spec) if spec.algorithm == "Grid" else None
     if size and size > MAX_TRIALS and not spec.trials:
         yield "spec.parameters", f"have {size} combinations, but a sweep has at most {MAX_TRIALS} trials: set trials"
@@ -172,3 +207,13 @@ def _problems_of(spec: SweepSpec) -> Iterator[Problem]:
     if sweep_values.number_of_trials(spec) > fits:
         # Not at trials, which may be absent.
         yield "spec.parameters", f"take up to {largest} bytes per trial, of which {fits} trials fit into the status"
+
+
+*_OTHERS, _LAST = (field.alias or name for name, field in Parameter.model_fields.items())
+_SPACES = f"{', '.join(_OTHERS)} and {_LAST}"
+_POSITIVE = ("step", "sigma", "shape", "scale", "alpha", "beta", "mean")
+_WITHOUT_BOUNDS = {
+    "Grid": "has no finite set of values, which algorithm Grid needs: use values, int, or uniform with points or step",
+    "TPE": "algorithm TPE searches between two bounds: use uniform or logUniform, or algorithm Random",
+}
+"""Algorithm -> why it refuses distributions without bounds."""

@@ -79,7 +79,9 @@ def _path(location: Iterable[int | str]) -> str:
 
 def steps_of(detail: ErrorDetails) -> list[int | str]:
     """Return the steps of the path to the value that an error is about."""
-    return [part for part in detail["loc"] if not _is_union_tag(part)]
+    loc = detail["loc"]
+    field = 3 if loc[:2] == ("spec", "parameters") else None  # a parameter has the field int
+    return [part for index, part in enumerate(loc) if index == field or not _is_union_tag(part)]
 
 
 def path_step(part: int | str) -> str:
@@ -154,7 +156,7 @@ def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> s
         case "bool_type":
             return f"must be true or false, not {json_type(value)}{quotes_hint(value, 'boolean')}"
         case "dict_type" | "model_type" | "model_attributes_type":
-            return f"must be a mapping, not {json_type(value)}{_mapping_hint(value, location)}"
+            return f"must be a mapping, not {json_type(value)}{_mapping_hint(value, location, schema)}"
         case "list_type":
             return f"must be a list, not {json_type(value)}{_list_hint(value, location, schema)}"
         case "literal_error":
@@ -182,16 +184,16 @@ def _is_union_tag(part: int | str) -> bool:
     return isinstance(part, str) and (part in {"int", "str", "constrained-str", "constrained-int"} or "[" in part)
 
 
-def _mapping_hint(value: Any, location: list[int | str]) -> str:
+def _mapping_hint(value: Any, location: list[int | str], schema: Schema) -> str:
     if value is None and location == ["spec", "roles"]:
         return ": write the roles below it, indented, for example worker: {replicas: 2}"
     if isinstance(value, int) and not isinstance(value, bool) and location[:2] == ["spec", "roles"]:
         return f": write {{replicas: {value}}}"
-    form = _long_form(value, location)
+    form = _long_form(value, location, schema)
     return f": write {form}" if form and len(form) < _LONGEST_FORM else ""
 
 
-def _long_form(value: Any, location: list[int | str]) -> str:
+def _long_form(value: Any, location: list[int | str], schema: Schema) -> str:
     """Return the mapping that is meant by a shorter form."""
     text = json.dumps(value, default=str)
     match location, value:
@@ -203,8 +205,9 @@ def _long_form(value: Any, location: list[int | str]) -> str:
             return f"{{values: {text}}}"
         case (["spec", "parameters", _], str() | int() | float()):
             return f"{{values: [{text}]}}"
-        case (["spec", "parameters", _, _], [low, high]):
-            return f"{{min: {json.dumps(low, default=str)}, max: {json.dumps(high, default=str)}}}"
+        case (["spec", "parameters", _, _], list()) if len(value) == len(names := schema.get("required", ())):
+            numbers = (json.dumps(number, default=str) for number in value)
+            return f"{{{', '.join(f'{name}: {number}' for name, number in zip(names, numbers, strict=True))}}}"
         case (["spec", "notify", _], str()):
             return f"{{receiver: {value}}}"
         case (["spec", "notify", _, "webhook"], str()):

@@ -48,8 +48,9 @@ def read(file: str) -> list[Any] | Unreadable:
     text = _text(file)
     if isinstance(text, Unreadable):
         return text
-    if file.endswith(".py"):
-        return Unreadable(f"is a Python script: allranks run {file} --save job.yaml writes its manifest")
+    if file.endswith((".py", ".ipynb")):
+        kind = "a Python script" if file.endswith(".py") else "a notebook"
+        return Unreadable(f"is {kind}: allranks run {file} --save job.yaml writes its manifest")
     return documents(text)
 
 

@@ -1,4 +1,4 @@
-"""Makes and loads the job for a Python script that has no manifest: `allranks run train.py --replicas 2`.
+"""Makes and loads the job for a Python script or a notebook that has no manifest: `allranks run train.py --replicas 2`.
 
 The framework follows from the packages that the script, and the modules beside it, import.
 """
@@ -6,8 +6,11 @@ The framework follows from the packages that the script, and the modules beside 
 from __future__ import annotations
 
 import ast
+import contextlib
+import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +20,12 @@ from allranks.api.job import API_VERSION, KIND
 from allranks.authoring.manifest_files import did_you_mean
 from allranks.errors import CannotRun, InvalidManifest, InvalidOption
 from allranks.frameworks import FRAMEWORKS
+from allranks.frameworks.hints import ScriptHints
 
 if TYPE_CHECKING:
     from allranks.authoring.manifests import Loaded
 
+NOTEBOOK = ".ipynb"
 MAX_MODULES = 100
 """Modules beside the script that are read at most, to find out what it imports."""
 _NAME_LENGTH = 40
@@ -47,7 +52,7 @@ class Script:
 
 
 def is_script(file: str) -> bool:
-    return file.endswith(".py")
+    return file.endswith((".py", NOTEBOOK))
 
 
 def read_script(path: str, workdir: Path) -> Script:
@@ -63,7 +68,7 @@ def read_script(path: str, workdir: Path) -> Script:
         if file in done:
             continue
         done.add(file)
-        for node in ast.walk(_parse(file, required=file == first)):
+        for node in ast.walk(_cells(file) if file.suffix == NOTEBOOK else _parse(file, required=file == first)):
             if isinstance(node, ast.Name):
                 names.add(node.id)
             elif isinstance(node, ast.Attribute):
@@ -96,9 +101,38 @@ def make_job(
         calls = ", ".join(sorted(hints.joins_group))
         uses = f"uses none of {calls}" if len(hints.joins_group) > 1 else f"does not use {calls}"
         notes.append(f"{script.path} {uses}: the {replicas} ranks may be independent copies that do not train together")
-    command = [*hints.command, script.path]
     name = job_name(script.path)
-    return job_document(name, framework, command, replicas, gpus, env, arguments, image), notes
+    if not script.path.endswith(NOTEBOOK):
+        return job_document(
+            name, framework, [*hints.command, script.path], replicas, gpus, env, arguments, image
+        ), notes
+    command, parameters = _notebook_command(script.path, name, hints), _notebook_parameters(script.path, arguments)
+    document = job_document(name, framework, command, replicas, gpus, env, parameters, image)
+    output = {"name": "notebooks", "path": "/notebooks", "to": f"claim://{name}-notebooks", "when": "Always"}
+    document["spec"] |= {"packages": ["papermill", "ipykernel"], "outputs": [output]}
+    return document, notes
+
+
+def _notebook_command(path: str, name: str, hints: ScriptHints) -> list[str]:
+    """Return the command by which each rank executes the notebook, prints what its cells print, and keeps the result.
+
+    The kernel is that of `python3`: the notebook may name one that only its author has.
+    """
+    papermill = "python3 -m papermill -k python3 -l python --no-progress-bar --stdout-file - --stderr-file -"
+    executed = f'"$ALLRANKS_OUTPUT_NOTEBOOKS/{name}-{hints.rank}.ipynb"'
+    return [*hints.launcher, "sh", "-c", f'exec {papermill} {shlex.quote(path)} {executed} "$@"', "sh"]
+
+
+def _notebook_parameters(path: str, arguments: Sequence[str]) -> list[str]:
+    """Return papermill's options for `--lr 0.1` or `--lr=0.1`. Raise InvalidManifest for other arguments."""
+    words, out = iter(arguments), []
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        parameter = next(words, None) if not equals else value
+        if not word.startswith("--") or not name.isidentifier() or parameter is None:
+            raise InvalidManifest([(path, f"{word}: the parameters of a notebook are --NAME VALUE")])
+        out += ["-p", name, parameter]
+    return out
 
 
 def choose_framework(script: Script, framework: str | None, cure: str) -> tuple[str, list[str]]:
@@ -159,6 +193,24 @@ def _parse(file: Path, *, required: bool) -> ast.AST:
     if required:
         raise InvalidManifest([(str(file), problem)])
     return ast.Module([], [])
+
+
+def _cells(file: Path) -> ast.AST:
+    """Return the code of a notebook, without the cells that are not Python. Raise InvalidManifest."""
+    try:
+        cells = [cell for cell in json.loads(file.read_bytes())["cells"] if cell["cell_type"] == "code"]
+        texts = ["".join(cell["source"]) for cell in cells]
+    except OSError as error:
+        problem = f"cannot be read: {(error.strerror or str(error)).lower()}{did_you_mean(str(file))}"
+        raise InvalidManifest([(str(file), problem)]) from error
+    except (KeyError, TypeError, ValueError):
+        raise InvalidManifest([(str(file), "is not a notebook of Jupyter, version 4 or newer")]) from None
+    module = ast.Module([], [])
+    for text in texts:
+        lines = [line for line in text.splitlines() if not line.lstrip().startswith(("%", "!"))]
+        with contextlib.suppress(SyntaxError, ValueError):
+            module.body += ast.parse("\n".join(lines)).body
+    return module
 
 
 def _imported(node: ast.AST) -> Iterator[str]:

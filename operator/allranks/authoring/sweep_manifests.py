@@ -89,7 +89,10 @@ def _texts(job: Job) -> Iterator[tuple[str, str]]:
 def _about_metric(loaded: LoadedSweep) -> Iterator[Problem]:
     """Yield a warning if the metric resembles a name of `logPattern`. Other names may be metrics of the program
     itself."""
-    metric, progress = loaded.sweep.spec.objective.metric, loaded.job.spec.progress
+    objective, progress = loaded.sweep.spec.objective, loaded.job.spec.progress
+    if objective is None:
+        return
+    metric = objective.metric
     groups = re.compile(progress.log_pattern).groupindex if progress and progress.log_pattern else {}
     if metric not in groups and (near := similar(metric, list(groups))):
         message = f"no group of logPattern is named {metric}, did you mean {near}?"
@@ -111,8 +114,17 @@ def _code(inner: dict[str, Any] | None, shipping: Shipping, file: str) -> Path |
 # --- a sweep of a job and the options of `allranks sweep` -------------------------------------------------------------
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_RANGE = re.compile(rf"(?:(log|int|uniform):)?({_NUMBER})\.\.({_NUMBER})(?:/(\d+))?")
-FORMS = "lr=log:1e-4..1e-1, dropout=0..0.5, layers=int:1..8 or batch=16,32,64"
+_WHOLE = re.compile(r"[-+]?\d+")
+_RANGE = re.compile(rf"(?:(log|int|uniform):)?({_NUMBER})\.\.({_NUMBER})(?:\.\.({_NUMBER})|/(\d+))?")
+_DISTRIBUTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "normal": ("normal", ("mu", "sigma")),
+    "lognormal": ("logNormal", ("mu", "sigma")),
+    "gamma": ("gamma", ("shape", "scale")),
+    "beta": ("beta", ("alpha", "beta")),
+    "exponential": ("exponential", ("mean",)),
+}
+"""Word before the numbers of `--param` -> the distribution, and the fields that the numbers are."""
+FORMS = "lr=log:1e-4..1e-1, dropout=0..0.5, layers=int:1..8, momentum=beta:9,1 or batch=16,32,64"
 
 
 def parameter(text: str) -> tuple[str, dict[str, Any]]:
@@ -121,17 +133,30 @@ def parameter(text: str) -> tuple[str, dict[str, Any]]:
     if not (name and equals and values):
         raise InvalidManifest([(f"--param {text}", f"must be NAME=VALUES, for example {FORMS}")])
     if match := _RANGE.fullmatch(values):
-        kind, low, high, points = match.groups()
-        if kind == "int" or (kind is None and re.fullmatch(r"[-+]?\d+", low) and re.fullmatch(r"[-+]?\d+", high)):
-            if not (re.fullmatch(r"[-+]?\d+", low) and re.fullmatch(r"[-+]?\d+", high)) or points:
-                raise InvalidManifest([(f"--param {text}", "int: needs whole numbers, for example layers=int:1..8")])
-            return name, {"int": {"min": int(low), "max": int(high)}}
-        bounds: dict[str, Any] = {"min": float(low), "max": float(high)}
-        bounds |= {"points": int(points)} if points else {}
-        return name, {"logUniform" if kind == "log" else "uniform": bounds}
+        return name, _range(text, *match.groups())
+    kind, colon, numbers = values.partition(":")
+    if colon and kind in _DISTRIBUTIONS:
+        distribution, fields = _DISTRIBUTIONS[kind]
+        parts = numbers.split(",")
+        if len(parts) != len(fields) or not all(re.fullmatch(_NUMBER, part) for part in parts):
+            form = f"{name}={kind}:{','.join(fields).upper()}"
+            raise InvalidManifest([(f"--param {text}", f"must be {form}, with numbers")])
+        return name, {distribution: dict(zip(fields, map(float, parts), strict=True))}
     if ".." in values or values.startswith(("log:", "int:", "uniform:")):
         raise InvalidManifest([(f"--param {text}", f"is no range: write {FORMS}")])
     return name, {"values": [_scalar(value) for value in values.split(",")]}
+
+
+def _range(text: str, kind: str | None, low: str, high: str, step: str | None, points: str | None) -> dict[str, Any]:
+    numbers = [number for number in (low, high, step) if number is not None]
+    whole = all(map(_WHOLE.fullmatch, numbers))
+    if kind == "int" or (kind is None and whole):
+        if not whole or points:
+            raise InvalidManifest([(f"--param {text}", "int: needs whole numbers, for example layers=int:1..8")])
+        return {"int": dict(zip(("min", "max", "step"), map(int, numbers), strict=False))}
+    bounds: dict[str, Any] = dict(zip(("min", "max", "step"), map(float, numbers), strict=False))
+    bounds |= {"points": int(points)} if points else {}
+    return {"logUniform" if kind == "log" else "uniform": bounds}
 
 
 def sweep_document(
@@ -163,7 +188,7 @@ def is_job(document: Any) -> bool:
 
 
 def _scalar(text: str) -> str | int | float | bool:
-    if re.fullmatch(r"[-+]?\d+", text):
+    if _WHOLE.fullmatch(text):
         return int(text)
     if re.fullmatch(_NUMBER, text):
         return float(text)

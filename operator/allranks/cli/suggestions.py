@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import click
 
-FILES = (".py", ".yaml", ".yml", ".json")
+FILES = (".py", ".ipynb", ".yaml", ".yml", ".json")
 """Endings of files that users name in the place of a command or a job."""
 
 

@@ -212,6 +212,10 @@ class Framework(ABC):
         """Return the framework of one job, if its roles depend on the job's options and roles."""
         return self
 
+    def missing_command(self) -> str:
+        """Return what a job may set instead of a command, as the end of a sentence; empty if it needs one."""
+        return ""
+
     def shared(self, context: AttemptContext) -> Shared:
         """Return the variables, files and secrets that the pods of the attempt have in common."""
         return Shared()

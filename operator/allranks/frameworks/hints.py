@@ -17,6 +17,10 @@ class ScriptHints:
     """Functions and classes by which a script joins the group of ranks. A script that uses none of them runs alone."""
     command: tuple[str, ...] = ("python3",)
     """Starts the script."""
+    launcher: tuple[str, ...] = ()
+    """Starts a program that is not Python."""
+    rank: str = "$ALLRANKS_INDEX"
+    """The rank of a process, as a shell reads it from the environment."""
     module: str = ""
     """The module of `command`, to start it with a certain Python; empty if that runs the script itself."""
     roles: Mapping[str, int] = field(default_factory=dict)

@@ -41,6 +41,7 @@ class Mpi(Framework):
         imports=frozenset({"mpi4py"}),
         joins_group=frozenset({"COMM_WORLD"}),
         command=("python3", "-m", "mpi4py"),
+        rank="${OMPI_COMM_WORLD_RANK:-$PMI_RANK}",
         roles={"launcher": 1},
     )
     log = mpirun.MpirunLog()

@@ -56,6 +56,8 @@ class PyTorch(Framework):
             | {"init_distributed", "initialize"}
         ),
         command=("torchrun",),
+        launcher=("torchrun", "--no-python"),
+        rank="$RANK",
         module="torch.distributed.run",
     )
     log = TorchrunLog()

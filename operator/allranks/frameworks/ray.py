@@ -1,10 +1,11 @@
-"""Ray: a head, which runs the command, and workers, which are nodes of the head's Ray cluster."""
+"""Ray: a head, which runs the command, and groups of workers, which are nodes of the head's Ray cluster."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -35,6 +36,11 @@ class RayOptions(Model):
     head_runs_tasks: bool = Field(
         False,
         description="Whether Ray runs tasks in the head's pod too. In a job without workers it always does.",
+    )
+    idle_seconds: Annotated[int, Field(ge=1, le=315_360_000)] | None = Field(
+        None,
+        description="For a job without a command, which is a Ray cluster for drivers from elsewhere: it succeeds when "
+        "no driver and no actor has used it for this long.",
     )
 
 
@@ -71,6 +77,7 @@ class Ray(Framework):
         "head": RoleKind("The head of the Ray cluster, which runs the command.", max_replicas=1, ranked=False),
         "worker": RoleKind("Nodes of the Ray cluster, which run tasks and actors.", scope="Pod"),
     }
+    any_role = True
     script = ScriptHints(
         imports=frozenset({"ray"}), joins_group=frozenset({"init", "remote", "fit"}), roles={"head": 1}
     )
@@ -86,18 +93,34 @@ class Ray(Framework):
             field=".roles.head",
         ),
         Rule(
-            rule="!has(self.success) || self.success != 'worker'",
-            message="cannot be worker in a Ray job, whose workers never exit by themselves: remove it",
+            rule="!has(self.success) || self.success in ['head', 'All', 'all']",
+            message="cannot be workers in a Ray job, whose workers never exit by themselves: remove it",
             field=".success",
         ),
+        Rule(
+            rule="!has(self.ray) || !has(self.ray.idleSeconds) || !(has(self.command) || "
+            "(has(self.roles.head) && has(self.roles.head.command)))",
+            message="is for a Ray cluster without a command, which ends when its command does: remove one of them",
+            field=".ray.idleSeconds",
+        ),
     )
+
+    def __init__(self, kinds: Mapping[str, RoleKind] | None = None) -> None:
+        if kinds is not None:
+            self.roles = kinds  # type: ignore[misc]
+
+    def for_job(self, options: Any, roles: Sequence[str]) -> Framework:
+        return _for_job(tuple(roles))
+
+    def missing_command(self) -> str:
+        return ", or ray.idleSeconds for a Ray cluster without a program"
 
     def wire(self, context: AttemptContext) -> Wire:
         options: RayOptions = context.options
         [head] = context.in_roles("head")
         host, port = context.address(head, options.port)
         ports = {"gcs": options.port, "dashboard": options.dashboard_port, "client": options.client_port}
-        workers = len(context.in_roles("worker"))
+        workers = len(context.replicas) - 1
         head_works = options.head_runs_tasks or not (workers or context.elastic)
         defaults = {
             "RAY_AUTH_MODE": "token",
@@ -112,26 +135,38 @@ class Ray(Framework):
             "ALLRANKS_RAY_WORKERS": str(workers),
         }
         if context.elastic:
-            head_env["ALLRANKS_RAY_MIN_WORKERS"] = str(context.elastic.min_workers)
-            head_env["ALLRANKS_RAY_MAX_WORKERS"] = str(context.elastic.max_workers)
+            others = workers - len(context.in_roles("worker"))
+            head_env["ALLRANKS_RAY_MIN_WORKERS"] = str(others + context.elastic.min_workers)
+            head_env["ALLRANKS_RAY_MAX_WORKERS"] = str(others + context.elastic.max_workers)
             head_env["ALLRANKS_RAY_WAIT_SECONDS"] = str(context.elastic.wait_seconds)
+        has_program = bool(context.commands.get("head")) or options.idle_seconds is None
+        if not has_program:
+            head_env["ALLRANKS_RAY_IDLE_SECONDS"] = str(options.idle_seconds)
+            # For `ray job submit` in this pod.
+            head_env["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{head_env['ALLRANKS_RAY_DASHBOARD_PORT']}"
+
+        first: dict[str, int] = {}
+        for place, replica in enumerate(context.replicas):
+            first.setdefault(replica.role, place)
 
         def wiring(replica: Replica) -> Wiring:
             is_head = replica == head
             works = head_works or not is_head
             env = {
                 "RAY_ADDRESS": f"{host}:{port}",
+                "RAY_NODE_TYPE_NAME": replica.role,  # Ray's label ray.io/node-group, by which tasks choose nodes
+                **({"ALLRANKS_RAY_NODE": str(first[replica.role] + replica.index)} if context.local else {}),
                 **_resources(context, replica.role),
                 **({} if works else {"ALLRANKS_RAY_CPUS": "0", "ALLRANKS_RAY_GPUS": "0"}),
                 **(head_env if is_head else {}),
             }
-            start = ("python3", f"{HELPER_DIR}/ray_node.py", replica.role)
+            start = ("python3", f"{HELPER_DIR}/ray_node.py", "head" if is_head else "worker")
             return Wiring(
                 env=env,
                 defaults=defaults if is_head else defaults | drain,
                 ports=ports if is_head else {},
-                prefix=(*start, "--") if is_head else (),
-                command=None if is_head else start,
+                prefix=(*start, "--") if is_head and has_program else (),
+                command=None if is_head and has_program else start,
                 helper=True,
                 secret=True,
             )
@@ -161,7 +196,14 @@ class Ray(Framework):
         return ("head", 0)
 
     def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
-        return frozenset({"worker"})
+        return frozenset(replicas) - {"head"}
+
+
+@lru_cache(maxsize=64)
+def _for_job(roles: tuple[str, ...]) -> Ray:
+    """Return the framework of a job with these roles: all but the head are workers."""
+    kinds = {role: RoleKind("Nodes of the Ray cluster.", scope="Pod") for role in roles}
+    return Ray({"head": Ray.roles["head"], **{role: kind for role, kind in kinds.items() if role != "head"}})
 
 
 _KILL_SECONDS = 5

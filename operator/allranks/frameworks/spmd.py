@@ -22,6 +22,7 @@ from allranks.frameworks.base import (
     Wiring,
 )
 from allranks.frameworks.command_line import Start
+from allranks.frameworks.hints import ScriptHints
 from allranks.frameworks.rank_report import RankReports
 
 _Role = Annotated[str, StringConstraints(min_length=1, max_length=50)]
@@ -72,6 +73,7 @@ class Spmd(Framework):
     options = SpmdOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {"worker": RoleKind("The ranks.")}
     any_role = True
+    script = ScriptHints(rank="$RANK")
     log = RankReports()
     reserved_env = frozenset(
         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "MASTER_ADDR", "MASTER_PORT"}

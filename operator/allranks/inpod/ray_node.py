@@ -1,11 +1,12 @@
-"""Starts the Ray node of a pod: `python3 ray_node.py head -- PROGRAM [ARG...]`, or `python3 ray_node.py worker`.
+"""Starts the Ray node of a pod: `python3 ray_node.py head [-- PROGRAM [ARG...]]`, or `python3 ray_node.py worker`.
 
-The head waits for the workers, runs the program, and ends with its exit status, 128 + n for a signal. A worker belongs
-to the head's cluster until its pod is deleted. `ray start --block` runs as a child of this process.
+The head waits for the workers, runs the program, and ends with its exit status, 128 + n for a signal. Without a program
+it ends with 0 when nothing has used the cluster for ALLRANKS_RAY_IDLE_SECONDS. A worker belongs to the head's cluster
+until its pod is deleted. `ray start --block` runs as a child of this process.
 
 Reads RAY_ADDRESS, ALLRANKS_RAY_CPUS/GPUS/MEMORY (what Ray may use here; Ray itself detects what is missing), and in the
-head ALLRANKS_RAY_DASHBOARD_PORT/CLIENT_PORT, ALLRANKS_RAY_WORKERS/MIN_WORKERS/WAIT_SECONDS. Needs only the standard
-library, and the program `ray` in PATH.
+head ALLRANKS_RAY_DASHBOARD_PORT/CLIENT_PORT, ALLRANKS_RAY_WORKERS/MIN_WORKERS/WAIT_SECONDS; on one machine, where each
+node has an address of its own, ALLRANKS_RAY_NODE. Needs only the standard library, and the program `ray` in PATH.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ JOINED = "Ray runtime started"
 """Line that `ray start` prints when the node belongs to the cluster."""
 STORE_SHARE = 0.3
 """Share of the memory for the object store, which is in /dev/shm. Ray's own default."""
+DRIVER = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+"""Variables of a program that uses the cluster, and of `ray job submit`."""
 LINES = 12
 """Lines of Ray's own output that are shown when it fails."""
 
@@ -68,9 +71,9 @@ def main(argv: list[str]) -> int:
     """Run the node until it ends; return the exit status."""
     if argv[:1] == ["worker"]:
         return Node().work()
-    if argv[:2] == ["head", "--"] and argv[2:]:
+    if argv[:1] == ["head"] and (not argv[1:] or (argv[1] == "--" and argv[2:])):
         return Node().lead(argv[2:])
-    print("usage: ray_node.py head -- PROGRAM [ARG...] | ray_node.py worker", file=sys.stderr)
+    print("usage: ray_node.py head [-- PROGRAM [ARG...]] | ray_node.py worker", file=sys.stderr)
     return 2
 
 
@@ -85,6 +88,8 @@ class Node:
         if self.local:
             self.host = LOCAL_HEAD
             self._env["RAY_ADDRESS"] = f"{self.host}:{self.port}"
+            if dashboard := self._env.get("RAY_API_SERVER_ADDRESS"):
+                self._env["RAY_API_SERVER_ADDRESS"] = f"http://{LOCAL_HEAD}:{dashboard.rpartition(':')[2]}"
         for folder in ("startup", "python"):  # for the processes that Ray starts, as `watch.py` does for its program
             path = DIRECTORY / folder
             if path.is_dir() and str(path) not in self._env.get("PYTHONPATH", "").split(os.pathsep):
@@ -107,24 +112,28 @@ class Node:
     # --- the head ----------------------------------------------------------------------------------------------------
 
     def lead(self, program: list[str]) -> int:
-        """Start the cluster, and run the program in it."""
+        """Start the cluster, and run the program in it, or without one wait until nothing uses it any more."""
         _remove_stale_folders()
         try:
-            status = self._join(self._head_options())
+            status = self._join(self._head_options(dashboard=not (self.local and program)))
             if status is None:
                 status = self._await_workers()
-            return self._run(program) if status is None else status
+            if status is not None:
+                return status
+            return self._run(program) if program else self._serve()
         finally:
             self._stop_ray()
 
-    def _head_options(self) -> list[str]:
+    def _head_options(self, dashboard: bool) -> list[str]:
+        """`dashboard`: it is a dozen processes, which start slowly on a small machine."""
         options = ["--head", f"--port={self.port}"]
         options.append(f"--ray-client-server-port={os.environ['ALLRANKS_RAY_CLIENT_PORT']}")
         if self.local:
-            # The dashboard is a dozen processes, which start slowly on a small machine.
-            return [*options, "--include-dashboard=false", "--no-monitor"]
-        dashboard = f"--dashboard-port={os.environ['ALLRANKS_RAY_DASHBOARD_PORT']}"
-        return [*options, "--dashboard-host=0.0.0.0", dashboard]
+            options.append("--no-monitor")
+        if not dashboard:
+            return [*options, "--include-dashboard=false"]
+        host = LOCAL_HEAD if self.local else "0.0.0.0"
+        return [*options, f"--dashboard-host={host}", f"--dashboard-port={os.environ['ALLRANKS_RAY_DASHBOARD_PORT']}"]
 
     def _await_workers(self) -> int | None:
         """Wait for all workers; in an elastic job for as many as are needed, and for a while for the others. Return
@@ -135,19 +144,14 @@ class Node:
         least = int(os.environ.get("ALLRANKS_RAY_MIN_WORKERS") or expected)
         enough_at = time.monotonic() + float(os.environ.get("ALLRANKS_RAY_WAIT_SECONDS") or 0)
         remind_at = time.monotonic() + REMIND_SECONDS
-        command = [sys.executable, str(DIRECTORY / "ray_nodes.py")]
-        counter = subprocess.Popen(command, env=self._env, stdout=subprocess.PIPE)
-        output = counter.stdout
-        assert output
-        os.set_blocking(output.fileno(), False)
         workers = 0
 
-        def joined() -> bool:
+        def joined(lines: list[bytes] | None) -> bool:
             nonlocal remind_at, workers
-            if counter.pid in self._ended:
+            if lines is None:
                 write_line("this Ray does not say which workers have joined: the program starts at once")
                 return True
-            for line in (output.read() or b"").split():
+            for line in lines:
                 workers = int(line) - 1
             now = time.monotonic()
             if now >= remind_at:
@@ -155,11 +159,42 @@ class Node:
                 write_line(f"{max(0, workers)} of {expected} workers have joined the Ray cluster")
             return workers >= expected or (workers >= least and now >= enough_at)
 
+        return self._await_answer("ray_nodes.py", joined, "Ray ended before the workers joined")
+
+    def _serve(self) -> int:
+        """Wait until nothing has used the cluster for the idle time. Return the exit status."""
+        longest = int(os.environ["ALLRANKS_RAY_IDLE_SECONDS"])
+        variables = " ".join(f"{name}={self._env[name]}" for name in DRIVER if name in self._env)
+        write_line(f"the Ray cluster ends when nothing has used it for {longest} s. Its drivers need {variables}")
+
+        def is_idle(lines: list[bytes] | None) -> bool:
+            if lines is None:
+                write_line("this Ray does not say whether it is used, so it cannot end by itself")
+                sys.exit(1)
+            return any(int(line) >= longest for line in lines)
+
+        status = self._await_answer("ray_idle.py", is_idle, "Ray ended")
+        if status is None:
+            write_line(f"nothing has used the Ray cluster for {longest} s: it ends")
+        return status or 0
+
+    def _await_answer(self, helper: str, done: Callable[[list[bytes] | None], bool], failure: str) -> int | None:
+        """Wait until `done`, which gets the new words of a helper that asks Ray, or None when the helper has ended.
+
+        Return an exit status if a signal arrives or Ray ends first."""
+        process = subprocess.Popen([sys.executable, str(DIRECTORY / helper)], env=self._env, stdout=subprocess.PIPE)
+        output = process.stdout
+        assert output
+        os.set_blocking(output.fileno(), False)
+
+        def answered() -> bool:
+            return done(None if process.pid in self._ended else (output.read() or b"").split())
+
         try:
-            return self._until(joined, "Ray ended before the workers joined")
+            return self._until(answered, failure)
         finally:
-            if counter.pid not in self._ended:
-                _send(counter.pid, signal.SIGKILL)
+            if process.pid not in self._ended:
+                _send(process.pid, signal.SIGKILL)
             output.close()
 
     def _run(self, program: list[str]) -> int:
@@ -248,7 +283,8 @@ class Node:
         # Any free ports: a fixed range may contain one of the others.
         command += ["--min-worker-port=0", "--max-worker-port=0"]
         if self.local:  # all nodes are on this machine
-            address = LOCAL_HEAD if "--head" in options else f"127.0.0.{3 + int(os.environ['ALLRANKS_INDEX']) % 250}"
+            worker = int(os.environ["ALLRANKS_RAY_NODE"]) - 1
+            address = LOCAL_HEAD if "--head" in options else f"127.0.0.{3 + worker % 250}"
             command += [f"--node-ip-address={address}", "--temp-dir", str(self._folder)]
             command += ["--dashboard-agent-listen-port=0", "--metrics-export-port=0"]
         env = {name: value for name, value in self._env.items() if name != "RAY_ADDRESS"}

@@ -24,6 +24,7 @@ class CannotSuggest(AllranksError):
 
 async def suggest(spec: SweepSpec, request: Suggestion, seconds: float = SECONDS) -> dict[str, str]:
     """Return the parameters of the trial. Raises CannotSuggest."""
+    assert spec.objective is not None
     parameters = spec.model_dump(by_alias=True, exclude_unset=True, mode="json")["parameters"]
     question = {
         "seed": spec.seed,

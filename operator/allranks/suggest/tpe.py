@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from allranks.api import sweep_values
-from allranks.api.sweep import Parameter
+from allranks.api.sweep import IntRange, LogRange, Parameter, Range
 from allranks.api.sweep_status import Trial
 
 
@@ -47,13 +47,19 @@ def suggest(request: dict[str, Any]) -> dict[str, str]:
 def _distribution(parameter: Parameter) -> Any:
     from optuna import distributions
 
-    if parameter.values is not None:
-        return distributions.CategoricalDistribution([sweep_values.text(value) for value in parameter.values])
-    if (whole := parameter.whole) is not None:
-        return distributions.IntDistribution(whole.min, whole.max, step=whole.step)
-    bounds = parameter.log_uniform or parameter.uniform
-    assert bounds is not None
-    return distributions.FloatDistribution(bounds.min, bounds.max, log=parameter.log_uniform is not None)
+    match parameter.space:
+        case list() as values:
+            return distributions.CategoricalDistribution([sweep_values.text(value) for value in values])
+        case IntRange() as whole:
+            return distributions.IntDistribution(whole.min, whole.max, step=whole.step)
+        case LogRange() as bounds:  # Optuna's have no step: the answer is rounded
+            return distributions.FloatDistribution(bounds.min, bounds.max, log=True)
+        case Range(step=float(step)) as bounds:
+            last = bounds.min + (sweep_values.steps(bounds) - 1) * step
+            return distributions.FloatDistribution(bounds.min, last, step=step)
+        case Range() as bounds:
+            return distributions.FloatDistribution(bounds.min, bounds.max)
+    raise AssertionError("a valid sweep with TPE has no other distributions")
 
 
 def _ended(trial: Trial, parameters: dict[str, Parameter], space: dict[str, Any]) -> Any:
@@ -74,14 +80,17 @@ def _ended(trial: Trial, parameters: dict[str, Parameter], space: dict[str, Any]
 
 
 def _value(parameter: Parameter, text: str) -> str | int | float:
-    if parameter.values is not None:
-        return text
-    return int(text) if parameter.whole is not None else float(text)
+    match parameter.space:
+        case list():
+            return text
+        case IntRange():
+            return int(text)
+    return float(text)
 
 
 def _text(parameter: Parameter, value: Any) -> str:
-    bounds = parameter.log_uniform or parameter.uniform
-    return sweep_values.number_text(float(value), bounds) if bounds else sweep_values.text(value)
+    space = parameter.space
+    return sweep_values.number_text(float(value), space) if isinstance(space, Range) else sweep_values.text(value)
 
 
 if __name__ == "__main__":

@@ -309,7 +309,7 @@ def _failure(status: Status, now: datetime) -> Iterator[str]:
 def _head_of_sweep(sweep: Manifest, report: SweepReport, now: datetime) -> Iterator[Fact]:
     spec, status = report.sweep.spec, report.status
     yield from _head(sweep["metadata"], now)
-    yield "Objective", f"{report.metric}, {spec.objective.goal}"
+    yield "Objective", f"{report.metric}, {spec.objective.goal}" if spec.objective else ""
     for title, value, note in report.facts:
         yield title, f"{value}{f' ({note})' if note else ''}"
     yield "Phase", f"{report.phase}: {report.verdict}"

@@ -18,8 +18,8 @@ PER_COMMIT = (
 )
 """One example for each framework; ranks of JAX and Ray meet in test_jax.py and test_ray_cluster.py. The others run at
 night."""
-SWEEPS = ("penguins-sweep",)
-"""test_sweep.py runs them."""
+SWEEPS = ("penguins-sweep", "penguins-ray-tune")
+"""test_sweep.py and test_ray_cluster.py run them."""
 LOSS_ONLY = ("lm-transformers", "lora-trl")
 """They print no accuracy: test_strategies.py runs them."""
 MANIFESTS = [

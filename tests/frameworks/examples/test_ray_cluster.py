@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,68 @@ def test_tasks_run_on_the_workers_and_nothing_is_left(run_job, tmp_path: Path) -
     assert re.search(r"(?m)^head-0 +\| squares 140 on worker-0$", run.output), run.output
     assert processes_of(run.marker) == {}
     assert folders() <= before
+
+
+GROUPS = """
+import os, ray
+
+ray.init()
+
+@ray.remote(num_cpus=1)
+def role():
+    return os.environ["ALLRANKS_ROLE"]
+
+def of(group):
+    return ray.get(role.options(label_selector={"ray.io/node-group": group}).remote())
+
+print("tasks ran on", of("worker"), of("fast"))
+"""
+
+
+@pytest.mark.nightly
+def test_a_cluster_without_a_program_serves_drivers_and_ends_when_it_is_idle(
+    run_job, frameworks: Path, tmp_path: Path
+) -> None:
+    path = manifest(tmp_path, GROUPS, workers=1, ray={"idleSeconds": 20})
+    job = json.loads(path.read_text())
+    del job["spec"]["command"]
+    job["spec"]["roles"]["fast"] = {"replicas": 1}
+    path.write_text(json.dumps(job))
+    run = run_job(path)
+    variables = run.wait_for(r"Its drivers need (RAY_ADDRESS=.*)", TIMEOUT)[1].split()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env |= {"PATH": f"{frameworks / 'bin'}:{os.environ['PATH']}"} | dict(word.split("=", 1) for word in variables)
+    for command in (
+        ["python", str(tmp_path / "program.py")],
+        ["ray", "job", "submit", "--", "python", str(tmp_path / "program.py")],
+    ):
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stdout + done.stderr + run.output
+        assert "tasks ran on worker fast" in done.stdout
+    run.finish(TIMEOUT)
+    assert run.code == 0, run.output
+    assert run.status["phase"] == "Succeeded"
+    assert "nothing has used the Ray cluster for 20 s: it ends" in run.output
+    assert processes_of(run.marker) == {}
+
+
+@pytest.mark.nightly
+def test_ray_tune_compares_trials_and_a_new_run_continues_them(run_job, tmp_path: Path) -> None:
+    example, volume = "examples/penguins-ray-tune.yaml", f"penguins-ray-tune={tmp_path / 'results'}"
+    small = "args=[--trials=4, --epochs=30]"
+    run = run_job(example, "--set", small, "--volume", volume).finish(TIMEOUT)
+    assert run.code == 0, run.output
+    trials = r"lr \S+, batch size +\d+: +\d+ epochs, validation loss (\S+)"
+    losses = [float(loss) for loss in re.findall(trials, run.output)]
+    assert len(losses) == 4
+    assert losses == sorted(losses, reverse=True)
+    [accuracy] = re.findall(r"the best trial: test accuracy (\d\.\d+)", run.output)
+    assert float(accuracy) > 0.9
+    again = run_job(example, "--set", small, "--volume", volume).finish(TIMEOUT)
+    assert again.code == 0, again.output
+    assert [float(loss) for loss in re.findall(trials, again.output)] == losses
 
 
 @pytest.mark.nightly

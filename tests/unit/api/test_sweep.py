@@ -56,6 +56,7 @@ def test_every_field_is_parsed():
                 "b": {"logUniform": {"min": 1, "max": 10.5, "points": 2}},
                 "c": {"int": {"min": 1, "max": 9, "step": 2}},
                 "d": {"values": ["x", 1, 0.5, True]},
+                "e": {"uniform": {"min": 0, "max": 1, "step": 0.5}},
             },
             algorithm="Grid",
             trials=None,
@@ -67,7 +68,7 @@ def test_every_field_is_parsed():
         )
     ).spec
     assert spec.parameters["d"].values == ["x", 1, 0.5, True]
-    assert sweep_values.combinations(spec) == sweep_values.number_of_trials(spec) == 3 * 2 * 5 * 4
+    assert sweep_values.combinations(spec) == sweep_values.number_of_trials(spec) == 3 * 2 * 5 * 4 * 3
     assert set(SweepSpec.model_fields) == spec.model_fields_set | {"trials"}
 
 
@@ -76,6 +77,11 @@ def job(**spec: Any) -> dict[str, Any]:
 
 
 NO_REPLICAS = {"framework": "pytorch", "roles": {"worker": {"replicas": "2"}}, "image": "me/train:1"}
+
+NO_OBJECTIVE = (
+    "is required for algorithm TPE and for stop, which compare trials: for example {metric: loss, goal: Minimize}"
+)
+FIELDS = "uniform, logUniform, int, normal, logNormal, gamma, beta, exponential and values"
 
 INVALID = [
     (
@@ -96,8 +102,76 @@ INVALID = [
     (
         "two kinds of values for one parameter",
         {"parameters": {"lr": {"int": {"min": 1, "max": 2}, "values": [1]}}},
-        [("spec.parameters.lr", "set exactly one of uniform, logUniform, int and values")],
+        [("spec.parameters.lr", "set exactly one of " + FIELDS)],
     ),
+    (
+        "a parameter without values",
+        {"parameters": {"lr": {}}},
+        [("spec.parameters.lr", f"set exactly one of {FIELDS}")],
+    ),
+    (
+        "a distribution without its second number",
+        {"parameters": {"lr": {"logNormal": {"mu": -7}}}},
+        [("spec.parameters.lr.logNormal.sigma", "is required")],
+    ),
+    (
+        "numbers that must be positive",
+        {
+            "parameters": {
+                "a": {"normal": {"mu": -1, "sigma": 0}},
+                "b": {"gamma": {"shape": -1, "scale": 1, "step": 0}},
+                "c": {"exponential": {"mean": "-1e-3"}},
+            }
+        },
+        [
+            ("spec.parameters.a.normal.sigma", "must be larger than 0"),
+            ("spec.parameters.b.gamma.step", "must be larger than 0"),
+            ("spec.parameters.b.gamma.shape", "must be larger than 0"),
+            ("spec.parameters.c.exponential.mean", "must be larger than 0"),
+        ],
+    ),
+    (
+        "a step that is wider than its range",
+        {"parameters": {"lr": {"uniform": {"min": 0, "max": 1, "step": 2}}}},
+        [("spec.parameters.lr.uniform.step", "must not be larger than the difference of max and min")],
+    ),
+    (
+        "points and a step",
+        {"parameters": {"lr": {"uniform": {"min": 0, "max": 1, "step": 0.5, "points": 3}}}},
+        [
+            (
+                "spec.parameters.lr.uniform.points",
+                "set either points or step: a step determines the values that algorithm Grid tries",
+            )
+        ],
+    ),
+    (
+        "a grid of a distribution without bounds",
+        {"algorithm": "Grid", "trials": None, "parameters": {"lr": {"normal": {"mu": 0, "sigma": 1, "step": 0.1}}}},
+        [
+            (
+                "spec.parameters.lr.normal",
+                "has no finite set of values, which algorithm Grid needs: use values, int, or uniform with points or "
+                "step",
+            )
+        ],
+    ),
+    (
+        "TPE with a distribution without bounds",
+        {"algorithm": "TPE", "parameters": {"a": {"values": [1]}, "b": {"beta": {"alpha": 1, "beta": 2}}}},
+        [
+            (
+                "spec.parameters.b.beta",
+                "algorithm TPE searches between two bounds: use uniform or logUniform, or algorithm Random",
+            )
+        ],
+    ),
+    (
+        "early stopping without an objective",
+        {"objective": None, "stop": {"rule": "ASHA"}},
+        [("spec.objective", NO_OBJECTIVE)],
+    ),
+    ("TPE without an objective", {"objective": None, "algorithm": "TPE"}, [("spec.objective", NO_OBJECTIVE)]),
     (
         "two parameters with the same variable",
         {"parameters": {"lr": {"values": [1]}, "LR": {"values": [1]}}},
@@ -189,6 +263,9 @@ def test_a_problem_names_its_field(case):
     assert problems(sweep(**spec)) == expected
 
 
+_LARGE = "1234567 1234568 1234569"
+
+
 def test_a_long_name_leaves_no_room_for_the_numbers_of_trials():
     document = sweep()
     document["metadata"]["name"] = "a" * 35
@@ -206,6 +283,20 @@ def test_a_long_name_leaves_no_room_for_the_numbers_of_trials():
 def test_a_value_as_the_program_gets_it(case):
     value, expected = case
     assert sweep_values.text(value) == expected
+
+
+@table(
+    ("decimals have no noise of floats", {"uniform": {"min": 0, "max": 0.5, "step": 0.1}}, "0.0 0.1 0.2 0.3 0.4 0.5"),
+    ("the last step may not reach the bound", {"uniform": {"min": 0.5, "max": 2.2, "step": 0.5}}, "0.5 1.0 1.5 2.0"),
+    ("whole numbers stay whole", {"uniform": {"min": 8, "max": 32, "step": 8}}, "8 16 24 32"),
+    ("also of a logarithmic range", {"logUniform": {"min": 8, "max": 32, "step": 8}}, "8 16 24 32"),
+    ("large numbers keep their digits", {"uniform": {"min": 1234567, "max": 1234569, "step": 1}}, _LARGE),
+)
+def test_a_grid_of_a_range_with_a_step_has_its_multiples(case):
+    declared, expected = case
+    [parameter] = parse_sweep(sweep(algorithm="Grid", trials=None, parameters={"p": declared})).spec.parameters.values()
+    values = [sweep_values.grid_value(parameter, index) for index in range(sweep_values.grid_size(parameter) or 0)]
+    assert values == expected.split()
 
 
 def test_points_of_a_grid_include_both_bounds_and_have_few_digits():

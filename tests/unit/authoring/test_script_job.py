@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,49 @@ def test_without_an_import_of_a_framework_the_user_must_name_one(tmp_path):
     assert path == "train.py"
     assert message.endswith("specify --framework pytorch | tensorflow | horovod | jax | ray | mpi | spmd")
     assert make_job(found, framework="tensorflow")[0]["spec"]["command"] == ["python3", "train.py"]
+
+
+def notebook(folder: Path, *cells: str) -> Any:
+    """A notebook whose first cell is text."""
+    text = {"cell_type": "markdown", "metadata": {}, "source": ["import tensorflow"]}
+    code = [{"cell_type": "code", "metadata": {}, "source": cell.splitlines(keepends=True)} for cell in cells]
+    (folder / "train.ipynb").write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "cells": [text, *code]}))
+    return read_script("train.ipynb", folder)
+
+
+@pytest.mark.parametrize(
+    ("source", "launcher", "rank"),
+    [
+        ("import torch", ["torchrun", "--no-python"], "$RANK"),
+        ("import tensorflow", [], "$ALLRANKS_INDEX"),
+        ("import horovod.torch", [], "$HOROVOD_RANK"),
+        ("from mpi4py import MPI", [], "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"),
+    ],
+)
+def test_a_notebook_is_executed_by_each_rank_and_kept_under_its_rank(tmp_path, source, launcher, rank):
+    found = notebook(tmp_path, "%matplotlib inline\n!pip list\n" + source, "an unfinished (")
+    job, _ = make_job(found, replicas=2, arguments=["--lr", "0.1", "--note=a=b"])
+    *words, text, last = job["spec"]["command"]
+    assert [*words, last] == [*launcher, "sh", "-c", "sh"]
+    assert "python3 -m papermill -k python3" in text
+    assert text.endswith(f'train.ipynb "$ALLRANKS_OUTPUT_NOTEBOOKS/train-{rank}.ipynb" "$@"')
+    assert job["spec"]["args"] == ["-p", "lr", "0.1", "-p", "note", "a=b"]
+    parsed = parse(job)
+    assert pods.problems(parsed) == []
+    assert [output.name for output in parsed.spec.outputs or ()] == ["notebooks"]
+
+
+@pytest.mark.parametrize("arguments", [["3"], ["--lr"], ["-p", "lr", "1"], ["--learning-rate=1"]])
+def test_an_argument_that_is_no_parameter_of_a_notebook_is_refused(tmp_path, arguments):
+    with pytest.raises(InvalidManifest, match="the parameters of a notebook are --NAME VALUE"):
+        make_job(notebook(tmp_path, "import torch"), arguments=arguments)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"cells": [1]}', '{"worksheets": []}'])
+def test_a_file_that_is_no_notebook(tmp_path, text):
+    (tmp_path / "train.ipynb").write_text(text)
+    with pytest.raises(InvalidManifest, match="is not a notebook of Jupyter, version 4 or newer"):
+        read_script("train.ipynb", tmp_path)
 
 
 @pytest.mark.parametrize(

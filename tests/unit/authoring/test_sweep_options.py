@@ -23,6 +23,13 @@ from unit.api.test_sweep import sweep
     ("a range of whole numbers", "n=1..8", {"int": {"min": 1, "max": 8}}),
     ("a range of whole numbers by name", "n=int:1..8", {"int": {"min": 1, "max": 8}}),
     ("points of a grid", "lr=log:1e-4..1e-1/4", {"logUniform": {"min": 0.0001, "max": 0.1, "points": 4}}),
+    ("a range of whole numbers with a step", "n=8..64..8", {"int": {"min": 8, "max": 64, "step": 8}}),
+    ("a range of numbers with a step", "d=0..0.5..0.1", {"uniform": {"min": 0.0, "max": 0.5, "step": 0.1}}),
+    ("a normal distribution", "d=normal:-1,2e-1", {"normal": {"mu": -1.0, "sigma": 0.2}}),
+    ("a logarithmic one", "d=lognormal:-7,1", {"logNormal": {"mu": -7.0, "sigma": 1.0}}),
+    ("a gamma distribution", "d=gamma:2,0.01", {"gamma": {"shape": 2.0, "scale": 0.01}}),
+    ("a beta distribution", "d=beta:2,5", {"beta": {"alpha": 2.0, "beta": 5.0}}),
+    ("an exponential distribution", "d=exponential:0.5", {"exponential": {"mean": 0.5}}),
     ("values", "b=16,32", {"values": [16, 32]}),
     ("values of several types", "b=adam,0.5,true", {"values": ["adam", 0.5, True]}),
     ("one value", "b=-1", {"values": [-1]}),
@@ -45,7 +52,25 @@ def test_options_of_a_sweep(tmp_path: Path, options: list[str], said: str):
     assert (made.exit_code, made.stderr) == (2 if said else 0, said)
 
 
-@pytest.mark.parametrize("text", ["lr", "lr=", "=1", "lr=log:1", "lr=1..", "n=int:1..2.5"])
+def test_a_distribution_without_its_numbers_is_answered_with_its_form():
+    with pytest.raises(InvalidManifest, match=r"--param d=normal:1: must be d=normal:MU,SIGMA, with numbers"):
+        parameter("d=normal:1")
+
+
+def test_without_a_metric_the_sweep_has_no_objective(job, tmp_path):
+    done = run("sweep", job, "--param", "lr=exponential:0.1", "--trials", "10", "--dry-run")
+    (tmp_path / "made.yaml").write_text(done.stdout)
+    assert run("validate", str(tmp_path / "made.yaml")).stdout == "job is valid: a TrainingSweep of 10 trials\n"
+    assert "objective" not in yaml.safe_load(done.stdout)["spec"]
+
+
+def test_a_goal_without_a_metric_is_refused(job):
+    done = run("sweep", job, "--param", "lr=1,2", "--goal", "max", "--trials", "2", "--dry-run")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "error: --goal: needs --metric" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["lr", "lr=", "=1", "lr=log:1", "lr=1..", "n=int:1..2.5", "n=int:1..8..0.5"])
 def test_a_wrong_param_is_named_with_an_example(text):
     with pytest.raises(InvalidManifest, match=r"for example|write lr=log:1e-4\.\.1e-1"):
         parameter(text)

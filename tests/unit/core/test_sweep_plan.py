@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +51,25 @@ def test_the_largest_value_is_the_best_of_a_metric_that_is_maximized():
     done = world(trials=6, objective={"metric": "loss", "goal": "Maximize"}).run()
     assert done.best is not None
     assert done.best.value == max(trial.value for trial in done.trials if trial.value is not None)
+
+
+def test_a_sweep_without_an_objective_runs_all_trials_and_names_no_best_one():
+    one = world(trials=6, parallel=3, objective=None)
+    one.fate = lambda job, parameters: "Failed" if job == "search-2" else "Succeeded"
+    done = one.run()
+    assert (done.phase, done.summary, done.best, done.best_summary) == ("Succeeded", "6/6", None, "")
+    assert [trial.value for trial in done.trials] == [None] * 6
+    complete = done.condition("Complete")
+    assert complete is not None
+    assert complete.message == "5 of 6 trials succeeded"
+
+
+def test_a_sweep_without_an_objective_fails_if_no_trial_succeeds():
+    one = world(trials=4, parallel=4, objective=None)
+    one.fate = lambda job, parameters: "Disrupted"
+    condition = one.run().condition("Failed")
+    assert condition is not None
+    assert (condition.reason, condition.message) == ("NoResult", "no trial succeeded")
 
 
 def test_the_same_failure_of_the_first_three_trials_ends_the_sweep_and_stops_the_others():
@@ -272,6 +292,103 @@ def test_random_parameters_cover_their_ranges():
     assert 0.4 < sum(float(each["a"]) for each in drawn) / 400 < 0.6
     assert 0.4 < sum(float(each["b"]) < 0.01 for each in drawn) / 400 < 0.6
     assert all(0.0001 <= float(each["b"]) <= 1 for each in drawn)
+
+
+NUMBERS = {
+    "beta": {"beta": {"alpha": 2, "beta": 5}},
+    "exponential": {"exponential": {"mean": 0.1}},
+    "gamma": {"gamma": {"shape": 2, "scale": 0.01}},
+    "lognormal": {"logNormal": {"mu": -7, "sigma": 1}},
+    "normal": {"normal": {"mu": 0.5, "sigma": 0.1}},
+    "quantised": {"normal": {"mu": 100, "sigma": 30, "step": 10}},
+    "sizes": {"logUniform": {"min": 8, "max": 512, "step": 8}},
+    "small": {"gamma": {"shape": 0.5, "scale": 1}},
+    "steps": {"uniform": {"min": 0, "max": 1, "step": 0.25}},
+}
+
+
+def test_random_numbers_of_distributions_stay_the_same_in_later_versions():
+    spec = parse_sweep(sweep(parameters=NUMBERS)).spec
+    assert [suggestions.random(spec, number) for number in range(2)] == DRAWN
+
+
+DRAWN = [
+    {
+        "beta": "0.179016",
+        "exponential": "0.166459",
+        "gamma": "0.0100227",
+        "lognormal": "0.000423692",
+        "normal": "0.526494",
+        "quantised": "120",
+        "sizes": "24",
+        "small": "1.89265",
+        "steps": "0.75",
+    },
+    {
+        "beta": "0.199573",
+        "exponential": "0.230025",
+        "gamma": "0.0146643",
+        "lognormal": "0.000961208",
+        "normal": "0.544765",
+        "quantised": "30",
+        "sizes": "240",
+        "small": "0.0415213",
+        "steps": "1.0",
+    },
+]
+
+
+def drawn(number: int = 4000, **parameter: Any) -> list[float]:
+    spec = parse_sweep(sweep(parameters={"p": parameter})).spec
+    return sorted(float(suggestions.random(spec, place)["p"]) for place in range(number))
+
+
+@table(
+    # The quartiles of SciPy's ppf.
+    ("normal", {"normal": {"mu": 1, "sigma": 2}}, (-0.34898, 1.0, 2.34898)),
+    ("logNormal", {"logNormal": {"mu": 1, "sigma": 0.5}}, (1.94007, 2.71828, 3.80854)),
+    ("exponential", {"exponential": {"mean": 2}}, (0.57536, 1.38629, 2.77259)),
+    ("gamma", {"gamma": {"shape": 2, "scale": 3}}, (2.88384, 5.03504, 8.07790)),
+    ("gamma with a small shape", {"gamma": {"shape": 0.5, "scale": 1}}, (0.050766, 0.227468, 0.661652)),
+    ("beta", {"beta": {"alpha": 2, "beta": 5}}, (0.16116, 0.26445, 0.38948)),
+    ("beta with small shapes", {"beta": {"alpha": 0.5, "beta": 0.5}}, (0.14645, 0.5, 0.85355)),
+    (
+        "uniform with a step: each value is equally likely",
+        {"uniform": {"min": 0, "max": 3, "step": 1}},
+        (0.5, 1.5, 2.5),
+    ),
+)
+def test_a_quarter_of_the_numbers_of_a_distribution_is_below_its_first_quartile(case):
+    parameter, quartiles = case
+    numbers = drawn(**parameter)
+    shares = [sum(number < quartile for number in numbers) / len(numbers) for quartile in quartiles]
+    assert shares == pytest.approx([0.25, 0.5, 0.75], abs=0.02)
+
+
+@table(
+    ("multiples of the step", {"normal": {"mu": 0, "sigma": 1, "step": 0.5}}, 0.5, 0.0),
+    ("counted from min", {"logUniform": {"min": 1.5, "max": 100, "step": 2}}, 2.0, 1.5),
+)
+def test_a_step_rounds_the_numbers_of_a_distribution(case):
+    parameter, step, first = case
+    numbers = {(number - first) / step for number in drawn(400, **parameter)}
+    assert len(numbers) > 5
+    assert all(number.is_integer() for number in numbers)
+
+
+def test_a_logarithmic_range_with_a_whole_step_gives_whole_numbers_inside_of_it():
+    spec = parse_sweep(sweep(parameters={"p": {"logUniform": {"min": 8, "max": 100, "step": 8}}})).spec
+    texts = {suggestions.random(spec, place)["p"] for place in range(400)}
+    assert texts == {str(number) for number in range(8, 100, 8)}
+
+
+@table(
+    ("of lognormal numbers", {"logNormal": {"mu": 1e4, "sigma": 1}}),
+    ("of gamma numbers", {"gamma": {"shape": 1e-4, "scale": 1e300}}),
+    ("of beta numbers", {"beta": {"alpha": 1e-4, "beta": 1e-4}}),
+)
+def test_extreme_numbers_are_finite(case):
+    assert all(math.isfinite(number) for number in drawn(200, **case[0]))
 
 
 def test_a_grid_has_each_combination_once():

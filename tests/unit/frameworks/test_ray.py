@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from allranks.api.status import Status
+from allranks.api.validation import parse
 from allranks.core.facts import topology
 from allranks.core.facts.attempt import Ranks
 from allranks.core.facts.model import Platform
 from allranks.core.objects import companions, pods
+from allranks.errors import InvalidManifest
 from allranks.frameworks import FRAMEWORKS
 from support.builders import CLUSTER, job
 
@@ -66,6 +69,70 @@ def test_the_token_of_the_job_protects_its_cluster():
             pod["spec"]["containers"][0]["volumeMounts"]
         )
     assert secret["metadata"]["name"] == companions.rendezvous_secret_name(job(framework="ray", roles=ROLES))
+
+
+GROUPS = {"head": 1, "worker": 2, "fast": 3}
+
+
+def test_each_role_beside_the_head_is_a_group_of_workers_with_its_label():
+    found = trainers(roles=GROUPS)
+    workers = {name for name, trainer in found.items() if trainer["command"] == [*HELPER, "worker"]}
+    assert workers == {"worker-0", "worker-1", "fast-0", "fast-1", "fast-2"}
+    assert {name[:-2]: variables(trainer)["RAY_NODE_TYPE_NAME"] for name, trainer in found.items()} == {
+        role: role for role in GROUPS
+    }
+    assert wait(found) == {"WORKERS": "5"}
+    framework = topology.framework_of(job(framework="ray", roles=GROUPS))
+    assert {role: framework.scope(role, 0, GROUPS) for role in GROUPS} == {
+        "head": "Group",
+        "worker": "Pod",
+        "fast": "Pod",
+    }
+    assert framework.long_running_roles(GROUPS) == {"worker", "fast"}
+
+
+def test_an_elastic_job_with_several_groups_counts_the_workers_of_all():
+    found = trainers(roles=GROUPS, elastic={"minReplicas": 1, "maxReplicas": 4, "waitSeconds": 30})
+    assert wait(found) == {"WORKERS": "5", "MIN_WORKERS": "4", "MAX_WORKERS": "7", "WAIT_SECONDS": "30"}
+
+
+def test_nodes_on_one_machine_have_numbers_of_their_own():
+    numbers = [variables(trainer)["ALLRANKS_RAY_NODE"] for trainer in trainers(LOCAL, roles=GROUPS).values()]
+    assert sorted(numbers) == list("012345")
+    assert "ALLRANKS_RAY_NODE" not in variables(trainers()["worker-0"])
+
+
+def test_a_cluster_without_a_program_ends_when_it_is_idle():
+    head = trainers(ray={"idleSeconds": 1200}, command=None)["head-0"]
+    assert head["command"] == [*HELPER, "head"]
+    assert variables(head)["ALLRANKS_RAY_IDLE_SECONDS"] == "1200"
+    assert variables(head)["RAY_API_SERVER_ADDRESS"] == "http://127.0.0.1:8265"
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "text"),
+    [
+        ({}, "spec.roles.head.command", "a command is needed.*or ray.idleSeconds for a Ray cluster without a program"),
+        (
+            {"command": ["a"], "ray": {"idleSeconds": 60}},
+            "spec.ray.idleSeconds",
+            "ends when its command does: remove one",
+        ),
+        ({"command": ["a"], "success": "fast"}, "spec.success", "workers never exit by themselves"),
+        ({"command": ["a"], "roles": {"head": {"replicas": 2}}}, "spec.roles.head.replicas", "at most 1 head"),
+        ({"command": ["a"], "roles": {"fast": {}}}, "spec.roles.head", "ray needs a head"),
+    ],
+)
+def test_a_job_that_ray_cannot_run_is_refused_with_the_cure(fields: dict[str, Any], path: str, text: str):
+    spec = {"framework": "ray", "image": "ray:1", "roles": {"head": {}, "fast": {}}, **fields}
+    document = {"apiVersion": "allranks.dev/v1alpha1", "kind": "DistributedTraining", "metadata": {"name": "job"}}
+    try:
+        problems = pods.problems(parse(document | {"spec": spec}))
+    except InvalidManifest as error:
+        problems = error.problems
+    [(where, message)] = problems
+    assert where == path
+    assert re.search(text, message)
 
 
 def test_the_user_can_turn_the_token_off():

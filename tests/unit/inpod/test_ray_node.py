@@ -45,7 +45,7 @@ print("a process of Ray died")
 sys.exit(4)
 """
 FAKE_CLIENT = """
-import os, pathlib
+import json, os, pathlib
 
 class GcsClient:
     def __init__(self, address):
@@ -54,8 +54,27 @@ class GcsClient:
     def get_all_node_info(self, timeout):
         states = (pathlib.Path(os.environ["FAKE_RAY"]) / "nodes").read_text().split()
         return dict(enumerate(type("Node", (), {"state": int(state)}) for state in states))
+
+    def get_all_job_info(self, timeout):
+        jobs = json.loads((pathlib.Path(os.environ["FAKE_RAY"]) / "drivers").read_text())
+        config = lambda namespace: type("Config", (), {"ray_namespace": namespace})
+        return {i: type("Job", (), {"is_dead": dead, "config": config(name)}) for i, (name, dead) in enumerate(jobs)}
+
+    def get_cluster_resource_state(self):
+        return (pathlib.Path(os.environ["FAKE_RAY"]) / "idle").read_text()
 """
-"""The states of the nodes are in a file: 0 is alive."""
+"""The states of the nodes are in a file: 0 is alive. `drivers` has (namespace, whether it has ended), `idle` the state
+and the idle milliseconds of each node."""
+FAKE_STATE = """
+import json
+
+DEAD = 2
+
+class GetClusterResourceStateReply:
+    def ParseFromString(self, text):
+        nodes = [type("Node", (), {"status": state, "idle_duration_ms": idle}) for state, idle in json.loads(text)]
+        self.cluster_resource_state = type("State", (), {"node_states": nodes})
+"""
 
 
 @dataclass
@@ -99,9 +118,12 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
     (tmp_path / "site" / "ray").mkdir(parents=True)
     (tmp_path / "site" / "ray" / "__init__.py").write_text("")
     (tmp_path / "site" / "ray" / "_raylet.py").write_text(FAKE_CLIENT)
+    generated = tmp_path / "site" / "ray" / "core" / "generated"
+    generated.mkdir(parents=True)
+    (generated / "autoscaler_pb2.py").write_text(FAKE_STATE)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    env = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "site"), "ALLRANKS_INDEX": "1"}
+    env = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "site"), "ALLRANKS_RAY_NODE": "2"}
     env |= {"RAY_ADDRESS": f"127.0.0.1:{port}", "FAKE_RAY": str(tmp_path), "ALLRANKS_RAY_CLIENT_PORT": "20001"}
     pod = Pod(tmp_path, env)
     yield pod
@@ -138,6 +160,55 @@ def test_the_head_runs_the_program_in_its_cluster_and_ends_with_its_exit_code(po
     [call] = pod.calls()
     assert call[:2] == ["start", "--head"]
     assert {"--block", "--num-cpus=0", "--node-ip-address=127.0.0.2", "--ray-client-server-port=20001"} <= set(call)
+
+
+CLUSTER = {
+    "ALLRANKS_RAY_IDLE_SECONDS": "40",
+    "ALLRANKS_RAY_DASHBOARD_PORT": "20002",
+    "RAY_API_SERVER_ADDRESS": "http://127.0.0.1:20002",
+}
+DRIVEN = [("a-user", False), ("_ray_internal_dashboard", False)]
+
+
+@table(
+    ("a driver that has not ended", DRIVEN, [(3, 99_000)]),
+    ("an actor without a driver", [("a-user", True)], [(3, 99_000), (1, 0)]),
+    ("a node that was used 39 s ago", [], [(3, 39_999), (3, 99_000)]),
+    ("a cluster whose nodes have not reported yet", [], []),
+)
+def test_a_head_without_a_program_stays_while_something_uses_its_cluster(case, pod: Pod) -> None:
+    drivers, nodes = case
+    pod.set("drivers", json.dumps(drivers))
+    pod.set("idle", json.dumps(nodes))
+    head = pod.start("head", **CLUSTER)
+    line = head.stderr.readline()
+    address = pod.env["RAY_ADDRESS"].replace("127.0.0.1", "127.0.0.2")
+    assert line.startswith("allranks: the Ray cluster ends when nothing has used it for 40 s. Its drivers need RAY_")
+    assert f"RAY_ADDRESS={address} RAY_API_SERVER_ADDRESS=http://127.0.0.2:20002" in line
+    [call] = pod.calls()
+    assert {"--dashboard-host=127.0.0.2", "--dashboard-port=20002"} <= set(call)
+    with pytest.raises(subprocess.TimeoutExpired):  # it has asked Ray at least once by then
+        head.wait(timeout=4)
+    pod.set("drivers", json.dumps([("a-user", True), ("_ray_internal_dashboard", False)]))
+    pod.set("idle", json.dumps([(3, 40_000), (2, 0)]))
+    assert end(head) == (0, "", "allranks: nothing has used the Ray cluster for 40 s: it ends\n")
+
+
+def test_a_cluster_that_cannot_be_asked_whether_it_is_used_fails(pod: Pod) -> None:
+    (pod.folder / "site" / "ray" / "core" / "generated" / "autoscaler_pb2.py").unlink()
+    code, _, error = end(pod.start("head", **CLUSTER))
+    assert code == 1
+    assert "autoscaler_pb2" in error
+    assert error.endswith("allranks: this Ray does not say whether it is used, so it cannot end by itself\n")
+
+
+def test_a_head_without_a_program_ends_with_its_pod(pod: Pod) -> None:
+    pod.set("drivers", "[]")
+    pod.set("idle", "[]")
+    head = pod.start("head", **CLUSTER)
+    head.stderr.readline()
+    head.send_signal(signal.SIGTERM)
+    assert end(head)[0] == 128 + signal.SIGTERM
 
 
 def test_a_program_that_a_signal_ends_is_reported_with_the_signal(pod: Pod) -> None:
@@ -339,4 +410,4 @@ def test_programs_that_do_not_exist_are_errors_of_a_shell(pod: Pod) -> None:
     (pod.folder / "bin" / "ray").unlink()
     code, _, error = end(pod.lead("print('runs')"))
     assert (code, error) == (127, "allranks: cannot start ray: not in the image: install ray[default]\n")
-    assert end(pod.start("head"))[0] == 2
+    assert end(pod.start("head", "--"))[0] == 2

@@ -55,6 +55,21 @@ def test_the_answer_is_within_the_ranges():
     assert answer["optimizer"] in ("adam", "sgd")
 
 
+def test_a_step_is_kept():
+    parameters = {
+        "dropout": {"uniform": {"min": 0, "max": 0.55, "step": 0.1}},
+        "size": {"logUniform": {"min": 8, "max": 512, "step": 8}},
+    }
+    values = {"dropout": "0.3", "size": "504"}
+    learned = [Trial(number=n, job="j", parameters=values, phase="Succeeded", value=1.0) for n in range(12)]
+    answers = [tpe.suggest(question(number, learned) | {"parameters": parameters}) for number in range(12, 20)]
+    assert {answer["dropout"] for answer in answers} <= {"0.0", "0.1", "0.2", "0.3", "0.4", "0.5"}
+    assert all(int(answer["size"]) % 8 == 0 for answer in answers)
+    # All trials were learned from, also with values on the last step.
+    without = [tpe.suggest(question(number, []) | {"parameters": parameters}) for number in range(12, 20)]
+    assert answers != without
+
+
 def test_it_searches_near_the_best_values():
     near = sum(0.0001 <= float(tpe.suggest(question(number, TRIALS))["lr"]) <= 0.01 for number in range(12, 22))
     assert near >= 6  # 4 of 10 by chance

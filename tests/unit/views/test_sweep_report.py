@@ -76,11 +76,28 @@ def test_a_sweep_that_has_not_begun_has_a_report(form: str):
     ("whole numbers", {"int": {"min": 8, "max": 16}}, "16", 1.0),
     ("a list", {"values": ["adam", "sgd", "lion"]}, "sgd", 0.5),
     ("one value", {"values": ["adam"]}, "adam", 0.5),
+    ("a distribution without bounds", {"normal": {"mu": 0, "sigma": 1}}, "3.0", 0.8),
+    ("a logarithm without bounds", {"logNormal": {"mu": 0, "sigma": 1}}, "0.01", 0.5),
 )
 def test_the_place_of_a_value_on_its_axis(case: Any):
     parameter, value, expected = case
-    parsed = Parameter.model_validate(parameter, by_alias=True, by_name=False)
-    assert sweep_report.share(parsed, value) == pytest.approx(expected)
+    space = Parameter.model_validate(parameter, by_alias=True, by_name=False).space
+    drawn = ["0.1", "0.001"] if "logNormal" in parameter else ["4.0", "-1.0"]
+    assert sweep_report.share(space, value, sweep_report.ends(space, drawn)) == pytest.approx(expected)
+
+
+def test_a_sweep_without_an_objective_has_a_report_without_metric_and_importance():
+    document = sweep(trials=12, parallel=3, objective=None, parameters={"lr": {"gamma": {"shape": 2, "scale": 1}}})
+    document["status"] = sweep_codec.encode(World(parse_sweep(document)).run())
+    text = sweep_report.rendered(document, "text")
+    first, *lines = text.splitlines()
+    assert first == "search: Succeeded, 12 of 12 trials succeeded"
+    assert ["TRIAL", "LR", "PHASE", "STEP", "NOTE"] in [line.split() for line in lines]
+    assert not any(word in text for word in ("Importance", "Best", "None"))
+    page = sweep_report.rendered(document, "html")
+    assert not Page(page).lines
+    assert not any(word in page for word in ("<h2>Importance", "best parameters", "None"))
+    assert json.loads(sweep_report.rendered(document, "json"))["importances"] == {}
 
 
 def test_the_command_reports_on_a_file_and_on_a_run_directory(tmp_path: Path):

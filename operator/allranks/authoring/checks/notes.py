@@ -9,7 +9,7 @@ from typing import Any
 
 from allranks.api.job import Job
 from allranks.authoring.checks.problem import Problem
-from allranks.core.facts import gpu_count, pod_template
+from allranks.core.facts import gpu_count, pod_template, topology
 from allranks.core.facts.model import ANY_PLATFORM, Platform
 from allranks.core.facts.naming import TRAINER
 from allranks.core.objects import commands
@@ -74,7 +74,7 @@ def _about_claims(job: Job, templates: Mapping[str, Mapping[str, Any]]) -> Itera
     for role, template in pod_template.role_templates(job, ANY_PLATFORM).items():
         resources = pod_template.trainer(template).get("resources") or {}
         entries = gpu_count.claims(resources)
-        if not entries or not FRAMEWORKS[job.spec.framework].roles[role].ranked:
+        if not entries or not topology.framework_of(job).roles[role].ranked:
             continue
         gpus = gpu_count.of_claims(resources, template["spec"].get("resourceClaims") or (), templates)
         if gpus is None:

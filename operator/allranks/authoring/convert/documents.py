@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from allranks.authoring import yaml_text as yaml
-from allranks.authoring.convert import indexed_job, mpijob, rayjob, training_operator, trainjob
+from allranks.authoring.convert import indexed_job, mpijob, ray_launcher, rayjob, training_operator, trainjob
 from allranks.authoring.convert.draft import Draft, Fields, Path
 from allranks.authoring.convert.trainjob import FindRuntime
 from allranks.errors import InvalidManifest
@@ -77,15 +77,17 @@ def _converted(source: str, document: dict[str, Any], find: FindRuntime) -> Conv
         return Converted(source, (document,))
     metadata = document.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
-    name = f"{kind.name} {metadata.get('name') or metadata.get('generateName') or ''}".strip()
+    named = metadata.get("name") or metadata.get("generateName") or document.get("cluster_name") or ""
+    name = f"{kind.name} {named}".strip()
     try:
         draft = kind.convert(Fields(document), find)
     except InvalidManifest as error:
         return Converted(source, (), problems=tuple(error.problems), name=name)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         # There is no schema of the other operator. An API server that has it would have rejected this object.
-        text = f"a field has a type that no {kind.name} has: `kubectl apply --dry-run=server` names it"
-        return Converted(source, (), problems=(("spec", text),), name=name)
+        text = f"a field has a type that no {kind.name} has"
+        cure = "" if kind is LAUNCHER else ": `kubectl apply --dry-run=server` names it"
+        return Converted(source, (), problems=(("spec", text + cure),), name=name)
     return Converted(source, (draft.document, *draft.further), draft, name=name)
 
 
@@ -165,6 +167,8 @@ KINDS: tuple[Kind, ...] = (
     Kind("RayJob", "ray.io", ("v1", "v1alpha1"), "rayjobs", _alone(rayjob.convert)),
     Kind("Job", "batch", ("v1",), "jobs", _alone(indexed_job.convert)),
 )
+LAUNCHER = Kind(ray_launcher.KIND, "", (), "", _alone(ray_launcher.convert))
+"""A file of `ray up`, which no API server has."""
 RUNTIMES: Mapping[str, str] = {
     "ClusterTrainingRuntime": "clustertrainingruntimes",
     "TrainingRuntime": "trainingruntimes",
@@ -175,6 +179,8 @@ RUNTIME_GROUP = "trainer.kubeflow.org"
 
 def kind_of(document: Mapping[str, Any]) -> Kind | None:
     """Return the kind of a job; None if it cannot be converted. A Job that is not Indexed has no ranks."""
+    if ray_launcher.is_launcher(document):
+        return LAUNCHER
     group, _, _version = str(document.get("apiVersion", "")).rpartition("/")
     kind = next((kind for kind in KINDS if (kind.group, kind.name) == (group, document.get("kind"))), None)
     if kind and kind.name == "Job":

@@ -92,6 +92,10 @@ class Fields:
         self._read[name] = [Fields(item, f"{place}[{number}]") for number, item in enumerate(value or ())]
         return self._read[name]
 
+    def nested(self) -> list[Fields]:
+        """Return all fields, each of which must be a map. Raises NotConvertible."""
+        return [self.child(name) for name in self._value]
+
     def left(self) -> Iterator[str]:
         """Yield the paths of the fields that were not read and are not empty."""
         for name, value in self._value.items():

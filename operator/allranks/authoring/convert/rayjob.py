@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from allranks.authoring.convert import command_line, pod_parts, training_operator
+from allranks.authoring.convert import command_line, pod_parts, ray_launcher, training_operator
 from allranks.authoring.convert.draft import Draft, Fields, NotConvertible, Row
 from allranks.authoring.convert.pod_parts import Part
 
@@ -70,9 +70,7 @@ def convert(source: Fields) -> Draft:
     cluster.take("authOptions")  # a token is always needed
     draft.drop_all(cluster, _CLUSTER_DROPPED)
     autoscaling = bool(cluster.take("enableInTreeAutoscaling"))
-    parts = [_head(draft, cluster.child("headGroupSpec"), entrypoint)]
-    if workers := _workers(draft, cluster, autoscaling):
-        parts.append(workers)
+    parts = [_head(draft, cluster.child("headGroupSpec"), entrypoint), *_workers(draft, cluster, autoscaling)]
     _runtime_env(draft, spec, parts)
     pod_parts.assemble(draft, parts)
     _after_the_end(draft, spec)
@@ -84,7 +82,14 @@ def convert(source: Fields) -> Draft:
 
 
 def _group(draft: Draft, group: Fields, role: str, replicas: int) -> Part:
-    part = pod_parts.read(role, replicas, group.take("template"), group.place("template"), [f"ray-{role}"], _PORTS)
+    part = pod_parts.read(
+        role,
+        replicas,
+        group.take("template"),
+        group.place("template"),
+        [f"ray-{'head' if role == 'head' else 'worker'}"],
+        _PORTS,
+    )
     draft.drop_all(group, _GROUP_DROPPED)
     for name in group.child("rayStartParams").names():
         value = group.child("rayStartParams").take(name)
@@ -109,28 +114,28 @@ def _head(draft: Draft, group: Fields, entrypoint: str) -> Part:
     return part
 
 
-def _workers(draft: Draft, cluster: Fields, autoscaling: bool) -> Part | None:
+def _workers(draft: Draft, cluster: Fields, autoscaling: bool) -> list[Part]:
     groups = cluster.children("workerGroupSpecs")
-    if not groups:
-        return None
-    for other in groups[1:]:
-        for name in other.names():
-            other.take(name)
-        draft.drop(other.path, "a job has one group of workers: give all the same resources")
-    group = groups[0]
-    group.take("groupName")
-    hosts = group.number("numOfHosts", 1)
-    replicas = 0 if group.take("suspend") else group.number("replicas", group.number("minReplicas", 0)) * hosts
-    least, most = group.number("minReplicas", 0) * hosts, group.number("maxReplicas", 0) * hosts
-    part = _group(draft, group, "worker", replicas)
-    for name in ("command", "args"):
-        if part.fields.pop(name, None):
-            draft.drop(f"{part.path}.spec.containers[0].{name}", "a worker runs `ray start`")
-    if autoscaling and least < most:
-        least = max(1, least)
-        text = "Ray's autoscaler is not used: the workers are as many as can be scheduled, at most those of `replicas`."
-        draft.set("elastic", {"minReplicas": min(least, replicas), "maxReplicas": max(most, replicas)}, text)
-    return part
+    names = [str(group.take("groupName") or "") for group in groups]
+    parts = []
+    for group, name, role in zip(groups, names, ray_launcher.group_roles(names), strict=True):
+        hosts = group.number("numOfHosts", 1)
+        replicas = 0 if group.take("suspend") else group.number("replicas", group.number("minReplicas", 0)) * hosts
+        least, most = group.number("minReplicas", 0) * hosts, group.number("maxReplicas", 0) * hosts
+        part = _group(draft, group, role, replicas)
+        for field in ("command", "args"):
+            if part.fields.pop(field, None):
+                draft.drop(f"{part.path}.spec.containers[0].{field}", "a worker runs `ray start`")
+        parts.append(part)
+        if len(groups) > 1:
+            draft.comment(
+                ("spec", "roles", role), f"The group {name}. A task chooses it by the label ray.io/node-group: {role}."
+            )
+        if autoscaling and least < most and role == "worker":
+            least = max(1, least)
+            text = "Ray's autoscaler is not used: as many workers run as can be scheduled, at most `replicas`."
+            draft.set("elastic", {"minReplicas": min(least, replicas), "maxReplicas": max(most, replicas)}, text)
+    return parts
 
 
 def _runtime_env(draft: Draft, spec: Fields, parts: list[Part]) -> None:

@@ -34,6 +34,7 @@ LIVE = "live objects"
 Examples:
   allranks convert pytorchjob.yaml > job.yaml
   allranks convert trainjob.yaml runtime.yaml  # a TrainJob with the runtime that it names
+  allranks convert cluster.yaml                # of ray up
   allranks convert --live tfjob/mnist -n team
   kubectl get pytorchjobs -o yaml | allranks convert - | allranks validate -
   allranks convert job.yaml --set 'command=[python3, train.py]'
@@ -61,9 +62,10 @@ def convert(
 ) -> None:
     """Convert jobs of other operators into DistributedTrainings.
 
-    Supported are PyTorchJob, TFJob, MPIJob, JAXJob, TrainJob, RayJob, and Indexed Jobs of batch/v1. FILE can be - for
-    standard input, and a List. The result has a comment above each line that means something else, and lists what was
-    dropped, which is also printed on standard error. Other objects stay as they are.
+    Supported are PyTorchJob, TFJob, MPIJob, JAXJob, TrainJob, RayJob, Indexed Jobs of batch/v1, and the files of Ray's
+    cluster launcher (`ray up`). FILE can be - for standard input, and a List. The result has a comment above each line
+    that means something else, and lists what was dropped, which is also printed on standard error. Other objects stay
+    as they are.
     """
     if live:
         sys.exit(run_on_cluster(_live, where, {"arguments": arguments, "sets": sets, "output": output, "check": check}))

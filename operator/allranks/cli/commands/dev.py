@@ -26,7 +26,7 @@ QUIET_MS = 150
 LONGEST_MS = 1500
 """Changes without an end restart the command after this time."""
 POLL_MS = 250
-SUFFIXES = (".py", ".yaml", ".yml", ".json", ".toml", ".txt", ".cfg", ".ini", ".sh")
+SUFFIXES = (".py", ".ipynb", ".yaml", ".yml", ".json", ".toml", ".txt", ".cfg", ".ini", ".sh")
 
 
 @click.command(

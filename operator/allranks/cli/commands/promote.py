@@ -158,6 +158,8 @@ def _print(
 def _trial(sweep: Sweep, status: SweepStatus, number: int | None) -> Trial:
     """Return the trial of this number, by default the best one. Raise CannotRun if it cannot be continued."""
     if number is None:
+        if sweep.spec.objective is None:
+            raise CannotRun(f"{sweep.name} has no objective, so none of its trials is the best: name a trial")
         if status.best is None:
             raise CannotRun(f"{sweep.name} has no trial that succeeded yet: name a trial")
         number = status.best.trial

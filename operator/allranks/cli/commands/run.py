@@ -43,6 +43,7 @@ Examples:
   allranks run examples/penguins-pytorch.yaml
   allranks run job.yaml --restarts 3
   allranks run train.py -n 2 --code .
+  allranks run train.ipynb -n 2 -- --lr 0.1
   allranks run job.yaml --set roles.worker.replicas=2 --volume data=./data -- --epochs 3
   cat job.yaml | allranks run -f - --dry-run
   allranks run job.yaml -o json --quiet | jq -r .status.phase
@@ -157,8 +158,9 @@ def run(
 ) -> None:
     """Run jobs on this machine, one after the other.
 
-    FILE is a manifest, a Python script (SCRIPT.py, which needs no manifest), or - for standard input. ARGUMENTS after
-    -- are appended to the arguments of the program.
+    FILE is a manifest, a Python script or a notebook (SCRIPT.py, NOTEBOOK.ipynb, which need no manifest), or - for
+    standard input. ARGUMENTS after -- are appended to the arguments of the program; for a notebook they are its
+    parameters.
 
     Each pod runs as a process tree with the environment, arguments and volumes that it has on a cluster. The output of
     all ranks is printed with the rank in front, and stored in the run directory. No process outlives this command:
@@ -173,7 +175,7 @@ def run(
     script = _only_script(files)
     if not script and (option := _first_set(replicas=replicas, gpus=gpus, framework=framework, save=save)):
         raise click.UsageError(
-            f"--{option} describes the job of a script (FILE.py); change a manifest with --set, for example "
+            f"--{option} describes the job of a script or a notebook; change a manifest with --set, for example "
             "--set roles.worker.replicas=2."
         )
     exit_on_ctrl_c()

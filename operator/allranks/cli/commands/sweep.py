@@ -29,6 +29,7 @@ Examples:
   allranks sweep job.yaml --param lr=0.1,0.01 --metric accuracy --goal max --algorithm grid > best.yaml
   allranks sweep job.yaml --param lr=log:1e-4..1e-1 --metric loss --trials 20 --parallel 4 --stop asha
   allranks sweep job.yaml --param lr=0.1,0.01 --metric loss --trials 2 --dry-run | kubectl apply -f -
+  allranks sweep job.yaml --param delay=exponential:0.5 --trials 10
 \b
 Exit status:
   0 a trial succeeded, 1 none did, 2 nothing was started, 130 interrupted by Ctrl-C, 143 terminated by SIGTERM.
@@ -42,10 +43,15 @@ Exit status:
     "params",
     multiple=True,
     metavar="NAME=VALUES",
-    help="Values of a parameter: log:LOW..HIGH, LOW..HIGH, int:LOW..HIGH, or A,B,C. /N after a range is the number of "
-    "values for a grid. Repeatable.",
+    help="Values of a parameter: log:LOW..HIGH, LOW..HIGH, int:LOW..HIGH, or A,B,C. ..STEP after a range is the "
+    "difference between two values, /N the number of values for a grid. Distributions: normal:MU,SIGMA, "
+    "lognormal:MU,SIGMA, gamma:SHAPE,SCALE, beta:ALPHA,BETA, exponential:MEAN. Repeatable.",
 )
-@click.option("--metric", metavar="NAME", help="Metric that the trials are compared by, for example loss.")
+@click.option(
+    "--metric",
+    metavar="NAME",
+    help="Metric that the trials are compared by, for example loss. Without it no trial is the best.",
+)
 @click.option(
     "--goal",
     type=click.Choice(["min", "max"], case_sensitive=False),
@@ -170,8 +176,10 @@ def _sweep_of_job(file: str, jobs: list[dict[str, Any]], options: dict[str, Any]
 
     if len(jobs) > 1:
         raise InvalidManifest([(file, "has several jobs: a sweep has one")])
-    if not options["params"] or not options["metric"]:
+    if not options["params"]:
         raise InvalidManifest([(file, "has no TrainingSweep: describe the sweep of its job with --param and --metric")])
+    if options["goal"] and not options["metric"]:
+        raise InvalidManifest([("--goal", "needs --metric: whose values are better if they are smaller or larger")])
     parameters = [parameter(text) for text in options["params"]]
     names = [name for name, _ in parameters]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -179,7 +187,9 @@ def _sweep_of_job(file: str, jobs: list[dict[str, Any]], options: dict[str, Any]
     return sweep_document(
         jobs[0],
         parameters,
-        objective={"metric": options["metric"], "goal": _GOALS[options["goal"] or "min"]},
+        objective={"metric": metric, "goal": _GOALS[options["goal"] or "min"]}
+        if (metric := options["metric"])
+        else None,
         algorithm=_NAMES.get(options["algorithm"] or "random"),
         seed=options["seed"],
         trials=options["trials"],

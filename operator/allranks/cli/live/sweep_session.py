@@ -182,7 +182,8 @@ def _headline(sweep: Sweep, status: SweepStatus) -> str:
     parts = [f"{sweep.name}: {status.summary or '0'} trials"]
     named = {"running": counts.running, "stopped early": counts.stopped, "failed": counts.failed, "lost": counts.lost}
     parts += [f"{number} {name}" for name, number in named.items() if number]
-    best = f"best {sweep.spec.objective.metric} {status.best_summary}" if status.best else ""
+    objective = sweep.spec.objective
+    best = f"best {objective.metric} {status.best_summary}" if objective and status.best else ""
     return ", ".join([*parts, *([best] if best else [])])
 
 
@@ -195,12 +196,13 @@ def trials_table(sweep: Sweep, status: SweepStatus, most: int = 10_000) -> Grid:
         ended = [trial for trial in trials if trial.phase in ENDED]
         trials = sorted([*ended[-max(1, most - len(active)) :], *active], key=lambda trial: trial.number)
     best = status.best.trial if status.best else None
-    rows = [_row(trial, names, trial.number == best) for trial in trials]
-    return Grid(["trial", *names, "phase", "step", sweep.spec.objective.metric, "note"], rows)
+    metric = [sweep.spec.objective.metric] if sweep.spec.objective else []
+    rows = [_row(trial, names, trial.number == best, bool(metric)) for trial in trials]
+    return Grid(["trial", *names, "phase", "step", *metric, "note"], rows)
 
 
-def _row(trial: Trial, names: Any, best: bool) -> list[Any]:
-    value = "" if trial.value is None else f"{trial.value:.4g}"
+def _row(trial: Trial, names: Any, best: bool, compared: bool) -> list[Any]:
+    value = [] if not compared else [""] if trial.value is None else [f"{trial.value:.4g}"]
     note = "best" if best else trial.message if trial.phase in ("Failed", "Lost") else trial.reason
     phase = Styled(trial.phase, _STYLES.get(trial.phase, ""))
-    return [trial.number, *(trial.parameters[name] for name in names), phase, trial.step, value, note]
+    return [trial.number, *(trial.parameters[name] for name in names), phase, trial.step, *value, note]

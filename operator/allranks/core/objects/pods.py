@@ -148,7 +148,7 @@ def problems(job: Job, platform: Platform = ANY_PLATFORM) -> list[tuple[str, str
         helper_first = bool(wiring.prefix) or report_env.needs_command(job, wiring)
         if helper_first and not pod_template.trainer(templates[replica.role]).get("command"):
             message = "a command is needed: allranks starts it through a helper and cannot read the image's entrypoint"
-            out.append((f"spec.roles.{replica.role}.command", message))
+            out.append((f"spec.roles.{replica.role}.command", message + framework.missing_command()))
     for role, spec in job.spec.roles.items():
         template = templates[role]
         where = f"spec.roles.{role}.template" if spec.template else "spec.template"

@@ -50,7 +50,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 def _groups(parameter: Parameter, values: Sequence[str]) -> list[Hashable]:
     """Return the group of each trial. Equal values are in the same group."""
-    if parameter.values is not None or len(set(values)) <= GROUPS:
+    if isinstance(parameter.space, list) or len(set(values)) <= GROUPS:
         return list(values)
     numbers = [float(value) for value in values]
     bounds = statistics.quantiles(numbers, n=GROUPS)

@@ -101,7 +101,7 @@ def _status(observed: SweepObserved, trials: list[Trial], failure: str, min_step
     before, spec = observed.status, observed.sweep.spec
     total = sweep_values.number_of_trials(spec)
     counts = Counter(trial.phase for trial in trials)
-    best = best_of(trials, spec.objective.goal)
+    best = best_of(trials, spec.objective.goal) if spec.objective else None
     ended = sum(trial.ended for trial in trials)
     finished = bool(failure) or (ended == len(trials) and len(trials) >= total)
     runs = sum(trial.runs + (trial.phase == "Lost") for trial in trials)
@@ -137,7 +137,7 @@ def best_of(trials: Iterable[Trial], goal: str) -> Best | None:
 def _conditions(
     observed: SweepObserved, finished: bool, failure: str, best: Best | None, trials: Sequence[Trial]
 ) -> tuple[str, list[SweepCondition]]:
-    metric = observed.sweep.spec.objective.metric
+    objective = observed.sweep.spec.objective
     if not finished:
         if observed.sweep.spec.suspend:
             return "Suspended", _set(observed, ("Running", "False", "Suspended", "spec.suspend is true"))
@@ -147,9 +147,12 @@ def _conditions(
     running = ("Running", "False", "Finished", "the sweep has ended")
     if failure:
         return "Failed", _set(observed, running, ("Failed", "True", "SameFailure", f"{failure}; the sweep was stopped"))
-    if best is None:
+    succeeded = sum(trial.phase == "Succeeded" for trial in trials)
+    if not succeeded:
         return "Failed", _set(observed, running, ("Failed", "True", "NoResult", "no trial succeeded"))
-    message = f"the best {metric} is {best.value:.6g}, of trial {best.trial}"
+    message = f"{succeeded} of {len(trials)} trials succeeded"
+    if objective and best:
+        message = f"the best {objective.metric} is {best.value:.6g}, of trial {best.trial}"
     return "Succeeded", _set(observed, running, ("Complete", "True", "TrialsEnded", message))
 
 
@@ -245,7 +248,8 @@ def _events(observed: SweepObserved, after: SweepStatus) -> Iterable[Event]:
         elif trial.runs != old.runs:
             yield Event("TrialDisrupted", f"trial {trial.number} is run again as {trial.job}", warning=True)
         elif trial.phase != old.phase and trial.ended:
-            value = "" if trial.value is None else f", {observed.sweep.spec.objective.metric} {trial.value:.6g}"
+            objective = observed.sweep.spec.objective
+            value = f", {objective.metric} {trial.value:.6g}" if objective and trial.value is not None else ""
             reason = f": {trial.message}" if trial.message else value
             failed = trial.phase in ("Failed", "Lost")
             yield Event(f"Trial{trial.phase}", f"trial {trial.number} {trial.phase.lower()}{reason}", warning=failed)

@@ -6,11 +6,13 @@ Random numbers are hashes, so they are the same on every machine and for every v
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 from allranks.api import sweep_values
-from allranks.api.sweep import Parameter, SweepSpec
+from allranks.api.sweep import Distribution, IntRange, LogRange, Parameter, Range, SweepSpec
 from allranks.api.sweep_status import Trial
+from allranks.core.sweeps import distributions
 from allranks.core.sweeps.model import Parameters, Suggestion
 
 STARTUP_TRIALS = 10
@@ -43,20 +45,24 @@ def grid(spec: SweepSpec, number: int) -> Parameters:
 
 def random(spec: SweepSpec, number: int) -> Parameters:
     """Return independent values for each trial and parameter."""
-    return {name: _value(spec.parameters[name], _share(spec.seed, number, name)) for name in sweep_values.names(spec)}
+    return {name: _value(spec.parameters[name], _shares(spec.seed, number, name)) for name in sweep_values.names(spec)}
 
 
-def _value(parameter: Parameter, share: float) -> str:
-    """Return the value of a parameter at `share`, which is from 0 and less than 1."""
-    if parameter.values is not None:
-        return sweep_values.text(parameter.values[int(share * len(parameter.values))])
-    if (whole := parameter.whole) is not None:
-        return sweep_values.text(whole.min + int(share * sweep_values.whole_size(whole)) * whole.step)
-    bounds = parameter.log_uniform or parameter.uniform
-    assert bounds is not None
-    return sweep_values.number_text(sweep_values.at(bounds, share), bounds)
+def _value(parameter: Parameter, shares: Iterator[float]) -> str:
+    match parameter.space:
+        case list() as values:
+            return sweep_values.text(values[int(next(shares) * len(values))])
+        case IntRange() as whole:
+            return sweep_values.text(whole.min + int(next(shares) * sweep_values.whole_size(whole)) * whole.step)
+        case Range(step=float()) as bounds if not isinstance(bounds, LogRange):
+            # Each value is equally likely, also the first and the last one.
+            return sweep_values.step_text(bounds, int(next(shares) * sweep_values.steps(bounds)))
+        case Distribution() as distribution:
+            return sweep_values.number_text(distributions.draw(distribution, shares), distribution)
 
 
-def _share(seed: int, number: int, name: str) -> float:
-    digest = hashlib.sha256(f"{seed}/{number}/{name}".encode()).digest()
-    return (int.from_bytes(digest[:8]) >> 11) / 2**53
+def _shares(seed: int, number: int, name: str) -> Iterator[float]:
+    """Yield numbers that are from 0 and less than 1, without an end."""
+    for place in itertools.count():
+        digest = hashlib.sha256(f"{seed}/{number}/{name}{f'/{place}' if place else ''}".encode()).digest()
+        yield (int.from_bytes(digest[:8]) >> 11) / 2**53

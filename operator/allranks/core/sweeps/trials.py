@@ -83,7 +83,8 @@ def with_suspension(observed: SweepObserved, trials: Iterable[Trial]) -> list[Tr
 def _with_progress(observed: SweepObserved, trial: Trial, job: TrialJob, min_steps: int | None) -> Trial:
     changes: dict[str, Any] = {} if trial.observed else {"observed": True}
     if progress := job.status.progress:
-        value = progress.metrics.get(observed.sweep.spec.objective.metric)
+        objective = observed.sweep.spec.objective
+        value = progress.metrics.get(objective.metric) if objective else None
         if progress.step is not None and progress.step != trial.step:
             changes["step"] = progress.step
         if value is not None and value != trial.value:
@@ -94,9 +95,10 @@ def _with_progress(observed: SweepObserved, trial: Trial, job: TrialJob, min_ste
 
 
 def _succeeded(observed: SweepObserved, trial: Trial, job: TrialJob) -> Trial:
-    metric = observed.sweep.spec.objective.metric
-    if trial.value is not None:
+    objective = observed.sweep.spec.objective
+    if objective is None or trial.value is not None:
         return changed(trial, phase="Succeeded", end_time=observed.now)
+    metric = objective.metric
     reported = sorted(job.status.progress.metrics) if job.status.progress else []
     details = f"the program reported {', '.join(reported)}" if reported else "the program reported no metrics"
     near = difflib.get_close_matches(metric, reported, n=1)
@@ -143,6 +145,7 @@ def _stop_early(observed: SweepObserved, trials: Sequence[Trial]) -> Iterable[Tr
 def _stop_reason(observed: SweepObserved, step: int, value: float) -> tuple[str, str]:
     spec = observed.sweep.spec
     assert spec.stop is not None
+    assert spec.objective is not None
     share = "the median" if spec.stop.rule == "Median" else f"the best 1/{spec.stop.factor}"
     return spec.stop.rule, f"{spec.objective.metric} {value:.4g} at step {step} is worse than that of {share}"
 
@@ -178,7 +181,7 @@ def steps_of_checks(stop: Stop, min_steps: int) -> Iterator[int]:
 
 def new_checks(trial: Trial, progress: ProgressStatus, spec: SweepSpec, min_steps: int) -> tuple[Check, ...]:
     """Return the checks that the trial has passed since the last observation, with the values of the metric there."""
-    if spec.stop is None or progress.step is None:
+    if spec.stop is None or spec.objective is None or progress.step is None:
         return ()
     metric, step = spec.objective.metric, progress.step
     passed = trial.checks[-1].step if trial.checks else 0
@@ -196,6 +199,7 @@ def is_worse(trial: Trial, checks: Iterable[Check], trials: Sequence[Trial], spe
     """Return the check at which the trial is worse than the others, if it is at one of `checks`. `trials` includes
     it."""
     assert spec.stop is not None
+    assert spec.objective is not None
     sign = 1 if spec.objective.goal == "Minimize" else -1
     for check in checks:
         others = [

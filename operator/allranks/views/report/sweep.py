@@ -4,13 +4,13 @@ coordinates. Pure."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from allranks.api import sweep_values
-from allranks.api.sweep import Parameter, Sweep
+from allranks.api.sweep import IntRange, LogNormal, LogRange, Range, SearchSpace, Sweep
 from allranks.api.sweep_status import SweepStatus, Trial
 from allranks.authoring.yaml_text import dump
 from allranks.core.sweeps import importance, trial_job
@@ -65,7 +65,8 @@ class SweepReport:
 
     @property
     def metric(self) -> str:
-        return self.sweep.spec.objective.metric
+        """Empty for a sweep without an objective."""
+        return self.sweep.spec.objective.metric if self.sweep.spec.objective else ""
 
     @property
     def phase(self) -> str:
@@ -117,7 +118,9 @@ class SweepReport:
         named = counts.model_dump()
         spec = self.sweep.spec
         out = [("Trials", self.status.summary or "0", ", ".join(f"{n} {k}" for k, n in named.items() if n))]
-        out.append((f"Best {self.metric}", f"{best.value:.4g}" if best else "-", f"trial {best.trial}" if best else ""))
+        if self.metric:
+            value, which = (f"{best.value:.4g}", f"trial {best.trial}") if best else ("-", "")
+            out.append((f"Best {self.metric}", value, which))
         rule = f"stops by {spec.stop.rule}" if spec.stop else "no early stopping"
         out.append(("Algorithm", spec.algorithm, f"{rule}, {spec.parallel} at a time"))
         return out
@@ -125,7 +128,8 @@ class SweepReport:
     @property
     def headers(self) -> list[str]:
         of_cost = sweep_cost.headers(self.cost) if self.cost else []
-        return ["Trial", *sweep_values.names(self.sweep.spec), "Phase", "Step", self.metric, *of_cost, "Note"]
+        metric = [self.metric] if self.metric else []
+        return ["Trial", *sweep_values.names(self.sweep.spec), "Phase", "Step", *metric, *of_cost, "Note"]
 
     @property
     def rows(self) -> list[tuple[Trial, list[str]]]:
@@ -138,7 +142,8 @@ class SweepReport:
         step = "" if trial.step is None else str(trial.step)
         values = [trial.parameters.get(name, "") for name in sweep_values.names(self.sweep.spec)]
         of_cost = sweep_cost.cells(self.trial_costs.get(trial.number), self.cost) if self.cost else ()
-        return [str(trial.number), *values, trial.phase, step, _number(trial.value), *of_cost, note]
+        metric = [_number(trial.value)] if self.metric else []
+        return [str(trial.number), *values, trial.phase, step, *metric, *of_cost, note]
 
     @property
     def importances(self) -> dict[str, float]:
@@ -146,6 +151,9 @@ class SweepReport:
 
     @property
     def importance_note(self) -> str:
+        """Empty for a sweep without an objective."""
+        if not self.metric:
+            return ""
         number = len(importance.compared(self.status.trials))
         if number < importance.MIN_TRIALS:
             return f"Shown from {importance.MIN_TRIALS} trials with a value on; there are {number}."
@@ -163,7 +171,7 @@ class SweepReport:
         """The parameters by name, then the metric."""
         names = sweep_values.names(self.sweep.spec)
         gap = (WIDTH - 2 * MARGIN) / len(names)
-        ends = [_ends(self.sweep.spec.parameters[name]) for name in names]
+        ends = [self._ends(name) for name in names]
         out = [
             Axis(name, MARGIN + place * gap, *between)
             for place, (name, between) in enumerate(zip(names, ends, strict=True))
@@ -180,8 +188,10 @@ class SweepReport:
 
     def _line(self, trial: Trial, best: bool) -> Line:
         low, high = self._bounds()
-        parameters = self.sweep.spec.parameters
-        shares = [share(parameters[name], trial.parameters[name]) for name in sweep_values.names(self.sweep.spec)]
+        shares = [
+            share(self.sweep.spec.parameters[name].space, trial.parameters[name], self._ends(name))
+            for name in sweep_values.names(self.sweep.spec)
+        ]
         value = trial.value if trial.value is not None else low
         shares.append((value - low) / (high - low) if high > low else _UNKNOWN)
         points = " ".join(
@@ -189,6 +199,10 @@ class SweepReport:
         )
         kind = "best" if best else trial.phase.lower()
         return Line(trial.number, points, kind, f"trial {trial.number}: {self.metric} {_number(trial.value)}")
+
+    def _ends(self, name: str) -> tuple[str, str]:
+        drawn = (trial.parameters[name] for trial in importance.compared(self.status.trials))
+        return ends(self.sweep.spec.parameters[name].space, drawn)
 
     def _bounds(self) -> tuple[float, float]:
         """Return the smallest and the largest finite value."""
@@ -211,25 +225,27 @@ def build(manifest: Mapping[str, Any], jobs: TrialJobs | None = None) -> SweepRe
     return SweepReport(sweep_codec.sweep(dict(manifest)), sweep_codec.status(dict(manifest)), manifest, jobs)
 
 
-def share(parameter: Parameter, value: str) -> float:
-    """Return the place of a value on the axis of its parameter, from 0 to 1."""
-    if parameter.values is not None:
-        texts = [sweep_values.text(item) for item in parameter.values]
+def ends(space: SearchSpace, drawn: Iterable[str]) -> tuple[str, str]:
+    """Return the texts at the ends of the axis of a parameter. A distribution without bounds ends at the smallest and
+    the largest of the values that were drawn."""
+    match space:
+        case list():
+            return sweep_values.text(space[0]), sweep_values.text(space[-1])
+        case IntRange() | Range():
+            return sweep_values.text(space.min), sweep_values.text(space.max)
+    values = sorted(drawn, key=float)
+    return (values[0], values[-1]) if values else ("", "")
+
+
+def share(space: SearchSpace, value: str, between: tuple[str, str]) -> float:
+    """Return the place of a value on an axis with these ends, from 0 to 1."""
+    if isinstance(space, list):
+        texts = [sweep_values.text(item) for item in space]
         return texts.index(value) / (len(texts) - 1) if value in texts and len(texts) > 1 else _UNKNOWN
-    bounds = parameter.whole or parameter.uniform or parameter.log_uniform
-    assert bounds is not None
-    low, high, number = float(bounds.min), float(bounds.max), float(value)
-    if parameter.log_uniform:
+    low, high, number = (float(text) for text in (*between, value))
+    if isinstance(space, LogRange | LogNormal) and low > 0:
         low, high, number = math.log(low), math.log(high), math.log(number)
-    return min(1.0, max(0.0, (number - low) / (high - low)))
-
-
-def _ends(parameter: Parameter) -> tuple[str, str]:
-    if parameter.values is not None:
-        return sweep_values.text(parameter.values[0]), sweep_values.text(parameter.values[-1])
-    bounds = parameter.whole or parameter.uniform or parameter.log_uniform
-    assert bounds is not None
-    return sweep_values.text(bounds.min), sweep_values.text(bounds.max)
+    return min(1.0, max(0.0, (number - low) / (high - low))) if high > low else _UNKNOWN
 
 
 def _number(value: float | None) -> str:
@@ -262,8 +278,9 @@ def text(report: SweepReport) -> Iterator[str]:
         width = max(map(len, report.importances))
         for name, part in report.importances.items():
             yield f"  {name:{width}}  {part:4.0%}  {'#' * round(30 * part)}".rstrip()
-    yield f"  {report.importance_note}" if report.importances else report.importance_note
-    yield ""
+    if report.importance_note:
+        yield f"  {report.importance_note}" if report.importances else report.importance_note
+        yield ""
     yield from Grid(report.headers, [cells for _, cells in report.rows]).plain()
 
 
