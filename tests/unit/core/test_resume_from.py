@@ -14,10 +14,10 @@ from allranks.api.status import Status
 from allranks.api.validation import InvalidManifest, parse
 from allranks.cache_key import cache_key
 from allranks.core.facts import resume_source
+from allranks.core.facts.data_store import DataStore
 from allranks.core.facts.model import Observed
 from allranks.core.facts.resume_source import ResumeSource
 from allranks.core.facts.status_update import changed
-from allranks.core.facts.uploads import DataStore
 from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
 from support.builders import CLUSTER, NOW, Life, at, failed, job, manifest, table
