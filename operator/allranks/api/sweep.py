@@ -66,8 +66,8 @@ class LogRange(Range):
 class Normal(Distribution):
     """The normal distribution."""
 
-    mu: Bound = Field(description="Mean.")
-    sigma: Bound = Field(description="Standard deviation.")
+    mu: Bound = Field(description="Mean of the values, and also their median.")
+    sigma: Bound = Field(description="Standard deviation of the values.")
 
 
 class LogNormal(Distribution):
@@ -88,7 +88,7 @@ class Beta(Distribution):
     """The beta distribution, of numbers from 0 to 1. Its mean is alpha / (alpha + beta)."""
 
     alpha: Bound = Field(description="First shape: large values are likely if it is larger than beta.")
-    beta: Bound = Field(description="Second shape.")
+    beta: Bound = Field(description="Second shape: small values are likely if it is larger than alpha.")
 
 
 class Exponential(Distribution):

@@ -46,7 +46,7 @@ def test_a_job_without_a_namespace_is_in_default():
         (
             {"framework": "ray", "roles": {"head": 1}},
             "ray",
-            {"port": 6379, "dashboardPort": 8265, "clientPort": 10001, "headRunsTasks": False},
+            {"port": 6379, "dashboardPort": 8265, "clientPort": 10001, "headRunsTasks": False, "idleSeconds": None},
         ),
         ({"framework": "mpi", "roles": {"worker": 1, "launcher": 1}}, "mpi", MPI),
         ({"framework": "spmd"}, "spmd", SPMD),

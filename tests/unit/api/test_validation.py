@@ -242,8 +242,17 @@ RULES = [
     (
         "a Ray job is not complete with its workers",
         {"framework": "ray", "roles": {"head": 1, "worker": 1}, "success": "worker"},
-        ("spec.success", "cannot be worker in a Ray job, whose workers never exit by themselves: remove it"),
+        ("spec.success", "cannot be workers in a Ray job, whose workers never exit by themselves: remove it"),
         {"framework": "ray", "roles": {"head": 1, "worker": 1}, "success": "head"},
+    ),
+    (
+        "a Ray job has a command or an idle time",
+        {"framework": "ray", "roles": {"head": 1}, "command": ["python3", "train.py"], "ray": {"idleSeconds": 60}},
+        (
+            "spec.ray.idleSeconds",
+            "is for a Ray cluster without a command, which ends when its command does: remove one of them",
+        ),
+        {"framework": "ray", "roles": {"head": 1}, "command": None, "ray": {"idleSeconds": 60}},
     ),
     (
         "PyTorch has at most one master",

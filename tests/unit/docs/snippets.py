@@ -55,6 +55,7 @@ SNIPPETS = [
         "from allranks.report.transformers import ReportCallback",
         elsewhere="tests/frameworks/examples/test_unchanged_programs.py",
     ),
+    Snippet('label_selector={"ray.io/node-group": "gpu"}', elsewhere="tests/frameworks/examples/test_ray_cluster.py"),
     Snippet(
         "ScalingConfig(num_workers=int(",
         "import os\nfrom ray.train import ScalingConfig\nos.environ['ALLRANKS_RAY_WORKERS'] = '2'",
