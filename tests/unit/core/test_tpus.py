@@ -83,6 +83,6 @@ def test_the_names_of_all_hosts_are_stored_once() -> None:
 def test_a_slice_whose_names_are_too_long_for_a_variable_is_refused() -> None:
     too_large = with_tpus("pytorch", {"worker": {"replicas": 10_000, **HOST}})
     context = attempt_context(too_large, LAST_ATTEMPT, CLUSTER)
-    [(field, message)] = size_problems(framework_of(too_large), context)
+    [(field, message)] = size_problems(too_large, framework_of(too_large), context)
     assert field == "spec.roles.worker.replicas"
     assert "ALLRANKS_TPU_HOSTNAMES has" in message
