@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
+from allranks import fields
 from allranks.api import sweep as api
 from allranks.api.job import API_VERSION
 from allranks.api.status import Status
@@ -76,7 +77,7 @@ def status(manifest: Manifest) -> SweepStatus:
     DecodeError."""
 
     def validate(raw: Any) -> SweepStatus:
-        return SweepStatus.model_validate(raw, by_alias=True, by_name=False)
+        return fields.decode(SweepStatus, raw)
 
     try:
         return job_codec.without_unknown_fields(validate, manifest.get("status") or {})
@@ -86,7 +87,7 @@ def status(manifest: Manifest) -> SweepStatus:
 
 
 def encode(status: SweepStatus) -> Manifest:
-    return status.model_dump(by_alias=True, exclude_none=True, mode="json")
+    return fields.encode(status)
 
 
 def invalid_patch(manifest: Manifest, message: str, now: datetime) -> Manifest | None:
@@ -111,7 +112,7 @@ def invalid_patch(manifest: Manifest, message: str, now: datetime) -> Manifest |
         observed_generation=generation,
     )
     if kind == "Running":
-        return {"conditions": [condition.model_dump(by_alias=True, exclude_none=True, mode="json")]}
+        return {"conditions": [fields.encode(condition)]}
     return encode(
         SweepStatus(
             phase="Failed", conditions=[condition], start_time=now, completion_time=now, observed_generation=generation

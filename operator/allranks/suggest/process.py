@@ -11,6 +11,7 @@ import sys
 from allranks.api.sweep import SweepSpec
 from allranks.core.sweeps.model import Suggestion
 from allranks.errors import AllranksError
+from allranks.fields import encode
 from allranks.text import last_lines
 
 SECONDS = 120.0
@@ -31,7 +32,7 @@ async def suggest(spec: SweepSpec, request: Suggestion, seconds: float = SECONDS
         "number": request.number,
         "goal": spec.objective.goal,
         "parameters": parameters,
-        "trials": [trial.model_dump(by_alias=True, exclude_none=True, mode="json") for trial in request.ended],
+        "trials": [encode(trial) for trial in request.ended],
     }
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "allranks.suggest.tpe"),

@@ -14,6 +14,7 @@ from typing import Any
 from allranks.api import sweep_values
 from allranks.api.sweep import IntRange, LogRange, Parameter, Range
 from allranks.api.sweep_status import Trial
+from allranks.fields import decode
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def suggest(request: dict[str, Any]) -> dict[str, str]:
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=0)
     study = optuna.create_study(direction=request["goal"].lower(), sampler=sampler)
     for entry in request["trials"]:
-        if (ended := _ended(Trial.model_validate(entry), parameters, space)) is not None:
+        if (ended := _ended(decode(Trial, entry), parameters, space)) is not None:
             study.add_trial(ended)
     asked = study.ask(space)
     return {name: _text(parameters[name], asked.params[name]) for name in space}

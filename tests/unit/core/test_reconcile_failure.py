@@ -340,7 +340,7 @@ def test_a_rank_that_completed_is_not_recreated_also_if_not_all_pods_of_its_atte
     life.put(succeeded("worker", 1, after=60))
     life.settle(61)
     assert life.status.done == {"worker": "1"}
-    life.status = life.status.model_copy(update={"launched": False, "running_time": None})
+    life.status = replace(life.status, launched=False, running_time=None)
     del life.pods["job-worker-1-0"]
     assert life.settle(62).create == ()
     assert (life.status.attempt, life.status.launched, life.status.ready) == (0, True, "3/3")

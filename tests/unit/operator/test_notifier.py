@@ -38,7 +38,7 @@ FAILED = Status(
 
 
 def observed(*entries: str, status: Status = FAILED, **spec: Any) -> Observed:
-    return Observed(job(**spec), status.model_copy(update={"notifications": list(entries)}), (), NOW, CLUSTER)
+    return Observed(job(**spec), replace(status, notifications=list(entries)), (), NOW, CLUSTER)
 
 
 class Operator:
@@ -266,7 +266,7 @@ def test_secrets_in_the_last_lines_of_a_log_are_masked() -> None:
     failure = FAILED.last_failure
     assert failure is not None
     lines = "login with swordfish failed\nHF_TOKEN=hf_abcdef\nloss=3.25"
-    status = FAILED.model_copy(update={"last_failure": failure.model_copy(update={"message": lines})})
+    status = replace(FAILED, last_failure=replace(failure, message=lines))
     env = [{"name": "DB_PASSWORD", "value": "swordfish"}, {"name": "STEPS", "value": "1000000"}]
     note = job_note(observed("Failed/0 t", status=status, env=env), "Failed/0 t", "")
     assert note.details.splitlines()[-3:] == ["login with <masked> failed", "HF_TOKEN=<masked>", "loss=3.25"]

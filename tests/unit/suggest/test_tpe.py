@@ -13,6 +13,7 @@ import pytest
 from allranks.api.sweep_status import Check, Trial
 from allranks.api.sweep_validation import parse_sweep
 from allranks.core.sweeps.model import Suggestion
+from allranks.fields import encode
 from allranks.suggest import process, tpe
 from unit.api.test_sweep import sweep
 
@@ -37,7 +38,7 @@ def question(number: int, trials: list[Trial]) -> dict[str, Any]:
         "number": number,
         "goal": SPEC.objective.goal,
         "parameters": PARAMETERS,
-        "trials": [trial.model_dump(by_alias=True, exclude_none=True, mode="json") for trial in trials],
+        "trials": [encode(trial) for trial in trials],
     }
 
 

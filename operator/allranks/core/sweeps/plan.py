@@ -12,7 +12,7 @@ from typing import Any
 
 from allranks.api import sweep_values
 from allranks.api.notify import Notification, SweepNotification, Target
-from allranks.api.sweep_status import Best, SweepCondition, SweepStatus, Trial, TrialCounts
+from allranks.api.sweep_status import Best, SweepCondition, SweepPhase, SweepStatus, Trial, TrialCounts
 from allranks.core.accounting import notifications
 from allranks.core.facts.model import Event
 from allranks.core.sweeps import suggestions, trial_job
@@ -106,21 +106,28 @@ def _status(observed: SweepObserved, trials: list[Trial], failure: str, min_step
     finished = bool(failure) or (ended == len(trials) and len(trials) >= total)
     runs = sum(trial.runs + (trial.phase == "Lost") for trial in trials)
     phase, conditions = _conditions(observed, finished, failure, best, trials)
-    changes: dict[str, Any] = {
-        "phase": phase,
-        "conditions": conditions,
-        "observed_generation": observed.sweep.metadata.generation,
-        "trials": trials,
-        "counts": TrialCounts(**{name: counts[name.title()] for name in TrialCounts.model_fields}),  # type: ignore[index]
-        "disruptions": runs,
-        "min_steps": min_steps if spec.stop and spec.stop.min_steps is None else None,
-        "best": best,
-        "start_time": before.start_time or observed.now,
-        "completion_time": observed.now if finished else None,
-        "summary": f"{ended}/{total}",
-        "best_summary": f"{best.value:.4g} (trial {best.trial})" if best else "",
-    }
-    return SweepStatus(**{**dict(before), **changes})
+    return replace(
+        before,
+        phase=phase,
+        conditions=conditions,
+        observed_generation=observed.sweep.metadata.generation,
+        trials=trials,
+        counts=TrialCounts(
+            pending=counts["Pending"],
+            running=counts["Running"],
+            succeeded=counts["Succeeded"],
+            failed=counts["Failed"],
+            stopped=counts["Stopped"],
+            lost=counts["Lost"],
+        ),
+        disruptions=runs,
+        min_steps=min_steps if spec.stop and spec.stop.min_steps is None else None,
+        best=best,
+        start_time=before.start_time or observed.now,
+        completion_time=observed.now if finished else None,
+        summary=f"{ended}/{total}",
+        best_summary=f"{best.value:.4g} (trial {best.trial})" if best else "",
+    )
 
 
 def best_of(trials: Iterable[Trial], goal: str) -> Best | None:
@@ -136,7 +143,7 @@ def best_of(trials: Iterable[Trial], goal: str) -> Best | None:
 
 def _conditions(
     observed: SweepObserved, finished: bool, failure: str, best: Best | None, trials: Sequence[Trial]
-) -> tuple[str, list[SweepCondition]]:
+) -> tuple[SweepPhase, list[SweepCondition]]:
     objective = observed.sweep.spec.objective
     if not finished:
         if observed.sweep.spec.suspend:
@@ -200,7 +207,7 @@ def _without_trials(status: SweepStatus) -> Any:
 
 
 def _decisions(trial: Trial) -> Trial:
-    return of_trials.changed(trial, step=None, value=None)
+    return replace(trial, step=None, value=None)
 
 
 def _to_create(observed: SweepObserved) -> tuple[Any, ...]:
@@ -275,8 +282,7 @@ def with_outbox(observed: SweepObserved, plan: SweepPlan) -> SweepPlan:
     entries = notifications.bounded(entries)
     if entries == after.notifications:
         return plan
-    status = SweepStatus(**{**dict(after), "notifications": entries})
-    return replace(plan, status=status, events=(*plan.events, *events))
+    return replace(plan, status=replace(after, notifications=entries), events=(*plan.events, *events))
 
 
 def targets(observed: SweepObserved) -> dict[str, Target]:
