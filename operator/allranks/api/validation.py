@@ -35,6 +35,11 @@ MAX_TEMPLATE_BYTES = 256 * 1024
 times as much of the operator's memory. Templates in practice have a few KiB."""
 MAX_TEMPLATE_DEPTH = 64
 """Nesting of a part without a schema. A complete PodTemplateSpec has about twenty levels."""
+MAX_LABELS = 64
+"""Labels of a template, and likewise its annotations. Each pod has them, and everything that watches pods decodes
+them."""
+MAX_LABEL_BYTES = 32 * 1024
+"""Size of the labels of a template, and likewise of its annotations."""
 M = TypeVar("M", bound=BaseModel)
 
 _ROUNDS = 3
@@ -185,10 +190,24 @@ def _split(message: str) -> Problem:
 
 
 def template_problems(content: Mapping[str, Any], place: str) -> Iterator[Problem]:
-    """Yield wrong types inside a pod template, whose content the CRD's schema does not check."""
+    """Yield wrong types and too many labels inside a pod template, whose content the CRD's schema does not check."""
     for detail in pod_template.errors(content):
         path, message = problem(detail, {})
         yield f"{place}.{path}", message
+    metadata = content.get("metadata")
+    for part in ("labels", "annotations"):
+        values = metadata.get(part) if isinstance(metadata, dict) else None
+        if isinstance(values, dict) and (message := _too_many(part, values)):
+            yield f"{place}.metadata.{part}", message
+
+
+def _too_many(part: str, values: Mapping[str, Any]) -> str:
+    if len(values) > MAX_LABELS:
+        return f"has {len(values)} {part}, and at most {MAX_LABELS} fit: remove the others"
+    size = sum(len(f"{key}{value}".encode()) for key, value in values.items())
+    if size > MAX_LABEL_BYTES:
+        return f"has {size} bytes, and at most {MAX_LABEL_BYTES} fit: move data to a ConfigMap or image"
+    return ""
 
 
 def _template_problems(spec: Any) -> Iterator[Problem]:

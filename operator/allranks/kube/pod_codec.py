@@ -22,7 +22,7 @@ from allranks.core.facts.model import (
     Pod,
     PodPhase,
 )
-from allranks.core.facts.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
+from allranks.core.facts.naming import TRAINER
 from allranks.kube.raw_pod import (
     Condition,
     Container,
@@ -54,7 +54,7 @@ def to_cached_pod(raw: Raw) -> CachedPod:
     """Return the pod as the cache keeps it."""
     metadata = raw.metadata
     controller = next((o for o in metadata.owner_references if o.controller), None)
-    label = (metadata.labels or {}).get(JOB_LABEL, "")
+    label = metadata.labels.job
     names = {label} if label else set()
     if controller and controller.kind == KIND:
         names.add(controller.name)
@@ -70,7 +70,7 @@ def to_cached_pod(raw: Raw) -> CachedPod:
 
 def pod(raw: Raw, owned: bool = True) -> Pod:
     """Return the pod as the core reads it."""
-    metadata, status, labels = raw.metadata, raw.status, raw.metadata.labels or {}
+    metadata, status, labels = raw.metadata, raw.status, raw.metadata.labels
     trainer = next((c for c in status.container_statuses if c.name == TRAINER), None)
     state = trainer.state if trainer else State()
     waiting = _Wait(LIMIT_EXCEEDED, status.message) if _exceeded_limit(raw) else _waiting(raw, state)
@@ -82,10 +82,10 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
     return Pod(
         name=metadata.name,
         uid=metadata.uid,
-        role=labels.get(ROLE_LABEL, ""),
-        index=_number(labels.get(INDEX_LABEL), -1),
-        attempt=_number(labels.get(ATTEMPT_LABEL), -1),
-        restart=_number(labels.get(RESTART_LABEL), 0),
+        role=labels.role,
+        index=_number(labels.index, -1),
+        attempt=_number(labels.attempt, -1),
+        restart=_number(labels.restart, 0),
         phase=phase,
         managed_by_kueue=_KUEUE_FINALIZER in metadata.finalizers,
         owned=owned,

@@ -68,7 +68,7 @@ class SweepCache:
 
     def upsert(self, sweep: RawSweep, deleted: bool = False) -> None:
         key = _key(sweep)
-        if self._sweeps.delete(key, sweep.version) if deleted else self._sweeps.put(key, sweep.compact()):
+        if self._sweeps.delete(key, sweep.version) if deleted else self._sweeps.put(key, sweep):
             self._changed(key)
 
     def size(self, key: JobKey) -> int:
@@ -95,7 +95,7 @@ class SweepCache:
         return Watch(
             client,
             paths.sweeps(namespace),
-            RawSweep,
+            sweep_codec.raw_sweep,
             listed=listed,
             changed=self.upsert,
             renewed_after=renewed_after,

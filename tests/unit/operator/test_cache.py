@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from allranks.core.facts.model import Disruption, Exit
-from allranks.core.facts.naming import JOB_LABEL
 from allranks.kube.pod_codec import CachedPod, to_cached_pod
-from allranks.kube.raw_pod import Meta, Owner, Raw
+from allranks.kube.raw_pod import Labels, Meta, Owner, Raw
 from allranks.operator.cache import JobCache, PodCache
 from allranks.operator.timing import Clock
 from support.builders import NOW, at
@@ -18,7 +17,7 @@ from support.builders import NOW, at
 
 def pod(name: str, version: int, owner: str | None = "u-1", label: str | None = "demo", job: str = "demo") -> CachedPod:
     owners = [Owner("DistributedTraining", job, owner, True)] if owner else []
-    labels = {JOB_LABEL: label} if label else None
+    labels = Labels(job=label or "")
     return to_cached_pod(Raw(Meta(name, "ns", f"uid-{name}", str(version), labels, owners)))
 
 
