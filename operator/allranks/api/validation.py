@@ -33,6 +33,8 @@ Problem = tuple[str, str]
 MAX_TEMPLATE_BYTES = 256 * 1024
 """Size as JSON of all parts of a spec that have no schema. Each pod holds a copy, and as objects they take up to forty
 times as much of the operator's memory. Templates in practice have a few KiB."""
+MAX_MERGED_BYTES = 2 * MAX_TEMPLATE_BYTES
+"""The same size, with a copy of `spec.template` for each role: the operator merges it with the template of the role."""
 MAX_TEMPLATE_DEPTH = 64
 """Nesting of a part without a schema. A complete PodTemplateSpec has about twenty levels."""
 MAX_LABELS = 64
@@ -229,16 +231,21 @@ def _containers(spec: Any) -> list[tuple[str, dict[str, Any]]]:
 
 def unbounded(spec: Any) -> Iterator[Problem]:
     """Yield parts without a schema that are nested too deeply or too large, in a raw spec."""
-    size = 0
+    sizes: dict[str, int] = {}
     for path, part in _parts_without_schema(spec):
         if part is None:
             continue
         if _is_deeper(part, MAX_TEMPLATE_DEPTH):
             yield path, f"is nested more than {MAX_TEMPLATE_DEPTH} levels deep: no pod template needs that"
         else:
-            size += len(json.dumps(part, ensure_ascii=False, separators=(",", ":"), default=str).encode())
-    if size > MAX_TEMPLATE_BYTES:
+            sizes[path] = len(json.dumps(part, ensure_ascii=False, separators=(",", ":"), default=str).encode())
+    if sum(sizes.values()) > MAX_TEMPLATE_BYTES:
         yield too_large("spec")
+        return
+    size, roles = sizes.get("spec.template", 0), len(_containers(spec)) - 1
+    fits = (MAX_MERGED_BYTES - sum(sizes.values()) + size) // max(1, roles)
+    if size > fits:
+        yield "spec.template", f"has {size} bytes, and each of the {roles} roles has a copy: at most {fits} bytes fit"
 
 
 def too_large(path: str) -> Problem:

@@ -333,7 +333,7 @@ def _decoded(kind: OptionalKind, data: bytes | msgspec.Raw) -> Manifest:
     out: Any = {**{key: _any(part) for key, part in parts.items()}, "metadata": metadata}
     for path in kind.dropped:
         out = _without_path(out, path.split("."))
-    return out
+    return dict(out)
 
 
 def _without_path(value: Any, path: Sequence[str]) -> Any:
