@@ -45,7 +45,9 @@ def test_the_largest_size_of_an_elastic_job_counts():
 
 
 def test_if_the_other_roles_alone_have_too_many_bytes_the_message_says_so():
-    roles: dict[str, Any] = {f"part{number}": {"replicas": 600, "template": template(100_000 - number)} for number in (1, 2)}
+    roles: dict[str, Any] = {
+        f"part{number}": {"replicas": 600, "template": template(100_000 - number)} for number in (1, 2)
+    }
     roles |= {"last": {"replicas": 10_000, "template": template(20_000)}}
     [(path, message)] = pods.problems(parse(spmd(roles)))
     assert path == "spec.roles.last.replicas"

@@ -129,6 +129,14 @@ def test_a_deletion_event_keeps_what_the_kubelet_said_last(last: dict[str, Any],
     assert list(cache.removed("u-1")) == (["a"] if kept else [])
 
 
+def test_a_deletion_event_keeps_a_pod_that_succeeded() -> None:
+    cache = PodCache(Enqueued())
+    each = pod("a", 1)
+    cache.upsert(each)
+    cache.upsert(each._replace(version=2, pod=replace(each.pod, phase="Succeeded")), deleted=True)
+    assert [gone.succeeded for gone in cache.removed("u-1").values()] == [True]
+
+
 def test_of_the_pods_that_are_gone_the_newest_are_kept() -> None:
     cache = PodCache(Enqueued())
     for version in range(1, 5_011):
