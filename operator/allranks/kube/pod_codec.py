@@ -253,9 +253,9 @@ def _pending_containers(status: RawStatus) -> _Wait:
     waits = [(name, state.waiting) for name, state in first + main if state.waiting]
     waits.sort(key=lambda item: (item[1].reason == CRASH_LOOP, item[0] != _TRAINER))
     message = "; ".join(filter(None, (_waiting_text(name, waiting) for name, waiting in waits)))
-    for name, waiting in waits:
-        if is_start_error(waiting.reason) or waiting.reason == CRASH_LOOP:
-            return _Wait(waiting.reason, message, name, init=init.get(name))
+    for name, wait in waits:
+        if is_start_error(wait.reason) or wait.reason == CRASH_LOOP:
+            return _Wait(wait.reason, message, name, init=init.get(name))
     prepared = _condition(status, "PodReadyToStartContainers")
     began = any(state.running or state.terminated for _, state in first + main)
     if prepared and prepared.status == "False" and not began:
