@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -36,6 +37,7 @@ from allranks.kube.cluster import Cluster
 from allranks.kube.pod_logs import Line, LogOptions, follow
 from allranks.kube.raw_pod import Meta, State
 from allranks.masking import secrets_in
+from allranks.shares import Turns
 
 logger = logging.getLogger("allranks.archiver")
 
@@ -160,7 +162,7 @@ class PodLogs:
         self._cluster_of, self._access, self._writer, self._metrics = cluster_of, access, writer, metrics
         self._secrets, self._spool, self._log_bytes, self._lost = secrets, spool, log_bytes, lost
         self._ending = asyncio.Semaphore(max(1, most // 4))
-        self._following = asyncio.Semaphore(max(1, most - most // 4))
+        self._following = Turns(max(1, most - most // 4))
         self._sources: dict[str, LogSource] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._done: set[str] = set()
@@ -230,7 +232,7 @@ class PodLogs:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _collect(self, source: LogSource) -> None:
-        slots = await self._slot(source)
+        release = await self._slot(source)
         self._metrics.followed.inc()
         try:
             await self._keep(source)
@@ -241,28 +243,30 @@ class PodLogs:
             self._report_lost(source, str(error))
         finally:
             self._metrics.followed.dec()
-            slots.release()
+            release()
 
-    async def _slot(self, source: LogSource) -> asyncio.Semaphore:
-        """Acquire a slot: for following, or for pods that end if none is free before the pod ends."""
+    async def _slot(self, source: LogSource) -> Callable[[], None]:
+        """Acquire a slot: for following, or for pods that end if none is free before the pod ends. Return what releases
+        it. Namespaces share the slots for following."""
+        release = functools.partial(self._following.release, source.namespace)
         if source.closing.is_set():
             await self._ending.acquire()
-            return self._ending
-        free = asyncio.ensure_future(self._following.acquire())
+            return self._ending.release
+        free = asyncio.ensure_future(self._following.acquire(source.namespace))
         closing = asyncio.ensure_future(source.closing.wait())
         try:
             await asyncio.wait({free, closing}, return_when=asyncio.FIRST_COMPLETED)
             if free.done():
-                return self._following
+                return release
         except BaseException:
             if free.done() and not free.cancelled():
-                self._following.release()
+                release()
             raise
         finally:
             free.cancel()
             closing.cancel()
         await self._ending.acquire()
-        return self._ending
+        return self._ending.release
 
     async def _keep(self, source: LogSource) -> None:
         """Follow a log until its end, and write it. Raises ArchiveError."""

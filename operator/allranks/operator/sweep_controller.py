@@ -33,8 +33,8 @@ from allranks.operator.notifier import Notifier
 from allranks.operator.receivers import ReceiversFile
 from allranks.operator.reconciler import Reconciler, Result, State
 from allranks.operator.timing import Clock, Timing
-from allranks.operator.turns import Turns
 from allranks.operator.workqueue import WorkQueue
+from allranks.shares import Turns
 from allranks.suggest.process import CannotSuggest
 
 logger = logging.getLogger("allranks.sweeps")
@@ -228,7 +228,7 @@ class SweepController(Reconciler[_State]):
         self._decoded.forget(key)
 
     async def _reconcile_once(self, key: JobKey, state: _State) -> bool:
-        """Return whether jobs were created, or refused, or parameters were asked for in vain."""
+        """Return whether jobs were created, or refused, or a request for parameters had no answer."""
         tried = False
         unanswered = state.unsuggested != "" and self._waits(state)
         while True:

@@ -14,7 +14,7 @@ from allranks.operator.cache import JobCache
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.sweep_controller import SweepController, _State
 from allranks.operator.timing import Clock, Timing
-from allranks.operator.turns import Turns
+from allranks.shares import Turns
 from allranks.suggest.process import NOT_INSTALLED, CannotSuggest
 from support.builders import NOW
 from support.fake_api import OneObject
@@ -66,7 +66,7 @@ def test_fifty_sweeps_have_one_process_at_a_time_in_their_order_and_other_namesp
     assert [number for number in processes.served if number < 100] == list(range(50))
 
 
-def test_whoever_stops_waiting_leaves_the_turn_to_the_others() -> None:
+def test_a_caller_that_stops_waiting_leaves_the_turn_to_the_others() -> None:
     async def scenario() -> list[str]:
         turns, served, free = Turns(), list[str](), asyncio.Event()
 
