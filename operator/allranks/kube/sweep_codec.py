@@ -36,13 +36,6 @@ class RawSweep(msgspec.Struct):
     def version(self) -> int:
         return int(self.metadata.resource_version or 0)
 
-    def compact(self) -> RawSweep:
-        """Return the same sweep, which does not hold the memory of the response that it was a part of. A spec that is
-        larger than allowed is dropped: such a sweep never runs."""
-        too_large = len(bytes(self.spec)) > MAX_SPEC_BYTES
-        spec = msgspec.Raw(b"null") if too_large else self.spec.copy()
-        return RawSweep(self.metadata, spec, self.status.copy())
-
     def manifest(self) -> Manifest:
         """Return the sweep, decoded. `spec` is None if it was dropped, or is nested too deeply."""
         spec: Any = None
@@ -57,9 +50,17 @@ class RawSweep(msgspec.Struct):
         }
 
 
-_any = decoder(Any)
-raw_sweep = decoder(RawSweep)
-"""The sweep in a response of the API server."""
+_any, _raw = decoder(Any), decoder(RawSweep)
+
+
+def raw_sweep(data: bytes | str | msgspec.Raw) -> RawSweep:
+    """Return the sweep in a response of the API server. It does not hold the memory of the response.
+
+    A spec that is larger than allowed is dropped: such a sweep never runs.
+    """
+    raw = _raw(data)
+    too_large = len(bytes(raw.spec)) > MAX_SPEC_BYTES
+    return RawSweep(raw.metadata, msgspec.Raw(b"null") if too_large else raw.spec.copy(), raw.status.copy())
 
 
 def sweep(manifest: Manifest) -> Sweep:

@@ -232,7 +232,7 @@ class LocalSweep:
 
     def _make_directory(self) -> None:
         try:
-            self.options.run_dir.mkdir(parents=True, exist_ok=True)
+            self.options.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise LocalRunError.from_os(error, f"{self.options.run_dir} cannot be created") from error
         self._save()
@@ -300,7 +300,7 @@ class LocalTrial:
         try:
             await self.wait_until_unused()
             shutil.rmtree(self.run_dir, ignore_errors=True)
-            self.run_dir.parent.mkdir(parents=True, exist_ok=True)
+            self.run_dir.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._manifest.write_text(json.dumps(manifest, indent=1))
             with self.log.open("wb") as log:
                 self._process = await asyncio.create_subprocess_exec(

@@ -6,8 +6,10 @@ seed, the number and these trials.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import resource
 import sys
 from typing import Any
 
@@ -16,14 +18,17 @@ from allranks.api.sweep import IntRange, LogRange, Parameter, Range
 from allranks.api.sweep_status import Trial
 from allranks.fields import decode
 
+MOST_BYTES = 192 * 2**20
+"""Memory of the process, which is in the operator's container. 100 trials need a third of it."""
+
 
 def main() -> None:
-    """Print parameters as JSON. Exits with 3 if Optuna is not installed."""
+    """Print parameters as JSON."""
+    with contextlib.suppress(OSError, ValueError):  # not on every system
+        resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     request = json.load(sys.stdin)
-    try:
-        import optuna
-    except ModuleNotFoundError:
-        sys.exit(3)
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     json.dump(suggest(request), sys.stdout)
 

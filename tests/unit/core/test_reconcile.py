@@ -159,16 +159,17 @@ def test_what_keeps_a_job_from_running_is_reported_in_its_condition(case):
     assert (plan.next.phase, found.status, found.reason, found.message) == ("Pending", "False", *reported)
 
 
-def test_an_image_that_cannot_be_pulled_fails_the_job_after_the_startup_deadline():
+@pytest.mark.parametrize("reason", ["ImagePullBackOff", "ImageInspectError", "PostStartHookError", "DeviceOnFire"])
+def test_an_image_that_cannot_be_pulled_fails_the_job_after_the_startup_deadline(reason):
     life = Life(job(startupDeadlineSeconds=60))
     life.settle(0)
-    life.put(pod(), pending(index=1, waiting_reason="ImagePullBackOff", waiting_message="no such image"))
+    life.put(pod(), pending(index=1, waiting_reason=reason, waiting_message="no such image"))
     assert life.settle(5).wake_at == at(60)
     life.settle(59.9)
     assert life.status.phase == "Pending"
     life.step(60)
     assert life.status.phase == "Failed"
-    assert condition(life, "Failed") == ("True", "ImagePullBackOff", "job-worker-1-0: no such image")
+    assert condition(life, "Failed") == ("True", reason, "job-worker-1-0: no such image")
 
 
 def test_an_unschedulable_pod_does_not_fail_the_job():

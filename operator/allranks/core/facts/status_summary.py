@@ -10,7 +10,7 @@ from typing import Literal
 from allranks.api.job import GROUP, KIND, VERSION, Job
 from allranks.api.status import WITHOUT_PODS, Condition, Phase, ReplicaRestarts, RoleStatus, Status
 from allranks.core.facts import naming, topology
-from allranks.core.facts.model import FETCH_FAILED, FETCH_RETRYING, FETCHING, START_ERRORS, Pod, RejectedCreate
+from allranks.core.facts.model import FETCH_FAILED, FETCH_RETRYING, FETCHING, Pod, RejectedCreate, is_start_error
 
 ConditionType = Literal["Running", "Restarting", "Suspended", "Complete", "Failed"]
 _MESSAGE_LENGTH = 4096
@@ -275,7 +275,7 @@ def _information(pod: Pod) -> tuple[bool, ...]:
     reason = pod.waiting_reason
     return (
         reason == FETCHING,
-        reason not in START_ERRORS,
+        not is_start_error(reason),
         reason != "Unschedulable",
         not pod.unprepared,
         not pod.waiting_message,
@@ -290,7 +290,7 @@ def slow_start_at(pod: Pod) -> datetime | None:
 
 
 def _named_at_once(pod: Pod) -> bool:
-    return bool(pod.waiting_message) or pod.waiting_reason in START_ERRORS
+    return bool(pod.waiting_message) or is_start_error(pod.waiting_reason)
 
 
 def _is_slow(pod: Pod, now: datetime) -> bool:

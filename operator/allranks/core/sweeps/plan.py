@@ -17,7 +17,7 @@ from allranks.core.accounting import notifications
 from allranks.core.facts.model import Event
 from allranks.core.sweeps import suggestions, trial_job
 from allranks.core.sweeps import trials as of_trials
-from allranks.core.sweeps.model import Suggestion, SweepObserved, SweepPlan
+from allranks.core.sweeps.model import CANNOT_SUGGEST, Suggestion, SweepObserved, SweepPlan
 
 SAME_FAILURES = 3
 """If this many first trials fail in the same way, it is a bug that further trials would repeat."""
@@ -41,6 +41,8 @@ def _plan(observed: SweepObserved) -> SweepPlan:
         if not observed.sweep.spec.suspend:
             trials, ask = _with_new(observed, trials)
         trials = of_trials.with_suspension(observed, trials)
+    if ask is None:
+        observed = replace(observed, unsuggested="")
     after = _status(observed, trials, failure, min_steps)
     if _decided(before, after):
         return SweepPlan(after, write_ahead=True, events=tuple(_events(observed, after)))
@@ -164,7 +166,8 @@ def _conditions(
 
 
 def _not_created(observed: SweepObserved, trials: Sequence[Trial]) -> tuple[str, str] | None:
-    """Return (reason, message), if the API server refuses the job of a trial, or its name is taken."""
+    """Return (reason, message), if the API server refuses the job of a trial, its name is taken, or the next trial has
+    no parameters."""
     for trial in trials:
         if trial.ended:
             continue
@@ -172,6 +175,8 @@ def _not_created(observed: SweepObserved, trials: Sequence[Trial]) -> tuple[str,
             return "NameTaken", f"another DistributedTraining has the name {trial.job}: delete it, or rename the sweep"
         if not job and (rejected := observed.rejected.get(trial.job)):
             return rejected[0][:128], f"the job of trial {trial.number} is refused: {rejected[1]}"[:4096]
+    if observed.unsuggested:
+        return CANNOT_SUGGEST, f"trial {len(trials)} has no parameters: {observed.unsuggested}"[:4096]
     return None
 
 
