@@ -93,6 +93,7 @@ FIXED = [
     ),
     ("hang", {}, {"hang": {"timeoutSeconds": 60}}, "hang"),
     ("progress", {"progress": {}}, {}, "progress"),
+    ("compatibility", {}, {"compatibility": ["Slurm"]}, "compatibility"),
     (
         "the options of TensorFlow",
         {"framework": "tensorflow", "roles": {"worker": 1}, "tensorflow": {"port": 1}},

@@ -434,6 +434,21 @@ RULES = [
         (f"{INPUT}.sha256", "set revision or sha256, not both: each of them determines the data"),
         data(sha256="0" * 64),
     ),
+    (
+        "a system is named once",
+        {"compatibility": ["Slurm", "Slurm"]},
+        ("spec.compatibility", "must have each value once"),
+        {"compatibility": ["Slurm", "SageMaker"]},
+    ),
+    (
+        "hosts that change while ranks run have no variables of other systems",
+        {"framework": "horovod", "elastic": {"minReplicas": 1, "maxReplicas": 2}, "compatibility": ["Slurm"]},
+        (
+            "spec.compatibility",
+            "cannot be set in an elastic job whose hosts change while it runs: its variables would name others",
+        ),
+        {"elastic": {"minReplicas": 1, "maxReplicas": 2}, "compatibility": ["Slurm"]},
+    ),
     ("a volume is not unpacked", data("claim://c", unpack=True), (f"{INPUT}.unpack", UNPACK), data(unpack=True)),
     ("a stream is not unpacked", stream(unpack=True), (f"{INPUT}.unpack", UNPACK), stream(unpack=False)),
     (

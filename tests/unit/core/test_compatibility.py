@@ -207,7 +207,9 @@ def test_hosts_are_stored_once_and_a_list_that_no_variable_can_hold_is_refused()
     assert large - small < 100
     [(field, message)] = pods.problems(of("SageMaker", roles={"worker": 9000}))
     assert field == "spec.roles.worker.replicas"
-    assert re.search(r"SM_\w+ has \d+ bytes, and Linux takes 131071 for one variable; at most \d+ fit", message)
+    assert re.search(
+        r"ALLRANKS_SM_HOSTS has \d+ bytes, and Linux takes 131071 for one variable; at most \d+ fit", message
+    )
     assert pods.problems(of("Slurm", roles={"worker": 9000})) == []
 
 

@@ -201,7 +201,7 @@ def _too_large(job: Job, framework: Framework, context: AttemptContext) -> str:
     for replica in outermost(context):
         wiring = wire(replica)
         variables = {name: shared.variables[name] for name in wiring.shared_env}
-        for name, value in (*wiring.env.items(), *wiring.defaults.items(), *variables.items()):
+        for name, value in (*wiring.env.items(), *variables.items(), *wiring.defaults.items()):
             inserted = sum(
                 len(variable) - len(f"$({key})") for key, variable in variables.items() if f"$({key})" in value
             )
