@@ -170,8 +170,9 @@ def test_report_of_a_job_finds_its_newest_local_run_without_a_cluster(here):
     assert "no-kubeconfig" in missing.stderr
 
 
-def test_run_directories_are_private_whatever_the_umask(tmp_path: Path) -> None:
+def test_run_directories_are_private_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They hold values of variables, logs, and pickles that are loaded."""
+    monkeypatch.chdir(tmp_path)
     reserved: list[Path] = []
     before = os.umask(0)
     try:
