@@ -50,8 +50,8 @@ PACKAGES = {
     "ray": "ray",
 }
 """The package of each framework."""
-ON_CPU = {"penguins-mpi", "rpc-parameter-server"}
-"""Examples whose programs compute on CPUs wherever they run."""
+ON_CPU = {"penguins-mpi", "rpc-parameter-server", "rpc-model-parallel", "penguins-tensorflow-model"}
+"""Examples whose programs compute on CPUs wherever they run, or with a single GPU."""
 SETTINGS = "uuid,mig.mode.current,compute_mode,persistence_mode,power.limit,clocks.applications.graphics"
 SPEED = ["train/lm_pytorch.py", "--parallel=ddp", "--epochs=4", "--steps-per-epoch=20", "--batch-size=32"]
 SPEED += ["--context=512", "--width=768", "--layers=12", "--heads=12", "--lr=0.0003", "--sample=1"]
@@ -153,7 +153,7 @@ def examples() -> Iterator[Manifest]:
 def run_example(manifest: Manifest, gpus: int) -> Outcome:
     name = manifest["metadata"]["name"]
     if name in ON_CPU:
-        return Outcome(name, "not run: the program never uses a GPU")
+        return Outcome(name, "not run: the program does not use a single GPU")
     package = NEEDS.get(name) or PACKAGES[manifest["spec"]["framework"]]
     if not installed(package):
         return Outcome(name, f"not run: {package} is not installed")

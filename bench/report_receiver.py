@@ -32,7 +32,7 @@ from allranks.core.facts.model import Observed, Platform, Pod
 from allranks.core.objects.report_env import AUDIENCE
 from allranks.core.reconcile import reconcile
 from allranks.kube.pod_codec import to_cached_pod
-from allranks.kube.raw_pod import Meta, Owner, Raw, RawSpec, RawStatus
+from allranks.kube.raw_pod import Labels, Meta, Owner, Raw, RawSpec, RawStatus
 from allranks.operator.cache import PodCache
 from allranks.operator.metrics import Metrics
 from allranks.operator.ports.http_servers import HttpServers, Ports
@@ -148,8 +148,7 @@ def cached_pods(jobs: int, ranks: int) -> PodCache:
     pods = PodCache(lambda key, urgent: None)
     for job in range(jobs):
         for rank in range(ranks):
-            labels = {naming.JOB_LABEL: f"job-{job}", naming.ROLE_LABEL: "worker", naming.INDEX_LABEL: str(rank),
-                      naming.ATTEMPT_LABEL: "0"}  # fmt: skip
+            labels = Labels(f"job-{job}", "worker", str(rank), "0")
             owner = Owner("DistributedTraining", f"job-{job}", f"uid-job-{job}", True)
             meta = Meta(
                 naming.pod_name(f"job-{job}", "worker", rank, 0), "bench", pod_uid(job, rank), "1", labels, [owner]

@@ -248,7 +248,8 @@ def judge(row: Row, log: str, status: dict[str, Any]) -> None:
         row.wrong.append("no checkpoint was resumed")
     if row.wrong:
         return
-    row.run = "1 process" if case.ranks == 1 and not case.alone else f"{sum(replicas(status))} pods"
+    pods = sum(replicas(status))
+    row.run = "1 process" if pods == 1 else f"{pods} pods"
     unit = "epoch" if "epoch" in case.resumed else "step"
     how = f"restart from {unit} {int(back[-1])}" if back else "restarted alone, nothing lost"
     row.killed = f"its pod alone; {how}" if case.alone and back else how

@@ -10,7 +10,7 @@ from common.journal import say
 from common.models_tensorflow import penguin_net
 from common.options import make_parser, parse_options
 from common.penguins import load_penguins
-from common.tensorflow import place_in_cluster, set_threads, tf
+from common.tensorflow import describe_devices, place_in_cluster, set_threads, tf
 from common.termination import Termination
 
 EXAMPLE = """export TF_USE_LEGACY_KERAS=1
@@ -24,7 +24,7 @@ def main() -> None:
     set_threads(options.threads)
     rank, size = place_in_cluster()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()  # connects to the other tasks
-    say(f"rank {rank} of {size}: started with {strategy.num_replicas_in_sync} replica(s)")
+    say(f"rank {rank} of {size}: started on {describe_devices()}, {strategy.num_replicas_in_sync} replica(s)")
     Termination(lambda: say(f"rank {rank} of {size}: SIGTERM: stopped"), agree_within=0)
 
     penguins = load_penguins()

@@ -27,9 +27,10 @@ def main() -> None:
     parser.add_argument("--devices", nargs="+", metavar="DEVICE", help="two (default: GPUs, or a CPU that is split)")
     options = parse_options(parser)
     set_threads(options.threads)
-    devices = compute_devices(2, options.devices)[:2]
-    if len(devices) < 2:
-        parser.error(f"needs two devices, and there is only {devices[0]}")
+    kind = "GPU" if len(tf.config.list_physical_devices("GPU")) > 1 else "CPU"
+    devices = compute_devices(2, options.devices or [f"{kind}:0", f"{kind}:1"])
+    if len(devices) != 2:
+        parser.error(f"--devices: two are needed, not {len(devices)}")
     journal = Journal(options, 0, 1, SUFFIX, f"{' and '.join(devices)}, parallel {options.parallel}")
     termination = Termination(journal.save_alone)
 

@@ -21,7 +21,11 @@ _SEQUENCE = re.compile(
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
     rf"|[{INVISIBLE}]"
 )
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_COLOUR = re.compile(r"\x1b\[([0-9;:]*)m")
+_LEGIBLE = frozenset(map(str, (0, 1, 2, 3, 4, 22, 23, 24, *range(31, 37), 39, *range(90, 97))))
+"""Parameters of colours that may pass: weights, and the colours of text that are legible on black and on white. Without
+backgrounds and without conceal, no text is hidden."""
+_MOST_PARAMETERS = 16
 _OPEN_COLOUR = re.compile(r"\x1b\[(?!0?m)[0-9;:]*m[^\x1b\n]*(?=\n|\Z)")
 _RESET = "\x1b[0m"
 
@@ -49,4 +53,20 @@ def clean_text(text: str, colour: bool) -> str:
 
 
 def _removed(text: str, colour: bool) -> str:
-    return _SEQUENCE.sub(lambda match: match[0] if colour and _COLOUR.fullmatch(match[0]) else "", text)
+    return _SEQUENCE.sub(lambda match: _plain_colours(match[0]) if colour else "", text)
+
+
+def _plain_colours(sequence: str) -> str:
+    """Return the sequence with the parameters that may pass; empty if none may, or if it sets no colour."""
+    match = _COLOUR.fullmatch(sequence)
+    parameters = [text or "0" for text in match[1].split(";")] if match else []
+    if len(parameters) > _MOST_PARAMETERS:
+        return ""
+    kept = []
+    while parameters:
+        parameter = parameters.pop(0)
+        if parameter in ("38", "48", "58"):  # the numbers of one of 256 colours, or of red, green and blue
+            del parameters[: {"5": 2, "2": 4}.get(parameters[0], 0) if parameters else 0]
+        elif parameter in _LEGIBLE:
+            kept.append(parameter)
+    return f"\x1b[{';'.join(kept)}m" if kept else ""

@@ -1,19 +1,25 @@
-"""Building blocks of the resource types: bounded strings, quantities, and a base model that is frozen and strict.
+"""Building blocks of the resource types: bounded strings, quantities, and the bases of specs and statuses.
 
 Every string, list and map has an upper bound, from which the API server estimates the cost of validation rules.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, JsonValue, StringConstraints, TypeAdapter
 from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import DataclassSchema
+
+T = TypeVar("T")
 
 
 class Model(BaseModel):
-    """Base of all parts of the resource: immutable, no unknown fields, no type conversions, camelCase in manifests."""
+    """Base of all parts of a spec: immutable, no unknown fields, no type conversions, camelCase in manifests."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -23,6 +29,42 @@ class Model(BaseModel):
         strict=True,
         protected_namespaces=(),
     )
+
+
+class StatusPart:
+    """Base of a status and its parts: dataclasses, because mypy checks `dataclasses.replace`. They are not validated
+    when the program builds them."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = Model.model_config
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Accept a dictionary. With strict types, only an instance would be valid."""
+        schema = handler(source)
+        cast("DataclassSchema", handler.resolve_ref_schema(schema))["strict"] = False
+        return schema
+
+
+def decode(kind: type[T], value: Any) -> T:
+    """Validate a status, or a part of it, as it was stored. Raises ValidationError."""
+    part: T = adapter(kind).validate_python(value, by_alias=True, by_name=False)
+    return part
+
+
+def validated(part: T) -> T:
+    """Validate a part of a status that has values of other programs. Raises ValidationError."""
+    valid: T = adapter(type(part)).validate_python(vars(part), by_alias=False, by_name=True)
+    return valid
+
+
+def encode(part: StatusPart) -> dict[str, Any]:
+    """Return a status, or a part of it, as it is stored: as JSON, without the fields that are None."""
+    stored: dict[str, Any] = adapter(type(part)).dump_python(part, by_alias=True, exclude_none=True, mode="json")
+    return stored
+
+
+adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+"""Returns the validator and serializer of a type."""
 
 
 class Rule(BaseModel):
@@ -69,6 +111,7 @@ Seconds = Annotated[int, Field(ge=0, le=315_360_000)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=0, le=2_147_483_647)]
 Replicas = Annotated[int, Field(ge=0, le=10_000)]
+NonNegative = Annotated[float, Field(ge=0)]
 Time = Annotated[datetime, Field(strict=False)]
 COMPUTE = frozenset({"cpu", "memory", "ephemeral-storage"})
 """Resources of containers that every node has."""

@@ -80,6 +80,12 @@ def mask_log(text: str, secrets: Iterable[str] = ()) -> str:
     return _TOKENS.sub(MASK, _BEARER.sub(MASK, text))
 
 
+def holds_token(text: str) -> bool:
+    """Return whether a text has a token of a common form. Names of CSS classes and examples in words are none."""
+    tokens = (match[0] for match in _TOKENS.finditer(text))
+    return any(any(map(str.isdigit, token)) and token != token.lower() for token in tokens)
+
+
 def mask_code(text: str) -> str:
     """Mask lines of a program: texts in quotes that are assigned to a name of a secret, such as `password = "..."`,
     logins in URLs, and tokens of common forms. Expressions stay: `sorted(items, key=first)`."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from allranks.core.accounting import time_accounting
-from allranks.core.facts.status_update import changed
 from allranks.kube import job_codec
 
 
@@ -21,5 +21,5 @@ def status_up_to(job: dict[str, Any] | None, now: datetime) -> Any:
     assert status.goodput == time_accounting.goodput(status.times), written
     times = time_accounting.up_to(status, now)
     assert times
-    encoded = job_codec.encode(changed(status, times=times, goodput=time_accounting.goodput(times)))
+    encoded = job_codec.encode(replace(status, times=times, goodput=time_accounting.goodput(times)))
     return written | {name: encoded.get(name) for name in ("times", "goodput")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 from allranks.api import crd
@@ -95,6 +96,6 @@ def largest_status() -> Status:
     for past in found["history"]:
         past["failure"]["message"] = past["failure"]["message"][:1024]  # the last line only
     restarted = all_restarted(random.Random(1))
-    return job_codec.status({"status": found}).model_copy(
-        update={"replica_restarts": restarted.replica_restarts, "ignored": restarted.ignored}
+    return replace(
+        job_codec.status({"status": found}), replica_restarts=restarted.replica_restarts, ignored=restarted.ignored
     )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from allranks.fields import Count, Model
+from allranks.fields import Count, Model, NonNegative, StatusPart
 
 AMOUNT = r"^[0-9]{1,9}(\.[0-9]{1,6})?$"
 Amount = Annotated[str, StringConstraints(max_length=16, pattern=AMOUNT)]
 """An amount of money, as a decimal number in a string."""
 CURRENCY = r"^[A-Z]{3}$"
 Currency = Annotated[str, StringConstraints(max_length=3, pattern=CURRENCY)]
-Value = Annotated[float, Field(ge=0)]
 
 
 class Price(Model):
@@ -39,36 +39,50 @@ class Utilization(Model):
     )
 
 
-class GpuTime(Model):
+@dataclass(frozen=True, kw_only=True)
+class GpuTime(StatusPart):
     """An amount of GPU time, or its price, by what the GPUs did."""
 
-    waiting: Value = Field(0.0, description="Held while the job was queued, or other pods of it had no node.")
-    starting: Value = Field(0.0, description="Held from then to the first step.")
-    productive: Value = Field(0.0, description="Training, without lost work.")
-    lost: Value = Field(0.0, description="Work lost by restarts, and the restarts themselves.")
+    waiting: Annotated[
+        NonNegative, Field(description="Held while the job was queued, or other pods of it had no node.")
+    ] = 0.0
+    starting: Annotated[NonNegative, Field(description="Held from then to the first step.")] = 0.0
+    productive: Annotated[NonNegative, Field(description="Training, without lost work.")] = 0.0
+    lost: Annotated[NonNegative, Field(description="Work lost by restarts, and the restarts themselves.")] = 0.0
 
 
-class CostStatus(Model):
+@dataclass(frozen=True, kw_only=True)
+class CostStatus(StatusPart):
     """The GPU time of the job. It counts up to times.since."""
 
-    gpus: Count = Field(0, description="GPUs that the pods hold, if they have a node and have not ended.")
-    partial: bool | None = Field(None, description="Other pods of the job have no node yet.")
-    price: Annotated[str, StringConstraints(max_length=16)] | None = Field(
-        None, description="Price of a GPU-hour of the pool, for the time from now on."
+    gpus: Annotated[Count, Field(description="GPUs that the pods hold, if they have a node and have not ended.")] = 0
+    partial: Annotated[bool | None, Field(description="Other pods of the job have no node yet.")] = None
+    price: Annotated[
+        Annotated[str, StringConstraints(max_length=16)] | None,
+        Field(description="Price of a GPU-hour of the pool, for the time from now on."),
+    ] = None
+    currency: Annotated[
+        Annotated[str, StringConstraints(max_length=3)] | None, Field(description="Currency of the price and of spent.")
+    ] = None
+    gpu_seconds: Annotated[GpuTime, Field(description="GPU time of the job, in seconds.")] = field(
+        default_factory=GpuTime
     )
-    currency: Annotated[str, StringConstraints(max_length=3)] | None = Field(
-        None, description="Currency of the price and of spent."
+    spent: Annotated[GpuTime | None, Field(description="Its price, at the prices of the pool while the job ran.")] = (
+        None
     )
-    gpu_seconds: GpuTime = Field(default_factory=GpuTime, description="GPU time of the job, in seconds.")
-    spent: GpuTime | None = Field(None, description="Its price, at the prices of the pool while the job ran.")
-    summary: Annotated[str, StringConstraints(max_length=48)] = Field(
-        "", description="For kubectl get: GPU-hours and their price."
-    )
+    summary: Annotated[
+        str, StringConstraints(max_length=48), Field(description="For kubectl get: GPU-hours and their price.")
+    ] = ""
 
 
-class UtilizationStatus(Model):
+@dataclass(frozen=True, kw_only=True)
+class UtilizationStatus(StatusPart):
     """The current window of the policy `utilization`."""
 
-    used_seconds: Value = Field(0.0, description="Starting, productive and lost time before the window.")
-    productive_seconds: Value = Field(0.0, description="Productive time before the window.")
-    suspend_attempt: Count | None = Field(None, description="The attempt that is suspended for low utilization.")
+    used_seconds: Annotated[NonNegative, Field(description="Starting, productive and lost time before the window.")] = (
+        0.0
+    )
+    productive_seconds: Annotated[NonNegative, Field(description="Productive time before the window.")] = 0.0
+    suspend_attempt: Annotated[
+        Count | None, Field(description="The attempt that is suspended for low utilization.")
+    ] = None

@@ -19,7 +19,7 @@ from allranks.api import cel_rules, job, pool, sweep
 from allranks.api.job import API_VERSION, GROUP, VERSION
 from allranks.api.status import Status
 from allranks.api.sweep_status import SweepStatus
-from allranks.fields import Rule
+from allranks.fields import Rule, StatusPart, adapter
 
 RULES = "x-kubernetes-validations"
 Schema = dict[str, Any]
@@ -92,7 +92,7 @@ class Resource:
     spec: type[BaseModel]
     columns: tuple[Column, ...]
     categories: tuple[str, ...] = ()
-    status: type[BaseModel] | None = None
+    status: type[StatusPart] | None = None
     subresources: Mapping[str, Schema] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     """Rules of the object as a whole."""
@@ -212,7 +212,7 @@ def root_schema(kind: str = job.KIND) -> Schema:
     resource = RESOURCES[kind]
     status = {}
     if resource.status:
-        status["status"] = _without_defaults(structural(resource.status.model_json_schema(by_alias=True)))
+        status["status"] = _without_defaults(structural(adapter(resource.status).json_schema(by_alias=True)))
     schema: Schema = {
         "description": f"{resource.description} ({API_VERSION}).\n\nExample:\n\n{resource.example}",
         "type": "object",

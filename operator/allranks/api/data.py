@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
 from allranks.api import cel_rules as cel
-from allranks.fields import Commit, Model, Name, Path, Sha256, Text, rules
+from allranks.fields import Commit, Model, Name, Path, Sha256, StatusPart, Text, rules
 
 DATA_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 DataName = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=DATA_NAME)]
@@ -174,51 +175,61 @@ Inputs = Annotated[list[Input], Field(min_length=1, max_length=8, json_schema_ex
 Outputs = Annotated[list[Output], Field(min_length=1, max_length=8, json_schema_extra=rules(*cel.DATA_NAMES))]
 
 
-class InputStatus(Model):
+@dataclass(frozen=True, kw_only=True)
+class InputStatus(StatusPart):
     """The state of an input."""
 
-    name: DataName = Field(description="Name of the input, as in spec.inputs.")
-    state: InputState = Field(
-        "Pending", description="Pending, Fetching, Ready or Failed. An input that is a volume is Ready."
-    )
-    revision: Revision | None = Field(
-        None, description="The revision that the ranks read: a commit, an ETag, or a hash of the list of objects."
-    )
-    sha256: Sha256 | None = Field(None, description="SHA-256 of the file, or of the list of files.")
-    bytes: Bytes | None = Field(None, description="Size of the data in bytes.")
-    cached: bool | None = Field(None, description="Whether the data was in the cache before.")
-    location: Location | None = Field(
-        None,
-        description="Where the data is fetched on a cluster. Claim: into a volume that all pods share, before they are "
-        "created. Node or Pod: by the pods, into a directory of their node or an emptyDir. The revision is determined "
-        "before they are created, and Ready refers to it.",
-    )
+    name: Annotated[DataName, Field(description="Name of the input, as in spec.inputs.")]
+    state: Annotated[
+        InputState, Field(description="Pending, Fetching, Ready or Failed. An input that is a volume is Ready.")
+    ] = "Pending"
+    revision: Annotated[
+        Revision | None,
+        Field(description="The revision that the ranks read: a commit, an ETag, or a hash of the list of objects."),
+    ] = None
+    sha256: Annotated[Sha256 | None, Field(description="SHA-256 of the file, or of the list of files.")] = None
+    bytes: Annotated[Bytes | None, Field(description="Size of the data in bytes.")] = None
+    cached: Annotated[bool | None, Field(description="Whether the data was in the cache before.")] = None
+    location: Annotated[
+        Location | None,
+        Field(
+            description="Where the data is fetched on a cluster. Claim: into a volume that all pods share, before they "
+            "are created. Node or Pod: by the pods, into a directory of their node or an emptyDir. The revision is "
+            "determined before they are created, and Ready refers to it."
+        ),
+    ] = None
 
 
-class OutputStatus(Model):
+@dataclass(frozen=True, kw_only=True)
+class OutputStatus(StatusPart):
     """The state of an output."""
 
-    name: DataName = Field(description="Name of the output, as in spec.outputs.")
-    state: OutputState = Field(
-        "Pending",
-        description="Checking, Pending, Uploading, Uploaded or Failed. Checking: the ranks wait until it is certain "
-        "that files can be written to the destination.",
-    )
-    step: Bytes | None = Field(
-        None, description="With when: Checkpoint, the step of the newest checkpoint, to which the state refers."
-    )
-    checkpoint_time: Annotated[datetime, Field(strict=False)] | None = Field(
-        None, description="When that checkpoint was stored."
-    )
-    uploaded_step: Bytes | None = Field(None, description="Step of the newest checkpoint that is uploaded.")
-    start_time: Annotated[datetime, Field(strict=False)] | None = Field(
-        None, description="When the program had ended and the upload was due."
-    )
-    bytes: Bytes | None = Field(None, description="Size of all files of the directory.")
-    files: Bytes | None = Field(None, description="Number of files in the directory.")
-    message: Annotated[str, StringConstraints(max_length=MESSAGE_LENGTH)] | None = Field(
-        None, description="Why the upload of the files failed."
-    )
+    name: Annotated[DataName, Field(description="Name of the output, as in spec.outputs.")]
+    state: Annotated[
+        OutputState,
+        Field(
+            description="Checking, Pending, Uploading, Uploaded or Failed. Checking: the ranks wait until it is "
+            "certain that files can be written to the destination."
+        ),
+    ] = "Pending"
+    step: Annotated[
+        Bytes | None,
+        Field(description="With when: Checkpoint, the step of the newest checkpoint, to which the state refers."),
+    ] = None
+    checkpoint_time: Annotated[
+        Annotated[datetime, Field(strict=False)] | None, Field(description="When that checkpoint was stored.")
+    ] = None
+    uploaded_step: Annotated[Bytes | None, Field(description="Step of the newest checkpoint that is uploaded.")] = None
+    start_time: Annotated[
+        Annotated[datetime, Field(strict=False)] | None,
+        Field(description="When the program had ended and the upload was due."),
+    ] = None
+    bytes: Annotated[Bytes | None, Field(description="Size of all files of the directory.")] = None
+    files: Annotated[Bytes | None, Field(description="Number of files in the directory.")] = None
+    message: Annotated[
+        Annotated[str, StringConstraints(max_length=MESSAGE_LENGTH)] | None,
+        Field(description="Why the upload of the files failed."),
+    ] = None
 
 
 def claim_of(address: str) -> tuple[str, str]:

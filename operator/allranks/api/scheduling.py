@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, StringConstraints
 
 from allranks.api import cel_rules as cel
-from allranks.fields import Count, GangBackend, LabelKey, Model, Name, Reason, Replicas, Seconds, Time, rules
+from allranks.fields import (
+    Count,
+    GangBackend,
+    LabelKey,
+    Model,
+    Name,
+    Reason,
+    Replicas,
+    Seconds,
+    StatusPart,
+    Time,
+    rules,
+)
 
 
 class Topology(Model):
@@ -74,12 +87,15 @@ class Scheduling(Model):
     )
 
 
-class GangStatus(Model):
+@dataclass(frozen=True, kw_only=True)
+class GangStatus(StatusPart):
     """How the pods of the current attempt are placed together."""
 
-    backend: GangBackend = Field(description="What places them: Native, Kueue, Volcano or Coscheduling.")
-    api_version: Name | None = Field(None, description="API version of the attempt's PodGroup, if there is one.")
-    min_count: Replicas = Field(description="Pods that are placed together or not at all.")
+    backend: Annotated[GangBackend, Field(description="What places them: Native, Kueue, Volcano or Coscheduling.")]
+    api_version: Annotated[
+        Name | None, Field(description="API version of the attempt's PodGroup, if there is one.")
+    ] = None
+    min_count: Annotated[Replicas, Field(description="Pods that are placed together or not at all.")]
 
 
 _Key = Annotated[str, StringConstraints(max_length=317)]
@@ -89,61 +105,77 @@ Labels = Annotated[dict[_Key, _Word], Field(max_length=4)]
 Annotations = Annotated[dict[_Key, Annotated[str, StringConstraints(max_length=256)]], Field(max_length=4)]
 
 
-class Toleration(Model):
+@dataclass(frozen=True, kw_only=True)
+class Toleration(StatusPart):
     """A toleration, as in a pod."""
 
-    key: _Key | None = Field(None, description="Key of the tolerated taint. Without it, all keys.")
-    operator: _Word | None = Field(None, description="Exists, or Equal, which is the default.")
-    value: _Word | None = Field(None, description="Value of the tolerated taint.")
-    effect: _Word | None = Field(None, description="Effect of the tolerated taint. Without it, all effects.")
-    toleration_seconds: Annotated[int, Field(ge=-(2**53), le=2**53)] | None = Field(
-        None, description="How long a taint of effect NoExecute is tolerated."
-    )
+    key: Annotated[_Key | None, Field(description="Key of the tolerated taint. Without it, all keys.")] = None
+    operator: Annotated[_Word | None, Field(description="Exists, or Equal, which is the default.")] = None
+    value: Annotated[_Word | None, Field(description="Value of the tolerated taint.")] = None
+    effect: Annotated[_Word | None, Field(description="Effect of the tolerated taint. Without it, all effects.")] = None
+    toleration_seconds: Annotated[
+        Annotated[int, Field(ge=-(2**53), le=2**53)] | None,
+        Field(description="How long a taint of effect NoExecute is tolerated."),
+    ] = None
 
 
-class PodPlacement(Model):
+@dataclass(frozen=True, kw_only=True)
+class PodPlacement(StatusPart):
     """What an admission adds to pods."""
 
-    node_selector: NodeLabels = Field(default_factory=dict, description="Node labels of the assigned flavors.")
-    tolerations: Annotated[list[Toleration], Field(max_length=8)] = Field(
-        default_factory=list, description="Tolerations of the assigned flavors."
+    node_selector: Annotated[NodeLabels, Field(description="Node labels of the assigned flavors.")] = field(
+        default_factory=dict
     )
-    labels: Labels = Field(default_factory=dict, description="Labels that admission checks add to the pods.")
-    annotations: Annotations = Field(default_factory=dict, description="Annotations that admission checks add.")
+    tolerations: Annotated[
+        list[Toleration], Field(max_length=8, description="Tolerations of the assigned flavors.")
+    ] = field(default_factory=list)
+    labels: Annotated[Labels, Field(description="Labels that admission checks add to the pods.")] = field(
+        default_factory=dict
+    )
+    annotations: Annotated[Annotations, Field(description="Annotations that admission checks add.")] = field(
+        default_factory=dict
+    )
 
 
-class PodSetAdmission(Model):
+@dataclass(frozen=True, kw_only=True)
+class PodSetAdmission(StatusPart):
     """What Kueue assigned to the pods of one role."""
 
-    count: Replicas = Field(description="Number of pods that Kueue admitted.")
-    requested: Replicas = Field(description="Number of pods that the Workload asked for.")
-    placement: Count = Field(0, description="Index of their entry in placements.")
-    topology: bool = Field(False, description="Kueue assigns a node to each pod after its creation.")
+    count: Annotated[Replicas, Field(description="Number of pods that Kueue admitted.")]
+    requested: Annotated[Replicas, Field(description="Number of pods that the Workload asked for.")]
+    placement: Annotated[Count, Field(description="Index of their entry in placements.")] = 0
+    topology: Annotated[bool, Field(description="Kueue assigns a node to each pod after its creation.")] = False
 
 
-class Eviction(Model):
+@dataclass(frozen=True, kw_only=True)
+class Eviction(StatusPart):
     """The last time that the job lost its quota."""
 
-    reason: Reason = Field(description="Preempted, ClusterQueueStopped, PodsReadyTimeout, Resized, ...")
-    message: Annotated[str, StringConstraints(max_length=256)] = Field(
-        "", description="The message, as a rule Kueue's."
+    reason: Annotated[Reason, Field(description="Preempted, ClusterQueueStopped, PodsReadyTimeout, Resized, ...")]
+    message: Annotated[str, StringConstraints(max_length=256), Field(description="The message, as a rule Kueue's.")] = (
+        ""
     )
-    time: Time = Field(description="When the job gave up its pods.")
+    time: Annotated[Time, Field(description="When the job gave up its pods.")]
 
 
-class QueueStatus(Model):
+@dataclass(frozen=True, kw_only=True)
+class QueueStatus(StatusPart):
     """The job's place in a queue of Kueue."""
 
-    name: Name = Field(description="The LocalQueue of the job's namespace.")
-    workload: Name | None = Field(None, description="The Workload by which Kueue admitted the job.")
-    workload_uid: Reason = Field("", description="UID of that Workload, which proves that it is still the same.")
-    cluster_queue: Name | None = Field(None, description="The ClusterQueue that admitted the job.")
-    admitted_time: Time | None = Field(None, description="When the operator acted on the admission.")
-    pod_sets: Annotated[dict[Reason, PodSetAdmission], Field(max_length=16)] = Field(
-        default_factory=dict, description="The admission by role. Empty: the job is not admitted."
-    )
-    placements: Annotated[list[PodPlacement], Field(max_length=6)] = Field(
-        default_factory=list, description="What the admission adds to pods. Roles with the same flavors share an entry."
-    )
-    evictions: Count = Field(0, description="Number of times that the job lost its quota.")
-    last_eviction: Eviction | None = Field(None, description="The last one of these times.")
+    name: Annotated[Name, Field(description="The LocalQueue of the job's namespace.")]
+    workload: Annotated[Name | None, Field(description="The Workload by which Kueue admitted the job.")] = None
+    workload_uid: Annotated[
+        Reason, Field(description="UID of that Workload, which proves that it is still the same.")
+    ] = ""
+    cluster_queue: Annotated[Name | None, Field(description="The ClusterQueue that admitted the job.")] = None
+    admitted_time: Annotated[Time | None, Field(description="When the operator acted on the admission.")] = None
+    pod_sets: Annotated[
+        dict[Reason, PodSetAdmission],
+        Field(max_length=16, description="The admission by role. Empty: the job is not admitted."),
+    ] = field(default_factory=dict)
+    placements: Annotated[
+        list[PodPlacement],
+        Field(max_length=6, description="What the admission adds to pods. Roles with the same flavors share an entry."),
+    ] = field(default_factory=list)
+    evictions: Annotated[Count, Field(description="Number of times that the job lost its quota.")] = 0
+    last_eviction: Annotated[Eviction | None, Field(description="The last one of these times.")] = None

@@ -5,13 +5,14 @@ The parameters of a trial are stored here before its job is created, so a new op
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
 from allranks.api.notify import Entry
 from allranks.api.status import Condition
-from allranks.fields import Count, Model, Name, Reason, Text, Time
+from allranks.fields import Count, Name, Reason, StatusPart, Text, Time
 
 SweepPhase = Literal["Pending", "Running", "Suspended", "Succeeded", "Failed"]
 TrialPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Stopped", "Lost"]
@@ -20,96 +21,117 @@ ENDED: frozenset[str] = frozenset({"Succeeded", "Failed", "Stopped", "Lost"})
 Parameters = Annotated[dict[Name, Annotated[str, StringConstraints(max_length=8192)]], Field(max_length=32)]
 
 
+@dataclass(frozen=True, kw_only=True)
 class SweepCondition(Condition):
     """A condition, as everywhere in Kubernetes."""
 
-    type: Literal["Running", "Complete", "Failed"] = Field(
-        description="Type of the condition; Complete and Failed are final."
-    )
+    type: Annotated[
+        Literal["Running", "Complete", "Failed"],
+        Field(description="Type of the condition; Complete and Failed are final."),
+    ]
 
 
-class Check(Model):
+@dataclass(frozen=True, kw_only=True)
+class Check(StatusPart):
     """The objective of a trial at one check of the early stopping."""
 
-    step: Count = Field(description="Steps at which trials are compared.")
-    value: float = Field(description="Value of the metric at these steps.")
+    step: Annotated[Count, Field(description="Steps at which trials are compared.")]
+    value: Annotated[float, Field(description="Value of the metric at these steps.")]
 
 
-class Trial(Model):
+@dataclass(frozen=True, kw_only=True)
+class Trial(StatusPart):
     """One trial of the sweep."""
 
-    number: Count = Field(description="Number of the trial, from 0.")
-    job: Name = Field(description="Name of its newest DistributedTraining.")
-    parameters: Parameters = Field(description="Values of the parameters, as the program gets them.")
-    phase: TrialPhase = Field(
-        "Pending",
-        description="State of the trial. Stopped: early, because others are better. Lost: to disruptions, so it counts "
-        "as no result.",
+    number: Annotated[Count, Field(description="Number of the trial, from 0.")]
+    job: Annotated[Name, Field(description="Name of its newest DistributedTraining.")]
+    parameters: Annotated[Parameters, Field(description="Values of the parameters, as the program gets them.")]
+    phase: Annotated[
+        TrialPhase,
+        Field(
+            description="State of the trial. Stopped: early, because others are better. Lost: to disruptions, so it "
+            "counts as no result."
+        ),
+    ] = "Pending"
+    observed: Annotated[
+        bool, Field(description="Whether its job was observed. If it is missing then, it was deleted.")
+    ] = False
+    suspended: Annotated[bool, Field(description="Whether the sweep suspended its job, because of spec.suspend.")] = (
+        False
     )
-    observed: bool = Field(False, description="Whether its job was observed. If it is missing then, it was deleted.")
-    suspended: bool = Field(False, description="Whether the sweep suspended its job, because of spec.suspend.")
-    runs: Count = Field(0, description="How often it was run again after a disruption ended its job.")
-    step: Count | None = Field(None, description="Number of completed steps.")
-    value: float | None = Field(None, description="Latest value of the objective's metric.")
-    checks: Annotated[list[Check], Field(max_length=64)] = Field(
-        default_factory=list, description="Values of the metric at the checks of the early stopping."
-    )
-    reason: Reason | None = Field(None, description="Why the trial ended without success, in one word.")
-    message: Text | None = Field(None, description="Why the trial ended without success, in a sentence.")
-    start_time: Time | None = Field(None, description="When the trial was decided.")
-    end_time: Time | None = Field(None, description="When its end was observed.")
+    runs: Annotated[Count, Field(description="How often it was run again after a disruption ended its job.")] = 0
+    step: Annotated[Count | None, Field(description="Number of completed steps.")] = None
+    value: Annotated[float | None, Field(description="Latest value of the objective's metric.")] = None
+    checks: Annotated[
+        list[Check], Field(max_length=64, description="Values of the metric at the checks of the early stopping.")
+    ] = field(default_factory=list)
+    reason: Annotated[Reason | None, Field(description="Why the trial ended without success, in one word.")] = None
+    message: Annotated[Text | None, Field(description="Why the trial ended without success, in a sentence.")] = None
+    start_time: Annotated[Time | None, Field(description="When the trial was decided.")] = None
+    end_time: Annotated[Time | None, Field(description="When its end was observed.")] = None
 
     @property
     def ended(self) -> bool:
         return self.phase in ENDED
 
 
-class TrialCounts(Model):
+@dataclass(frozen=True, kw_only=True)
+class TrialCounts(StatusPart):
     """Numbers of trials by phase."""
 
-    pending: Count = Field(0, description="Trials whose job does not run yet.")
-    running: Count = Field(0, description="Trials whose job runs or restarts.")
-    succeeded: Count = Field(0, description="Trials that ran to their end.")
-    failed: Count = Field(0, description="Trials whose program failed.")
-    stopped: Count = Field(0, description="Trials that were stopped early.")
-    lost: Count = Field(0, description="Trials that disruptions ended several times.")
+    pending: Annotated[Count, Field(description="Trials whose job does not run yet.")] = 0
+    running: Annotated[Count, Field(description="Trials whose job runs or restarts.")] = 0
+    succeeded: Annotated[Count, Field(description="Trials that ran to their end.")] = 0
+    failed: Annotated[Count, Field(description="Trials whose program failed.")] = 0
+    stopped: Annotated[Count, Field(description="Trials that were stopped early.")] = 0
+    lost: Annotated[Count, Field(description="Trials that disruptions ended several times.")] = 0
 
 
-class Best(Model):
+@dataclass(frozen=True, kw_only=True)
+class Best(StatusPart):
     """The best trial that succeeded."""
 
-    trial: Count = Field(description="Number of the trial, from 0.")
-    job: Name = Field(description="Name of its DistributedTraining.")
-    value: float = Field(description="Value of the objective's metric.")
-    parameters: Parameters = Field(description="Values of the parameters, as the program got them.")
+    trial: Annotated[Count, Field(description="Number of the trial, from 0.")]
+    job: Annotated[Name, Field(description="Name of its DistributedTraining.")]
+    value: Annotated[float, Field(description="Value of the objective's metric.")]
+    parameters: Annotated[Parameters, Field(description="Values of the parameters, as the program got them.")]
 
 
-class SweepStatus(Model):
+@dataclass(frozen=True, kw_only=True)
+class SweepStatus(StatusPart):
     """Observed state of the sweep."""
 
     # One field for the API server: managedFields for every trial would double the cost of writing a large status.
-    model_config = {"json_schema_extra": {"x-kubernetes-map-type": "atomic"}}
+    __pydantic_config__ = StatusPart.__pydantic_config__ | {"json_schema_extra": {"x-kubernetes-map-type": "atomic"}}
 
-    phase: SweepPhase = Field("Pending", description="State of the sweep in one word, for pipelines.")
-    conditions: Annotated[list[SweepCondition], Field(max_length=8)] = Field(
-        default_factory=list, description="Running, Complete and Failed; for kubectl wait."
+    phase: Annotated[SweepPhase, Field(description="State of the sweep in one word, for pipelines.")] = "Pending"
+    conditions: Annotated[
+        list[SweepCondition], Field(max_length=8, description="Running, Complete and Failed; for kubectl wait.")
+    ] = field(default_factory=list)
+    observed_generation: Annotated[Count, Field(description="Generation of spec that this status is based on.")] = 0
+    trials: Annotated[list[Trial], Field(max_length=500, description="All trials that were decided, by number.")] = (
+        field(default_factory=list)
     )
-    observed_generation: Count = Field(0, description="Generation of spec that this status is based on.")
-    trials: Annotated[list[Trial], Field(max_length=500)] = Field(
-        default_factory=list, description="All trials that were decided, by number."
+    counts: Annotated[TrialCounts, Field(description="Numbers of trials by phase.")] = field(
+        default_factory=TrialCounts
     )
-    counts: TrialCounts = Field(default_factory=TrialCounts, description="Numbers of trials by phase.")
-    disruptions: Count = Field(0, description="How often a disruption ended the job of a trial.")
-    min_steps: Count | None = Field(None, description="Steps before the first check, if spec.stop does not set them.")
-    best: Best | None = Field(None, description="The best trial that succeeded.")
-    start_time: Time | None = Field(None, description="When the operator first acted on the sweep.")
-    completion_time: Time | None = Field(None, description="When the sweep succeeded or failed.")
-    notifications: Annotated[list[Entry], Field(max_length=12)] = Field(
-        default_factory=list,
-        description="Notifications of the end of the sweep: occasion and receiver, with the result of the delivery.",
-    )
-    summary: Reason = Field("", description="For kubectl get: trials that have ended, and all trials: 7/20.")
-    best_summary: Reason = Field("", description="For kubectl get: the best value and its trial.")
+    disruptions: Annotated[Count, Field(description="How often a disruption ended the job of a trial.")] = 0
+    min_steps: Annotated[
+        Count | None, Field(description="Steps before the first check, if spec.stop does not set them.")
+    ] = None
+    best: Annotated[Best | None, Field(description="The best trial that succeeded.")] = None
+    start_time: Annotated[Time | None, Field(description="When the operator first acted on the sweep.")] = None
+    completion_time: Annotated[Time | None, Field(description="When the sweep succeeded or failed.")] = None
+    notifications: Annotated[
+        list[Entry],
+        Field(
+            max_length=12,
+            description="Notifications of the end of the sweep: occasion and receiver, with the result of the "
+            "delivery.",
+        ),
+    ] = field(default_factory=list)
+    summary: Annotated[Reason, Field(description="For kubectl get: trials that have ended, and all trials: 7/20.")] = ""
+    best_summary: Annotated[Reason, Field(description="For kubectl get: the best value and its trial.")] = ""
 
     @property
     def finished(self) -> bool:

@@ -33,8 +33,15 @@ Problem = tuple[str, str]
 MAX_TEMPLATE_BYTES = 256 * 1024
 """Size as JSON of all parts of a spec that have no schema. Each pod holds a copy, and as objects they take up to forty
 times as much of the operator's memory. Templates in practice have a few KiB."""
+MAX_MERGED_BYTES = 2 * MAX_TEMPLATE_BYTES
+"""The same size, with a copy of `spec.template` for each role: the operator merges it with the template of the role."""
 MAX_TEMPLATE_DEPTH = 64
 """Nesting of a part without a schema. A complete PodTemplateSpec has about twenty levels."""
+MAX_LABELS = 64
+"""Labels of a template, and likewise its annotations. Each pod has them, and everything that watches pods decodes
+them."""
+MAX_LABEL_BYTES = 32 * 1024
+"""Size of the labels of a template, and likewise of its annotations."""
 M = TypeVar("M", bound=BaseModel)
 
 _ROUNDS = 3
@@ -185,10 +192,24 @@ def _split(message: str) -> Problem:
 
 
 def template_problems(content: Mapping[str, Any], place: str) -> Iterator[Problem]:
-    """Yield wrong types inside a pod template, whose content the CRD's schema does not check."""
+    """Yield wrong types and too many labels inside a pod template, whose content the CRD's schema does not check."""
     for detail in pod_template.errors(content):
         path, message = problem(detail, {})
         yield f"{place}.{path}", message
+    metadata = content.get("metadata")
+    for part in ("labels", "annotations"):
+        values = metadata.get(part) if isinstance(metadata, dict) else None
+        if isinstance(values, dict) and (message := _too_many(part, values)):
+            yield f"{place}.metadata.{part}", message
+
+
+def _too_many(part: str, values: Mapping[str, Any]) -> str:
+    if len(values) > MAX_LABELS:
+        return f"has {len(values)} {part}, and at most {MAX_LABELS} fit: remove the others"
+    size = sum(len(f"{key}{value}".encode()) for key, value in values.items())
+    if size > MAX_LABEL_BYTES:
+        return f"has {size} bytes, and at most {MAX_LABEL_BYTES} fit: move data to a ConfigMap or image"
+    return ""
 
 
 def _template_problems(spec: Any) -> Iterator[Problem]:
@@ -210,16 +231,21 @@ def _containers(spec: Any) -> list[tuple[str, dict[str, Any]]]:
 
 def unbounded(spec: Any) -> Iterator[Problem]:
     """Yield parts without a schema that are nested too deeply or too large, in a raw spec."""
-    size = 0
+    sizes: dict[str, int] = {}
     for path, part in _parts_without_schema(spec):
         if part is None:
             continue
         if _is_deeper(part, MAX_TEMPLATE_DEPTH):
             yield path, f"is nested more than {MAX_TEMPLATE_DEPTH} levels deep: no pod template needs that"
         else:
-            size += len(json.dumps(part, ensure_ascii=False, separators=(",", ":"), default=str).encode())
-    if size > MAX_TEMPLATE_BYTES:
+            sizes[path] = len(json.dumps(part, ensure_ascii=False, separators=(",", ":"), default=str).encode())
+    if sum(sizes.values()) > MAX_TEMPLATE_BYTES:
         yield too_large("spec")
+        return
+    size, roles = sizes.get("spec.template", 0), len(_containers(spec)) - 1
+    fits = (MAX_MERGED_BYTES - sum(sizes.values()) + size) // max(1, roles)
+    if size > fits:
+        yield "spec.template", f"has {size} bytes, and each of the {roles} roles has a copy: at most {fits} bytes fit"
 
 
 def too_large(path: str) -> Problem:

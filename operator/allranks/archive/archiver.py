@@ -19,7 +19,7 @@ from aiohttp import web
 from allranks.api.job import KIND as JOB
 from allranks.api.sweep import KIND as SWEEP
 from allranks.archive.access import Access, Metrics
-from allranks.archive.pod_logs import SELECTOR, LogSource, PodLogs, RawPod
+from allranks.archive.pod_logs import SELECTOR, LogSource, ObservedPod, PodLogs, RawPod
 from allranks.archive.pod_secrets import SecretValues
 from allranks.archive.saved_objects import SavedObjects
 from allranks.archive.store import ArchiveError, open_store
@@ -28,6 +28,7 @@ from allranks.core.facts.model import Event
 from allranks.kube.auth import Connection
 from allranks.kube.client import Client, Transport
 from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.decoding import decoder
 from allranks.kube.paths import core_path, job_path, sweeps
 from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator.event_recorder import Recorder
@@ -134,20 +135,7 @@ class Archiver:
         for namespace in self.settings.namespaces or (None,):
             for kind, path in ((JOB, job_path(namespace)), (SWEEP, sweeps(namespace))):
                 watches.append(_objects_watch(client, path, kind, namespace, objects))
-
-            def pods_listed(pods: Sequence[RawPod], _version: int, within: str | None = namespace) -> None:
-                logs.listed(pods, within)
-
-            watches.append(
-                Watch(
-                    client,
-                    core_path(namespace, "pods"),
-                    RawPod,
-                    listed=pods_listed,
-                    changed=logs.changed,
-                    parameters={"labelSelector": SELECTOR},
-                )
-            )
+            watches.append(pods_watch(client, namespace, logs))
         return watches
 
     async def _clean_up(self, access: Access, objects: SavedObjects) -> None:
@@ -184,13 +172,26 @@ class Archiver:
         return f"not listed yet: {', '.join(waiting)}" if waiting or not self._watches else self.metrics.problem
 
 
+def pods_watch(client: Client, namespace: str | None, logs: PodLogs) -> Watch[ObservedPod]:
+    raw = decoder(RawPod)
+    return Watch(
+        client,
+        core_path(namespace, "pods"),
+        lambda data: logs.observed(raw(data)),
+        listed=lambda pods, _version: logs.listed(pods, namespace),
+        changed=logs.changed,
+        parameters={"labelSelector": SELECTOR},
+        page=PAGE_OF_LARGE_OBJECTS,
+    )
+
+
 def _objects_watch(
     client: Client, path: str, kind: str, namespace: str | None, objects: SavedObjects
 ) -> Watch[Manifest]:
     return Watch(
         client,
         path,
-        Manifest,
+        decoder(Manifest),
         listed=lambda manifests, _version: objects.listed(manifests, namespace, kind),
         changed=lambda manifest, deleted: objects.changed(manifest, deleted, kind),
         page=PAGE_OF_LARGE_OBJECTS,

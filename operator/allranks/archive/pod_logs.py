@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,11 +26,8 @@ from allranks.archive.store import ArchiveError
 from allranks.archive.tail import Tail
 from allranks.archive.writer import Writer
 from allranks.core.facts.naming import (
-    ATTEMPT_LABEL,
-    INDEX_LABEL,
     JOB_LABEL,
     PLACEHOLDER,
-    RESTART_LABEL,
     ROLE_LABEL,
     TRAINER,
 )
@@ -39,6 +37,7 @@ from allranks.kube.cluster import Cluster
 from allranks.kube.pod_logs import Line, LogOptions, follow
 from allranks.kube.raw_pod import Meta, State
 from allranks.masking import secrets_in
+from allranks.shares import Turns
 
 logger = logging.getLogger("allranks.archiver")
 
@@ -98,14 +97,14 @@ class LogSource:
 def source_of(pod: RawPod) -> LogSource | None:
     """Return the source of a pod's log; None if the pod belongs to no job, or the operator did not set its labels."""
     metadata = pod.metadata
-    labels = metadata.labels or {}
+    labels = metadata.labels
     owner = next((owner for owner in metadata.owner_references if owner.controller), None)
     try:
-        numbers = [int(labels[name]) for name in (ATTEMPT_LABEL, INDEX_LABEL)]
-        restart = int(labels.get(RESTART_LABEL) or 0)
-        role, job = labels[ROLE_LABEL], labels[JOB_LABEL]
-    except (KeyError, ValueError):
+        numbers = [int(labels.attempt), int(labels.index)]
+        restart = int(labels.restart or 0)
+    except ValueError:
         return None
+    role, job = labels.role, labels.job
     # Anybody may set labels: they must not lead to a path outside of the folder of the job.
     if owner is None or owner.name != job or not (role.isascii() and role.isalnum()) or "/" in owner.uid:
         return None
@@ -127,6 +126,17 @@ def has_log(pod: RawPod) -> bool:
         for state in (container.state, container.last_state)
     ]
     return any(state.running or state.terminated for state in states)
+
+
+class ObservedPod(NamedTuple):
+    """What the archiver keeps of a pod that it has read."""
+
+    uid: str
+    source: LogSource | None
+    """None also for a pod whose log has a source."""
+    over: bool
+    closing: bool
+    has_log: bool
 
 
 class PodLogs:
@@ -152,7 +162,7 @@ class PodLogs:
         self._cluster_of, self._access, self._writer, self._metrics = cluster_of, access, writer, metrics
         self._secrets, self._spool, self._log_bytes, self._lost = secrets, spool, log_bytes, lost
         self._ending = asyncio.Semaphore(max(1, most // 4))
-        self._following = asyncio.Semaphore(max(1, most - most // 4))
+        self._following = Turns(max(1, most - most // 4))
         self._sources: dict[str, LogSource] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._done: set[str] = set()
@@ -161,30 +171,37 @@ class PodLogs:
     def idle(self) -> bool:
         return not self._tasks
 
-    def listed(self, pods: Sequence[RawPod], namespace: str | None) -> None:
+    def observed(self, pod: RawPod) -> ObservedPod:
+        """Return what `listed` and `changed` need of a pod. The values of its secrets are read only once."""
+        uid = pod.metadata.uid
+        over = pod.status.phase in ("Succeeded", "Failed") or _trainer_ended(pod)
+        closing = over or pod.metadata.deletion_timestamp is not None
+        return ObservedPod(uid, None if uid in self._sources else source_of(pod), over, closing, has_log(pod))
+
+    def listed(self, pods: Sequence[ObservedPod], namespace: str | None) -> None:
         """Take all pods of a namespace; None: of all namespaces. Pods that are missing are deleted."""
         for pod in pods:
             self.changed(pod, False)
-        uids = {pod.metadata.uid for pod in pods}
+        uids = {pod.uid for pod in pods}
         for uid, source in list(self._sources.items()):
             if uid not in uids and namespace in (None, source.namespace):
                 self._gone(source)
 
-    def changed(self, pod: RawPod, deleted: bool) -> None:
-        uid = pod.metadata.uid
+    def changed(self, pod: ObservedPod, deleted: bool) -> None:
+        uid = pod.uid
         source = self._sources.get(uid)
         if source is None:
-            source = None if deleted else source_of(pod)
+            source = None if deleted else pod.source
             if source is None:
                 return
             self._sources[uid] = source
         if deleted:
             self._gone(source)
             return
-        source.over = pod.status.phase in ("Succeeded", "Failed") or _trainer_ended(pod)
-        if source.over or pod.metadata.deletion_timestamp is not None:
+        source.over = pod.over
+        if pod.closing:
             source.closing.set()
-        if uid not in self._tasks and uid not in self._done and has_log(pod):
+        if uid not in self._tasks and uid not in self._done and pod.has_log:
             task = asyncio.create_task(self._collect(source), name=f"log of {source.pod}")
             self._tasks[uid] = task
             task.add_done_callback(lambda _: self._finished(source))
@@ -215,7 +232,7 @@ class PodLogs:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _collect(self, source: LogSource) -> None:
-        slots = await self._slot(source)
+        release = await self._slot(source)
         self._metrics.followed.inc()
         try:
             await self._keep(source)
@@ -226,28 +243,30 @@ class PodLogs:
             self._report_lost(source, str(error))
         finally:
             self._metrics.followed.dec()
-            slots.release()
+            release()
 
-    async def _slot(self, source: LogSource) -> asyncio.Semaphore:
-        """Acquire a slot: for following, or for pods that end if none is free before the pod ends."""
+    async def _slot(self, source: LogSource) -> Callable[[], None]:
+        """Acquire a slot: for following, or for pods that end if none is free before the pod ends. Return what releases
+        it. Namespaces share the slots for following."""
+        release = functools.partial(self._following.release, source.namespace)
         if source.closing.is_set():
             await self._ending.acquire()
-            return self._ending
-        free = asyncio.ensure_future(self._following.acquire())
+            return self._ending.release
+        free = asyncio.ensure_future(self._following.acquire(source.namespace))
         closing = asyncio.ensure_future(source.closing.wait())
         try:
             await asyncio.wait({free, closing}, return_when=asyncio.FIRST_COMPLETED)
             if free.done():
-                return self._following
+                return release
         except BaseException:
             if free.done() and not free.cancelled():
-                self._following.release()
+                release()
             raise
         finally:
             free.cancel()
             closing.cancel()
         await self._ending.acquire()
-        return self._ending
+        return self._ending.release
 
     async def _keep(self, source: LogSource) -> None:
         """Follow a log until its end, and write it. Raises ArchiveError."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ PATCH = (
     *("--src-prefix=a/", "--dst-prefix=b/", "--submodule=short", "--ignore-submodules=none", "--relative", "HEAD"),
 )
 """Prints the differences of tracked files in the same form for every configuration of git."""
+_NUMSTAT = ("diff", "--numstat", "-z", "--no-ext-diff", "--no-textconv", "--no-renames", "--relative", "HEAD")
 MAX_PATCH_BYTES = 2**23
 _SECONDS = 60
 _MAX_CHANGES = 1024
@@ -28,6 +30,8 @@ class Tree:
     """Neither tracked nor ignored."""
     commit: str | None
     """None before the first commit."""
+    foreign: tuple[str, ...]
+    """Repositories inside that are no submodules. Git does not look into them."""
     differences: tuple[tuple[str, str], ...]
     """(name, `+3 -1`) of tracked files that differ from the commit, deleted ones included."""
 
@@ -49,16 +53,18 @@ def read(folder: Path) -> Tree | None:
     """Return the state of a directory.
 
     Return None if it is not part of a repository, or git ignores it, or is not installed."""
-    listed = _git(folder, "ls-files", "-z", "--cached")
+    env = environment(folder)
+    listed = _git(folder, "ls-files", "-z", "--cached", env=env)
     if listed is None:
         return None
-    new = _git(folder, "ls-files", "-z", "--others", "--exclude-standard") or ""
-    commit = (_git(folder, "rev-parse", "--verify", "--quiet", "HEAD") or "").strip() or None
-    differences = _numstat(_git(folder, "diff", "--numstat", "-z", "--no-renames", "--relative", "HEAD") or "")
-    tree = Tree(
-        tuple(_existing(folder, listed.split("\0"))), tuple(_existing(folder, new.split("\0"))), commit, differences
-    )
-    return tree if tree.tracked or tree.new else None
+    others = (_git(folder, "ls-files", "-z", "--others", "--exclude-standard", env=env) or "").split("\0")
+    commit = (_git(folder, "rev-parse", "--verify", "--quiet", "HEAD", env=env) or "").strip() or None
+    differences = _numstat(_git(folder, *_NUMSTAT, env=env) or "")
+    tracked, foreign = _existing(folder, listed.split("\0"))
+    new = [name for name in others if name and not name.endswith("/")]
+    foreign += [name.removesuffix("/") for name in others if name.endswith("/")]
+    tree = Tree(tuple(tracked), tuple(_existing(folder, new)[0]), commit, tuple(foreign), differences)
+    return tree if tree.tracked or tree.new or tree.foreign else None
 
 
 def patch(folder: Path) -> str:
@@ -67,7 +73,7 @@ def patch(folder: Path) -> str:
         with subprocess.Popen(
             PATCH,
             cwd=folder,
-            env=environment(),
+            env=environment(folder),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -79,18 +85,19 @@ def patch(folder: Path) -> str:
     return read.decode("utf-8", "replace")
 
 
-def _existing(folder: Path, names: Sequence[str]) -> list[str]:
-    """Return the names that exist. Git lists a submodule, and a repository inside this one, as a directory: its files
-    are listed instead."""
-    out = []
+def _existing(folder: Path, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the names that exist, and repositories that are no submodules. Git lists a submodule as a directory: its
+    files are listed instead."""
+    out, foreign = list[str](), list[str]()
     for name in dict.fromkeys(name.removesuffix("/") for name in names if name):
         path = folder / name
         if path.is_dir() and not path.is_symlink():
             inner = read(path)
             out += [f"{name}/{file}" for file in (*inner.tracked, *inner.new)] if inner else []
+            foreign += [f"{name}/{further}" for further in inner.foreign] if inner else []
         elif path.is_symlink() or path.exists():
             out.append(name)
-    return out
+    return out, foreign
 
 
 def _numstat(text: str) -> tuple[tuple[str, str], ...]:
@@ -104,13 +111,13 @@ def _numstat(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(out)
 
 
-def _git(folder: Path, *words: str) -> str | None:
+def _git(folder: Path, *words: str, env: Mapping[str, str] | None = None) -> str | None:
     """Return the output of a git command; None if it fails."""
     try:
         done = subprocess.run(
             ("git", *words),
             cwd=folder,
-            env=environment(),
+            env=environment(folder) if env is None else env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_SECONDS,
@@ -120,6 +127,48 @@ def _git(folder: Path, *words: str) -> str | None:
     return done.stdout.decode("utf-8", "surrogateescape") if done.returncode == 0 else None
 
 
-def environment() -> dict[str, str]:
-    """Return the variables of a git that writes nothing into the repository."""
-    return {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+_RUNS_PROGRAMS = re.compile(
+    r"(filter\..*\.(clean|smudge|process|required)|diff\.external|diff\..*\.(command|textconv))",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Settings of a repository that name programs, or that require one, by names of their own."""
+_SAFE = {
+    "core.fsmonitor": "false",
+    "core.hooksPath": os.devnull,
+    "core.sshCommand": "false",
+    "credential.helper": "",
+    "safe.bareRepository": "explicit",
+}
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the variables of a git that writes nothing into the repository, runs no program that the configuration of
+    the repository or of one of its submodules names, and fetches nothing."""
+    safe = _environment(_SAFE)
+    return _environment({**_SAFE, **dict.fromkeys(_programs(folder, safe), "")})
+
+
+def _programs(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
+    """Yield the settings of a repository and its submodules that name programs. The user's own settings may."""
+    settings = (_git(folder, "config", "--list", "--show-scope", "--name-only", "-z", env=env) or "").split("\0")
+    for scope, name in zip(settings[::2], settings[1::2], strict=False):
+        if scope in ("local", "worktree") and _RUNS_PROGRAMS.fullmatch(name):
+            yield name
+    for line in (_git(folder, "ls-files", "-z", "--stage", env=env) or "").split("\0"):
+        about, _, name = line.partition("\t")
+        if about.startswith(_SUBMODULE) and (folder / name / ".git").exists():
+            yield from _programs(folder / name, env)
+
+
+_SUBMODULE = "160000 "
+
+
+def _environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with these settings, which git passes on to what it runs in submodules."""
+    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    count = env.get("GIT_CONFIG_COUNT", "")
+    first = int(count) if count.isdecimal() else 0  # the user's own
+    env |= {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none", "GIT_CONFIG_COUNT": str(first + len(settings))}
+    for number, (name, value) in enumerate(settings.items(), first):
+        env |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
+    return env

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from allranks.code import repository
 from allranks.errors import CannotShip
 from allranks.extras import install_command
+from allranks.masking import holds_token
 
 IGNORE_FILE = ".allranksignore"
 MAX_FILES = 20_000
@@ -25,11 +27,16 @@ _CACHES = frozenset(
     }
 )
 """Directories that are left out without a word."""
-_SECRET_DIRECTORIES = frozenset({".aws", ".azure", ".docker", ".gnupg", ".kube", ".ssh"})
+_SECRET_DIRECTORIES = frozenset(
+    {".aws", ".azure", ".docker", ".gnupg", ".huggingface", ".kaggle", ".kube", ".ngc", ".ssh"}
+)
 _SECRETS = (
     *(".env", ".env.*", "*.env", ".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".htpasswd"),
     *("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.ppk"),
     *("credentials", "credentials.json", "client_secret*.json", "kubeconfig", "*.kubeconfig", ".dockerconfigjson"),
+    *("kaggle.json", "application_default_credentials.json", ".pgpass", ".s3cfg", ".boto", ".databrickscfg"),
+    *("rclone.conf", "pip.conf", ".vault-token", "secrets.toml", "secrets.yaml", "secrets.yml", "secrets.json"),
+    *("*.tfvars", "*.tfvars.json", "*.tfstate", "*.tfstate.backup", "azure.json", ".my.cnf", ".comet.config", "token"),
 )
 HOLDS_CREDENTIALS = "it usually holds credentials"
 _EXAMPLES = ("*.example", "*.sample", "*.template")
@@ -39,7 +46,9 @@ _CHECKPOINTS = (
 )
 _RUNS = (("job.json", "logs"), ("sweep.json", "trials"))
 """(file, directory beside it) of run directories of allranks, of a job and of a sweep."""
-_HEAD = 2048
+_HEAD = 2**16
+_PRIVATE_KEY = re.compile(rb"^-----BEGIN [A-Z ]*PRIVATE KEY-----", re.MULTILINE)
+_SECRET_MEMBER = re.compile(rb'"(refresh_token|access_token|client_secret|aws_secret_access_key)"\s*:\s*"[^"]{8}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,7 @@ def select(folder: Path) -> Selection:
     if not folder.is_dir():
         raise CannotShip(f"{folder} is not a directory: name the directory with the code")
     tree = repository.read(folder)
-    names = sorted({*tree.tracked, *tree.new} if tree else _walk(folder))
+    names = sorted({*tree.tracked, *tree.new, *_within(folder, tree.foreign)} if tree else _walk(folder))
     if len(names) > MAX_FILES:
         raise CannotShip(
             f"{folder} has more than {MAX_FILES} files: name a smaller directory, or leave files out with {IGNORE_FILE}"
@@ -87,7 +96,7 @@ def select(folder: Path) -> Selection:
     if tree is None:
         return Selection(tuple(files), tuple(left_out.values()))
     changes = tree.changes(files)
-    new = tuple(sorted({*files} & {*tree.new}))
+    new = tuple(sorted({*files} - {*tree.tracked}))
     return Selection(tuple(files), tuple(left_out.values()), tree.commit, bool(changes), changes, new)
 
 
@@ -152,12 +161,15 @@ class _Rules:
         if secret := secret_by_name(name):
             return LeftOut(secret, HOLDS_CREDENTIALS)
         with (self._folder / name).open("rb") as file:
-            head = file.read(_HEAD).lstrip()
-        if head.startswith(b"-----BEGIN ") and b"PRIVATE KEY" in head.partition(b"\n")[0]:
+            head = file.read(_HEAD)
+        if _PRIVATE_KEY.search(head):
             return LeftOut(name, "it holds a private key")
-        if head.startswith(b"{") and b'"private_key' in head and b"service_account" in head:
-            return LeftOut(name, "it holds a private key")
-        return None
+        if head.lstrip().startswith(b"{"):
+            if b'"private_key' in head and b"service_account" in head:
+                return LeftOut(name, "it holds a private key")
+            if _SECRET_MEMBER.search(head):
+                return LeftOut(name, "it holds a token")
+        return LeftOut(name, "it holds a token") if holds_token(head.decode(errors="replace")) else None
 
     def _data(self, name: str, base: str) -> LeftOut | None:
         """Return the reason to leave out large files and checkpoints. Files that git tracks are shipped."""
@@ -168,6 +180,12 @@ class _Rules:
         if (self._folder / name).stat().st_size > LARGE:
             return LeftOut(name, "larger than 1 MiB, and git does not track it")
         return None
+
+
+def _within(folder: Path, names: Sequence[str]) -> Iterator[str]:
+    """Yield the files of directories below `folder`."""
+    for name in names:
+        yield from (f"{name}/{file}" for file in _walk(folder / name))
 
 
 def _walk(folder: Path) -> Iterator[str]:

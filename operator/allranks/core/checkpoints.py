@@ -15,7 +15,6 @@ from allranks.core.diagnosis import report_loss
 from allranks.core.facts import pod_template
 from allranks.core.facts.model import Event, Plan
 from allranks.core.facts.rank_reports import Reports
-from allranks.core.facts.status_update import changed
 from allranks.core.outcomes import Outcome, WaitForCheckpoint, write
 from allranks.core.snapshot import Snapshot
 
@@ -46,7 +45,7 @@ def ask_first(snapshot: Snapshot, reason: str, occasion: str) -> Outcome:
         f"the ranks are asked for a checkpoint before {occasion}: the pods are deleted when it is stored, and without "
         f"it at {request.deadline:%H:%M:%S} UTC"
     )
-    return write(changed(status, checkpoint_request=request), Event(REQUESTED, message))
+    return write(replace(status, checkpoint_request=request), Event(REQUESTED, message))
 
 
 def _reporting(snapshot: Snapshot) -> int:
@@ -99,7 +98,7 @@ def withdraw(snapshot: Snapshot, plan: Plan) -> Plan:
     if status.checkpoint_request is None or plan.decided or plan.awaits_checkpoint:
         return plan
     event = Event(WITHDRAWN, "the ranks are no longer asked for a checkpoint: the job continues")
-    return Plan(next=changed(status, checkpoint_request=None), write_ahead=True, events=(event,))
+    return Plan(next=replace(status, checkpoint_request=None), write_ahead=True, events=(event,))
 
 
 def with_request(snapshot: Snapshot, plan: Plan) -> Plan:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 
-from allranks.api.status import FINISHED, Status
+from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.core.diagnosis import elasticity, exec_failure, hang_detection, root_cause
 from allranks.core.facts import naming, status_summary, topology
 from allranks.core.facts import workload as workloads
@@ -36,12 +36,16 @@ class Snapshot:
 
     @cached_property
     def pods(self) -> dict[tuple[str, int], Pod]:
-        """(role, index) -> the pod in this replica slot: owned by the job's UID, with the computed name."""
+        """(role, index) -> the pod in this replica slot: owned by the job's UID, with the computed name. One that
+        succeeded and is gone stays until the status has its success."""
         owned = {pod.name: pod for pod in self.observed.pods if pod.owned}
+        over = self.current.phase in FINISHED | WITHOUT_PODS
+        succeeded = {} if over else {name: pod for name, pod in self.observed.removed.items() if pod.succeeded}
         out = {}
         for replica in self.replicas:
             place = replica.role, replica.index
-            if pod := owned.get(self._name(replica)):
+            pod = owned.get(name := self._name(replica)) or (None if self.settled(*place) else succeeded.get(name))
+            if pod:
                 # Name and owner decide; labels may have been edited.
                 named = pod if (pod.role, pod.index) == place else replace(pod, role=place[0], index=place[1])
                 out[place] = self._judged(named)

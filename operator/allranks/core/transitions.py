@@ -5,6 +5,7 @@ Each function takes the current status and returns the next one; the time is an 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
@@ -17,7 +18,6 @@ from allranks.core.facts import naming
 from allranks.core.facts.model import FETCH_FAILED
 from allranks.core.facts.queue import queue_of
 from allranks.core.facts.status_summary import with_phase
-from allranks.core.facts.status_update import changed
 from allranks.core.transfers import data
 
 _HISTORY = 10
@@ -30,7 +30,7 @@ def begin(job: Job, status: Status, now: datetime) -> Status:
     a small job whose status was not persisted): the job begins with attempt 1.
     """
     number = int(job.metadata.generation > 1)
-    fresh = changed(
+    fresh = replace(
         status,
         start_time=now,
         observed_generation=job.metadata.generation,
@@ -58,7 +58,7 @@ def requeue(job: Job, status: Status, reason: str, message: str, now: datetime) 
     eviction = Eviction(reason=reason[:128], message=message[:256], time=now) if lost else before.last_eviction
     stopped = _stopped(status, reason[:128], now, requeued=True)
     counted = QueueStatus(name=queue_of(job), evictions=before.evictions + lost, last_eviction=eviction)
-    return with_phase(changed(stopped, queue=counted), "Queued", now, reason, message)
+    return with_phase(replace(stopped, queue=counted), "Queued", now, reason, message)
 
 
 def _stopped(status: Status, reason: str, now: datetime, requeued: bool = False) -> Status:
@@ -67,7 +67,7 @@ def _stopped(status: Status, reason: str, now: datetime, requeued: bool = False)
     queue = status.queue
     if queue is not None:
         queue = QueueStatus(name=queue.name, evictions=queue.evictions, last_eviction=queue.last_eviction)
-    return changed(
+    return replace(
         status,
         active_since=None,
         active_seconds=status.active_seconds + max(0.0, active),
@@ -87,12 +87,12 @@ def _queued(job: Job, status: Status, now: datetime) -> Status:
         last_eviction=before.last_eviction if before else None,
     )
     message = f"queue {queue.name}: the job enters the queue"
-    return with_phase(changed(status, queue=queue), "Queued", now, "Queued", message)
+    return with_phase(replace(status, queue=queue), "Queued", now, "Queued", message)
 
 
 def admit(job: Job, status: Status, admission: QueueStatus | None, now: datetime) -> Status:
     """Begin an attempt of a job that waited in a queue. `admission` is None if the job is in no queue any more."""
-    begun = _next_attempt(job, changed(status, queue=admission), now)
+    begun = _next_attempt(job, replace(status, queue=admission), now)
     where = f"admitted by ClusterQueue {admission.cluster_queue}" if admission else "the job is in no queue any more"
     return with_phase(begun, "Pending", now, "Admitted" if admission else "LeftQueue", where)
 
@@ -103,7 +103,7 @@ def resume(job: Job, status: Status, now: datetime) -> Status:
     A job of a queue waits there first.
     """
     if queue_of(job):
-        return _queued(job, changed(status, observed_generation=job.metadata.generation), now)
+        return _queued(job, replace(status, observed_generation=job.metadata.generation), now)
     return with_phase(_next_attempt(job, status, now), "Pending", now, "Resumed", "spec.suspend is false")
 
 
@@ -111,32 +111,32 @@ def _next_attempt(job: Job, status: Status, now: datetime) -> Status:
     ever_active = status.attempt_time is not None
     number = status.attempt + 1 if ever_active else status.attempt
     # There may be room for all workers now, and the user may have corrected the cause of the restarts.
-    fresh = changed(status, roles={}, restarts=changed(status.restarts, without_progress=None))
+    fresh = replace(status, roles={}, restarts=replace(status.restarts, without_progress=None))
     return _attempt(job, fresh, number, now)
 
 
 def resize(job: Job, status: Status, reason: str, message: str, now: datetime) -> Status:
     """Restart all ranks at another size; this counts against nothing."""
-    ended = changed(status, history=_ended(status, reason, now))
+    ended = replace(status, history=_ended(status, reason, now))
     return with_phase(_attempt(job, ended, status.attempt + 1, now), "Restarting", now, reason, message)
 
 
 def give_up(job: Job, status: Status, reason: str, message: str, delay: timedelta, now: datetime) -> Status:
     """Give up the pods of an attempt that did not run, and try again later; this counts against nothing."""
-    ended = changed(status, history=_ended(status, reason, now))
-    begun = changed(_attempt(job, ended, status.attempt + 1, now), restart_time=now + delay)
+    ended = replace(status, history=_ended(status, reason, now))
+    begun = replace(_attempt(job, ended, status.attempt + 1, now), restart_time=now + delay)
     return with_phase(begun, "Restarting", now, reason, message)
 
 
 def restart(job: Job, status: Status, failure: Failure, counted: bool, explanation: str, now: datetime) -> Status:
     """Replace all pods by the pods of a new attempt, after a backoff."""
     restarts = _count(status.restarts, failure.reason, counted)
-    ended = changed(status, history=_ended(status, failure.reason, now, failure, counted))
+    ended = replace(status, history=_ended(status, failure.reason, now, failure, counted))
     idle = restart_policy.idle_restarts(status, failure, alone=False)
     wait = restart_policy.delay(job, restarts.counted if counted else None, idle)
-    begun = changed(
+    begun = replace(
         _attempt(job, ended, status.attempt + 1, now),
-        restarts=changed(restarts, without_progress=idle or None),
+        restarts=replace(restarts, without_progress=idle or None),
         last_failure=failure,
         restart_time=now + wait if wait else None,
     )
@@ -147,12 +147,12 @@ def restart_after_upstream_failure(
     job: Job, status: Status, lost: ReplicaRestarts, cause: Failure, now: datetime
 ) -> Status:
     """Restart all replicas because of one that restarts individually; its failure is already counted."""
-    ended = changed(status, history=_ended(status, cause.reason, now, cause))
+    ended = replace(status, history=_ended(status, cause.reason, now, cause))
     idle = restart_policy.idle_restarts(status, cause, alone=False)
     begin = max(lost.restart_time or now, now + restart_policy.delay(job, None, idle))
-    begun = changed(
+    begun = replace(
         _attempt(job, ended, status.attempt + 1, now),
-        restarts=changed(status.restarts, without_progress=idle or None),
+        restarts=replace(status.restarts, without_progress=idle or None),
         last_failure=cause,
         restart_time=begin if begin > now else None,
     )
@@ -163,7 +163,7 @@ def restart_after_upstream_failure(
 def reattribute(status: Status, cause: Failure, counted: bool) -> Status:
     """Replace the root cause of a past, counted attempt and correct the restart counters."""
     [past] = [past for past in status.history if past.attempt == cause.attempt]
-    corrected = changed(past, reason=cause.reason, counted=counted, failure=_brief(cause))
+    corrected = replace(past, reason=cause.reason, counted=counted, failure=_brief(cause))
     by_reason = dict(status.restarts.by_reason)
     by_reason[past.reason] = by_reason.get(past.reason, 1) - 1
     others = RestartCounts(
@@ -173,7 +173,7 @@ def reattribute(status: Status, cause: Failure, counted: bool) -> Status:
         without_progress=status.restarts.without_progress,
     )
     last = status.last_failure
-    return changed(
+    return replace(
         status,
         restarts=_count(others, cause.reason, counted),
         history=[corrected if attempt.attempt == cause.attempt else attempt for attempt in status.history],
@@ -195,7 +195,7 @@ def restart_replica(job: Job, status: Status, failure: Failure, counted: bool | 
         failure=_brief(failure),
         without_progress=idle or None,
     )
-    return changed(
+    return replace(
         status,
         restarts=restarts,
         last_failure=failure,
@@ -207,11 +207,11 @@ def restart_replica(job: Job, status: Status, failure: Failure, counted: bool | 
 def ignore(status: Status, failure: Failure) -> Status:
     """Continue the job without this replica."""
     key = naming.replica_key(failure.role, failure.index)
-    return changed(status, ignored=[*status.ignored, key], last_failure=failure)
+    return replace(status, ignored=[*status.ignored, key], last_failure=failure)
 
 
 def succeed(status: Status, now: datetime) -> Status:
-    done = changed(
+    done = replace(
         _without_ready(status),
         completion_time=now,
         history=_ended(status, "Completed", now),
@@ -222,11 +222,11 @@ def succeed(status: Status, now: datetime) -> Status:
 
 
 def fail(status: Status, reason: str, message: str, now: datetime, failure: Failure | None = None) -> Status:
-    done = changed(
+    done = replace(
         _without_ready(status),
         completion_time=now,
         outputs=[
-            changed(output, state="Pending") if output.state == "Checking" else output for output in status.outputs
+            replace(output, state="Pending") if output.state == "Checking" else output for output in status.outputs
         ],
         last_failure=failure or status.last_failure,
         history=_ended(status, reason, now, failure),
@@ -238,13 +238,13 @@ def fail(status: Status, reason: str, message: str, now: datetime, failure: Fail
 
 def _without_ready(status: Status) -> Status:
     """Return the status without ready pods, as in a finished Kubernetes Job. `succeeded` still counts its successes."""
-    roles = {role: changed(counts, ready=0) for role, counts in status.roles.items()}
-    return changed(status, roles=roles, ready=f"0/{sum(counts.desired for counts in roles.values())}")
+    roles = {role: replace(counts, ready=0) for role, counts in status.roles.items()}
+    return replace(status, roles=roles, ready=f"0/{sum(counts.desired for counts in roles.values())}")
 
 
 def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
     """Return the write-ahead record of a new attempt, with everything of the previous one reset."""
-    return changed(
+    return replace(
         _initial_roles(job, status),
         attempt=number,
         attempt_time=now,
@@ -315,13 +315,13 @@ def _is_nodes_fault(failure: Failure) -> bool:
 
 def _initial_roles(job: Job, status: Status) -> Status:
     roles = elasticity.initial_roles(job, status)
-    return changed(status, roles=roles, ready=f"0/{sum(counts.desired for counts in roles.values())}")
+    return replace(status, roles=roles, ready=f"0/{sum(counts.desired for counts in roles.values())}")
 
 
 def _brief(failure: Failure) -> Failure:
     """Return the failure with its last line only: enough for comparisons with the next one."""
     lines = [line for line in failure.message.splitlines() if line.strip()]
-    return changed(failure, message=lines[-1][-1024:] if lines else "")
+    return replace(failure, message=lines[-1][-1024:] if lines else "")
 
 
 def _count(restarts: RestartCounts, reason: str, counted: bool) -> RestartCounts:

@@ -179,6 +179,7 @@ class Watch:
     ) -> None:
         """`on_interruption` gets a sentence when the connection is lost."""
         from allranks.kube import watch
+        from allranks.kube.decoding import decoder
 
         self._cluster, self._path, self._on_interruption = cluster, path, on_interruption
         self._items: dict[str, Manifest] = {}
@@ -186,7 +187,7 @@ class Watch:
         self._watch = watch.Watch(
             cluster.client,
             path,
-            Manifest,
+            decoder(Manifest),
             listed=self._on_list,
             changed=self._on_change,
             parameters=parameters(query),

@@ -13,16 +13,10 @@ import msgspec
 from allranks.api import sweep
 from allranks.api.job import API_VERSION, KIND
 from allranks.api.validation import MAX_TEMPLATE_BYTES, too_large
-from allranks.core.facts import rank_reports
+from allranks.core.facts import queue, rank_reports
 from allranks.core.facts.model import Manifest
 from allranks.kube.decoding import ListMeta, ObjectMeta, decoder
 from allranks.kube.job_codec import DecodeError
-
-_KEPT_PREFIX = "kueue.x-k8s.io/"
-"""Labels and annotations with this prefix are kept: those by which Kueue and its tools address a job."""
-_METADATA = ("name", "namespace", "uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp")
-_OWNERS = "ownerReferences"
-"""Kept for the jobs of a sweep."""
 
 
 class RawSpec(msgspec.Struct, frozen=True, gc=False):
@@ -44,10 +38,29 @@ class _Owner(msgspec.Struct, rename="camel", omit_defaults=True):
     controller: bool = False
 
 
+_LONGEST_REQUEST = 63
+"""Characters of a request for stacks. A longer one is not ours."""
+
+
+class _Labels(msgspec.Struct, omit_defaults=True):
+    """The labels that are kept: a job may have a hundred thousand others."""
+
+    queue_name: str | None = msgspec.field(default=None, name=queue.QUEUE_LABEL)
+    priority_class: str | None = msgspec.field(default=None, name=queue.PRIORITY_LABEL)
+    prebuilt: str | None = msgspec.field(default=None, name=queue.PREBUILT_LABEL)
+
+
+class _Annotations(msgspec.Struct, omit_defaults=True):
+    """The annotations that are kept."""
+
+    gated_by: str | None = msgspec.field(default=None, name=queue.GATED_BY)
+    stacks: str | None = msgspec.field(default=None, name=rank_reports.STACKS_ANNOTATION)
+
+
 class _JobMeta(ObjectMeta, rename="camel", omit_defaults=True):
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-    owner_references: list[_Owner] | None = None
+    labels: _Labels = msgspec.field(default_factory=_Labels)
+    annotations: _Annotations = msgspec.field(default_factory=_Annotations)
+    owner_references: list[_Owner] = []
 
 
 class _Job(msgspec.Struct):
@@ -58,7 +71,7 @@ class _Job(msgspec.Struct):
 
 class _Page(msgspec.Struct):
     metadata: ListMeta
-    items: list[_Job] = []
+    items: list[msgspec.Raw] = []
 
 
 class _Event(msgspec.Struct):
@@ -78,7 +91,7 @@ def page(body: bytes) -> Manifest:
     """Return a page of a list of jobs, for kopf: its metadata and its items."""
     answer = _page(body)
     metadata = {"resourceVersion": answer.metadata.resource_version, "continue": answer.metadata.further}
-    items = [_manifest(item) for item in answer.items]
+    items = [_manifest(_job(item)) for item in answer.items]
     return {"apiVersion": API_VERSION, "kind": f"{KIND}List", "metadata": metadata, "items": items}
 
 
@@ -105,8 +118,7 @@ def compact(manifest: Manifest) -> Manifest:
     if isinstance(spec, RawSpec):
         return manifest
     text = spec.encode() if isinstance(spec, str) else msgspec.json.encode(spec)
-    metadata: Manifest = {name: value for name in _METADATA if (value := manifest["metadata"].get(name)) is not None}
-    metadata |= _kept(manifest["metadata"])
+    metadata = _metadata(msgspec.convert(manifest["metadata"], _JobMeta))
     return {"apiVersion": API_VERSION, "kind": KIND, **manifest, "metadata": metadata, "spec": _raw_spec(text)}
 
 
@@ -127,10 +139,7 @@ def expanded(manifest: Manifest) -> Manifest:
 
 
 def _manifest(job: _Job, with_spec: bool = True) -> Manifest:
-    metadata = msgspec.to_builtins(job.metadata)
-    kept = _kept(metadata)
-    metadata = {name: value for name, value in metadata.items() if name not in _KEPT_IN_PART} | kept
-    out: Manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata}
+    out: Manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": _metadata(job.metadata)}
     if with_spec:
         out["spec"] = _raw_spec(bytes(job.spec) or b"null")
     return out if job.status is None else {**out, "status": job.status}
@@ -191,24 +200,12 @@ def _template_bytes(raw: bytes) -> int:
     return sum(len(bytes(part)) for part in parts)
 
 
-_LABELS = ("labels", "annotations")
-_KEPT_IN_PART = (*_LABELS, _OWNERS)
-
-
-def _kept(metadata: Manifest) -> Manifest:
-    """Return the labels, annotations and owners that decisions may depend on."""
-    out: Manifest = {}
-    owners = metadata.get(_OWNERS)
-    for owner in owners if isinstance(owners, list) else ():
-        if owner.get("controller") and owner.get("kind") == sweep.KIND:
-            out[_OWNERS] = [{name: owner.get(name) for name in ("kind", "name", "uid", "controller")}]
-    for part in _LABELS:
-        values = metadata.get(part)
-        items = values.items() if isinstance(values, dict) else ()
-        if kept := {key: value for key, value in items if key.startswith(_KEPT_PREFIX) or _is_request(key, value)}:
-            out[part] = kept
-    return out
-
-
-def _is_request(key: str, value: Any) -> bool:
-    return key == rank_reports.STACKS_ANNOTATION and len(value) < 64
+def _metadata(metadata: _JobMeta) -> Manifest:
+    """Return what decisions may depend on. Of the owners, this is the sweep of a trial."""
+    if len(metadata.annotations.stacks or "") > _LONGEST_REQUEST:
+        metadata.annotations.stacks = None
+    metadata.owner_references = [
+        owner for owner in metadata.owner_references if owner.controller and owner.kind == sweep.KIND
+    ]
+    out: Manifest = msgspec.to_builtins(metadata)
+    return {name: value for name, value in out.items() if value != {}}

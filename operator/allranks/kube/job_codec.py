@@ -10,11 +10,13 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from allranks import fields
 from allranks.api import validation
 from allranks.api.job import Job, Metadata, Spec
 from allranks.api.status import FINISHED, ReplicaRestarts, RestartCounts, RestartedIndexes, Status
@@ -59,17 +61,17 @@ def without_unknown_fields(validate: Callable[[Any], T], raw: Any) -> T:
     try:
         return validate(raw)
     except ValidationError as error:
-        details = error.errors(include_url=False)
-        if any(detail["type"] != "extra_forbidden" for detail in details):
+        unknown = [d["loc"] for d in error.errors(include_url=False) if d["type"] == "unexpected_keyword_argument"]
+        if not unknown:
             raise
-        stripped = copy.deepcopy(raw)
-        for detail in details:
-            drop(stripped, detail["loc"])
-        return validate(stripped)
+    stripped = copy.deepcopy(raw)
+    for path in unknown:
+        drop(stripped, path)
+    return validate(stripped)
 
 
 def encode(status: Status) -> Manifest:
-    out = fold_restarts(status).model_dump(by_alias=True, exclude_none=True, mode="json")
+    out = fields.encode(fold_restarts(status))
     return {**out, _SUMMARY: restart_summary(status.restarts)}
 
 
@@ -91,7 +93,7 @@ def _job(manifest: Manifest) -> Job:
 def _status(stored: Any) -> Status:
     if isinstance(stored, dict) and _SUMMARY in stored:
         stored = {name: value for name, value in stored.items() if name != _SUMMARY}
-    return Status.model_validate(stored, by_alias=True, by_name=False)
+    return fields.decode(Status, stored)
 
 
 def invalid_spec_patch(manifest: Manifest, message: str, now: datetime, reason: str = "InvalidSpec") -> Manifest | None:
@@ -180,7 +182,7 @@ def fold_restarts(status: Status) -> Status:
     compact = {
         role: _fold_role(sorted(replicas, key=lambda replica: replica[0])) for role, replicas in sorted(by_role.items())
     }
-    return status.model_copy(update={"replica_restarts": entries, "restarted_indexes": compact})
+    return replace(status, replica_restarts=entries, restarted_indexes=compact)
 
 
 def _fold_role(entries: list[tuple[int, ReplicaRestarts]]) -> RestartedIndexes:
@@ -212,7 +214,7 @@ def unfold_restarts(status: Status) -> Status:
         for index, entry in _unfold_role(compact)
     }
     restarts = entries | status.replica_restarts
-    return status.model_copy(update={"replica_restarts": restarts, "restarted_indexes": None})
+    return replace(status, replica_restarts=restarts, restarted_indexes=None)
 
 
 def _unfold_role(compact: RestartedIndexes) -> Iterator[tuple[int, ReplicaRestarts]]:
@@ -230,15 +232,13 @@ def _unfold_role(compact: RestartedIndexes) -> Iterator[tuple[int, ReplicaRestar
     for count, indexes in compact.counts.items():
         for index in sorted(naming.decode_indices(indexes)):
             launched = index not in unlaunched
-            yield (
-                index,
-                ReplicaRestarts(
-                    count=int(count),
-                    launched=launched,
-                    restart_time=times.get(index),
-                    without_progress=idle.get(index),
-                ),
+            restarts = ReplicaRestarts(
+                count=int(count),
+                launched=launched,
+                restart_time=times.get(index),
+                without_progress=idle.get(index),
             )
+            yield index, fields.validated(restarts)
 
 
 # --- lenient ---------------------------------------------------------------------------------------------------------

@@ -14,15 +14,17 @@ from allranks.core.facts.model import (
     INIT_FAILED,
     LIMIT_EXCEEDED,
     LOST_BY_RUNTIME,
-    START_ERRORS,
+    NOT_SCHEDULED,
     UNKNOWN_END,
+    UNSCHEDULABLE,
     Disruption,
     Exit,
     InitContainer,
     Pod,
     PodPhase,
+    is_start_error,
 )
-from allranks.core.facts.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
+from allranks.core.facts.naming import TRAINER
 from allranks.kube.raw_pod import (
     Condition,
     Container,
@@ -32,6 +34,7 @@ from allranks.kube.raw_pod import (
     RawStatus,
     State,
     Terminated,
+    Waiting,
 )
 
 
@@ -54,7 +57,7 @@ def to_cached_pod(raw: Raw) -> CachedPod:
     """Return the pod as the cache keeps it."""
     metadata = raw.metadata
     controller = next((o for o in metadata.owner_references if o.controller), None)
-    label = (metadata.labels or {}).get(JOB_LABEL, "")
+    label = metadata.labels.job
     names = {label} if label else set()
     if controller and controller.kind == KIND:
         names.add(controller.name)
@@ -70,7 +73,7 @@ def to_cached_pod(raw: Raw) -> CachedPod:
 
 def pod(raw: Raw, owned: bool = True) -> Pod:
     """Return the pod as the core reads it."""
-    metadata, status, labels = raw.metadata, raw.status, raw.metadata.labels or {}
+    metadata, status, labels = raw.metadata, raw.status, raw.metadata.labels
     trainer = next((c for c in status.container_statuses if c.name == TRAINER), None)
     state = trainer.state if trainer else State()
     waiting = _Wait(LIMIT_EXCEEDED, status.message) if _exceeded_limit(raw) else _waiting(raw, state)
@@ -82,10 +85,10 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
     return Pod(
         name=metadata.name,
         uid=metadata.uid,
-        role=labels.get(ROLE_LABEL, ""),
-        index=_number(labels.get(INDEX_LABEL), -1),
-        attempt=_number(labels.get(ATTEMPT_LABEL), -1),
-        restart=_number(labels.get(RESTART_LABEL), 0),
+        role=labels.role,
+        index=_number(labels.index, -1),
+        attempt=_number(labels.attempt, -1),
+        restart=_number(labels.restart, 0),
         phase=phase,
         managed_by_kueue=_KUEUE_FINALIZER in metadata.finalizers,
         owned=owned,
@@ -235,26 +238,28 @@ def _waiting(raw: Raw, state: State) -> _Wait:
         return _startup_failure(raw)
     placed = _condition(status, "PodScheduled")
     if placed and placed.status == "False":
-        return _Wait(placed.reason, placed.message)
-    if state.waiting and (state.waiting.reason in START_ERRORS or status.phase != "Pending"):
-        return _Wait(state.waiting.reason, state.waiting.message, f"container {TRAINER}")
-    return _other_containers(status) if status.phase == "Pending" else _Wait()
+        return _Wait(placed.reason if placed.reason in NOT_SCHEDULED else UNSCHEDULABLE, placed.message)
+    if state.waiting and status.phase != "Pending":
+        return _Wait(state.waiting.reason, state.waiting.message, _TRAINER)
+    return _pending_containers(status) if status.phase == "Pending" else _Wait()
 
 
-def _other_containers(status: RawStatus) -> _Wait:
-    """Return the cause for which a pending pod waits if its trainer reports no error: init containers, sidecars,
-    volumes, the kubelet."""
+def _pending_containers(status: RawStatus) -> _Wait:
+    """Return the cause for which a pending pod waits: errors of its containers, init containers, volumes, the
+    kubelet. The training container's error comes first."""
     first = [(f"init container {container.name}", container.state) for container in status.init_container_statuses]
     main = [(f"container {container.name}", container.state) for container in status.container_statuses]
     init = {text: InitContainer(c.name) for (text, _), c in zip(first, status.init_container_statuses, strict=True)}
-    for name, state in first + main:
-        if state.waiting and state.waiting.reason in _ERRORS:
-            reason = state.waiting.reason
-            return _Wait(reason, f"{name}: {state.waiting.message or reason}", name, init=init.get(name))
+    waits = [(name, state.waiting) for name, state in first + main if state.waiting]
+    waits.sort(key=lambda item: (item[1].reason == CRASH_LOOP, item[0] != _TRAINER))
+    message = "; ".join(filter(None, (_waiting_text(name, waiting) for name, waiting in waits)))
+    for name, wait in waits:
+        if is_start_error(wait.reason) or wait.reason == CRASH_LOOP:
+            return _Wait(wait.reason, message, name, init=init.get(name))
     prepared = _condition(status, "PodReadyToStartContainers")
     began = any(state.running or state.terminated for _, state in first + main)
     if prepared and prepared.status == "False" and not began:
-        return _Wait(_first_reason(first + main), "", "its volumes and its network", unprepared=True)
+        return _Wait(_first_reason(first + main), message, "its volumes and its network", unprepared=True)
     initialized = _condition(status, "Initialized")
     pending = first if first and not (initialized and initialized.status == "True") else main
     # Init containers run in order; native sidecars before the current one run as well.
@@ -262,20 +267,23 @@ def _other_containers(status: RawStatus) -> _Wait:
     waiting = [name for name, state in pending if state.waiting]
     named = running[-1:] or waiting[:1]
     waits_for = named[0] if named else "the kubelet of its node"
-    return _Wait(_first_reason(main), _trainer_message(status), waits_for, init=init.get(waits_for))
+    return _Wait(_first_reason(main), message, waits_for, init=init.get(waits_for))
 
 
 def _first_reason(containers: list[tuple[str, State]]) -> str:
     return next((state.waiting.reason for _, state in containers if state.waiting and state.waiting.reason), "")
 
 
-def _trainer_message(status: RawStatus) -> str:
-    states = (container.state for container in status.container_statuses if container.name == TRAINER)
-    return next((state.waiting.message for state in states if state.waiting), "")
+_TRAINER = f"container {TRAINER}"
 
 
-_ERRORS = START_ERRORS | {CRASH_LOOP}
-"""Waiting reasons that name the container that keeps a pod from running."""
+def _waiting_text(name: str, waiting: Waiting) -> str:
+    """Return the message of a container that waits, with its name unless it trains; empty if it only waits."""
+    if name == _TRAINER:
+        return waiting.message
+    error = is_start_error(waiting.reason) or waiting.reason == CRASH_LOOP
+    text = waiting.message or (waiting.reason if error else "")
+    return f"{name}: {text}" if text else ""
 
 
 def _startup_failure(raw: Raw) -> _Wait:

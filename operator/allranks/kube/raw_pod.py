@@ -1,11 +1,13 @@
 """The fields of a pod that are decoded. msgspec skips all others without building them, so that ten thousand pods stay
-cheap."""
+cheap, and tens of thousands of labels of a pod do no harm."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
 import msgspec
+
+from allranks.core.facts.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, RESTART_LABEL, ROLE_LABEL
 
 
 class _Fields(msgspec.Struct, rename="camel"):
@@ -19,12 +21,22 @@ class Owner(_Fields):
     controller: bool = False
 
 
+class Labels(msgspec.Struct):
+    """The labels that allranks reads; empty where a pod has none."""
+
+    job: str = msgspec.field(default="", name=JOB_LABEL)
+    role: str = msgspec.field(default="", name=ROLE_LABEL)
+    index: str = msgspec.field(default="", name=INDEX_LABEL)
+    attempt: str = msgspec.field(default="", name=ATTEMPT_LABEL)
+    restart: str = msgspec.field(default="", name=RESTART_LABEL)
+
+
 class Meta(_Fields):
     name: str = ""
     namespace: str = "default"
     uid: str = ""
     resource_version: str = "0"
-    labels: dict[str, str] | None = None
+    labels: Labels = msgspec.field(default_factory=Labels)
     owner_references: list[Owner] = []
     finalizers: list[str] = []
     creation_timestamp: datetime | None = None

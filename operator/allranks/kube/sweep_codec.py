@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
+from allranks import fields
 from allranks.api import sweep as api
 from allranks.api.job import API_VERSION
 from allranks.api.status import Status
@@ -35,13 +36,6 @@ class RawSweep(msgspec.Struct):
     def version(self) -> int:
         return int(self.metadata.resource_version or 0)
 
-    def compact(self) -> RawSweep:
-        """Return the same sweep, which does not hold the memory of the response that it was a part of. A spec that is
-        larger than allowed is dropped: such a sweep never runs."""
-        too_large = len(bytes(self.spec)) > MAX_SPEC_BYTES
-        spec = msgspec.Raw(b"null") if too_large else self.spec.copy()
-        return RawSweep(self.metadata, spec, self.status.copy())
-
     def manifest(self) -> Manifest:
         """Return the sweep, decoded. `spec` is None if it was dropped, or is nested too deeply."""
         spec: Any = None
@@ -56,9 +50,17 @@ class RawSweep(msgspec.Struct):
         }
 
 
-_any = decoder(Any)
-raw_sweep = decoder(RawSweep)
-"""The sweep in a response of the API server."""
+_any, _raw = decoder(Any), decoder(RawSweep)
+
+
+def raw_sweep(data: bytes | str | msgspec.Raw) -> RawSweep:
+    """Return the sweep in a response of the API server. It does not hold the memory of the response.
+
+    A spec that is larger than allowed is dropped: such a sweep never runs.
+    """
+    raw = _raw(data)
+    too_large = len(bytes(raw.spec)) > MAX_SPEC_BYTES
+    return RawSweep(raw.metadata, msgspec.Raw(b"null") if too_large else raw.spec.copy(), raw.status.copy())
 
 
 def sweep(manifest: Manifest) -> Sweep:
@@ -76,7 +78,7 @@ def status(manifest: Manifest) -> SweepStatus:
     DecodeError."""
 
     def validate(raw: Any) -> SweepStatus:
-        return SweepStatus.model_validate(raw, by_alias=True, by_name=False)
+        return fields.decode(SweepStatus, raw)
 
     try:
         return job_codec.without_unknown_fields(validate, manifest.get("status") or {})
@@ -86,7 +88,7 @@ def status(manifest: Manifest) -> SweepStatus:
 
 
 def encode(status: SweepStatus) -> Manifest:
-    return status.model_dump(by_alias=True, exclude_none=True, mode="json")
+    return fields.encode(status)
 
 
 def invalid_patch(manifest: Manifest, message: str, now: datetime) -> Manifest | None:
@@ -111,7 +113,7 @@ def invalid_patch(manifest: Manifest, message: str, now: datetime) -> Manifest |
         observed_generation=generation,
     )
     if kind == "Running":
-        return {"conditions": [condition.model_dump(by_alias=True, exclude_none=True, mode="json")]}
+        return {"conditions": [fields.encode(condition)]}
     return encode(
         SweepStatus(
             phase="Failed", conditions=[condition], start_time=now, completion_time=now, observed_generation=generation

@@ -1,6 +1,7 @@
 """Mirrors a collection of the API server: lists it in pages, watches it, and lists it again when the watch lost track.
 
-Each event is decoded once, into the type that the caller names (msgspec). Errors do not end a watch, cancellation does.
+Each object is decoded once, by a function of the caller, which keeps little: the JSON of a page is released before the
+next page is asked for. Errors do not end a watch, cancellation does.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 PAGE = 500
-PAGE_OF_LARGE_OBJECTS = 100
-"""150 MB, if each has the largest size that the API server stores."""
+PAGE_OF_LARGE_OBJECTS = 50
+"""75 MB, if each has the largest size that the API server stores; twice as much while the response is put together."""
 FIRST_BACKOFF_SECONDS = 0.2
 LAST_BACKOFF_SECONDS = 15.0
 BRIEF_SECONDS = 1.0
@@ -58,6 +59,8 @@ _page, _line, _versioned = decoder(_Page), decoder(_Line), decoder(_Versioned)
 class Watch(Generic[T]):
     """Calls `listed(objects, version)` with all objects, then `changed(object, deleted)` for each change.
 
+    `decode` gets the JSON of one object (`decoding.decoder`). All that it returns is in memory until `listed` returns,
+    so it keeps no part of the JSON. It raises msgspec.DecodeError.
     `forbidden(message)` is called when the API server rejects the watch. `on_error(error, failures)` replaces the log:
     it is called for each failure, with the number of failures in a row, and what it raises ends the watch.
     `on_open()` is called when the API server has accepted the watch, also after a lost connection. `page` is the number
@@ -68,7 +71,7 @@ class Watch(Generic[T]):
         self,
         client: Client,
         path: str,
-        kind: type[T],
+        decode: Callable[[msgspec.Raw], T],
         *,
         listed: Callable[[Sequence[T], int], None],
         changed: Callable[[T, bool], None],
@@ -90,7 +93,7 @@ class Watch(Generic[T]):
         """Column definitions, when `accept` asks for a table."""
         self._client, self._listed, self._changed = client, listed, changed
         self._forbidden, self._on_error, self._on_open = forbidden, on_error, on_open
-        self._decode = decoder(kind)
+        self._decode = decode
         self._parameters, self._accept = dict(parameters or {}), accept
         self._renewed_after = renewed_after
         self._silence = SILENCE_SECONDS if silence is None else silence
@@ -145,22 +148,22 @@ class Watch(Generic[T]):
     async def list_all(self) -> None:
         """List everything. Raises ApiError."""
         objects: list[T] = []
-        further, version = "", "0"
-        while True:
-            parameters = {**self._parameters, "limit": str(self._page_size)} | (
-                {"continue": further} if further else {}
-            )
-            page = _page(await self._client.request("GET", self.path, None, parameters, accept=self._accept))
-            self.alive_at = time.monotonic()
-            version, further = page.metadata.resource_version, page.metadata.further
-            self.columns = page.column_definitions or self.columns
-            items = page.items if page.rows is None else page.rows
-            objects += (decoded for item in items if (decoded := self._decoded(item)) is not None)
-            if not further:
-                break
-        self._listed(objects, int(version))
-        self._version = version
+        position = await self._list_page("", objects)
+        while position.further:
+            position = await self._list_page(position.further, objects)
+        self._listed(objects, int(position.resource_version))
+        self._version = position.resource_version
         self.synced.set()
+
+    async def _list_page(self, further: str, objects: list[T]) -> ListMeta:
+        """Add the objects of the next page. A method of its own, so that the page is gone before the next one."""
+        parameters = {**self._parameters, "limit": str(self._page_size)} | ({"continue": further} if further else {})
+        page = _page(await self._client.request("GET", self.path, None, parameters, accept=self._accept))
+        self.alive_at = time.monotonic()
+        self.columns = page.column_definitions or self.columns
+        items = page.items if page.rows is None else page.rows
+        objects += (decoded for item in items if (decoded := self._decoded(item)) is not None)
+        return page.metadata
 
     async def _lines(self) -> AsyncIterator[bytes]:
         """Yield the lines of one watch request. They have any length, so aiohttp's own iterator does not serve."""

@@ -193,7 +193,7 @@ class _Output:
         process = subprocess.Popen(
             command,
             cwd=directory,
-            env=repository.environment(),
+            env=repository.environment(directory),
             stdin=stdin,
             stdout=stdout,
             stderr=subprocess.DEVNULL,

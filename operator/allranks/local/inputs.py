@@ -16,6 +16,7 @@ from allranks.core.transfers import data
 from allranks.core.transfers.manifests import choices
 from allranks.data.cache import DEFAULT_LIMIT, Cache, Entry, Lease
 from allranks.errors import CannotRun, DataError
+from allranks.fields import validated
 from allranks.local.code import CACHE
 from allranks.local.errors import explain
 from allranks.local.transfer import Transfer
@@ -179,7 +180,7 @@ class LocalInputs:
         self._transfers.append(transfer)
         resolved = (await transfer.run(lambda _: None, on_retry))["resolved"]
         tell(Event("Fetched", f"input {item.name} is {text_size(resolved['bytes'])}, revision {resolved['revision']}"))
-        return InputStatus(name=item.name, state="Ready", **resolved)
+        return validated(InputStatus(name=item.name, state="Ready", **resolved))
 
     async def _fetch(self, item: Input, tell: Callable[[Event], None], on_retry: Callable[[str], None]) -> InputStatus:
         began = time.monotonic()
@@ -205,13 +206,15 @@ class LocalInputs:
         size = f"{text_size(entry.bytes)}, revision {entry.revision}"
         took = "was in the cache" if line["cached"] else f"was fetched in {time.monotonic() - began:.1f} s"
         tell(Event("Fetched", f"input {item.name} {took}: {size}"))
-        return InputStatus(
-            name=item.name,
-            state="Ready",
-            revision=entry.revision[:256],
-            sha256=entry.sha256,
-            bytes=entry.bytes,
-            cached=line["cached"],
+        return validated(
+            InputStatus(
+                name=item.name,
+                state="Ready",
+                revision=entry.revision[:256],
+                sha256=entry.sha256,
+                bytes=entry.bytes,
+                cached=line["cached"],
+            )
         )
 
     def _link(self, link: Path, target: Path) -> None:

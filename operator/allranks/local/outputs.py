@@ -14,7 +14,6 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.facts.model import Event
 from allranks.core.facts.status_summary import with_condition
-from allranks.core.facts.status_update import changed
 from allranks.core.facts.uploads import Upload, checkpoint_of, of_checkpoint
 from allranks.core.transfers import data, uploads
 from allranks.core.transfers.manifests import provenance
@@ -214,11 +213,11 @@ class LocalOutputs:
             if output.state == "Uploading" and upload.state == "Failed":
                 where = f"; the files are in {upload.where}" if upload.where else ""
                 notes.append(f"output {output.name} is not uploaded: {upload.message}{where}")
-                output = changed(output, state="Failed", message=f"{upload.message}{where}"[:MESSAGE_LENGTH])
+                output = replace(output, state="Failed", message=f"{upload.message}{where}"[:MESSAGE_LENGTH])
             outputs.append(output)
         if not notes:
             return status
-        status = changed(status, outputs=outputs)
+        status = replace(status, outputs=outputs)
         return with_condition(status, CONDITION, False, REASON_FAILED, "; ".join(notes), datetime.now(UTC))
 
     def _directory(self, name: str) -> Path:

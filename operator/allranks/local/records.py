@@ -12,6 +12,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from allranks.api.job import API_VERSION, KIND, Job
 from allranks.api.status import FINISHED, Status, Times
 from allranks.core.accounting import time_accounting
-from allranks.core.facts.status_update import changed
+from allranks.fields import encode
 
 WRITE_INTERVAL_SECONDS = 5.0
 ALIVE_INTERVAL_SECONDS = 30.0
@@ -41,7 +42,7 @@ class StateFile:
         """Write the status with the current time, so that a run that is killed before the next write has an end. Keep
         the file of an earlier run in the directory."""
         if not self._path.exists():
-            self.write(changed(status, times=Times(category="Queued", since=datetime.now(UTC))))
+            self.write(replace(status, times=Times(category="Queued", since=datetime.now(UTC))))
 
     def write_throttled(self, status: Status, at_once: bool = False) -> None:
         """Write progress now and then, a new phase or attempt at once: nothing may follow it for hours."""
@@ -57,14 +58,14 @@ class StateFile:
 
     def write(self, status: Status) -> None:
         """Write the status with the times up to now."""
-        status = changed(status, times=time_accounting.up_to(status, datetime.now(UTC)))
+        status = replace(status, times=time_accounting.up_to(status, datetime.now(UTC)))
         self._wrote_at, self._written = time.monotonic(), (status.phase, status.attempt)
         document = {
             "apiVersion": API_VERSION,
             "kind": KIND,
             "metadata": self._job.metadata.model_dump(by_alias=True, exclude_none=True, mode="json"),
             "spec": self._job.spec.model_dump(by_alias=True, exclude_none=True, mode="json"),
-            "status": status.model_dump(by_alias=True, exclude_none=True, mode="json"),
+            "status": encode(status),
         }
         unfinished = self._path.with_name(f".{self._path.name}.tmp")
         with contextlib.suppress(OSError):

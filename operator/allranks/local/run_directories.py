@@ -158,7 +158,7 @@ def reserve_directory(job: str, reserved: list[Path]) -> Path:
     """
     for path in _names(job):
         try:
-            path.mkdir(parents=True)
+            path.mkdir(mode=0o700, parents=True)  # variables, logs and pickles of the run
         except FileExistsError:
             if not path.is_dir():
                 return path  # `runs` is a file
@@ -186,7 +186,8 @@ def prepared(directory: Path, started: Callable[[], bool]) -> Iterator[None]:
     """
     before = _entries(directory)
     try:
-        (directory / "logs").mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (directory / "logs").mkdir(exist_ok=True)
     except OSError as error:
         raise CannotRun(f"the run directory {directory} cannot be created: {explain(error)}") from error
     try:

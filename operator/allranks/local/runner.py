@@ -14,13 +14,13 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
 from allranks.core import checkpoints as checkpoint
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Observed, Plan, Pod
-from allranks.core.facts.status_update import changed
 from allranks.core.facts.topology import CLEANUP_GRACE
 from allranks.core.objects import commands, pods
 from allranks.core.reconcile import reconcile
@@ -172,7 +172,7 @@ class LocalRun:
                 self._inputs.release()
 
     async def _run_with_inputs(self) -> Outcome:
-        self.status = changed(self.status, inputs=await provide(self._inputs, self._outputs, self._listener.event))
+        self.status = replace(self.status, inputs=await provide(self._inputs, self._outputs, self._listener.event))
         await self._checkpoints.provide(self._listener.event)
         if self._stopping:
             return "stopped"
@@ -245,7 +245,7 @@ class LocalRun:
             plan = self._reconcile(self._observe())
             took = time.monotonic() - began
             if self._saving and plan.next and plan.next.phase == "Suspended":
-                self.status = changed(self.status, checkpoint_request=None)
+                self.status = replace(self.status, checkpoint_request=None)
                 self.stop()
                 continue
             self._apply(plan)

@@ -32,6 +32,7 @@ from allranks.core.sweeps import trial_job
 from allranks.core.sweeps.model import Suggestion, SweepObserved, TrialJob
 from allranks.core.sweeps.plan import plan
 from allranks.errors import CannotRun
+from allranks.fields import decode, encode
 from allranks.local import run_directories
 from allranks.local.errors import LocalRunError
 from allranks.local.gpus import ORDER, VISIBLE, list_gpus
@@ -108,7 +109,7 @@ class LocalSweep:
         path = self.options.run_dir / SWEEP_FILE
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
-            status = SweepStatus.model_validate(stored["status"], by_alias=True, by_name=False)
+            status = decode(SweepStatus, stored["status"])
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, ValidationError) as error:
@@ -231,7 +232,7 @@ class LocalSweep:
 
     def _make_directory(self) -> None:
         try:
-            self.options.run_dir.mkdir(parents=True, exist_ok=True)
+            self.options.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise LocalRunError.from_os(error, f"{self.options.run_dir} cannot be created") from error
         self._save()
@@ -244,7 +245,7 @@ class LocalSweep:
 
     def document(self) -> Manifest:
         """Return the sweep with its status, as the API server returns it."""
-        status = self.status.model_dump(by_alias=True, exclude_none=True, mode="json")
+        status = encode(self.status)
         return {**self._document(), "status": status}
 
     def _write(self, name: str, text: str) -> None:
@@ -299,7 +300,7 @@ class LocalTrial:
         try:
             await self.wait_until_unused()
             shutil.rmtree(self.run_dir, ignore_errors=True)
-            self.run_dir.parent.mkdir(parents=True, exist_ok=True)
+            self.run_dir.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._manifest.write_text(json.dumps(manifest, indent=1))
             with self.log.open("wb") as log:
                 self._process = await asyncio.create_subprocess_exec(
@@ -351,7 +352,7 @@ class LocalTrial:
             changed = path.stat().st_mtime_ns
             if self._read is None or self._read[0] != changed:
                 status = json.loads(path.read_text(encoding="utf-8"))["status"]
-                self._read = changed, Status.model_validate(status, by_alias=True, by_name=False)
+                self._read = changed, decode(Status, status)
         except (OSError, ValueError, KeyError, ValidationError):
             return self._read[1] if self._read else None
         return self._read[1]

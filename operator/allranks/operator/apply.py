@@ -257,7 +257,7 @@ class Executor:
     async def _keep(self, job: Manifest, pod: Raw) -> RejectedCreate | None:
         """Cache a pod of the job, unless its label was changed during admission: the watch selects by it."""
         name, label = pod.metadata.name, job["metadata"]["name"]
-        if (pod.metadata.labels or {}).get(JOB_LABEL) == label:
+        if pod.metadata.labels.job == label:
             self._pods.upsert(self._decode_pod(pod))
             return None
         await self._delete(pod.metadata.namespace, PodRef(name, pod.metadata.uid))
@@ -299,7 +299,7 @@ class Executor:
             return None  # the watch reports what happened
         except Refused as error:
             return RejectedDelete(reference.name, reference.uid, error.reason or "Refused", str(error))
-        if (raw := self._decode(answer)).metadata.uid and (raw.metadata.labels or {}).get(JOB_LABEL):
+        if (raw := self._decode(answer)).metadata.uid and raw.metadata.labels.job:
             self._pods.upsert(self._decode_pod(raw))
         return None
 

@@ -64,9 +64,9 @@ class PodCache:
         return tuple(out)
 
     def removed(self, uid: str) -> dict[str, Pod]:
-        """Return the last states of the job's pods that are gone, by name, if their status says what ended them.
+        """Return the last states of the job's pods that are gone, by name.
 
-        Of all jobs together, the newest 5000 are kept.
+        They succeeded, or their status says what ended them. Of all jobs together, the newest 5000 are kept.
         """
         return dict(self._removed.get(uid, {}))
 
@@ -103,7 +103,7 @@ class PodCache:
 
     def _keep_removed(self, cached: CachedPod) -> None:
         """Keep a pod until 5000 others are gone: its job may be reconciled later."""
-        if not cached.owner or not says_what_ended_it(cached.pod):
+        if not cached.owner or not (cached.pod.succeeded or says_what_ended_it(cached.pod)):
             return
         self._removed[cached.owner][cached.pod.name] = cached.pod
         self._removed_order.append((cached.owner, cached.pod.name))

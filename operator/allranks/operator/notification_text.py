@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -62,7 +62,7 @@ def sweep_note(observed: SweepObserved, entry: str, link: str) -> Note:
     """Return the notification of the end of a sweep: the best trial, or the reason of the failure."""
     sweep, status = observed.sweep, observed.status
     condition = status.condition("Complete" if entry.startswith("Succeeded") else "Failed")
-    counts = ", ".join(f"{count} {phase}" for phase, count in status.counts.model_dump().items() if count)
+    counts = ", ".join(f"{count} {phase}" for phase, count in asdict(status.counts).items() if count)
     best = status.best.parameters if status.best else {}
     lines = [
         condition.message if condition else "",

@@ -22,6 +22,7 @@ from allranks.core.sweeps.model import SweepObserved
 from allranks.operator.cache import JobKey
 from allranks.operator.notification_text import Note, cloud_event, job_note, slack, sweep_note
 from allranks.operator.receivers import ReceiverConfig, Receivers, ReceiversFile
+from allranks.shares import Share
 
 logger = logging.getLogger("allranks.operator")
 
@@ -39,7 +40,7 @@ class Pace:
     at_once: int = 4
     """Deliveries to one receiver at the same time."""
     most: int = 2000
-    """Deliveries under way or waiting, of all receivers. Further ones fail at once."""
+    """Deliveries under way, of all receivers. Further ones wait; namespaces share this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,9 @@ class Notifier:
         self._tasks: dict[Id, asyncio.Task[None]] = {}
         self._results: dict[Id, str] = {}
         self._at_once: dict[str, asyncio.Semaphore] = {}
+        self._share = Share(self._pace.most)
+        self._waiting: dict[JobKey, None] = {}
+        """Jobs with deliveries for which there was no room, the next one first."""
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -125,16 +129,26 @@ class Notifier:
         name = delivery[1].rpartition(" ")[2]
         try:
             receiver = receivers.resolve(name, about.targets(), key[0])
-            if len(self._tasks) >= self._pace.most:
-                raise ValueError("too many notifications are under way")
         except ValueError as error:
             logger.warning("notification %s of %s: %s", delivery[1], "/".join(key), error)
             self._results[delivery] = notifications.FAILED
             return
+        if not self._share.take(key[0]):
+            self._waiting[key] = None
+            return
         note = about.note(delivery[1], receivers)
         task = asyncio.get_running_loop().create_task(self._deliver(delivery, key, receiver, note))
         self._tasks[delivery] = task
-        task.add_done_callback(lambda _: self._tasks.pop(delivery, None))
+        task.add_done_callback(lambda _: self._ended(delivery, key[0]))
+
+    def _ended(self, delivery: Id, namespace: str) -> None:
+        """Give the room of a delivery to the next job that waits and may use it."""
+        self._tasks.pop(delivery, None)
+        self._share.give(namespace)
+        waiting = next((key for key in self._waiting if self._share.fits(key[0])), None)
+        if waiting:
+            del self._waiting[waiting]
+            self._wake(waiting)
 
     async def _deliver(self, delivery: Id, key: JobKey, receiver: ReceiverConfig, note: Note) -> None:
         limit = self._at_once.setdefault(receiver.name, asyncio.Semaphore(self._pace.at_once))

@@ -12,18 +12,20 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from allranks.core.facts.model import Manifest
 from allranks.core.facts.naming import JOB_LABEL, controller_of
 from allranks.core.facts.optional_kinds import GANGS, QUEUES, ObjectKey, OptionalKind, OptionalObjects, kind_of
+from allranks.core.objects.queueing.sync import BOOST_ANNOTATION
 from allranks.kube import paths
 from allranks.kube.client import Client
+from allranks.kube.decoding import ObjectMeta, decoder
 from allranks.kube.errors import ApiError, NotFound, Refused
-from allranks.kube.store import Store, version_of, with_version, without_managed_fields
-from allranks.kube.watch import Watch
+from allranks.kube.store import Store, version_of, with_version
+from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Timing
 
@@ -147,7 +149,7 @@ class OptionalApis:
         """Cache the response to the operator's own write."""
         kind = next((kind for kind in self._kinds if kind.id == kind_of(manifest)), None)
         if kind and kind.id in self._served:
-            self._upsert(kind, manifest, deleted=False)
+            self._upsert(kind, _decoded(kind, msgspec.json.encode(manifest)), deleted=False)
 
     def forget(self, manifest: Manifest) -> None:
         """Drop an object that the operator deleted in the version that it had observed."""
@@ -220,7 +222,7 @@ class OptionalApis:
             appeared = namespace not in served.listed
             served.listed.add(namespace)
             served.forbidden = ""
-            present = {self._upsert(kind, typed(item), deleted=False, quiet=appeared) for item in manifests}
+            present = {self._upsert(kind, manifest, deleted=False, quiet=appeared) for manifest in manifests}
             missing = self._objects.missing_from(
                 present, version, lambda key: key[0] == kind.id and namespace in (None, key[1])
             )
@@ -231,11 +233,11 @@ class OptionalApis:
             self._note_synced()
 
         def changed(manifest: dict[str, Any], deleted: bool) -> None:
-            self._upsert(kind, typed(manifest), deleted)
+            self._upsert(kind, manifest, deleted)
 
-        def typed(manifest: dict[str, Any]) -> Manifest:
+        def decoded(data: msgspec.Raw) -> Manifest:
             # Items of a list have neither apiVersion nor kind.
-            return {**manifest, "apiVersion": f"{kind.group}/{served.version}", "kind": kind.kind}
+            return _decoded(kind, data) | {"apiVersion": f"{kind.group}/{served.version}", "kind": kind.kind}
 
         def forbidden(message: str) -> None:
             served.forbidden = message
@@ -247,12 +249,13 @@ class OptionalApis:
         watch: Watch[Any] = Watch(
             self._client,
             paths.optional(kind, served.version, namespace),
-            dict[str, Any],
+            decoded,
             listed=listed,
             changed=changed,
             parameters={"labelSelector": JOB_LABEL} if kind.labelled else None,
             renewed_after=self._watch_timeout,
             forbidden=forbidden,
+            page=PAGE_OF_LARGE_OBJECTS,
         )
         return watch
 
@@ -268,10 +271,9 @@ class OptionalApis:
         if before:
             self._forget_owner(key, before)
         if not deleted:
-            kept = _without(manifest, kind.dropped)
-            self._objects.put(key, kept)
+            self._objects.put(key, manifest)
             if owner := controller_of(manifest).get("uid"):
-                self._by_owner[owner][key] = kept
+                self._by_owner[owner][key] = manifest
         if not quiet:
             self._changed(kind, manifest)
         return key
@@ -310,12 +312,28 @@ def optional_kinds(settings: Settings) -> tuple[tuple[OptionalKind, ...], dict[s
 NOTHING = OptionalObjects()
 
 
-def _without(manifest: Manifest, dropped: Iterable[str]) -> Manifest:
-    """Return the object without these fields, and without managedFields."""
-    out = without_managed_fields(manifest)
-    for path in dropped:
+class _Annotations(msgspec.Struct, omit_defaults=True):
+    boost: str | None = msgspec.field(default=None, name=BOOST_ANNOTATION)
+
+
+class _Metadata(ObjectMeta, rename="camel", omit_defaults=True):
+    """The metadata that decisions depend on. An object with more owners is not used."""
+
+    annotations: _Annotations = msgspec.field(default_factory=_Annotations)
+    owner_references: Annotated[list[dict[str, Any]], msgspec.Meta(max_length=64)] = []
+
+
+_parts, _metadata, _any = decoder(dict[str, msgspec.Raw]), decoder(_Metadata), decoder(Any)
+
+
+def _decoded(kind: OptionalKind, data: bytes | msgspec.Raw) -> Manifest:
+    """Return what is kept of an object: no labels, no managedFields, and nothing that its kind drops."""
+    parts = _parts(data)
+    metadata = msgspec.to_builtins(_metadata(parts.pop("metadata")))
+    out: Any = {**{key: _any(part) for key, part in parts.items()}, "metadata": metadata}
+    for path in kind.dropped:
         out = _without_path(out, path.split("."))
-    return out
+    return dict(out)
 
 
 def _without_path(value: Any, path: Sequence[str]) -> Any:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from pydantic import ValidationError
@@ -19,20 +19,29 @@ from allranks.api.pool import PoolSpec
 from allranks.core.facts.policy import InvalidPolicy, Policy, for_namespace
 from allranks.kube import paths
 from allranks.kube.client import Client
-from allranks.kube.decoding import ObjectMeta
+from allranks.kube.decoding import ObjectMeta, decoder
 from allranks.kube.errors import ApiError, NotFound, Refused
-from allranks.kube.watch import Watch
+from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Clock, Timing
 
 logger = logging.getLogger(__name__)
 
 
-class Raw(msgspec.Struct):
+class _Raw(msgspec.Struct):
     """A pool with its spec, not yet validated."""
 
     metadata: ObjectMeta
     spec: dict[str, Any] = {}
+
+
+_raw = decoder(_Raw)
+
+
+class Pool(NamedTuple):
+    name: str
+    spec: PoolSpec | None
+    """None for an invalid pool."""
 
 
 class Pools:
@@ -43,7 +52,7 @@ class Pools:
         self._changed = changed
         self.synced = asyncio.Event()
         self.refused = ""
-        self.watch: Watch[Raw] | None = None
+        self.watch: Watch[Pool] | None = None
         if not settings.pools:
             self.refused = "this operator does not serve TrainingPools (setting `pools`)"
             self.synced.set()
@@ -51,11 +60,12 @@ class Pools:
         self.watch = Watch(
             client,
             paths.pools(),
-            Raw,
+            _pool,
             listed=self._listed,
             changed=self._upsert,
             renewed_after=settings.watch_timeout,
             forbidden=self._forbidden,
+            page=PAGE_OF_LARGE_OBJECTS,
         )
 
     async def run(self) -> None:
@@ -65,19 +75,18 @@ class Pools:
     def get(self, name: str) -> PoolSpec | None:
         return self._pools.get(name)
 
-    def _listed(self, pools: Sequence[Raw], _: int) -> None:
-        self._pools = {raw.metadata.name: spec for raw in pools if (spec := _spec(raw))}
+    def _listed(self, pools: Sequence[Pool], _: int) -> None:
+        self._pools = {pool.name: pool.spec for pool in pools if pool.spec}
         self.refused = ""
         self.synced.set()
         self._changed(None)
 
-    def _upsert(self, raw: Raw, deleted: bool) -> None:
-        spec = None if deleted else _spec(raw)
-        if spec is None:
-            self._pools.pop(raw.metadata.name, None)
+    def _upsert(self, pool: Pool, deleted: bool) -> None:
+        if deleted or pool.spec is None:
+            self._pools.pop(pool.name, None)
         else:
-            self._pools[raw.metadata.name] = spec
-        self._changed(raw.metadata.name)
+            self._pools[pool.name] = pool.spec
+        self._changed(pool.name)
 
     def _forbidden(self, message: str) -> None:
         """Note that the ClusterRole that reads pools, or their CRD, is missing. Jobs without a pool are not
@@ -88,16 +97,21 @@ class Pools:
         self._changed(None)
 
 
-def _spec(raw: Raw) -> PoolSpec | None:
-    """Return None for an invalid pool. The core reports errors inside the template to the jobs that use the pool."""
+def _pool(data: msgspec.Raw) -> Pool:
+    """Return the pool in JSON. The core reports errors inside the template to the jobs that use the pool."""
+    raw = _raw(data)
     try:
-        return PoolSpec.model_validate(raw.spec, by_alias=True, by_name=False)
+        return Pool(raw.metadata.name, PoolSpec.model_validate(raw.spec, by_alias=True, by_name=False))
     except ValidationError as error:
         # Without the values: environment variables may hold secrets.
         wrong = error.errors(include_url=False, include_input=False, include_context=False)
         details = "; ".join(f"{'.'.join(map(str, ('spec', *detail['loc'])))}: {detail['msg']}" for detail in wrong)
         logger.error("TrainingPool %s is invalid and treated as missing: %s", raw.metadata.name, details)
-        return None
+        return Pool(raw.metadata.name, None)
+
+
+MOST_LABELS = 256
+"""Of a namespace. They stay in memory, because the selector of any pool may name them."""
 
 
 class NamespaceNotUsable(Exception):
@@ -188,6 +202,8 @@ class Namespaces:
         entry.read_at = self._clock.monotonic()
         try:
             answer = msgspec.json.decode(await self._client.get(paths.namespace(namespace)), type=_Namespace)
+            if (count := len(answer.metadata.labels)) > MOST_LABELS:
+                raise InvalidPolicy(f"namespace {namespace} has {count} labels, and at most {MOST_LABELS} fit")
             entry.labels = answer.metadata.labels
             entry.policy = for_namespace(self._base, namespace, answer.metadata.annotations)
         except NotFound:

@@ -9,11 +9,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from allranks.api.job import KIND
 from allranks.core.facts.model import Event, PodRef
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.kube import paths, pod_codec, raw_pod
 from allranks.kube.client import Client
+from allranks.kube.decoding import decoder
 from allranks.kube.errors import ApiError
 from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator.apply import Executor
@@ -64,27 +64,25 @@ def pod_watch(
     *,
     decode: Callable[[raw_pod.Raw], pod_codec.CachedPod],
     renewed_after: int,
-) -> Watch[raw_pod.Raw]:
+) -> Watch[pod_codec.CachedPod]:
     """Return a watch that feeds `cache`. Adds the namespace to `unreadable` while the API server rejects the watch."""
+    raw = decoder(raw_pod.Raw)
 
-    def listed(pods: Sequence[raw_pod.Raw], version: int) -> None:
+    def listed(pods: Sequence[pod_codec.CachedPod], version: int) -> None:
         unreadable.discard(namespace)
-        cache.relist([decode(raw) for raw in pods], version, namespace)
+        cache.relist(pods, version, namespace)
 
-    def changed(raw: raw_pod.Raw, deleted: bool) -> None:
-        pod = decode(raw)
-        cache.upsert(pod, deleted)
+    def changed(cached: pod_codec.CachedPod, deleted: bool) -> None:
+        cache.upsert(cached, deleted)
         # The object of a pod that was deleted has a deletionTimestamp.
-        if deleted and raw.metadata.deletion_timestamp is None and not pod.pod.ended:
-            for owner in raw.metadata.owner_references:
-                if owner.controller and owner.kind == KIND:
-                    reference = PodRef(pod.pod.name, pod.pod.uid)
-                    unlabelled.delete((pod.namespace, owner.name), owner.uid, reference)
+        if deleted and cached.pod.deleted_at is None and not cached.pod.ended:
+            for job in cached.jobs:
+                unlabelled.delete((cached.namespace, job), cached.owner, PodRef(cached.pod.name, cached.pod.uid))
 
     return Watch(
         client,
         paths.collection("Pod", namespace),
-        raw_pod.Raw,
+        lambda data: decode(raw(data)),
         listed=listed,
         changed=changed,
         parameters={"labelSelector": JOB_LABEL},

@@ -160,7 +160,7 @@ class Session:
         others = self.pools.synced.is_set() and self.optional.synced.is_set()
         return others and bool(synced) and synced | self.unreadable >= set(self._namespaces)
 
-    def _by_namespace(self) -> Iterable[tuple[str | None, Watch[raw_pod.Raw]]]:
+    def _by_namespace(self) -> Iterable[tuple[str | None, Watch[pod_codec.CachedPod]]]:
         return zip(self._namespaces, self.watches.values(), strict=True)
 
     @property
@@ -243,7 +243,7 @@ class Session:
         installed.result()
         return True
 
-    async def _begin(self, namespace: str | None, watch: Watch[raw_pod.Raw]) -> None:
+    async def _begin(self, namespace: str | None, watch: Watch[pod_codec.CachedPod]) -> None:
         """Run per namespace, so that an unreadable namespace does not block the others."""
         await watch.synced.wait()
         await self.pools.synced.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from allranks.api.status import FINISHED, Status
@@ -95,8 +96,8 @@ def is_deferrable(observed: Observed, plan: Plan) -> bool:
 def significant_fields(status: Status) -> Any:
     """Return the status without pod counts and `launched`, for comparison."""
     conditions = [(c.type, c.status, "" if c.reason in _STARTING else c.reason) for c in status.conditions]
-    counts = {"roles": {}, "ready": "", "launched": False, "selector": "", "conditions": [], "done": {}}
-    return conditions, _strip_progress(status.model_copy(update=counts))
+    counted = replace(status, roles={}, ready="", launched=False, selector="", conditions=[], done={})
+    return conditions, _strip_progress(counted)
 
 
 def without_progress(status: Status) -> Any:
@@ -105,7 +106,7 @@ def without_progress(status: Status) -> Any:
 
 
 def _strip_progress(status: Status) -> Status:
-    return status.model_copy(update={"progress": None, "times": None, "goodput": None, "cost": None})
+    return replace(status, progress=None, times=None, goodput=None, cost=None)
 
 
 _STARTING = frozenset({"Created", "Resumed", "Admitted", "PodsPending"})

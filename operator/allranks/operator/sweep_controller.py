@@ -17,7 +17,7 @@ from allranks.api.pool import PoolSpec
 from allranks.api.sweep import Sweep, SweepSpec
 from allranks.api.sweep_status import SweepStatus
 from allranks.core.facts.model import Event, Manifest
-from allranks.core.sweeps.model import Suggestion, SweepObserved, SweepPlan
+from allranks.core.sweeps.model import CANNOT_SUGGEST, Suggestion, SweepObserved, SweepPlan
 from allranks.core.sweeps.plan import plan
 from allranks.kube import compact_jobs, paths, sweep_codec
 from allranks.kube.client import Client
@@ -34,6 +34,7 @@ from allranks.operator.receivers import ReceiversFile
 from allranks.operator.reconciler import Reconciler, Result, State
 from allranks.operator.timing import Clock, Timing
 from allranks.operator.workqueue import WorkQueue
+from allranks.shares import Turns
 from allranks.suggest.process import CannotSuggest
 
 logger = logging.getLogger("allranks.sweeps")
@@ -68,7 +69,7 @@ class SweepCache:
 
     def upsert(self, sweep: RawSweep, deleted: bool = False) -> None:
         key = _key(sweep)
-        if self._sweeps.delete(key, sweep.version) if deleted else self._sweeps.put(key, sweep.compact()):
+        if self._sweeps.delete(key, sweep.version) if deleted else self._sweeps.put(key, sweep):
             self._changed(key)
 
     def size(self, key: JobKey) -> int:
@@ -95,7 +96,7 @@ class SweepCache:
         return Watch(
             client,
             paths.sweeps(namespace),
-            RawSweep,
+            sweep_codec.raw_sweep,
             listed=listed,
             changed=self.upsert,
             renewed_after=renewed_after,
@@ -149,6 +150,8 @@ class _State(State):
     suggested: dict[int, dict[str, str]] = field(default_factory=dict)
     rejected: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Name of a job -> (reason, message) with which its creation was refused."""
+    unsuggested: str = ""
+    """Why there are no parameters for the next trial."""
     wrote_at: float = float("-inf")
 
 
@@ -181,6 +184,7 @@ class SweepController(Reconciler[_State]):
         self._client, self._jobs, self._suggest, self._enqueue_job = client, jobs, suggest, enqueue_job
         self.sweeps = SweepCache(client, namespaces, renewed_after, self._enqueue)
         self._decoded = DecodedSweeps()
+        self._turns = Turns()
         self._open: set[str | None] = set()
 
     @property
@@ -213,7 +217,7 @@ class SweepController(Reconciler[_State]):
 
     async def _reconcile(self, key: JobKey, state: _State) -> Result:
         tried = await self._reconcile_once(key, state)
-        if not state.rejected:
+        if not (state.rejected or state.unsuggested):
             return Result.DONE
         return Result.RETRY if tried else Result.WAIT
 
@@ -224,8 +228,9 @@ class SweepController(Reconciler[_State]):
         self._decoded.forget(key)
 
     async def _reconcile_once(self, key: JobKey, state: _State) -> bool:
-        """Return whether jobs were created, or refused."""
+        """Return whether jobs were created, or refused, or a request for parameters had no answer."""
         tried = False
+        unanswered = state.unsuggested != "" and self._waits(state)
         while True:
             raw = self.sweeps.get(key)
             if raw is None or raw["metadata"].get("deletionTimestamp"):
@@ -245,8 +250,13 @@ class SweepController(Reconciler[_State]):
                 await self._report_invalid(key, raw, state, "InvalidSpec", message, error)
                 return tried
             state.invalid = ""
-            if plan.ask:
-                state.suggested[plan.ask.number] = await self._ask(sweep, plan.ask, raw)
+            if plan.ask is None:
+                state.unsuggested = state.unsuggested if plan.write_ahead else ""
+            elif not unanswered:
+                unanswered = not await self._ask(key, sweep, plan.ask, state)
+                tried = tried or unanswered
+                if unanswered:
+                    continue
             if plan.status is not None and not self._postponed(key, plan, state):
                 written = await self._write(key, raw, plan.status)
                 state.wrote_at = self._clock.monotonic()
@@ -262,13 +272,16 @@ class SweepController(Reconciler[_State]):
             await self._suspend(key[0], plan.stop, True)
             await self._suspend(key[0], plan.resume, False)
             tried = tried or bool(create)
-            if not (create or plan.stop or plan.resume or plan.ask):
+            if not (create or plan.stop or plan.resume or (plan.ask and not unanswered)):
                 return tried
 
     def _due(self, manifests: Iterable[Manifest], state: _State) -> list[Manifest]:
         """Return the jobs to create now: refused ones wait for their backoff."""
-        waits = state.retry_at is not None and self._clock.monotonic() < state.retry_at
+        waits = self._waits(state)
         return [manifest for manifest in manifests if not (waits and manifest["metadata"]["name"] in state.rejected)]
+
+    def _waits(self, state: _State) -> bool:
+        return state.retry_at is not None and self._clock.monotonic() < state.retry_at
 
     def _decode(self, key: JobKey, raw: Manifest) -> Sweep:
         """Raises DecodeError."""
@@ -285,6 +298,7 @@ class SweepController(Reconciler[_State]):
         cached = {name: job for name in names if (job := self._jobs.get((namespace, name))) is not None}
         jobs = {name: sweep_codec.trial_job(job, sweep.metadata.uid) for name, job in cached.items()}
         observed = SweepObserved(sweep, status, jobs, self._clock.now(), state.suggested, state.rejected)
+        observed = replace(observed, unsuggested=state.unsuggested)
         notifies = self.notifier.for_all(namespace)
         if not (notifies or status.notifications):
             return observed
@@ -312,14 +326,20 @@ class SweepController(Reconciler[_State]):
         if self._jobs.upsert(job):
             self._enqueue_job((job["metadata"]["namespace"], job["metadata"]["name"]))
 
-    async def _ask(self, sweep: Sweep, request: Suggestion, raw: Manifest) -> dict[str, str]:
-        """Ask for the parameters of a trial. Raises ApiError if there are none, so that it is asked again with a
-        backoff."""
+    async def _ask(self, key: JobKey, sweep: Sweep, request: Suggestion, state: _State) -> bool:
+        """Ask for the parameters of a trial. Return False if there are none; then it is asked again with a backoff.
+
+        One answer is computed at a time: its process is in the container of the operator, with the operator's limit
+        of memory.
+        """
         try:
-            return await self._suggest(sweep.spec, request)
+            async with self._turns.turn(key[0]):
+                state.suggested[request.number] = await self._suggest(sweep.spec, request)
         except CannotSuggest as error:
-            self._emit(raw, [Event("CannotSuggest", str(error), warning=True)])
-            raise ApiError(f"trial {request.number} has no parameters: {error}") from error
+            state.unsuggested = str(error)
+            return False
+        state.unsuggested = ""
+        return True
 
     def _postponed(self, key: JobKey, plan: SweepPlan, state: _State) -> bool:
         """Return whether the status waits: progress is written at most every few seconds, decisions at once."""
@@ -383,4 +403,5 @@ class SweepController(Reconciler[_State]):
     def _emit_refusals(self, raw: Manifest, after: SweepStatus, before: SweepStatus) -> None:
         running, was = after.condition("Running"), before.condition("Running")
         if running and running.status == "False" and not after.finished and (not was or was.message != running.message):
-            self._emit(raw, [Event("TrialRefused", running.message, warning=True)])
+            reason = CANNOT_SUGGEST if running.reason == CANNOT_SUGGEST else "TrialRefused"
+            self._emit(raw, [Event(reason, running.message, warning=True)])

@@ -26,7 +26,7 @@ def write(file: Path, function: Callable[..., Any], args: Sequence[Any], kwargs:
     Raises OSError, and the errors of `dumps`.
     """
     data = dumps(function, args, kwargs, path=[path for path in sys.path if path])
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file.write_bytes(data)
 
 

@@ -6,23 +6,29 @@ seed, the number and these trials.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import resource
 import sys
 from typing import Any
 
 from allranks.api import sweep_values
 from allranks.api.sweep import IntRange, LogRange, Parameter, Range
 from allranks.api.sweep_status import Trial
+from allranks.fields import decode
+
+MOST_BYTES = 192 * 2**20
+"""Memory of the process, which is in the operator's container. 100 trials need a third of it."""
 
 
 def main() -> None:
-    """Print parameters as JSON. Exits with 3 if Optuna is not installed."""
+    """Print parameters as JSON."""
+    with contextlib.suppress(OSError, ValueError):  # not on every system
+        resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     request = json.load(sys.stdin)
-    try:
-        import optuna
-    except ModuleNotFoundError:
-        sys.exit(3)
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     json.dump(suggest(request), sys.stdout)
 
@@ -38,7 +44,7 @@ def suggest(request: dict[str, Any]) -> dict[str, str]:
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=0)
     study = optuna.create_study(direction=request["goal"].lower(), sampler=sampler)
     for entry in request["trials"]:
-        if (ended := _ended(Trial.model_validate(entry), parameters, space)) is not None:
+        if (ended := _ended(decode(Trial, entry), parameters, space)) is not None:
             study.add_trial(ended)
     asked = study.ask(space)
     return {name: _text(parameters[name], asked.params[name]) for name in space}

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from allranks.shares import Share
 from allranks.telemetry.messages import LOCAL_RANKS, Answer, ReportSource
 from allranks.telemetry.rate_limit import Bucket
 
@@ -63,7 +64,7 @@ class OutcomeLimits:
     """Seconds, numbers and bytes."""
 
     room_bytes: int = 32 * 1024 * 1024
-    """Of all unfinished contents together."""
+    """Of all unfinished contents together. Namespaces share it."""
     of_job: int = 4
     """Unfinished contents of a job. The others wait, so that a job does not take the room of all."""
     idle_seconds: float = 60.0
@@ -80,6 +81,7 @@ class OutcomeLimits:
 
 @dataclass(slots=True)
 class _Unfinished:
+    namespace: str
     job: str
     header: Header
     heard_at: float
@@ -93,7 +95,7 @@ class Outcomes:
         self._limits, self._monotonic = limits or OutcomeLimits(), monotonic
         self._unfinished: OrderedDict[tuple[str, int], _Unfinished] = OrderedDict()
         """(UID of the pod, local rank) -> content, ordered by the time of the last part."""
-        self._room = self._limits.room_bytes
+        self._share = Share(self._limits.room_bytes)
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     def take(self, sender: ReportSource, body: bytes, full: bool = False) -> Outcome | Answer:
@@ -113,11 +115,12 @@ class Outcomes:
             return Answer(413, {"error": f"too long: at most {most} bytes of rank {header.rank} are stored"})
         if full and header.kind == "raised":
             return received(header.size, stored=False)
-        return self._add((sender.pod_uid, header.local_rank), sender.job_uid, header, part, moment)
+        return self._add(sender, header, part, moment)
 
-    def _add(self, key: tuple[str, int], job: str, header: Header, part: bytes, moment: float) -> Outcome | Answer:
+    def _add(self, sender: ReportSource, header: Header, part: bytes, moment: float) -> Outcome | Answer:
         """Add a part; parts arrive in order. The answer to a part that does not follow the last one says where to
         continue: the operator may have been restarted."""
+        key, namespace = (sender.pod_uid, header.local_rank), sender.job[0]
         kept = self._unfinished.get(key)
         if kept is not None and (header.offset == 0 or kept.header.size != header.size):
             self._drop(key)
@@ -127,10 +130,9 @@ class Outcomes:
                 return received(0)
             if len(part) == header.size:  # most are this short
                 return Outcome(header.kind, header.rank, part)
-            if not self._make_room(job, header.size, moment):
+            if not self._take_room(namespace, sender.job_uid, header.size, moment):
                 return Answer(503, {"error": "too many outcomes arrive"}, 2.0)
-            self._room -= header.size
-            kept = self._unfinished[key] = _Unfinished(job, header, moment)
+            kept = self._unfinished[key] = _Unfinished(namespace, sender.job_uid, header, moment)
         if header.offset == len(kept.content):
             kept.content += part
             kept.heard_at = moment
@@ -140,14 +142,14 @@ class Outcomes:
         self._drop(key)
         return Outcome(header.kind, header.rank, bytes(kept.content))
 
-    def _make_room(self, job: str, size: int, moment: float) -> bool:
+    def _take_room(self, namespace: str, job: str, size: int, moment: float) -> bool:
         limits = self._limits
         self._drop_idle(moment - limits.idle_seconds)
         if sum(kept.job == job for kept in self._unfinished.values()) >= limits.of_job:
             return False
-        if size > self._room:
+        if not self._share.fits(namespace, size):
             self._drop_idle(moment - limits.pressed_seconds)
-        return size <= self._room
+        return self._share.take(namespace, size)
 
     def _drop_idle(self, since: float) -> None:
         while self._unfinished:
@@ -157,7 +159,8 @@ class Outcomes:
             self._drop(key)
 
     def _drop(self, key: tuple[str, int]) -> None:
-        self._room += self._unfinished.pop(key).header.size
+        kept = self._unfinished.pop(key)
+        self._share.give(kept.namespace, kept.header.size)
 
     def _has_token(self, pod: str, moment: float) -> bool:
         limits = self._limits

@@ -17,6 +17,7 @@ from typing import Any
 
 from allranks.core.diagnosis.report_loss import SILENCE
 from allranks.core.facts.rank_reports import Collectives, RankReport, Reports
+from allranks.shares import Share
 from allranks.telemetry import messages, trainer_status
 from allranks.telemetry.messages import Answer, ReportSource
 from allranks.telemetry.rate_limit import CHECKPOINT_INTERVAL, JOB_INTERVAL, Bucket, Job, Notifier
@@ -41,8 +42,8 @@ class StoreLimits:
     jobs: int = 20_000
     ranks_per_job: int = 16_384
     ranks: int = 65_536
-    """Of all jobs together, about 1 KB each. When the store is full, silent jobs are dropped. If there are none, new
-    ranks get 503, and present ranks are not affected."""
+    """Of all jobs together, about 1 KB each. Namespaces share them. When the store is full, silent jobs are dropped. If
+    there are none, new ranks get 503, and present ranks are not affected."""
     silent_seconds: float = 600.0
     metric_names_per_job: int = 64
     """Metrics with further names are dropped."""
@@ -68,6 +69,7 @@ class _Replica:
 class _Job:
     """Reports of one attempt: the newest that a pod or the controller has named."""
 
+    namespace: str
     uid: str
     attempt: int
     replicas: dict[tuple[str, int], _Replica] = field(default_factory=dict)
@@ -105,7 +107,7 @@ class ReportStore:
         self._notifier = Notifier(reconcile, monotonic, later or _call_later, self._limits.job_interval)
         self._jobs: OrderedDict[Job, _Job] = OrderedDict()
         """Ordered by the time of the last message."""
-        self._ranks = 0
+        self._share = Share(self._limits.ranks)
         self.since = now()
         """When this store started to listen."""
         self._window = (now(), 0, 0)
@@ -197,7 +199,7 @@ class ReportStore:
     def forget(self, job: Job) -> None:
         """Forget a job that is deleted or finished."""
         if kept := self._jobs.pop(job, None):
-            self._ranks -= kept.ranks
+            self._share.give(job[0], kept.ranks)
         self._notifier.forget(job)
 
     def _job(self, sender: ReportSource, moment: float) -> _Job | None:
@@ -207,7 +209,7 @@ class ReportStore:
             self.forget(sender.job)
             if len(self._jobs) >= self._limits.jobs and not self._make_room(moment):
                 return None
-            job = self._jobs[sender.job] = _Job(sender.job_uid, sender.attempt)
+            job = self._jobs[sender.job] = _Job(sender.job[0], sender.job_uid, sender.attempt)
         now = self._now()
         if job.message_at is not None and now - job.message_at > SILENCE:
             job.since, job.stacks = now, ""
@@ -223,7 +225,7 @@ class ReportStore:
         return True
 
     def _begin(self, job: _Job, attempt: int) -> None:
-        self._ranks -= job.ranks
+        self._share.give(job.namespace, job.ranks)
         job.attempt = attempt
         job.replicas, job.names = {}, {}
         job.ranks = job.values = 0
@@ -239,7 +241,7 @@ class ReportStore:
             if sender.restart < kept.restart:
                 return None
             job.ranks -= len(kept.ranks)
-            self._ranks -= len(kept.ranks)
+            self._share.give(job.namespace, len(kept.ranks))
             job.values -= sum(len(rank.metrics) for rank in kept.ranks.values())
         replica = job.replicas[key] = _Replica(sender.restart, sender.pod_uid, Bucket(self._limits.burst, moment))
         return replica
@@ -248,7 +250,10 @@ class ReportStore:
         if key in replica.ranks:
             return True
         limits = self._limits
-        return job.ranks < limits.ranks_per_job and (self._ranks < limits.ranks or self._make_room(moment))
+        if job.ranks >= limits.ranks_per_job:
+            return False
+        fits = self._share.fits(job.namespace)
+        return fits or (self._make_room(moment) and self._share.fits(job.namespace))
 
     def _keep(
         self, job: _Job, replica: _Replica, sender: ReportSource, key: int, message: messages.Message
@@ -259,7 +264,7 @@ class ReportStore:
         self._any_job_at = now
         if before is None:
             job.ranks += 1
-            self._ranks += 1
+            self._share.take(job.namespace)
             if replica.ranks:  # a new bucket is filled for the first rank
                 replica.bucket.add(self._limits.burst)
         self._count(before, now)

@@ -15,7 +15,7 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -70,8 +70,9 @@ class SecurityHeaders:
 class Access:
     """ASGI middleware that rejects requests without the token."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app, self._token = app, token
+    def __init__(self, app: ASGIApp, token: str, opened: Callable[[], None] = lambda: None) -> None:
+        """`opened` is called when a browser has exchanged the token for its cookie."""
+        self._app, self._token, self._on_open = app, token, opened
         digest = hashlib.sha256(token.encode()).hexdigest()
         # Cookies are shared by all ports of a host: each server needs a name of its own. The value is not the token,
         # which programs use.
@@ -121,6 +122,7 @@ class Access:
         )
         answer = HTMLResponse(page)
         answer.set_cookie(self._cookie, self._session, httponly=True, samesite="strict", path="/")
+        self._on_open()
         return answer
 
     def _has_cookie(self, headers: Headers) -> bool:

@@ -79,10 +79,12 @@ def application(where: Where, *, all_namespaces: bool, runs: Path, token: str, a
         state: State = app.state.allranks
         return state
 
-    access = Middleware(Access, token=token)
-    app = build(lifespan, access, "Send the token of the address that `allranks ui` printed as a bearer token.")
+    access = Middleware(Access, token=token, opened=lambda: app.state.opened())
+    description = "Send the token of the address that `allranks ui` printed as a bearer token."
+    app: FastAPI = build(lifespan, access, description)
     app.state.close_streams = lambda: app.state.allranks.hub.close()
     app.state.find_state = find_state
+    app.state.opened = lambda: None
     return app
 
 

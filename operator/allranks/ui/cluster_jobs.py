@@ -16,6 +16,7 @@ from allranks.client.queues import Queue, read_queues
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster
+from allranks.kube.decoding import decoder
 from allranks.kube.errors import ApiError
 from allranks.kube.job_codec import pods_of
 from allranks.kube.paths import core_path, job_path
@@ -76,7 +77,7 @@ class ClusterJobs:
         watch = Watch(
             self.cluster.client,
             job_path(self.namespace),
-            Manifest,
+            decoder(Manifest),
             listed=self._on_list,
             changed=self._on_change,
             on_error=self._on_error,

@@ -79,7 +79,7 @@ def _never_settled(core: Callable[[Observed], Plan], observed: Observed) -> Plan
     if plan.next or plan.write_ahead or observed.persisted.start_time is None:
         return plan
     selector = "odd" if observed.persisted.selector != "odd" else "even"
-    return replace(plan, next=observed.persisted.model_copy(update={"selector": selector}))
+    return replace(plan, next=replace(observed.persisted, selector=selector))
 
 
 def _restarts_what_has_failed(patch: Patch) -> None:

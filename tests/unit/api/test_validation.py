@@ -825,6 +825,24 @@ TRAINER = "spec.template.spec.containers[0]"
 
 # Sentence, template, (path, message). The API server accepts these jobs and rejects only their pods.
 TEMPLATES = [
+    (
+        "labels have a number",
+        {"metadata": {"labels": {f"k{number}": "" for number in range(65)}}},
+        ("spec.template.metadata.labels", "has 65 labels, and at most 64 fit: remove the others"),
+    ),
+    (
+        "annotations have a number",
+        {"metadata": {"annotations": {f"k{number}": "" for number in range(18_000)}}},
+        ("spec.template.metadata.annotations", "has 18000 annotations, and at most 64 fit: remove the others"),
+    ),
+    (
+        "annotations have a size",
+        {"metadata": {"annotations": {"k": "x" * 32_768}}},
+        (
+            "spec.template.metadata.annotations",
+            "has 32769 bytes, and at most 32768 fit: move data to a ConfigMap or image",
+        ),
+    ),
     ("a pod spec is a mapping", {"spec": "x"}, ("spec.template.spec", "must be a mapping, not a string")),
     ("metadata is a mapping", {"metadata": [1]}, ("spec.template.metadata", "must be a mapping, not a list")),
     (

@@ -131,6 +131,12 @@ class World:
             lost=lost,
         )
 
+    def changed(self, pod: RawPod, deleted: bool) -> None:
+        self.logs.changed(self.logs.observed(pod), deleted)
+
+    def listed(self, pods: list[RawPod], namespace: str | None) -> None:
+        self.logs.listed([self.logs.observed(pod) for pod in pods], namespace)
+
     def text(self, log: LogName) -> str | None:
         data = self.store.get(f"{FOLDER}/{log.path}")
         return None if data is None else gzip.decompress(data).decode()
@@ -170,9 +176,9 @@ def test_an_archiver_that_ends_writes_the_logs_of_pods_that_are_being_deleted(tm
     async def scenario(world: World) -> None:
         for index in (0, 1):
             world.cluster.answers[f"penguins-worker-{index}-0"] = STAMP + b"step 1\n"
-            world.logs.changed(pod(index), False)
+            world.changed(pod(index), False)
         await world.until(lambda: world.cluster.open == 2)
-        world.logs.changed(pod(metadata={"deletionTimestamp": "2026-03-04T10:00:00Z"}), False)
+        world.changed(pod(metadata={"deletionTimestamp": "2026-03-04T10:00:00Z"}), False)
         closing = asyncio.create_task(world.logs.close())
         await asyncio.sleep(0)
         assert not closing.done()
@@ -187,7 +193,7 @@ def test_an_archiver_that_ends_writes_the_logs_of_pods_that_are_being_deleted(tm
 def test_an_archiver_that_ends_does_not_wait_for_pods_that_run(tmp_path: Path):
     async def scenario(world: World) -> None:
         world.cluster.answers["penguins-worker-0-0"] = STAMP + b"step 1\n"
-        world.logs.changed(pod(), False)
+        world.changed(pod(), False)
         await world.until(lambda: world.cluster.open == 1)
         async with asyncio.timeout(pod_logs.CLOSE_SECONDS / 2):
             await world.logs.close()
@@ -199,13 +205,13 @@ def test_an_archiver_that_ends_does_not_wait_for_pods_that_run(tmp_path: Path):
 def test_a_log_is_followed_while_the_pod_runs_and_written_when_it_has_ended(tmp_path: Path):
     async def scenario(world: World) -> None:
         world.cluster.answers["penguins-worker-0-0"] = STAMP + b"step 1\n" + STAMP + b"step 2\n"
-        world.logs.changed(pod(), False)
+        world.changed(pod(), False)
         await world.until(lambda: world.cluster.open == 1)
         assert world.store.list() == []
-        world.logs.changed(pod(state=ENDED), False)
+        world.changed(pod(state=ENDED), False)
         world.cluster.ended.set()
         await world.all_written()
-        world.logs.changed(pod(state=ENDED), False)  # the pod changes again
+        world.changed(pod(state=ENDED), False)  # the pod changes again
         assert world.logs.idle
 
     world = run(tmp_path, scenario)
@@ -216,10 +222,10 @@ def test_a_log_is_followed_while_the_pod_runs_and_written_when_it_has_ended(tmp_
 def test_a_program_that_prints_nothing_has_an_empty_log_and_is_not_lost(tmp_path: Path):
     async def scenario(world: World) -> None:
         world.cluster.answers["penguins-worker-0-0"] = b""
-        world.logs.changed(pod(), False)
+        world.changed(pod(), False)
         await world.until(lambda: world.cluster.open == 1)
         del world.cluster.answers["penguins-worker-0-0"]
-        world.logs.changed(pod(), True)
+        world.changed(pod(), True)
         world.cluster.ended.set()
         await world.all_written()
 
@@ -230,8 +236,8 @@ def test_a_program_that_prints_nothing_has_an_empty_log_and_is_not_lost(tmp_path
 
 def test_a_log_of_a_pod_that_is_deleted_before_it_is_read_is_lost(tmp_path: Path):
     async def scenario(world: World) -> None:
-        world.logs.changed(pod(state=ENDED), False)
-        world.logs.changed(pod(state=ENDED), True)
+        world.changed(pod(state=ENDED), False)
+        world.changed(pod(state=ENDED), True)
         await world.all_written()
 
     world = run(tmp_path, scenario)
@@ -242,7 +248,7 @@ def test_a_log_of_a_pod_that_is_deleted_before_it_is_read_is_lost(tmp_path: Path
 def test_without_the_right_to_read_logs_they_are_lost_with_the_reason(tmp_path: Path):
     async def scenario(world: World) -> None:
         world.cluster.answers["penguins-worker-0-0"] = ClusterError("you may not get pods/log", 403, "Forbidden")
-        world.logs.changed(pod(state=ENDED), False)
+        world.changed(pod(state=ENDED), False)
         await world.all_written()
 
     assert run(tmp_path, scenario).lost == [("penguins-worker-0-0", "you may not get pods/log")]
@@ -251,7 +257,7 @@ def test_without_the_right_to_read_logs_they_are_lost_with_the_reason(tmp_path: 
 def test_a_log_whose_end_cannot_be_read_says_so_in_its_last_line(tmp_path: Path):
     async def scenario(world: World) -> None:
         world.cluster.answers["penguins-worker-0-0"] = STAMP + b"step 1\n"
-        world.logs.changed(pod(), False)
+        world.changed(pod(), False)
         await world.until(lambda: world.cluster.open == 1)
         world.cluster.answers["penguins-worker-0-0"] = ClusterError("you may not get pods/log", 403, "Forbidden")
         world.cluster.ended.set()  # the connection is lost
@@ -267,11 +273,11 @@ def test_a_line_without_a_time_does_not_repeat_the_log_after_a_lost_connection(t
     async def scenario(world: World) -> None:
         world.cluster.answers["penguins-worker-0-0"] = STAMP + b"step 1\nfailed to watch file\n"
         world.cluster.chunk = len(STAMP) + 7
-        world.logs.changed(pod(), False)
+        world.changed(pod(), False)
         await world.until(lambda: world.cluster.open == 1)
         world.cluster.ended.set()  # the connection is lost
         await world.until(lambda: len(world.cluster.requests) > 2)
-        world.logs.changed(pod(state=ENDED), False)
+        world.changed(pod(state=ENDED), False)
         await world.all_written()
 
     world = run(tmp_path, scenario)
@@ -281,7 +287,7 @@ def test_a_line_without_a_time_does_not_repeat_the_log_after_a_lost_connection(t
 def test_a_log_that_an_earlier_archiver_has_written_is_not_read_again(tmp_path: Path):
     async def scenario(world: World) -> None:
         world.store.put(f"{FOLDER}/{LogName(0, 'worker', 0).path}", gzip.compress(b"before\n"))
-        world.logs.changed(pod(state=ENDED), False)
+        world.changed(pod(state=ENDED), False)
         await world.all_written()
 
     world = run(tmp_path, scenario)
@@ -294,18 +300,18 @@ def test_logs_that_are_read_at_the_same_time_are_limited_and_pods_that_end_have_
         pods = [pod(index) for index in range(12)]
         for each in pods:
             world.cluster.answers[each.metadata.name] = STAMP + each.metadata.name.encode() + b"\n"
-            world.logs.changed(each, False)
-        await world.until(lambda: world.cluster.open == 6)  # three quarters of 8
+            world.changed(each, False)
+        await world.until(lambda: world.cluster.open == 5)  # of three quarters of 8, one is for other namespaces
         # One beyond them ends, while the others still run.
-        world.logs.changed(pod(11, state=ENDED), False)
-        await world.until(lambda: world.cluster.open == 7)
+        world.changed(pod(11, state=ENDED), False)
+        await world.until(lambda: world.cluster.open == 6)
         for index in range(11):
-            world.logs.changed(pod(index, state=ENDED), False)
+            world.changed(pod(index, state=ENDED), False)
         world.cluster.ended.set()
         await world.all_written()
 
     world = run(tmp_path, scenario)
-    assert 7 <= world.cluster.most_open <= 8
+    assert 6 <= world.cluster.most_open <= 8
     assert [world.text(LogName(0, "worker", index)) is not None for index in range(12)] == [True] * 12
     assert world.lost == []
 
@@ -314,10 +320,10 @@ def test_pods_that_are_missing_in_a_new_list_have_ended(tmp_path: Path):
     async def scenario(world: World) -> None:
         for index in (0, 1):
             world.cluster.answers[f"penguins-worker-{index}-0"] = STAMP + b"step\n"
-        world.logs.listed([pod(0), pod(1)], None)
+        world.listed([pod(0), pod(1)], None)
         await world.until(lambda: world.cluster.open == 2)
-        world.logs.listed([pod(1)], "other")
-        world.logs.listed([pod(1)], "team")
+        world.listed([pod(1)], "other")
+        world.listed([pod(1)], "team")
         del world.cluster.answers["penguins-worker-0-0"]
         world.cluster.ended.set()
         await world.until(lambda: world.text(LogName(0, "worker", 0)) is not None)
@@ -337,7 +343,7 @@ def test_an_archive_that_fails_for_too_long_loses_the_log_with_the_reason(
     async def scenario(world: World) -> None:
         world.cluster.answers["penguins-worker-0-0"] = STAMP + b"step\n"
         world.cluster.ended.set()
-        world.logs.changed(pod(state=ENDED), False)
+        world.changed(pod(state=ENDED), False)
         await world.all_written()
         assert world.metrics.problem == "/archive: no space left on device"
 
@@ -400,11 +406,11 @@ def masked(folder: Path, data: bytes, chunk: int = 1 << 20, during: Callable[[Wo
         world.cluster.secrets["db"] = SECRET
         world.cluster.chunk = chunk
         world.cluster.answers["penguins-worker-0-0"] = data
-        world.logs.changed(pod(spec=WITH_SECRET), False)
+        world.changed(pod(spec=WITH_SECRET), False)
         await world.until(lambda: world.cluster.open == 1)
         await world.until(lambda: set(world.cluster.secrets_read) == {"db", "setup"})
         during(world)
-        world.logs.changed(pod(state=ENDED, spec=WITH_SECRET), False)
+        world.changed(pod(state=ENDED, spec=WITH_SECRET), False)
         world.cluster.ended.set()
         await world.all_written()
         everything = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
@@ -456,7 +462,7 @@ def test_without_the_right_to_read_secrets_names_and_forms_are_masked(tmp_path: 
         world.cluster.secrets["db"] = ClusterError("you may not get secrets", 403, "Forbidden")
         world.cluster.answers["penguins-worker-0-0"] = STAMP + f"{SECRET} DB_TOKEN={SECRET}\n".encode()
         world.cluster.ended.set()
-        world.logs.changed(pod(state=ENDED, spec=WITH_SECRET), False)
+        world.changed(pod(state=ENDED, spec=WITH_SECRET), False)
         await world.all_written()
 
     world = run(tmp_path, scenario)
@@ -469,7 +475,7 @@ def test_a_pod_without_secrets_asks_for_none(tmp_path: Path):
     async def scenario(world: World) -> None:
         world.cluster.answers["penguins-worker-0-0"] = STAMP + b"step 1\n"
         world.cluster.ended.set()
-        world.logs.changed(pod(state=ENDED), False)
+        world.changed(pod(state=ENDED), False)
         await world.all_written()
 
     assert run(tmp_path, scenario).cluster.secrets_read == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from allranks.api.sweep_status import SweepStatus, Trial
 from allranks.api.sweep_validation import parse_sweep
@@ -31,7 +32,7 @@ def test_the_table_has_a_row_for_each_trial_and_marks_the_best():
 
 def test_a_long_table_keeps_the_active_trials():
     trials = [Trial(number=n, job=f"j-{n}", parameters={"lr": "1", "batch": "2"}, phase="Failed") for n in range(30)]
-    trials[3] = trials[3].model_copy(update={"phase": "Running"})
+    trials[3] = replace(trials[3], phase="Running")
     numbers = [row[0] for row in trials_table(SWEEP, SweepStatus(trials=trials), 5).rows]
     assert numbers == [3, 26, 27, 28, 29]
 

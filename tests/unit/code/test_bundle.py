@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import os
 import subprocess
 import tarfile
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from allranks.code import bundle as bundles
-from allranks.code import selection
+from allranks.code import repository, selection
 from allranks.code.bundle import EMPTY, Bundle, collect
 from allranks.errors import CannotShip
+from allranks.local.code import CodeVersion
 
 KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\nx\n"
 
@@ -118,6 +120,18 @@ def test_allranksignore_leaves_files_out_that_git_tracks_too(tmp_path, with_git)
         ("deploy.txt", KEY, "it holds a private key"),
         ("gcp.json", '{"type": "service_account", "private_key": "x"}', "it holds a private key"),
         (".netrc", "x", "it usually holds credentials"),
+        *(
+            (name, "x", "it usually holds credentials")
+            for name in (
+                *("kaggle.json", "application_default_credentials.json", ".pgpass", ".s3cfg", ".boto", "rclone.conf"),
+                *(".databrickscfg", "pip.conf", "token", ".vault-token", "secrets.toml", ".streamlit/secrets.toml"),
+                *("secrets.yaml", "prod.tfvars", "terraform.tfstate", "azure.json"),
+            )
+        ),
+        ("chain.pem", f"-----BEGIN CERTIFICATE-----\n{'x' * 30_000}\n{KEY}", "it holds a private key"),
+        ("adc.json", '{"client_id": "x", "refresh_token": "1//0abcdefgh"}', "it holds a token"),
+        ("login.py", "login('hf_" + "aB3" * 12 + "')", "it holds a token"),
+        ("deploy.sh", "export AWS_ACCESS_KEY_ID=AKIA" + "ABCD1234" * 2, "it holds a token"),
     ],
 )
 def test_credentials_are_not_shipped_even_if_git_tracks_them(tmp_path, with_git, file, content, message) -> None:
@@ -136,6 +150,49 @@ def test_a_folder_with_credentials_is_named_once(tmp_path) -> None:
     assert collect(tmp_path).notes() == [f".aws/ is not shipped: it usually holds credentials{cure}"]
     write(tmp_path, {".allranksignore": "!.aws/\n"})
     assert ".aws/config" in names(collect(tmp_path))
+
+
+def test_words_that_only_look_like_tokens_are_shipped(tmp_path) -> None:
+    files = {
+        "page.html": '<div class="sk-estimator-doc-link-of-the-pipeline">',
+        "oauth.py": 'fields = {"refresh_token": token, "client_secret": secret}',
+        "check.py": 'if "PRIVATE KEY" in text or "-----BEGIN RSA PRIVATE KEY-----" in text: pass',
+    }
+    write(tmp_path, files)
+    assert names(collect(tmp_path)) == sorted(files)
+
+
+def _program(folder: Path) -> str:
+    program = folder / "program"
+    program.write_text(f"#!/bin/sh\ntouch {folder}/ran\ncat\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.parametrize("place", ["the repository", "a submodule", "an unpacked data set"])
+def test_no_program_runs_that_a_repository_names(tmp_path, place) -> None:
+    program, project = _program(tmp_path), tmp_path / "project"
+    committed(tmp_path / "origin", {"data.bin": "1", ".gitattributes": "*.bin filter=own diff=own\n"})
+    committed(project, {"train.py": "", "a.bin": "1", ".gitattributes": "*.bin filter=own diff=own\n"})
+    inner = {"the repository": project, "a submodule": project / "lib"}.get(place, project / "data")
+    if place == "a submodule":
+        git(project, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", f"{tmp_path}/origin", "lib")
+        git(project, "commit", "-q", "-m", "submodule")
+    elif inner != project:
+        git(tmp_path, "clone", "-q", "origin", str(inner))
+    for name in ("core.fsmonitor", "filter.own.clean", "filter.own.process", "diff.own.textconv", "diff.external"):
+        git(inner, "config", name, program)
+    git(inner, "config", "filter.own.required", "true")
+    git(inner, "config", "core.hooksPath", str(tmp_path))
+    write(inner, {"data.bin" if inner != project else "a.bin": "2"})
+    bundle = collect(project)
+    assert {"train.py", "a.bin"} <= set(names(bundle))
+    assert inner == project or f"{inner.name}/data.bin" in names(bundle)
+    version = CodeVersion(project)
+    version.write(tmp_path / "code.json", 60)
+    assert json.loads((tmp_path / "code.json").read_text())["commit"] == git(project, "rev-parse", "HEAD")
+    assert repository.patch(project) or inner != project
+    assert not (tmp_path / "ran").exists()
 
 
 def test_an_example_of_an_env_file_and_a_certificate_are_shipped(tmp_path) -> None:

@@ -33,8 +33,8 @@ def training(output: dict[str, Any] | None = None, platform: Platform = WITH_DAT
 def save(life: Life, step: int, now: float) -> None:
     """Ranks have stored a checkpoint."""
     progress = life.status.progress or ProgressStatus()
-    progress = progress.model_copy(update={"step": step, "checkpoint_step": step, "checkpoint_time": at(now)})
-    life.status = life.status.model_copy(update={"progress": progress})
+    progress = replace(progress, step=step, checkpoint_step=step, checkpoint_time=at(now))
+    life.status = replace(life.status, progress=progress)
     life.settle(now)
 
 

@@ -72,7 +72,7 @@ def test_a_restarted_operator_asks_although_only_a_rank_that_stores_nothing_has_
     life, first, second = suspended_life()
     other = replace(second, saves_on_request=False, checkpoint_at=None, checkpoint_step=None)
     life.job = job(roles={"worker": 2})
-    life.status = life.status.model_copy(update={"checkpoint_request": None, "progress": None})
+    life.status = replace(life.status, checkpoint_request=None, progress=None)
     found = reconcile(reported(life, 60, LISTENS_AT, first, other)).next
     assert found
     life.status, life.job = found, job(roles={"worker": 2}, suspend=True)

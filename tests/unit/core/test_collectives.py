@@ -10,7 +10,6 @@ from allranks.api.status import ProgressStatus, Status
 from allranks.core.diagnosis import hang_detection
 from allranks.core.facts.model import Observed
 from allranks.core.facts.rank_reports import Collectives, Reports
-from allranks.core.facts.status_update import changed
 from allranks.core.outcomes import Act
 from allranks.core.reconcile import reconcile
 from allranks.core.rules import failure
@@ -53,8 +52,8 @@ def said(reports: Reports, seconds: float, message: str = "") -> tuple[str, list
     status = life.status
     if message:
         said = {"message": message, "reason": hang_detection.COLLECTIVES_STOPPED}
-        old = [each.model_copy(update=said) if each.type == "Running" else each for each in status.conditions]
-        status = changed(status, conditions=old)
+        old = [replace(each, **said) if each.type == "Running" else each for each in status.conditions]
+        status = replace(status, conditions=old)
     plan = reconcile(replace(observed(JOB, status, life.pods.values(), seconds), reports=reports))
     after = plan.next or status
     condition = after.condition("Running")

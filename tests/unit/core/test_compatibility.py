@@ -182,7 +182,7 @@ def test_hosts_of_a_local_run_have_different_addresses_of_the_loopback_network()
     assert env["SLURM_JOB_NODELIST"] == "127.0.0.[1-2]"
 
 
-def test_mpirun_passes_on_what_all_ranks_have_in_common_and_is_not_told_of_slurm() -> None:
+def test_mpirun_passes_on_what_all_ranks_have_in_common_and_nothing_of_slurm() -> None:
     roles = {"launcher": {"replicas": 1}, "worker": {"replicas": 2}}
     wanted = of("SageMaker", "AzureML", "Slurm", framework="mpi", command=["python3", "train.py"], roles=roles)
     made = pods.objects(wanted, Status(), CLUSTER)

@@ -120,15 +120,15 @@ def test_a_quota_that_admits_a_part_of_the_pods_is_contention_as_well() -> None:
     life = half_placed(pod(placed_at=at(10)), pod(index=1))
     del life.pods["job-worker-1-0"]
     refused = (RejectedCreate("Pod", "job-worker-1-0", "Forbidden", "exceeded quota"),)
-    life.status = life.status.model_copy(update={"running_time": None, "launched": False, "phase": "Pending"})
+    life.status = replace(life.status, running_time=None, launched=False, phase="Pending")
     assert contender_of(life, refused=refused)
 
 
 def test_a_job_that_ran_or_made_progress_is_no_contender() -> None:
     life = half_placed()
-    trained = life.status.model_copy(update={"progress": ProgressStatus(first_step_time=at(15), reporting=1)})
+    trained = replace(life.status, progress=ProgressStatus(first_step_time=at(15), reporting=1))
     assert contender_of(life, persisted=trained) is None
-    assert contender_of(life, persisted=life.status.model_copy(update={"running_time": at(15)})) is None
+    assert contender_of(life, persisted=replace(life.status, running_time=at(15))) is None
 
 
 def test_workers_of_parameter_servers_may_come_later_but_not_the_servers() -> None:

@@ -54,7 +54,7 @@ def test_a_new_price_holds_from_then_on() -> None:
     first = charged(before, after, pod(), pod(index=1), platform=now)
     assert first.spent == GpuTime(productive=9.6)
     later = Status(times=times("Productive", 1800, productive=1800))
-    again = charged(after.model_copy(update={"cost": first}), later, pod(), pod(index=1), platform=now)
+    again = charged(replace(after, cost=first), later, pod(), pod(index=1), platform=now)
     assert again.spent == GpuTime(productive=9.6 + 96)
 
 
@@ -84,7 +84,7 @@ def test_work_that_a_restart_discards_moves_from_productive_to_lost() -> None:
 def test_gpus_that_wait_for_pods_without_a_node_are_waiting() -> None:
     roles = {"worker": RoleStatus(desired=2)}
     begun = Status(times=times("Queued", 0), roles=roles)
-    placed = charged(begun, begun.model_copy(update={"times": times("Starting", 0)}), pod(), pending(index=1))
+    placed = charged(begun, replace(begun, times=times("Starting", 0)), pod(), pending(index=1))
     assert (placed.gpus, placed.partial) == (8, True)
     before = Status(times=times("Starting", 0), roles=roles, cost=placed)
     found = charged(before, Status(times=times("Starting", 60, starting=60), roles=roles), pod(), pod(index=1))
@@ -129,7 +129,7 @@ def test_readers_add_the_time_since_the_last_write() -> None:
 
 
 def test_a_lost_amount_is_divided_by_cause() -> None:
-    lost = times("Productive", 0, lost=40).model_copy(update={"by_reason": {"OOMKilled": 30.0, "NodeLost": 10.0}})
+    lost = replace(times("Productive", 0, lost=40), by_reason={"OOMKilled": 30.0, "NodeLost": 10.0})
     assert cost.lost_by(Status(times=lost), 8.0, NOW) == {"OOMKilled": 6.0, "NodeLost": 2.0}
 
 
@@ -195,11 +195,9 @@ def test_low_utilization_sets_the_condition_and_the_next_window_begins() -> None
 
 def test_a_second_window_says_nothing_new_and_a_good_one_ends_the_condition() -> None:
     low = judged(running(starting=600), 0).plan.next
-    again = judged(low.model_copy(update={"times": times("Starting", 0, starting=1200)}), 0)
+    again = judged(replace(low, times=times("Starting", 0, starting=1200)), 0)
     assert again.plan.events == ()
-    good = judged(
-        again.plan.next.model_copy(update={"times": times("Productive", 0, starting=1200, productive=600)}), 0
-    ).plan.next
+    good = judged(replace(again.plan.next, times=times("Productive", 0, starting=1200, productive=600)), 0).plan.next
     condition = good.condition("LowUtilization")
     assert (condition.status, condition.reason) == ("False", "Productive")
 
@@ -207,14 +205,10 @@ def test_a_second_window_says_nothing_new_and_a_good_one_ends_the_condition() ->
 def test_steps_that_no_longer_come_are_not_productive() -> None:
     reports = Reports(since=NOW, ranks=(rank(0, 10, stepped=100, step_seconds=1.0),))
     status = running("Productive", starting=0.0, productive=100.0)
-    outcome = judged(
-        status.model_copy(update={"times": times("Productive", 100, productive=100)}), 600, None, CLUSTER, reports
-    )
+    outcome = judged(replace(status, times=times("Productive", 100, productive=100)), 600, None, CLUSTER, reports)
     assert outcome.plan.next.condition("LowUtilization").status == "True"
     fresh = Reports(since=NOW, ranks=(rank(0, 10, stepped=590, step_seconds=1.0),))
-    good = judged(
-        status.model_copy(update={"times": times("Productive", 100, productive=100)}), 600, None, CLUSTER, fresh
-    )
+    good = judged(replace(status, times=times("Productive", 100, productive=100)), 600, None, CLUSTER, fresh)
     assert good.plan.next.condition("LowUtilization") is None
 
 
@@ -225,7 +219,7 @@ def test_the_action_suspend_suspends_the_job_once(case: tuple[Utilization, Utili
     of = job(utilization=_dumped(own), **({"pool": "h100"} if of_pool else {}))
     first = _begun(of) if of_pool else reconcile(Observed(of, Status(), (), NOW, platform)).next
     assert first is not None
-    idle = first.model_copy(update={"times": times("Starting", 0, starting=600)})
+    idle = replace(first, times=times("Starting", 0, starting=600))
     pods = (pod(), pod(index=1))
     decision = reconcile(Observed(of, idle, pods, NOW, platform))
     assert decision.write_ahead
@@ -255,7 +249,7 @@ def test_allranks_run_does_not_suspend() -> None:
 def test_the_condition_ends_with_the_job() -> None:
     low = judged(running(starting=600), 0).plan.next
     assert isinstance(low.condition("LowUtilization"), Condition)
-    ended = low.model_copy(update={"history": [PastAttempt(end_time=NOW, reason="Completed")]})
+    ended = replace(low, history=[PastAttempt(end_time=NOW, reason="Completed")])
     assert with_phase(ended, "Succeeded", NOW, "Completed", "").condition("LowUtilization") is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 from allranks.api.status import PastAttempt, RoleStatus, Status
@@ -34,7 +35,7 @@ def test_shrink_deadline(case):
 
 
 def test_the_deadline_allows_for_the_grace_period_of_old_pods_and_a_retry_of_the_scheduler():
-    later = BEGUN.model_copy(update={"attempt": 1})
+    later = replace(BEGUN, attempt=1)
     short = job(roles={"worker": 3}, elastic={"minReplicas": 1, "maxReplicas": 3, "waitSeconds": 5})
     assert elasticity.shrink_deadline(short, BEGUN, [], at(50)) == at(5)
     assert elasticity.shrink_deadline(short, later, [], at(50)) == at(45)
@@ -61,7 +62,7 @@ BACKOFF = [
 @table(*BACKOFF)
 def test_when_placeholders_may_be_created(case):
     past, minutes = case
-    status = BEGUN.model_copy(update={"running_time": at(10), "history": past})
+    status = replace(BEGUN, running_time=at(10), history=past)
     assert elasticity.probe_not_before(status) == at(10) + timedelta(minutes=minutes)
 
 
@@ -80,7 +81,7 @@ def test_a_placeholder_requests_the_resources_of_its_worker_and_idles():
         "nodeSelector": {"gpu": "h200"},
     }
     of = job(roles={"worker": 3}, elastic={"minReplicas": 1, "maxReplicas": 3}, template={"spec": spec})
-    status = BEGUN.model_copy(update={"roles": {"worker": RoleStatus(desired=2, waiting=1)}})
+    status = replace(BEGUN, roles={"worker": RoleStatus(desired=2, waiting=1)})
     made = pods.objects(of, status, CLUSTER).pods
     [found] = placeholders.placeholders(of, status, made)
     assert found["metadata"]["name"] == "job-worker-2-0"

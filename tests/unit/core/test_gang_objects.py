@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from allranks.api.job import Job
@@ -36,7 +37,7 @@ SUM = {"cpu": "6", "memory": str(4 * 2 * 1024**3), "nvidia.com/gpu": "16"}
 def made(of: Job, *kinds: OptionalKind, attempt: int = 0) -> list[Manifest]:
     """The objects of an attempt in a cluster that serves these kinds."""
     status = Status(attempt=attempt)
-    status = status.model_copy(update={"gang": choice.choose(of, status, CLUSTER, serving(*kinds))})
+    status = replace(status, gang=choice.choose(of, status, CLUSTER, serving(*kinds)))
     objects = pod_manifests.objects(of, status, CLUSTER)
     return [*objects.companions, *objects.pods]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from support.builders import NOW, at, failure, job, rank, table
 JOB = job(hang={"timeoutSeconds": 60}, startupDeadlineSeconds=300)
 RUNNING = Status(start_time=NOW, attempt_time=NOW, running_time=NOW, phase="Running")
 PLATFORM = Platform(helper_image="helper")
-STEPPED = RUNNING.model_copy(update={"progress": ProgressStatus(first_step_time=at(5))})
+STEPPED = replace(RUNNING, progress=ProgressStatus(first_step_time=at(5)))
 
 
 @table(
@@ -26,7 +27,7 @@ STEPPED = RUNNING.model_copy(update={"progress": ProgressStatus(first_step_time=
     ("without a first step it is the startup deadline", RUNNING, [rank(0), rank(1)], 0, 300),
     ("ranks that are done do not count", STEPPED, [rank(0, 3, done=True), rank(1, 9, done=True)], 0, None),
     ("no rank reports", STEPPED, [], 0, None),
-    ("the job is not running yet", RUNNING.model_copy(update={"running_time": None}), [rank(0)], 0, None),
+    ("the job is not running yet", replace(RUNNING, running_time=None), [rank(0)], 0, None),
 )
 def test_when_ranks_are_asked_for_stack_dumps(case: Any) -> None:
     status, ranks, since, stuck = case
@@ -172,11 +173,11 @@ def test_what_a_missing_first_step_leads_to(case: Any) -> None:
     (
         "ranks reported to an earlier operator",
         JOB,
-        RUNNING.model_copy(update={"progress": ProgressStatus(reporting=2)}),
+        replace(RUNNING, progress=ProgressStatus(reporting=2)),
         Reports(at(500)),
         None,
     ),
-    ("the job does not run yet", JOB, RUNNING.model_copy(update={"running_time": None}), Reports(NOW), None),
+    ("the job does not run yet", JOB, replace(RUNNING, running_time=None), Reports(NOW), None),
     ("hang is not set", job(), RUNNING, Reports(NOW), None),
     ("there is no report server", JOB, RUNNING, None, None),
 )

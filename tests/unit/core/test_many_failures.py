@@ -57,7 +57,7 @@ def _scene(dice: random.Random) -> Snapshot:
         of = job("tensorflow", {"chief": 1, "ps": 3, "worker": 8, "evaluator": 1}, restart=restart)
     life = started(of)
     if dice.random() < 0.3:
-        life.status = life.status.model_copy(update={"progress": None, "history": []})
+        life.status = replace(life.status, progress=None, history=[])
     entries = {}
     for name, each in sorted(life.pods.items()):
         if dice.random() < 0.3:
@@ -72,7 +72,7 @@ def _scene(dice: random.Random) -> Snapshot:
             entries[naming.replica_key(each.role, each.index)] = entry
             del life.pods[name]
             life.pods[f"{name}-{count}"] = replace(each, name=f"{name}-{count}", restart=count, started_at=at(96))
-    life.status = life.status.model_copy(update={"replica_restarts": entries})
+    life.status = replace(life.status, replica_restarts=entries)
     chief_first = dice.random() < 0.15
     for name, each in sorted(life.pods.items()):
         event, after = dice.random(), dice.choice([100, 101, 130, 150, 151])
@@ -228,7 +228,7 @@ def _with_old_failures(number: int) -> Observed:
         for one in found
     }
     pods = [replace(p, name=f"{p.name}-1", restart=1) if p.role == "worker" else p for p in look.pods]
-    return replace(look, pods=tuple(pods), persisted=look.persisted.model_copy(update={"replica_restarts": entries}))
+    return replace(look, pods=tuple(pods), persisted=replace(look.persisted, replica_restarts=entries))
 
 
 def _chief_fails_after(number: int) -> Observed:
@@ -250,7 +250,7 @@ def _ignored(number: int) -> Observed:
     life = started(job(roles={"worker": number}, restart={"scope": "Pod", "rules": rules}, success="All"))
     life.put(*(failed("worker", index) for index in range(number)))
     ignored = [f"worker-{index}" for index in range(number // 2)]
-    return replace(life.look(70), persisted=life.status.model_copy(update={"ignored": ignored}))
+    return replace(life.look(70), persisted=replace(life.status, ignored=ignored))
 
 
 def _group_ends(number: int) -> Observed:
@@ -266,7 +266,7 @@ def _replaced(number: int) -> Observed:
     """All replicas have been restarted alone, and their first pods still run."""
     life = started(job(roles={"worker": number}, restart={"scope": "Pod"}))
     entries = {f"worker-{index}": ReplicaRestarts(count=1, restart_time=at(1)) for index in range(number)}
-    return replace(life.look(70), persisted=life.status.model_copy(update={"replica_restarts": entries}))
+    return replace(life.look(70), persisted=replace(life.status, replica_restarts=entries))
 
 
 @pytest.mark.parametrize(

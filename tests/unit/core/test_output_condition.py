@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from allranks.core.facts.model import Platform
@@ -117,5 +119,5 @@ def test_a_job_that_an_earlier_version_finished_is_not_written_again() -> None:
     life.uploads = {"model": Upload("Uploaded", bytes=1, files=1)}
     life.settle(110)
     left = [each for each in life.status.conditions if each.type != "OutputsUploaded"]
-    life.status = life.status.model_copy(update={"conditions": left})
+    life.status = replace(life.status, conditions=left)
     assert life.step(120).next is None

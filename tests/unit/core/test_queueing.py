@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from allranks.api.job import Job
 from allranks.api.status import Status
@@ -192,6 +193,18 @@ def test_an_admission_to_an_unknown_flavor_waits_for_it() -> None:
     assert condition
     assert (plan.next.phase, condition.reason) == ("Queued", "FlavorNotFound")
     assert "ResourceFlavor spot does not exist" in condition.message
+
+
+def test_an_admission_that_does_not_fit_into_the_status_is_an_error() -> None:
+    """Kueue allows eight node labels for a flavor; a pod set with several flavors has the labels of all."""
+    of = queued()
+    flavors = [
+        (RESOURCE_FLAVOR, {"metadata": {"name": name}, "spec": {"nodeLabels": {f"{name}-{n}": "x" for n in range(8)}}})
+        for name in ("cpus", "gpus")
+    ]
+    workload = admitted(workload_of(of), flavors={"cpu": "cpus", "nvidia.com/gpu": "gpus"})
+    with pytest.raises(ValidationError, match="node_selector"):
+        reconcile(look(of, begun(of), objects(workload, *flavors)))
 
 
 def test_a_rejected_workload_is_named_in_the_condition() -> None:

@@ -218,6 +218,25 @@ def test_the_last_state_of_a_pod_of_an_earlier_attempt_explains_no_deletion():
     assert plan.next.last_failure.reason == "Deleted"
 
 
+@pytest.mark.parametrize("deleted_at", [None, at(61)])
+def test_a_rank_that_succeeded_and_was_collected_between_two_looks_has_succeeded(deleted_at):
+    life = started(job(roles={"master": 1, "worker": 2}, success="All"))
+    gone = replace(life.pods.pop("job-worker-1-0"), phase="Succeeded", exit=Exit(0, at(60)), deleted_at=deleted_at)
+    removed = {gone.name: gone}
+    plan = reconcile(replace(life.look(62), removed=removed))
+    assert plan.next is not None
+    assert (plan.next.attempt, plan.next.phase, plan.next.done) == (0, "Running", {"worker": "1"})
+    assert not plan.create
+    life.status = plan.next
+    assert reconcile(replace(life.look(63), removed=removed)).empty
+    for name in list(life.pods):
+        ended = life.pods.pop(name)
+        removed[name] = replace(gone, name=name, uid=ended.uid, role=ended.role, index=ended.index)
+    plan = reconcile(replace(life.look(70), removed=removed))
+    assert plan.next is not None
+    assert plan.next.phase == "Succeeded"
+
+
 def test_a_pod_that_somebody_deleted_restarts_the_group_uncounted():
     life = started(job(**GROUP))
     del life.pods["job-worker-0-0"]
@@ -340,7 +359,7 @@ def test_a_rank_that_completed_is_not_recreated_also_if_not_all_pods_of_its_atte
     life.put(succeeded("worker", 1, after=60))
     life.settle(61)
     assert life.status.done == {"worker": "1"}
-    life.status = life.status.model_copy(update={"launched": False, "running_time": None})
+    life.status = replace(life.status, launched=False, running_time=None)
     del life.pods["job-worker-1-0"]
     assert life.settle(62).create == ()
     assert (life.status.attempt, life.status.launched, life.status.ready) == (0, True, "3/3")

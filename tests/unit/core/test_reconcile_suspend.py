@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from allranks.api.status import RestartCounts
@@ -53,7 +55,7 @@ def test_a_job_created_suspended_creates_nothing_until_it_is_resumed():
 
 def test_a_job_suspended_while_it_waits_for_its_backoff_stays_without_pods():
     life = started(job(**GROUP))
-    life.status = life.status.model_copy(update={"restarts": RestartCounts(counted=1)})
+    life.status = replace(life.status, restarts=RestartCounts(counted=1))
     life.put(failed("worker", 0, after=200))
     life.settle(200)
     life.job = job(**GROUP, suspend=True)

@@ -501,7 +501,7 @@ def test_two_minutes_without_a_step_are_no_progress_of_a_program_that_reports_st
 def test_an_elastic_worker_that_restarts_alone_never_ends_the_job():
     entry = ReplicaRestarts(count=999, restart_time=at(50), without_progress=999)
     status = Status(replica_restarts={"worker-1": entry})
-    cause = lost("Evicted").model_copy(update={"index": 1})
+    cause = replace(lost("Evicted"), index=1)
     for framework, action in (("horovod", "RestartUncounted"), ("tensorflow", "Fail")):
         elastic = ELASTIC if framework == "horovod" else {"restart": {"scope": "Pod"}}
         assert restart_policy.decide_restart(job(framework, **elastic), status, cause).action == action

@@ -17,7 +17,6 @@ from allranks.core.facts import resume_source
 from allranks.core.facts.data_store import DataStore
 from allranks.core.facts.model import Observed
 from allranks.core.facts.resume_source import ResumeSource
-from allranks.core.facts.status_update import changed
 from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
 from support.builders import CLUSTER, NOW, Life, at, failed, job, manifest, table
@@ -119,7 +118,7 @@ def test_the_address_is_written_before_the_pods_are_created():
 
 def test_pods_that_are_replaced_after_all_ran_need_no_copy():
     observed = begun(resume_source=source(claim="others"))
-    status = changed(reconcile(observed).next, first_running_time=at(5))
+    status = replace(reconcile(observed).next, first_running_time=at(5))
     later = reconcile(replace(observed, persisted=status, now=at(6)))
     pod = next(each for each in later.create if each["kind"] == "Pod")
     assert all(each["name"] != "allranks-resume" for each in pod["spec"].get("initContainers", ()))
@@ -183,7 +182,7 @@ def test_an_address_is_fetched_as_an_input_and_copied_before_the_ranks_start():
     [pod, _] = pods.objects(life.job, life.status, life.platform).pods
     assert {"allranks-data"} <= {volume["name"] for volume in pod["spec"]["volumes"]}
     assert SOURCE not in {mount["mountPath"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
-    ran = changed(life.status, first_running_time=at(70))
+    ran = replace(life.status, first_running_time=at(70))
     again = pods.objects(life.job, ran, life.platform).pods[0]["spec"].get("initContainers", [])
     assert "allranks-resume" not in {each["name"] for each in again}
 

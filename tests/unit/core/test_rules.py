@@ -44,7 +44,7 @@ def cannot_start() -> Observed:
 def stalled(now: float) -> Callable[[], Observed]:
     def look() -> Observed:
         life = started(job(hang={"timeoutSeconds": 60}))
-        status = life.status.model_copy(update={"progress": ProgressStatus(first_step_time=at(5), reporting=2)})
+        status = replace(life.status, progress=ProgressStatus(first_step_time=at(5), reporting=2))
         reports = Reports(at(0), (rank(0, 3, stepped=10), rank(1, 3, stepped=20)))
         return replace(observed(life.job, status, life.pods.values(), now), reports=reports)
 
@@ -63,7 +63,7 @@ def waiting_for_room(placeholder: dict[str, Any] | None = None, **status: Any) -
     """Two of three workers run; a placeholder probes for room for each of the others."""
     life = started(job(**ELASTIC))
     size = RoleStatus(desired=1, active=1, ready=1, waiting=2)
-    life.status = life.status.model_copy(update={"roles": {"worker": size}, "running_time": at(0), **status})
+    life.status = replace(life.status, **{"roles": {"worker": size}, "running_time": at(0), **status})
     pods = [life.pods["job-worker-0-0"]]
     for index in (1, 2):
         fields = placeholder if index == 1 else None
@@ -78,7 +78,7 @@ def room_for_one() -> Observed:
 
 def finished() -> Observed:
     life = started(job(ttlSecondsAfterFinished=50))
-    status = life.status.model_copy(update={"phase": "Succeeded", "completion_time": at(20)})
+    status = replace(life.status, phase="Succeeded", completion_time=at(20))
     return observed(life.job, status, [], 30)
 
 
@@ -157,14 +157,14 @@ def test_the_first_rule_that_acts_decides() -> None:
 
 def backoff_of_all() -> Observed:
     life = started(job())
-    status = life.status.model_copy(update={"attempt": 1, "launched": False, "restart_time": at(40)})
+    status = replace(life.status, attempt=1, launched=False, restart_time=at(40))
     return observed(life.job, status, [], 30)
 
 
 def backoff_of_one() -> Observed:
     life = started(job("tensorflow", {"chief": 1, "ps": 2}))
     entry = ReplicaRestarts(count=1, restart_time=at(45), failure=failure(role="ps"))
-    status = life.status.model_copy(update={"replica_restarts": {"ps-0": entry}})
+    status = replace(life.status, replica_restarts={"ps-0": entry})
     pods: list[Pod] = [p for p in life.pods.values() if p.name != "job-ps-0-0"]
     return observed(life.job, status, pods, 30)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from allranks.api.notify import Notification
@@ -27,7 +28,7 @@ def before_the_end(fate: str = "Succeeded", **spec: Any) -> tuple[Any, SweepStat
     parsed = parse_sweep(sweep(trials=3, parallel=3, **{"notify": TEAM} | spec))
     status = World(parsed, lambda job, parameters: fate).run()
     open_again = {"phase": "Running", "completion_time": None, "conditions": [], "best": None, "best_summary": ""}
-    return parsed, SweepStatus(**{**dict(status), **open_again})
+    return parsed, replace(status, **open_again)
 
 
 def observed(of: Any, status: SweepStatus, **more: Any) -> SweepObserved:
@@ -54,8 +55,8 @@ def test_a_sweep_that_fails_has_entries_for_those_who_asked_for_failures():
 
 def test_a_trial_that_ends_is_no_occasion():
     of, status = before_the_end()
-    running = status.trials[0].model_copy(update={"phase": "Running"})
-    wanted = plan(observed(of, status.model_copy(update={"trials": [running, *status.trials[1:]]})))
+    running = replace(status.trials[0], phase="Running")
+    wanted = plan(observed(of, replace(status, trials=[running, *status.trials[1:]])))
     assert wanted.status is not None
     assert (wanted.status.phase, wanted.status.notifications) == ("Running", [])
 

@@ -170,8 +170,8 @@ def test_a_refused_job_is_named_with_the_reason():
 
 def replace_jobs(status: SweepStatus) -> SweepStatus:
     """The status before any job was observed."""
-    trials = [trial.model_copy(update={"observed": False, "phase": "Pending"}) for trial in status.trials]
-    return status.model_copy(update={"trials": trials})
+    trials = [replace(trial, observed=False, phase="Pending") for trial in status.trials]
+    return replace(status, trials=trials)
 
 
 def test_more_trials_may_be_requested_while_the_sweep_runs():

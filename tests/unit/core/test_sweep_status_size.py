@@ -14,6 +14,7 @@ from allranks.core.sweeps import trials as of_trials
 from allranks.core.sweeps.model import SweepObserved
 from allranks.core.sweeps.plan import plan
 from allranks.errors import InvalidManifest
+from allranks.fields import decode
 from allranks.kube import sweep_codec
 from allranks.text import beginning, stored_bytes
 from support.sweep_world import NOW
@@ -52,7 +53,8 @@ def test_the_status_of_the_largest_sweep_is_smaller_than_a_megabyte():
     ended = [
         of_trials.ended(
             observed,
-            Trial.model_validate(
+            decode(
+                Trial,
                 {
                     "number": number,
                     "job": f"{'s' * 34}-{number}-r3",
@@ -63,7 +65,7 @@ def test_the_status_of_the_largest_sweep_is_smaller_than_a_megabyte():
                     "value": NUMBER,
                     "checks": checks,
                     "startTime": NOW,
-                }
+                },
             ),
             "Failed",
             long,

@@ -163,7 +163,7 @@ def test_data_with_a_wanted_sum_may_have_another_revision_by_now(machines: Machi
     web.files["/f"] = b"penguins"
     of = wants(**{"from": f"{url}/f", "sha256": hashlib.sha256(b"penguins").hexdigest()})
     status = machines.found(of)
-    older = Status(inputs=[status.inputs[0].model_copy(update={"revision": "etag:before"})])
+    older = Status(inputs=[replace(status.inputs[0], revision="etag:before")])
     assert machines.run(init(of, older))[0] == 0
     assert (machines.files(of, older, "a") / "f").read_bytes() == b"penguins"
 

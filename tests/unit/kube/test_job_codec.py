@@ -122,6 +122,12 @@ def test_fields_of_a_newer_operator_are_left_out() -> None:
     assert job_codec.status_of({}).phase == "Pending"
 
 
+def test_an_error_names_only_the_fields_that_are_wrong() -> None:
+    """A field of a newer operator is none of them."""
+    with pytest.raises(job_codec.DecodeError, match=r"^status\.attempt: [^;]*$"):
+        job_codec.status({"status": {"mood": "good", "attempt": "x", "restarts": {"planned": 1}}})
+
+
 @pytest.mark.parametrize("status", [{"mood": "good"}, {"restartedIndexes": {"worker": {"counts": {"one": "3"}}}}])
 def test_what_is_left_out_stays_in_the_manifest(status: dict[str, Any]) -> None:
     given = {"status": {"phase": "Running", "history": [{"attempt": "x"}], **copy.deepcopy(status)}}

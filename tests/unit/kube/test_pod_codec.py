@@ -99,7 +99,39 @@ STARTS = [
         containers(logs=CONFIG, trainer=ERROR),
         {},
         "ImagePullBackOff",
-        PULL,
+        f"{PULL}; container logs: CreateContainerConfigError",
+    ),
+    (
+        "any reason of a runtime that is not a usual one, in an init container",
+        containers(**{"allranks-helper": {"waiting": {"reason": "ImageInspectError", "message": "short name mode"}}}),
+        TRAINER,
+        {"Initialized": "False", "PodReadyToStartContainers": "True"},
+        "ImageInspectError",
+        "init container allranks-helper: short name mode",
+    ),
+    (
+        "a reason that no kubelet has yet, in the trainer",
+        [],
+        containers(trainer={"waiting": {"reason": "DeviceOnFire"}}),
+        {},
+        "DeviceOnFire",
+        "waits for container trainer: DeviceOnFire " + SINCE,
+    ),
+    (
+        "the message of a container that waits without an error",
+        containers(fetch={"waiting": {"reason": "PodInitializing", "message": "the volume is copied"}}),
+        TRAINER,
+        {"Initialized": "False", "PodReadyToStartContainers": "True"},
+        "",
+        "init container fetch: the volume is copied",
+    ),
+    (
+        "a crash loop is no start error, and hides none",
+        containers(fetch={"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}),
+        containers(trainer=INITIALIZING, logs={"waiting": {"reason": "RegistryUnavailable", "message": "503"}}),
+        {"Initialized": "False"},
+        "RegistryUnavailable",
+        "container logs: 503; init container fetch: back-off 10s",
     ),
     (
         "volumes",
@@ -150,6 +182,13 @@ def test_a_pending_pod_says_what_it_waits_for(case: Any) -> None:
     init, main, conditions, error, text = case
     pod = starting(init, main, **conditions)
     assert (pod.start_error, pod.waiting_text) == (error, text)
+
+
+def test_a_reason_of_an_unusual_scheduler_is_no_start_error() -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "NotEnoughResources", "message": "2/4 tasks"}
+    manifest = {"metadata": {"name": "a"}, "status": {"phase": "Pending", "conditions": [condition]}}
+    pod = to_cached_pod(msgspec.convert(manifest, Raw)).pod
+    assert (pod.waiting_reason, pod.waiting_message, pod.start_error) == ("Unschedulable", "2/4 tasks", "")
 
 
 def test_a_sidecar_that_cannot_restart_is_no_start_error() -> None:

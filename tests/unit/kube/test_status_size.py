@@ -9,6 +9,7 @@ import pytest
 
 from allranks.api.status import ReplicaRestarts, Status
 from allranks.core.facts import restarts
+from allranks.fields import encode
 from allranks.kube import job_codec
 from support.builders import at, failed, job, preempted, started
 from support.largest_status import ESCAPED, REPLICAS, all_restarted, failure_of, largest_status, stored_size
@@ -68,15 +69,15 @@ def test_the_stored_form_loses_nothing(seed: int):
     dice = random.Random(seed)
     status = all_restarted(dice)
     some = dice.sample(sorted(status.replica_restarts), dice.randint(0, 200))
-    status = status.model_copy(update={"replica_restarts": {key: status.replica_restarts[key] for key in some}})
+    status = replace(status, replica_restarts={key: status.replica_restarts[key] for key in some})
     assert job_codec.status({"status": job_codec.encode(status)}) == status
 
 
 def test_a_status_of_the_earlier_version_with_the_failure_of_each_replica_is_read_and_becomes_smaller():
     entries = {
-        f"worker-{index}": ReplicaRestarts(
-            count=1, launched=True, counted=True, restart_time=at(1), failure=failure_of(index, 5)
-        ).model_dump(by_alias=True, exclude_none=True, mode="json")
+        f"worker-{index}": encode(
+            ReplicaRestarts(count=1, launched=True, counted=True, restart_time=at(1), failure=failure_of(index, 5))
+        )
         for index in range(500)
     }
     life = started(job(roles={"worker": 501}, restart={"scope": "Pod"}))
@@ -97,6 +98,11 @@ def test_a_compact_form_that_cannot_be_decoded_names_its_field():
     with pytest.raises(job_codec.DecodeError, match=r"status\.restartedIndexes"):
         job_codec.status({"status": {"restartedIndexes": {"worker": {"counts": {"one": "3"}}}}})
     assert job_codec.status_of({"status": {"restartedIndexes": {"worker": {"counts": {"one": "3"}}}}}) == Status()
+
+
+def test_a_compact_form_has_no_negative_numbers():
+    with pytest.raises(job_codec.DecodeError, match="count"):
+        job_codec.status({"status": {"restartedIndexes": {"worker": {"counts": {"-1": "3"}}}}})
 
 
 def test_a_compact_form_has_bounded_indexes():

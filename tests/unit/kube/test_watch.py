@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from allranks.kube import watch as watches
+from allranks.kube.decoding import decoder
 from allranks.kube.errors import Unavailable
 from allranks.kube.raw_pod import Raw
 from allranks.kube.watch import Watch
@@ -55,7 +56,7 @@ def watched(enough: int, *script: Answer, silence: float = 5, **how: Any) -> tup
             watch = Watch(
                 client,
                 "/pods",
-                Raw,
+                decoder(Raw),
                 listed=lambda found, version: log.add(("listed", [r.metadata.name for r in found], version)),
                 changed=lambda raw, gone: log.add((raw.metadata.name, int(raw.metadata.resource_version), gone)),
                 silence=silence,
@@ -127,7 +128,7 @@ def test_a_watch_that_ends_as_soon_as_it_begins_is_retried_with_backoff(
 
     async def scenario() -> int:
         async with client_of(page(7), streams()) as (client, api):
-            watch = Watch(client, "/pods", Raw, listed=lambda *_: None, changed=lambda *_: None)
+            watch = Watch(client, "/pods", decoder(Raw), listed=lambda *_: None, changed=lambda *_: None)
             task = asyncio.create_task(watch.run())
             await asyncio.sleep(0.5)
             task.cancel()

@@ -168,3 +168,17 @@ def test_report_of_a_job_finds_its_newest_local_run_without_a_cluster(here):
     missing = CliRunner().invoke(cli, ["report", "nothing"])
     assert missing.exit_code == 1
     assert "no-kubeconfig" in missing.stderr
+
+
+def test_run_directories_are_private_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold values of variables, logs, and pickles that are loaded."""
+    monkeypatch.chdir(tmp_path)
+    reserved: list[Path] = []
+    before = os.umask(0)
+    try:
+        own = run_directories.reserve_directory("hello", reserved)
+        with run_directories.prepared(tmp_path / "chosen", lambda: True):
+            pass
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (own, tmp_path / "chosen")] == [0o700, 0o700]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from allranks.api.status import ProgressStatus, Status, Times
 from allranks.core.facts.model import Plan
+from allranks.fields import decode
 from allranks.local import LocalRun, Options, records
 from allranks.local.code import CodeVersion
 from allranks.local.records import ProgressLog, StateFile
@@ -69,9 +71,7 @@ def test_the_last_point_keeps_its_rate_after_the_ranks_have_ended(tmp_path: Path
     run._apply(Plan(next=status(30, 8, loss=0.4)))
     ended = status(30, 8, phase="Succeeded", loss=0.3)
     assert ended.progress
-    run._apply(
-        Plan(next=ended.model_copy(update={"progress": ended.progress.model_copy(update={"samples_per_second": None})}))
-    )
+    run._apply(Plan(next=replace(ended, progress=replace(ended.progress, samples_per_second=None))))
     assert [(point.metrics, point.samples_per_second) for point in read_run_files(tmp_path).samples] == [
         ({"loss": 0.3}, 64)
     ]
@@ -83,7 +83,7 @@ def test_the_progress_that_a_new_attempt_begins_with_is_no_point(tmp_path: Path)
     log.note(status(9, 3))  # another rank has reached the same step
     begun = status(9, 3, attempt=1)
     assert begun.progress
-    log.note(begun.model_copy(update={"progress": begun.progress.model_copy(update={"first_step_time": None})}))
+    log.note(replace(begun, progress=replace(begun.progress, first_step_time=None)))
     log.note(status(5, 9, attempt=1))
     assert recorded(tmp_path / "p") == [(0, 9), (1, 5)]
 
@@ -156,7 +156,7 @@ def test_the_moment_in_the_file_is_kept_current_without_any_news(tmp_path: Path,
         current.cancel()
 
     asyncio.run(until_written())
-    times = Status.model_validate(json.loads(path.read_text())["status"]).times
+    times = decode(Status, json.loads(path.read_text())["status"]).times
     assert times
     assert times.since > NOW
     assert times.productive == 1 + (times.since - NOW).total_seconds()

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from allranks.core.facts.model import Disruption, Exit
-from allranks.core.facts.naming import JOB_LABEL
 from allranks.kube.pod_codec import CachedPod, to_cached_pod
-from allranks.kube.raw_pod import Meta, Owner, Raw
+from allranks.kube.raw_pod import Labels, Meta, Owner, Raw
 from allranks.operator.cache import JobCache, PodCache
 from allranks.operator.timing import Clock
 from support.builders import NOW, at
@@ -18,7 +17,7 @@ from support.builders import NOW, at
 
 def pod(name: str, version: int, owner: str | None = "u-1", label: str | None = "demo", job: str = "demo") -> CachedPod:
     owners = [Owner("DistributedTraining", job, owner, True)] if owner else []
-    labels = {JOB_LABEL: label} if label else None
+    labels = Labels(job=label or "")
     return to_cached_pod(Raw(Meta(name, "ns", f"uid-{name}", str(version), labels, owners)))
 
 
@@ -128,6 +127,14 @@ def test_a_deletion_event_keeps_what_the_kubelet_said_last(last: dict[str, Any],
     cache.upsert(each)
     cache.upsert(each._replace(version=2, pod=replace(each.pod, phase="Failed", **last)), deleted=True)
     assert list(cache.removed("u-1")) == (["a"] if kept else [])
+
+
+def test_a_deletion_event_keeps_a_pod_that_succeeded() -> None:
+    cache = PodCache(Enqueued())
+    each = pod("a", 1)
+    cache.upsert(each)
+    cache.upsert(each._replace(version=2, pod=replace(each.pod, phase="Succeeded")), deleted=True)
+    assert [gone.succeeded for gone in cache.removed("u-1").values()] == [True]
 
 
 def test_of_the_pods_that_are_gone_the_newest_are_kept() -> None:

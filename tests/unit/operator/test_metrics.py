@@ -90,7 +90,7 @@ def test_time_is_counted_by_kind_and_time_that_becomes_lost_only_once() -> None:
     for times in history:
         metrics.wrote(job(), before, before := Status(times=times))
     assert [seconds(kind) for kind in ("queued", "starting", "productive", "lost")] == [5, 10, 100, 35]
-    metrics.wrote(job(), before, Status(times=history[-1].model_copy(update={"productive": 120.0})))
+    metrics.wrote(job(), before, Status(times=replace(history[-1], productive=120.0)))
     assert seconds("productive") == 120
 
 

@@ -109,6 +109,18 @@ def test_without_the_right_to_read_namespaces_new_jobs_wait_and_the_message_name
     world.play(scenario)
 
 
+def test_new_jobs_of_a_namespace_with_thousands_of_labels_wait_and_the_labels_are_not_kept() -> None:
+    world = World()
+    world.metadata["labels"] = {f"k{number}": "" for number in range(80_000)}
+
+    async def scenario(namespaces: Namespaces) -> None:
+        with pytest.raises(NamespaceNotUsable, match="vision has 80000 labels, and at most 256 fit: ask the platform"):
+            await namespaces.prepare("vision", True)
+        assert namespaces.labels("vision") == {}
+
+    world.play(scenario)
+
+
 def test_a_change_is_found_from_time_to_time_and_unused_namespaces_are_forgotten() -> None:
     world = World()
 

@@ -38,7 +38,7 @@ FAILED = Status(
 
 
 def observed(*entries: str, status: Status = FAILED, **spec: Any) -> Observed:
-    return Observed(job(**spec), status.model_copy(update={"notifications": list(entries)}), (), NOW, CLUSTER)
+    return Observed(job(**spec), replace(status, notifications=list(entries)), (), NOW, CLUSTER)
 
 
 class Operator:
@@ -159,7 +159,7 @@ def test_a_receiver_that_does_not_answer_is_bounded_and_delays_no_other(tmp_path
             http_receiver() as good,
             operator(
                 tmp_path,
-                Pace(delays=(), timeout=60, at_once=2, most=7),
+                Pace(delays=(), timeout=60, at_once=2, most=9),
                 receivers=[
                     {"name": "dead", "type": "CloudEvents", "url": dead.url},
                     {"name": "good", "type": "CloudEvents", "url": good.url},
@@ -168,15 +168,55 @@ def test_a_receiver_that_does_not_answer_is_bounded_and_delays_no_other(tmp_path
         ):
             many = observed(*(f"Hung/{number} dead" for number in range(6)), "Failed/0 good")
             assert one.notifier.exchange(KEY, many) == {}
-            # The bound holds for all jobs, and what is beyond it fails at once.
+            # The bound holds for all jobs of the namespace: what is beyond it waits.
             other = observed("Failed/0 dead")
             other = replace(other, job=other.job.model_copy(update={"metadata": Metadata(name="other", uid="other")}))
-            assert one.notifier.exchange(("team", "other"), other) == {"Failed/0 dead": " failed"}
+            assert one.notifier.exchange(("team", "other"), other) == {}
+            assert len(one.notifier._tasks) == 7
             await until(lambda: one.notifier.exchange(KEY, many) == {"Failed/0 good": " sent"})
             await until(lambda: len(dead.got) == 2)
             assert dead.most_at_once == 2
 
     run(test)
+
+
+def test_notifications_of_one_namespace_leave_room_for_others_and_those_beyond_it_wait(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            http_receiver(hang=True) as dead,
+            http_receiver() as pager,
+            operator(
+                tmp_path,
+                Pace(delays=(), timeout=60, most=8),
+                receivers=[
+                    {"name": "dead", "type": "CloudEvents", "url": dead.url},
+                    {"name": "pager", "type": "CloudEvents", "url": pager.url},
+                ],
+            ) as one,
+        ):
+            notifier, woken = one.notifier, list[tuple[str, str]]()
+            notifier._wake = woken.append
+            keys = [("busy", f"job-{number}") for number in range(20)]
+            jobs = {key: _named(observed("Failed/0 dead"), *key) for key in keys}
+            for key in keys:
+                assert notifier.exchange(key, jobs[key]) == {}
+            assert len(notifier._tasks) == 6
+            other = _named(observed("Failed/0 pager"), "calm", "job")
+            await until(lambda: notifier.exchange(("calm", "job"), other) == {"Failed/0 pager": " sent"})
+            assert len(pager.got) == 1
+            woken.clear()
+            next(iter(notifier._tasks.values())).cancel()  # one of the busy namespace ends
+            await until(lambda: bool(woken))
+            assert woken == [keys[6]], "the first that waits"
+            assert notifier.exchange(keys[6], jobs[keys[6]]) == {}
+            assert len(notifier._tasks) == 6
+
+    run(test)
+
+
+def _named(of: Observed, namespace: str, name: str) -> Observed:
+    metadata = Metadata(name=name, namespace=namespace, uid=f"{namespace}-{name}")
+    return replace(of, job=of.job.model_copy(update={"metadata": metadata}))
 
 
 def test_a_try_without_an_answer_ends(tmp_path: Path) -> None:
@@ -266,7 +306,7 @@ def test_secrets_in_the_last_lines_of_a_log_are_masked() -> None:
     failure = FAILED.last_failure
     assert failure is not None
     lines = "login with swordfish failed\nHF_TOKEN=hf_abcdef\nloss=3.25"
-    status = FAILED.model_copy(update={"last_failure": failure.model_copy(update={"message": lines})})
+    status = replace(FAILED, last_failure=replace(failure, message=lines))
     env = [{"name": "DB_PASSWORD", "value": "swordfish"}, {"name": "STEPS", "value": "1000000"}]
     note = job_note(observed("Failed/0 t", status=status, env=env), "Failed/0 t", "")
     assert note.details.splitlines()[-3:] == ["login with <masked> failed", "HF_TOKEN=<masked>", "loss=3.25"]

@@ -12,13 +12,14 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from allranks.core.facts.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOLDER, RESTART_LABEL, ROLE_LABEL
 from allranks.core.objects.report_env import AUDIENCE
 from allranks.kube.pod_codec import CachedPod, to_cached_pod
-from allranks.kube.raw_pod import Meta, Owner, Raw, RawSpec
+from allranks.kube.raw_pod import Labels, Meta, Owner, Raw, RawSpec
 from allranks.operator.cache import PodCache
 from allranks.operator.ports.report_auth import ReviewLimits, Reviews
 from allranks.operator.timing import Clock, Timing
@@ -35,7 +36,9 @@ def pod(version: int = 1, uid: str = UID, name: str = NAME, job: str = "u-1", ki
     given = {JOB_LABEL: "demo", ROLE_LABEL: "worker", INDEX_LABEL: "0", ATTEMPT_LABEL: "2", RESTART_LABEL: "1"}
     given |= labels
     owners = [Owner(kind, "demo", job, True)] if job else []
-    return to_cached_pod(Raw(Meta(name, "ns", uid, str(version), given, owners), RawSpec("node-a")))
+    return to_cached_pod(
+        Raw(Meta(name, "ns", uid, str(version), msgspec.convert(given, Labels), owners), RawSpec("node-a"))
+    )
 
 
 def token(seconds: float = 3600, signature: str = "sig", **claims: Any) -> str:

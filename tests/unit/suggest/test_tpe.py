@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import stat
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 from allranks.api.sweep_status import Check, Trial
 from allranks.api.sweep_validation import parse_sweep
 from allranks.core.sweeps.model import Suggestion
+from allranks.fields import encode
 from allranks.suggest import process, tpe
 from unit.api.test_sweep import sweep
 
@@ -37,7 +41,7 @@ def question(number: int, trials: list[Trial]) -> dict[str, Any]:
         "number": number,
         "goal": SPEC.objective.goal,
         "parameters": PARAMETERS,
-        "trials": [trial.model_dump(by_alias=True, exclude_none=True, mode="json") for trial in trials],
+        "trials": [encode(trial) for trial in trials],
     }
 
 
@@ -85,10 +89,24 @@ def test_the_process_answers_like_the_function():
     assert found == tpe.suggest(question(12, TRIALS))
 
 
+def test_without_optuna_no_process_is_started(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "missing"))
+    with pytest.raises(process.CannotSuggest, match=r"needs the Python package optuna.*build an image with it"):
+        asyncio.run(process.suggest(SPEC, Suggestion(12, tuple(TRIALS))))
+
+
+def test_a_process_that_needs_too_much_memory_ends(monkeypatch):
+    """Far below what it needs, in a process of its own: the limit stays."""
+    program = "from allranks.suggest import tpe; tpe.MOST_BYTES = 2**20; tpe.main()"
+    done = subprocess.run([sys.executable, "-c", program], input=json.dumps(question(12, TRIALS)), text=True,
+                          capture_output=True, timeout=120)  # fmt: skip
+    assert done.returncode != 0
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("exit 3", "needs the Python package optuna.*build an image with it"),
         ("echo ValueError: no >&2; exit 1", "algorithm TPE failed: ValueError: no"),
         ("exec sleep 60", "no parameters within 0 s"),
     ],

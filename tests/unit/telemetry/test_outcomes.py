@@ -84,8 +84,16 @@ def test_many_unfinished_outcomes_of_one_job_leave_room_for_another() -> None:
     assert world.send(content, pod(7, "uid-2")) == Outcome("returned", 0, content)
 
 
+def test_unfinished_outcomes_of_one_namespace_leave_room_for_another() -> None:
+    world, content = World(room_bytes=100_000, of_job=9), b"x" * 20_000
+    asked = [world.part(content, 0, pod(number, f"uid-{number}")).status for number in range(8)]
+    assert asked == [200] * 3 + [503] * 5
+    other = replace(pod(20, "uid-20"), job=("calm", "job"))
+    assert world.send(content, other) == Outcome("returned", 0, content)
+
+
 def test_the_room_of_a_silent_sender_is_used_again() -> None:
-    world, content = World(room_bytes=40_000, pressed_seconds=10, of_job=9), b"x" * 20_000
+    world, content = World(room_bytes=56_000, pressed_seconds=10, of_job=9), b"x" * 20_000
     assert [world.part(content, 0, pod(number)).status for number in range(3)] == [200, 200, 503]
     world.now = 11
     assert world.send(content, pod(2)) == Outcome("returned", 0, content)

@@ -469,7 +469,7 @@ def test_the_ranks_and_metrics_of_a_job_are_limited() -> None:
 
 
 def test_the_limits_of_the_store_do_not_affect_present_ranks() -> None:
-    world = World(jobs=2, ranks=3)
+    world = World(jobs=2, ranks=4)  # one of them for other namespaces
     other, third = ("team", "other"), ("team", "third")
     assert world.say(worker(0)).status == 200
     assert world.say(worker(0, job=other)).status == 200
@@ -483,8 +483,15 @@ def test_the_limits_of_the_store_do_not_affect_present_ranks() -> None:
     assert world.say(worker(2, job=third)).status == 503
 
 
+def test_ranks_of_one_namespace_leave_room_for_others() -> None:
+    world = World(ranks=8)
+    assert [world.say(worker(number)).status for number in range(8)] == [200] * 6 + [503] * 2
+    assert world.say(worker(0, job=("calm", "job"))).status == 200
+    assert world.say(worker(0)).status == 200
+
+
 def test_a_silent_job_is_dropped_when_the_store_is_full() -> None:
-    world = World(jobs=2, ranks=3)
+    world = World(jobs=2, ranks=4)  # one of them for other namespaces
     for index in range(2):
         world.say(worker(index), step=1)
     world.clock.advance(LIMITS.silent_seconds)
@@ -498,7 +505,7 @@ def test_a_silent_job_is_dropped_when_the_store_is_full() -> None:
 
 
 def test_ranks_of_former_attempts_and_restarts_are_not_counted() -> None:
-    world = World(ranks=4)
+    world = World(ranks=5)  # one of them for other namespaces
     for attempt in range(50):
         for index in range(4):
             sender = worker(index, attempt=attempt, pod_uid=f"{attempt}-{index}")
@@ -507,7 +514,7 @@ def test_ranks_of_former_attempts_and_restarts_are_not_counted() -> None:
             assert world.say(again, step=1, metrics={"a": 1}).status == 200
     assert len(world.ranks(49)) == 4
     world.store.forget(JOB)
-    assert world.store._ranks == 0
+    assert not world.store._share._used
 
 
 def test_the_largest_job_costs_less_than_25_megabytes(world: World) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import urllib.request
+import webbrowser
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
+from allranks.cli.commands import ui as command_module
 from allranks.ui.server import HOST
 from support.builders import manifest
 from support.live import eventually
@@ -42,6 +47,54 @@ def started(tmp_path: Path):
     yield process
     process.kill()
     process.communicate()
+
+
+BROWSER = """#!/bin/sh
+# Opens the page of its argument as a browser does, and keeps its arguments.
+printf '%s\\n' "$@" > {folder}/arguments
+file=${{1#file://}}
+stat -c %a "$file" "$(dirname "$file")" > {folder}/modes
+sed 's/.*href="\\([^"]*\\)".*/\\1/' "$file" > {folder}/address
+"""
+
+
+def test_no_argument_of_a_process_has_the_token_and_the_private_page_is_removed_when_it_was_opened(tmp_path: Path):
+    browser = tmp_path / "browser"
+    browser.write_text(BROWSER.format(folder=tmp_path))
+    browser.chmod(0o755)
+    command = [*ALLRANKS, "ui", "--port", "0", "--kubeconfig", "none", "--path", "/runs/hello?a=1"]
+    environment = {**os.environ, "BROWSER": str(browser), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout
+            printed = re.fullmatch(r"allranks ui: (http://\S+)\n", process.stdout.readline())
+            assert printed
+            target = tmp_path / "address"
+            eventually(lambda: target.exists() and target.read_text().endswith("\n"))
+            address = html.unescape(target.read_text().strip())
+            assert address == printed[1]
+            argument = (tmp_path / "arguments").read_text().strip()
+            assert argument.startswith("file://")
+            assert address.partition("token=")[2] not in argument
+            assert (tmp_path / "modes").read_text().split() == ["600", "700"]
+            page = Path(argument.removeprefix("file://"))
+            assert page.exists()
+            with urllib.request.urlopen(address, timeout=60) as response:
+                assert response.status == 200
+            eventually(lambda: not page.exists())
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+            assert not page.parent.exists()
+        finally:
+            process.kill()
+
+
+def test_a_browser_from_a_snap_is_not_started_because_it_cannot_read_the_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(command_module, "SNAPS", tmp_path)
+    monkeypatch.setattr(webbrowser, "get", lambda: webbrowser.GenericBrowser("xdg-open"))
+    assert command_module._reads_private_files()
+    (tmp_path / "firefox").touch()
+    assert not command_module._reads_private_files()
 
 
 def test_it_prints_an_address_that_opens_the_page_and_ends_with_ctrl_c_while_somebody_looks(started):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -210,7 +211,7 @@ def test_progress_lines_are_rate_limited_but_the_last_is_printed(monkeypatch: py
     output.renderer.status(progressed(40), ())
     monkeypatch.setattr(renderer, "PROGRESS_SECONDS", 1e6)
     last = progressed(900, completion_time=NOW)
-    output.renderer.status(last.model_copy(update={"phase": "Succeeded"}), ())
+    output.renderer.status(replace(last, phase="Succeeded"), ())
     rates = "10 steps/s, 810.5 samples/s, ETA 3m, loss 0.3068, accuracy 0.9"
     assert output.lines() == [
         f"step 10/900 1%, {rates}",
@@ -259,8 +260,8 @@ def test_the_line_of_progress_says_how_old_it_is() -> None:
     def shown(seconds: float, **fields: Any) -> str:
         now = progressed(450, **fields)
         assert now.progress
-        progress = now.progress.model_copy(update={"last_report": NOW - timedelta(seconds=seconds)})
-        return "".join(t for t, _ in progress_line(now.model_copy(update={"progress": progress}), True, 200, NOW))
+        progress = replace(now.progress, last_report=NOW - timedelta(seconds=seconds))
+        return "".join(t for t, _ in progress_line(replace(now, progress=progress), True, 200, NOW))
 
     assert "450/900 50%  12s ago  10 steps/s" in shown(12)
     assert "ago" not in shown(2)

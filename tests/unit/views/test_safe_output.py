@@ -77,6 +77,31 @@ def test_no_control_sequence_but_colours_passes_the_filter(text, colour):
     assert clean_text(clean_text(text, colour), colour) == clean_text(text, colour)
 
 
+@pytest.mark.parametrize(
+    ("sequence", "kept"),
+    [
+        ("\x1b[31m", "\x1b[31m"),
+        ("\x1b[1;92m", "\x1b[1;92m"),
+        ("\x1b[8m", ""),  # conceal
+        ("\x1b[1;8;32m", "\x1b[1;32m"),
+        ("\x1b[30;40m", ""),  # black on black
+        ("\x1b[31;41m", "\x1b[31m"),  # red on red
+        ("\x1b[38;5;8;48;5;8m", ""),  # 8 is one of 256 colours, not conceal
+        ("\x1b[38;2;1;1;1;48;2;1;1;1;4m", "\x1b[4m"),
+        ("\x1b[38:2::1:1:1m", ""),
+        ("\x1b[97m", ""),  # white on white
+        ("\x1b[7;5;9;28;38m", ""),
+        ("\x1b[" + "1;" * 5_000 + "31m", ""),
+        ("\x1b[m", "\x1b[0m"),
+        ("\x1b[38;5m", ""),
+    ],
+)
+def test_only_colours_of_text_that_hide_nothing_pass(sequence, kept):
+    assert clean_text(f"a{sequence}b\x1b[0m", colour=True) == f"a{kept}b\x1b[0m"
+    assert clean(f"a{sequence}b".encode(), colour=True).removesuffix("\x1b[0m") == f"a{kept}b"
+    assert clean_text(f"a{sequence}b", colour=False) == "ab"
+
+
 @given(st.lists(texts), st.booleans())
 def test_colours_end_with_their_line(lines, colour):
     for line in clean_text("\n".join(lines), colour).splitlines():

@@ -161,8 +161,8 @@ def _setup(draft: Draft, sources: Iterable[Fields]) -> None:
                 requirements = _requirements(command)
                 if requirements is None:
                     draft.drop(place, f"put what it does into the image ({command})")
-                elif own := [text for text in requirements if re.match(r"ray\b", text)]:
-                    draft.drop(place, f"the image has Ray: {', '.join(own)} is not installed")
+                elif of_ray := [text for text in requirements if re.match(r"ray\b", text)]:
+                    draft.drop(place, f"the image has Ray: {', '.join(of_ray)} is not installed")
                 packages += [text for text in requirements or () if not re.match(r"ray\b", text)]
     if packages:
         draft.set("packages", list(dict.fromkeys(packages)), "In all pods; pip installs them before the start.")

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import html
+import os
 import secrets
 import socket
 import sys
+import tempfile
 import threading
 import webbrowser
 from pathlib import Path
@@ -84,16 +87,47 @@ def ui(
 
 def _serve(app: FastAPI, listener: socket.socket, address: str, *, browser: bool) -> None:
     """Serve until Ctrl-C. Print the address when the server answers."""
+    with tempfile.TemporaryDirectory(prefix="allranks-ui-") as folder:
+        page = Path(folder) / "open.html"
 
-    def started() -> None:
-        click.echo(f"allranks ui: {address}")
-        click.echo("Ctrl-C ends it.", err=True)
-        sys.stdout.flush()
-        if browser:
-            # A browser in the terminal would block the server.
-            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+        def started() -> None:
+            click.echo(f"allranks ui: {address}")
+            click.echo("Ctrl-C ends it.", err=True)
+            sys.stdout.flush()
+            if browser and _reads_private_files():
+                write_page(page, address)
+                # A browser in the terminal would block the server.
+                threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
+            elif browser:
+                click.echo("A browser from a snap cannot read the page to open: open the address yourself.", err=True)
 
-    run_server(app, listener, started)
+        app.state.opened = lambda: page.unlink(missing_ok=True)
+        run_server(app, listener, started)
+
+
+SNAPS = Path("/snap/bin")
+
+
+def _reads_private_files() -> bool:
+    """Return whether the browser may read files in the directory for temporary files. One from a snap has its own."""
+    try:
+        names = {Path(webbrowser.get().name).name}
+    except webbrowser.Error:
+        return True  # webbrowser.open does nothing
+    if names & {"xdg-open", "x-www-browser", "www-browser", "gnome-open"}:
+        names = {"firefox", "chromium"}
+    return not any((SNAPS / name).exists() for name in names)
+
+
+def write_page(page: Path, address: str) -> None:
+    """Write a page that loads the address, readable only for this user.
+
+    Everybody on the machine can read the arguments of the browser's process, so they name this file, not the token.
+    """
+    target = html.escape(address)
+    text = f'<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={target}">'
+    with open(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(f'{text}<title>allranks</title><a href="{target}">allranks</a>\n')
 
 
 @click.command(

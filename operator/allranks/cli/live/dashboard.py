@@ -12,9 +12,11 @@ from typing import Any
 
 from allranks.api.status import ProgressStatus
 from allranks.core.accounting import time_accounting
+from allranks.fields import encode
 from allranks.views.format import plots
 from allranks.views.format import progress as progress_text
 from allranks.views.format.duration import age, elapsed, human
+from allranks.views.format.json_form import as_json
 from allranks.views.format.outcome import failure_line
 from allranks.views.format.table import Grid, Styled, cell
 from allranks.views.job_view import LAST, ORDER, JobView
@@ -43,9 +45,9 @@ def data(view: JobView) -> dict[str, Any]:
         "ready": status.ready,
         "gpus": view.gpus,
         "attempt": status.attempt,
-        "restarts": status.restarts.model_dump(by_alias=True, mode="json"),
+        "restarts": as_json(status.restarts),
         "stepsPerSecond": round(rate, 4) if rate is not None and view.running else None,
-        "progress": progress and progress.model_dump(by_alias=True, exclude_none=True, mode="json"),
+        "progress": progress and encode(progress),
         "times": view.times or None,
         "lostBy": view.lost,
         "goodput": share if view.measured else None,

@@ -15,7 +15,6 @@ from allranks.api.status import FINISHED, WITHOUT_PODS, Status, Times
 from allranks.core.accounting import time_accounting
 from allranks.core.facts import pod_template, pool_template
 from allranks.core.facts.model import Observed, Plan, Pod
-from allranks.core.facts.status_update import changed
 from allranks.core.snapshot import Snapshot
 
 KINDS = ("productive", "starting", "waiting", "lost")
@@ -34,18 +33,18 @@ def charge(observed: Observed, before: Status, after: Status) -> Status:
     old = before.cost or CostStatus()
     pool = pool_template.pool_of(observed.job, observed.platform)
     price = pool.price if pool and not observed.platform.local else None
-    first = changed(old, price=price.gpu_hour, currency=price.currency) if before.cost is None and price else old
+    first = replace(old, price=price.gpu_hour, currency=price.currency) if before.cost is None and price else old
     cost = _advanced(first, before.times, after.times, held)
     if price and price.currency != cost.currency:
-        cost = changed(cost, spent=None)  # amounts of two currencies do not add up
-    cost = changed(
+        cost = replace(cost, spent=None)  # amounts of two currencies do not add up
+    cost = replace(
         cost,
         gpus=0 if after.phase in FINISHED else held,
         partial=_partial(after, observed.pods) or None,
         price=price.gpu_hour if price else None,
         currency=price.currency if price else cost.currency if cost.spent else None,
     )
-    return changed(after, cost=changed(cost, summary=summary(cost)))
+    return replace(after, cost=replace(cost, summary=summary(cost)))
 
 
 def up_to(status: Status, now: datetime) -> CostStatus | None:
@@ -54,7 +53,7 @@ def up_to(status: Status, now: datetime) -> CostStatus | None:
     if status.cost is None or status.times is None or times is None:
         return status.cost
     cost = _advanced(status.cost, status.times, times, status.cost.gpus)
-    return changed(cost, summary=summary(cost))
+    return replace(cost, summary=summary(cost))
 
 
 def total(time: GpuTime) -> float:
@@ -97,7 +96,7 @@ def _advanced(cost: CostStatus, before: Times | None, after: Times, held: int) -
         )
         seconds_by_kind[kind] = round(max(0.0, seconds_by_kind[kind] + seconds * gpus), 6)
         spent[kind] = round(max(0.0, spent[kind] + seconds * gpus * hourly / 3600), 6)
-    return changed(
+    return replace(
         cost,
         gpu_seconds=GpuTime(**seconds_by_kind),
         spent=GpuTime(**spent) if cost.price or cost.spent else None,

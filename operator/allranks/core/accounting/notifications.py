@@ -16,7 +16,6 @@ from allranks.api.status import FINISHED, Status
 from allranks.core.diagnosis import hang_detection, stragglers
 from allranks.core.facts.model import Event, Plan, Platform
 from allranks.core.facts.naming import SWEEP_LABEL
-from allranks.core.facts.status_update import changed
 from allranks.core.snapshot import Snapshot
 
 T = TypeVar("T", bound=Target)
@@ -43,7 +42,7 @@ def with_outbox(snapshot: Snapshot, plan: Plan) -> Plan:
     entries = bounded(entries)
     if entries == after.notifications:
         return plan
-    return replace(plan, next=changed(after, notifications=entries), events=(*plan.events, *events))
+    return replace(plan, next=replace(after, notifications=entries), events=(*plan.events, *events))
 
 
 def pending(entries: Iterable[str]) -> list[str]:

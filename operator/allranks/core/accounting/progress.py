@@ -19,7 +19,7 @@ from allranks.core.facts import topology
 from allranks.core.facts.model import Observed, Pod
 from allranks.core.facts.naming import replica_key
 from allranks.core.facts.rank_reports import RankReport, Reports
-from allranks.core.facts.status_update import ProgressChanges, changed
+from allranks.fields import validated
 from allranks.text import human_duration
 
 RANKS = 16
@@ -73,33 +73,35 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
         last_report = before.last_report
     if _is_older(before, step, last_report):
         step, last_report = before.step, before.last_report
-    changes: ProgressChanges = {
-        "step": step,
-        "total_steps": max((rank.total_steps for rank in ranks if rank.total_steps is not None), default=None),
-        "epoch": max((rank.epoch for rank in ranks if rank.epoch is not None), default=before.epoch),
-        "metrics": _metrics(ranks) or before.metrics,
-        "samples_per_second": _sum(rank.samples_per_second for rank in ranks if not rank.done),
-        "loading": _loading(ranks) or before.loading,
-        "last_report": last_report,
-        "stragglers": stragglers(job, before, ranks),
-        "ranks": _slowest(ranks),
-        "reporting": len(ranks),
-        "saves_on_request": _saves_on_request(before, ranks),
-    }
+    after = replace(
+        before,
+        step=step,
+        total_steps=max((rank.total_steps for rank in ranks if rank.total_steps is not None), default=None),
+        epoch=max((rank.epoch for rank in ranks if rank.epoch is not None), default=before.epoch),
+        metrics=_metrics(ranks) or before.metrics,
+        samples_per_second=_sum(rank.samples_per_second for rank in ranks if not rank.done),
+        loading=_loading(ranks) or before.loading,
+        last_report=last_report,
+        stragglers=stragglers(job, before, ranks),
+        ranks=_slowest(ranks),
+        reporting=len(ranks),
+        saves_on_request=_saves_on_request(before, ranks),
+    )
     if before.first_step_time is None and firsts:
-        changes["first_step_time"], changes["first_step"] = min(firsts)
+        first_step_time, first_step = min(firsts)
+        after = replace(after, first_step_time=first_step_time, first_step=first_step)
     checkpoints = ((r.checkpoint_at, r.checkpoint_step) for r in ranks if r.checkpoint_at)
     saved = max(checkpoints, default=None, key=itemgetter(0))
     jitter = _JITTER if saved and saved[1] == before.checkpoint_step else timedelta(0)
     if saved and (before.checkpoint_time is None or saved[0] > before.checkpoint_time + jitter):
-        changes["checkpoint_time"], changes["checkpoint_step"] = saved
-    after = _with_forecast(changed(before, **changes), ranks)
+        after = replace(after, checkpoint_time=saved[0], checkpoint_step=saved[1])
+    after = _with_forecast(after, ranks)
     metric = after.curve_metric or ("loss" if "loss" in after.metrics else next(iter(after.metrics), ""))
-    after = changed(after, summary=_summary(after), curve_metric=metric, curve=_curve(status, after, metric))
+    after = replace(after, summary=_summary(after), curve_metric=metric, curve=_curve(status, after, metric))
     if status.phase in WITHOUT_PODS:
         # Pods that are on their way out still report, and fewer each time.
-        after = changed(_without_pods(after), ranks=max(after.ranks, before.ranks, key=len))
-    return status if after == before else changed(status, progress=after)
+        after = replace(_without_pods(after), ranks=max(after.ranks, before.ranks, key=len))
+    return status if after == before else replace(status, progress=after)
 
 
 def with_reports(o: Observed) -> Observed:
@@ -132,7 +134,7 @@ def finalize(progress: ProgressStatus | None) -> ProgressStatus | None:
 
 
 def _without_pods(progress: ProgressStatus) -> ProgressStatus:
-    return changed(
+    return replace(
         progress, eta_seconds=None, eta="", samples_per_second=None, stragglers=[], reporting=0, saves_on_request=None
     )
 
@@ -163,7 +165,7 @@ def _with_forecast(progress: ProgressStatus, ranks: Iterable[RankReport]) -> Pro
     paces = [rank.step_seconds for rank in ranks if rank.step_seconds is not None and not rank.done]
     pace = statistics.median(paces) if paces else None
     eta = 0.0 if left == 0 else float(round(left * pace)) if left is not None and pace is not None else None
-    return changed(progress, eta_seconds=eta, eta="" if eta is None else human_duration(eta))
+    return replace(progress, eta_seconds=eta, eta="" if eta is None else human_duration(eta))
 
 
 def _metrics(ranks: Iterable[RankReport]) -> dict[str, float]:
@@ -192,13 +194,15 @@ def _slowest(ranks: Iterable[RankReport]) -> list[RankProgress]:
         return lag, slow, rank.rank or 0, rank.role, rank.index, rank.local_rank
 
     return [
-        RankProgress(
-            rank=rank.rank,
-            replica=replica_key(rank.role, rank.index),
-            step=rank.step,
-            lag=furthest - (rank.step or 0),
-            step_seconds=None if rank.step_seconds is None else _digits(rank.step_seconds),
-            busy_seconds=None if rank.busy_seconds is None else _digits(rank.busy_seconds),
+        validated(
+            RankProgress(
+                rank=rank.rank,
+                replica=replica_key(rank.role, rank.index),
+                step=rank.step,
+                lag=furthest - (rank.step or 0),
+                step_seconds=None if rank.step_seconds is None else _digits(rank.step_seconds),
+                busy_seconds=None if rank.busy_seconds is None else _digits(rank.busy_seconds),
+            )
         )
         for rank in sorted(everyone, key=order)[:RANKS]
     ]
@@ -212,12 +216,14 @@ def _curve(status: Status, after: ProgressStatus, metric: str) -> list[CurvePoin
     """
     if after.step is None or after.last_report is None:
         return after.curve
-    point = CurvePoint(
-        time=after.last_report,
-        attempt=status.attempt,
-        step=after.step,
-        value=after.metrics.get(metric),
-        samples_per_second=after.samples_per_second,
+    point = validated(
+        CurvePoint(
+            time=after.last_report,
+            attempt=status.attempt,
+            step=after.step,
+            value=after.metrics.get(metric),
+            samples_per_second=after.samples_per_second,
+        )
     )
     curve = list(after.curve)
     if curve and point.time < curve[-1].time:

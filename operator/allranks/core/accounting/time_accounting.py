@@ -14,7 +14,6 @@ from typing import Any
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, PastAttempt, Status, TimeKind, Times
 from allranks.core.facts.model import Plan, Pod
-from allranks.core.facts.status_update import changed
 from allranks.core.facts.uploads import uploading_since
 from allranks.core.snapshot import Snapshot
 
@@ -29,7 +28,7 @@ def account(snapshot: Snapshot, after: Status) -> Status:
         times = _measured(current, times, o.now)
     if before.attempt_time is not None and _ended(before, after):
         times, past = _close_attempt(before, current, after, times, o.now)
-        after = changed(after, history=[*after.history[:-1], past])
+        after = replace(after, history=[*after.history[:-1], past])
     measures = o.reports is not None and (o.job.spec.hang is not None or after.progress is not None)
     pods = list(snapshot.pods.values()) if after.attempt == before.attempt else []
     category, moment = _category(after, pods, o.refused, measures, o.now)
@@ -37,12 +36,12 @@ def account(snapshot: Snapshot, after: Status) -> Status:
         return after
     moment = min(max(moment, times.since), o.now)
     reason = _last_reason(after)
-    times = _advanced(changed(_advanced(times, moment, reason), category=category), o.now, reason)
+    times = _advanced(replace(_advanced(times, moment, reason), category=category), o.now, reason)
     if category == "Productive" and times.productive_since is None:
-        times = changed(times, productive_since=moment)
+        times = replace(times, productive_since=moment)
     elif category not in ("Productive", "Uploading"):  # the end of the attempt follows an upload
-        times = changed(times, productive_since=None)
-    return changed(after, times=times, goodput=goodput(times))
+        times = replace(times, productive_since=None)
+    return replace(after, times=times, goodput=goodput(times))
 
 
 def up_to(status: Status, now: datetime) -> Times | None:
@@ -125,7 +124,7 @@ def _close_attempt(
     past, progress = after.history[-1], reported.progress
     times = _advanced(times, now, _last_reason(before))
     if progress:
-        past = changed(past, first_step=progress.first_step, last_step=progress.step)
+        past = replace(past, first_step=progress.first_step, last_step=progress.step)
     if (began := times.productive_since) is not None:
         lost = 0.0
         if times.measured and after.phase not in FINISHED:
@@ -133,14 +132,14 @@ def _close_attempt(
             lost = min(_seconds(max(saved, began), now), times.productive)
         times = _moved(times, "Productive", "Lost", lost, past.reason)
         kept = _exact(max(0.0, _seconds(began, uploading_since(before) or now) - lost))
-        past = changed(past, productive_seconds=kept, lost_seconds=_exact(lost))
-    return changed(times, productive_since=None), past
+        past = replace(past, productive_seconds=kept, lost_seconds=_exact(lost))
+    return replace(times, productive_since=None), past
 
 
 def _measured(status: Status, times: Times, now: datetime) -> Times:
     """Handle the first report of a job that counted as productive without reports: it was not, before its first
     step."""
-    times = changed(times, measured=True)
+    times = replace(times, measured=True)
     if times.category != "Productive" or times.productive_since is None:
         return times
     times = _advanced(times, now, _last_reason(status))
@@ -148,7 +147,7 @@ def _measured(status: Status, times: Times, now: datetime) -> Times:
     too_early = min(_seconds(times.productive_since or now, min(first or now, now)), times.productive)
     kind: TimeKind = "Lost" if restarted(status.history) else "Starting"
     moved = _moved(times, "Productive", kind, too_early, _last_reason(status))
-    return changed(moved, productive_since=first) if first else changed(moved, productive_since=None, category=kind)
+    return replace(moved, productive_since=first) if first else replace(moved, productive_since=None, category=kind)
 
 
 def _advanced(times: Times, until: datetime, reason: str) -> Times:
@@ -156,7 +155,7 @@ def _advanced(times: Times, until: datetime, reason: str) -> Times:
     seconds = _seconds(times.since, until)
     if times.category == "Finished" or seconds <= 0:
         return times
-    return _added(changed(times, since=until), times.category, seconds, reason)
+    return _added(replace(times, since=until), times.category, seconds, reason)
 
 
 def _moved(times: Times, source: TimeKind, target: TimeKind, seconds: float, reason: str) -> Times:
@@ -169,7 +168,7 @@ def _added(times: Times, kind: TimeKind, seconds: float, reason: str) -> Times:
         return times
     if kind == "Lost" and (reason in times.by_reason or len(times.by_reason) < 64):
         of_reason = _exact(times.by_reason.get(reason, 0.0) + seconds)
-        times = changed(times, by_reason={**times.by_reason, reason: of_reason})
+        times = replace(times, by_reason={**times.by_reason, reason: of_reason})
     return _with_total(times, kind, _total(times, kind) + seconds)
 
 
@@ -181,15 +180,15 @@ def _total(times: Times, kind: TimeKind) -> float:
 def _with_total(times: Times, kind: TimeKind, seconds: float) -> Times:
     match kind:
         case "Queued":
-            return changed(times, queued=_exact(seconds))
+            return replace(times, queued=_exact(seconds))
         case "Starting":
-            return changed(times, starting=_exact(seconds))
+            return replace(times, starting=_exact(seconds))
         case "Productive":
-            return changed(times, productive=_exact(seconds))
+            return replace(times, productive=_exact(seconds))
         case "Lost":
-            return changed(times, lost=_exact(seconds))
+            return replace(times, lost=_exact(seconds))
         case "Uploading":
-            return changed(times, uploading=_exact(seconds))
+            return replace(times, uploading=_exact(seconds))
         case "Finished":
             raise ValueError("no time accumulates after the end of a job")
 

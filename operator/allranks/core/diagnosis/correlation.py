@@ -16,7 +16,6 @@ from allranks.core.facts.attempt import Ranks
 from allranks.core.facts.model import LIMIT_EXCEEDED, Platform, Pod
 from allranks.core.facts.pod_template import longest_grace_period
 from allranks.core.facts.restarts import CORRELATION_SECONDS, MAX_IDLE_RESTARTS
-from allranks.core.facts.status_update import changed
 
 
 class EarlierFailures:
@@ -96,7 +95,7 @@ def corrected_cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime
     for past in status.history:
         if not past.counted or root_cause.is_uncounted(past.reason) or past.reason == LIMIT_EXCEEDED:
             continue
-        then = changed(status, attempt=past.attempt)
+        then = replace(status, attempt=past.attempt)
         # Labels may have been edited. Replicas that restart individually had their own failures, recorded at the time.
         of_then = [
             replace(left[replica.hostname], role=replica.role, index=replica.index, attempt=past.attempt)

@@ -7,6 +7,7 @@ workers. Where ranks absorb a new size (Horovod), workers without room are simpl
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 
@@ -15,7 +16,6 @@ from allranks.api.status import ReplicaRestarts, RoleStatus, Status
 from allranks.core.facts import naming, pod_template, topology
 from allranks.core.facts.model import Pod
 from allranks.core.facts.restarts import drop_details
-from allranks.core.facts.status_update import changed
 from allranks.core.facts.topology import ELASTIC_ROLE
 from allranks.frameworks.base import Replica
 
@@ -59,20 +59,20 @@ def set_desired_workers(job: Job, status: Status, now: datetime) -> Status:
     requested = topology.wanted_sizes(job)[ELASTIC_ROLE]
     present = status.roles[ELASTIC_ROLE]
     if topology.elasticity(job) == "restarts":
-        return _with_workers(status, changed(present, waiting=requested - present.desired))
+        return _with_workers(status, replace(present, waiting=requested - present.desired))
     removed = {naming.replica_key(ELASTIC_ROLE, index): None for index in range(requested, present.desired)}
     added = [naming.replica_key(ELASTIC_ROLE, index) for index in range(present.desired, requested)]
     counts = {key: entry.count for key, entry in status.replica_restarts.items()}
     # A removed worker that is added again must not reuse the name of its terminating pod.
     entries = {key: ReplicaRestarts(count=counts.get(key, 0) + 1, restart_time=now) for key in removed}
     entries |= {key: ReplicaRestarts(count=counts.get(key, 0), restart_time=now) for key in added}
-    resized = changed(
+    resized = replace(
         status,
         replica_restarts=status.replica_restarts | entries,
         ignored=[key for key in status.ignored if key not in removed],
         done=_without_removed(status.done, requested),
     )
-    return _with_workers(drop_details(resized, now), changed(present, desired=requested))
+    return _with_workers(drop_details(resized, now), replace(present, desired=requested))
 
 
 def _without_removed(done: dict[str, str], workers: int) -> dict[str, str]:
@@ -89,7 +89,7 @@ def fit_workers(job: Job, status: Status, room: int) -> Status:
 
 
 def _with_workers(status: Status, workers: RoleStatus) -> Status:
-    return changed(status, roles={**status.roles, ELASTIC_ROLE: workers})
+    return replace(status, roles={**status.roles, ELASTIC_ROLE: workers})
 
 
 def shrink_deadline(job: Job, status: Status, leaving: Iterable[Pod], now: datetime) -> datetime | None:

@@ -6,7 +6,7 @@ network (`report_loss`)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
@@ -14,7 +14,6 @@ from allranks.api.status import Failure, Status
 from allranks.core.diagnosis import report_loss
 from allranks.core.facts import naming
 from allranks.core.facts.rank_reports import Collectives, RankReport, Reports
-from allranks.core.facts.status_update import changed
 
 REASON = "Hang"
 NO_FIRST_STEP = "NoFirstStep"
@@ -178,7 +177,7 @@ def silence_failure(failure: Failure, stall: StallWindow) -> Failure:
         f"no report since {stall.heard_at:%H:%M:%S} UTC, although other ranks report: "
         "the processes are frozen, or hold the interpreter lock"
     )
-    return changed(failure, message=message)
+    return replace(failure, message=message)
 
 
 def already_recorded(status: Status, stall: StallWindow) -> bool:

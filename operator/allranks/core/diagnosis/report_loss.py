@@ -7,13 +7,13 @@ operator (network policy, DNS, Service, RBAC) than a hang.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Literal
 
 from allranks.api.status import Condition, Status
 from allranks.core.facts.model import Event, Observed
 from allranks.core.facts.rank_reports import RankReport, Reports
-from allranks.core.facts.status_update import changed
 
 CONDITION: Literal["ReportsLost"] = "ReportsLost"
 SILENCE = timedelta(seconds=120)
@@ -83,7 +83,7 @@ def observe(status: Status, reports: Reports | None, now: datetime) -> Status:
         last_transition_time=now,
         observed_generation=status.observed_generation,
     )
-    return changed(status, conditions=[*(c for c in status.conditions if c.type != CONDITION), condition])
+    return replace(status, conditions=[*(c for c in status.conditions if c.type != CONDITION), condition])
 
 
 def with_report_loss(o: Observed) -> Observed:

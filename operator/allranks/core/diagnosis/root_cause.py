@@ -26,7 +26,6 @@ from allranks.core.facts.model import (
     Platform,
     Pod,
 )
-from allranks.core.facts.status_update import changed
 from allranks.frameworks.base import Replica
 from allranks.frameworks.hints import RootCause
 from allranks.text import last_lines, without_exit_warnings
@@ -299,7 +298,7 @@ def says_what_ended_it(pod: Pod) -> bool:
 def kubelet_failure(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = ANY_PLATFORM) -> Failure:
     """Return the end of a pod, as the kubelet or the node controller describes it, as a failure of the pod's
     attempt."""
-    then = changed(status, attempt=pod.attempt)
+    then = replace(status, attempt=pod.attempt)
     ending = _Ending(replace(pod, deleted_at=None), None, now)  # the deletion was our own
     return _describe(then, ending, Ranks(job, then, platform))
 
@@ -316,7 +315,7 @@ def earlier_failure(
         return None
     report = topology.framework_of(job).log.root_cause(pod.exit.message)
     ending = _Ending(replace(pod, deleted_at=None), report, now)
-    failure = _describe(changed(status, attempt=pod.attempt), ending, ranks)
+    failure = _describe(replace(status, attempt=pod.attempt), ending, ranks)
     after_deletion = pod.deleted_at is not None and pod.exit.finished_at >= pod.deleted_at.replace(microsecond=0)
     if after_deletion and (not ending.sure or possible_signal(failure.exit_code, failure.signal) == SIGTERM):
         return None

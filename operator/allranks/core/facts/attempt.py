@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -137,6 +138,8 @@ MAX_VARIABLE_BYTES = 32 * 4096 - 1
 """`NAME=value` of one environment variable: Linux' MAX_ARG_STRLEN without the final NUL."""
 MAX_CONFIG_MAP_BYTES = 1024 * 1024
 """All values of a ConfigMap, as the API server counts them."""
+MAX_ATTEMPT_BYTES = 200 * 10**6
+"""Templates of all pods of a job. They are written to etcd, whose quota is 2 GB, and again with each status."""
 LAST_ATTEMPT = Status(attempt=9999)
 """Attempt with the longest names, which contain its number. A job that fits in this attempt fits in all."""
 
@@ -170,6 +173,25 @@ def size_problems(job: Job, framework: Framework, context: AttemptContext) -> li
         low, high = (low, middle) if _too_large(job, framework, replace(context, replicas=fewer)) else (middle, high)
     fits = f"at most {low} fit with this name and namespace" if low else "set fewer replicas of the other roles as well"
     return [(f"spec.roles.{largest}.replicas", f"is too large: {too_large}; {fits}")]
+
+
+def byte_problems(job: Job, templates: Mapping[str, Manifest]) -> list[tuple[str, str]]:
+    """Return (field path, message) of a job whose pods have too many bytes together: each has a copy of a template."""
+    size = {role: len(json.dumps(template, separators=(",", ":")).encode()) for role, template in templates.items()}
+    count = topology.largest_sizes(job)
+    total = sum(size[role] * number for role, number in count.items())
+    if total <= MAX_ATTEMPT_BYTES:
+        return []
+    largest = max(count, key=lambda role: size[role] * count[role])
+    rest = MAX_ATTEMPT_BYTES - total + size[largest] * count[largest]
+    problem = f"the template of a pod has {size[largest]} bytes, and the templates of all pods {total // 10**6} MB"
+    fits = f"at most {rest // size[largest]} replicas fit into {MAX_ATTEMPT_BYTES // 10**6} MB"
+    if rest < size[largest]:
+        fits = f"set fewer replicas of the other roles as well, to fit into {MAX_ATTEMPT_BYTES // 10**6} MB"
+    path = f"spec.roles.{largest}.replicas"
+    if job.spec.elastic and largest == topology.ELASTIC_ROLE:
+        path = "spec.elastic.maxReplicas"
+    return [(path, f"is too large: {problem}; {fits}")]
 
 
 def _too_large(job: Job, framework: Framework, context: AttemptContext) -> str:

@@ -70,10 +70,10 @@ def references(job: Job, framework: Framework, context: AttemptContext, role: st
     """Return variables whose value the kubelet knows: the CPUs of the container, which has those of its node without a
     limit."""
     chosen = job.spec.compatibility or ()
-    one = _tasks(framework, context, role) == 1
+    single = _tasks(framework, context, role) == 1
     cpus = [
         *(["SM_NUM_CPUS"] if "SageMaker" in chosen else []),
-        *(["SLURM_CPUS_ON_NODE", *(["SLURM_CPUS_PER_TASK"] if one else [])] if "Slurm" in chosen else []),
+        *(["SLURM_CPUS_ON_NODE", *(["SLURM_CPUS_PER_TASK"] if single else [])] if "Slurm" in chosen else []),
     ]
     limit = {"resourceFieldRef": {"containerName": naming.TRAINER, "resource": "limits.cpu"}}
     return [{"name": name, "valueFrom": limit} for name in cpus]
@@ -183,7 +183,7 @@ class _Systems:
         host = self._host(replica)
         role = self.of_role(replica.role)
         resources = f'{{"current_host":{json.dumps(host)},"hosts":$({_SM_HOSTS})}}'
-        known = {
+        environment = {
             "channel_input_dirs": {item.name: item.path for item in self._job.spec.inputs or () if item.path},
             "current_host": host,
             "hyperparameters": json.loads(role["SM_HPS"]),
@@ -197,7 +197,7 @@ class _Systems:
                 if name in role
             },
         }
-        everything = f'{_compact(known)[:-1]},"hosts":$({_SM_HOSTS}),"resource_config":{resources}}}'
+        everything = f'{_compact(environment)[:-1]},"hosts":$({_SM_HOSTS}),"resource_config":{resources}}}'
         return {"SM_CURRENT_HOST": host, "SM_RESOURCE_CONFIG": resources, "SM_TRAINING_ENV": everything}
 
     # --- Azure ML ---

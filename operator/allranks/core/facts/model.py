@@ -28,14 +28,18 @@ PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
 START_ERRORS = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"}
-    | {"CreateContainerError", "RunContainerError"}
+    | {"CreateContainerError", "RunContainerError", "ImageInspectError", "SignatureValidationFailed"}
+    | {"RegistryUnavailable", "PreCreateHookError", "PreStartHookError", "PostStartHookError"}
 )
-"""Waiting reasons of a container that cannot start because of its image or configuration."""
+"""Waiting reasons that kubelets have for a container that cannot start. `is_start_error` knows the others."""
 NOT_READY_TO_START = "PodNotReadyToStart"
 """Reason of a pod whose volumes or network are not ready: a missing Secret, a volume that is attached elsewhere."""
 
 CRASH_LOOP = "CrashLoopBackOff"
 """Waiting reason of a container that failed and that its kubelet restarts in place, after a backoff."""
+UNSCHEDULABLE = "Unschedulable"
+NOT_SCHEDULED = frozenset({UNSCHEDULABLE, "SchedulingGated", "SchedulerError"})
+"""Reasons of a pod that has no node."""
 INIT_FAILED = "InitContainerFailed"
 """Reason of a failure: an init container failed, and the program did not run."""
 FETCH_FAILED = "FetchFailed"
@@ -44,6 +48,17 @@ INPUT_FAILED = "InputFailed"
 """An input cannot be fetched: reason of the condition Failed."""
 FETCHING, FETCH_RETRYING = "FetchingInputs", "FetchRetrying"
 """Reasons of the condition Running."""
+_STARTS = frozenset({"", "ContainerCreating", "PodInitializing", CRASH_LOOP, FETCHING, FETCH_RETRYING, *NOT_SCHEDULED})
+
+
+def is_start_error(reason: str) -> bool:
+    """Return whether a pod that waits for this reason has a container that cannot start.
+
+    All reasons but the usual ones count, because each container runtime has its own.
+    """
+    return reason not in _STARTS
+
+
 LIMIT_EXCEEDED = "LimitExceeded"
 """Reason of a failure: the kubelet evicted the pod for a limit of its own, such as the size of an emptyDir."""
 NODE_LOST = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
@@ -188,7 +203,7 @@ class Pod:
         """Reason why a container of the pod cannot start: from the kubelet, or NOT_READY_TO_START; empty if it can."""
         if self.ended:
             return ""
-        if self.waiting_reason in START_ERRORS:
+        if is_start_error(self.waiting_reason):
             return self.waiting_reason
         return NOT_READY_TO_START if self.unprepared else ""
 
@@ -297,7 +312,8 @@ class Observed:
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     """Name of an output -> its upload, if one was begun."""
     removed: Mapping[str, Pod] = field(default_factory=dict)
-    """Name -> last state of a pod that is gone, if its status said what ended it (`root_cause.says_what_ended_it`)."""
+    """Name -> last state of a pod that is gone, if it succeeded, or its status said what ended it
+    (`root_cause.says_what_ended_it`)."""
     prepared: Status | None = None
     """The current status, if `reconcile` has changed it. A driver leaves it out."""
 

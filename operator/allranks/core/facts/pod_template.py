@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
 
 from allranks.api.job import Job, RoleSpec
 from allranks.api.pool import PoolSpec
@@ -11,6 +12,7 @@ from allranks.core.facts import gpu_count, naming, pool_template, topology
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.strategic_merge import merge, without_nulls
 
+T = TypeVar("T")
 DEFAULT_GRACE_PERIOD_SECONDS = 30
 """Kubernetes' default of terminationGracePeriodSeconds."""
 
@@ -25,13 +27,39 @@ _DEFAULTS: Manifest = {
 
 
 def role_templates(job: Job, platform: Platform) -> dict[str, Manifest]:
-    """Return role -> its pod template."""
+    """Return role -> its pod template. Templates are read-only: roles and callers share them."""
     pool = pool_template.pool_of(job, platform)
+    return dict(_merged(_Same(job), _Same(pool), platform.policy.default_run_as_user))
+
+
+class _Same(Generic[T]):
+    """A key of a cache: equal only to the same object, which it keeps alive."""
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+
+@lru_cache(maxsize=2)  # one decision asks a dozen times, with its platform or with any
+def _merged(job_key: _Same[Job], pool_key: _Same[PoolSpec | None], user: int | None) -> dict[str, Manifest]:
+    job = job_key.value
     kinds = topology.framework_of(job).roles
-    user = platform.policy.default_run_as_user
     defaults = merge(_DEFAULTS, {"securityContext": {"runAsUser": user}}) if user is not None else _DEFAULTS
-    roles = job.spec.roles.items()
-    return {role: _role_template(job, spec, pool, kinds[role].ranked, defaults) for role, spec in roles}
+    out: dict[str, Manifest] = {}
+    distinct: list[tuple[list[object], Manifest]] = []
+    for role, spec in job.spec.roles.items():
+        layer = [kinds[role].ranked, spec.template, *(getattr(spec, field) for field in sorted(_FIELDS))]
+        template = next((template for other, template in distinct if other == layer), None)
+        if template is None:
+            template = _role_template(job, spec, pool_key.value, kinds[role].ranked, defaults)
+            distinct.append((layer, template))
+        out[role] = template
+    return out
 
 
 def longest_grace_period(job: Job) -> int:
@@ -78,6 +106,10 @@ def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool
     }
 
 
+_FIELDS = {"image", "command", "args", "env", "resources", "working_dir"}
+"""Fields of a job and of a role that describe the training container."""
+
+
 def _trainer_from_fields(job: Job, role: RoleSpec) -> Manifest:
     """Return the training container as the fields of the job and of the role describe it."""
     container: dict[str, Any] = {"name": naming.TRAINER}
@@ -86,7 +118,7 @@ def _trainer_from_fields(job: Job, role: RoleSpec) -> Manifest:
             by_alias=True,
             exclude_none=True,
             mode="json",
-            include={"image", "command", "args", "env", "resources", "working_dir"},
+            include=_FIELDS,
         )
         if values.get("command") is not None and "args" not in values:
             container.pop("args", None)  # the job's arguments belong to the job's command

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.status import ReplicaRestarts, Status
-from allranks.core.facts.status_update import changed
 
 CORRELATION_SECONDS = 60
 """Failures within this time of an upstream failure (a lost parameter server, say) are taken for its consequences."""
@@ -33,7 +33,7 @@ def drop_details(status: Status, now: datetime) -> Status:
     counted = [key for key in latest if restarts[key].counted]
     ordered = dict.fromkeys([*counted[: MAX_DETAILED // 2], *first[: MAX_DETAILED // 4], *latest])
     kept = set(list(ordered)[:MAX_DETAILED])
-    return changed(
+    return replace(
         status,
         replica_restarts={
             key: entry if key in kept else _without_details(entry, now) for key, entry in restarts.items()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Literal
 
 from allranks.api.job import GROUP, KIND, VERSION, Job
 from allranks.api.status import WITHOUT_PODS, Condition, Phase, ReplicaRestarts, RoleStatus, Status
 from allranks.core.facts import naming, topology
-from allranks.core.facts.model import FETCH_FAILED, FETCH_RETRYING, FETCHING, START_ERRORS, Pod, RejectedCreate
-from allranks.core.facts.status_update import changed
+from allranks.core.facts.model import FETCH_FAILED, FETCH_RETRYING, FETCHING, Pod, RejectedCreate, is_start_error
 
 ConditionType = Literal["Running", "Restarting", "Suspended", "Complete", "Failed"]
 _MESSAGE_LENGTH = 4096
@@ -46,10 +46,10 @@ def summarise(
     ready, desired = sum(r.ready for r in roles.values()), sum(count.values())
     running_time = status.running_time or (now if _all_run(job, count, pods, status.ignored, done) else None)
     restarted = {
-        key: changed(entry, launched=True) if not entry.launched and _was_launched(key, entry, pods) else entry
+        key: replace(entry, launched=True) if not entry.launched and _was_launched(key, entry, pods) else entry
         for key, entry in status.replica_restarts.items()
     }
-    summary = changed(
+    summary = replace(
         status,
         observed_generation=job.metadata.generation,
         roles=roles,
@@ -83,7 +83,7 @@ def summarise_ended(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod
     for role, counts in status.roles.items():
         existing = [pod for index in range(counts.desired) if (pod := pods.get((role, index)))]
         by_itself = _count_pods([pod for pod in existing if not pod.terminating])
-        roles[role] = changed(
+        roles[role] = replace(
             counts,
             active=_count_pods(existing).active,
             succeeded=max(counts.succeeded, by_itself.succeeded),
@@ -93,7 +93,7 @@ def summarise_ended(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod
     if status.phase in WITHOUT_PODS:
         roles = {role: RoleStatus(desired=counts.desired, active=counts.active) for role, counts in roles.items()}
         ready = f"0/{sum(counts.desired for counts in roles.values())}"
-    return changed(status, roles=roles, observed_generation=job.metadata.generation, ready=ready)
+    return replace(status, roles=roles, observed_generation=job.metadata.generation, ready=ready)
 
 
 _CONDITIONS: tuple[tuple[ConditionType, frozenset[str]], ...] = (
@@ -136,7 +136,7 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
         for condition in status.conditions
         if condition.type == "OutputsUploaded" or phase in kinds.get(condition.type, ())
     ]
-    return changed(status, phase=phase, conditions=[*conditions, *kept])
+    return replace(status, phase=phase, conditions=[*conditions, *kept])
 
 
 def with_condition(
@@ -158,7 +158,7 @@ def with_condition(
         last_transition_time=before.last_transition_time if before and before.status == state else now,
         observed_generation=status.observed_generation,
     )
-    return changed(status, conditions=[*(c for c in status.conditions if c.type != kind), condition])
+    return replace(status, conditions=[*(c for c in status.conditions if c.type != kind), condition])
 
 
 def _done(status: Status, sizes: Mapping[str, int], pods: Mapping[tuple[str, int], Pod]) -> dict[str, str]:
@@ -200,7 +200,7 @@ def _role(
     counts = _count_pods([pod for index in range(size) if index not in over and (pod := pods.get((role, index)))])
     waiting = status.roles[role].waiting if role in status.roles else 0
     completed = counts.succeeded + len(over)
-    return changed(counts, desired=size, waiting=waiting, succeeded=completed, ready=counts.ready + len(over))
+    return replace(counts, desired=size, waiting=waiting, succeeded=completed, ready=counts.ready + len(over))
 
 
 def _all_launched(pods: Mapping[tuple[str, int], Pod], done: Mapping[str, str], desired: int) -> bool:
@@ -275,7 +275,7 @@ def _information(pod: Pod) -> tuple[bool, ...]:
     reason = pod.waiting_reason
     return (
         reason == FETCHING,
-        reason not in START_ERRORS,
+        not is_start_error(reason),
         reason != "Unschedulable",
         not pod.unprepared,
         not pod.waiting_message,
@@ -290,7 +290,7 @@ def slow_start_at(pod: Pod) -> datetime | None:
 
 
 def _named_at_once(pod: Pod) -> bool:
-    return bool(pod.waiting_message) or pod.waiting_reason in START_ERRORS
+    return bool(pod.waiting_message) or is_start_error(pod.waiting_reason)
 
 
 def _is_slow(pod: Pod, now: datetime) -> bool:

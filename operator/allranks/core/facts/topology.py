@@ -24,6 +24,12 @@ def wanted_sizes(job: Job) -> dict[str, int]:
     return {role: spec.replicas for role, spec in job.spec.roles.items() if spec.replicas}
 
 
+def largest_sizes(job: Job) -> dict[str, int]:
+    """Return role -> the largest number of replicas that an attempt may have."""
+    elastic = job.spec.elastic
+    return wanted_sizes(job) | ({ELASTIC_ROLE: elastic.max_replicas} if elastic else {})
+
+
 def sizes(job: Job, status: Status) -> dict[str, int]:
     """Return role -> number of replicas in the current attempt, as persisted when the attempt started."""
     persisted = {role: state.desired for role, state in status.roles.items() if state.desired}

@@ -139,6 +139,7 @@ def problems(job: Job, platform: Platform = ANY_PLATFORM) -> list[tuple[str, str
         *members.problems(job),
         *report_env.problems(job),
         *attempt.size_problems(job, framework, context),
+        *attempt.byte_problems(job, templates),
         *resume_source.problems(job),
         *commands.problems(job, platform),
     ]

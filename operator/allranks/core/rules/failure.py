@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Literal
@@ -15,7 +16,6 @@ from allranks.core.diagnosis.root_cause import describe_failure
 from allranks.core.facts import naming, topology
 from allranks.core.facts.model import Event, Pod
 from allranks.core.facts.restarts import CORRELATION_SECONDS, drop_details
-from allranks.core.facts.status_update import changed
 from allranks.core.outcomes import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
 
@@ -212,7 +212,7 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
         return write(failed, event)
     if decision.action == "Ignore":
         recorded = hang_detection.already_recorded(o.current, stall)
-        return None if recorded else write(changed(o.current, last_failure=failure), event)
+        return None if recorded else write(replace(o.current, last_failure=failure), event)
     counted = decision.action == "Restart"
     restarted = transitions.restart(o.job, o.current, failure, counted, decision.explanation, o.now)
     return write(restarted, event, Event("Restarting", decision.explanation))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from allranks.core import transitions
 from allranks.core.diagnosis import contention
 from allranks.core.facts.model import Event
-from allranks.core.facts.status_update import changed
 from allranks.core.objects.gangs import choice as gang_choice
 from allranks.core.outcomes import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
@@ -21,7 +22,7 @@ def choose_backend(snapshot: Snapshot) -> Outcome:
     if o.current.gang or o.current.launched or snapshot.pods or o.current.attempt_time is None:
         return None
     chosen = gang_choice.choose(o.job, o.current, o.platform, o.optional)
-    return write(changed(o.current, gang=chosen)) if chosen else None
+    return write(replace(o.current, gang=chosen)) if chosen else None
 
 
 def give_up_pods(snapshot: Snapshot) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
@@ -11,7 +12,6 @@ from allranks.core import checkpoints, transitions
 from allranks.core.beginning import refuse, reject
 from allranks.core.facts import naming, resume_source, topology
 from allranks.core.facts.model import Event, Plan, Pod
-from allranks.core.facts.status_update import changed
 from allranks.core.outcomes import Act, Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
 from allranks.core.transfers import pods as transfers
@@ -28,7 +28,7 @@ def begin(snapshot: Snapshot) -> Outcome:
         return rejected
     if job.spec.resume_from and not snapshot.observed.platform.local:
         address, wrong = resume_source.locate(job, snapshot.observed.resume_source)
-        return refuse(job, begun, now, "InvalidSpec", wrong) or write(changed(begun, resumed_from=address))
+        return refuse(job, begun, now, "InvalidSpec", wrong) or write(replace(begun, resumed_from=address))
     return write(begun)
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from allranks.api.scheduling import QueueStatus
 from allranks.core import checkpoints, transitions
 from allranks.core.facts import queue, topology
 from allranks.core.facts import workload as workloads
 from allranks.core.facts.model import Event
 from allranks.core.facts.optional_kinds import WORKLOAD
-from allranks.core.facts.status_update import changed
 from allranks.core.objects.queueing import admission, sync
 from allranks.core.outcomes import Outcome, write
 from allranks.core.snapshot import Snapshot
+from allranks.fields import validated
 
 
 def admit(snapshot: Snapshot) -> Outcome:
@@ -30,21 +32,23 @@ def admit(snapshot: Snapshot) -> Outcome:
     admission_status = workload["status"]["admission"]
     before = status.queue or QueueStatus(name=queue.queue_of(job))
     pod_sets, placements = admission.read(o, workload)
-    admitted = QueueStatus(
-        name=(workload.get("spec") or {}).get("queueName") or before.name,
-        workload=workload["metadata"]["name"],
-        workload_uid=workload["metadata"]["uid"],
-        cluster_queue=admission_status.get("clusterQueue"),
-        admitted_time=now,
-        pod_sets=pod_sets,
-        placements=placements,
-        evictions=before.evictions,
-        last_eviction=before.last_eviction,
+    admitted = validated(
+        QueueStatus(
+            name=(workload.get("spec") or {}).get("queueName") or before.name,
+            workload=workload["metadata"]["name"],
+            workload_uid=workload["metadata"]["uid"],
+            cluster_queue=admission_status.get("clusterQueue"),
+            admitted_time=now,
+            pod_sets=pod_sets,
+            placements=placements,
+            evictions=before.evictions,
+            last_eviction=before.last_eviction,
+        )
     )
     partial = {role: pod_set for role, pod_set in admitted.pod_sets.items() if pod_set.count < pod_set.requested}
     parts = [f"{role}: {pod_set.count} of {pod_set.requested}" for role, pod_set in partial.items()]
     message = f"admitted by ClusterQueue {admitted.cluster_queue}" + (f" ({', '.join(parts)})" if parts else "")
-    sized = queue.with_admitted_size(o.with_current(changed(status, queue=admitted))).job
+    sized = queue.with_admitted_size(o.with_current(replace(status, queue=admitted))).job
     return write(transitions.admit(sized, status, admitted, now), Event("Admitted", message))
 
 
@@ -54,7 +58,7 @@ def withdraw(snapshot: Snapshot) -> Outcome:
     job, status = o.job, o.current
     held = status.queue if status.queue and status.queue.pod_sets else None
     if not queue.queue_of(job):
-        return write(changed(status, queue=None), Event("LeftQueue", "the job is in no queue")) if held else None
+        return write(replace(status, queue=None), Event("LeftQueue", "the job is in no queue")) if held else None
     if held is None:
         message = f"the job now belongs to queue {queue.queue_of(job)}"
         return _save_and_requeue(snapshot, "QueueAdded", message, asked_for="QueueAdded")

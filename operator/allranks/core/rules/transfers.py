@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from allranks.api.data import InputStatus
 from allranks.core import transitions
 from allranks.core.facts.model import INPUT_FAILED, Event
-from allranks.core.facts.status_update import changed
 from allranks.core.outcomes import Outcome, write
 from allranks.core.snapshot import Snapshot
 from allranks.core.transfers import pods as transfers
@@ -22,12 +23,12 @@ def receive(snapshot: Snapshot) -> Outcome:
     inputs, errors = transfers.received(o)
     if errors:
         message = "; ".join(errors)
-        failed = transitions.fail(changed(o.current, inputs=inputs), INPUT_FAILED, message, o.now)
+        failed = transitions.fail(replace(o.current, inputs=inputs), INPUT_FAILED, message, o.now)
         return write(failed, Event(INPUT_FAILED, message, warning=True))
     news = [new for old, new in zip(o.current.inputs, inputs, strict=True) if old.state != new.state]
     if not news:
         return None
-    return write(changed(o.current, inputs=inputs), *(_event(state) for state in news))
+    return write(replace(o.current, inputs=inputs), *(_event(state) for state in news))
 
 
 def _event(state: InputStatus) -> Event:
@@ -60,11 +61,11 @@ def receive_checks(snapshot: Snapshot) -> Outcome:
     outputs, errors, notes = transfers.checked(o)
     if errors:
         message = "; ".join(errors)
-        failed = transitions.fail(changed(o.current, outputs=outputs), uploads.FAILED, message, o.now)
+        failed = transitions.fail(replace(o.current, outputs=outputs), uploads.FAILED, message, o.now)
         return write(failed, Event(uploads.FAILED, message, warning=True))
     if outputs == o.current.outputs:
         return None
-    return write(changed(o.current, outputs=outputs), *(Event(UNCHECKED, note, warning=True) for note in notes))
+    return write(replace(o.current, outputs=outputs), *(Event(UNCHECKED, note, warning=True) for note in notes))
 
 
 def end_uploads(snapshot: Snapshot) -> Outcome:
@@ -73,7 +74,7 @@ def end_uploads(snapshot: Snapshot) -> Outcome:
     outputs = uploads.observed(o)
     if any(output.state == "Uploading" for output in outputs):
         return uploads.next_deadline(o)
-    status = changed(snapshot.summarised_at_end, outputs=outputs)
+    status = replace(snapshot.summarised_at_end, outputs=outputs)
     failed = [output for output in outputs if output.state == "Failed"]
     if not failed:
         return write(transitions.succeed(status, o.now), Event("Succeeded", "training completed"))
@@ -95,7 +96,7 @@ def upload_after_failure(snapshot: Snapshot) -> Outcome:
         output.name for output in o.job.spec.outputs or () if uploads.began(o.current) and output.when == "Always"
     }
     outputs = [
-        changed(output, state="Uploading", start_time=o.now)
+        replace(output, state="Uploading", start_time=o.now)
         if (output.state == "Pending" and output.name in always)
         or (output.state == "Uploading" and output.start_time is None)
         else output
@@ -108,4 +109,4 @@ def upload_after_failure(snapshot: Snapshot) -> Outcome:
         for old, new in zip(o.current.outputs, outputs, strict=True)
         if (old.state, new.state) == ("Uploading", "Failed")
     ]
-    return write(changed(o.current, outputs=outputs), *events)
+    return write(replace(o.current, outputs=outputs), *events)

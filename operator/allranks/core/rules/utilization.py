@@ -15,7 +15,6 @@ from allranks.core.accounting import cost, time_accounting
 from allranks.core.facts import pool_template, status_summary
 from allranks.core.facts.model import Event, Plan, Platform
 from allranks.core.facts.rank_reports import Reports
-from allranks.core.facts.status_update import changed
 from allranks.core.outcomes import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
 
@@ -55,7 +54,7 @@ def judge(snapshot: Snapshot) -> Outcome:
         productive_seconds=round(times.productive, 6),
         suspend_attempt=status.attempt if suspend else None,
     )
-    after = changed(status, utilization=following)
+    after = replace(status, utilization=following)
     if low or was_low:
         after = status_summary.with_condition(
             after, CONDITION, low, "Suspended" if suspend else CONDITION if low else "Productive", message, o.now

@@ -47,6 +47,10 @@ class Suggestion:
     """The trials that it learns from, by number."""
 
 
+CANNOT_SUGGEST = "CannotSuggest"
+"""Reason of the condition Running, and of its Event, if there are no parameters for the next trial."""
+
+
 @dataclass(frozen=True, slots=True)
 class SweepObserved:
     """One observation of a sweep and of its jobs."""
@@ -60,6 +64,8 @@ class SweepObserved:
     """Parameters by number of the trial, for requests of the plan before."""
     rejected: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Name of a job -> (reason, message) with which the API server refused to create it."""
+    unsuggested: str = ""
+    """Why the request for parameters of the plan before had no answer; empty if it had."""
     notifies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Occasion -> receivers that are notified about every job. Empty: the driver sends no notifications."""
     pool_notify: Sequence[Notification] = ()

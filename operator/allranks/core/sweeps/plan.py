@@ -12,12 +12,12 @@ from typing import Any
 
 from allranks.api import sweep_values
 from allranks.api.notify import Notification, SweepNotification, Target
-from allranks.api.sweep_status import Best, SweepCondition, SweepStatus, Trial, TrialCounts
+from allranks.api.sweep_status import Best, SweepCondition, SweepPhase, SweepStatus, Trial, TrialCounts
 from allranks.core.accounting import notifications
 from allranks.core.facts.model import Event
 from allranks.core.sweeps import suggestions, trial_job
 from allranks.core.sweeps import trials as of_trials
-from allranks.core.sweeps.model import Suggestion, SweepObserved, SweepPlan
+from allranks.core.sweeps.model import CANNOT_SUGGEST, Suggestion, SweepObserved, SweepPlan
 
 SAME_FAILURES = 3
 """If this many first trials fail in the same way, it is a bug that further trials would repeat."""
@@ -41,6 +41,8 @@ def _plan(observed: SweepObserved) -> SweepPlan:
         if not observed.sweep.spec.suspend:
             trials, ask = _with_new(observed, trials)
         trials = of_trials.with_suspension(observed, trials)
+    if ask is None:
+        observed = replace(observed, unsuggested="")
     after = _status(observed, trials, failure, min_steps)
     if _decided(before, after):
         return SweepPlan(after, write_ahead=True, events=tuple(_events(observed, after)))
@@ -106,21 +108,28 @@ def _status(observed: SweepObserved, trials: list[Trial], failure: str, min_step
     finished = bool(failure) or (ended == len(trials) and len(trials) >= total)
     runs = sum(trial.runs + (trial.phase == "Lost") for trial in trials)
     phase, conditions = _conditions(observed, finished, failure, best, trials)
-    changes: dict[str, Any] = {
-        "phase": phase,
-        "conditions": conditions,
-        "observed_generation": observed.sweep.metadata.generation,
-        "trials": trials,
-        "counts": TrialCounts(**{name: counts[name.title()] for name in TrialCounts.model_fields}),  # type: ignore[index]
-        "disruptions": runs,
-        "min_steps": min_steps if spec.stop and spec.stop.min_steps is None else None,
-        "best": best,
-        "start_time": before.start_time or observed.now,
-        "completion_time": observed.now if finished else None,
-        "summary": f"{ended}/{total}",
-        "best_summary": f"{best.value:.4g} (trial {best.trial})" if best else "",
-    }
-    return SweepStatus(**{**dict(before), **changes})
+    return replace(
+        before,
+        phase=phase,
+        conditions=conditions,
+        observed_generation=observed.sweep.metadata.generation,
+        trials=trials,
+        counts=TrialCounts(
+            pending=counts["Pending"],
+            running=counts["Running"],
+            succeeded=counts["Succeeded"],
+            failed=counts["Failed"],
+            stopped=counts["Stopped"],
+            lost=counts["Lost"],
+        ),
+        disruptions=runs,
+        min_steps=min_steps if spec.stop and spec.stop.min_steps is None else None,
+        best=best,
+        start_time=before.start_time or observed.now,
+        completion_time=observed.now if finished else None,
+        summary=f"{ended}/{total}",
+        best_summary=f"{best.value:.4g} (trial {best.trial})" if best else "",
+    )
 
 
 def best_of(trials: Iterable[Trial], goal: str) -> Best | None:
@@ -136,7 +145,7 @@ def best_of(trials: Iterable[Trial], goal: str) -> Best | None:
 
 def _conditions(
     observed: SweepObserved, finished: bool, failure: str, best: Best | None, trials: Sequence[Trial]
-) -> tuple[str, list[SweepCondition]]:
+) -> tuple[SweepPhase, list[SweepCondition]]:
     objective = observed.sweep.spec.objective
     if not finished:
         if observed.sweep.spec.suspend:
@@ -157,7 +166,8 @@ def _conditions(
 
 
 def _not_created(observed: SweepObserved, trials: Sequence[Trial]) -> tuple[str, str] | None:
-    """Return (reason, message), if the API server refuses the job of a trial, or its name is taken."""
+    """Return (reason, message), if the API server refuses the job of a trial, its name is taken, or the next trial has
+    no parameters."""
     for trial in trials:
         if trial.ended:
             continue
@@ -165,6 +175,8 @@ def _not_created(observed: SweepObserved, trials: Sequence[Trial]) -> tuple[str,
             return "NameTaken", f"another DistributedTraining has the name {trial.job}: delete it, or rename the sweep"
         if not job and (rejected := observed.rejected.get(trial.job)):
             return rejected[0][:128], f"the job of trial {trial.number} is refused: {rejected[1]}"[:4096]
+    if observed.unsuggested:
+        return CANNOT_SUGGEST, f"trial {len(trials)} has no parameters: {observed.unsuggested}"[:4096]
     return None
 
 
@@ -200,7 +212,7 @@ def _without_trials(status: SweepStatus) -> Any:
 
 
 def _decisions(trial: Trial) -> Trial:
-    return of_trials.changed(trial, step=None, value=None)
+    return replace(trial, step=None, value=None)
 
 
 def _to_create(observed: SweepObserved) -> tuple[Any, ...]:
@@ -275,8 +287,7 @@ def with_outbox(observed: SweepObserved, plan: SweepPlan) -> SweepPlan:
     entries = notifications.bounded(entries)
     if entries == after.notifications:
         return plan
-    status = SweepStatus(**{**dict(after), "notifications": entries})
-    return replace(plan, status=status, events=(*plan.events, *events))
+    return replace(plan, status=replace(after, notifications=entries), events=(*plan.events, *events))
 
 
 def targets(observed: SweepObserved) -> dict[str, Target]:

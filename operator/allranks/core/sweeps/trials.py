@@ -7,11 +7,11 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import replace
 
 from allranks.api.status import ProgressStatus
 from allranks.api.sweep import Stop, SweepSpec
-from allranks.api.sweep_status import Check, Trial
+from allranks.api.sweep_status import Check, Trial, TrialPhase
 from allranks.core.sweeps import trial_job
 from allranks.core.sweeps.model import SweepObserved, TrialJob
 from allranks.text import beginning, last_lines
@@ -22,11 +22,6 @@ _LINE = 1000
 """Characters of a program's last line that are read."""
 MESSAGE_BYTES, REASON_BYTES = 300, 64
 """Limits for each trial in the stored status, which holds up to 500 trials."""
-
-
-def changed(trial: Trial, **changes: Any) -> Trial:
-    """Return the trial with other values, which are validated."""
-    return Trial(**{**dict(trial), **changes})
 
 
 def observe(observed: SweepObserved, min_steps: int | None) -> list[Trial]:
@@ -57,9 +52,9 @@ def _observe(observed: SweepObserved, trial: Trial, min_steps: int | None) -> Tr
         case "Failed":
             return _failed(observed, trial, job)
         case "Suspended" if trial.suspended:
-            return changed(trial, phase="Pending") if trial.phase != "Pending" else trial
+            return replace(trial, phase="Pending") if trial.phase != "Pending" else trial
         case "Running" | "Restarting":
-            return changed(trial, phase="Running") if trial.phase != "Running" else trial
+            return replace(trial, phase="Running") if trial.phase != "Running" else trial
     return trial
 
 
@@ -76,28 +71,29 @@ def with_suspension(observed: SweepObserved, trials: Iterable[Trial]) -> list[Tr
             suspended = trial.suspended and not trial.ended and suspend
         else:
             suspended = (suspend and (trial.suspended or not job.suspended)) or (trial.suspended and job.suspended)
-        out.append(trial if suspended == trial.suspended else changed(trial, suspended=suspended))
+        out.append(trial if suspended == trial.suspended else replace(trial, suspended=suspended))
     return out
 
 
 def _with_progress(observed: SweepObserved, trial: Trial, job: TrialJob, min_steps: int | None) -> Trial:
-    changes: dict[str, Any] = {} if trial.observed else {"observed": True}
+    if not trial.observed:
+        trial = replace(trial, observed=True)
     if progress := job.status.progress:
         objective = observed.sweep.spec.objective
         value = progress.metrics.get(objective.metric) if objective else None
         if progress.step is not None and progress.step != trial.step:
-            changes["step"] = progress.step
+            trial = replace(trial, step=progress.step)
         if value is not None and value != trial.value:
-            changes["value"] = value
+            trial = replace(trial, value=value)
         if min_steps and (checks := new_checks(trial, progress, observed.sweep.spec, min_steps)):
-            changes["checks"] = [*trial.checks, *checks]
-    return changed(trial, **changes) if changes else trial
+            trial = replace(trial, checks=[*trial.checks, *checks])
+    return trial
 
 
 def _succeeded(observed: SweepObserved, trial: Trial, job: TrialJob) -> Trial:
     objective = observed.sweep.spec.objective
     if objective is None or trial.value is not None:
-        return changed(trial, phase="Succeeded", end_time=observed.now)
+        return replace(trial, phase="Succeeded", end_time=observed.now)
     metric = objective.metric
     reported = sorted(job.status.progress.metrics) if job.status.progress else []
     details = f"the program reported {', '.join(reported)}" if reported else "the program reported no metrics"
@@ -125,7 +121,7 @@ def _disrupted(observed: SweepObserved, trial: Trial, cause: str) -> Trial:
         )
     runs = trial.runs + 1
     job = trial_job.name(observed.sweep, trial.number, runs)
-    return changed(trial, phase="Pending", runs=runs, job=job, observed=False)
+    return replace(trial, phase="Pending", runs=runs, job=job, observed=False)
 
 
 def _stop_early(observed: SweepObserved, trials: Sequence[Trial]) -> Iterable[Trial]:
@@ -155,10 +151,10 @@ def stopped(observed: SweepObserved, trial: Trial, reason: str, message: str) ->
     return ended(observed, trial, "Stopped", reason, message)
 
 
-def ended(observed: SweepObserved, trial: Trial, phase: str, reason: str, message: str) -> Trial:
+def ended(observed: SweepObserved, trial: Trial, phase: TrialPhase, reason: str, message: str) -> Trial:
     """Return the trial as ended without success."""
     reason, message = beginning(reason, REASON_BYTES), beginning(message, MESSAGE_BYTES)
-    return changed(trial, phase=phase, reason=reason, message=message, end_time=observed.now)
+    return replace(trial, phase=phase, reason=reason, message=message, end_time=observed.now)
 
 
 MEDIAN_PEERS = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
@@ -9,7 +10,7 @@ from allranks.api.status import Status
 from allranks.core.diagnosis import elasticity, hang_detection, report_loss
 from allranks.core.diagnosis.stragglers import newly_slow
 from allranks.core.facts import naming, pod_template, pool_template, rank_reports, status_summary, topology
-from allranks.core.facts.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan
+from allranks.core.facts.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan, Pod
 from allranks.core.objects import commands, companions, placeholders
 from allranks.core.objects import pods as pod_manifests
 from allranks.core.objects.gangs import choice as gang_choice
@@ -37,7 +38,7 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     probes, probe_at = _placeholders(snapshot)
     slow = newly_slow(snapshot.persisted.progress, status.progress)
     events = [Event("Straggler", sentence, warning=True) for sentence in slow]
-    events += _start_errors(status, summary)
+    events += _start_errors(status, summary, snapshot.start_errors)
     if dropped := read_back.event(status, summary):
         events.append(dropped)
     if lost := report_loss.event(snapshot.persisted, status):
@@ -113,11 +114,12 @@ def _not_before(status: Status, replica: Replica) -> datetime | None:
     return entry.restart_time if entry else status.restart_time
 
 
-def _start_errors(before: Status, after: Status) -> list[Event]:
+def _start_errors(before: Status, after: Status, pods: Iterable[Pod]) -> list[Event]:
     """Return an Event when a job that ran before begins to wait for a pod that cannot start. A new job has a
     deadline."""
     then, now = before.condition("Running"), after.condition("Running")
-    waits = now is not None and now.reason in _WAITS and (then is None or then.reason not in _WAITS)
+    wait_reasons = _WAITS | {pod.start_error for pod in pods}
+    waits = now is not None and now.reason in wait_reasons and (then is None or then.reason not in wait_reasons)
     return [Event(now.reason, now.message, warning=True)] if now and waits and after.ever_ran else []
 
 

@@ -11,7 +11,6 @@ from allranks.api.status import Hold, RoleStatus, Status
 from allranks.core.facts import pod_template, pool_template, topology
 from allranks.core.facts.model import Event, Plan, Pod
 from allranks.core.facts.status_summary import with_phase
-from allranks.core.facts.status_update import changed
 from allranks.core.facts.topology import CLEANUP_GRACE
 from allranks.core.objects.gangs import members
 from allranks.core.objects.queueing import reasons
@@ -59,7 +58,7 @@ def _with_wanted_sizes(snapshot: Snapshot) -> Status:
         return summary
     active = {role: counts.active for role, counts in summary.roles.items()}
     roles = {role: RoleStatus(desired=size, active=active.get(role, 0)) for role, size in sizes.items()}
-    return changed(summary, roles=roles, ready=f"0/{sum(sizes.values())}")
+    return replace(summary, roles=roles, ready=f"0/{sum(sizes.values())}")
 
 
 def wait_for_uploads(snapshot: Snapshot) -> Plan:
@@ -70,7 +69,7 @@ def wait_for_uploads(snapshot: Snapshot) -> Plan:
     alive = [pod for pod in snapshot.pods.values() if not pod.ended]
     services = topology.framework_of(o.job).long_running_roles(topology.sizes(o.job, o.current))
     delete: list[Pod] = [pod for pod in alive if o.now >= end or pod.role in services]
-    status = changed(snapshot.summarised_at_end, outputs=uploads.observed(o))
+    status = replace(snapshot.summarised_at_end, outputs=uploads.observed(o))
     status = _with_reason(snapshot, status)
     wake_at = end if alive and o.now < end else None
     return plan_objects(snapshot, status, delete=[*delete, *snapshot.outdated], wake_at=wake_at)
@@ -99,7 +98,7 @@ def clean_up(snapshot: Snapshot) -> Plan:
         return plan
     policy = snapshot.observed.job.spec.clean_pod_policy
     ended = Event("HoldEnded", f"cleanPodPolicy applies to the pods: {policy}")
-    return replace(plan, next=changed(snapshot.summarised_at_end, hold=None), events=(ended, *plan.events))
+    return replace(plan, next=replace(snapshot.summarised_at_end, hold=None), events=(ended, *plan.events))
 
 
 def held_until(snapshot: Snapshot) -> datetime | None:
@@ -122,7 +121,7 @@ def _hold(snapshot: Snapshot, until: datetime) -> Plan:
     if hold and (before is None or before.until != until):
         message = f"{hold.pods} pods with {hold.gpus} GPUs are kept until {until:%Y-%m-%dT%H:%M:%SZ}"
         events.append(Event("Held", f"{message} (restart.holdSeconds); deletion or suspend: true ends it"))
-    status = changed(snapshot.summarised_at_end, hold=hold)
+    status = replace(snapshot.summarised_at_end, hold=hold)
     return plan_objects(snapshot, status, delete=[*delete, *snapshot.outdated], events=events, wake_at=until)
 
 

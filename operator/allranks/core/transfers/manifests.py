@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from allranks.api.data import Input, Output, StartingPoint, claim_of
+from allranks.api.data import Input, InputStatus, Output, StartingPoint, claim_of
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.sweep_values import VARIABLE_PREFIX
@@ -21,6 +21,7 @@ from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform, Pod
 from allranks.core.facts.uploads import checkpoint_of, of_checkpoint
 from allranks.core.transfers import input_cache
 from allranks.core.transfers.input_cache import Place
+from allranks.fields import encode
 from allranks.version import __version__
 
 VOLUME = "allranks-data"
@@ -279,23 +280,20 @@ def provenance(job: Job, status: Status, ranks: Iterable[Pod] | None = None) -> 
         "framework": job.spec.framework,
         "attempt": status.attempt,
         "startTime": status.start_time.isoformat() if status.start_time else None,
-        "code": status.code.model_dump(by_alias=True, exclude_none=True, mode="json") if status.code else None,
+        "code": encode(status.code) if status.code else None,
         "packages": job.spec.packages,
         "programs": programs,
         "inputs": [
-            {
-                "name": item.name,
-                "from": item.source,
-                **(
-                    inputs[item.name].model_dump(include={"revision", "sha256", "bytes"}, exclude_none=True)
-                    if item.name in inputs
-                    else {}
-                ),
-            }
-            for item in job.spec.sources
+            {"name": item.name, "from": item.source, **_contents(inputs.get(item.name))} for item in job.spec.sources
         ],
         "step": status.progress.step if status.progress else None,
     }
+
+
+def _contents(state: InputStatus | None) -> Manifest:
+    """Return the recorded facts about the contents of an input."""
+    facts = {"revision": state.revision, "sha256": state.sha256, "bytes": state.bytes} if state else {}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 _AS_ROOT: Manifest = {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False}

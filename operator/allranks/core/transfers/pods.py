@@ -20,10 +20,10 @@ from allranks.api.status import FINISHED, Status
 from allranks.core.diagnosis import elasticity
 from allranks.core.facts.data_store import evictable
 from allranks.core.facts.model import FETCH_RETRYING, FETCHING, Event, Manifest, Observed, Plan, Pod, PodRef
-from allranks.core.facts.status_update import changed
 from allranks.core.facts.uploads import Upload, checkpoint_of, result_in
 from allranks.core.snapshot import Snapshot
 from allranks.core.transfers import input_cache, manifests
+from allranks.fields import validated
 
 CHECKING, CHECK_RETRYING = "CheckingOutputs", "CheckRetrying"
 """Reasons of the condition Running."""
@@ -125,11 +125,13 @@ def received(o: Observed) -> tuple[list[InputStatus], list[str]]:
         if pod is None or pod.deleted_at or (result := _result(pod)) is None:
             continue  # one that is being deleted has fetched for an earlier attempt
         try:
-            ready = InputStatus(name=item.name, state="Ready", **{**result["fetched"], **_location(o, item, result)})
+            ready = validated(
+                InputStatus(name=item.name, state="Ready", **{**result["fetched"], **_location(o, item, result)})
+            )
         except (KeyError, TypeError, ValidationError):
             reason = result.get("error") or f"pod {pod.name} has a result that this version cannot read"
             errors.append(f"{o.job.spec.field_of(item.name)}: {reason}")
-            ready = changed(item, state="Failed")
+            ready = replace(item, state="Failed")
         inputs[place] = ready
     return inputs, errors or [*_too_large(o, inputs)]
 
@@ -249,7 +251,7 @@ def with_transfer_pods(snapshot: Snapshot, plan: Plan) -> Plan:
     status, base = plan.next, plan.next or o.current
     inputs = _observed_inputs(o, base.inputs)
     if inputs != base.inputs:
-        status = changed(base, inputs=inputs)
+        status = replace(base, inputs=inputs)
     return replace(
         plan,
         next=status,
@@ -278,8 +280,8 @@ def with_checks(o: Observed, status: Status) -> Status:
     stores = {output.name for output in o.job.spec.outputs or () if output.scheme in OBJECT_STORES}
     if o.platform.local or not stores or status.phase in FINISHED:
         return status
-    outputs = [changed(output, state="Checking") if output.name in stores else output for output in status.outputs]
-    return changed(status, outputs=outputs)
+    outputs = [replace(output, state="Checking") if output.name in stores else output for output in status.outputs]
+    return replace(status, outputs=outputs)
 
 
 def checked(o: Observed) -> tuple[list[OutputStatus], list[str], list[str]]:
@@ -292,12 +294,12 @@ def checked(o: Observed) -> tuple[list[OutputStatus], list[str], list[str]]:
             continue
         field, note = f"spec.outputs[{waiting[output.name]}]", result.get("checked")
         if isinstance(note, str):
-            outputs[place] = changed(output, state="Pending")
+            outputs[place] = replace(output, state="Pending")
             notes += [f"{field}: it is not certain that files can be uploaded: {note}"] if note else []
         else:
             reason = str(result.get("error") or "there is no result")
             errors.append(f"{field}: {reason}")
-            outputs[place] = changed(output, state="Failed", message=reason[:MESSAGE_LENGTH])
+            outputs[place] = replace(output, state="Failed", message=reason[:MESSAGE_LENGTH])
     return outputs, errors, notes
 
 
@@ -347,7 +349,7 @@ def _uploading(job: Job, status: Status) -> set[str]:
 def _observed_inputs(o: Observed, inputs: list[InputStatus]) -> list[InputStatus]:
     """Return `status.inputs`, with the state of inputs that are not ready."""
     return [
-        changed(item, state="Fetching" if manifests.fetch_name(o.job, item.name) in o.transfers else "Pending")
+        replace(item, state="Fetching" if manifests.fetch_name(o.job, item.name) in o.transfers else "Pending")
         if item.state in ("Pending", "Fetching")
         else item
         for item in inputs

@@ -12,7 +12,6 @@ from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
 from allranks.core.facts import status_summary
 from allranks.core.facts.model import Event, Observed, Plan
-from allranks.core.facts.status_update import changed
 from allranks.core.facts.uploads import Upload, checkpoint_of, uploading_since
 from allranks.core.outcomes import Act, WaitUntil, write
 from allranks.core.snapshot import Snapshot
@@ -50,9 +49,9 @@ def follow_checkpoints(o: Observed) -> Status:
             step, time = progress.checkpoint_step, progress.checkpoint_time
             last = new.checkpoint_time
             if last is None or time > last + (timedelta(0) if step != new.step else _SAVED_AGAIN):
-                new = changed(new, state="Uploading", step=step, checkpoint_time=time, message=None)
+                new = replace(new, state="Uploading", step=step, checkpoint_time=time, message=None)
         outputs.append(new)
-    return o.current if outputs == o.current.outputs else changed(o.current, outputs=outputs)
+    return o.current if outputs == o.current.outputs else replace(o.current, outputs=outputs)
 
 
 def with_checkpoints(o: Observed) -> Observed:
@@ -122,8 +121,8 @@ def _observed(o: Observed, output: OutputStatus) -> OutputStatus:
         return output
     step = upload.checkpoint[0] if upload.checkpoint and upload.state == "Uploaded" else output.uploaded_step
     if upload.state != "Uploading" and upload.checkpoint != checkpoint_of(output):
-        return changed(output, uploaded_step=step)  # an earlier checkpoint: the newest one follows
-    return changed(
+        return replace(output, uploaded_step=step)  # an earlier checkpoint: the newest one follows
+    return replace(
         output,
         state=upload.state,
         uploaded_step=step,
@@ -191,11 +190,11 @@ def upload_first(snapshot: Snapshot) -> Act | None:
         return None
     names = ", ".join(output.name for output in snapshot.current.outputs if output.name in waiting)
     begun = [
-        changed(output, state="Uploading", start_time=now, message=None) if output.name in waiting else output
+        replace(output, state="Uploading", start_time=now, message=None) if output.name in waiting else output
         for output in snapshot.current.outputs
     ]
     message = f"the program has completed; its outputs are uploaded: {names}"
-    status = status_summary.with_phase(changed(snapshot.summarised, outputs=begun), "Running", now, UPLOADING, message)
+    status = status_summary.with_phase(replace(snapshot.summarised, outputs=begun), "Running", now, UPLOADING, message)
     return write(status, Event(UPLOADING, message))
 
 

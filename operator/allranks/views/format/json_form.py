@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from functools import cache
+from functools import partial
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 from allranks.api.status import ProgressStatus
+from allranks.fields import adapter, decode, encode
 
 CONFIG = ConfigDict(
     alias_generator=to_camel, use_attribute_docstrings=True, json_schema_serialization_defaults_required=True
@@ -33,10 +34,6 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _printed(progress: ProgressStatus) -> dict[str, Any]:
-    return progress.model_dump(by_alias=True, exclude_none=True, mode="json")
-
-
 Moment = Annotated[datetime, PlainSerializer(_stamp, return_type=str)]
 """`2026-03-04T10:00:00Z`."""
 Number = Annotated[
@@ -47,22 +44,17 @@ Number = Annotated[
 """null if it is not finite, for which JSON has no number."""
 Progress = Annotated[
     ProgressStatus,
-    PlainValidator(ProgressStatus.model_validate),  # not the type itself: the document has it already, from the CRDs
-    PlainSerializer(_printed, return_type=dict[str, Any]),
+    PlainValidator(partial(decode, ProgressStatus)),  # not the type itself: the document has it already, from the CRDs
+    PlainSerializer(encode, return_type=dict[str, Any]),
     WithJsonSchema(described_as("ProgressStatus")),
 ]
 """As in the status of the job."""
 
 
 def as_json(value: Any, exact: frozenset[str] = frozenset()) -> Any:
-    """Convert a dataclass with this configuration to JSON. `exact`: keys below which numbers are not rounded."""
-    kind: Any = type(value)
-    return rounded(_adapter(kind).dump_python(value, mode="json", by_alias=True), exact)
-
-
-@cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    """Convert a dataclass to JSON, with the keys of its configuration. `exact`: keys below which numbers are not
+    rounded."""
+    return rounded(adapter(type(value)).dump_python(value, mode="json", by_alias=True), exact)
 
 
 def rounded(value: Any, exact: frozenset[str]) -> Any:

@@ -14,6 +14,7 @@ from allranks.control_sequences import clean
 from allranks.core.diagnosis.exit_codes import describe as describe_exit_code
 from allranks.core.diagnosis.exit_codes import signal_name
 from allranks.core.facts.naming import replica_key
+from allranks.fields import encode
 from allranks.views.format.duration import elapsed
 
 
@@ -23,7 +24,7 @@ def resource(name: str, namespace: str, status: Status) -> dict[str, Any]:
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": name, "namespace": namespace},
-        "status": without_empty(status.model_dump(by_alias=True, exclude_none=True, mode="json")),
+        "status": without_empty(encode(status)),
     }
 
 

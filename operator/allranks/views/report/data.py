@@ -71,7 +71,7 @@ def inputs(job: Mapping[str, Any], status: Status) -> Iterator[JobInput]:
     for name, entry, mask in _entries(job, "inputs"):
         source = mask(entry.get("from"))
         mounted = source.partition("://")[0] in MOUNTED
-        state = states.get(name) or InputStatus.model_construct(name=name)
+        state = states.get(name) or InputStatus(name=name)
         yield JobInput(
             name=name,
             source=source,
@@ -90,7 +90,7 @@ def outputs(job: Mapping[str, Any], status: Status) -> Iterator[JobOutput]:
     """Yield the outputs of the manifest, in its order."""
     states = {state.name: state for state in status.outputs}
     for name, entry, mask in _entries(job, "outputs"):
-        state = states.get(name) or OutputStatus.model_construct(name=name)
+        state = states.get(name) or OutputStatus(name=name)
         yield JobOutput(
             name=name,
             to=mask(entry.get("to")),

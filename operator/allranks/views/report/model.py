@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -282,7 +282,7 @@ def _size(spec: Mapping[str, Any], status: Status) -> str:
 
 def _verdict(name: str, status: Status, phase: str, began: datetime, until: datetime) -> str:
     if phase in FINISHED or phase == INTERRUPTED:
-        whole = status.model_copy(update={"completion_time": until})
+        whole = replace(status, completion_time=until)
         return summary(name, whole, began, 0.0, "stopped" if phase == INTERRUPTED else "finished")
     if not status.start_time:
         return f"{name} is {status.phase}: the operator has not processed it yet"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -115,7 +115,7 @@ class SweepReport:
     def facts(self) -> list[tuple[str, str, str]]:
         """(title, value, note)"""
         counts, best = self.status.counts, self.status.best
-        named = counts.model_dump()
+        named = asdict(counts)
         spec = self.sweep.spec
         out = [("Trials", self.status.summary or "0", ", ".join(f"{n} {k}" for k, n in named.items() if n))]
         if self.metric:

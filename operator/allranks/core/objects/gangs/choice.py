@@ -10,7 +10,6 @@ from allranks.api.status import FINISHED, Status
 from allranks.core.facts import pod_template
 from allranks.core.facts.model import Plan, Platform
 from allranks.core.facts.optional_kinds import OptionalObjects
-from allranks.core.facts.status_update import changed
 from allranks.core.objects.gangs import members
 from allranks.core.objects.gangs.backends import BACKENDS, requested
 from allranks.core.objects.gangs.base import Backend
@@ -69,4 +68,4 @@ def with_backend(snapshot: Snapshot, plan: Plan) -> Plan:
     if status.attempt_time in (None, snapshot.current.attempt_time):
         return plan
     chosen = choose(o.job, status, o.platform, o.optional)
-    return replace(plan, next=changed(status, gang=chosen)) if chosen else plan
+    return replace(plan, next=replace(status, gang=chosen)) if chosen else plan

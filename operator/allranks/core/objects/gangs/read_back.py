@@ -7,6 +7,7 @@ sent.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -14,7 +15,6 @@ from allranks.api.job import Job
 from allranks.api.status import Condition, Status
 from allranks.core.facts.model import Event, Manifest, Pod
 from allranks.core.facts.optional_kinds import Object, OptionalObjects
-from allranks.core.facts.status_update import changed
 from allranks.core.objects.gangs import members
 
 CONDITION: Literal["GangScheduling"] = "GangScheduling"
@@ -39,11 +39,11 @@ def observe(
     before = status.condition(CONDITION)
     backend = members.backend_of(status)
     if backend is None or status.gang is None:
-        return status if before is None else changed(status, conditions=others)
+        return status if before is None else replace(status, conditions=others)
     group = members.observed_group(status, optional, members.group_name(job, status.attempt))
     fulfilled, reason, message = _verdict(job, status, list(pods), group_sent, group)
     if before and (before.status, before.reason, before.message) == (fulfilled, reason, message):
-        return status if before in status.conditions else changed(status, conditions=[*others, before])
+        return status if before in status.conditions else replace(status, conditions=[*others, before])
     after = Condition(
         type=CONDITION,
         status=fulfilled,
@@ -52,7 +52,7 @@ def observe(
         last_transition_time=before.last_transition_time if before and before.status == fulfilled else now,
         observed_generation=status.observed_generation,
     )
-    return changed(status, conditions=[*others, after])
+    return replace(status, conditions=[*others, after])
 
 
 def event(before: Status, after: Status) -> Event | None:

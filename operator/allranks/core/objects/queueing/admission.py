@@ -11,6 +11,7 @@ from allranks.core.facts import workload as workloads
 from allranks.core.facts.model import Manifest, Observed
 from allranks.core.facts.optional_kinds import RESOURCE_FLAVOR
 from allranks.core.facts.pool_template import union
+from allranks.fields import encode, validated
 
 PODSET_LABEL = "kueue.x-k8s.io/podset"
 WORKLOAD_ANNOTATION = "kueue.x-k8s.io/workload"
@@ -35,11 +36,13 @@ def read(observed: Observed, workload: Manifest) -> tuple[dict[str, PodSetAdmiss
         if placement not in placements:
             placements.append(placement)
         count = assigned.get("count")
-        admitted[role] = PodSetAdmission(
-            count=requested.get(role, 0) if count is None else int(count),
-            requested=requested.get(role, 0),
-            placement=placements.index(placement),
-            topology=bool(assigned.get("topologyAssignment") or assigned.get("delayedTopologyRequest")),
+        admitted[role] = validated(
+            PodSetAdmission(
+                count=requested.get(role, 0) if count is None else int(count),
+                requested=requested.get(role, 0),
+                placement=placements.index(placement),
+                topology=bool(assigned.get("topologyAssignment") or assigned.get("delayedTopologyRequest")),
+            )
         )
     return admitted, placements
 
@@ -60,18 +63,22 @@ def _placement(observed: Observed, workload: Manifest, role: str, assigned: Mani
                 tolerations = union(tolerations, update.get("tolerations"))
                 labels |= update.get("labels") or {}
                 annotations |= update.get("annotations") or {}
-    return PodPlacement(
-        node_selector=selector,
-        tolerations=[_toleration(toleration) for toleration in tolerations],
-        labels=labels,
-        annotations=annotations,
+    return validated(
+        PodPlacement(
+            node_selector=selector,
+            tolerations=[_toleration(toleration) for toleration in tolerations],
+            labels=labels,
+            annotations=annotations,
+        )
     )
 
 
 def _toleration(toleration: Manifest) -> Toleration:
     fields = ("key", "operator", "value", "effect")
-    return Toleration(
-        **{key: toleration.get(key) for key in fields}, toleration_seconds=toleration.get("tolerationSeconds")
+    return validated(
+        Toleration(
+            **{key: toleration.get(key) for key in fields}, toleration_seconds=toleration.get("tolerationSeconds")
+        )
     )
 
 
@@ -107,8 +114,6 @@ def _with_admission(
     if placement.node_selector:
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **placement.node_selector}
     if placement.tolerations:
-        tolerations = [
-            toleration.model_dump(by_alias=True, exclude_none=True, mode="json") for toleration in placement.tolerations
-        ]
+        tolerations = [encode(toleration) for toleration in placement.tolerations]
         spec["tolerations"] = union(spec.get("tolerations"), tolerations)
     return {**template, "metadata": metadata, "spec": spec}

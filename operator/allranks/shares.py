@@ -1,0 +1,79 @@
+"""Room that namespaces share: a quarter of it is kept for the namespaces that use less than a quarter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Share:
+    """Room of a fixed size, in any unit. One namespace alone may use three quarters of it."""
+
+    def __init__(self, most: int) -> None:
+        self._free, self._quarter = most, max(1, most // 4)
+        self._used: Counter[str] = Counter()
+
+    def fits(self, namespace: str, size: int = 1) -> bool:
+        """Return whether a namespace may take this much now."""
+        reserved = self._quarter if self._used[namespace] + size > self._quarter else 0
+        return size <= self._free - reserved
+
+    def take(self, namespace: str, size: int = 1) -> bool:
+        """Take this much. Return False if it does not fit."""
+        if not self.fits(namespace, size):
+            return False
+        self._free -= size
+        self._used[namespace] += size
+        return True
+
+    def give(self, namespace: str, size: int = 1) -> None:
+        """Give back what was taken."""
+        self._free += size
+        self._used[namespace] -= size
+        if not self._used[namespace]:
+            del self._used[namespace]
+
+
+class Turns:
+    """Places of a `Share` for callers that wait: namespaces have turns, and the callers of a namespace their order."""
+
+    def __init__(self, most: int = 1) -> None:
+        self._share = Share(most)
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """By namespace; the next one is the first one."""
+
+    async def acquire(self, namespace: str) -> None:
+        """Wait for a place."""
+        if namespace not in self._waiting and self._share.take(namespace):
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(namespace, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.release(namespace)
+            raise
+
+    def release(self, namespace: str) -> None:
+        """Give a place back."""
+        self._share.give(namespace)
+        for name, turns in list(self._waiting.items()):
+            while turns and turns[0].done():
+                turns.popleft()  # cancelled
+            if turns and self._share.take(name):
+                turns.popleft().set_result(None)
+                self._waiting[name] = self._waiting.pop(name)  # behind all others
+            if not turns:
+                del self._waiting[name]
+
+    @asynccontextmanager
+    async def turn(self, namespace: str) -> AsyncIterator[None]:
+        """Have a place until the end of the block."""
+        await self.acquire(namespace)
+        try:
+            yield
+        finally:
+            self.release(namespace)

@@ -1,0 +1,41 @@
+"""Room that namespaces share."""
+
+from __future__ import annotations
+
+import asyncio
+
+from allranks.shares import Share, Turns
+
+
+def test_one_namespace_alone_has_three_quarters_and_others_always_find_room() -> None:
+    share = Share(100)
+    assert [share.take("busy", 15) for _ in range(8)] == [True] * 5 + [False] * 3
+    assert share.take("calm", 20)
+    assert not share.take("calm", 20), "beyond a quarter, what is left is for others"
+    assert share.take("third", 5)
+    share.give("busy", 15)
+    assert not share.take("busy", 1), "the quarter is full again before anybody has more"
+    assert share.take("fourth", 15)
+
+
+def test_a_namespace_that_waits_for_long_does_not_block_one_that_comes_later() -> None:
+    async def scenario() -> list[str]:
+        turns, served = Turns(4), list[str]()
+        for _ in range(3):
+            await turns.acquire("busy")
+
+        async def use(namespace: str) -> None:
+            async with turns.turn(namespace):
+                served.append(namespace)
+
+        waiting = [asyncio.create_task(use("busy")) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert served == []
+        async with asyncio.timeout(60):
+            await use("calm")
+            assert served == ["calm"]
+            turns.release("busy")
+            await asyncio.gather(*waiting)
+        return served
+
+    assert asyncio.run(scenario()) == ["calm", "busy", "busy", "busy"]
