@@ -197,6 +197,8 @@ class Framework(ABC):
     """The Python package of the framework; None if its programs need none."""
     any_role: ClassVar[bool] = False
     """The job names the roles, and `for_job` describes them; `roles` has the most usual ones."""
+    command_starts_ranks: ClassVar[bool] = False
+    """The command of a pod is one process that starts its ranks, as torchrun does; else allranks starts each rank."""
     launcher_env: ClassVar[tuple[str, ...]] = ()
     """Further variables that the framework's launchers set in the processes that they start. A name that ends in `_` is
     a prefix. A local run removes these and `reserved_env` from the environment that it inherits."""

@@ -80,6 +80,7 @@ class PyTorch(Framework):
         | {"PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_RDZV_ID"}
     )
 
+    command_starts_ranks = True
     launcher_env = (
         "GROUP_RANK",
         "GROUP_WORLD_SIZE",

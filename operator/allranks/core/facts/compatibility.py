@@ -290,7 +290,7 @@ class _Systems:
 def _tasks(framework: Framework, context: AttemptContext, role: str) -> int:
     """Return the number of processes that allranks starts in each pod of a role, which Slurm calls tasks. torchrun is
     one task and starts the others itself, as under Slurm."""
-    return 1 if framework.name == "pytorch" else max(1, framework.processes(context, role))
+    return 1 if framework.command_starts_ranks else max(1, framework.processes(context, role))
 
 
 def program_arguments(command: Sequence[str]) -> Sequence[str]:
