@@ -99,18 +99,19 @@ def _with(example: dict[str, Any], **metadata: Any) -> dict[str, Any]:
 
 
 OWNERS = [{"kind": "Job", "name": "x", "uid": f"{number:05}"} for number in range(20_000)]
+NIGHTLY = pytest.mark.nightly
 CASES: list[Any] = [
     pytest.param("pods", 1000, SMALL_POD, LARGEST_POD, id="1000 pods of the largest template"),
-    pytest.param("pods", 1000, SMALL_POD, _with(SMALL_POD, labels=FEWER), id="pods, labels"),
-    pytest.param("pods", 150, SMALL_POD, _with(SMALL_POD, finalizers=[*MANY]), id="pods, finalizers"),
-    pytest.param("pods", 150, SMALL_POD, _with(SMALL_POD, ownerReferences=OWNERS), id="pods, owners"),
-    pytest.param("archived_pods", 150, SMALL_POD, LARGEST_POD, id="pods in the archiver"),
+    pytest.param("pods", 150, SMALL_POD, _with(SMALL_POD, labels=FEWER), id="pods, labels", marks=NIGHTLY),
+    pytest.param("pods", 150, SMALL_POD, _with(SMALL_POD, finalizers=[*MANY]), id="pods, finalizers", marks=NIGHTLY),
+    pytest.param("pods", 150, SMALL_POD, _with(SMALL_POD, ownerReferences=OWNERS), id="pods, owners", marks=NIGHTLY),
+    pytest.param("archived_pods", 150, SMALL_POD, LARGEST_POD, id="pods in the archiver", marks=NIGHTLY),
     pytest.param("jobs", 150, SMALL_JOB, _with(SMALL_JOB, labels=MANY), id="jobs, labels"),
-    pytest.param("jobs", 150, SMALL_JOB, _with(SMALL_JOB, annotations=MANY), id="jobs, annotations"),
-    pytest.param("jobs", 150, SMALL_JOB, _with(SMALL_JOB, ownerReferences=OWNERS), id="jobs, owners"),
-    pytest.param("sweeps", 150, SMALL_JOB, _with(SMALL_JOB, labels=MANY), id="sweeps, labels"),
-    pytest.param("pod_groups", 150, GROUP, _with(GROUP, labels=MANY), id="PodGroups, labels"),
-    pytest.param("pools", 150, SMALL_JOB, _with(SMALL_JOB, labels=MANY), id="pools, labels"),
+    pytest.param("jobs", 150, SMALL_JOB, _with(SMALL_JOB, annotations=MANY), id="jobs, annotations", marks=NIGHTLY),
+    pytest.param("jobs", 150, SMALL_JOB, _with(SMALL_JOB, ownerReferences=OWNERS), id="jobs, owners", marks=NIGHTLY),
+    pytest.param("sweeps", 150, SMALL_JOB, _with(SMALL_JOB, labels=MANY), id="sweeps, labels", marks=NIGHTLY),
+    pytest.param("pod_groups", 150, GROUP, _with(GROUP, labels=MANY), id="PodGroups, labels", marks=NIGHTLY),
+    pytest.param("pools", 150, SMALL_JOB, _with(SMALL_JOB, labels=MANY), id="pools, labels", marks=NIGHTLY),
 ]
 
 
@@ -123,6 +124,5 @@ def test_a_list_takes_little_more_memory_than_its_largest_page(
         usual = _peak(mirror, server.url)
     with _listing(count, hostile) as server:
         most = _peak(mirror, server.url)
-    print(mirror, usual, most)
     assert most < usual + 160
     assert most < 256
