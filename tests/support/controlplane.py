@@ -298,7 +298,7 @@ def install(api: Api, definitions: Iterable[Path]) -> None:
             api.create(wanted)
         api.patch("CustomResourceDefinition", None, name, {"spec": wanted["spec"]})
         deadline = time.monotonic() + START_SECONDS
-        while not _established(api.get("CustomResourceDefinition", None, name)):
+        while not (_established(api.get("CustomResourceDefinition", None, name)) and _served(api, wanted["spec"])):
             if time.monotonic() > deadline:
                 raise DoesNotStart(f"the API server does not serve {name}")
             time.sleep(0.05)
@@ -315,6 +315,18 @@ def free_ports(count: int, host: str = HOST) -> list[int]:
                 probe.bind((host, port))
                 ports += [] if port in ports else [port]
     return ports
+
+
+def _served(api: Api, spec: dict[str, Any]) -> bool:
+    """A busy API server answers 404 for a while after the condition Established."""
+    version = next(each["name"] for each in spec["versions"] if each["served"])
+    try:
+        api.request("GET", f"/apis/{spec['group']}/{version}/{spec['names']['plural']}?limit=1")
+    except ApiError as answer:
+        if answer.code == 404:
+            return False
+        raise
+    return True
 
 
 def _established(definition: dict[str, Any]) -> bool:

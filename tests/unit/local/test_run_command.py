@@ -91,14 +91,17 @@ class Cli:
 
     @staticmethod
     def read_until(process: subprocess.Popen[str], words: str) -> list[str]:
-        """Its lines up to the first one with these words."""
+        """Its lines up to the first one with these words. Reads no further: `communicate` does not see what a stream of
+        lines has in its buffer."""
         assert process.stdout
-        lines = []
-        for line in process.stdout:
-            lines.append(line.removesuffix("\n"))
-            if words in line:
-                return lines
-        raise AssertionError(lines)
+        text = b""
+        while byte := os.read(process.stdout.fileno(), 1):
+            text += byte
+            if byte == b"\n" and words.encode() in text.splitlines()[-1]:
+                break
+        lines = text.decode().splitlines()
+        assert words in lines[-1], lines
+        return lines
 
     def left(self) -> list[int]:
         """Processes of the jobs of this test."""
@@ -340,11 +343,8 @@ def test_a_signal_is_what_the_kernel_reports_and_no_exit_code(
 def test_that_hang_has_no_effect_without_reports_is_said_once(cli: Cli) -> None:
     cli.job("sh", "-c", MEET, hang={"timeoutSeconds": 1})
     process = cli.start()
-    assert process.stdout
     said = "hang: no rank has reported yet; a hang cannot be detected without reports"
-    for line in process.stdout:
-        if said in line:
-            break
+    cli.read_until(process, said)
     (cli.directory / "go").touch()
     out, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, out
