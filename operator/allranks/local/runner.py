@@ -95,6 +95,8 @@ class LocalRun:
         self._machine = Machine(machine_environment(options.environ), self._volumes, options.workdir)
         self._gpus: Gpus | None = None
         self._pods: dict[str, LocalPod] = {}
+        self._removed: dict[str, Pod] = {}
+        """Name -> last state of a pod that was deleted, and had not succeeded."""
         self._endpoints: tuple[int, Mapping[tuple[str, int], tuple[str, int]]] | None = None
         self._error: Exception | None = None
         self._stopping = self._saving = False
@@ -277,6 +279,7 @@ class LocalRun:
             platform,
             reports=reports,
             uploads=dict(self._outputs.uploads),
+            removed=dict(self._removed),
         )
 
     def _apply(self, plan: Plan) -> None:
@@ -354,6 +357,12 @@ class LocalRun:
             if pod.gone.is_set():
                 del self._pods[name]
                 self._volumes.remove(name)
+                if pod.status.exit and pod.status.exit.code:
+                    self._removed[name] = pod.status
+        # Their output may show what ended this attempt, or the one before.
+        for name, removed in list(self._removed.items()):
+            if removed.attempt < self.status.attempt - 1:
+                del self._removed[name]
 
     async def _end_pods(self, grace: float | None) -> None:
         for pod in self._pods.values():

@@ -223,7 +223,7 @@ def _by_evidence(before: Failure | None, failure: Failure) -> tuple[Action, str]
         return "Restart", f"{subject}{where}"
     if failure.because == "CheckpointUnreadable":
         if again and before is not None and same_way(before, failure):
-            return "Fail", "its newest checkpoint cannot be read, twice"
+            return "Fail", "its newest checkpoint cannot be read, twice: set it aside, so that an older one is used"
         return "Restart", "its newest checkpoint cannot be read"
     if failure.because == "CompletedEarly":
         return "Restart", "the other ranks could not continue without it"

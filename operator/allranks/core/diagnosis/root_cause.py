@@ -389,7 +389,8 @@ def earlier_failure(
     failure = _describe(replace(status, attempt=pod.attempt), ending, ranks)
     after_deletion = pod.deleted_at is not None and pod.exit.finished_at >= pod.deleted_at.replace(microsecond=0)
     if recorded.because == LOST_PEER and ending.words and not ending.lost_peer and not ending.words.from_launcher:
-        return failure  # it was raised before the peers were lost; only its process took longer to end
+        # It was raised before the peers were lost; only its process took longer to end. A signal was the deletion's.
+        return replace(failure, exit_code=None, signal=None) if ending.told_to_end else failure
     if after_deletion and (not ending.sure or possible_signal(failure.exit_code, failure.signal) == SIGTERM):
         return None
     at, then = failure.time.replace(microsecond=0), recorded.time.replace(microsecond=0)
