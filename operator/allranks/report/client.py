@@ -20,6 +20,7 @@ from typing import Any
 
 from allranks.report import stacks
 from allranks.report.meter import Meter
+from allranks.report.position import position
 from allranks.report.state import RANK, Means, State, advance, message, number_in
 from allranks.report.transport import AttemptOver, Rejected, SendFailed, Transport
 from allranks.report.values import LARGEST, closest, is_finite, metric, seconds, whole
@@ -65,6 +66,8 @@ class Client:
         self._fetcher: Fetcher | None = None
         self._stack_dump_ids: deque[str] = deque(maxlen=16)
         """Answered requests, the newest last."""
+        self._stalled_at: int | None = -1
+        """The step after which the operator asked where this rank is; -1 if it has not asked."""
         self._saves_on_request = False
         self._requested = self._noticed = self._stored = self._handled = 0
         """Numbers of requests for a checkpoint: the current one, the last one that the program has noticed, that it has
@@ -266,7 +269,7 @@ class Client:
         self._sent_at = time.monotonic()
         # A copy: another thread may be changing it.
         waiting = None if meter is None else meter.waits()
-        return message(
+        content = message(
             state,
             self._means,
             self._metrics.copy(),
@@ -276,6 +279,9 @@ class Client:
             self._saves_on_request,
             self._handled,
         )
+        if self._stalled_at == state.step and not done:
+            content["position"] = good("position", position, lambda ask: ask())
+        return content
 
     def _fetch(self) -> None:
         """Get numbers from a GPU. A separate thread waits for them, because a GPU may hang."""
@@ -293,6 +299,8 @@ class Client:
     def _answer(self, stack_dump_id: str) -> None:
         if stack_dump_id and stack_dump_id not in self._stack_dump_ids:
             self._stack_dump_ids.append(stack_dump_id)
+            self._stalled_at = self._state.step
+            self._bell.put(REQUESTED)  # the operator waits a few seconds for the positions of all ranks
             self.answer_stacks(stack_dump_id)
 
 
