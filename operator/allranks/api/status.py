@@ -296,7 +296,16 @@ class ProgressStatus(StatusPart):
     metrics: Annotated[dict[Reason, float], Field(max_length=32, description="Latest value of each metric.")] = field(
         default_factory=dict
     )
-    samples_per_second: Annotated[NonNegative | None, Field(description="Throughput of all ranks together.")] = None
+    metrics_step: Annotated[
+        Count | None, Field(description="The step of these values: the rank that reports them may be behind others.")
+    ] = None
+    not_finite: Annotated[
+        dict[Reason, Count],
+        Field(max_length=32, description="Metrics whose value is NaN or infinite -> the step since which it is."),
+    ] = field(default_factory=dict)
+    samples_per_second: Annotated[
+        NonNegative | None, Field(description="Throughput of all ranks together, if each of them reports its own.")
+    ] = None
     loading: Annotated[
         Annotated[float, Field(ge=0, le=1)] | None, Field(description="Share of a step in which ranks wait for data.")
     ] = None

@@ -17,7 +17,7 @@ from allranks.core.diagnosis.root_cause import cause_line, describe_failure, is_
 from allranks.core.facts import naming
 from allranks.core.facts.model import FETCH_FAILED
 from allranks.core.facts.queue import queue_of
-from allranks.core.facts.status_summary import with_phase
+from allranks.core.facts.status_summary import ended_early, with_phase
 from allranks.core.transfers import data
 
 _HISTORY = 10
@@ -225,7 +225,8 @@ def succeed(status: Status, now: datetime) -> Status:
         progress=finalize(status.progress),
         checkpoint_request=None,
     )
-    return with_phase(done, "Succeeded", now, "Completed", "training completed")
+    early = ended_early(done.progress)
+    return with_phase(done, "Succeeded", now, "Completed", f"training completed{f': {early}' if early else ''}")
 
 
 def fail(status: Status, reason: str, message: str, now: datetime, failure: Failure | None = None) -> Status:

@@ -92,6 +92,7 @@ class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     total_steps: Count | None = None
     epoch: Count | None = None
     metrics: Annotated[dict[Name, Value], Meta(max_length=METRICS)] = {}
+    not_finite: Annotated[dict[Name, Count], Meta(max_length=METRICS)] = {}
     samples_per_second: Rate | None = None
     step_seconds: Seconds | None = None
     busy_seconds: Seconds | None = None

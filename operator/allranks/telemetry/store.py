@@ -370,6 +370,7 @@ def _report(
         total_steps=message.total_steps,
         epoch=message.epoch,
         metrics=metrics,
+        not_finite=dict(message.not_finite),
         samples_per_second=samples,
         step_seconds=seconds,
         busy_seconds=busy,

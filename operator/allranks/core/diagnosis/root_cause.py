@@ -432,6 +432,8 @@ def cause_line(failure: Failure) -> str:
 
 def describe_failure(failure: Failure) -> str:
     """Return the failure in one line: `worker-1 failed with exit code 1 (Error)`."""
+    if not failure.role and failure.reason in ("Hang", "NoFirstStep"):
+        return f"the ranks made no progress ({failure.reason})"
     who = naming.replica_key(failure.role, failure.index) if failure.role else "a pod"
     if is_rejection(failure.reason):
         return f"{who} was rejected by its node ({failure.reason})"

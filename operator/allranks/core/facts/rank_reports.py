@@ -37,6 +37,8 @@ class RankReport:
     total_steps: int | None = None
     epoch: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    not_finite: Mapping[str, int] = field(default_factory=dict)
+    """Metrics whose newest value is NaN or infinite -> the step since which it is."""
     samples_per_second: float | None = None
     step_seconds: float | None = None
     """Mean duration of the steps since the previous report."""
