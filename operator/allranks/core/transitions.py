@@ -319,7 +319,7 @@ def _avoided_after(status: Status, failure: Failure) -> list[str]:
 
 def _is_nodes_fault(failure: Failure) -> bool:
     of_node = failure.reason in ("NodeLost", "Evicted", FETCH_FAILED) or is_rejection(failure.reason)
-    return of_node or failure.because in ("DeviceError", "InitContainer")
+    return of_node or failure.because in restart_policy.OF_NODE
 
 
 def _initial_roles(job: Job, status: Status) -> Status:

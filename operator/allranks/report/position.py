@@ -6,7 +6,6 @@ The operator compares the positions of ranks that make no progress. The whole st
 from __future__ import annotations
 
 import sys
-import sysconfig
 import threading
 from pathlib import Path
 from types import FrameType
@@ -15,10 +14,8 @@ from typing import Any
 MOST_CHARACTERS = 200
 _WRAPPERS = frozenset({"wrapper", "inner", "inner_wrapper", "_fn", "decorate_context", "new_func", "_call_impl"})
 """Names of functions of decorators, which say nothing about the call."""
-_LIBRARIES = tuple(
-    f"{path}/" for path in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} if path
-)
-_OWN = f"{Path(__file__).resolve().parents[1]}/"
+_LIBRARY = f"{Path(threading.__file__).parent}/"
+_REPORT_LIBRARY = f"{Path(__file__).resolve().parents[1]}/"
 
 
 def position() -> dict[str, str]:
@@ -54,7 +51,7 @@ def is_program(file: str) -> bool:
     """Return whether a file belongs to the program, and not to Python, an installed package or this library."""
     if file.startswith("<") or "site-packages" in file or "dist-packages" in file:
         return False
-    return not (file.startswith(_OWN) or file.startswith(_LIBRARIES))
+    return not file.startswith((_REPORT_LIBRARY, _LIBRARY))
 
 
 def raised_in(thread: int | None) -> Any:

@@ -188,8 +188,8 @@ def _metrics(before: ProgressStatus, source: RankReport | None) -> tuple[dict[st
 
 def newly_not_finite(before: ProgressStatus | None, after: ProgressStatus | None) -> list[str]:
     """Return a sentence for each metric that became NaN or infinite: `loss is not finite since step 20`."""
-    known = before.not_finite if before else {}
-    return [f"{name} is not finite since step {step}" for name, step in _not_finite(after) if name not in known]
+    recorded = before.not_finite if before else {}
+    return [f"{name} is not finite since step {step}" for name, step in _not_finite(after) if name not in recorded]
 
 
 def _not_finite(progress: ProgressStatus | None) -> list[tuple[str, int]]:

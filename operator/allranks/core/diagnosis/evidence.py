@@ -12,7 +12,6 @@ from datetime import timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
-from allranks.core.diagnosis import last_words
 from allranks.core.diagnosis.root_cause import COMPLETED_EARLY, LOST_PEER, NEVER_WHOLE, NOT_JOINED, cause_line
 from allranks.core.facts import naming, topology
 from allranks.core.facts.attempt import Ranks
@@ -44,13 +43,14 @@ def weigh(
     """
     if failure.reason != "Error" or topology.scope(job, failure.role, failure.index) != "Group":
         return failure
-    words = last_words.last_words(failure.message, failure.exit_code)
     ranks = Ranks(job, status, platform)
-    if failure.because == LOST_PEER or (words is None and failure.exit_code == 1):
-        cause = _never_whole(status, failure, pods, missing, refused, ranks)
-        if cause is None and failure.because == LOST_PEER:
-            cause = _completed_early(job, failure, pods, reports, ranks) or _not_joined(status, failure, pods, ranks)
-        return cause or failure
+    if failure.because == LOST_PEER:
+        return (
+            _never_whole(status, failure, pods, missing, refused, ranks)
+            or _completed_early(job, failure, pods, reports, ranks)
+            or _not_joined(status, failure, pods, ranks)
+            or failure
+        )
     if _could_not_resume(job, status) and is_unreadable_data(failure.message):
         return replace(failure, because="CheckpointUnreadable", message=_with_steps(status, failure.message))
     return failure
@@ -70,7 +70,7 @@ def _never_whole(
     waiting = [pod for pod in pods.values() if not pod.ended and pod.started_at is None and pod.deleted_at is None]
     if waiting:
         pod = min(waiting, key=lambda pod: (pod.node is not None, pod.role, pod.index))
-        text = f"{pod.name} had {'not started' if pod.node else 'no node'}: {pod.waiting_text or 'no reason is known'}"
+        text = f"{pod.name} had {'not started' if pod.node else 'no node'}: {pod.waiting_text or 'no reason yet'}"
         return _of_pod(failure, pod, ranks, NEVER_WHOLE, text)
     rejected = next(iter(refused), None)
     replica = next(iter(missing), None)
@@ -111,7 +111,7 @@ def _steps(reports: Reports | None, pod: Pod) -> str:
 
 
 def _not_joined(status: Status, failure: Failure, pods: Mapping[Place, Pod], ranks: Ranks) -> Failure | None:
-    """Return the rank for which the others waited in vain, if the group of this attempt never formed.
+    """Return the rank for which the others waited without success, if the group of this attempt never formed.
 
     The rank is only named if the numbers leave no doubt: as many pods still run as processes are missing.
     """
@@ -135,12 +135,12 @@ def _could_not_resume(job: Job, status: Status) -> bool:
 
 
 def _with_steps(status: Status, message: str) -> str:
-    """Return the message of a checkpoint that cannot be read, with what is known about others."""
+    """Return the message of a checkpoint that cannot be read, with the steps of others."""
     stored = [past.checkpoint_step for past in status.history if past.checkpoint_step is not None]
     reached = last_step(status)
-    known = [f"a checkpoint of step {stored[-1]} was stored before"] if stored else []
-    known += [f"the program had come to step {reached}"] if reached is not None else []
-    return f"the newest checkpoint cannot be read; {', and '.join(known)}\n{message}"[:2048] if known else message
+    parts = [f"a checkpoint of step {stored[-1]} was stored before"] if stored else []
+    parts += [f"the program had come to step {reached}"] if reached is not None else []
+    return f"the newest checkpoint cannot be read; {', and '.join(parts)}\n{message}"[:2048] if parts else message
 
 
 def last_step(status: Status) -> int | None:

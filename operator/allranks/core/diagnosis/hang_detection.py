@@ -153,18 +153,18 @@ def path_works(reports: Reports, now: datetime) -> bool:
 
 def failure(job: Job, status: Status, reports: Reports, stall: StallWindow, now: datetime) -> Failure:
     """Return the hang as a failure of the rank for which the others wait; of no rank if nothing distinguishes one."""
-    found = stalled_ranks.suspects(reports.ranks)
+    suspects = stalled_ranks.suspects(reports.ranks)
     began = status.running_time or status.attempt_time or now
     hang = Failure(
         attempt=status.attempt,
         reason=REASON if status.progress and status.progress.first_step_time else NO_FIRST_STEP,
-        message=_message(job, reports, found, stall) + collectives_explanation(reports, stall.moved_at, now),
+        message=_message(job, reports, suspects, stall) + collectives_explanation(reports, stall.moved_at, now),
         time=stall.moved_at,
         ran_seconds=max(0.0, (now - began).total_seconds()),
     )
-    if not found.ranks:
+    if not suspects.ranks:
         return hang
-    first = found.ranks[0]
+    first = suspects.ranks[0]
     return replace(hang, role=first.role, index=first.index, rank=first.rank, pod=first.pod, node=first.node)
 
 
@@ -183,19 +183,19 @@ def already_recorded(status: Status, stall: StallWindow) -> bool:
     return last is not None and last.reason in (REASON, NO_FIRST_STEP) and last.time >= stall.moved_at - _JITTER
 
 
-def _message(job: Job, reports: Reports, found: Suspects, stall: StallWindow) -> str:
+def _message(job: Job, reports: Reports, suspects: Suspects, stall: StallWindow) -> str:
     active = [rank for rank in reports.ranks if not rank.done]
     if all(rank.step is None for rank in active):
         limit = job.spec.startup_deadline_seconds
         problem = f"no rank completed a first step within {limit} s"
         reporting = f"ranks that report: {stalled_ranks.named(active)}"
-        details = f"{reporting}; {found.sentence}" if found.ranks else reporting
+        details = f"{reporting}; {suspects.sentence}" if suspects.ranks else reporting
         return f"{problem} (startupDeadlineSeconds: raise it if the start takes longer); {details}"
     stalled = f"no rank has completed a step since {stall.moved_at:%H:%M:%S} UTC"
-    if not found.ranks and not any(rank.heartbeat for rank in active):
+    if not suspects.ranks and not any(rank.heartbeat for rank in active):
         furthest = max(rank.step or 0 for rank in active)
         return f"{stalled}: the trainer of {stalled_ranks.named(active)} has sent no status after step {furthest}"
-    return f"{stalled}: {found.sentence}"
+    return f"{stalled}: {suspects.sentence}"
 
 
 COLLECTIVES_RECENT = timedelta(seconds=90)

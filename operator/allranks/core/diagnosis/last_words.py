@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from allranks.frameworks.lost_peers import is_lost_peer
+from allranks.core.facts.lost_peers import is_lost_peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ def _shortened(block: list[str], line: str, lines: int, characters: int) -> str:
 def _most_telling(exceptions: list[LastWords]) -> LastWords | None:
     """Return the exception of a rank that lost no peer, if there is one; the first of several ranks."""
     program = [words for words in exceptions if not words.from_launcher] or exceptions[-1:]
-    own = [words for words in program if not words.lost_peer]
-    return next(iter(own or program), None)
+    causes = [words for words in program if not words.lost_peer]
+    return next(iter(causes or program), None)
 
 
 def _of_each_rank(exceptions: list[LastWords]) -> list[LastWords]:
@@ -144,16 +144,18 @@ class _Exception:
 
 
 def _exceptions(lines: list[str]) -> Iterator[LastWords]:
-    """Yield the exceptions with a traceback, in order. Those that Python prints as one chain are one."""
-    chain: list[_Exception] = []
+    """Yield the exceptions with a traceback, in order for each rank. Those that Python prints as one chain are one."""
+    by_prefix: dict[str, list[_Exception]] = {}
     for exception in _tracebacks(lines):
-        between = lines[chain[-1].end : exception.begin] if chain else []
-        linked = any(_CHAIN.match(line.removeprefix(exception.prefix)) for line in between)
-        if chain and not (linked and exception.prefix == chain[-1].prefix):
-            yield _words(chain)
-            chain = []
-        chain.append(exception)
-    if chain:
+        by_prefix.setdefault(exception.prefix, []).append(exception)
+    for prefix, exceptions in by_prefix.items():
+        chain: list[_Exception] = []
+        for exception in exceptions:
+            between = lines[chain[-1].end : exception.begin] if chain else []
+            if chain and not any(_CHAIN.match(line.removeprefix(prefix)) for line in between):
+                yield _words(chain)
+                chain = []
+            chain.append(exception)
         yield _words(chain)
 
 
@@ -176,8 +178,8 @@ def _words(chain: list[_Exception]) -> LastWords:
 def _innermost(exception: _Exception) -> str:
     """Return the line of an exception, or of the one in another process that it passes on."""
     if "Original Traceback (most recent call last)" in exception.details:
-        own = [line for line in exception.details.splitlines() if _EXCEPTION.match(line)]
-        return own[-1] if own else exception.line
+        inner = [line for line in exception.details.splitlines() if _EXCEPTION.match(line)]
+        return inner[-1] if inner else exception.line
     return exception.line
 
 
@@ -193,7 +195,7 @@ def _tracebacks(lines: list[str]) -> Iterator[_Exception]:
             continue
         line, end = exception
         yield _Exception(line, "\n".join(_details(lines, end, prefix)), number, end, prefix)
-        number = end
+        number = number + 1 if prefix else end  # other ranks may print theirs between these lines
 
 
 def _is_frame(line: str) -> bool:
@@ -239,7 +241,7 @@ _FATAL = re.compile(
     r"|Fatal Python error: (?!.*at interpreter shutdown)"
     r"|(?:\S+: )?\S+:\d+: .*Assertion `.*' failed"
 )
-_WHAT = re.compile(r"\s+what\(\):\s+\S")
+_MESSAGE_OF_CPP = re.compile(r"\s+what\(\):\s+\S")
 _FAULT = "Fatal Python error: Aborted"
 """Python's own line about an abort, whose cause native code printed before."""
 
@@ -253,6 +255,6 @@ def _last_fatal(lines: list[str]) -> LastWords | None:
     number = (causes or numbers)[-1]
     end = number + 1
     line = lines[number].strip()
-    if end < len(lines) and _WHAT.match(lines[end]):
+    if end < len(lines) and _MESSAGE_OF_CPP.match(lines[end]):
         line, end = lines[end].strip(), end + 1
     return LastWords(line, number, end, is_lost_peer("\n".join(lines[number : number + 4])))

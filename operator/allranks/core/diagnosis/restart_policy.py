@@ -49,7 +49,10 @@ def decide_restart(job: Job, status: Status, failure: Failure, platform: Platfor
     unexecuted = None if trained else exec_failure.explain(job, failure, platform.local)
     if unexecuted:
         return RestartDecision("Fail", unexecuted.sentence, failure.reason, unexecuted.named)
-    action, explanation = _by_default(_just_before(job, status, failure), failure, _made_steps(status))
+    before = _just_before(job, status, failure)
+    action, explanation = _by_default(before, failure, _made_steps(status))
+    if failure.because in OF_NODE and before and _again_on_node(status, before, failure):
+        action, explanation = "RestartUncounted", f"again on node {failure.node}, which is avoided"
     if platform.local and action == "Restart" and not trained and not restarts_requested(job):
         return not_restarted(job, failure, platform)
     if action == "Restart" and not failure.because and (repeated := same_step(status, failure)):
@@ -207,7 +210,7 @@ def _by_default(before: Failure | None, failure: Failure, stepped: bool) -> tupl
 
 
 def _by_evidence(before: Failure | None, failure: Failure) -> tuple[Action, str]:
-    """Return the decision about a failure whose cause is not the program of the replica, or is not known."""
+    """Return the decision about a failure whose cause is not the program of the replica, or is unknown."""
     again = before is not None and before.because == failure.because
     same_replica = before is not None and (before.role, before.index) == (failure.role, failure.index)
     if failure.because == "NeverWhole":
@@ -215,9 +218,7 @@ def _by_evidence(before: Failure | None, failure: Failure) -> tuple[Action, str]
     if failure.because == "NotJoined":
         action: Action = "Restart" if again and same_replica else "RestartUncounted"
         return action, "the group of ranks never formed"
-    if failure.because in ("DeviceError", "InitContainer"):
-        if again and before is not None and before.node == failure.node:
-            return "RestartUncounted", f"again on node {failure.node}, which is avoided"
+    if failure.because in OF_NODE:
         where = f": node {failure.node} is avoided" if failure.node else ""
         subject = "a device failed" if failure.because == "DeviceError" else "an init container of the pod failed"
         return "Restart", f"{subject}{where}"
@@ -228,6 +229,16 @@ def _by_evidence(before: Failure | None, failure: Failure) -> tuple[Action, str]
     if failure.because == "CompletedEarly":
         return "Restart", "the other ranks could not continue without it"
     return "Restart", "it lost other ranks, and none of them failed"
+
+
+OF_NODE = ("DeviceError", "InitContainer")
+"""Evidence about the node of a pod, which later attempts avoid."""
+
+
+def _again_on_node(status: Status, before: Failure, failure: Failure) -> bool:
+    """Return whether this failure repeats the previous, counted one on the same node. The next one counts again."""
+    counted = bool(status.history) and status.history[-1].counted
+    return counted and before.because == failure.because and failure.node is not None and before.node == failure.node
 
 
 def same_step(status: Status, failure: Failure) -> tuple[int, int] | None:

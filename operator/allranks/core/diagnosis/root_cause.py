@@ -153,14 +153,14 @@ def failures(
 def _in_order(endings: list[_Ending]) -> list[_Ending]:
     """Return the endings with the likely cause first.
 
-    Ranks that only lost a peer are last, and with them those that were told to end after that: whatever ended the peer
+    Ranks that only lost a peer are last, and with them those that were ended after that: whatever ended the peer
     was first, also if its process took longer to end.
     """
     lost_at = min((ending.time for ending in endings if ending.lost_peer), default=None)
 
     def key(ending: _Ending) -> tuple[bool, Order, str, int]:
-        told = lost_at is not None and ending.told_to_end and ending.time >= lost_at
-        return ending.lost_peer or told, ending.order, ending.pod.role, ending.pod.index
+        stopped = lost_at is not None and ending.was_stopped and ending.time >= lost_at
+        return ending.lost_peer or stopped, ending.order, ending.pod.role, ending.pod.index
 
     return sorted(endings, key=key)
 
@@ -239,7 +239,7 @@ class _Ending:
         return counted and last_words.lost_peer(self.message, self.code)
 
     @property
-    def told_to_end(self) -> bool:
+    def was_stopped(self) -> bool:
         return possible_signal(self.code, self.signal) == SIGTERM
 
     @cached_property
@@ -390,7 +390,7 @@ def earlier_failure(
     after_deletion = pod.deleted_at is not None and pod.exit.finished_at >= pod.deleted_at.replace(microsecond=0)
     if recorded.because == LOST_PEER and ending.words and not ending.lost_peer and not ending.words.from_launcher:
         # It was raised before the peers were lost; only its process took longer to end. A signal was the deletion's.
-        return replace(failure, exit_code=None, signal=None) if ending.told_to_end else failure
+        return replace(failure, exit_code=None, signal=None) if ending.was_stopped else failure
     if after_deletion and (not ending.sure or possible_signal(failure.exit_code, failure.signal) == SIGTERM):
         return None
     at, then = failure.time.replace(microsecond=0), recorded.time.replace(microsecond=0)

@@ -1,6 +1,6 @@
 """Compares ranks that make no progress, and says which of them differs: where it waits, or that it is gone.
 
-If nothing distinguishes a rank, nobody is named.
+If nothing distinguishes a rank, none is named.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def suspects(ranks: Sequence[RankReport]) -> Suspects:
     """Return the ranks for which the others wait, by the first rule that finds some, but not all."""
     active = [rank for rank in ranks if not rank.done]
     for rule in (_behind, _raising, _completed, _ended, _not_waiting, _elsewhere):
-        if found := rule(ranks, active):
-            return Suspects(_sorted(found.ranks), found.sentence)
+        if result := rule(ranks, active):
+            return Suspects(_sorted(result.ranks), result.sentence)
     return Suspects((), _all_at(active))
 
 

@@ -341,10 +341,10 @@ def _proxy_exceptions(job: Job, user: list[Manifest]) -> dict[str, str]:
     names = {str(variable["name"]): variable.get("value") for variable in user}
     if _PROXIES.isdisjoint(names):
         return {}
-    own = f".{job.name}.{job.namespace}.svc,.svc,.cluster.local,localhost,127.0.0.1"
-    given = next((value for name in _EXCEPTIONS if (value := names.get(name))), "")
+    cluster = f".{job.name}.{job.namespace}.svc,.svc,.cluster.local,localhost,127.0.0.1"
+    exceptions = next((value for name in _EXCEPTIONS if (value := names.get(name))), "")
     return {
-        name: ",".join(filter(None, (names.get(name) or given, own)))
+        name: ",".join(filter(None, (names.get(name) or exceptions, cluster)))
         for name in _EXCEPTIONS
         if name not in names or names[name] is not None
     }

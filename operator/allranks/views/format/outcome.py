@@ -92,14 +92,14 @@ def describe(failure: Failure) -> str:
     rank = "" if failure.rank is None else f" (rank {failure.rank})"
     how = ended_how(failure.exit_code, failure.signal, failure.reason)
     ran = "" if failure.ran_seconds is None else f", after {elapsed(failure.ran_seconds)}"
-    who = f"{replica_key(failure.role, failure.index)}{rank}" if failure.role else "no rank is known to be the cause,"
+    who = f"{replica_key(failure.role, failure.index)}{rank}" if failure.role else "no rank is named:"
     return f"{who} in attempt {failure.attempt}{ran}: {how}"
 
 
 def failure_line(failure: Failure) -> str:
     """Write replica, attempt, reason and the last line of its log in one line."""
     reason = ended_how(failure.exit_code, failure.signal, failure.reason)
-    who = replica_key(failure.role, failure.index) if failure.role else "no rank is known to be the cause,"
+    who = replica_key(failure.role, failure.index) if failure.role else "no rank is named:"
     line = f"{who} in attempt {failure.attempt}: {reason}"
     if failure.signal is not None:
         return line  # the last line of the log does not explain a signal

@@ -2,7 +2,7 @@
 
 Such a failure is a consequence: the rank that prints it did not cause the end of the group. Patterns are searched in an
 exception with the lines of its message, or in a fatal line of native code. Each row names its source. The test with
-real output: tests/unit/frameworks/test_lost_peers.py.
+real output: tests/unit/core/test_lost_peers.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LostPeer:
 
 LOST_PEERS: tuple[LostPeer, ...] = (
     LostPeer("gloo", r"Connection closed by peer \[", "gloo/transport/tcp/pair.cc"),
-    LostPeer("gloo", r"(?:Read|Write) error \[.*\]: (?:Connection reset by peer|Broken pipe)", "gloo, tcp/pair.cc"),
+    LostPeer("gloo", r"(?:Read|Write) error \[.*\]\S*: (?:Connection reset by peer|Broken pipe)", "gloo, tcp/pair.cc"),
     LostPeer("gloo", r"Application timeout caused pair closure", "gloo/transport/tcp/unbound_buffer.cc"),
     LostPeer("gloo", r"Timed out waiting \d+ms for (?:recv|send) operation", "gloo/transport/tcp/unbound_buffer.cc"),
     LostPeer("gloo", r"Gloo connectFullMesh failed", "torch, ProcessGroupGloo.cpp: a peer left at the rendezvous"),
@@ -66,7 +66,7 @@ LOST_PEERS: tuple[LostPeer, ...] = (
     LostPeer("Horovod", r"\bHorovodInternalError\b", "horovod/common/exceptions.py"),
     LostPeer("MPI", r"MPI_ERR_(?:PROC_FAILED|REVOKED)|MPIX_ERR_PROC_FAILED", "ULFM"),
     LostPeer("MPI", r"(?:ORTE|PRTE|PMIx).*(?:lost communication|lost connection)", "Open MPI, help-errmgr"),
-    LostPeer("MPI", r"(?:Communication error with rank|Connection reset by peer)", "MPICH, errnames.txt"),
+    LostPeer("MPI", r"Communication error with rank", "MPICH, errnames.txt"),
     LostPeer(
         "Ray", r"\b(?:ActorDiedError|ActorUnavailableError|WorkerCrashedError|NodeDiedError)\b", "ray/exceptions.py"
     ),
