@@ -84,7 +84,7 @@ def test_the_rank_that_had_not_joined_is_named_if_it_is_the_only_one_left():
     assert restart_policy.decide_restart(JOB, before, replace(cause, attempt=1)).action == "Restart"
 
 
-def test_nobody_is_named_if_several_ranks_may_be_the_one_that_had_not_joined():
+def test_no_rank_is_named_if_several_ranks_may_be_the_one_that_had_not_joined():
     cause = weigh(RUNNING, GAVE_UP, failed("worker", 0), *(pod("worker", i) for i in (1, 2, 3)))
     assert (cause.index, cause.because) == (0, "NotJoined")
     assert cause.message.startswith("3 of 4 ranks had joined the group\n")

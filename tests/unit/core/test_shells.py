@@ -22,7 +22,7 @@ from support.builders import table
     (
         "a pipe",
         ["bash", "-c", "python3 train.py | tee log"],
-        "a failure of python3 is not noticed, because the exit code is that of the pipe's end: begin the script with set",
+        "a failure of python3 is not noticed, because the exit code is that of the pipe's end: begin the script",
         "bash gets SIGTERM",
     ),
     ("a pipe that fails with its parts", ["bash", "-c", "set -o pipefail; python3 t.py | tee log"], "", "bash gets"),
@@ -40,7 +40,7 @@ from support.builders import table
     ),
     ("the background, and a wait", ["bash", "-c", "python3 train.py & wait $!"], "", "bash gets SIGTERM"),
     ("a branch", ["bash", "-c", "if [ -f a ]; then python3 a.py; fi; echo done"], "", ""),
-    ("nothing that is known as a program", ["sh", "-c", "./train; echo done"], "", ""),
+    ("nothing that is a program by its name", ["sh", "-c", "./train; echo done"], "", ""),
 )
 def test_what_a_shell_hides(case):
     command, warning, note = case

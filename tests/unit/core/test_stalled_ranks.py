@@ -60,18 +60,18 @@ KEPT = Position("", "ended")
         "rank 0 (worker-0 on node-0) is not in a collective (forward at train.py:120)",
     ),
     (
-        "two in different collectives: nobody",
+        "two in different collectives: none",
         [rank(0, 9, position=GATHER), rank(1, 9, position=REDUCE)],
         [],
         "all 2 ranks are at step 9, and wait in different places: rank 0 (worker-0 on node-0) (all_gather at train.py:9); ",
     ),
     (
-        "all at the same place: nobody",
+        "all at the same place: none",
         [rank(0, 9, position=REDUCE), rank(1, 9, position=REDUCE)],
         [],
         "all 2 ranks are at step 9 (all_reduce at train.py:10)",
     ),
-    ("no positions: nobody", [rank(0, 9), rank(1, 9)], [], "all 2 ranks are at step 9; their stack dumps show"),
+    ("no positions: none", [rank(0, 9), rank(1, 9)], [], "all 2 ranks are at step 9; their stack dumps show"),
     (
         "a rank that did not answer is not one that differs",
         [rank(0, 9, position=REDUCE), rank(1, 9), rank(2, 9, position=REDUCE)],

@@ -43,7 +43,7 @@ def shell_notes(command: Sequence[str]) -> list[Note]:
     if basename(command[0]) in _EXECS_LAST and program is of_script[-1] and not piped:
         return []
     name = _name(program)
-    text = f"{basename(command[0])} gets SIGTERM and {name} does not, so it cannot save its state before its pod is deleted"
+    text = f"{basename(command[0])} gets SIGTERM and {name} does not, so it cannot save its state before the pod ends"
     return [(place, f"{text}: write exec {name} as the last command")]
 
 

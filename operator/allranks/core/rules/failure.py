@@ -35,13 +35,17 @@ def reattribute(snapshot: Snapshot) -> Outcome:
 
 
 def reattribute_end(snapshot: Snapshot) -> Outcome:
-    """Correct the root cause of a job that has failed for good, when a pod of its last attempt shows an earlier one."""
+    """Correct the root cause of a job that has failed for good, when a pod of its last attempt shows another one.
+
+    Only a rank that lost its peers is replaced: what failed by itself stays the cause.
+    """
     o, status = snapshot.observed, snapshot.current
-    if status.phase != "Failed" or not status.history or status.last_failure is None:
+    recorded = status.last_failure
+    if status.phase != "Failed" or not status.history or recorded is None or recorded.because != root_cause.LOST_PEER:
         return None
     pods = [*o.removed.values(), *snapshot.pods.values(), *snapshot.outdated]
     cause = correlation.corrected_cause(o.job, status, pods, o.now, o.platform)
-    if cause is None or cause.attempt != status.attempt or cause == status.last_failure:
+    if cause is None or cause.attempt != status.attempt or cause == recorded:
         return None
     before = replace(status, history=status.history[:-1], phase="Running")
     decision = restart_policy.decide_restart(o.job, before, cause, o.platform)
