@@ -237,7 +237,11 @@ OF_NODE = ("DeviceError", "InitContainer")
 
 def _again_on_node(status: Status, before: Failure, failure: Failure) -> bool:
     """Return whether this failure repeats the previous, counted one on the same node. The next one counts again."""
-    counted = bool(status.history) and status.history[-1].counted
+    alone = status.replica_restarts.get(naming.replica_key(failure.role, failure.index))
+    if alone is not None and alone.failure is before:
+        counted = alone.counted
+    else:
+        counted = bool(status.history) and status.history[-1].counted
     return counted and before.because == failure.because and failure.node is not None and before.node == failure.node
 
 
