@@ -84,6 +84,12 @@ class RoleStatus(StatusPart):
     ] = 0
 
 
+Because = Literal[
+    "LostPeer", "CompletedEarly", "NeverWhole", "NotJoined", "DeviceError", "InitContainer", "CheckpointUnreadable"
+]
+"""Evidence about a failure."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure(StatusPart):
     """The first failure of an attempt, which is the root cause of those that follow."""
@@ -105,7 +111,13 @@ class Failure(StatusPart):
         ),
     ] = None
     reason: Annotated[Reason, Field(description="OOMKilled, Evicted, NodeLost, Deleted, Error, ...")] = "Error"
-    message: Annotated[Message, Field(description="The last lines of the program's output.")] = ""
+    because: Annotated[
+        Because | None,
+        Field(description="The evidence about the cause, beyond the end of the pod: docs/reference/semantics.md."),
+    ] = None
+    message: Annotated[
+        Message, Field(description="What ended the program, as it printed it, with the last lines of its output.")
+    ] = ""
     time: Annotated[Time, Field(description="When the program or the pod failed.")]
     ran_seconds: Annotated[NonNegative | None, Field(description="How long the attempt had been running.")] = None
 
@@ -140,6 +152,7 @@ class PastAttempt(StatusPart):
     ] = None
     first_step: Annotated[Count | None, Field(description="The first step that was reported.")] = None
     last_step: Annotated[Count | None, Field(description="The last step that was reported.")] = None
+    checkpoint_step: Annotated[Count | None, Field(description="Step of the newest checkpoint that it stored.")] = None
     productive_seconds: Annotated[
         NonNegative | None, Field(description="Training time without the work that was lost when the attempt ended.")
     ] = None
@@ -283,7 +296,16 @@ class ProgressStatus(StatusPart):
     metrics: Annotated[dict[Reason, float], Field(max_length=32, description="Latest value of each metric.")] = field(
         default_factory=dict
     )
-    samples_per_second: Annotated[NonNegative | None, Field(description="Throughput of all ranks together.")] = None
+    metrics_step: Annotated[
+        Count | None, Field(description="The step of these values: the rank that reports them may be behind others.")
+    ] = None
+    not_finite: Annotated[
+        dict[Reason, Count],
+        Field(max_length=32, description="Metrics whose value is NaN or infinite -> the step since which it is."),
+    ] = field(default_factory=dict)
+    samples_per_second: Annotated[
+        NonNegative | None, Field(description="Throughput of all ranks together, if each of them reports its own.")
+    ] = None
     loading: Annotated[
         Annotated[float, Field(ge=0, le=1)] | None, Field(description="Share of a step in which ranks wait for data.")
     ] = None

@@ -85,7 +85,12 @@ RULES: dict[Stage, tuple[Rule, ...]] = {
         queue.admit,
     ),
     Stage.UPLOADING: (transfer_rules.end_uploads,),
-    Stage.FINISHED: (transfer_rules.upload_after_failure, lifecycle.expire, lifecycle.record_outcomes),
+    Stage.FINISHED: (
+        failure.reattribute_end,
+        transfer_rules.upload_after_failure,
+        lifecycle.expire,
+        lifecycle.record_outcomes,
+    ),
 }
 
 SYNC: Mapping[Stage, Sync] = {

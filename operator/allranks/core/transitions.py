@@ -13,11 +13,11 @@ from allranks.api.scheduling import Eviction, QueueStatus
 from allranks.api.status import CodeStatus, Failure, PastAttempt, ReplicaRestarts, RestartCounts, Status
 from allranks.core.accounting.progress import finalize, reset_for_attempt
 from allranks.core.diagnosis import elasticity, restart_policy
-from allranks.core.diagnosis.root_cause import describe_failure, is_rejection
+from allranks.core.diagnosis.root_cause import cause_line, describe_failure, is_rejection
 from allranks.core.facts import naming
 from allranks.core.facts.model import FETCH_FAILED
 from allranks.core.facts.queue import queue_of
-from allranks.core.facts.status_summary import with_phase
+from allranks.core.facts.status_summary import ended_early, with_phase
 from allranks.core.transfers import data
 
 _HISTORY = 10
@@ -181,6 +181,13 @@ def reattribute(status: Status, cause: Failure, counted: bool) -> Status:
     )
 
 
+def reattribute_end(status: Status, cause: Failure, reason: str, message: str, now: datetime) -> Status:
+    """Replace the root cause of the attempt whose failure ended the job. The job stays failed."""
+    past = replace(status.history[-1], failure=_brief(cause))
+    corrected = replace(status, last_failure=cause, history=[*status.history[:-1], past])
+    return with_phase(corrected, "Failed", now, reason, message)
+
+
 def restart_replica(job: Job, status: Status, failure: Failure, counted: bool | None, now: datetime) -> Status:
     """Replace one pod; the other replicas continue. `counted` is None if a correlated failure was counted already."""
     restarts = status.restarts if counted is None else _count(status.restarts, failure.reason, counted)
@@ -218,7 +225,8 @@ def succeed(status: Status, now: datetime) -> Status:
         progress=finalize(status.progress),
         checkpoint_request=None,
     )
-    return with_phase(done, "Succeeded", now, "Completed", "training completed")
+    early = ended_early(done.progress)
+    return with_phase(done, "Succeeded", now, "Completed", f"training completed{f': {early}' if early else ''}")
 
 
 def fail(status: Status, reason: str, message: str, now: datetime, failure: Failure | None = None) -> Status:
@@ -297,7 +305,7 @@ def _ended(
 
 
 def _failed_nodes(history: list[PastAttempt]) -> list[str]:
-    """Return the nodes that were lost, or evicted or rejected a pod in past attempts, newest first."""
+    """Return the nodes that were lost, evicted or rejected a pod, or had a device that failed, newest first."""
     failures = [past.failure for past in reversed(history) if past.failure]
     return list(dict.fromkeys(f.node for f in failures if f.node and _is_nodes_fault(f)))
 
@@ -310,7 +318,8 @@ def _avoided_after(status: Status, failure: Failure) -> list[str]:
 
 
 def _is_nodes_fault(failure: Failure) -> bool:
-    return failure.reason in ("NodeLost", "Evicted", FETCH_FAILED) or is_rejection(failure.reason)
+    of_node = failure.reason in ("NodeLost", "Evicted", FETCH_FAILED) or is_rejection(failure.reason)
+    return of_node or failure.because in restart_policy.OF_NODE
 
 
 def _initial_roles(job: Job, status: Status) -> Status:
@@ -319,9 +328,8 @@ def _initial_roles(job: Job, status: Status) -> Status:
 
 
 def _brief(failure: Failure) -> Failure:
-    """Return the failure with its last line only: enough for comparisons with the next one."""
-    lines = [line for line in failure.message.splitlines() if line.strip()]
-    return replace(failure, message=lines[-1][-1024:] if lines else "")
+    """Return the failure with the line of its cause only: enough for comparisons with the next one."""
+    return replace(failure, message=cause_line(failure)[-1024:])
 
 
 def _count(restarts: RestartCounts, reason: str, counted: bool) -> RestartCounts:

@@ -128,7 +128,7 @@ def point_of(status: Status) -> dict[str, Any] | None:
     point = {
         "time": progress.last_report.isoformat().replace("+00:00", "Z"),
         "attempt": status.attempt,
-        "step": progress.step,
+        "step": progress.step if progress.metrics_step is None else progress.metrics_step,
         "epoch": progress.epoch,
         "samplesPerSecond": progress.samples_per_second,
         "metrics": progress.metrics,

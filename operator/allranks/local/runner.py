@@ -15,12 +15,12 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
 from allranks.core import checkpoints as checkpoint
-from allranks.core.facts.model import ANY_PLATFORM, Manifest, Observed, Plan, Pod
+from allranks.core.facts.model import ANY_PLATFORM, Event, Manifest, Observed, Plan, Pod
 from allranks.core.facts.topology import CLEANUP_GRACE
 from allranks.core.objects import commands, pods
 from allranks.core.reconcile import reconcile
@@ -50,6 +50,8 @@ _IDLE_FACTOR = 5.0
 """Idle time after each reconcile, as a multiple of the time it took: limits its share of the CPU."""
 _MAX_WAIT = 86_400.0
 """Event loop timers do not accept arbitrarily long delays."""
+_REMAINING_PODS_AFTER = timedelta(seconds=2)
+"""Time after the end of a job, from which a line says which pods have not ended."""
 _ERROR_GRACE = 5.0
 """Grace period in seconds after an internal error of the run."""
 
@@ -95,6 +97,9 @@ class LocalRun:
         self._machine = Machine(machine_environment(options.environ), self._volumes, options.workdir)
         self._gpus: Gpus | None = None
         self._pods: dict[str, LocalPod] = {}
+        self._reported_remaining = False
+        self._removed: dict[str, Pod] = {}
+        """Name -> last state of a pod that was deleted, and had not succeeded."""
         self._endpoints: tuple[int, Mapping[tuple[str, int], tuple[str, int]]] | None = None
         self._error: Exception | None = None
         self._stopping = self._saving = False
@@ -256,6 +261,7 @@ class LocalRun:
             # A change during this iteration, such as the exit of the last process, is not in the plan.
             if not self._wake.is_set() and (how := self._outcome(plan)):
                 return how
+            self._report_remaining_pods()
             await self._wait(plan.wake_at)
             # When a thousand pods start or end one after another, reconciling must not use all CPU time.
             await asyncio.sleep(_IDLE_FACTOR * took)
@@ -277,6 +283,7 @@ class LocalRun:
             platform,
             reports=reports,
             uploads=dict(self._outputs.uploads),
+            removed=dict(self._removed),
         )
 
     def _apply(self, plan: Plan) -> None:
@@ -332,6 +339,20 @@ class LocalRun:
             return "suspended"
         return None if plan.wake_at else "settled"
 
+    def _report_remaining_pods(self) -> None:
+        """Say once which pods of a finished job still end, and how long that may take."""
+        ended = self.status.completion_time
+        if ended is None or self._reported_remaining or datetime.now(UTC) - ended < _REMAINING_PODS_AFTER:
+            return
+        self._reported_remaining = True
+        remaining = sorted((pod for pod in self._pods.values() if pod.alive), key=lambda pod: pod.status.name)
+        if remaining:
+            names = ", ".join(pod.status.name for pod in remaining[:8])
+            seconds = max(pod.grace for pod in remaining)
+            self._listener.event(
+                Event("Waiting", f"waits for the end of {names}: at most {seconds:g} s of grace period")
+            )
+
     def _linger_until(self) -> datetime:
         """Return the time when pods that still run end. With cleanPodPolicy None a cluster keeps them; here they end
         too."""
@@ -341,6 +362,8 @@ class LocalRun:
 
     async def _wait(self, until: datetime | None) -> None:
         until = min(until or self._linger_until(), self._linger_until())
+        if self.status.completion_time and not self._reported_remaining:
+            until = min(until, self.status.completion_time + _REMAINING_PODS_AFTER)
         seconds = min((until - datetime.now(UTC)).total_seconds(), _MAX_WAIT)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds)):
@@ -354,6 +377,12 @@ class LocalRun:
             if pod.gone.is_set():
                 del self._pods[name]
                 self._volumes.remove(name)
+                if pod.status.exit and pod.status.exit.code:
+                    self._removed[name] = pod.status
+        # Their output may show what ended this attempt, or the one before.
+        for name, removed in list(self._removed.items()):
+            if removed.attempt < self.status.attempt - 1:
+                del self._removed[name]
 
     async def _end_pods(self, grace: float | None) -> None:
         for pod in self._pods.values():

@@ -252,7 +252,7 @@ class LocalSweep:
         path = self.options.run_dir / name
         unfinished = path.with_name(f".{name}.tmp")
         try:
-            unfinished.write_text(text)
+            unfinished.write_text(text, encoding="utf-8")
             unfinished.replace(path)
         except OSError as error:
             raise LocalRunError.from_os(error, f"{path} cannot be written") from error

@@ -20,6 +20,7 @@ from typing import Any
 
 from allranks.report import stacks
 from allranks.report.meter import Meter
+from allranks.report.position import position
 from allranks.report.state import RANK, Means, State, advance, message, number_in
 from allranks.report.transport import AttemptOver, Rejected, SendFailed, Transport
 from allranks.report.values import LARGEST, closest, is_finite, metric, seconds, whole
@@ -35,6 +36,7 @@ LAST_CHECKPOINT_SECONDS = 15.0
 """Longest wait of a program that ends until the operator knows of its last checkpoint."""
 FETCH_SECONDS = 0.2
 """Longest wait of a message for numbers that a GPU still computes."""
+_MOMENT_TRIES, _MOMENT_PAUSE_SECONDS = 50, 0.001
 MOST_METRICS = 32
 METRIC = re.compile(r"[A-Za-z0-9_./-]{1,63}")
 
@@ -54,6 +56,12 @@ class Client:
         self._transport = Transport(url, token_file)
         self._state = State()
         self._metrics: dict[str, float] = {}
+        self._not_finite: dict[str, int] = {}
+        """Metrics whose newest value is NaN or infinite -> the step since which it is."""
+        self._step = 0
+        """The step of the report that is being recorded."""
+        self._notes = 0
+        """Odd while a report is being recorded, so that a message has the step and the metrics of one report."""
         self._later: dict[str, Callable[[], float]] = {}
         self._new_names: list[str] = []
         self._means = Means()
@@ -65,6 +73,8 @@ class Client:
         self._fetcher: Fetcher | None = None
         self._stack_dump_ids: deque[str] = deque(maxlen=16)
         """Answered requests, the newest last."""
+        self._stalled_at: int | None = -1
+        """The step after which the operator asked where this rank is; -1 if it has not asked."""
         self._saves_on_request = False
         self._requested = self._noticed = self._stored = self._handled = 0
         """Numbers of requests for a checkpoint: the current one, the last one that the program has noticed, that it has
@@ -90,6 +100,7 @@ class Client:
         metrics: dict[str, Any],
     ) -> None:
         """Record a report. Drop each value that is not a number, with one warning."""
+        self._notes += 1
         if step is not None and not (type(step) is int and 0 <= step <= LARGEST):
             step = good("step", step, whole)
         if total_steps is not None and not (type(total_steps) is int and 0 <= total_steps <= LARGEST):
@@ -100,6 +111,7 @@ class Client:
             samples = good("samples", samples, seconds)
         if busy is not None:
             busy = good("busy", busy, seconds)
+        self._step = step if step is not None else self._state.step or 0
         for name, value in metrics.items():
             if type(value) is float and value - value == 0.0 and name in self._metrics:
                 self._metrics[name] = value  # the common case, fast
@@ -108,6 +120,7 @@ class Client:
         old = self._state
         state = advance(old, time.monotonic(), step, total_steps, epoch, samples, bool(checkpoint), busy)
         self._state = state
+        self._notes += 1
         if self._new_names:
             self._warn_of_typing_errors(state)
         if self.meter is not None:
@@ -189,8 +202,10 @@ class Client:
         """Drop a value that is not finite: a loss of NaN must not look like its last finite value."""
         if is_finite(number):
             self._metrics[name] = number
+            self._not_finite.pop(name, None)
         else:
             self._metrics.pop(name, None)
+            self._not_finite.setdefault(name, self._step)
             warn_once(f"finite {name}", f"report(): {name} is {number}: dropped until it is finite")
 
     def finish(self, timeout: float = 1.0) -> None:
@@ -261,21 +276,36 @@ class Client:
 
     def _message(self, done: bool) -> dict[str, Any]:
         self._fetch()
-        meter, state = self.meter, self._state
+        state, metrics, not_finite = self._moment()
+        meter = self.meter
         self._means.update(state, (0.0, 0) if meter is None else meter.totals, self.loaded)
         self._sent_at = time.monotonic()
-        # A copy: another thread may be changing it.
         waiting = None if meter is None else meter.waits()
-        return message(
+        content = message(
             state,
             self._means,
-            self._metrics.copy(),
+            metrics,
             self._sent_at,
             waiting,
             done,
             self._saves_on_request,
             self._handled,
         )
+        if not_finite:
+            content["notFinite"] = not_finite
+        if self._stalled_at == state.step and not done:
+            content["position"] = good("position", position, lambda ask: ask())
+        return content
+
+    def _moment(self) -> tuple[State, dict[str, float], dict[str, int]]:
+        """Return the state and the metrics of one report. The program's thread may be recording the next one."""
+        for _ in range(_MOMENT_TRIES):
+            notes = self._notes
+            state, metrics, not_finite = self._state, self._metrics.copy(), self._not_finite.copy()
+            if notes == self._notes and notes % 2 == 0:
+                break
+            time.sleep(_MOMENT_PAUSE_SECONDS)
+        return state, metrics, not_finite
 
     def _fetch(self) -> None:
         """Get numbers from a GPU. A separate thread waits for them, because a GPU may hang."""
@@ -293,6 +323,8 @@ class Client:
     def _answer(self, stack_dump_id: str) -> None:
         if stack_dump_id and stack_dump_id not in self._stack_dump_ids:
             self._stack_dump_ids.append(stack_dump_id)
+            self._stalled_at = self._state.step
+            self._bell.put(REQUESTED)  # the operator waits a few seconds for the positions of all ranks
             self.answer_stacks(stack_dump_id)
 
 

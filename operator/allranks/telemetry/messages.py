@@ -72,6 +72,17 @@ class Nccl(msgspec.Struct, frozen=True, rename="camel"):
     missing_count: _Rank = 0
 
 
+_Text = Annotated[str, Meta(max_length=200)]
+
+
+class Position(msgspec.Struct, frozen=True):
+    """Where the main thread of a rank is that makes no progress. See `allranks.report.position`."""
+
+    where: _Text = ""
+    call: _Text = ""
+    raising: _Text = ""
+
+
 class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """The state of one rank. Durations are measured by its own clock."""
 
@@ -81,6 +92,7 @@ class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     total_steps: Count | None = None
     epoch: Count | None = None
     metrics: Annotated[dict[Name, Value], Meta(max_length=METRICS)] = {}
+    not_finite: Annotated[dict[Name, Count], Meta(max_length=METRICS)] = {}
     samples_per_second: Rate | None = None
     step_seconds: Seconds | None = None
     busy_seconds: Seconds | None = None
@@ -91,6 +103,7 @@ class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     idle: Seconds | None = None
     done: bool = False
     waiting: bool | None = None
+    position: Position | None = None
     trainer_status: TrainerStatus | None = None
     """Sent instead of all other fields."""
     nccl: Nccl | None = None

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from allranks.control_sequences import clean_text
 from allranks.core.diagnosis.report_loss import SILENCE
-from allranks.core.facts.rank_reports import Collectives, RankReport, Reports
+from allranks.core.facts.rank_reports import Collectives, Position, RankReport, Reports
 from allranks.shares import Share
 from allranks.telemetry import messages, trainer_status
 from allranks.telemetry.messages import Answer, ReportSource
@@ -338,6 +339,7 @@ def _report(
     move it a little.
     """
     stepped_at = checkpoint_at = first_step_at = None
+    stalled = before is not None and before.step == message.step and not message.done
     samples, seconds, busy = message.samples_per_second, message.step_seconds, message.busy_seconds
     load = message.load_seconds
     if message.step is not None:
@@ -368,6 +370,7 @@ def _report(
         total_steps=message.total_steps,
         epoch=message.epoch,
         metrics=metrics,
+        not_finite=dict(message.not_finite),
         samples_per_second=samples,
         step_seconds=seconds,
         busy_seconds=busy,
@@ -381,4 +384,12 @@ def _report(
         received_at=now,
         done=message.done,
         waiting=message.waiting,
+        position=_position(message.position) or (before.position if stalled and before else None),
     )
+
+
+def _position(sent: messages.Position | None) -> Position | None:
+    if sent is None:
+        return None
+    where, call, raising = (clean_text(text, colour=False) for text in (sent.where, sent.call, sent.raising))
+    return Position(where, call, raising)

@@ -284,6 +284,8 @@ def _check_cause(observed: Observed, status: Status) -> None:
         return  # some are consequences of an earlier root cause
     spec = observed.job.spec.model_dump(by_alias=True, exclude_none=True)
     for number, each in enumerate(replaced):
+        if each.because:
+            continue  # the decision depends on the failure before
         expected = Failure(each.reason, each.reason in UNCOUNTED, each.exit_code)
         places = [(role, index) for role, of in before.roles.items() for index in range(of.desired)]
         left = [(role, index) for role, index in target(spec, places) if f"{role}-{index}" not in before.ignored]

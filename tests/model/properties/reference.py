@@ -8,7 +8,7 @@ No program of a followed history reports steps.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -79,16 +79,25 @@ def rule_on(
     before: Failure | None,
     last: bool = False,
     trained: bool = True,
+    before_counted: bool = False,
 ) -> str:
-    """`before` is the previous failure: of the previous attempt, or of the same replica if it restarts individually.
-    `last`: only this replica can still complete the job, so its failure is not ignored. `trained`: the job ever made
-    progress."""
-    restart = spec["restart"]
+    """`before` is the previous failure: of the previous attempt, or of the same replica if it restarts individually;
+    `before_counted`: it counted. `last`: only this replica can still complete the job, so its failure is not ignored.
+    `trained`: the job ever made progress."""
+    restart, before_reason = spec["restart"], before.reason if before else ""
     rules = [rule for rule in restart.get("rules", ()) if not (last and rule["action"] == "Ignore")]
     action = next((rule["action"] for rule in rules if _matches(rule, failure)), None)
     if action is None:
         if failure.disruption:
             action = "RestartUncounted"
+        elif (
+            failure.reason == before_reason == "InitContainerFailed"
+            and before_counted
+            and before is not None
+            and failure.message
+            and before.place == failure.place
+        ):
+            action = "RestartUncounted"  # on the same node, which is avoided
         elif failure.reason == "OOMKilled":
             action = "Fail" if before is not None and before.reason == "OOMKilled" else "Restart"
         elif failure.code in NOT_EXECUTED and not trained:
@@ -301,10 +310,11 @@ class Reference:
             self._failed(place, Failure(reason, False, code, message, ran, place))
         self._update()
 
-    def never_ran(self, place: tuple[str, int], reason: str) -> None:
+    def never_ran(self, place: tuple[str, int], reason: str, container: str = "") -> None:
+        """`container`: the init container of the user that failed."""
         if place in self.places:
             self.places[place].phase, self.places[place].waits_for = "Failed", ""
-            self._failed(place, Failure(reason, False))
+            self._failed(place, Failure(reason, False, message=container))
 
     def lost(self, place: tuple[str, int], reason: str, gone: bool) -> None:
         """The pod is removed; `gone`: its object is deleted too."""
@@ -449,7 +459,9 @@ class Reference:
         left = [one for one in self._target() if one not in self.ignored]
         since = self.first_ran_at
         trained = failure.ran >= PROGRESS or (since is not None and self.now - since >= PROGRESS)
-        action = rule_on(self.spec, self.counted, failure, before, left == [place], trained)
+        failure = replace(failure, place=place)
+        before_counted = there.counted if alone and there.last is not None else self.attempt - 1 in self.ends
+        action = rule_on(self.spec, self.counted, failure, before, left == [place], trained, before_counted)
         self.root_cause = (self.attempt, role, index, failure.code, failure.reason)
         idle = there.idle + 1 if failure.ran < PROGRESS else 0
         if alone and self._is_correlated(place, failure):

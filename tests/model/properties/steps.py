@@ -207,7 +207,9 @@ class Injector:
             self._inject(pod, "InitContainerFailed")
             self._place(key_of(pod))
             self.cluster.kubelets.fail_init(key_of(pod), 2, "no such file")
-            self._notify("never_ran", pod, "InitContainerFailed")
+            init = [container["name"] for container in pod["spec"].get("initContainers", [])] or ["init"]
+            container = "" if init[0].startswith("allranks") else init[0]
+            self._notify("never_ran", pod, "InitContainerFailed", container)
 
     def _bad_start(self, which: int, what: int) -> None:
         if pod := self._choose(which, is_pending):

@@ -41,6 +41,12 @@ GPUS: list[tuple[str, Any, int]] = [
     ("shares of an Intel GPU are not GPUs", {"limits": {"gpu.intel.com/i915": 1, "gpu.intel.com/millicores": 500}}, 1),
     ("Gaudi accelerators count", {"limits": {"habana.ai/gaudi": 8}}, 8),
     ("network devices are not GPUs", {"limits": {"rdma/hca": 8, "nvidia.com/gpu_nic": 1}}, 0),
+    (
+        "the extended resource of a DeviceClass of GPUs counts",
+        {"limits": {"deviceclass.resource.kubernetes.io/gpu.nvidia.com": 8}},
+        8,
+    ),
+    ("that of another DeviceClass does not", {"limits": {"deviceclass.resource.kubernetes.io/nic.example.com": 8}}, 0),
     ("each claim counts as one", {"claims": [{"name": "a"}, {"name": "b"}]}, 2),
     (
         "each request of a claim counts as one",

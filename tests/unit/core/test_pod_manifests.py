@@ -274,6 +274,18 @@ ENVIRONMENTS = [
         [("TORCH_FR_BUFFER_SIZE", "0")],
         {"TORCH_FR_BUFFER_SIZE": "0"},
     ),
+    (
+        "a proxy is not used between the pods of the job",
+        [("https_proxy", "http://proxy:3128")],
+        [],
+        [("no_proxy", "intranet")],
+        {
+            "no_proxy": "intranet,.job.team.svc,.svc,.cluster.local,localhost,127.0.0.1",
+            "NO_PROXY": "intranet,.job.team.svc,.svc,.cluster.local,localhost,127.0.0.1",
+            "no_grpc_proxy": "intranet,.job.team.svc,.svc,.cluster.local,localhost,127.0.0.1",
+        },
+    ),
+    ("without a proxy there are no exceptions", [("X", "1")], [], [], {"no_proxy": None, "NO_PROXY": None}),
 ]
 
 
@@ -345,6 +357,14 @@ POD_SPECS = [
     ),
     ("the template can request a token", {"automountServiceAccountToken": True}, "automountServiceAccountToken", True),
     ("a node selector is passed on", {"nodeSelector": {"gpu": "h100"}}, "nodeSelector", {"gpu": "h100"}),
+    (
+        "pods on the host's network resolve names of the cluster",
+        {"hostNetwork": True},
+        "dnsPolicy",
+        "ClusterFirstWithHostNet",
+    ),
+    ("a DNS policy of the template is kept", {"hostNetwork": True, "dnsPolicy": "None"}, "dnsPolicy", "None"),
+    ("other pods have the default", {}, "dnsPolicy", None),
     ("without GPUs there is no toleration", {}, "tolerations", None),
     ("a toleration of the template is kept", {"tolerations": [{"key": "a"}]}, "tolerations", [{"key": "a"}]),
     ("the template's init containers are kept", {"initContainers": [{"name": "i"}]}, "initContainers", [{"name": "i"}]),

@@ -250,6 +250,27 @@ def test_drop_stale(case):
     assert [of.done for of in reports.ranks if of.rank == 0] == [False]
 
 
+def test_a_point_of_the_curve_has_the_step_and_the_value_of_the_same_rank():
+    found = progress_of(rank(0, 40, metrics={"loss": 40.0}), rank(1, 43, metrics={"loss": 43.0}))
+    assert (found.step, found.metrics_step, found.metrics) == (43, 40, {"loss": 40.0})
+    assert [(point.step, point.value) for point in found.curve] == [(40, 40.0)]
+
+
+def test_the_throughput_is_absent_while_a_rank_does_not_report_its_own_or_is_done():
+    assert progress_of(rank(0, 4, samples_per_second=40.0), rank(1, 4)).samples_per_second is None
+    done = rank(1, 4, samples_per_second=40.0, done=True)
+    assert progress_of(rank(0, 4, samples_per_second=40.0), done).samples_per_second is None
+
+
+def test_a_metric_that_is_not_finite_does_not_keep_its_last_value_and_is_said_once():
+    finite = progress_of(rank(0, 19, metrics={"loss": 0.5}))
+    lost = progress_of(rank(0, 21, not_finite={"loss": 20}), status=replace(BEGUN, progress=finite))
+    assert (lost.metrics, lost.not_finite) == ({}, {"loss": 20})
+    assert [point.value for point in lost.curve] == [0.5, None]
+    assert progress.newly_not_finite(finite, lost) == ["loss is not finite since step 20"]
+    assert progress.newly_not_finite(lost, lost) == []
+
+
 def test_the_largest_float_stays_finite():
     largest = sys.float_info.max
     after = progress.observe(job(), BEGUN, Reports(NOW, (rank(0, 1, metrics={"best_loss": largest}),)))

@@ -131,6 +131,29 @@ def test_a_finished_job_never_restarts_and_its_verdict_never_changes(phase, chan
         assert getattr(life.status, field) == getattr(before, field), field
 
 
+LOST = "torch.distributed.DistNetworkError: Connection was likely closed."
+RAISED = 'Traceback (most recent call last):\n  File "t.py", line 3\nValueError: sample 4711 is broken'
+
+
+def test_the_cause_of_a_failed_job_is_corrected_when_the_rank_that_raised_ends_later():
+    life = started(job(**GROUP, restart={"maxRestarts": 0}, cleanPodPolicy="None"))
+    life.put(failed("master", message=LOST))
+    life.settle(61)
+    assert life.status.last_failure is not None
+    assert (life.status.phase, life.status.last_failure.because) == ("Failed", "LostPeer")
+    life.put(failed("worker", 1, after=69, code=143, message=RAISED, deleted_at=at(61)))
+    life.settle(70)
+    cause, past = life.status.last_failure, life.status.history[-1].failure
+    assert (cause.role, cause.index, cause.exit_code, cause.signal) == ("worker", 1, None, None)
+    assert past is not None
+    assert (past.index, past.message) == (1, "ValueError: sample 4711 is broken")
+    failed_condition = condition(life, "Failed")
+    assert failed_condition[1] == "MaxRestartsExceeded"
+    assert failed_condition[2].startswith("worker-1 failed (Error): restart.maxRestarts is 0; last line: ValueError")
+    assert "CauseFound" in life.events
+    assert life.settle(80).empty
+
+
 def held(**spec: Any) -> Life:
     restart = {"maxRestarts": 0, "holdSeconds": 100}
     life = started(job(**GROUP, restart=restart, resources={"limits": {"nvidia.com/gpu": 2}}, **spec))

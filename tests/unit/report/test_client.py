@@ -155,10 +155,49 @@ def test_a_metric_is_dropped_while_it_is_not_finite(hub, client, warnings):
     note(one, loss=float("nan"), x=2.0)
     finish(hub, one)
     assert hub.messages[-1]["metrics"] == {"x": 2.0}
+    assert hub.messages[-1]["notFinite"] == {"loss": 0}
     assert warnings == [
         "allranks: report(): loss is nan: dropped until it is finite\n",
         "allranks: report(): x is inf: dropped until it is finite\n",
     ]
+
+
+def test_the_step_since_which_a_metric_is_not_finite_is_sent_until_it_is_finite_again(hub, client, warnings):
+    one = client()
+    hub.wait(lambda messages: messages)
+    note(one, step=19, loss=0.5)
+    note(one, step=20, loss=float("nan"))
+    note(one, step=21, loss=float("nan"), checkpoint=True)
+    hub.wait(lambda messages: messages and messages[-1].get("notFinite") == {"loss": 20})
+    note(one, step=22, loss=0.25)
+    finish(hub, one)
+    assert "notFinite" not in hub.messages[-1]
+    assert hub.messages[-1]["metrics"] == {"loss": 0.25}
+
+
+def test_a_message_has_the_step_and_the_metrics_of_one_report(hub, client):
+    one = client()
+    hub.wait(lambda messages: messages)
+    for step in range(1, 20_000):
+        note(one, step=step, loss=float(step))
+        if step % 100 == 0:
+            state, metrics, _ = one._moment()
+            assert metrics["loss"] == state.step
+    one._notes += 1  # as while a report is being recorded, for ever
+    assert one._moment()[0].step == 19_999
+
+
+def test_a_request_for_stacks_is_answered_with_the_position_until_the_next_step(hub, client, monkeypatch):
+    monkeypatch.setattr(clients, "INTERVAL_SECONDS", 0.05)
+    hub.answers = [ok(interval=0.05), ok(interval=0.05, stacks="0-1")]
+    one = client()
+    one.answer_stacks = lambda stack_dump_id: None
+    note(one, step=1)
+    found = hub.wait(lambda messages: messages and messages[-1].get("position"))
+    assert ".py:" in found["position"]["where"]
+    note(one, step=2)
+    finish(hub, one)
+    assert "position" not in hub.messages[-1]
 
 
 def test_the_number_and_names_of_metrics_are_bounded(hub, client, warnings):

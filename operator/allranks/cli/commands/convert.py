@@ -167,7 +167,7 @@ def _check(results: Iterable[Converted]) -> int:
             continue
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "job.yaml")
-            file.write_text(dump([result.draft.document]))
+            file.write_text(dump([result.draft.document]), encoding="utf-8")
             command = [sys.executable, "-m", "allranks", "run", str(file)]
             # Standard output has the manifest.
             status = subprocess.run(command, stdout=sys.stderr, check=False).returncode or status

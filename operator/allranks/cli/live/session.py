@@ -128,7 +128,7 @@ class Session:
             ending = "not started"
         try:
             if local.started:
-                (run_dir / "status.yaml").write_text(render_data(document, "yaml"))
+                (run_dir / "status.yaml").write_text(render_data(document, "yaml"), encoding="utf-8")
         except OSError as error:
             click.echo(f"cannot write the status to {run_dir}: {error.strerror}", err=True)
         line = summary(job.name, status, job.metadata.creation_timestamp, self._renderer.seconds, ending)

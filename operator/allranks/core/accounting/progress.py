@@ -73,13 +73,17 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
         last_report = before.last_report
     if _is_older(before, step, last_report):
         step, last_report = before.step, before.last_report
+    source = _source(ranks)
+    metrics, not_finite = _metrics(before, source)
     after = replace(
         before,
         step=step,
         total_steps=max((rank.total_steps for rank in ranks if rank.total_steps is not None), default=None),
         epoch=max((rank.epoch for rank in ranks if rank.epoch is not None), default=before.epoch),
-        metrics=_metrics(ranks) or before.metrics,
-        samples_per_second=_sum(rank.samples_per_second for rank in ranks if not rank.done),
+        metrics=metrics,
+        metrics_step=source.step if source else before.metrics_step,
+        not_finite=not_finite,
+        samples_per_second=_rate(ranks),
         loading=_loading(ranks) or before.loading,
         last_report=last_report,
         stragglers=stragglers(job, before, ranks),
@@ -168,11 +172,34 @@ def _with_forecast(progress: ProgressStatus, ranks: Iterable[RankReport]) -> Pro
     return replace(progress, eta_seconds=eta, eta="" if eta is None else human_duration(eta))
 
 
-def _metrics(ranks: Iterable[RankReport]) -> dict[str, float]:
-    """Return the metrics of the first rank that reports any: usually rank 0 has the mean over all ranks."""
-    reporting = [rank for rank in ranks if rank.metrics]
-    first = min(reporting, key=lambda r: (r.rank is None, r.rank or 0, r.role, r.index, r.local_rank), default=None)
-    return {key: _digits(value) for key, value in sorted(first.metrics.items())[:32]} if first else {}
+def _source(ranks: Iterable[RankReport]) -> RankReport | None:
+    """Return the first rank that reports metrics: usually rank 0 has the mean over all ranks."""
+    reporting = [rank for rank in ranks if rank.metrics or rank.not_finite]
+    return min(reporting, key=lambda r: (r.rank is None, r.rank or 0, r.role, r.index, r.local_rank), default=None)
+
+
+def _metrics(before: ProgressStatus, source: RankReport | None) -> tuple[dict[str, float], dict[str, int]]:
+    """Return (metrics, metrics that are not finite -> the step since which they are not)."""
+    if source is None:
+        return before.metrics, before.not_finite
+    metrics = {key: _digits(value) for key, value in sorted(source.metrics.items())[:32]}
+    return metrics, dict(source.not_finite)
+
+
+def newly_not_finite(before: ProgressStatus | None, after: ProgressStatus | None) -> list[str]:
+    """Return a sentence for each metric that became NaN or infinite: `loss is not finite since step 20`."""
+    recorded = before.not_finite if before else {}
+    return [f"{name} is not finite since step {step}" for name, step in _not_finite(after) if name not in recorded]
+
+
+def _not_finite(progress: ProgressStatus | None) -> list[tuple[str, int]]:
+    return list(progress.not_finite.items()) if progress else []
+
+
+def _rate(ranks: Iterable[RankReport]) -> float | None:
+    """Return the throughput of all ranks; None if a part of them reports none, or is done."""
+    rates = [None if rank.done else rank.samples_per_second for rank in ranks]
+    return None if None in rates else _sum(rates)
 
 
 def _loading(ranks: Iterable[RankReport]) -> float | None:
@@ -211,6 +238,8 @@ def _slowest(ranks: Iterable[RankReport]) -> list[RankProgress]:
 def _curve(status: Status, after: ProgressStatus, metric: str) -> list[CurvePoint]:
     """Return the curve with the newest point appended, or with its last point updated.
 
+    The value and the step of a point are of the same rank.
+
     A full curve is thinned to every second point. Points older than the last one are dropped: a new operator may
     receive the report of the furthest rank late.
     """
@@ -220,7 +249,7 @@ def _curve(status: Status, after: ProgressStatus, metric: str) -> list[CurvePoin
         CurvePoint(
             time=after.last_report,
             attempt=status.attempt,
-            step=after.step,
+            step=after.step if after.metrics_step is None else after.metrics_step,
             value=after.metrics.get(metric),
             samples_per_second=after.samples_per_second,
         )

@@ -124,7 +124,12 @@ def _close_attempt(
     past, progress = after.history[-1], reported.progress
     times = _advanced(times, now, _last_reason(before))
     if progress:
-        past = replace(past, first_step=progress.first_step, last_step=progress.step)
+        past = replace(
+            past,
+            first_step=progress.first_step,
+            last_step=progress.step,
+            checkpoint_step=progress.checkpoint_step,
+        )
     if (began := times.productive_since) is not None:
         lost = 0.0
         if times.measured and after.phase not in FINISHED:

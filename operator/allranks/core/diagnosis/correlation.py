@@ -93,7 +93,9 @@ def corrected_cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime
     if not left:
         return None
     for past in status.history:
-        if not past.counted or root_cause.is_uncounted(past.reason) or past.reason == LIMIT_EXCEEDED:
+        failed_for_good = status.phase == "Failed" and past is status.history[-1] and past.failure is not None
+        reason = past.failure.reason if failed_for_good and past.failure else past.reason
+        if not (past.counted or failed_for_good) or root_cause.is_uncounted(reason) or reason == LIMIT_EXCEEDED:
             continue
         then = replace(status, attempt=past.attempt)
         # Labels may have been edited. Replicas that restart individually had their own failures, recorded at the time.

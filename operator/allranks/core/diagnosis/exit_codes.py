@@ -35,5 +35,9 @@ def describe(exit_code: int) -> str:
     ask for a restart with 138.
     """
     number = possible_signal(exit_code, None)
-    stands_for = f", the code of {signal_name(number)}" if number in {SIGKILL, *FAULTS} and number else ""
-    return f"exit code {exit_code}{stands_for}"
+    if number in {SIGKILL, *FAULTS} and number:
+        return f"exit code {exit_code}, the code of {signal_name(number)}"
+    if (child := 256 - exit_code) in {SIGKILL, *FAULTS}:
+        often = ", often for memory" if child == SIGKILL else ""
+        return f"exit code {exit_code}, -{child} of a launcher whose child was ended by {signal_name(child)}{often}"
+    return f"exit code {exit_code}"

@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
-from allranks.core.diagnosis import report_loss
-from allranks.core.facts import naming
+from allranks.core.diagnosis import report_loss, stalled_ranks
+from allranks.core.diagnosis.stalled_ranks import Suspects
 from allranks.core.facts.rank_reports import Collectives, RankReport, Reports
 
 REASON = "Hang"
@@ -23,7 +23,6 @@ STACK_DUMP_WAIT = timedelta(seconds=10)
 """Time for stack dumps: ranks receive the request with the answer to their next report, within 5 s."""
 _JITTER = timedelta(seconds=2)
 """Ranks report ages, so the same step gives slightly different times."""
-_NAMED = 8
 _SILENCE_FACTOR, _SILENCE_LEAST = 10, timedelta(hours=1)
 """Silence counts as a hang after ten timeouts, at least an hour: a program that holds the interpreter lock, or that is
 frozen, sends nothing."""
@@ -153,22 +152,20 @@ def path_works(reports: Reports, now: datetime) -> bool:
 
 
 def failure(job: Job, status: Status, reports: Reports, stall: StallWindow, now: datetime) -> Failure:
-    """Return the hang as a failure of the rank that lags most. The message names the others with their steps."""
-    lagging = _lagging(reports)
-    first = lagging[0]
+    """Return the hang as a failure of the rank for which the others wait; of no rank if nothing distinguishes one."""
+    suspects = stalled_ranks.suspects(reports.ranks)
     began = status.running_time or status.attempt_time or now
-    return Failure(
+    hang = Failure(
         attempt=status.attempt,
-        role=first.role,
-        index=first.index,
-        rank=first.rank,
-        pod=first.pod,
-        node=first.node,
         reason=REASON if status.progress and status.progress.first_step_time else NO_FIRST_STEP,
-        message=_message(job, reports, lagging, stall) + collectives_explanation(reports, stall.moved_at, now),
+        message=_message(job, reports, suspects, stall) + collectives_explanation(reports, stall.moved_at, now),
         time=stall.moved_at,
         ran_seconds=max(0.0, (now - began).total_seconds()),
     )
+    if not suspects.ranks:
+        return hang
+    first = suspects.ranks[0]
+    return replace(hang, role=first.role, index=first.index, rank=first.rank, pod=first.pod, node=first.node)
 
 
 def silence_failure(failure: Failure, stall: StallWindow) -> Failure:
@@ -186,43 +183,19 @@ def already_recorded(status: Status, stall: StallWindow) -> bool:
     return last is not None and last.reason in (REASON, NO_FIRST_STEP) and last.time >= stall.moved_at - _JITTER
 
 
-def _lagging(reports: Reports) -> list[RankReport]:
-    """Return the ranks with the fewest steps.
-
-    If all have the same number: the ranks that do not wait for others, if programs report that, else all ranks.
-    """
+def _message(job: Job, reports: Reports, suspects: Suspects, stall: StallWindow) -> str:
     active = [rank for rank in reports.ranks if not rank.done]
-    least = min(rank.step or 0 for rank in active)
-    behind = [rank for rank in active if (rank.step or 0) == least]
-    if len(behind) == len(active) and any(rank.waiting for rank in active):
-        behind = [rank for rank in active if not rank.waiting] or active
-    return sorted(behind, key=lambda r: (r.rank is None, r.rank or 0, r.role, r.index, r.local_rank))
-
-
-def _message(job: Job, reports: Reports, lagging: list[RankReport], stall: StallWindow) -> str:
-    named = ", ".join(_label(rank) for rank in lagging[:_NAMED])
-    if len(lagging) > _NAMED:
-        named += f" and {len(lagging) - _NAMED} more"
-    active = [rank for rank in reports.ranks if not rank.done]
-    furthest = max(rank.step or 0 for rank in reports.ranks)
     if all(rank.step is None for rank in active):
         limit = job.spec.startup_deadline_seconds
         problem = f"no rank completed a first step within {limit} s"
-        return f"{problem} (startupDeadlineSeconds: raise it if the start takes longer); ranks that report: {named}"
+        reporting = f"ranks that report: {stalled_ranks.named(active)}"
+        details = f"{reporting}; {suspects.sentence}" if suspects.ranks else reporting
+        return f"{problem} (startupDeadlineSeconds: raise it if the start takes longer); {details}"
     stalled = f"no rank has completed a step since {stall.moved_at:%H:%M:%S} UTC"
-    if (lagging[0].step or 0) < furthest:
-        return f"{stalled}: {named} at step {lagging[0].step or 0}, the others at {furthest}"
-    if not any(rank.heartbeat for rank in active):
-        return f"{stalled}: the trainer of {named} has sent no status after step {furthest}"
-    if len(lagging) == len(active):
-        return f"{stalled}: all {len(active)} ranks are at step {furthest}; their stack dumps show where they wait"
-    return f"{stalled}: {named} did not complete step {furthest + 1}, and the other ranks wait for it"
-
-
-def _label(rank: RankReport) -> str:
-    """Return the name of a rank: `rank 3 (worker-1 on node-7)`."""
-    where = naming.replica_key(rank.role, rank.index) + (f" on {rank.node}" if rank.node else "")
-    return where if rank.rank is None else f"rank {rank.rank} ({where})"
+    if not suspects.ranks and not any(rank.heartbeat for rank in active):
+        furthest = max(rank.step or 0 for rank in active)
+        return f"{stalled}: the trainer of {stalled_ranks.named(active)} has sent no status after step {furthest}"
+    return f"{stalled}: {suspects.sentence}"
 
 
 COLLECTIVES_RECENT = timedelta(seconds=90)

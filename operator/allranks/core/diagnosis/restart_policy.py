@@ -49,9 +49,16 @@ def decide_restart(job: Job, status: Status, failure: Failure, platform: Platfor
     unexecuted = None if trained else exec_failure.explain(job, failure, platform.local)
     if unexecuted:
         return RestartDecision("Fail", unexecuted.sentence, failure.reason, unexecuted.named)
-    action, explanation = _by_default(_just_before(job, status, failure), failure, _made_steps(status))
+    before = _just_before(job, status, failure)
+    action, explanation = _by_default(before, failure, _made_steps(status))
+    if failure.because in OF_NODE and before and _again_on_node(status, before, failure):
+        action, explanation = "RestartUncounted", f"again on node {failure.node}, which is avoided"
     if platform.local and action == "Restart" and not trained and not restarts_requested(job):
         return not_restarted(job, failure, platform)
+    if action == "Restart" and not failure.because and (repeated := same_step(status, failure)):
+        explanation = f"failed in the same way in step {repeated[0]} of {repeated[1]} attempts"
+        if repeated[1] >= SAME_STEP_ATTEMPTS:
+            return RestartDecision("Fail", f"{explanation}: a bug in the program or in its data", failure.reason)
     return within_budget(job, status, failure, action, explanation)
 
 
@@ -170,6 +177,8 @@ def _has_trained(status: Status, failure: Failure) -> bool:
 
 
 def _by_default(before: Failure | None, failure: Failure, stepped: bool) -> tuple[Action, str]:
+    if failure.because:
+        return _by_evidence(before, failure)
     if failure.reason == FETCH_FAILED:
         return "RestartUncounted", "its inputs are fetched again; its program did not run"
     if is_uncounted(failure.reason):
@@ -198,6 +207,60 @@ def _by_default(before: Failure | None, failure: Failure, stepped: bool) -> tupl
     if failure.signal is not None:
         return "Restart", f"the program was ended by {signal_name(failure.signal)}"
     return "Restart", "the program was ended by a signal, or asked to be run again"
+
+
+def _by_evidence(before: Failure | None, failure: Failure) -> tuple[Action, str]:
+    """Return the decision about a failure whose cause is not the program of the replica, or is unknown."""
+    again = before is not None and before.because == failure.because
+    same_replica = before is not None and (before.role, before.index) == (failure.role, failure.index)
+    if failure.because == "NeverWhole":
+        return "RestartUncounted", "the attempt was never whole"
+    if failure.because == "NotJoined":
+        action: Action = "Restart" if again and same_replica else "RestartUncounted"
+        return action, "the group of ranks never formed"
+    if failure.because in OF_NODE:
+        where = f": node {failure.node} is avoided" if failure.node else ""
+        subject = "a device failed" if failure.because == "DeviceError" else "an init container of the pod failed"
+        return "Restart", f"{subject}{where}"
+    if failure.because == "CheckpointUnreadable":
+        if again and before is not None and same_way(before, failure):
+            return "Fail", "its newest checkpoint cannot be read, twice: set it aside, so that an older one is used"
+        return "Restart", "its newest checkpoint cannot be read"
+    if failure.because == "CompletedEarly":
+        return "Restart", "the other ranks could not continue without it"
+    return "Restart", "it lost other ranks, and none of them failed"
+
+
+OF_NODE = ("DeviceError", "InitContainer")
+"""Evidence about the node of a pod, which later attempts avoid."""
+
+
+def _again_on_node(status: Status, before: Failure, failure: Failure) -> bool:
+    """Return whether this failure repeats the previous, counted one on the same node. The next one counts again."""
+    alone = status.replica_restarts.get(naming.replica_key(failure.role, failure.index))
+    if alone is not None and alone.failure is before:
+        counted = alone.counted
+    else:
+        counted = bool(status.history) and status.history[-1].counted
+    return counted and before.because == failure.because and failure.node is not None and before.node == failure.node
+
+
+def same_step(status: Status, failure: Failure) -> tuple[int, int] | None:
+    """Return (step, attempts) if this failure repeats the failures of the attempts before it, in the same step."""
+    progress = status.progress
+    if progress is None or progress.first_step_time is None or progress.step is None or failure.exit_code is None:
+        return None
+    attempts = 1
+    for past in reversed(status.history):
+        stepped = past.first_step is not None and past.last_step == progress.step
+        if not stepped or past.failure is None or not same_way(past.failure, failure):
+            break
+        attempts += 1
+    return (progress.step + 1, attempts) if attempts > 1 else None
+
+
+SAME_STEP_ATTEMPTS = 3
+"""Attempts that fail in the same way in the same step: no fault of a machine does that."""
 
 
 def _no_progress(failure: Failure) -> bool:

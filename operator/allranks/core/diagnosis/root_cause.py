@@ -9,12 +9,14 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from allranks.api.job import Job
-from allranks.api.status import Failure, Status
-from allranks.core.diagnosis import exit_codes
+from allranks.api.status import Because, Failure, Status
+from allranks.core.diagnosis import exit_codes, last_words
 from allranks.core.diagnosis.exec_failure import CANNOT_START
 from allranks.core.diagnosis.exit_codes import SIGTERM, possible_signal
+from allranks.core.diagnosis.last_words import LastWords
 from allranks.core.facts import naming, topology
 from allranks.core.facts.attempt import Ranks
+from allranks.core.facts.failure_patterns import is_device_error
 from allranks.core.facts.model import (
     ANY_PLATFORM,
     BY_KUBELET,
@@ -28,7 +30,7 @@ from allranks.core.facts.model import (
 )
 from allranks.frameworks.base import Replica
 from allranks.frameworks.hints import RootCause
-from allranks.text import last_lines, without_exit_warnings
+from allranks.text import without_exit_warnings
 
 DISRUPTIONS: dict[str, str] = {
     "PreemptionByScheduler": "Preempted",
@@ -46,9 +48,19 @@ REJECTIONS = frozenset(
 )
 """`status.reason` of pods that the kubelet of their node rejects, besides OutOf... (OutOfcpu, OutOfnvidia.com/gpu)."""
 
-UNCOUNTED = frozenset({*DISRUPTIONS.values(), *REJECTIONS, "Deleted", "Disrupted", UNKNOWN_END, FETCH_FAILED})
+NEVER_WHOLE, NOT_JOINED, COMPLETED_EARLY = "NotStarted", "NotJoined", "CompletedEarly"
+"""Reasons of failures that `evidence` finds: the replica is the cause, and another one failed because of it."""
+_SENTENCES = {
+    NEVER_WHOLE: "had not started when another rank gave up",
+    NOT_JOINED: "had not joined the group when another rank gave up",
+    COMPLETED_EARLY: "completed before the other ranks",
+}
+UNCOUNTED = frozenset(
+    {*DISRUPTIONS.values(), *REJECTIONS, "Deleted", "Disrupted", UNKNOWN_END, FETCH_FAILED, NEVER_WHOLE}
+)
 """Reasons outside of the program: such restarts do not count against maxRestarts."""
 
+LOST_PEER: Because = "LostPeer"
 MESSAGE_LINES = 20
 MESSAGE_CHARACTERS = 2048
 
@@ -121,7 +133,7 @@ def failures(
     endings = [
         _Ending(pod, framework.log.root_cause(pod.exit.message) if pod.exit else None, now) for pod in (*pods, *last)
     ]
-    for ending in sorted(endings, key=lambda e: (*e.order, e.pod.role, e.pod.index)):
+    for ending in _in_order(endings):
         yield _describe(status, ending, ranks)
     for pod in last:
         del gone[pod.name]
@@ -136,6 +148,21 @@ def failures(
             message=_DELETED,
             time=now,
         )
+
+
+def _in_order(endings: list[_Ending]) -> list[_Ending]:
+    """Return the endings with the likely cause first.
+
+    Ranks that only lost a peer are last, and with them those that were ended after that: whatever ended the peer
+    was first, also if its process took longer to end.
+    """
+    lost_at = min((ending.time for ending in endings if ending.lost_peer), default=None)
+
+    def key(ending: _Ending) -> tuple[bool, Order, str, int]:
+        stopped = lost_at is not None and ending.was_stopped and ending.time >= lost_at
+        return ending.lost_peer or stopped, ending.order, ending.pod.role, ending.pod.index
+
+    return sorted(endings, key=key)
 
 
 def _pod_name(job: Job, status: Status, replica: Replica) -> str:
@@ -197,6 +224,25 @@ class _Ending:
         return self.reason == "OOMKilled" or (self.cause is not None and self.cause.time is not None)
 
     @cached_property
+    def words(self) -> LastWords | None:
+        """What the program printed about its end; None without an exception or a fatal error, and of a removed pod."""
+        return last_words.last_words(self.message, self.code) if self.by_itself else None
+
+    @property
+    def by_itself(self) -> bool:
+        return not self.disrupted and self.pod.exit is not None
+
+    @cached_property
+    def lost_peer(self) -> bool:
+        """The program only says that other ranks were gone, so it is not the one that failed first."""
+        counted = self.by_itself and self.reason == "Error"
+        return counted and last_words.lost_peer(self.message, self.code)
+
+    @property
+    def was_stopped(self) -> bool:
+        return possible_signal(self.code, self.signal) == SIGTERM
+
+    @cached_property
     def watched(self) -> re.Match[str] | None:
         """The last line of the log if the helper in the pod (inpod/watch.py) reports the signal of its child."""
         ended = self.pod.exit
@@ -248,6 +294,9 @@ def _describe(status: Status, ending: _Ending, ranks: Ranks) -> Failure:
     """Return the failure of one pod as in `status.lastFailure`."""
     pod = ending.pod
     reported = ending.cause.rank if ending.cause else None
+    if ending.words and ending.words.rank is not None:
+        reported = ending.words.rank
+    code = _within(ending.code, -(2**31))
     return Failure(
         attempt=status.attempt,
         role=pod.role,
@@ -255,13 +304,35 @@ def _describe(status: Status, ending: _Ending, ranks: Ranks) -> Failure:
         rank=ranks.rank(pod.role, pod.index) if reported is None else _within(reported, 0),
         pod=pod.name,
         node=pod.node,
-        exit_code=_within(ending.code, -(2**31)),
+        exit_code=code,
         signal=_within(ending.signal, 1, 128),
         reason=ending.reason[:128],
-        message=last_lines(ending.message, MESSAGE_LINES, MESSAGE_CHARACTERS),
+        because=_because(ending),
+        message=last_words.excerpt(ending.message, code, MESSAGE_LINES, MESSAGE_CHARACTERS),
         time=ending.time,
         ran_seconds=max(0.0, (ending.time - pod.started_at).total_seconds()) if pod.started_at else 0.0,
     )
+
+
+def _because(ending: _Ending) -> Because | None:
+    """Return the evidence in the output of the pod itself."""
+    if ending.lost_peer:
+        return LOST_PEER
+    if ending.by_itself and ending.reason == "Error":
+        line = ending.words.line if ending.words else ""
+        return "DeviceError" if is_device_error(line or _last_lines(ending.message)) else None
+    init = ending.pod.init
+    if ending.reason == INIT_FAILED and init and not init.name.startswith(_OWN_CONTAINERS):
+        return "InitContainer"
+    return None
+
+
+_OWN_CONTAINERS = "allranks"
+"""The beginning of the names of init containers that allranks adds."""
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text.rstrip().splitlines()[-3:])
 
 
 def _within(number: int | None, least: int, most: int = 2**31 - 1) -> int | None:
@@ -317,6 +388,9 @@ def earlier_failure(
     ending = _Ending(replace(pod, deleted_at=None), report, now)
     failure = _describe(replace(status, attempt=pod.attempt), ending, ranks)
     after_deletion = pod.deleted_at is not None and pod.exit.finished_at >= pod.deleted_at.replace(microsecond=0)
+    if recorded.because == LOST_PEER and ending.words and not ending.lost_peer and not ending.words.from_launcher:
+        # It was raised before the peers were lost; only its process took longer to end. A signal was the deletion's.
+        return replace(failure, exit_code=None, signal=None) if ending.was_stopped else failure
     if after_deletion and (not ending.sure or possible_signal(failure.exit_code, failure.signal) == SIGTERM):
         return None
     at, then = failure.time.replace(microsecond=0), recorded.time.replace(microsecond=0)
@@ -347,18 +421,26 @@ def way(failure: Failure) -> Way:
 
     Numbers in the last line are left out: addresses, times and pids differ.
     """
-    lines = [line for line in failure.message.splitlines() if line.strip()]
-    last = re.sub(r"0x[0-9a-f]+|\d+", "#", lines[-1].strip())[-200:] if lines else ""
+    last = re.sub(r"0x[0-9a-f]+|\d+", "#", cause_line(failure))[-200:]
     return failure.exit_code, failure.signal, failure.reason, last
+
+
+def cause_line(failure: Failure) -> str:
+    """Return the line of the failure's output that says what ended the program; empty without output."""
+    return last_words.cause_line(failure.message, failure.exit_code)
 
 
 def describe_failure(failure: Failure) -> str:
     """Return the failure in one line: `worker-1 failed with exit code 1 (Error)`."""
+    if not failure.role and failure.reason in ("Hang", "NoFirstStep"):
+        return f"the ranks made no progress ({failure.reason})"
     who = naming.replica_key(failure.role, failure.index) if failure.role else "a pod"
     if is_rejection(failure.reason):
         return f"{who} was rejected by its node ({failure.reason})"
     if failure.reason == FETCH_FAILED:
         return f"{who} could not fetch its inputs ({failure.reason})"
+    if failure.reason in _SENTENCES:
+        return f"{who} {_SENTENCES[failure.reason]} ({failure.reason})"
     if failure.reason in UNCOUNTED:
         return f"{who} was lost ({failure.reason})"
     if failure.reason in CANNOT_START:

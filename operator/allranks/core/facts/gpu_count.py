@@ -25,7 +25,13 @@ _GPU = re.compile(
 
 def is_gpu(resource: str) -> bool:
     """Return whether an extended resource counts GPUs, or slices that a process uses as it uses a GPU."""
+    if resource.startswith(_DEVICE_CLASS):
+        return is_gpu_class(resource.removeprefix(_DEVICE_CLASS))
     return _GPU.fullmatch(resource) is not None
+
+
+_DEVICE_CLASS = "deviceclass.resource.kubernetes.io/"
+"""Prefix of the extended resource that each DeviceClass has by itself (KEP-5004)."""
 
 
 def gpus(resources: Mapping[str, object] | None, resource: str = "") -> int:

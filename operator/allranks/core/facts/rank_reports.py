@@ -11,6 +11,18 @@ from allranks.api.job import GROUP
 
 
 @dataclass(frozen=True, slots=True)
+class Position:
+    """Where the main thread of a rank is that makes no progress."""
+
+    where: str = ""
+    """Line of the program: `train.py:88`."""
+    call: str = ""
+    """The function that it calls there: `all_reduce`; `ended` if the main thread has ended."""
+    raising: str = ""
+    """The exception that it handles meanwhile, in a `finally` for example; or the one that ended the main thread."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankReport:
     """The newest state of one rank. Times are converted to the server's clock: ranks report ages."""
 
@@ -25,6 +37,8 @@ class RankReport:
     total_steps: int | None = None
     epoch: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    not_finite: Mapping[str, int] = field(default_factory=dict)
+    """Metrics whose newest value is NaN or infinite -> the step since which it is."""
     samples_per_second: float | None = None
     step_seconds: float | None = None
     """Mean duration of the steps since the previous report."""
@@ -44,6 +58,8 @@ class RankReport:
     done: bool = False
     waiting: bool | None = None
     """The rank finished its own work of the next step and waits for others; None if the program does not report it."""
+    position: Position | None = None
+    """Sent after a request for stacks, until the next step."""
     heartbeat: bool = True
     """True if messages also arrive between two steps. If not, silence of the rank means that there was no step."""
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from allranks.api.job import GROUP, KIND, VERSION, Job
-from allranks.api.status import WITHOUT_PODS, Condition, Phase, ReplicaRestarts, RoleStatus, Status
+from allranks.api.status import WITHOUT_PODS, Condition, Phase, ProgressStatus, ReplicaRestarts, RoleStatus, Status
 from allranks.core.facts import naming, topology
 from allranks.core.facts.model import FETCH_FAILED, FETCH_RETRYING, FETCHING, Pod, RejectedCreate, is_start_error
 
@@ -296,3 +296,12 @@ def _named_at_once(pod: Pod) -> bool:
 def _is_slow(pod: Pod, now: datetime) -> bool:
     begins = slow_start_at(pod)
     return begins is not None and begins <= now
+
+
+def ended_early(progress: ProgressStatus | None) -> str:
+    """Return `it ended at step 20 of 100`; empty if the program came to its last step, or does not report steps."""
+    if progress is None or progress.step is None or not progress.total_steps:
+        return ""
+    missing = progress.total_steps - progress.step
+    near = max(1, progress.total_steps // 100)
+    return f"it ended at step {progress.step} of {progress.total_steps}" if missing > near else ""

@@ -11,6 +11,7 @@ from allranks.api.status import Status
 from allranks.core.facts import topology
 from allranks.core.facts.attempt import attempt_context
 from allranks.core.facts.model import ANY_PLATFORM, Platform
+from allranks.core.objects.shells import shell_notes, shell_warnings
 from allranks.frameworks.command_line import Launch
 
 
@@ -40,6 +41,8 @@ def remarks(job: Job, platform: Platform = ANY_PLATFORM) -> list[Remark]:
     for paths, launch in _launches(job, platform):
         out += [Remark(paths[index], text, "warning") for index, text in launch.warnings]
         out += [Remark(paths[index], text, "note") for index, text in launch.notes]
+        out += [Remark(paths[index], text, "warning") for index, text in shell_warnings(launch.command)]
+        out += [Remark(paths[index], text, "note") for index, text in shell_notes(launch.command)]
     return list(dict.fromkeys(out))
 
 

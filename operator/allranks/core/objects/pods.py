@@ -278,6 +278,8 @@ def _shared_part(
     if mounts:
         trainer["volumeMounts"] = [*user.get("volumeMounts", []), *mounts]
     spec = dict(template["spec"])
+    if spec.get("hostNetwork") and spec.get("dnsPolicy", "ClusterFirst") == "ClusterFirst":
+        spec["dnsPolicy"] = "ClusterFirstWithHostNet"  # with the node's resolver, ranks do not find each other
     if volumes:
         spec["volumes"] = [*spec.get("volumes", []), *volumes]
     if any(volume["name"] == manifests.VOLUME for volume in volumes):
@@ -321,7 +323,31 @@ def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, sha
     # The wiring follows the shared variables that it may refer to.
     common = [companions.variable(job, status, name) for name in wiring.shared_env]
     references = [variable for variable in shared.references if variable["name"] not in set_by_user]
+    exceptions = _proxy_exceptions(job, user)
+    user = [variable for variable in user if variable["name"] not in exceptions] + _literal(exceptions)
     return [*_literal(variables), *common, *_literal({**wiring.env, **defaults}), *references, *user]
+
+
+_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "grpc_proxy"})
+_EXCEPTIONS = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
+
+
+def _proxy_exceptions(job: Job, user: list[Manifest]) -> dict[str, str]:
+    """Return the variables by which libraries connect to other pods of the job without the proxy that the user sets.
+
+    gRPC, which TensorFlow and JAX connect ranks with, uses a proxy also for names of the cluster. What the user excepts
+    stays excepted. A value that is not in the manifest is left as it is.
+    """
+    names = {str(variable["name"]): variable.get("value") for variable in user}
+    if _PROXIES.isdisjoint(names):
+        return {}
+    cluster = f".{job.name}.{job.namespace}.svc,.svc,.cluster.local,localhost,127.0.0.1"
+    exceptions = next((value for name in _EXCEPTIONS if (value := names.get(name))), "")
+    return {
+        name: ",".join(filter(None, (names.get(name) or exceptions, cluster)))
+        for name in _EXCEPTIONS
+        if name not in names or names[name] is not None
+    }
 
 
 def _is_ours(name: str) -> bool:

@@ -10,9 +10,9 @@ from typing import Literal
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
 from allranks.core import transitions
-from allranks.core.diagnosis import correlation, hang_detection, report_loss, restart_policy, root_cause
+from allranks.core.diagnosis import correlation, evidence, hang_detection, report_loss, restart_policy, root_cause
 from allranks.core.diagnosis.correlation import EarlierFailures
-from allranks.core.diagnosis.root_cause import describe_failure
+from allranks.core.diagnosis.root_cause import cause_line, describe_failure
 from allranks.core.facts import naming, topology
 from allranks.core.facts.model import Event, Pod
 from allranks.core.facts.restarts import CORRELATION_SECONDS, drop_details
@@ -32,6 +32,30 @@ def reattribute(snapshot: Snapshot) -> Outcome:
         return None
     message = f"corrected: attempt {cause.attempt} failed because {describe_failure(cause)}"
     return write(corrected, Event("CauseFound", message))
+
+
+def reattribute_end(snapshot: Snapshot) -> Outcome:
+    """Correct the root cause of a job that has failed for good, when a pod of its last attempt shows another one.
+
+    Only a rank that lost its peers is replaced: what failed by itself stays the cause.
+    """
+    o, status = snapshot.observed, snapshot.current
+    recorded = status.last_failure
+    if status.phase != "Failed" or not status.history or recorded is None or recorded.because != root_cause.LOST_PEER:
+        return None
+    pods = [*o.removed.values(), *snapshot.pods.values(), *snapshot.outdated]
+    cause = correlation.corrected_cause(o.job, status, pods, o.now, o.platform)
+    if cause is None or cause.attempt != status.attempt or cause == recorded:
+        return None
+    before = replace(status, history=status.history[:-1], phase="Running")
+    decision = restart_policy.decide_restart(o.job, before, cause, o.platform)
+    condition = status.condition("Failed")
+    reason = decision.reason if decision.action == "Fail" else condition.reason if condition else cause.reason
+    described = describe_failure(cause)
+    message = f"{described}: {decision.explanation}" if decision.action == "Fail" else described
+    message = message if decision.names_cause else _with_last_line(message, cause)
+    corrected = transitions.reattribute_end(status, cause, reason, message, o.now)
+    return write(corrected, Event("CauseFound", f"corrected: the job failed because {described}"))
 
 
 def handle_failures(snapshot: Snapshot) -> Outcome:
@@ -85,7 +109,9 @@ class _Evaluation:
 
     def decide(self, status: Status, failure: Failure) -> tuple[_Kind, Status, list[Event]]:
         """Return the decision about the next failure, on the status that the previous decisions produced."""
-        job, now, described = self._job, self._now, describe_failure(failure)
+        job, now = self._job, self._now
+        failure = self._weighed(status, failure)
+        described = describe_failure(failure)
         upstream = self._earlier.upstream_of(failure)
         if upstream and upstream.failure:
             reason = f"caused by an earlier failure: {describe_failure(upstream.failure)}"
@@ -117,6 +143,11 @@ class _Evaluation:
             return "final", restarted, [event, Event("Restarting", decision.explanation)]
         return "restarted", self._restart_alone(status, failure, counted), [event]
 
+    def _weighed(self, status: Status, failure: Failure) -> Failure:
+        snapshot, o = self._snapshot, self._snapshot.observed
+        missing = snapshot.missing
+        return evidence.weigh(self._job, status, failure, snapshot.pods, missing, o.refused, o.reports, o.platform)
+
     def _restart_alone(self, status: Status, failure: Failure, counted: bool | None) -> Status:
         restarted = transitions.restart_replica(self._job, status, failure, counted, self._now)
         key = naming.replica_key(failure.role, failure.index)
@@ -129,8 +160,8 @@ class _Evaluation:
 
 
 def _with_last_line(text: str, failure: Failure) -> str:
-    lines = [line for line in failure.message.splitlines() if line.strip()]
-    return f"{text}; last line: {lines[-1].strip()}" if lines else text
+    line = cause_line(failure)
+    return f"{text}; last line: {line}" if line else text
 
 
 def startup_failure(snapshot: Snapshot) -> Outcome:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from allranks.api.status import Status
+from allranks.core.accounting.progress import newly_not_finite
 from allranks.core.diagnosis import elasticity, hang_detection, report_loss
 from allranks.core.diagnosis.stragglers import newly_slow
 from allranks.core.facts import naming, pod_template, pool_template, rank_reports, status_summary, topology
@@ -38,6 +39,8 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     probes, probe_at = _placeholders(snapshot)
     slow = newly_slow(snapshot.persisted.progress, status.progress)
     events = [Event("Straggler", sentence, warning=True) for sentence in slow]
+    bad = newly_not_finite(snapshot.persisted.progress, status.progress)
+    events += [Event("NotFinite", sentence, warning=True) for sentence in bad]
     events += _start_errors(status, summary, snapshot.start_errors)
     if dropped := read_back.event(status, summary):
         events.append(dropped)

@@ -13,7 +13,9 @@ from allranks.authoring.yaml_text import without_empty
 from allranks.control_sequences import clean
 from allranks.core.diagnosis.exit_codes import describe as describe_exit_code
 from allranks.core.diagnosis.exit_codes import signal_name
+from allranks.core.diagnosis.root_cause import cause_line
 from allranks.core.facts.naming import replica_key
+from allranks.core.facts.status_summary import ended_early
 from allranks.fields import encode
 from allranks.views.format.duration import elapsed
 
@@ -52,7 +54,8 @@ def summary(name: str, status: Status, created: datetime | None, seconds: float,
     failed = status.condition("Failed")
     reason = f": {failed.reason}" if failed and failed.status == "True" else ""
     when = "in" if status.phase == "Succeeded" else "after"
-    return f"{name} {status.phase} {when} {took}{reason} ({', '.join(parts)})"
+    early = ended_early(status.progress) if status.phase == "Succeeded" else ""
+    return f"{name} {status.phase} {when} {took}{reason} ({', '.join(parts)}){f': {early}' if early else ''}"
 
 
 def failure_block(status: Status, logs: Path | None = None) -> Iterator[str]:
@@ -72,16 +75,16 @@ def failure_block(status: Status, logs: Path | None = None) -> Iterator[str]:
 
 
 def hint_for(failure: Failure) -> str:
-    """Say what to change, if the last line of the log is a frequent mistake; otherwise empty."""
-    lines = failure.message.rstrip().splitlines()
-    return _HINTS.get(lines[-1].strip(), "") if lines else ""
+    """Say what to change, if the line that ended the program is a frequent mistake; otherwise empty."""
+    return _HINTS.get(cause_line(failure), "")
 
 
 _HINTS = {
     "EOFError: EOF when reading a line": "the standard input of a rank is always empty; pass values as arguments or "
     "environment variables instead of input()",
+    "bdb.BdbQuit": "ranks have no terminal, so breakpoint() ends them; allranks debug opens a shell beside a rank",
 }
-"""Last line of a log -> what to change."""
+"""Line that ended a program -> what to change."""
 
 
 def describe(failure: Failure) -> str:
@@ -89,16 +92,18 @@ def describe(failure: Failure) -> str:
     rank = "" if failure.rank is None else f" (rank {failure.rank})"
     how = ended_how(failure.exit_code, failure.signal, failure.reason)
     ran = "" if failure.ran_seconds is None else f", after {elapsed(failure.ran_seconds)}"
-    return f"{replica_key(failure.role, failure.index)}{rank} in attempt {failure.attempt}{ran}: {how}"
+    who = f"{replica_key(failure.role, failure.index)}{rank}" if failure.role else "no rank is named:"
+    return f"{who} in attempt {failure.attempt}{ran}: {how}"
 
 
 def failure_line(failure: Failure) -> str:
     """Write replica, attempt, reason and the last line of its log in one line."""
     reason = ended_how(failure.exit_code, failure.signal, failure.reason)
-    line = f"{replica_key(failure.role, failure.index)} in attempt {failure.attempt}: {reason}"
+    who = replica_key(failure.role, failure.index) if failure.role else "no rank is named:"
+    line = f"{who} in attempt {failure.attempt}: {reason}"
     if failure.signal is not None:
         return line  # the last line of the log does not explain a signal
-    last = next((text.strip() for text in reversed(failure.message.splitlines()) if text.strip()), "")
+    last = cause_line(failure)
     return line + (f": {clean(last.encode(), colour=False)}" if last else "")
 
 

@@ -1,0 +1,176 @@
+"""Finds the replica that a failure is a consequence of, from the other pods of the attempt and from the reports.
+
+A rank that only says that it lost its peers is not the cause. The cause may be a pod that never started, a rank that
+never joined the group, or one that completed before the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+
+from allranks.api.job import Job
+from allranks.api.status import Failure, Status
+from allranks.core.diagnosis.root_cause import COMPLETED_EARLY, LOST_PEER, NEVER_WHOLE, NOT_JOINED, cause_line
+from allranks.core.facts import naming, topology
+from allranks.core.facts.attempt import Ranks
+from allranks.core.facts.failure_patterns import is_unreadable_data, joined
+from allranks.core.facts.model import Platform, Pod, RejectedCreate
+from allranks.core.facts.rank_reports import Reports
+from allranks.frameworks.base import Replica
+
+TOGETHER = timedelta(seconds=30)
+"""A rank that completed at most this long before another one lost its peers is the peer that was lost."""
+
+Place = tuple[str, int]
+
+
+def weigh(
+    job: Job,
+    status: Status,
+    failure: Failure,
+    pods: Mapping[Place, Pod],
+    missing: Iterable[Replica],
+    refused: Iterable[RejectedCreate],
+    reports: Reports | None,
+    platform: Platform,
+) -> Failure:
+    """Return the failure, or the one of the replica that it is a consequence of.
+
+    `pods` are the pods of the attempt, `missing` the replicas without one, `refused` the creations that the API server
+    rejected.
+    """
+    if failure.reason != "Error" or topology.scope(job, failure.role, failure.index) != "Group":
+        return failure
+    ranks = Ranks(job, status, platform)
+    if failure.because == LOST_PEER:
+        return (
+            _never_whole(status, failure, pods, missing, refused, ranks)
+            or _completed_early(job, failure, pods, reports, ranks)
+            or _not_joined(status, failure, pods, ranks)
+            or failure
+        )
+    if _could_not_resume(job, status) and is_unreadable_data(failure.message):
+        return replace(failure, because="CheckpointUnreadable", message=_with_steps(status, failure.message))
+    return failure
+
+
+def _never_whole(
+    status: Status,
+    failure: Failure,
+    pods: Mapping[Place, Pod],
+    missing: Iterable[Replica],
+    refused: Iterable[RejectedCreate],
+    ranks: Ranks,
+) -> Failure | None:
+    """Return the pod that did not run yet, if not all pods of the attempt ever ran at the same time."""
+    if status.running_time is not None:
+        return None
+    waiting = [pod for pod in pods.values() if not pod.ended and pod.started_at is None and pod.deleted_at is None]
+    if waiting:
+        pod = min(waiting, key=lambda pod: (pod.node is not None, pod.role, pod.index))
+        text = f"{pod.name} had {'not started' if pod.node else 'no node'}: {pod.waiting_text or 'no reason yet'}"
+        return _of_pod(failure, pod, ranks, NEVER_WHOLE, text)
+    rejected = next(iter(refused), None)
+    replica = next(iter(missing), None)
+    if rejected is None or replica is None:
+        return None
+    text = f"pod {rejected.name} was not created: {rejected.message}"
+    return _of_place(failure, (replica.role, replica.index), rejected.name, None, ranks, NEVER_WHOLE, text)
+
+
+def _completed_early(
+    job: Job, failure: Failure, pods: Mapping[Place, Pod], reports: Reports | None, ranks: Ranks
+) -> Failure | None:
+    """Return the rank that completed just before others lost it, if most of the others still ran."""
+    services = topology.framework_of(job).long_running_roles({role: 1 for role, _ in pods})
+    ranked = [pod for place, pod in pods.items() if place[0] not in services and ranks.rank(*place) is not None]
+    completed = [
+        pod
+        for pod in ranked
+        if pod.succeeded and pod.exit and timedelta(0) <= failure.time - pod.exit.finished_at + _SECOND <= TOGETHER
+    ]
+    if not completed or 2 * len(completed) > len(ranked):
+        return None
+    first = min(completed, key=lambda pod: (pod.exit.finished_at if pod.exit else failure.time, pod.role, pod.index))
+    steps = _steps(reports, first)
+    text = f"{naming.replica_key(first.role, first.index)} completed{steps} while other ranks still needed it"
+    return _of_pod(failure, first, ranks, COMPLETED_EARLY, text)
+
+
+_SECOND = timedelta(seconds=1)
+"""Kubernetes has whole seconds."""
+
+
+def _steps(reports: Reports | None, pod: Pod) -> str:
+    for rank in reports.ranks if reports else ():
+        if (rank.role, rank.index) == (pod.role, pod.index) and rank.step is not None:
+            return f" at step {rank.step}" + (f" of {rank.total_steps}" if rank.total_steps else "")
+    return ""
+
+
+def _not_joined(status: Status, failure: Failure, pods: Mapping[Place, Pod], ranks: Ranks) -> Failure | None:
+    """Return the rank for which the others waited without success, if the group of this attempt never formed.
+
+    The rank is only named if the numbers leave no doubt: as many pods still run as processes are missing.
+    """
+    numbers = joined(failure.message)
+    if numbers is None or (status.progress is not None and status.progress.first_step_time is not None):
+        return None
+    present, size = numbers
+    running = [pod for place, pod in pods.items() if not pod.ended and ranks.rank(*place) is not None]
+    text = f"{present} of {size} ranks had joined the group"
+    if len(running) != size - present or not running:
+        return replace(failure, because="NotJoined", message=f"{text}\n{failure.message}"[-2048:])
+    names = ", ".join(naming.replica_key(pod.role, pod.index) for pod in running[:8])
+    text = f"{text}: {names} ({'it runs' if len(running) == 1 else 'they run'}) had not"
+    return _of_pod(failure, running[0], ranks, NOT_JOINED, text)
+
+
+def _could_not_resume(job: Job, status: Status) -> bool:
+    """Return whether the attempt made no step, and the program may have read a checkpoint."""
+    stepped = status.progress is not None and status.progress.first_step_time is not None
+    return not stepped and (job.spec.checkpoint is not None or last_step(status) is not None)
+
+
+def _with_steps(status: Status, message: str) -> str:
+    """Return the message of a checkpoint that cannot be read, with the steps of others."""
+    stored = [past.checkpoint_step for past in status.history if past.checkpoint_step is not None]
+    reached = last_step(status)
+    parts = [f"a checkpoint of step {stored[-1]} was stored before"] if stored else []
+    parts += [f"the program had come to step {reached}"] if reached is not None else []
+    return f"the newest checkpoint cannot be read; {', and '.join(parts)}\n{message}"[:2048] if parts else message
+
+
+def last_step(status: Status) -> int | None:
+    """Return the last step of the newest attempt that made one; None if none did."""
+    return next((past.last_step for past in reversed(status.history) if past.last_step is not None), None)
+
+
+_EVIDENCE = {NEVER_WHOLE: "NeverWhole", NOT_JOINED: "NotJoined", COMPLETED_EARLY: "CompletedEarly"}
+
+
+def _of_pod(failure: Failure, pod: Pod, ranks: Ranks, reason: str, text: str) -> Failure:
+    return _of_place(failure, (pod.role, pod.index), pod.name, pod.node, ranks, reason, text)
+
+
+def _of_place(
+    failure: Failure, place: Place, pod: str, node: str | None, ranks: Ranks, reason: str, text: str
+) -> Failure:
+    """Return the failure of another replica, with the line of the rank that gave up because of it."""
+    gave_up = naming.replica_key(failure.role, failure.index)
+    line = cause_line(failure)
+    return replace(
+        failure,
+        role=place[0],
+        index=place[1],
+        rank=ranks.rank(*place),
+        pod=pod,
+        node=node,
+        exit_code=None,
+        signal=None,
+        reason=reason,
+        because=_EVIDENCE[reason],  # type: ignore[arg-type]  # a Literal
+        message=f"{text}\n{gave_up}: {line}"[-2048:] if line else text,
+    )

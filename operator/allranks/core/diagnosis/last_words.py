@@ -1,0 +1,260 @@
+"""Finds in the end of a program's output what ended it: an uncaught exception, or a fatal error of native code.
+
+The end of the output is not always about the cause: a tracker prints a summary while the program ends, a runtime lists
+its frames, a launcher adds a traceback of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from allranks.core.facts.lost_peers import is_lost_peer
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """The part of an output that says what ended the program."""
+
+    line: str
+    """`ValueError: sample 4711 is broken`."""
+    begin: int
+    end: int
+    """The lines of the output that belong to it: from `begin` to before `end`."""
+    lost_peer: bool
+    """It says only that other ranks are gone."""
+    rank: int | None = None
+    """The rank that printed it, where the output says that."""
+    from_launcher: bool = False
+    """A launcher says that its processes failed, or that it was ended."""
+
+
+def last_words(text: str, code: int | None = 1) -> LastWords | None:
+    """Return what ended the program; None if the output has no exception and no fatal error, or the exit code does not
+    fit to one.
+
+    `code`: the exit code, 128 + n for signal n. Python ends with 1 after an uncaught exception. While it ends, native
+    code may still abort (134, 139), or the pod may be deleted (143); then the exception is what began the end.
+    """
+    if code not in _FITTING:
+        return None
+    lines = text.splitlines()
+    exceptions = _of_each_rank(list(_exceptions(lines)))
+    fatal = _last_fatal(lines)
+    if code not in _OF_EXCEPTIONS:
+        exceptions = [words for words in exceptions if fatal or len(lines) - words.end <= _NEAR_THE_END]
+    last = _most_telling(exceptions)
+    if fatal and (last is None or fatal.begin >= last.end or last.from_launcher):
+        return fatal
+    return last
+
+
+_OF_EXCEPTIONS = frozenset({None, 1, 143, -15})
+_FITTING = _OF_EXCEPTIONS | {134, 135, 136, 139, 132, 133}
+_NEAR_THE_END = 30
+"""Lines after an exception, for a program that ended by a signal: it may have survived one that is further away."""
+
+
+def lost_peer(text: str, code: int | None = 1) -> bool:
+    """Return whether the output says that the program ended because other ranks were gone."""
+    if words := last_words(text, code):
+        return words.lost_peer
+    return is_lost_peer("\n".join(text.rstrip().splitlines()[-_LAST_LINES:]))
+
+
+_LAST_LINES = 5
+
+
+def cause_line(text: str, code: int | None = 1) -> str:
+    """Return the line that says what ended the program: of its last exception, else the last line."""
+    if words := last_words(text, code):
+        return words.line
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""
+
+
+def excerpt(text: str, code: int | None, lines: int, characters: int) -> str:
+    """Return the end of an output, and before it what ended the program, if that is not part of the end."""
+    whole = text.rstrip().splitlines()
+    end = "\n".join(whole[-lines:])[-characters:]
+    words = last_words(text, code)
+    if words is None or words.line in end:
+        return end
+    block = _shortened(whole[words.begin : words.end], words.line, lines * 2 // 3, characters * 2 // 3)
+    rest_lines, rest_characters = lines - len(block.splitlines()) - 1, characters - len(block) - len(_LEFT_OUT) - 2
+    rest = "\n".join(whole[words.end :][-max(1, rest_lines) :])[-max(1, rest_characters) :]
+    return f"{block}\n{_LEFT_OUT}\n{rest}"
+
+
+_LEFT_OUT = "..."
+
+
+def _shortened(block: list[str], line: str, lines: int, characters: int) -> str:
+    """Return the end of a traceback, which has its innermost frames and the exception."""
+    text = "\n".join(block[-lines:])
+    if line not in text:  # an exception with a long message
+        text = line
+    return (
+        text if len(text) <= characters else (text[-characters:] if line in text[-characters:] else line[:characters])
+    )
+
+
+def _most_telling(exceptions: list[LastWords]) -> LastWords | None:
+    """Return the exception of a rank that lost no peer, if there is one; the first of several ranks."""
+    program = [words for words in exceptions if not words.from_launcher] or exceptions[-1:]
+    causes = [words for words in program if not words.lost_peer]
+    return next(iter(causes or program), None)
+
+
+def _of_each_rank(exceptions: list[LastWords]) -> list[LastWords]:
+    """Return the last exception of each rank, and of the launcher."""
+    last = {(words.rank, words.from_launcher): words for words in exceptions}
+    return sorted(last.values(), key=lambda words: words.begin)
+
+
+# --- exceptions of Python ---------------------------------------------------------------------------------------------
+
+_HEAD = re.compile(
+    # Before each line: [rank1]: of torch.distributed, [1]<stderr>: of launchers, (Worker pid=7) of Ray.
+    r"(?P<prefix>(?:[\[(][^\[\]()]{0,60}[\])](?:<stderr>)?:? ?)?)Traceback \(most recent call last\):\s*$"
+)
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: .*|:)?$")
+_CHAIN = re.compile(
+    r"(?:During handling of the above exception, another exception occurred:"
+    r"|The above exception was the direct cause of the following exception:)\s*$"
+)
+_RANK = re.compile(r"\[(?:rank|\d+,)?(?P<rank>\d+)\]")
+_DETAILS = 12
+"""Lines after the first one of an exception that may belong to its message."""
+_SKIPPED = 40
+"""Lines of other ranks between two lines of one rank."""
+_LAUNCHERS = re.compile(
+    r"torch\.distributed\.elastic\.|subprocess\.CalledProcessError: Command |KeyboardInterrupt\b|SystemExit\b"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Exception:
+    line: str
+    details: str
+    begin: int
+    end: int
+    prefix: str
+
+
+def _exceptions(lines: list[str]) -> Iterator[LastWords]:
+    """Yield the exceptions with a traceback, in order for each rank. Those that Python prints as one chain are one."""
+    by_prefix: dict[str, list[_Exception]] = {}
+    for exception in _tracebacks(lines):
+        by_prefix.setdefault(exception.prefix, []).append(exception)
+    for prefix, exceptions in by_prefix.items():
+        chain: list[_Exception] = []
+        for exception in exceptions:
+            between = lines[chain[-1].end : exception.begin] if chain else []
+            if chain and not any(_CHAIN.match(line.removeprefix(prefix)) for line in between):
+                yield _words(chain)
+                chain = []
+            chain.append(exception)
+        yield _words(chain)
+
+
+def _words(chain: list[_Exception]) -> LastWords:
+    first, last = chain[0], chain[-1]
+    lost = is_lost_peer(f"{first.line}\n{first.details}")
+    # A rank that raised, and lost its peers while it handled that, was the first to fail.
+    telling = first if not lost and is_lost_peer(f"{last.line}\n{last.details}") else last
+    match = _RANK.match(last.prefix)
+    return LastWords(
+        line=_innermost(telling),
+        begin=first.begin,
+        end=last.end,
+        lost_peer=lost,
+        rank=int(match["rank"]) if match else None,
+        from_launcher=_LAUNCHERS.match(last.line) is not None,
+    )
+
+
+def _innermost(exception: _Exception) -> str:
+    """Return the line of an exception, or of the one in another process that it passes on."""
+    if "Original Traceback (most recent call last)" in exception.details:
+        inner = [line for line in exception.details.splitlines() if _EXCEPTION.match(line)]
+        return inner[-1] if inner else exception.line
+    return exception.line
+
+
+def _tracebacks(lines: list[str]) -> Iterator[_Exception]:
+    number = 0
+    while number < len(lines):
+        head = _HEAD.match(lines[number])
+        prefix, begin = (head["prefix"], number + 1) if head else ("", number)
+        cut_off = number == 0 and _is_frame(lines[0])
+        exception = _exception_after(lines, begin, prefix) if head or cut_off else None
+        if exception is None:
+            number += 1
+            continue
+        line, end = exception
+        yield _Exception(line, "\n".join(_details(lines, end, prefix)), number, end, prefix)
+        number = number + 1 if prefix else end  # other ranks may print theirs between these lines
+
+
+def _is_frame(line: str) -> bool:
+    return re.match(r'\s+(?:File "|\^|~)', line) is not None
+
+
+def _exception_after(lines: list[str], begin: int, prefix: str) -> tuple[str, int] | None:
+    """Return (line of the exception, number of the line after it) of the traceback whose frames begin at `begin`."""
+    skipped = 0
+    for number in range(begin, len(lines)):
+        line = lines[number]
+        if not line.startswith(prefix.rstrip()):
+            skipped += 1
+            if skipped > _SKIPPED:
+                return None
+            continue
+        line = line[len(prefix) :]
+        if not line.strip() or line[:1].isspace():
+            continue
+        return (line.rstrip(), number + 1) if _EXCEPTION.match(line.rstrip()) else None
+    return None
+
+
+def _details(lines: list[str], begin: int, prefix: str) -> list[str]:
+    """Return the lines that may belong to the message of an exception."""
+    details: list[str] = []
+    for line in lines[begin : begin + _DETAILS * (3 if prefix else 1)]:
+        if not line.startswith(prefix.rstrip()):
+            continue
+        rest = line[len(prefix) :]
+        if _HEAD.match(rest) or _CHAIN.match(rest) or len(details) == _DETAILS:
+            break
+        details.append(rest.rstrip())
+    return details
+
+
+# --- fatal errors of native code --------------------------------------------------------------------------------------
+
+_FATAL = re.compile(
+    r"F\d{4} \d\d:\d\d:\d\d\S* +\d+ \S+:\d+\] ."  # glog and absl
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: F \S+"  # TensorFlow
+    r"|terminate called after throwing an instance of "
+    r"|Fatal Python error: (?!.*at interpreter shutdown)"
+    r"|(?:\S+: )?\S+:\d+: .*Assertion `.*' failed"
+)
+_MESSAGE_OF_CPP = re.compile(r"\s+what\(\):\s+\S")
+_FAULT = "Fatal Python error: Aborted"
+"""Python's own line about an abort, whose cause native code printed before."""
+
+
+def _last_fatal(lines: list[str]) -> LastWords | None:
+    """Return the last fatal error; of an abort, what native code printed before it."""
+    numbers = [number for number, line in enumerate(lines) if _FATAL.match(line)]
+    causes = [number for number in numbers if not lines[number].startswith(_FAULT)]
+    if not numbers:
+        return None
+    number = (causes or numbers)[-1]
+    end = number + 1
+    line = lines[number].strip()
+    if end < len(lines) and _MESSAGE_OF_CPP.match(lines[end]):
+        line, end = lines[end].strip(), end + 1
+    return LastWords(line, number, end, is_lost_peer("\n".join(lines[number : number + 4])))

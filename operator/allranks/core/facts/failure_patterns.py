@@ -1,0 +1,65 @@
+"""What programs print when a device of their node fails, and when a checkpoint cannot be read.
+
+The tests with the real texts: tests/unit/core/test_evidence.py.
+"""
+
+from __future__ import annotations
+
+import re
+
+_DEVICE = re.compile(
+    # CUDA, cudaGetErrorString and cuGetErrorString: https://docs.nvidia.com/cuda/cuda-runtime-api (cudaError).
+    r"uncorrectable (?:NVLink error|ECC error)|ECC_UNCORRECTABLE|hardware stack error|cudaErrorHardwareStackError"
+    r"|CUDA-capable device\(s\) is/are busy or unavailable|no CUDA-capable device is detected|cudaErrorNoDevice"
+    r"|CUDA driver initialization failed|the GPU is lost|GPU is lost|[Ff]allen off the bus"
+    r"|Unable to determine the device handle for (?:GPU|gpu)|Failed to initialize NVML|nvmlInit|NVML: Unknown Error"
+    r"|Driver/library version mismatch|\bXid\b.{0,40}\b(?:48|62|63|64|74|79|94|95|119|120|140)\b"
+    # ROCm, hipGetErrorString: https://rocm.docs.amd.com (hipError_t).
+    r"|hipErrorECCNotCorrectable|hipErrorNoDevice|HSA_STATUS_ERROR_OUT_OF_RESOURCES|GPU reset"
+    # Habana, Neuron, TPU.
+    r"|Device acquire failed|synStatus\b.*(?:synFail|synDeviceReset)|NRT_(?:EXEC_HW_ERR\w*|UNINITIALIZED)"
+    r"|TPU initialization failed|The TPU is already in use"
+    # RDMA and disks of the node.
+    r"|IBV_WC_\w+_ERR|ibv_\w+ failed|\[Errno 5\] Input/output error"
+)
+
+
+def is_device_error(text: str) -> bool:
+    """Return whether the text names an error of a device: a GPU, an accelerator, a network adapter or a disk."""
+    return _DEVICE.search(text) is not None
+
+
+_UNREADABLE = re.compile(
+    # pickle, numpy, zip files
+    r"EOFError: Ran out of input|UnpicklingError|pickle data was truncated|BadZipFile|BadGzipFile|zlib\.error"
+    r"|Failed to interpret file .* as a pickle|cannot reshape array of size|No data left in file"
+    # torch.load: caffe2/serialize/inline_container.cc and torch/serialization.py
+    r"|PytorchStreamReader failed|failed finding central directory|unexpected EOF, expected|invalid load key"
+    r"|The file might be corrupted|Couldn't read .*\.metadata|CheckpointException"
+    # safetensors, HDF5 (Keras), TensorFlow, orbax and tensorstore
+    r"|SafetensorError|MetadataIncompleteBuffer|HeaderTooLarge|InvalidHeader"
+    r"|Unable to (?:synchronously )?open (?:file|object) .*(?:truncated|signature)|truncated file: eof"
+    r"|DataLossError|Checksum does not match|not an sstable|Unable to open table file"
+    r"|Error reading .*zarr|DATA_LOSS|checkpoint .*(?:corrupt|incomplete)",
+    re.IGNORECASE,
+)
+
+
+def is_unreadable_data(text: str) -> bool:
+    """Return whether the text says that a file is torn or damaged, as a checkpoint whose writer was killed."""
+    return _UNREADABLE.search(text) is not None
+
+
+_JOINED = re.compile(
+    r"\b(?P<joined>\d+)/(?P<size>\d+) clients joined"  # torch, TCPStore.cpp
+    r"|tasks that reached the barrier: (?P<reached>\d+)/(?P<tasks>\d+)"  # xla, coordination_service.cc
+)
+
+
+def joined(text: str) -> tuple[int, int] | None:
+    """Return (processes that joined the group, processes that it waits for), as a rendezvous prints them."""
+    matches = [*_JOINED.finditer(text)]
+    if not matches:
+        return None
+    last = matches[-1]
+    return int(last["joined"] or last["reached"]), int(last["size"] or last["tasks"])

@@ -1,0 +1,195 @@
+"""Failures whose cause is another replica, a device, or a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from allranks.api.status import PastAttempt, ProgressStatus, Status
+from allranks.core.diagnosis import evidence, restart_policy
+from allranks.core.facts.failure_patterns import is_device_error, is_unreadable_data, joined
+from allranks.core.facts.model import RejectedCreate
+from allranks.core.facts.rank_reports import Reports
+from support.builders import CLUSTER, NOW, at, failed, failure, job, pending, pod, rank, started, succeeded, table
+
+JOB = job(roles={"worker": 4})
+RUNNING = Status(attempt=0, attempt_time=at(0), running_time=at(1))
+NEVER_WHOLE = replace(RUNNING, running_time=None)
+STEPPED = replace(RUNNING, progress=ProgressStatus(step=9, first_step_time=at(2)))
+LOST = failure(because="LostPeer", message="RuntimeError: Connection closed by peer [10.0.0.1]:3")
+GAVE_UP = failure(because="LostPeer", message="torch.distributed.DistStoreError: 3/4 clients joined.")
+RAISED = failure(message="ValueError: sample 4711 is broken")
+
+
+def pods(*of_job):
+    return {(each.role, each.index): each for each in of_job}
+
+
+def weigh(status, cause, *of_job, missing=(), refused=(), reports=None, of=JOB):
+    return evidence.weigh(of, status, cause, pods(*of_job), missing, refused, reports, CLUSTER)
+
+
+def test_a_pod_without_a_node_is_the_cause_of_an_attempt_that_was_never_whole():
+    waiting = pending("worker", 3, waiting_reason="Unschedulable", waiting_message="0/3 nodes are available")
+    cause = weigh(NEVER_WHOLE, LOST, pod("worker", 1), waiting)
+    assert (cause.index, cause.rank, cause.reason, cause.because) == (3, 3, "NotStarted", "NeverWhole")
+    assert cause.message.startswith("job-worker-3-0 had no node: 0/3 nodes are available")
+    assert "worker-0: RuntimeError: Connection closed by peer" in cause.message
+    assert restart_policy.decide_restart(JOB, NEVER_WHOLE, cause).action == "RestartUncounted"
+
+
+def test_a_pod_that_the_api_server_refused_is_the_cause_too():
+    refused = RejectedCreate("Pod", "job-worker-3-0", "Forbidden", "exceeded quota: pods=3")
+    absent = [replica for replica in _replicas() if replica.index == 3]
+    cause = weigh(NEVER_WHOLE, LOST, pod("worker", 1), missing=absent, refused=[refused])
+    assert (cause.index, cause.because) == (3, "NeverWhole")
+    assert "exceeded quota: pods=3" in cause.message
+
+
+def _replicas():
+    from allranks.core.facts import topology
+
+    return topology.replicas(JOB, RUNNING)
+
+
+def test_an_exception_of_the_program_is_its_own_also_while_a_pod_waits():
+    traceback = 'Traceback (most recent call last):\n  File "t.py", line 1\nValueError: sample 4711 is broken'
+    cause = failure(message=traceback)
+    assert weigh(NEVER_WHOLE, cause, pod("worker", 1), pending("worker", 3)) == cause
+
+
+def test_a_rank_that_completed_just_before_is_the_peer_that_was_lost():
+    reports = Reports(NOW, (rank(1, 10, total_steps=20, done=True),))
+    done = succeeded("worker", 1, after=59)
+    cause = weigh(STEPPED, LOST, failed("worker", 0), done, pod("worker", 2), pod("worker", 3), reports=reports)
+    assert (cause.index, cause.reason, cause.because, cause.exit_code) == (1, "CompletedEarly", "CompletedEarly", None)
+    assert cause.message.startswith("worker-1 completed at step 10 of 20 while other ranks still needed it")
+
+
+@table(
+    ("long before", [succeeded("worker", 1, after=10), pod("worker", 2), pod("worker", 3)]),
+    ("most others completed too", [succeeded("worker", i, after=59) for i in (1, 2, 3)]),
+)
+def test_a_rank_that_completed_is_not_the_peer_that_was_lost(case):
+    [others] = case
+    assert weigh(STEPPED, LOST, failed("worker", 0), *others).because == "LostPeer"
+
+
+def test_the_rank_that_had_not_joined_is_named_if_it_is_the_only_one_left():
+    others = [failed("worker", 0), failed("worker", 1), failed("worker", 2), pod("worker", 3)]
+    cause = weigh(RUNNING, GAVE_UP, *others)
+    assert (cause.index, cause.reason, cause.because) == (3, "NotJoined", "NotJoined")
+    assert cause.message.startswith("3 of 4 ranks had joined the group: worker-3 (it runs) had not")
+    before = replace(RUNNING, attempt=1, history=[PastAttempt(end_time=NOW, reason="NotJoined", failure=cause)])
+    assert restart_policy.decide_restart(JOB, RUNNING, cause).action == "RestartUncounted"
+    assert restart_policy.decide_restart(JOB, before, replace(cause, attempt=1)).action == "Restart"
+
+
+def test_no_rank_is_named_if_several_ranks_may_be_the_one_that_had_not_joined():
+    cause = weigh(RUNNING, GAVE_UP, failed("worker", 0), *(pod("worker", i) for i in (1, 2, 3)))
+    assert (cause.index, cause.because) == (0, "NotJoined")
+    assert cause.message.startswith("3 of 4 ranks had joined the group\n")
+
+
+TORN = failure(message="_pickle.UnpicklingError: pickle data was truncated")
+
+
+def test_a_torn_checkpoint_is_said_with_the_steps_of_others():
+    past = PastAttempt(end_time=NOW, reason="Error", failure=LOST, first_step=1, last_step=8, checkpoint_step=4)
+    status = replace(RUNNING, attempt=1, history=[past])
+    cause = weigh(status, replace(TORN, attempt=1))
+    assert cause.because == "CheckpointUnreadable"
+    assert "a checkpoint of step 4 was stored before, and the program had come to step 8" in cause.message
+    assert restart_policy.decide_restart(JOB, status, cause).action == "Restart"
+    again = replace(
+        status, attempt=2, history=[past, PastAttempt(attempt=1, end_time=NOW, reason="Error", failure=cause)]
+    )
+    decision = restart_policy.decide_restart(JOB, again, replace(cause, attempt=2))
+    assert decision.action == "Fail"
+    assert "bug" not in decision.explanation
+
+
+def test_data_that_cannot_be_read_is_no_checkpoint_where_there_is_none():
+    assert weigh(RUNNING, TORN).because is None
+    assert weigh(STEPPED, TORN, of=job(roles={"worker": 4}, checkpoint={"claim": "c"})).because is None
+
+
+DEVICE = failure(because="DeviceError", message="RuntimeError: CUDA error: uncorrectable ECC", node="node-2")
+
+
+def test_the_second_device_error_on_the_same_node_does_not_count():
+    history = [PastAttempt(end_time=NOW, reason="Error", counted=True, failure=DEVICE)]
+    again = replace(RUNNING, attempt=1, history=history)
+    assert restart_policy.decide_restart(JOB, RUNNING, DEVICE).action == "Restart"
+    assert restart_policy.decide_restart(JOB, again, replace(DEVICE, attempt=1)).action == "RestartUncounted"
+    elsewhere = replace(DEVICE, attempt=1, node="node-3")
+    assert restart_policy.decide_restart(JOB, again, elsewhere).action == "Restart"
+
+
+def test_a_device_error_makes_the_next_attempt_avoid_the_node():
+    life = started(job(roles={"worker": 2}))
+    life.run(1)
+    life.put(
+        failed("worker", 1, node="node-2", message="RuntimeError: CUDA error: uncorrectable ECC error encountered")
+    )
+    life.settle(61)
+    assert life.status.avoided_nodes == ["node-2"]
+    assert life.status.last_failure is not None
+    assert life.status.last_failure.because == "DeviceError"
+
+
+@table(
+    ("twice", 2, "Restart", "in step 10 of 2 attempts"),
+    ("three times", 3, "Fail", "in step 10 of 3 attempts: a bug in the program or in its data"),
+)
+def test_the_same_failure_in_the_same_step_of_each_attempt(case):
+    attempts, action, words = case
+    history = [
+        PastAttempt(attempt=n, end_time=NOW, reason="Error", failure=RAISED, first_step=1, last_step=9)
+        for n in range(attempts - 1)
+    ]
+    decision = restart_policy.decide_restart(JOB, replace(STEPPED, attempt=attempts - 1, history=history), RAISED)
+    assert decision.action == action
+    if action == "Fail":
+        assert words in decision.explanation
+
+
+def test_failures_in_different_steps_are_not_the_same():
+    past = PastAttempt(end_time=NOW, reason="Error", failure=RAISED, first_step=1, last_step=7)
+    assert restart_policy.same_step(replace(STEPPED, history=[past, past]), RAISED) is None
+
+
+@table(
+    ("CUDA", "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+    ("CUDA, busy", "CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+    ("bus", "GPU has fallen off the bus"),
+    ("kernel", "NVRM: Xid (PCI:0000:3b:00): 79, pid=123"),
+    ("AMD", "hipErrorECCNotCorrectable"),
+    ("disk", "OSError: [Errno 5] Input/output error"),
+    ("memory of a GPU is no device error", "torch.OutOfMemoryError: CUDA out of memory", False),
+    ("nor is an assertion", "RuntimeError: CUDA error: device-side assert triggered", False),
+    ("nor an illegal address", "CUDA error: an illegal memory access was encountered", False),
+)
+def test_device_errors(case):
+    text, *expected = case
+    assert is_device_error(text) is (expected != [False])
+
+
+@table(
+    ("pickle", "EOFError: Ran out of input"),
+    ("torch", "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory"),
+    ("torch, old format", "RuntimeError: unexpected EOF, expected 40 more bytes. The file might be corrupted."),
+    ("safetensors", "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer"),
+    ("HDF5", "OSError: Unable to synchronously open file (truncated file: eof = 96, sblock->base_addr = 0)"),
+    ("TensorFlow", "tensorflow.python.framework.errors_impl.DataLossError: Checksum does not match"),
+    ("a file that does not exist is no damage", "FileNotFoundError: [Errno 2] No such file or directory", False),
+    ("nor are other weights", "RuntimeError: Error(s) in loading state_dict for Net: size mismatch", False),
+)
+def test_unreadable_data(case):
+    text, *expected = case
+    assert is_unreadable_data(text) is (expected != [False])
+
+
+def test_the_number_of_processes_that_joined():
+    assert joined("Timed out after 9 seconds waiting for clients. 1/2 clients joined.") == (1, 2)
+    assert joined("# of tasks that reached the barrier: 3/4.") == (3, 4)
+    assert joined("Connection closed by peer") is None

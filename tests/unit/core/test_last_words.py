@@ -1,0 +1,131 @@
+"""What ended a program, in the end of its output."""
+
+from __future__ import annotations
+
+# ruff: noqa: E501 (lines of real outputs)
+from allranks.core.diagnosis.last_words import cause_line, excerpt, last_words, lost_peer
+from support.builders import table
+
+RAISED = """Traceback (most recent call last):
+  File "/work/train.py", line 10, in <module>
+    raise ValueError("sample 4711 is broken")
+    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+ValueError: sample 4711 is broken
+"""
+GLOO = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:561] "
+    "Connection closed by peer [127.0.0.1]:6864"
+)
+LOST = f'Traceback (most recent call last):\n  File "/work/train.py", line 9, in <module>\n    all_reduce()\n{GLOO}\n'
+CHAIN = "\nDuring handling of the above exception, another exception occurred:\n\n"
+CAUSED = "\nThe above exception was the direct cause of the following exception:\n\n"
+FOOTER = "".join(f"tracker:   metric_{n:02} {n / 7:.4f}  (last value of the run)\n" for n in range(40))
+TWO_RANKS = f"""[rank0]: Traceback (most recent call last):
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/work/train.py", line 10, in <module>
+[rank0]:   File "/work/train.py", line 9, in <module>
+[rank1]: ValueError: sample 4711 is broken
+[rank0]: {GLOO}
+"""
+TORCHRUN = """Traceback (most recent call last):
+  File "/env/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.api.SignalException: Process 618 got signal: 15
+"""
+LOADER = """Traceback (most recent call last):
+  File "/work/train.py", line 8, in <module>
+    for batch in loader:
+ValueError: Caught ValueError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/env/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 358, in _worker_loop
+    data = fetcher.fetch(index)
+ValueError: sample 4711 is broken
+
+"""
+ABORT = """F0101 10:11:12.123456 7 client.h:80] Terminating process because the JAX distributed service detected fatal errors.
+Fatal Python error: Aborted
+
+Current thread 0x00007f (most recent call first):
+  File "/env/lib/python3.11/site-packages/jax/_src/array.py", line 1 in f
+Extension modules: numpy, jaxlib (total: 2)
+"""
+THROWN = """terminate called after throwing an instance of 'std::runtime_error'
+  what():  sample 4711 is broken
+Fatal Python error: Aborted
+"""
+
+
+@table(
+    ("an exception", RAISED, 1, "ValueError: sample 4711 is broken"),
+    ("a tracker prints many lines after it", RAISED + FOOTER, 1, "ValueError: sample 4711 is broken"),
+    ("the end of a torchrun that was stopped", RAISED + TORCHRUN, 143, "ValueError: sample 4711 is broken"),
+    (
+        "a chain whose last exception is the program's",
+        f"{RAISED}{CHAIN}{RAISED.replace('Value', 'Key')}",
+        1,
+        "KeyError:",
+    ),
+    ("a chain that ends with a lost peer", f"{RAISED}{CHAIN}{LOST}", 1, "ValueError: sample 4711 is broken"),
+    ("the exception of a worker process", LOADER, 1, "ValueError: sample 4711 is broken"),
+    ("the beginning was cut off", RAISED.split("\n", 1)[1], 1, "ValueError: sample 4711 is broken"),
+    ("two ranks whose lines are mixed", TWO_RANKS, 1, "ValueError: sample 4711 is broken"),
+    ("a fatal line before the list of modules", ABORT, 134, "F0101 10:11:12.123456 7 client.h:80]"),
+    ("an exception of C++", THROWN, 134, "what():  sample 4711 is broken"),
+    (
+        "an exception, then an abort while Python ends",
+        RAISED + "terminate called without an active exception\n",
+        134,
+        "V",
+    ),
+    ("an exit code of its own", RAISED + "error: no data\n", 3, "error: no data"),
+    ("an exception that the program survived long ago, then a kill", RAISED + FOOTER + "step 9\n", 137, "step 9"),
+    ("an exception that the program survived long ago, then a fault", RAISED + FOOTER + "step 9\n", 139, "step 9"),
+    ("no output", "", 1, ""),
+)
+def test_the_line_that_says_what_ended_a_program(case):
+    output, code, line = case
+    assert cause_line(output, code).startswith(line)
+    assert bool(cause_line(output, code)) == bool(line)
+
+
+@table(
+    ("a lost connection", LOST, True),
+    ("an exception of its own", RAISED, False),
+    ("the program raised, and lost its peers while it handled that", f"{RAISED}{CHAIN}{LOST}", False),
+    ("it lost its peers, and failed while it handled that", f"{LOST}{CAUSED}{RAISED}", True),
+    ("a coordinator that is gone", ABORT, True),
+    ("a download that was reset", "ConnectionResetError: [Errno 104] Connection reset by peer", False),
+    ("one rank of the pod raised", TWO_RANKS, False),
+    ("a single line", "torch.distributed.DistStoreError: Timed out after 9 seconds waiting for clients.", True),
+    ("no output", "", False),
+)
+def test_whether_only_peers_were_lost(case):
+    output, lost = case
+    assert lost_peer(output, 1) is lost
+
+
+def test_the_rank_of_an_exception_is_the_one_that_its_lines_name():
+    words = last_words(TWO_RANKS, 1)
+    assert words is not None
+    assert words.rank == 1
+
+
+def test_an_excerpt_has_the_exception_and_the_end_within_its_limits():
+    text = excerpt(RAISED + FOOTER, 1, 20, 2048)
+    assert "ValueError: sample 4711 is broken" in text
+    assert text.endswith("metric_39 5.5714  (last value of the run)")
+    assert len(text.splitlines()) <= 20
+    assert len(text) <= 2048
+    short = excerpt(RAISED + FOOTER, 1, 20, 300)
+    assert "ValueError: sample 4711 is broken" in short
+    assert len(short) <= 300
+
+
+def test_an_excerpt_of_a_short_output_is_the_output():
+    assert excerpt(f"epoch 3\n{RAISED}", 1, 20, 2048) == f"epoch 3\n{RAISED}".rstrip()
+
+
+def test_a_large_or_strange_output_takes_little_time():
+    """The work is linear: 40 times the output of a kubelet's limit, with a head of a traceback in each line."""
+    for line in ("Traceback (most recent call last):\n", "[rank1]: Traceback (most recent call last):\n", '  File "\n'):
+        last_words(line * 2000, 1)
