@@ -68,6 +68,12 @@ Fatal Python error: Aborted
     ("a chain that ends with a lost peer", f"{RAISED}{CHAIN}{LOST}", 1, "ValueError: sample 4711 is broken"),
     ("the exception of a worker process", LOADER, 1, "ValueError: sample 4711 is broken"),
     ("the beginning was cut off", RAISED.split("\n", 1)[1], 1, "ValueError: sample 4711 is broken"),
+    (
+        "the beginning of the lines of a rank was cut off",
+        "step 3\n" + TWO_RANKS.split("\n", 2)[2],
+        1,
+        "ValueError: sample 4711 is broken",
+    ),
     ("two ranks whose lines are mixed", TWO_RANKS, 1, "ValueError: sample 4711 is broken"),
     ("a fatal line before the list of modules", ABORT, 134, "F0101 10:11:12.123456 7 client.h:80]"),
     ("an exception of C++", THROWN, 134, "what():  sample 4711 is broken"),

@@ -115,10 +115,10 @@ def _of_each_rank(exceptions: list[LastWords]) -> list[LastWords]:
 
 # --- exceptions of Python ---------------------------------------------------------------------------------------------
 
-_HEAD = re.compile(
-    # Before each line: [rank1]: of torch.distributed, [1]<stderr>: of launchers, (Worker pid=7) of Ray.
-    r"(?P<prefix>(?:[\[(][^\[\]()]{0,60}[\])](?:<stderr>)?:? ?)?)Traceback \(most recent call last\):\s*$"
-)
+_PREFIX = r"(?P<prefix>(?:[\[(][^\[\]()]{0,60}[\])](?:<stderr>)?:? ?)?)"
+"""Before each line: [rank1]: of torch.distributed, [1]<stderr>: of launchers, (Worker pid=7) of Ray."""
+_HEAD = re.compile(_PREFIX + r"Traceback \(most recent call last\):\s*$")
+_FRAME = re.compile(_PREFIX + r'\s+(?:File ".*", line \d+|\^+$|~+\^*~*$)')
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: .*|:)?$")
 _CHAIN = re.compile(
     r"(?:During handling of the above exception, another exception occurred:"
@@ -184,22 +184,26 @@ def _innermost(exception: _Exception) -> str:
 
 
 def _tracebacks(lines: list[str]) -> Iterator[_Exception]:
-    number = 0
+    number, begun = 0, set[str]()
     while number < len(lines):
-        head = _HEAD.match(lines[number])
-        prefix, begin = (head["prefix"], number + 1) if head else ("", number)
-        cut_off = number == 0 and _is_frame(lines[0])
-        exception = _exception_after(lines, begin, prefix) if head or cut_off else None
-        if exception is None:
+        head = _HEAD.match(lines[number]) or _cut_off(lines[number], number, begun)
+        exception = None
+        if head:
+            begun.add(head["prefix"])
+            exception = _exception_after(lines, number + 1, head["prefix"])
+        if head is None or exception is None:
             number += 1
             continue
         line, end = exception
-        yield _Exception(line, "\n".join(_details(lines, end, prefix)), number, end, prefix)
-        number = number + 1 if prefix else end  # other ranks may print theirs between these lines
+        yield _Exception(line, "\n".join(_details(lines, end, head["prefix"])), number, end, head["prefix"])
+        number = number + 1 if head["prefix"] else end  # other ranks may print theirs between these lines
 
 
-def _is_frame(line: str) -> bool:
-    return re.match(r'\s+(?:File "|\^|~)', line) is not None
+def _cut_off(line: str, number: int, begun: set[str]) -> re.Match[str] | None:
+    """Return the frame with which a traceback begins whose head was cut off, at the beginning of the output or of the
+    lines of a rank."""
+    frame = _FRAME.match(line)
+    return frame if frame and frame["prefix"] not in begun and (frame["prefix"] or number == 0) else None
 
 
 def _exception_after(lines: list[str], begin: int, prefix: str) -> tuple[str, int] | None:

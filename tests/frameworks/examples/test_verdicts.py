@@ -1,0 +1,211 @@
+"""What allranks says about jobs that fail or hang, with real ranks: one row for each kind of report.
+
+A row: what happened, the framework, the program, fields of the job, and what is right: fields of `lastFailure`, and
+words of its message.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.builders import manifest, table
+
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
+
+BROKEN = "ValueError: sample 4711 is broken"
+RAISES = """
+import atexit, sys, time
+import torch, torch.distributed as dist
+from allranks.report import report
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    atexit.register(time.sleep, {seconds})  # a tracker that uploads
+try:
+    for step in range(1, 100):
+        if step == 30 and dist.get_rank() == 1:
+            raise ValueError("sample 4711 is broken")
+        dist.all_reduce(torch.ones(2))
+        report(step=step, total_steps=99)
+finally:
+    {finally_}
+"""
+SLOW_EXIT = RAISES.format(seconds=8, finally_="dist.destroy_process_group()")
+TIDY_EXIT = RAISES.format(seconds=0, finally_="dist.destroy_process_group()")
+WAITS_IN_FINALLY = RAISES.format(seconds=0, finally_="dist.barrier()")
+HOROVOD = """
+import atexit, time
+import torch, horovod.torch as hvd
+
+hvd.init()
+if hvd.rank() == 1:
+    atexit.register(time.sleep, 8)
+try:
+    for step in range(1, 100):
+        if step == 30 and hvd.rank() == 1:
+            raise ValueError("sample 4711 is broken")
+        hvd.allreduce(torch.ones(2), name="x")
+finally:
+    hvd.shutdown()
+"""
+JAX = """
+import jax, jax.numpy as jnp
+from jax.experimental import multihost_utils
+
+jax.distributed.initialize()
+for step in range(1, 20):
+    if step == 5 and jax.process_index() == 1:
+        raise ValueError("sample 4711 is broken")
+    multihost_utils.process_allgather(jnp.ones(2))
+"""
+OTHER_COLLECTIVE = """
+import torch, torch.distributed as dist
+from allranks.report import report
+
+dist.init_process_group("gloo")
+value = torch.ones(4)
+for step in range(1, 30):
+    if step == 15 and dist.get_rank() == 1:
+        dist.all_gather([torch.zeros(4) for _ in range(3)], value)
+    dist.all_reduce(value)
+    report(step=step, total_steps=30)
+"""
+ENDS_EARLY = """
+import torch, torch.distributed as dist
+from allranks.report import report
+
+dist.init_process_group("gloo")
+for step in range(1, 11 if dist.get_rank() == 1 else 21):
+    dist.all_reduce(torch.ones(4))
+    report(step=step, total_steps=20)
+"""
+JOINS_LATE = """
+import os, time
+from datetime import timedelta
+import torch.distributed as dist
+
+if os.environ["RANK"] == "1":
+    time.sleep(60)
+dist.init_process_group("gloo", timeout=timedelta(seconds=5))
+"""
+TORN = """
+import glob, os, pickle, signal, time
+from allranks.report import report
+
+folder, rank = os.environ["ALLRANKS_CHECKPOINT_DIR"], int(os.environ["RANK"])
+files = sorted(glob.glob(f"{folder}/step-*.pkl"))
+step = pickle.load(open(files[-1], "rb")) if files else 0
+while step < 12:
+    time.sleep(0.3)
+    step += 1
+    report(step=step, total_steps=12)
+    if rank == 0 and step % 4 == 0:
+        with open(f"{folder}/step-{step:04}.pkl", "wb") as file:
+            if step == 8:
+                file.write(pickle.dumps(step)[:2])
+                file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+            pickle.dump(step, file)
+        report(checkpoint=True)
+"""
+SAME_STEP = """
+import os, time
+from allranks.report import report
+
+for step in range(1, 100):
+    time.sleep(0.02)
+    if step == 35 and os.environ["RANK"] == "0":
+        raise ValueError("sample 4711 is broken")
+    report(step=step, total_steps=100)
+"""
+FOOTER = """
+import atexit, os, time
+from allranks.report import report
+
+atexit.register(lambda: [print("tracker: metric", n, "." * 80, flush=True) for n in range(40)])
+report(step=1, total_steps=10)
+time.sleep(0.5)
+if os.environ["RANK"] == "1":
+    raise ValueError("sample 4711 is broken")
+time.sleep(30)
+"""
+PYTHON, TORCHRUN = ["python3", "program.py"], ["torchrun", "program.py"]
+TWO, THREE = {"roles": {"worker": 2}}, {"roles": {"worker": 3}}
+HANG = {"hang": {"timeoutSeconds": 10}}
+SPMD = {**TWO, "command": PYTHON, "spmd": {"ranks": ["worker"]}}
+RESTARTS = {"restart": {"maxRestarts": 3, "backoffSeconds": 0}}
+RANK_1 = {"role": "worker", "index": 1, "rank": 1}
+
+
+@table(
+    ("the culprit exits last", "pytorch", SLOW_EXIT, {**TWO, "command": PYTHON}, RANK_1, BROKEN),
+    ("the culprit exits last, torchrun", "pytorch", SLOW_EXIT, {**TWO, "command": TORCHRUN}, RANK_1, BROKEN),
+    ("all exit together", "pytorch", TIDY_EXIT, {**TWO, "command": PYTHON}, RANK_1, BROKEN),
+    (
+        "all exit together, four ranks",
+        "pytorch",
+        TIDY_EXIT,
+        {"roles": {"worker": 4}, "command": PYTHON},
+        RANK_1,
+        BROKEN,
+    ),
+    ("the culprit exits last, Horovod", "horovod", HOROVOD, {**TWO, "command": PYTHON}, RANK_1, BROKEN),
+    ("JAX", "jax", JAX, {**TWO, "command": PYTHON}, RANK_1, BROKEN),
+    ("a tracker prints after the traceback", "spmd", FOOTER, SPMD, RANK_1, BROKEN),
+    (
+        "the exception waits in a finally",
+        "pytorch",
+        WAITS_IN_FINALLY,
+        {**TWO, **HANG, "command": TORCHRUN},
+        RANK_1,
+        f"handles {BROKEN} (barrier at program.py:",
+    ),
+    (
+        "another collective",
+        "pytorch",
+        OTHER_COLLECTIVE,
+        {**THREE, **HANG, "command": TORCHRUN},
+        RANK_1,
+        "waits elsewhere (all_gather at program.py:",
+    ),
+    (
+        "a shorter shard",
+        "pytorch",
+        ENDS_EARLY,
+        {**THREE, "command": PYTHON},
+        {**RANK_1, "because": "CompletedEarly"},
+        "worker-1 completed at step 10 of 20",
+    ),
+    (
+        "a rank joins late",
+        "pytorch",
+        JOINS_LATE,
+        {**TWO, "command": PYTHON},
+        {**RANK_1, "because": "NotJoined"},
+        "1 of 2 ranks had joined the group: worker-1 (it runs) had not",
+    ),
+    (
+        "a torn checkpoint",
+        "spmd",
+        TORN,
+        {**SPMD, **RESTARTS, "checkpoint": {"claim": "torn"}},
+        {"because": "CheckpointUnreadable"},
+        "a checkpoint of step 4 was stored before",
+    ),
+    ("the same step in each attempt", "spmd", SAME_STEP, {**SPMD, **RESTARTS}, {"index": 0, "attempt": 2}, BROKEN),
+)
+def test_the_verdict(case: tuple[Any, ...], run_job: Any, tmp_path: Path) -> None:
+    framework, program, fields, expected, words = case
+    (tmp_path / "program.py").write_text(program)
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(manifest(framework, **{"restart": {"maxRestarts": 0}, **fields})))
+    run = run_job(file, cwd=tmp_path).finish()
+    failure = run.status["lastFailure"]
+    assert {name: failure.get(name) for name in expected} == expected, run.output
+    assert words in failure["message"]
+    [failed] = [each for each in run.status["conditions"] if each["type"] == "Failed"]
+    assert "bug in the program, not a fault" not in failed["message"]
