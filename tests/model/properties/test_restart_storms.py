@@ -178,3 +178,15 @@ def test_a_job_on_spot_instances_that_steps_between_disruptions_is_restarted_at_
         _live(cluster, 5, lambda pod: RAN["preempted"])
         status = (cluster.job(KEY) or {})["status"]
         assert (status["attempt"], status["restarts"].get("withoutProgress")) == (attempt + 1, None)
+
+
+def test_a_job_that_repeats_its_first_step_in_each_attempt_makes_no_progress() -> None:
+    cluster = Cluster(nodes=())
+    cluster.create_job(_job("group", maxRestarts=0))
+    cluster.settle()
+    for _ in range(HOUR // 5):
+        for pod in cluster.pods():
+            if pod["status"]["phase"] == "Running" and "-master-" in pod["metadata"]["name"]:
+                cluster.report(key_of(pod), step=1)
+        _live(cluster, 5, lambda pod: RAN["evicted"])
+    assert (cluster.job(KEY) or {})["status"]["attempt"] <= 20

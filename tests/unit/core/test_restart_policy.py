@@ -492,6 +492,26 @@ def test_restarts_without_progress_are_bounded(case):
         assert (decision.reason, decision.explanation) == ("NoProgress", "300 restarts in a row without progress")
 
 
+@table(
+    ("the first step of all", [], {"step": 1}, True),
+    ("a step beyond those of the attempts before", [5, 7], {"step": 8}, True),
+    ("the steps of an attempt before again", [5, 7], {"step": 7}, False),
+    ("the first step again", [1, 1, 1], {"step": 1}, False),
+    (
+        "a new checkpoint, as of a program that counts from one in each attempt",
+        [7],
+        {"step": 3, "checkpoint_time": NOW},
+        True,
+    ),
+    ("no step in this attempt", [], {"step": 3, "first_step_time": None}, False),
+)
+def test_progress_is_a_step_beyond_those_of_all_attempts_or_a_checkpoint(case):
+    earlier, fields, made = case
+    history = [PastAttempt(end_time=NOW, reason="Evicted", first_step=1, last_step=step) for step in earlier]
+    status = Status(history=history, progress=ProgressStatus(**{"first_step_time": at(1), **fields}))
+    assert restart_policy.made_progress(status) is made
+
+
 def test_two_minutes_without_a_step_are_no_progress_of_a_program_that_reports_steps():
     before = Status(restarts=RestartCounts(without_progress=3), progress=ProgressStatus(step=7))
     cause = failure(reason="Evicted", ran_seconds=600.0)

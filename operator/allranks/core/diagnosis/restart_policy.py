@@ -98,7 +98,7 @@ def idle_restarts(status: Status, failure: Failure, alone: bool) -> int:
     if begun and (ran is None or not alone):
         ran = max(ran or 0.0, (failure.time - begun).total_seconds())
     reports_steps = not alone and status.progress is not None and status.progress.step is not None
-    if (_made_steps(status) and not alone) or (not reports_steps and (ran or 0.0) >= NO_PROGRESS_SECONDS):
+    if (made_progress(status) and not alone) or (not reports_steps and (ran or 0.0) >= NO_PROGRESS_SECONDS):
         return 0
     if alone:
         return ((entry.without_progress or 0) if entry else 0) + 1
@@ -157,6 +157,18 @@ def _just_before(job: Job, status: Status, failure: Failure) -> Failure | None:
     if alone and alone.failure and topology.scope(job, failure.role, failure.index) == "Pod":
         return alone.failure
     return status.attempt_failure
+
+
+def made_progress(status: Status) -> bool:
+    """Return whether this attempt stored a checkpoint, or came to a step beyond those of the attempts before it.
+
+    A job that repeats its first step in each attempt makes no progress.
+    """
+    progress = status.progress
+    if progress is None or progress.first_step_time is None or progress.step is None:
+        return False
+    reached = [past.last_step for past in status.history if past.first_step is not None and past.last_step is not None]
+    return progress.checkpoint_time is not None or progress.step > max(reached, default=-1)
 
 
 def _made_steps(status: Status) -> bool:
