@@ -99,8 +99,8 @@ class Observer:
 
     def needs_spec(self, raw: Manifest, decoded: Decoded) -> bool:
         """Return whether `observe` needs the spec, and the cache has not kept it because it is large."""
-        known = decoded.job is not None and decoded.job[0] == _parts(raw)
-        return compact_jobs.spec_of(raw).left_out and not known
+        decoded_before = decoded.job is not None and decoded.job[0] == _parts(raw)
+        return compact_jobs.spec_of(raw).left_out and not decoded_before
 
     async def prepare(self, raw: Manifest) -> None:
         """Read what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""

@@ -116,7 +116,7 @@ def test_suspended_jobs_with_the_largest_template_that_is_accepted() -> None:
 
 @pytest.mark.nightly
 def test_jobs_that_run_with_the_largest_template_that_is_accepted() -> None:
-    """Of those that run, a few stay decoded. The others are read again when they are reconciled."""
+    """A few of those that run stay decoded. The others are read again when they are reconciled."""
     template = {"metadata": {"annotations": {"x": "y"}}, "spec": {"x": [{}] * 64_000}}
     status = {**SUSPENDED, "phase": "Running", "conditions": []}
     assert _bytes_per_job(100, {**SPEC, "template": template}, status) < 1_000_000
