@@ -90,7 +90,9 @@ class Controller(Reconciler[JobState]):
     def start(self, namespace: str | None = None) -> None:
         """Begin, as the pods of the namespace are listed: without them every job would seem to have lost its pods."""
         self.queue.open(namespace)
-        self.enqueue_all()
+        for key in self.jobs:
+            if namespace in (None, key[0]):
+                self.queue.enqueue(key)
 
     def enqueue_all(self) -> None:
         for key in self.jobs:
