@@ -63,8 +63,8 @@ async def start(system: Allranks, jobs: int) -> dict[str, Any]:
 
         def done() -> bool:
             found = metrics(system)
-            all_seen = found.get("allranks_reconcile_seconds_count", 0) >= jobs
-            return all_seen and found.get("allranks_queue_depth") == 0
+            reconciled = found.get("allranks_reconcile_seconds_count", 0) >= jobs
+            return reconciled and found.get("allranks_queue_depth") == 0
 
         await until(done, 600, every=0.05)
         settled = time.monotonic() - began

@@ -41,7 +41,7 @@ def _large_template(name: str) -> Manifest:
 
 
 def _of_another_manager(name: str) -> Manifest:
-    return _job(name, {}, managedBy="example.com/nobody", template=template(LARGEST_BYTES))
+    return _job(name, {}, managedBy="example.com/another", template=template(LARGEST_BYTES))
 
 
 def _labels(name: str) -> Manifest:
