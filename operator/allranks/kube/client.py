@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 import random
+import re
 import socket
 import time
 import urllib.request
@@ -36,6 +37,7 @@ from allranks.kube.errors import (
     Refused,
     Unavailable,
 )
+from allranks.shares import Turns
 
 
 class Response(NamedTuple):
@@ -113,6 +115,14 @@ CONNECT_SECONDS = 10.0
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 _LARGE_BYTES = 2**20
+_NAMESPACED = re.compile(r"/namespaces/([^/?]+)/")
+
+
+def _namespace(path: str) -> str:
+    """Return the namespace whose objects a request is about. Namespaces have turns: the API server needs half a minute
+    for some objects, and requests about them must not take all places."""
+    match = _NAMESPACED.search(path)
+    return match[1] if match else ""
 
 
 class _Status(msgspec.Struct):
@@ -157,7 +167,7 @@ class Client:
         """Successful writes."""
         self._observe, self._on_warning = observe, on_warning
         self._headers = {"User-Agent": user_agent}
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots = Turns(concurrency)
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(CONNECT_SECONDS, timeout))
         self._retry_timeout, self._may_retry = retry_timeout, may_retry
         self.transport = transport or Transport(connection)
@@ -202,7 +212,7 @@ class Client:
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             try:
-                async with self._slots:
+                async with self._slots.turn(_namespace(path)):
                     return await self._once(verb, path, data, parameters, accept, content)
             except Unavailable as error:
                 # Full jitter: a thousand requests that failed together are not repeated together.

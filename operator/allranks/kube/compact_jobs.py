@@ -29,6 +29,12 @@ class RawSpec(msgspec.Struct, frozen=True, gc=False):
     resume_from: str = ""
     too_large: bool = False
     """The templates are larger than allowed. Then `json` is null: such a job never runs."""
+    left_out: bool = False
+    """The spec is large. Then `json` has only the fields of `_Extract`, or is null if these are large, too."""
+
+
+LARGE_BYTES = 16 * 1024
+"""A larger spec is not kept: a job is read again when its spec is needed. A tenant may store thousands of them."""
 
 
 class _Owner(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -83,7 +89,7 @@ _job, _page, _event, _any = decoder(_Job), decoder(_Page), decoder(_Event), deco
 
 
 def job(answer: bytes) -> Manifest:
-    """Return the job in a response."""
+    """Return the job in a response, also with a large spec."""
     return _manifest(_job(answer))
 
 
@@ -91,7 +97,7 @@ def page(body: bytes) -> Manifest:
     """Return a page of a list of jobs, for kopf: its metadata and its items."""
     answer = _page(body)
     metadata = {"resourceVersion": answer.metadata.resource_version, "continue": answer.metadata.further}
-    items = [_manifest(_job(item)) for item in answer.items]
+    items = [without_large_spec(_manifest(_job(item))) for item in answer.items]
     return {"apiVersion": API_VERSION, "kind": f"{KIND}List", "metadata": metadata, "items": items}
 
 
@@ -122,6 +128,33 @@ def compact(manifest: Manifest) -> Manifest:
     return {"apiVersion": API_VERSION, "kind": KIND, **manifest, "metadata": metadata, "spec": _raw_spec(text)}
 
 
+class _Extract(msgspec.Struct, rename="camel"):
+    """The fields of a large spec that other jobs and sweeps need."""
+
+    inputs: msgspec.Raw = msgspec.Raw()
+    resume_from: msgspec.Raw = msgspec.Raw()
+    suspend: msgspec.Raw = msgspec.Raw()
+    checkpoint: msgspec.Raw = msgspec.Raw()
+
+
+_extract = decoder(_Extract)
+
+
+def without_large_spec(manifest: Manifest) -> Manifest:
+    """Return the same job, without its spec if this is large."""
+    spec = spec_of(manifest)
+    if len(spec.json) <= LARGE_BYTES:
+        return manifest
+    try:
+        fields = msgspec.structs.asdict(_extract(spec.json))
+        names = {field.name: field.encode_name for field in msgspec.structs.fields(_Extract)}
+        kept = msgspec.json.encode({names[name]: value for name, value in fields.items() if bytes(value)})
+    except msgspec.DecodeError:
+        kept = b"null"  # stored without a schema
+    kept = kept if len(kept) <= LARGE_BYTES else b"null"
+    return {**manifest, "spec": RawSpec(kept, spec.framework, spec.pool, spec.resume_from, left_out=True)}
+
+
 def spec_of(manifest: Manifest) -> RawSpec:
     spec = manifest.get("spec")
     return spec if isinstance(spec, RawSpec) else RawSpec(b"null")
@@ -130,6 +163,8 @@ def spec_of(manifest: Manifest) -> RawSpec:
 def expanded(manifest: Manifest) -> Manifest:
     """Return the job with its spec decoded. Raises DecodeError if the templates are too large or nested too deeply."""
     spec = spec_of(manifest)
+    if spec.left_out:
+        raise RuntimeError(f"the spec of {manifest['metadata']['name']} is not kept: read the job first")
     if spec.too_large:
         raise DecodeError(": ".join(too_large("spec")))
     try:

@@ -126,7 +126,8 @@ def _is_urgent(pod: Pod, deleted: bool = False) -> bool:
 
 
 class JobCache:
-    """Jobs by key, with specs that are not decoded. Calls `changed(job)` for each job that changes or is gone."""
+    """Jobs by key, with specs that are not decoded, and without those that are large. Calls `changed(job)` for each job
+    that changes or is gone."""
 
     def __init__(
         self,
@@ -152,7 +153,7 @@ class JobCache:
         key = (metadata.get("namespace", ""), metadata["name"])
         if not (self._jobs.delete(key, version_of(job)) if deleted else self._jobs.is_newer(key, version_of(job))):
             return False
-        compact = compact_jobs.compact(job)
+        compact = compact_jobs.without_large_spec(compact_jobs.compact(job))
         if not deleted:
             self._jobs.put(key, compact)
         self._changed(compact)

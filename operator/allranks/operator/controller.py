@@ -29,6 +29,7 @@ from allranks.operator.reconciler import Reconciler, Result
 from allranks.operator.status_writer import FieldDropped, StatusWriter
 from allranks.operator.timing import Clock, Timing
 from allranks.operator.workqueue import JobQueue
+from allranks.shares import Turns
 
 logger = logging.getLogger("allranks.jobs")
 
@@ -42,6 +43,10 @@ class Reconcile:
     state: JobState
     observed: Observed
     plan: Plan
+
+
+LARGE_AT_ONCE = 8
+"""Jobs with a large spec that are read and reconciled at the same time: each is decoded meanwhile."""
 
 
 class Controller(Reconciler[JobState]):
@@ -72,6 +77,7 @@ class Controller(Reconciler[JobState]):
             decide,
         )
         self._writer = StatusWriter(executor, jobs, timing, clock)
+        self._large = Turns(LARGE_AT_ONCE)
         self._dropped: set[str] = set()
         """Dropped fields that were logged."""
         self.listed_in: set[str | None] = set()
@@ -84,7 +90,9 @@ class Controller(Reconciler[JobState]):
     def start(self, namespace: str | None = None) -> None:
         """Begin, as the pods of the namespace are listed: without them every job would seem to have lost its pods."""
         self.queue.open(namespace)
-        self.enqueue_all()
+        for key in self.jobs:
+            if namespace in (None, key[0]):
+                self.queue.enqueue(key)
 
     def enqueue_all(self) -> None:
         for key in self.jobs:
@@ -131,6 +139,17 @@ class Controller(Reconciler[JobState]):
             return False
         if (raw := self.jobs.get(key)) is None:
             return True
+        if not self._observer.needs_spec(raw, state.decoded):
+            return await self._decide_and_apply(key, raw, state)
+        async with self._large.turn(key[0]):
+            complete = await self._executor.read(*key)
+            if complete is None:
+                self.jobs.forget(key)
+                return True
+            self.jobs.upsert(complete)
+            return await self._decide_and_apply(key, complete, state)
+
+    async def _decide_and_apply(self, key: JobKey, raw: Manifest, state: JobState) -> bool:
         observed: Observed | None = None
         began = time.perf_counter()
         try:

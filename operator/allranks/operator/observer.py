@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,13 +23,17 @@ from allranks.operator.other_jobs import Contenders, ResumeSources, fetches
 from allranks.operator.timing import Clock
 from allranks.telemetry.store import ReportStore
 
-_KEPT_BYTES = 16 * 1024
-"""A larger spec of a job that does not run is decoded for each reconcile, because as objects it takes up to forty times
-as much memory. A job that runs is reconciled often, and its pods bound the number of such jobs."""
+MOST_DECODED_BYTES = 2**20
+"""JSON text of the large specs that stay decoded, all together: as objects they take up to sixty times as much. A large
+spec of a job that does not run is decoded for each reconcile."""
 
 
 _DECODED = ("uid", "generation", "deletionTimestamp", "labels", "annotations")
 """Metadata on which the decoded job depends. The generation counts changes of the spec only."""
+
+
+def _parts(raw: Manifest) -> tuple[Any, ...]:
+    return (*(raw["metadata"].get(name) for name in _DECODED),)
 
 
 @dataclass
@@ -42,6 +47,32 @@ class Decoded:
     """(job, policy, the job with the policy's defaults)"""
     status: tuple[str, Status] | None = field(default=None, repr=False)
     """(resourceVersion, status)"""
+
+    def forget_job(self) -> None:
+        self.job = self.complete = None
+
+
+class LargeJobs:
+    """The jobs with large specs that stay decoded: those that were used last."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[JobKey, tuple[Decoded, int]] = OrderedDict()
+        self._bytes = 0
+
+    def keep(self, key: JobKey, decoded: Decoded, size: int) -> None:
+        """Note that a job is used. `size` is 0 if it was decoded before."""
+        size = size or self._kept.get(key, (decoded, 0))[1]
+        self.forget(key)
+        self._kept[key] = decoded, size
+        self._bytes += size
+        while self._bytes > MOST_DECODED_BYTES:
+            oldest = next(iter(self._kept))
+            self._kept[oldest][0].forget_job()
+            self.forget(oldest)
+
+    def forget(self, key: JobKey) -> None:
+        if kept := self._kept.pop(key, None):
+            self._bytes -= kept[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +95,12 @@ class Observer:
     outbox: Notifier | None = None
     cache_use: Callable[[str], CacheUse | None] = lambda namespace: None
     """The keys that the jobs of a namespace use in the cache of inputs."""
+    large: LargeJobs = field(default_factory=LargeJobs)
+
+    def needs_spec(self, raw: Manifest, decoded: Decoded) -> bool:
+        """Return whether `observe` needs the spec, and the cache has not kept it because it is large."""
+        decoded_before = decoded.job is not None and decoded.job[0] == _parts(raw)
+        return compact_jobs.spec_of(raw).left_out and not decoded_before
 
     async def prepare(self, raw: Manifest) -> None:
         """Read what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""
@@ -83,10 +120,9 @@ class Observer:
         check_companions: bool = False,
     ) -> Observed:
         """Raises DecodeError."""
-        metadata = raw["metadata"]
-        same = (*(metadata.get(name) for name in _DECODED),)
-        if decoded.job is None or decoded.job[0] != same:
-            decoded.job = (same, job_codec.job(compact_jobs.expanded(raw)))
+        metadata, spec, parts = raw["metadata"], compact_jobs.spec_of(raw), _parts(raw)
+        if decoded.job is None or decoded.job[0] != parts:
+            decoded.job = (parts, job_codec.job(compact_jobs.expanded(raw)))
         if decoded.status is None or decoded.status[0] != metadata["resourceVersion"]:
             decoded.status = (metadata["resourceVersion"], job_codec.status(raw))
         job, status = decoded.job[1], decoded.status[1]
@@ -95,8 +131,12 @@ class Observer:
             decoded.complete = job, platform.policy, limits.with_defaults(job, platform.policy)
         job = decoded.complete[2]
         resting = status.phase in FINISHED | WITHOUT_PODS
-        if resting or (status.phase != "Running" and len(compact_jobs.spec_of(raw).json) > _KEPT_BYTES):
-            decoded.job = decoded.complete = None
+        large = spec.left_out or len(spec.json) > compact_jobs.LARGE_BYTES
+        if resting or (status.phase != "Running" and large):
+            decoded.forget_job()
+            self.large.forget(key)
+        elif large:
+            self.large.keep(key, decoded, 0 if spec.left_out else len(spec.json))
         if resting:
             decoded.status = None
         observed = Observed(
@@ -122,6 +162,7 @@ class Observer:
 
     def forget(self, key: JobKey) -> None:
         """Forget a job that was deleted."""
+        self.large.forget(key)
         for part in (self.reports, self.gpus, self.contenders):
             if part:
                 part.forget(key)

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 import msgspec
+from pydantic import ValidationError
 
 from allranks.api.data import RESUME_INPUT
+from allranks.api.job import Checkpoint
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.cache_key import cache_key, pin_of
 from allranks.core.diagnosis import contention
@@ -26,6 +28,8 @@ from allranks.operator.cache import JobCache, JobKey
 
 MOST_KEYS = 1000
 """They are in the manifest of a pod. If jobs use more, nothing is evicted."""
+UNKNOWN = "?"
+"""Key of the inputs of a job whose list of inputs is too large to keep."""
 
 
 @dataclass
@@ -89,9 +93,16 @@ class ResumeSources:
             return None
         phase = (source.get("status") or {}).get("phase", "")
         try:
+            if (spec := compact_jobs.spec_of(source)).left_out:
+                return ResumeSource(phase, _checkpoint(spec.json))
             return ResumeSource(phase, job_codec.job(compact_jobs.expanded(source)).spec.checkpoint)
-        except job_codec.DecodeError:
+        except (job_codec.DecodeError, ValidationError):
             return ResumeSource(phase)
+
+
+def _checkpoint(spec: bytes) -> Checkpoint | None:
+    checkpoint = (msgspec.json.decode(spec) or {}).get("checkpoint")
+    return None if checkpoint is None else Checkpoint.model_validate(checkpoint, by_alias=True, by_name=False)
 
 
 def _source_of(job: Manifest) -> JobKey | None:
@@ -114,7 +125,7 @@ def fetches(status: Status) -> bool:
 def cache_use(jobs: Iterable[Manifest | None], namespace: str) -> CacheUse | None:
     """Return the keys that unfinished jobs of a namespace use in the cache of inputs, so that no fetch evicts them.
 
-    Returns None if there are too many to list: then nothing may be evicted.
+    Returns None if there are too many to list, or a job has too many inputs: then nothing may be evicted.
     """
     keys: set[str] = set()
     created: list[str] = []
@@ -122,6 +133,8 @@ def cache_use(jobs: Iterable[Manifest | None], namespace: str) -> CacheUse | Non
         if job and job["metadata"].get("namespace") == namespace and (used := set(_keys(job))):
             keys |= used
             created.append(job["metadata"].get("creationTimestamp") or "")
+            if UNKNOWN in used:
+                return None
     oldest = datetime.fromisoformat(min(created)) if created and all(created) else None
     return CacheUse(tuple(sorted(keys)), oldest) if len(keys) <= MOST_KEYS else None
 
@@ -132,9 +145,12 @@ def _keys(job: Manifest) -> Iterable[str]:
     revisions = {item.get("name"): item.get("revision") for item in inputs or () if item.get("revision")}
     if not revisions:
         return
+    raw = compact_jobs.spec_of(job)
     try:
-        spec = msgspec.json.decode(compact_jobs.spec_of(job).json, type=_Spec)
+        spec = msgspec.json.decode(raw.json, type=_Spec)
     except msgspec.DecodeError:
+        if raw.left_out:
+            yield UNKNOWN
         return
     for item in (*spec.inputs, _Input(RESUME_INPUT, spec.resume_from)):
         if revision := revisions.get(item.name):

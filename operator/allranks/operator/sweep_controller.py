@@ -196,7 +196,8 @@ class SweepController(Reconciler[_State]):
         job."""
         self._open.add(namespace)
         for key in self.sweeps:
-            self._enqueue(key)
+            if namespace in (None, key[0]):
+                self._enqueue(key)
 
     def on_job(self, job: Manifest) -> None:
         """Take a job that changed, or is gone."""

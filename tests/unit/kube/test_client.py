@@ -157,8 +157,30 @@ def test_concurrent_requests_are_bounded() -> None:
             return await says({})(_)
 
         async with client_of(slow, concurrency=4) as (client, _):
-            await asyncio.gather(*(client.get("/x") for _ in range(40)))
+            paths = ("/x", "/api/v1/namespaces/a/pods", "/api/v1/namespaces/b/pods", "/api/v1/namespaces/c/pods")
+            await asyncio.gather(*(client.get(path) for path in paths * 20))
             assert most == 4
+
+    asyncio.run(scenario())
+
+
+def test_requests_about_one_namespace_that_take_long_leave_room_for_others() -> None:
+    async def scenario() -> None:
+        release = asyncio.Event()
+
+        async def answer(request):
+            if "/namespaces/slow/" in request.path:
+                await release.wait()
+            return await says({})(request)
+
+        async with client_of(answer, concurrency=8) as (client, _):
+            waiting = [asyncio.ensure_future(client.get(f"/api/v1/namespaces/slow/pods/{n}")) for n in range(100)]
+            await asyncio.sleep(0)
+            await asyncio.wait_for(client.get("/api/v1/namespaces/quick/pods/1"), 60)
+            await asyncio.wait_for(client.get("/api/v1/nodes"), 60)
+            assert not any(request.done() for request in waiting)
+            release.set()
+            await asyncio.gather(*waiting)
 
     asyncio.run(scenario())
 

@@ -62,12 +62,32 @@ def test_a_template_that_is_nested_deeply_is_refused_with_its_path(depth: int) -
     for all others, again and again."""
     text = json.dumps(stored(template={"x": "@"})).replace('"@"', nested(depth)).encode()
     event = json.loads(compact_jobs.line(b'{"type":"ADDED","object":%s}' % text))
-    page = compact_jobs.page(b'{"metadata":{},"items":[%s]}' % text)
+    [listed] = compact_jobs.page(b'{"metadata":{},"items":[%s]}' % text)["items"]
     limit = sys.getrecursionlimit()
-    for found in (compact_jobs.compact(event["object"]), page["items"][0]):
+    if compact_jobs.spec_of(listed).left_out:
+        listed = compact_jobs.job(text)
+    for found in (compact_jobs.compact(event["object"]), listed):
         with pytest.raises(job_codec.DecodeError, match=r"^spec\.template: is nested more than 64 levels deep"):
             job_codec.job(compact_jobs.expanded(found))
     assert sys.getrecursionlimit() == limit
+
+
+def test_a_list_keeps_of_a_large_spec_only_what_other_jobs_and_sweeps_need() -> None:
+    inputs = [{"name": "data", "from": "https://example.org/x", "path": "/data"}]
+    job = stored(suspend=True, inputs=inputs, pool="h200", template={"x": "y" * compact_jobs.LARGE_BYTES})
+    [found] = compact_jobs.page(json.dumps({"metadata": {}, "items": [job]}).encode())["items"]
+    spec = compact_jobs.spec_of(found)
+    assert (spec.left_out, spec.framework, spec.pool) == (True, "pytorch", "h200")
+    assert json.loads(spec.json) == {"suspend": True, "inputs": inputs}
+    assert compact_jobs.without_large_spec(found) == found
+    with pytest.raises(RuntimeError, match="read the job first"):
+        compact_jobs.expanded(found)
+
+
+def test_of_a_large_spec_with_large_inputs_nothing_is_kept() -> None:
+    job = stored(inputs=[{"name": "data", "from": "https://example.org/" + "x" * compact_jobs.LARGE_BYTES}])
+    [found] = compact_jobs.page(json.dumps({"metadata": {}, "items": [job]}).encode())["items"]
+    assert compact_jobs.spec_of(found).json == b"null"
 
 
 def test_a_decoder_reports_what_is_nested_too_deeply_for_the_stack() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,6 +15,7 @@ from allranks.core.facts.data_store import CacheUse
 from allranks.core.facts.model import Manifest
 from allranks.kube import compact_jobs
 from allranks.operator import other_jobs
+from allranks.operator.cache import JobCache
 from allranks.operator.other_jobs import cache_use, fetches
 from support.builders import at, manifest
 
@@ -49,6 +51,40 @@ def test_nothing_may_be_evicted_if_jobs_use_too_much_to_list(monkeypatch: pytest
     monkeypatch.setattr(other_jobs, "MOST_KEYS", 1)
     assert cache_use([job()], "team") is not None
     assert cache_use([job(), job(revision="r2")], "team") is None
+
+
+LARGE = {"template": {"spec": {"x": "y" * compact_jobs.LARGE_BYTES}}}
+
+
+def large(document: Manifest) -> Manifest:
+    found = compact_jobs.without_large_spec(compact_jobs.compact(document))
+    assert compact_jobs.spec_of(found).left_out
+    return found
+
+
+def test_the_data_of_a_job_with_a_large_spec_is_used() -> None:
+    document = manifest(inputs=[{"name": "data", "from": "s3://b/p", "path": "/data"}], **LARGE)
+    document["status"] = {"phase": "Running", "inputs": [{"name": "data", "state": "Ready", "revision": "r1"}]}
+    assert cache_use([large(document)], "team") == CacheUse((cache_key("s3://b/p", "r1"),))
+
+
+def test_nothing_may_be_evicted_if_the_inputs_of_a_job_are_too_large_to_keep() -> None:
+    inputs = [{"name": f"data{number}", "from": "s3://b/" + "p" * 2000, "path": f"/{number}"} for number in range(16)]
+    document = manifest(inputs=inputs)
+    document["status"] = {"phase": "Running", "inputs": [{"name": "data1", "state": "Ready", "revision": "r1"}]}
+    assert cache_use([large(document)], "team") is None
+
+
+def test_a_job_resumes_from_the_checkpoint_of_a_job_with_a_large_spec() -> None:
+    jobs = JobCache()
+    source = manifest(name="first", checkpoint={"path": "/ckpt", "volume": {"emptyDir": {}}}, **LARGE)
+    for document in (source, manifest(name="second", resumeFrom="first")):
+        document["metadata"] |= {"uid": document["metadata"]["name"], "resourceVersion": "1"}
+        jobs.upsert(document)
+    found = other_jobs.ResumeSources(Mock(), jobs).get(jobs.get(("team", "second")) or {})
+    assert found
+    assert found.checkpoint
+    assert str(found.checkpoint.path) == "/ckpt"
 
 
 def test_the_time_of_the_oldest_job_that_uses_the_cache_is_given() -> None:

@@ -169,6 +169,36 @@ def test_an_operator_that_is_newer_than_its_crds_records_events(caplog: pytest.L
     assert caplog.text.count("older than the operator") == 1
 
 
+def test_when_a_namespace_is_listed_only_its_jobs_are_reconciled() -> None:
+    """A release for five hundred namespaces begins with each of them in turn."""
+
+    async def scenario() -> list[str]:
+        looks: list[str] = []
+
+        def decide(observed: Observed) -> Plan:
+            looks.append(observed.job.metadata.namespace)
+            return Plan()
+
+        api = OneObject()
+        jobs = [
+            api.object | {"metadata": api.object["metadata"] | {"namespace": name, "uid": name}} for name in ("a", "b")
+        ]
+        async with client_of(api) as (client, _):
+            controller = controller_of(client, decide=decide)
+            for job in jobs:
+                controller.on_job_event(job, deleted=False)
+            controller.start("a")
+            run = asyncio.create_task(controller.run())
+            await settled(controller)
+            controller.start("b")
+            await settled(controller)
+            await controller.close()
+            await run
+        return looks
+
+    assert asyncio.run(scenario()) == ["a", "b"]
+
+
 def test_the_first_reconciles_of_many_jobs_yield_to_other_tasks() -> None:
     """Otherwise they would delay the renewal of the Lease."""
 

@@ -1,0 +1,239 @@
+"""Floods of the largest objects on a real API server, beside operator, archiver and UI.
+
+They are processes with the memory limits of the chart. Another tenant's job starts, restarts, fails, is shown and is
+archived meanwhile. ALLRANKS_FLOOD_BYTES is the size of a flood. `-s` shows the memory of each program and the times of
+the other tenant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.api.job import KIND
+from support import floods, live
+from support.api import Api, ApiError, path
+from support.controlplane import ControlPlane
+from support.frontend_process import get
+from support.kubelet import Hand, Program
+from support.limited import Limited, limit_mib
+from support.live import eventually, job
+
+FLOOD_BYTES = int(os.environ.get("ALLRANKS_FLOOD_BYTES", 60_000_000))
+FEW_BYTES = 12_000_000
+MOST = 1000
+AT_ONCE = 4
+NIGHTLY = pytest.mark.nightly
+EACH_CHANGE = {"jobs with the largest template"}
+
+Seconds = dict[str, float]
+
+
+class Services:
+    """Operator, archiver and UI of a cluster with default values."""
+
+    def __init__(self, control_plane: ControlPlane, folder: Path) -> None:
+        self._folder, self._token = folder, control_plane.admin_token
+        self.archive = folder / "archive"
+        self.archive.mkdir()
+        kubeconfig = f"--kubeconfig={control_plane.kubeconfig}"
+        local = ("--address=127.0.0.1", "--port=0")
+        operator = ("operator", kubeconfig, *local, "--no-leader-election", "--report-port=0", "--log-format=text")
+        archiver = ("archiver", kubeconfig, *local, f"--archive={self.archive}", f"--spool={folder}")
+        ui = ("ui-server", "--port=0", f"--api-server={control_plane.url}")
+        ui += (f"--certificate-authority={control_plane.ca_file}",)
+        self._commands = {"operator": operator, "archiver": archiver, "UI": ui}
+        self._limits = {
+            "operator": limit_mib(),
+            "archiver": limit_mib("archive"),
+            "UI": limit_mib("ui"),
+        }
+        self._programs: dict[str, Limited] = {}
+        self.peaks: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Start all, and wait until they serve. Raises AssertionError if one is killed."""
+        for name, command in self._commands.items():
+            self._programs[name] = Limited(self._limits[name], self._folder / f"{name}.log", *command)
+        self._operator = self._programs["operator"].port("serving /metrics")
+        archiver = self._programs["archiver"].port("serving /metrics")
+        self._ui = self._programs["UI"].port("")
+        for port, probe in ((self._operator, "/readyz"), (archiver, "/readyz"), (self._ui, "/healthz")):
+            self.until(lambda port=port, probe=probe: get(port, probe)[0] == 200, f"{probe} of port {port}")  # type: ignore[misc]
+        self.until(lambda: self.ui("/jobs")[0] == 200, "the jobs of all namespaces")
+
+    def stop(self) -> None:
+        for name, program in self._programs.items():
+            self.peaks[name] = max(program.peak, self.peaks.get(name, 0))
+            program.end()
+        self._programs.clear()
+
+    def check(self) -> None:
+        for program in self._programs.values():
+            program.check()
+
+    def until(self, condition: Callable[[], Any], what: str) -> None:
+        """Wait, unless a program ends."""
+
+        def holds() -> Any:
+            self.check()
+            with contextlib.suppress(OSError):
+                return condition()
+
+        eventually(holds, what=what)
+
+    def ui(self, address: str) -> tuple[int, Any]:
+        """Return the answer of the UI to a user who may list all jobs."""
+        code, body = get(self._ui, f"/api/v1{address}", Authorization=f"Bearer {self._token}")
+        return code, json.loads(body)
+
+    @property
+    def metrics(self) -> str:
+        return get(self._operator, "/metrics")[1].decode()
+
+
+class Tenant:
+    """Another tenant, with a kubelet that runs its pods."""
+
+    def __init__(self, control_plane: ControlPlane, services: Services, namespace: str) -> None:
+        self._api, self._services, self._namespace = control_plane.api, services, namespace
+        self._hand = Hand(self._api, namespace, lambda: datetime.now(UTC), lambda _: datetime.now(UTC))
+
+    def life(self, name: str) -> Seconds:
+        """Return how long a job takes to start, to restart after a failure, and to fail, and until this is shown."""
+        took = {"a write by the test itself": self._write(name)}
+        took["start"] = self._time(lambda: self._api.create(job(name), self._namespace), name, "Running", 0)
+        took["restart"] = self._time(lambda: self._hand.end(f"{name}-worker-0-0", 1), name, "Running", 1)
+        began = time.monotonic()
+        address = f"/jobs/{self._namespace}/{name}"
+        self._services.until(lambda: self._services.ui(address)[1]["status"]["attempt"] == 1, "the restart in the UI")
+        took["shown"] = time.monotonic() - began
+        took["failure"] = self._time(lambda: self._hand.end(f"{name}-worker-0-1", 1), name, "Failed", 1)
+        began = time.monotonic()
+        self._services.until(lambda: self._archived(name) == "Failed", "the end of the job in the archive")
+        took["archived"] = time.monotonic() - began
+        self._api.delete(KIND, self._namespace, name)
+        return took
+
+    def _write(self, name: str) -> float:
+        """Return how long the API server alone takes."""
+        began = time.monotonic()
+        self._api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}, self._namespace)
+        return time.monotonic() - began
+
+    def _time(self, act: Callable[[], Any], name: str, phase: str, attempt: int) -> float:
+        began = time.monotonic()
+        act()
+
+        def reached() -> bool:
+            status = self._api.get(KIND, self._namespace, name).get("status", {})
+            return (status.get("phase"), status.get("attempt", 0)) == (phase, attempt)
+
+        self._services.until(reached, f"{name} is {phase} in attempt {attempt}")
+        return time.monotonic() - began
+
+    def _archived(self, name: str) -> str:
+        for file in (self._services.archive / self._namespace).glob(f"{name}-*/job.json"):
+            return str(json.loads(file.read_bytes())["status"]["phase"])
+        return ""
+
+
+@pytest.fixture
+def flooder(control_plane: ControlPlane) -> Iterator[str]:
+    """The namespace of the tenant who floods."""
+    name = f"{floods.NAMESPACE}-{secrets.token_hex(4)}"
+    api = control_plane.api
+    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    eventually(lambda: api.find("ServiceAccount", name, "default"))
+    yield name
+    api.delete("Namespace", None, name)
+
+
+def flood(control_plane: ControlPlane, namespace: str, kind: str, size: int) -> list[tuple[str, str | None, str]]:
+    """Create as many objects as fit into the size. Return (kind, namespace, name) of each."""
+    make = floods.KINDS[kind]
+    count = min(MOST, max(2, size // floods.size(make("x" * 20))))
+    names = [f"flood-{secrets.token_hex(3)}-{number}" for number in range(count)]
+
+    def create(part: list[str]) -> list[tuple[str, str | None, str]]:
+        api = Api(control_plane.url, control_plane.ca_file, control_plane.admin_token)
+        with contextlib.closing(api):
+            return [_created(api, make(name), namespace) for name in part]
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        parts = threads.map(create, [names[begin::AT_ONCE] for begin in range(AT_ONCE)])
+        return [entry for part in parts for entry in part]
+
+
+def _created(api: Api, manifest: dict[str, Any], namespace: str) -> tuple[str, str | None, str]:
+    where = None if manifest["kind"] in floods.CLUSTER_WIDE else namespace
+    if about := manifest.get("involvedObject"):
+        about["namespace"] = namespace
+    api.create(manifest, where)
+    return manifest["kind"], where, manifest["metadata"]["name"]
+
+
+def removed(api: Api, objects: list[tuple[str, str | None, str]]) -> None:
+    for kind in {kind for kind, where, _ in objects if where}:
+        where = next(where for other, where, _ in objects if other == kind)
+        with contextlib.suppress(ApiError):
+            api.request("DELETE", path(kind, where), {"gracePeriodSeconds": 0})
+    for kind, where, name in objects:
+        if where is None:
+            api.delete(kind, None, name)
+
+
+CASES = [pytest.param(kind, marks=() if kind in EACH_CHANGE else NIGHTLY, id=kind) for kind in floods.KINDS]
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_another_tenant_is_served_and_memory_stays_in_the_limits_of_the_chart(
+    kind: str, control_plane: ControlPlane, namespace: str, flooder: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    nightly = "nightly" in str(request.config.option.markexpr).replace("not nightly", "")
+    services = Services(control_plane, tmp_path)
+    tenant = Tenant(control_plane, services, namespace)
+    objects: list[tuple[str, str | None, str]] = []
+    kubelet = live.kubelet(live.connection(control_plane), Program(seconds=None, stop_seconds=0.1), namespace=namespace)
+    try:
+        with kubelet:
+            services.start()
+            if kind == "Events of a job":
+                control_plane.api.create(job("noisy", roles={"worker": {"replicas": 10_000}}), flooder)
+            tenant.life("warm")
+            quiet = tenant.life("quiet")
+            with ThreadPoolExecutor(1) as thread:
+                size = FLOOD_BYTES if nightly or "ALLRANKS_FLOOD_BYTES" in os.environ else FEW_BYTES
+                work = thread.submit(flood, control_plane, flooder, kind, size)
+                during = tenant.life("during")
+                objects = work.result()
+            services.check()
+            services.stop()
+            services.start()
+            after = tenant.life("after")
+            services.until(lambda: named(services, kind, flooder, control_plane.api), f"the name of {flooder}")
+    finally:
+        services.stop()
+        removed(control_plane.api, objects)
+    peaks = ", ".join(f"{name} {peak:.0f} MiB" for name, peak in services.peaks.items())
+    print(f"\n{kind}: {len(objects)} objects; peak of the {peaks}")
+    for step, seconds in quiet.items():
+        ratios = [f"{took[step]:.2f} s ({took[step] / max(seconds, 0.01):.1f})" for took in (during, after)]
+        print(f"  {step}: {seconds:.2f} s, during the flood {ratios[0]}, after a restart {ratios[1]}")
+
+
+def named(services: Services, kind: str, namespace: str, api: Api) -> bool:
+    """Return whether a metric or an Event names the namespace. Of other kinds the programs keep nothing."""
+    if kind.startswith("sweeps"):
+        return any(event["reason"] == "InvalidSpec" for event in api.list("Event", namespace))
+    return not kind.startswith("jobs") or f'job_namespace="{namespace}"' in services.metrics
