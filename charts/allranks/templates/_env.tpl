@@ -80,6 +80,12 @@
 - name: ALLRANKS_IMAGE_PREFIXES
   value: {{ join "," .limits.imagePrefixes | quote }}
 {{- end }}
+{{- $accounts := list }}
+{{- range $name := list (include "allranks.serviceAccountName" .) (include "allranks.archiverName" .) (include "allranks.uiName" .) }}
+{{- $accounts = append $accounts (printf "%s/%s" $.Release.Namespace $name) }}
+{{- end }}
+- name: ALLRANKS_RESERVED_ACCOUNTS
+  value: {{ join "," $accounts | quote }}
 - name: ALLRANKS_LOG_LEVEL
   value: {{ .Values.settings.logLevel }}
 - name: ALLRANKS_LOG_FORMAT

@@ -116,6 +116,11 @@ class Settings(BaseSettings):
         description="Registries, folders or repositories from which the images of a job's template may come "
         "(comma-separated), for example ghcr.io/team/. Empty: any image.",
     )
+    reserved_accounts: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="ServiceAccounts that no job may use (comma-separated, NAMESPACE/NAME): the accounts of the "
+        "operator, the archiver and the UI.",
+    )
     node_lost_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
         NODE_LOST_SECONDS,
         description="tolerationSeconds of pods for unreachable and not-ready nodes. A failed node is marked after "
@@ -201,6 +206,11 @@ class Settings(BaseSettings):
         image, size = self.data_image or self.helper_image, int(quantity(self.data_cache_size))
         return DataStore(self.data_claim, image, size, self.data_host_path)
 
+    def reserved_accounts_of(self, namespace: str) -> tuple[str, ...]:
+        """Return the names of the reserved ServiceAccounts in a namespace."""
+        pairs = (account.partition("/") for account in self.reserved_accounts)
+        return tuple(name for place, _, name in pairs if place == namespace)
+
     @field_validator("data_host_path")
     @classmethod
     def _is_directory(cls, value: str) -> str:
@@ -214,6 +224,14 @@ class Settings(BaseSettings):
     def _is_size(cls, value: str) -> str:
         if quantity(value) < 0:
             raise ValueError("must not be negative")
+        return value
+
+    @field_validator("reserved_accounts")
+    @classmethod
+    def _are_accounts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for account in value:
+            if len([part for part in account.split("/") if part]) != 2:
+                raise ValueError(f"must be NAMESPACE/NAME, not {account!r}")
         return value
 
     @property
@@ -230,7 +248,9 @@ class Settings(BaseSettings):
             image_prefixes=self.image_prefixes or None,
         )
 
-    @field_validator("namespaces", "helper_pull_secrets", "allowed_pools", "image_prefixes", mode="before")
+    @field_validator(
+        "namespaces", "helper_pull_secrets", "allowed_pools", "image_prefixes", "reserved_accounts", mode="before"
+    )
     @classmethod
     def _split(cls, value: Any) -> Any:
         return policy.names(value) if isinstance(value, str) else value

@@ -312,6 +312,16 @@ def test_the_settings_that_the_chart_passes_are_valid(helm: Helm) -> None:
         assert settings.namespace_policies
 
 
+def test_the_operator_knows_every_account_of_its_release(helm: Helm) -> None:
+    release = helm.template({"ui": {"enabled": True}, "archive": {"enabled": True, "claim": "history"}})
+    metadata = [account["metadata"] for account in of_kind(release, "ServiceAccount")]
+    accounts = {f"{account['namespace']}/{account['name']}" for account in metadata}
+    assert len(accounts) == 3
+    settings = Settings(reserved_accounts=str(environment(helm.template())["ALLRANKS_RESERVED_ACCOUNTS"]))
+    assert accounts == {f"sys/{name}" for name in settings.reserved_accounts_of("sys")}
+    assert settings.reserved_accounts_of("team") == ()
+
+
 @pytest.mark.parametrize(
     ("repository", "image"),
     [

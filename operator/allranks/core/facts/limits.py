@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from allranks.api.job import Job
+from allranks.api.job import Container, Job
 from allranks.core.facts import naming, pod_template, pool_template, topology
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Observed, Platform
 from allranks.core.facts.policy import Policy
@@ -52,7 +52,7 @@ def violations(job: Job, platform: Platform) -> list[tuple[str, str]]:
         out.append(("spec.pool", f"{text} ({policy.source('allowed_pools')} allows: {allowed}): use another, {_ASK}"))
     elif wrong := pool_template.not_admitted(job, platform):
         out.append(("spec.pool", wrong))
-    return [*out, *_images(job, policy)]
+    return [*out, *_images(job, policy), *_accounts(job, platform)]
 
 
 def _deadline(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
@@ -73,6 +73,18 @@ def _pods(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
         roles = ", ".join(f"{role}: {size}" for role, size in sizes.items())
         text = f"{pods} pods ({roles}) are more than {policy.max_pods} ({policy.source('max_pods')})"
         yield "spec.roles", f"{text}: use fewer replicas, {_ASK}"
+
+
+def _accounts(job: Job, platform: Platform) -> Iterator[tuple[str, str]]:
+    """Yield violations by accounts of allranks, whose rights reach further than those of the job's author."""
+    layers: list[tuple[str, Container]] = [("spec", job.spec)]
+    layers += [(f"spec.roles.{role}", spec) for role, spec in job.spec.roles.items()]
+    for where, layer in layers:
+        pod_spec: Any = (layer.template or {}).get("spec") or {}
+        for field in ("serviceAccountName", "serviceAccount"):  # the API server still accepts the older name
+            if (account := pod_spec.get(field)) in platform.reserved_accounts:
+                text = f'ServiceAccount "{account}" belongs to allranks itself, and no job may use it: use another one'
+                yield f"{where}.template.spec.{field}", text
 
 
 def _images(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
