@@ -113,7 +113,7 @@ class Settings(BaseSettings):
     )
     image_prefixes: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Registries, folders or repositories from which the images of a job's template may come "
+        description="Registries, folders or repositories from which all images that a job names may come "
         "(comma-separated), for example ghcr.io/team/. Empty: any image.",
     )
     reserved_accounts: Annotated[tuple[str, ...], NoDecode] = Field(

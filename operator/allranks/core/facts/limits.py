@@ -88,7 +88,8 @@ def _accounts(job: Job, platform: Platform) -> Iterator[tuple[str, str]]:
 
 
 def _images(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
-    """Yield violations by images of the job's own template. The platform team owns the images of a TrainingPool."""
+    """Yield violations by images that the job names. The platform team owns the images of a TrainingPool, and those of
+    allranks."""
     prefixes = policy.image_prefixes
     if prefixes is None:
         return
@@ -96,30 +97,34 @@ def _images(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
     reported = set()
     templates = pod_template.role_templates(job, ANY_PLATFORM)
     for role, template in templates.items():
-        for where, image in (*_image_references(template["spec"], role), *_checkpoint_image(job)):
+        place = f"spec.roles.{role}.template" if job.spec.roles[role].template else "spec.template"
+        for where, image in (*_image_references(template["spec"], role, place), *_images_of_volumes(job)):
             if (where, image) not in reported and not any(is_below(image, prefix) for prefix in prefixes):
                 reported.add((where, image))
                 yield where, f"image {image} is not allowed here ({allowed}): use an image from there, {_ASK}"
 
 
-def _image_references(pod_spec: Manifest, role: str) -> Iterator[tuple[str, str]]:
-    """Yield (field path, image) of everything in a pod that is pulled from a registry."""
+def _image_references(pod_spec: Manifest, role: str, place: str) -> Iterator[tuple[str, str]]:
+    """Yield (field path, image) of everything in a template that is pulled from a registry. `place`: its path."""
     for kind in ("initContainers", "containers"):
         for container in pod_spec.get(kind) or ():
             if image := container.get("image"):
                 is_trainer = container["name"] == naming.TRAINER
-                where = (
-                    f"spec.roles.{role}.image"
-                    if is_trainer
-                    else f"spec.template.spec.{kind}[{container['name']}].image"
-                )
+                where = f"spec.roles.{role}.image" if is_trainer else f"{place}.spec.{kind}[{container['name']}].image"
                 yield where, str(image)
     for volume in pod_spec.get("volumes") or ():
         if reference := (volume.get("image") or {}).get("reference"):
-            yield f"spec.template.spec.volumes[{volume.get('name')}].image.reference", str(reference)
+            yield f"{place}.spec.volumes[{volume.get('name')}].image.reference", str(reference)
 
 
-def _checkpoint_image(job: Job) -> Iterator[tuple[str, str]]:
+def _images_of_volumes(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield (field path, image) of the volumes that other fields than the template describe."""
+    if job.spec.code and job.spec.code.image:
+        yield "spec.code.image", job.spec.code.image
+    for item in job.spec.sources:
+        if item.scheme == "image":
+            field = job.spec.field_of(item.name)
+            yield field + (".from" if field.endswith("]") else ""), item.source.partition("://")[2]
     volume = job.spec.checkpoint.volume if job.spec.checkpoint else None
     source = volume.model_dump(by_alias=True, mode="json") if volume else {}
     if reference := (source.get("image") or {}).get("reference"):
