@@ -26,6 +26,8 @@
   value: {{ .Values.data.hostPath | quote }}
 - name: ALLRANKS_DATA_CACHE_SIZE
   value: {{ .Values.data.cacheSize | quote }}
+- name: ALLRANKS_DATA_PODS
+  value: {{ pick .Values.data "resources" "nodeSelector" "tolerations" | toJson | quote }}
 - name: ALLRANKS_LEADER_ELECTION
   value: {{ include "allranks.leaderElection" . | default "false" | quote }}
 - name: ALLRANKS_LEASE_NAME

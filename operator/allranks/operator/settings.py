@@ -10,13 +10,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from allranks.api.pool import DataPods
 from allranks.core.facts import policy
 from allranks.core.facts.data_store import DataStore
-from allranks.core.facts.quantity import quantity
+from allranks.core.facts.quantity import quantity, quantity_problems
 from allranks.core.objects.scheduling import NODE_LOST_SECONDS
 from allranks.version import OPERATOR_IMAGE
 
 ENV_PREFIX = "ALLRANKS_"
+
+
+def _data_pods(text: str) -> DataPods:
+    """Raises ValidationError."""
+    return DataPods.model_validate_json(text, by_alias=True, by_name=False) if text else DataPods()
 
 
 class Settings(BaseSettings):
@@ -83,6 +89,12 @@ class Settings(BaseSettings):
         "100Gi",
         description="Size of the inputs that the claim, or the directory of a namespace on a node, holds before those "
         "that were used longest ago are evicted. Also the size limit of the emptyDir of a pod.",
+    )
+    data_pods: str = Field(
+        "",
+        description="JSON with `resources`, `nodeSelector` and `tolerations` of the pods that fetch inputs into the "
+        "claim, check destinations and upload outputs. `spec.data` of a TrainingPool replaces each of them. Empty: "
+        'requests {"cpu": "500m", "memory": "256Mi"}, limits {"cpu": "2", "memory": "2Gi"}, any node.',
     )
     namespace_policies: bool = Field(
         False,
@@ -204,7 +216,14 @@ class Settings(BaseSettings):
         if not (self.data_claim or self.data_image or self.data_host_path):
             return None
         image, size = self.data_image or self.helper_image, int(quantity(self.data_cache_size))
-        return DataStore(self.data_claim, image, size, self.data_host_path)
+        return DataStore(self.data_claim, image, size, self.data_host_path, _data_pods(self.data_pods))
+
+    @field_validator("data_pods")
+    @classmethod
+    def _is_data_pods(cls, value: str) -> str:
+        if problems := quantity_problems(_data_pods(value).resources):
+            raise ValueError("; ".join(f"resources.{path}: {text}" for path, text in problems))
+        return value
 
     def reserved_accounts_of(self, namespace: str) -> tuple[str, ...]:
         """Return the names of the reserved ServiceAccounts in a namespace."""
