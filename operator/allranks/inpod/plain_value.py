@@ -1,5 +1,5 @@
-"""Encodes values as JSON, so that nobody has to load a pickle, which runs code: numbers, texts, lists, dictionaries and
-the like, with arrays of NumPy. Needs only the standard library.
+"""Encodes values as JSON, which runs no code when it is loaded, as a pickle does: numbers, texts, lists, dictionaries
+and the like, with arrays of NumPy. Needs only the standard library.
 """
 
 from __future__ import annotations

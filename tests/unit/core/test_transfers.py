@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from allranks import masking
 from allranks.api.data import InputStatus
 from allranks.api.job import Resources
 from allranks.api.pool import DataPods, PoolSpec, Toleration
@@ -107,6 +108,53 @@ def test_a_pool_with_an_amount_that_is_no_quantity_is_invalid() -> None:
     [(path, text)] = pool_template.problems(wrong)
     assert path == "spec.data.resources.requests.memory"
     assert "for example" in text
+
+
+SECRET = "hunter2-abcdef"
+COMMANDS = [
+    {"command": ["python3", "train.py", f"--token={SECRET}", "--api-key", SECRET, "--rate", "0.1"]},
+    {"args": [f"--password={SECRET}", "--rate", "0.1"]},
+    {"command": ["bash", "-c", f"API_KEY={SECRET} python3 train.py --rate 0.1"]},
+    {"roles": {"worker": {"replicas": 1, "command": ["train", f"--url=https://me:{SECRET}@example.org/", "0.1"]}}},
+]
+
+
+@pytest.mark.parametrize("fields", COMMANDS)
+def test_the_provenance_of_an_output_masks_secrets_as_an_archive_does(fields: dict[str, Any]) -> None:
+    of = job(**fields)
+    text = json.dumps(transfers.provenance(of, Status()))
+    assert SECRET not in text
+    assert "0.1" in text, "the rest stays"
+    archived = json.dumps(masking.masked(of.spec.model_dump(mode="json", by_alias=True)))
+    assert text.count(masking.MASK) == archived.count(masking.MASK)
+
+
+def test_no_pod_of_allranks_has_a_capability_but_an_upload_of_files_whose_user_no_status_names() -> None:
+    def added(pods_: list[dict[str, Any]]) -> dict[str, list[str]]:
+        containers = {
+            pod["metadata"]["name"]: [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
+            for pod in pods_
+        }
+        for name, each in containers.items():
+            for container in each:
+                assert container["securityContext"]["capabilities"]["drop"] == ["ALL"], name
+                assert container["securityContext"]["allowPrivilegeEscalation"] is False, name
+        return {
+            name: capability
+            for name, each in containers.items()
+            for container in each
+            if (capability := container["securityContext"]["capabilities"].get("add"))
+        }
+
+    user = {"template": {"spec": {"securityContext": {"runAsUser": 1000}}}}
+    root = {"template": {"spec": {"securityContext": {"runAsNonRoot": False}}}}
+    assert added(transfer_pods(WITH_DATA, **user)) == {}
+    assert added(transfer_pods(WITH_DATA, **root)) == {"job-upload-model": ["DAC_OVERRIDE"]}
+    on_nodes = replace(CLUSTER, data=DataStore("", "allranks/data:1", 10**9, "/nvme"))
+    ranks = pods.objects(job(inputs=[BIRDS]), Status(), on_nodes).pods
+    assert added(ranks) == {}
+    [fetch] = [each for each in ranks[0]["spec"]["initContainers"] if each["name"] == "allranks-fetch-birds"]
+    assert fetch["securityContext"]["runAsUser"] == 0, "the kubelet makes the directory of a node for root"
 
 
 def test_data_is_fetched_before_a_pod_of_a_rank_exists() -> None:

@@ -148,7 +148,7 @@ def test_a_value_that_no_rank_of_the_own_job_signed_is_not_used(tmp_path: Path, 
     assert not LOADED
 
 
-def test_another_process_gets_plain_values_and_loads_a_pickle_only_if_it_is_told_to(tmp_path: Path) -> None:
+def test_another_process_gets_plain_values_and_loads_a_pickle_only_on_request(tmp_path: Path) -> None:
     namespace = Namespace(tmp_path)
     namespace.store(namespace.sent(({"loss": [0.5]}, 3)))
     assert namespace.value(OTHER) == ({"loss": [0.5]}, 3)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+from allranks import masking
 from allranks.api.data import Input, InputStatus, Output, StartingPoint, claim_of
 from allranks.api.job import Job
 from allranks.api.status import Status
@@ -264,7 +265,8 @@ def provenance(job: Job, status: Status, ranks: Iterable[Pod] | None = None) -> 
     """Return the job, its code, the revisions of its inputs, and its parameters, as JSON.
 
     It is written beside the files, so that a model can be traced to its code and data. Values of other variables are
-    left out, because they may be secret. `ranks`: the pods that exist; None for processes, which have no image.
+    left out, because they may be secret, and secrets in the rest are masked as in an archive. `ranks`: the pods that
+    exist; None for processes, which have no image.
     """
     images: dict[str, set[str]] = {role: set() for role in job.spec.roles}
     for pod in ranks or ():
@@ -285,7 +287,7 @@ def provenance(job: Job, status: Status, ranks: Iterable[Pod] | None = None) -> 
                 item["name"]: item.get("value") for item in variables if item["name"].startswith(VARIABLE_PREFIX)
             },
         }
-    return {
+    document = {
         "allranks": __version__,
         "job": job.name,
         "namespace": job.namespace,
@@ -301,6 +303,7 @@ def provenance(job: Job, status: Status, ranks: Iterable[Pod] | None = None) -> 
         ],
         "step": status.progress.step if status.progress else None,
     }
+    return dict(masking.masked(document))
 
 
 def _contents(state: InputStatus | None) -> Manifest:
