@@ -184,8 +184,8 @@ class Reported:
         described, data = pickled(described, value)
         most = FURTHER_VALUE_BYTES if rank else VALUE_BYTES
         kept = self._in_output(rank, data) if self._keep and data else {}
-        # Without the variable an older client, which expects a pickle, submitted the job.
-        plain: bytes | None = encoded(value) if KEY_FILE in os.environ else None
+        # Without the variable an older client, which expects a pickle, submitted the job. JSON is longer than a pickle.
+        plain: bytes | None = encoded(value) if KEY_FILE in os.environ and 0 < len(data) <= most else None
         contents = [line({**described, "format": "plain"}) + plain] if plain is not None else []
         for content in (*contents, line(described) + data):
             if len(content) <= most - SIGNATURE_BYTES:

@@ -150,8 +150,7 @@ class Node:
         write_line(
             f"{reason}, and Ray before 2.52 has no tokens, so its dashboard is only at 127.0.0.1 of this pod, for "
             "kubectl port-forward. Without tokens its other ports admit every pod that reaches them: use a newer Ray, "
-            "or network policies. "
-            "RAY_AUTH_MODE: disabled in env opens the dashboard"
+            "or network policies. RAY_AUTH_MODE: disabled in env opens the dashboard"
         )
         return "127.0.0.1"
 
