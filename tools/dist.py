@@ -16,7 +16,8 @@ EPILOG = """files:
   allranks-VERSION-py3-none-any.whl, allranks-VERSION.tar.gz   the Python package
   allranks-VERSION.tgz                                         the Helm chart
   allranks-NAME-image-VERSION.tar                              images, for docker load
-  allranks-operator-VERSION.cdx.json                           CycloneDX: the Python packages of the operator's image
+  allranks-NAME-VERSION.cdx.json                               CycloneDX: the Python packages of the images of allranks
+                                                               itself: operator, ui, data and archiver
   allranks-VERSION.provenance.json                             SLSA provenance, not signed
   SHA256SUMS                                                   for sha256sum --check
 
@@ -61,7 +62,8 @@ def build(options: argparse.Namespace) -> int:
             raise DistError(f"no images: {missing}")
         files.python_packages(export, made, source)
         files.chart(export, made, source)
-        files.bill_of_materials(export, made, source, scratch)
+        for name in files.BILLS:
+            files.bill_of_materials(name, export, made, source, scratch)
         built = [name for name in names if files.archive(made, name, source).exists()]
         provenance.write(made, source, built, options.base)
         files.checksums(made)
@@ -69,6 +71,10 @@ def build(options: argparse.Namespace) -> int:
         shutil.move(made, out)
     for path in sorted(out.iterdir()):
         print(os.path.relpath(path))
+    if built and options.base != "test" and "@sha256:" not in options.base:
+        say(
+            f"the base {options.base} has no digest, so the images may differ in the next build: --base NAME@sha256:..."
+        )
     if missing:
         left_out = [name for name in IMAGES if name not in built]
         say(f"WITHOUT THE IMAGES {', '.join(left_out)}: {missing}")

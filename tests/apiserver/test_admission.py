@@ -6,9 +6,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from allranks.api.job import KIND
 from support import live
@@ -17,6 +19,7 @@ from support.controlplane import ControlPlane
 from support.kubelet import Program
 from support.live import eventually, job, phase
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 LONG = Program(seconds=None)
 BRIEF = Program(seconds=0.3)
 TIMING = replace(live.TIMING, retry_max=1.0, unavailable_retry_max=1.0, deletion_retry_max=1.0)
@@ -239,3 +242,44 @@ def test_a_quota_on_limits_is_explained_and_a_limit_range_ends_it(control_plane:
         eventually(lambda: explained(api, namespace, "demo", "must specify limits.cpu"))
         create("LimitRange", {"limits": [{"type": "Container", "default": {"cpu": "1"}}]})
         eventually(lambda: phase(control_plane, namespace) == "Succeeded")
+
+
+@pytest.mark.nightly
+def test_a_quota_on_limits_admits_the_pods_that_fetch_and_check(control_plane: ControlPlane, namespace: str) -> None:
+    api, connection = control_plane.api, live.connection(control_plane)
+    hard = {"limits.cpu": "100", "limits.memory": "100Gi", "requests.cpu": "100", "requests.memory": "100Gi"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "limits"}, "spec": {"hard": hard}}
+    api.create(quota, namespace)
+    eventually(lambda: "hard" in api.get("ResourceQuota", namespace, "limits").get("status", {}))
+    inputs = [{"name": "birds", "from": "https://example.org/birds", "path": "/data"}]
+    outputs = [{"name": "model", "path": "/model", "to": "s3://models/birds"}]
+    with live.operator(connection, namespace, timing=TIMING, data_claim="data", data_image="example.org/data:1"):
+        api.create(job(inputs=inputs, outputs=outputs), namespace)
+        eventually(lambda: pods(api, namespace, "demo") == {"demo-fetch-birds", "demo-check-model"})
+
+
+def test_the_policy_of_the_example_admits_only_the_directory_of_the_namespace_with_its_uid(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    api, text = control_plane.api, (EXAMPLES / "data" / "inputs-on-nodes.yaml").read_text()
+    policy = next(part for part in yaml.safe_load_all(text) if part["kind"] == "ValidatingAdmissionPolicy")
+    uid = api.get("Namespace", None, namespace)["metadata"]["uid"]
+    own = f"/mnt/nvme/allranks/{namespace}.{uid}"
+
+    def refusal(directory: str) -> str:
+        volume = {"name": "disk", "hostPath": {"path": directory, "type": "DirectoryOrCreate"}}
+        spec = {"containers": [{"name": "trainer", "image": "x"}], "volumes": [volume]}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "disk"}, "spec": spec}
+        try:
+            api.request("POST", f"{path('Pod', namespace)}?dryRun=All", body)
+        except ApiError as error:
+            return str(error)
+        return ""
+
+    with admission(api, "ValidatingAdmissionPolicy", namespace, policy["spec"]):
+        eventually(lambda: "the only hostPath of this namespace is" in refusal("/etc"))
+        base = "/mnt/nvme/allranks"
+        others = (namespace, f"other.{uid}", f"{namespace}.{uid}/inputs", f"x/{namespace}.{uid}")
+        for directory in (base, *(f"{base}/{other}" for other in others)):
+            assert "the only hostPath" in refusal(directory), directory
+        assert refusal(own) == ""

@@ -122,7 +122,8 @@ def test_the_policy_of_the_example_admits_only_the_directory_of_the_own_namespac
         "label", "namespace", team.namespace, "pod-security.kubernetes.io/enforce=privileged", f"{label}=true",
         "--overwrite",
     )  # fmt: skip
-    own, init = f"/mnt/nvme/allranks/{team.namespace}", {"runAsUser": 0, "capabilities": {"drop": ["ALL"]}}
+    uid = team.cluster.kubectl("get", "namespace", team.namespace, "-o", "jsonpath={.metadata.uid}").strip()
+    own, init = f"/mnt/nvme/allranks/{team.namespace}.{uid}", {"runAsUser": 0, "capabilities": {"drop": ["ALL"]}}
 
     def created(path: str, **security: Any) -> str:
         """What the API server says of such a pod."""
@@ -138,10 +139,19 @@ def test_the_policy_of_the_example_admits_only_the_directory_of_the_own_namespac
         for each in policy:
             cluster.apply(each)
         deadline = time.monotonic() + PATIENCE
-        while f"the only hostPath of this namespace is {own}" not in (said := created("/etc")):
+        while f"the only hostPath of this namespace is /mnt/nvme/allranks/{team.namespace}.UID" not in (
+            said := created("/etc")
+        ):
             assert time.monotonic() < deadline, said
             time.sleep(0.5)  # the API server compiles the policy
-        assert "the only hostPath" in created("/mnt/nvme/allranks/other")
+        for path in (
+            "other",
+            f"other.{uid}",
+            team.namespace,
+            f"{team.namespace}.{uid}/inputs",
+            f"x/{team.namespace}.{uid}",
+        ):
+            assert "the only hostPath" in created(f"/mnt/nvme/allranks/{path}"), path
         assert "must not contain '..'" in created(f"{own}/../other")  # of Kubernetes itself
         assert "must not be privileged" in created(own, privileged=True)
         assert "AppArmor must not" in created(own, appArmorProfile={"type": "Unconfined"})

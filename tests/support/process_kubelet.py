@@ -115,7 +115,7 @@ class ProcessKubelet(Kubelet):
                 if variable["name"] in RENDEZVOUS:
                     variable["value"] = self._ports.setdefault(attempt, str(free_ports(1)[0]))
         volumes = [
-            {"name": volume["name"], "emptyDir": {}} if {"configMap", "projected"} & volume.keys() else volume
+            {"name": volume["name"], "emptyDir": {}} if {"configMap", "projected", "secret"} & volume.keys() else volume
             for volume in spec.get("volumes") or ()
         ]
         return {**pod, "spec": {**spec, "volumes": volumes}}
@@ -150,6 +150,9 @@ class ProcessKubelet(Kubelet):
                 found[volume["name"]] = binary | {
                     key: value.encode() for key, value in (config_map.get("data") or {}).items()
                 }
+            if source := volume.get("secret"):
+                secret = await self._request("GET", path("Secret", namespace, source["secretName"]))
+                found[volume["name"]] = {key: base64.b64decode(value) for key, value in secret["data"].items()}
             for source in (volume.get("projected") or {}).get("sources") or ():
                 if token := source.get("serviceAccountToken"):
                     found.setdefault(volume["name"], {})[token["path"]] = (await self._token(pod, token)).encode()

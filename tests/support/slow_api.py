@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 from .some_api import SomeApi, _Handler
 
 Manifest = dict[str, Any]
-JOBS, CONFIG_MAPS = "distributedtrainings", "configmaps"
+JOBS, CONFIG_MAPS, SECRETS = "distributedtrainings", "configmaps", "secrets"
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class SlowApi(SomeApi):
         self._server.RequestHandlerClass = type("Handler", (_SlowHandler,), {"api": self})
         self.step = step
         self.config_maps: dict[str, Manifest] = {}
+        self.secrets: dict[str, Manifest] = {}
         self.reached, self._released = threading.Event(), threading.Event()
         self.asked: list[tuple[str, str]] = []
         """(verb, plural) of each request."""
@@ -79,7 +80,7 @@ class _SlowHandler(_Handler):
         if how == "before":
             self.api.hold()
         dry = "dryRun" in parse_qs(url.query)
-        objects = self.api.jobs if plural == JOBS else self.api.config_maps
+        objects = {JOBS: self.api.jobs, SECRETS: self.api.secrets}.get(plural, self.api.config_maps)
         status, answer = self._carry_out(objects, name, body, parts[at - 1], dry)
         if how == "after":
             self.api.hold()

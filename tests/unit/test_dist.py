@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -23,11 +25,11 @@ WHEEL = f"allranks-{__version__}-py3-none-any.whl"
 CHART = f"allranks-{__version__}.tgz"
 PROVENANCE = f"allranks-{__version__}.provenance.json"
 SDIST = f"allranks-{__version__}.tar.gz"
-BILL = f"allranks-operator-{__version__}.cdx.json"
+BILLS = {image: f"allranks-{image}-{__version__}.cdx.json" for image in ("operator", "ui", "data", "archiver")}
 
 
 def nightly(test: Any) -> Any:
-    """Installs the packages of the operator's image: a minute."""
+    """Installs the packages of four images: some minutes."""
     return pytest.mark.slow(pytest.mark.nightly(test))
 
 
@@ -122,7 +124,7 @@ def test_two_builds_of_a_commit_are_the_same(made, tmp_path):
 
 @nightly
 def test_the_files_of_a_release(made):
-    assert {path.name for path in made.iterdir()} == {WHEEL, SDIST, CHART, PROVENANCE, BILL, "SHA256SUMS"}
+    assert {path.name for path in made.iterdir()} == {WHEEL, SDIST, CHART, PROVENANCE, *BILLS.values(), "SHA256SUMS"}
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=made, check=True, timeout=300)
     listed = {line.split()[1] for line in (made / "SHA256SUMS").read_text().splitlines()}
     assert listed == {path.name for path in made.iterdir()} - {"SHA256SUMS"}
@@ -144,15 +146,17 @@ def test_provenance_names_the_commit_and_the_digest_of_every_file(made):
 
 
 @nightly
-def test_the_bill_of_materials_has_the_packages_of_the_image_and_no_path(made):
-    text = (made / BILL).read_text()
+@pytest.mark.parametrize("image", BILLS)
+def test_the_bill_of_materials_has_the_packages_of_the_image_and_no_path(made, image):
+    text = (made / BILLS[image]).read_text()
     bill = json.loads(text)
     assert bill["bomFormat"] == "CycloneDX"
-    pins = (ROOT / "images" / "operator" / "requirements.txt").read_text()
+    pins = (ROOT / "images" / image / "requirements.txt").read_text()
     found = {component["name"].lower().replace("_", "-"): component["version"] for component in bill["components"]}
     assert found
     assert all(f"{name}=={version} " in pins for name, version in found.items())
-    assert {"kopf", "pydantic", "cryptography"} <= set(found)
+    assert {"pydantic", "pyyaml"} <= set(found)
+    assert ("kopf" in found) == (image == "operator")
     assert str(made.parent) not in text
 
 
@@ -162,6 +166,29 @@ def test_the_archive_of_the_chart_installs_the_operator_of_its_version(made, tmp
     assert f"ghcr.io/allranks/operator:{__version__}" in program("template", "allranks", str(made / CHART))
     with tarfile.open(made / CHART) as archive:
         assert {member.mtime for member in archive} == {1700000000}
+
+
+@pytest.mark.parametrize(
+    ("base", "warned"), [("python:3", True), (f"python:3@sha256:{'0' * 64}", False), ("test", False)]
+)
+def test_a_base_of_the_images_without_a_digest_is_reported(tmp_path, monkeypatch, capsys, base, warned):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    spec = importlib.util.spec_from_file_location("dist_program", ROOT / "tools" / "dist.py")
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    files = program.files
+
+    def images(names, base, out, source):
+        for name in names:
+            files.archive(out, name, source).touch()
+        return ""
+
+    for name in ("python_packages", "chart", "bill_of_materials", "checksums"):
+        monkeypatch.setattr(files, name, lambda *arguments: None)
+    monkeypatch.setattr(files, "images", images)
+    monkeypatch.setattr(program.provenance, "write", lambda *arguments: None)
+    assert program.build(argparse.Namespace(out=tmp_path / "dist", images=["operator"], base=base)) == 0
+    assert (f"the base {base} has no digest" in capsys.readouterr().err) == warned
 
 
 @pytest.mark.slow

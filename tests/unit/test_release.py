@@ -81,6 +81,19 @@ def test_image_tags_follow_the_version(monkeypatch):
     assert image_tags.tagged(recorded) == recorded
 
 
+def pins_of(image):
+    text = (ROOT / "images" / image / "requirements.txt").read_text()
+    return dict(re.findall(r"^([a-z0-9_.-]+)==([^\s;]+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("image", ["ui", "data", "archiver"])
+def test_the_images_of_allranks_have_the_same_version_of_a_package(image):
+    operator, other = pins_of("operator"), pins_of(image)
+    common = operator.keys() & other.keys()
+    assert "pyyaml" in common
+    assert {name: other[name] for name in common} == {name: operator[name] for name in common}
+
+
 def test_the_tests_use_the_packages_of_the_operators_image():
     """tools/venv.sh installs these versions. A failure: run `make check` again, which installs them."""
     joined = (ROOT / "images" / "operator" / "requirements.txt").read_text().replace("\\\n", " ")

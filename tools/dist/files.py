@@ -14,7 +14,8 @@ from dist.source import ROOT, DistError, Source
 
 TOOLS = ("images/operator/build-requirements.txt", "tools/dist/requirements.txt")
 """Pinned with hashes: what builds the wheel, and what describes it."""
-OPERATOR = "images/operator/requirements.txt"
+BILLS = ("operator", "ui", "data", "archiver")
+"""Images of allranks itself, whose Python packages are described."""
 SUMS = "SHA256SUMS"
 BASE = "python:3.12-slim-bookworm"
 
@@ -30,13 +31,13 @@ def chart(export: Path, out: Path, source: Source) -> None:
     run([helm, "package", export / "charts" / "allranks", "--destination", out], source)
 
 
-def bill_of_materials(export: Path, out: Path, source: Source, scratch: Path) -> None:
-    """CycloneDX: the Python packages of the operator's image, as pip installs them from its pinned requirements."""
+def bill_of_materials(image: str, export: Path, out: Path, source: Source, scratch: Path) -> None:
+    """CycloneDX: the Python packages of an image, as pip installs them from its pinned requirements."""
     [wheel] = out.glob("*.whl")
-    installed = install(scratch / "operator", [export / OPERATOR])
+    installed = install(scratch / image, [export / "images" / image / "requirements.txt"])
     pip(installed, "install", "--no-deps", "--no-index", wheel)
     command = [environment(TOOLS), "-m", "cyclonedx_py", "environment", "--pyproject", export / "pyproject.toml"]
-    name = f"allranks-operator-{source.version}.cdx.json"
+    name = f"allranks-{image}-{source.version}.cdx.json"
     run([*command, "--output-reproducible", "--output-file", out / name, installed], source)
 
 

@@ -26,6 +26,8 @@
   value: {{ .Values.data.hostPath | quote }}
 - name: ALLRANKS_DATA_CACHE_SIZE
   value: {{ .Values.data.cacheSize | quote }}
+- name: ALLRANKS_DATA_PODS
+  value: {{ pick .Values.data "resources" "nodeSelector" "tolerations" | toJson | quote }}
 - name: ALLRANKS_LEADER_ELECTION
   value: {{ include "allranks.leaderElection" . | default "false" | quote }}
 - name: ALLRANKS_LEASE_NAME
@@ -80,6 +82,12 @@
 - name: ALLRANKS_IMAGE_PREFIXES
   value: {{ join "," .limits.imagePrefixes | quote }}
 {{- end }}
+{{- $accounts := list }}
+{{- range $name := list (include "allranks.serviceAccountName" .) (include "allranks.archiverName" .) (include "allranks.uiName" .) }}
+{{- $accounts = append $accounts (printf "%s/%s" $.Release.Namespace $name) }}
+{{- end }}
+- name: ALLRANKS_RESERVED_ACCOUNTS
+  value: {{ join "," $accounts | quote }}
 - name: ALLRANKS_LOG_LEVEL
   value: {{ .Values.settings.logLevel }}
 - name: ALLRANKS_LOG_FORMAT

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from allranks.api import cel_rules as cel
 from allranks.api.cost import Price, Utilization
-from allranks.api.job import Environment
+from allranks.api.job import Environment, Resources
 from allranks.api.notify import Notifications
 from allranks.fields import Count, Model, Name, Opaque, Path, Quantity, Text, rules
 from allranks.frameworks import FRAMEWORKS
@@ -86,6 +86,20 @@ class InputCache(Model):
     )
 
 
+class DataPods(Model):
+    """The pods that fetch inputs into a claim, check destinations and upload outputs."""
+
+    resources: Resources | None = Field(
+        None, description="Compute resources of each of these pods. Default: those of the operator's `data_pods`."
+    )
+    node_selector: Annotated[dict[Name, Text], Field(max_length=64)] | None = Field(
+        None, description="Labels of the nodes for these pods. Default: those of the operator's `data_pods`."
+    )
+    tolerations: Annotated[list[Toleration], Field(max_length=64)] | None = Field(
+        None, description="Tolerations of these pods. Default: those of the operator's `data_pods`."
+    )
+
+
 class PoolSpec(Model):
     """What a pod on these nodes needs. The job's own template and fields are merged over it."""
 
@@ -113,6 +127,12 @@ class PoolSpec(Model):
         None,
         description="Fetch the inputs of jobs in their pods, on the disks of the nodes, instead of into the claim of "
         "the operator's setting `data_claim`.",
+    )
+    data: DataPods | None = Field(
+        None,
+        description="Resources and nodes of the pods that transfer inputs and outputs of jobs of this pool. Each field "
+        "replaces that of the operator's setting `data_pods`; fields of the pool such as `tolerations` do not apply to "
+        "them.",
     )
     env: Environment | None = Field(
         None, description="Variables of the training container, for example NCCL_SOCKET_IFNAME."

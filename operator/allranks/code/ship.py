@@ -77,7 +77,7 @@ async def create_with_code(
 
 async def add_owner(cluster: Cluster, namespace: str, config_map: str, job: Manifest) -> None:
     """Make a job that was created with the code of another one an owner. Raise ClusterError."""
-    change = {"metadata": {"ownerReferences": [_owner(job)]}}
+    change = {"metadata": {"ownerReferences": [owner_reference(job)]}}
     path = f"{_path(namespace)}/{config_map}"
     await cluster.request("PATCH", path, _FIELD_MANAGER, change, content=STRATEGIC_MERGE_PATCH)
 
@@ -111,14 +111,14 @@ def manifest(bundle: Bundle, namespace: str, *owners: Manifest) -> Manifest:
             "name": bundle.config_map,
             "namespace": namespace,
             "labels": {LABEL: "true", "app.kubernetes.io/managed-by": "allranks"},
-            **({"ownerReferences": [_owner(job) for job in owners]} if owners else {}),
+            **({"ownerReferences": [owner_reference(job) for job in owners]} if owners else {}),
         },
         "immutable": True,  # kubelets need not watch it
         "binaryData": {key: base64.b64encode(value).decode() for key, value in data.items()},
     }
 
 
-def _owner(job: Manifest) -> dict[str, Any]:
+def owner_reference(job: Manifest) -> dict[str, Any]:
     """Return the owner reference of a job. It is not the controller, of which an object has at most one."""
     return {"apiVersion": API_VERSION, "kind": KIND, "name": job["metadata"]["name"], "uid": job["metadata"]["uid"]}
 
@@ -144,7 +144,7 @@ async def _create(cluster: Cluster, namespace: str, bundle: Bundle, dry_run: boo
 async def _add_owners(cluster: Cluster, namespace: str, bundle: Bundle, jobs: list[Manifest]) -> None:
     """Make jobs owners of the ConfigMap. The API server merges references by UID, so two submissions at once lose
     none."""
-    change = {"metadata": {"ownerReferences": [_owner(job) for job in jobs]}}
+    change = {"metadata": {"ownerReferences": [owner_reference(job) for job in jobs]}}
     path = f"{_path(namespace)}/{bundle.config_map}"
     while True:
         try:

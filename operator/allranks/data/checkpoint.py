@@ -16,7 +16,7 @@ from pathlib import Path
 
 from allranks.data.cache import sync_directory
 from allranks.data.errors import ChangedError, explain
-from allranks.data.upload import is_data
+from allranks.data.upload import is_data, open_data
 from allranks.errors import DataError
 
 TRIES = 5
@@ -74,7 +74,7 @@ def _copy(source: Path, step: int, target: Path, sleep: Callable[[float], None])
     try:
         for name in before:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            with open(source / name, "rb") as read, open(target / name, "wb") as written:
+            with open_data(source / name) as read, open(target / name, "wb") as written:
                 shutil.copyfileobj(read, written, 1 << 20)
                 written.flush()
                 os.fsync(written.fileno())

@@ -7,16 +7,20 @@ with the files that are not there yet.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
+import mimetypes
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from allranks.data.errors import TemporaryError, UnknownError, explain
 from allranks.data.object_source import PACKAGES, filesystem
@@ -75,8 +79,12 @@ class Target(Protocol):
 class ObjectTarget:
     """`s3://BUCKET/PREFIX` and others of fsspec."""
 
+    _TYPE_OPTIONS: ClassVar[Mapping[str, str]] = {"s3": "ContentType", "gs": "content_type"}
+    """Scheme -> option of its client with the type of a file, which the client would guess from the name."""
+
     def __init__(self, uri: str) -> None:
-        self._root = uri.partition("://")[2].rstrip("/")
+        scheme, _, place = uri.partition("://")
+        self._root, self._type_option = place.rstrip("/"), self._TYPE_OPTIONS.get(scheme, "")
         self._fs = filesystem(uri)
 
     def size(self, name: str) -> int | None:
@@ -87,7 +95,12 @@ class ObjectTarget:
         return int(info["size"]) if info["type"] == "file" else None
 
     def put(self, path: Path, name: str) -> None:
-        self._fs.put_file(str(path), f"{self._root}/{name}")
+        kind = mimetypes.guess_type(name)[0]
+        options = {self._type_option: kind} if self._type_option and kind else {}
+        with open_data(path) as file:
+            # The opened file: its name may have become a link since.
+            opened = Path(f"/proc/self/fd/{file.fileno()}")
+            self._fs.put_file(str(opened if opened.exists() else path), f"{self._root}/{name}", **options)
 
     def remove(self, name: str) -> None:
         if self.size(name) is not None:
@@ -109,7 +122,7 @@ class DirectoryTarget:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
-            with open(path, "rb") as source, open(temporary, "wb") as out:
+            with open_data(path) as source, open(temporary, "wb") as out:
                 shutil.copyfileobj(source, out, 1 << 20)
                 out.flush()
                 os.fsync(out.fileno())
@@ -171,7 +184,7 @@ def upload(
         with open(journal, "a", encoding="utf-8") as notes:
             for file in missing:
                 try:
-                    retry(partial(target.put, directory / file.name, file.name))
+                    retry(partial(_put, target, directory, file, to))
                 except DataError as error:
                     raise type(error)(f"{error}; {sent} of {len(files)} files are there") from error
                 notes.write(json.dumps({"owner": owner, "name": file.name, "identity": _identity(file)}) + "\n")
@@ -189,6 +202,13 @@ def upload(
     return Uploaded(len(files), whole, len(missing))
 
 
+def _put(target: Target, directory: Path, file: LocalFile, to: str) -> None:
+    try:
+        target.put(directory / file.name, file.name)
+    except ReplacedError:
+        raise DataError(f"{to}: {file.name} was removed or replaced while it was uploaded") from None
+
+
 def scan(directory: Path) -> Iterator[LocalFile]:
     """Yield all regular files, sorted by name. Links to files count as files; links to directories are not followed.
 
@@ -203,10 +223,10 @@ def scan(directory: Path) -> Iterator[LocalFile]:
             path = Path(folder) / name
             if not is_data(path):
                 continue
-            with open(path, "rb") as file:
-                stat = os.fstat(file.fileno())
+            with open_data(path) as file:
+                status = os.fstat(file.fileno())
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            yield LocalFile(path.relative_to(directory).as_posix(), stat.st_size, stat.st_mtime_ns, digest)
+            yield LocalFile(path.relative_to(directory).as_posix(), status.st_size, status.st_mtime_ns, digest)
 
 
 def is_data(path: Path) -> bool:
@@ -215,12 +235,34 @@ def is_data(path: Path) -> bool:
     return path.is_file() and not path.resolve().is_relative_to("/proc")
 
 
+class ReplacedError(FileNotFoundError):
+    """A file was removed, or is no data any more."""
+
+
+def open_data(path: Path) -> BufferedReader:
+    """Open a file for which `is_data` holds. Raise ReplacedError if it has become something else since, for example a
+    link to a file of the kernel, and OSError."""
+    try:  # another program may write the directory; opening a pipe would wait for its writer
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise ReplacedError(error.errno, error.strerror, str(path)) from error
+    file = os.fdopen(descriptor, "rb")
+    try:
+        opened = Path(f"/proc/self/fd/{descriptor}").readlink()
+    except OSError:  # a system without /proc has no such files
+        opened = path
+    if stat.S_ISREG(os.fstat(descriptor).st_mode) and not opened.is_relative_to("/proc"):
+        return file
+    file.close()
+    raise ReplacedError(errno.ENOENT, "it is no file of data any more", str(path))
+
+
 def _stat(path: Path) -> tuple[int, int] | None:
     try:
-        stat = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return stat.st_size, stat.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def _identity(file: LocalFile) -> list[Any]:

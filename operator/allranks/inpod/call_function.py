@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import hmac
 import json
 import linecache
 import os
@@ -29,6 +30,11 @@ VALUE_BYTES, FURTHER_VALUE_BYTES, VALUE_RANKS = 1_048_576, 65_536, 64
 ERROR_BYTES = 131_072
 """Limit of an exception with its traceback, as in allranks.telemetry.outcomes."""
 TRACEBACK_CHARACTERS = 16_384
+KEY_FILE = "FUNCTION_KEY_FILE"
+"""Variable with the file of the submission's key. Operators refuse names with ALLRANKS_ that they do not know."""
+SIGNATURE = b', "mac": "%s"}'
+"""End of the first line of what is sent, with an HMAC-SHA256 in hexadecimal digits."""
+SIGNATURE_BYTES = len(SIGNATURE) + 64
 VALUE_SECONDS, ERROR_SECONDS = 600.0, 10.0
 """Longest time for the operator. An exception must not delay the end of its rank, which the others wait for."""
 
@@ -169,16 +175,21 @@ class Reported:
             kind, seconds, content = "returned", VALUE_SECONDS, self._value(described, value, rank)
         else:
             kind, seconds, content = "raised", ERROR_SECONDS, self._error(described, value)
-        if problem := send(content, kind, rank, seconds):
+        if problem := send(signed(content, kind, rank), kind, rank, seconds):
             print(f"allranks: what rank {rank} {kind} could not be sent: {problem}", file=sys.stderr)
 
     def _value(self, described: dict[str, Any], value: Any, rank: int) -> bytes:
+        from plain_value import encoded  # type: ignore[import-not-found]  # in the same directory
+
         described, data = pickled(described, value)
         most = FURTHER_VALUE_BYTES if rank else VALUE_BYTES
-        content = line(described) + data
         kept = self._in_output(rank, data) if self._keep and data else {}
-        if len(content) <= most:
-            return content
+        # Without the variable an older client, which expects a pickle, submitted the job. JSON is longer than a pickle.
+        plain: bytes | None = encoded(value) if KEY_FILE in os.environ and 0 < len(data) <= most else None
+        contents = [line({**described, "format": "plain"}) + plain] if plain is not None else []
+        for content in (*contents, line(described) + data):
+            if len(content) <= most - SIGNATURE_BYTES:
+                return content
         if not kept:
             checkpoints = os.environ.get("ALLRANKS_CHECKPOINT_DIR")
             kept = written(Path(checkpoints), rank, data) if checkpoints else self._in_output(rank, data)
@@ -199,7 +210,24 @@ class Reported:
         described["message"] = described["message"][:4096]
         described, data = (described, b"") if error is None else pickled(described, error)
         content = line(described) + data
-        return content if len(content) <= ERROR_BYTES else line(described)
+        return content if len(content) <= ERROR_BYTES - SIGNATURE_BYTES else line(described)
+
+
+def signed(content: bytes, kind: str, rank: int) -> bytes:
+    """Add the signature to the first line; return the content as it is if the job has no key."""
+    try:
+        key = Path(os.environ[KEY_FILE]).read_bytes()
+    except (KeyError, OSError):
+        return content
+    job, attempt = os.environ.get("ALLRANKS_JOB_UID", ""), os.environ.get("ALLRANKS_ATTEMPT", "0")
+    head, _, data = content.partition(b"\n")
+    return head[:-1] + SIGNATURE % mac(key, content, job, attempt, kind, rank) + b"\n" + data
+
+
+def mac(key: bytes, content: bytes, job: str, attempt: str, kind: str, rank: int) -> bytes:
+    """Return the HMAC of what a rank sent. `job`: its UID."""
+    place = json.dumps([job, attempt, kind, rank]).encode()
+    return hmac.new(key, place + b"\n" + content, "sha256").hexdigest().encode()
 
 
 def written(folder: Path, rank: int, data: bytes) -> dict[str, Any]:

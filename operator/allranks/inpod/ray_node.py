@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shutil
 import signal
@@ -63,6 +64,9 @@ STORE_SHARE = 0.3
 """Share of the memory for the object store, which is in /dev/shm. Ray's own default."""
 DRIVER = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 """Variables of a program that uses the cluster, and of `ray job submit`."""
+TOKENS_SINCE = (2, 52)
+"""The first version of Ray with tokens. Earlier ones ignore RAY_AUTH_MODE."""
+VERSION_SECONDS = 120.0
 LINES = 12
 """Lines of Ray's own output that are shown when it fails."""
 
@@ -132,8 +136,23 @@ class Node:
             options.append("--no-monitor")
         if not dashboard:
             return [*options, "--include-dashboard=false"]
-        host = LOCAL_HEAD if self.local else "0.0.0.0"
+        host = LOCAL_HEAD if self.local else self._dashboard_host()
         return [*options, f"--dashboard-host={host}", f"--dashboard-port={os.environ['ALLRANKS_RAY_DASHBOARD_PORT']}"]
+
+    def _dashboard_host(self) -> str:
+        """Return the loopback address if no token would protect the dashboard, which runs programs of any client."""
+        if self._env.get("RAY_AUTH_MODE") != "token":
+            return "0.0.0.0"  # the job's own choice
+        version = _ray_version()
+        if version is not None and version >= TOKENS_SINCE:
+            return "0.0.0.0"
+        reason = "Ray does not say its version" if version is None else f"this is Ray {version[0]}.{version[1]}"
+        write_line(
+            f"{reason}, and Ray before 2.52 has no tokens, so its dashboard is only at 127.0.0.1 of this pod, for "
+            "kubectl port-forward. Without tokens its other ports admit every pod that reaches them: use a newer Ray, "
+            "or network policies. RAY_AUTH_MODE: disabled in env opens the dashboard"
+        )
+        return "127.0.0.1"
 
     def _await_workers(self) -> int | None:
         """Wait for all workers; in an elastic job for as many as are needed, and for a while for the others. Return
@@ -381,6 +400,16 @@ def _remove_stale_folders() -> None:
         pid = path.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _ray_version() -> tuple[int, int] | None:
+    """Return (major, minor); None if Ray does not say it."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = [shutil.which("ray") or "ray", "--version"]
+        output = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_SECONDS, check=False).stdout
+        if match := re.search(r"(\d+)\.(\d+)\.", output):
+            return int(match[1]), int(match[2])
+    return None
 
 
 def _resource_options() -> list[str]:

@@ -119,6 +119,7 @@ class NamespaceNotUsable(Exception):
 
 
 class _Meta(msgspec.Struct):
+    uid: str = ""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
 
@@ -132,6 +133,7 @@ class _Entry:
     policy: Policy
     """The last valid one."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    uid: str = ""
     read_at: float = 0.0
     problem: str = ""
     """Why new jobs have to wait."""
@@ -156,6 +158,11 @@ class Namespaces:
         """Return the labels of a namespace; None if namespaces are not read."""
         entry = self._entries.get(namespace)
         return entry.labels if entry else None
+
+    def uid(self, namespace: str) -> str:
+        """Return the UID of a namespace; empty if namespaces are not read."""
+        entry = self._entries.get(namespace)
+        return entry.uid if entry else ""
 
     async def prepare(self, namespace: str, new_job: bool) -> None:
         """Read the namespace before a job of it is reconciled: once, and again for a new job if that was long ago.
@@ -198,10 +205,13 @@ class Namespaces:
     async def _read(self, namespace: str) -> None:
         """Raises ApiError."""
         before = self._entries.get(namespace)
-        entry = _Entry(before.policy if before else self._base, before.labels if before else {})
+        entry = _Entry(
+            before.policy if before else self._base, before.labels if before else {}, before.uid if before else ""
+        )
         entry.read_at = self._clock.monotonic()
         try:
             answer = msgspec.json.decode(await self._client.get(paths.namespace(namespace)), type=_Namespace)
+            entry.uid = answer.metadata.uid
             if (count := len(answer.metadata.labels)) > MOST_LABELS:
                 raise InvalidPolicy(f"namespace {namespace} has {count} labels, and at most {MOST_LABELS} fit")
             entry.labels = answer.metadata.labels

@@ -288,6 +288,8 @@ class Session:
             notifies=self.notifier.for_all(job.namespace),
             policy=policy,
             coscheduling_scheduler=settings.coscheduling_scheduler,
+            namespace_uid=self.namespaces.uid(job.namespace),
+            reserved_accounts=settings.reserved_accounts_of(job.namespace),
             namespace_labels=self.namespaces.labels(job.namespace),
         )
 

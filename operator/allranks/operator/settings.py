@@ -10,13 +10,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from allranks.api.pool import DataPods
 from allranks.core.facts import policy
 from allranks.core.facts.data_store import DataStore
-from allranks.core.facts.quantity import quantity
+from allranks.core.facts.quantity import quantity, quantity_problems
 from allranks.core.objects.scheduling import NODE_LOST_SECONDS
 from allranks.version import OPERATOR_IMAGE
 
 ENV_PREFIX = "ALLRANKS_"
+
+
+def _data_pods(text: str) -> DataPods:
+    """Raises ValidationError."""
+    return DataPods.model_validate_json(text, by_alias=True, by_name=False) if text else DataPods()
 
 
 class Settings(BaseSettings):
@@ -84,6 +90,12 @@ class Settings(BaseSettings):
         description="Size of the inputs that the claim, or the directory of a namespace on a node, holds before those "
         "that were used longest ago are evicted. Also the size limit of the emptyDir of a pod.",
     )
+    data_pods: str = Field(
+        "",
+        description="JSON with `resources`, `nodeSelector` and `tolerations` of the pods that fetch inputs into the "
+        "claim, check destinations and upload outputs. `spec.data` of a TrainingPool replaces each of them. Empty: "
+        'requests {"cpu": "500m", "memory": "256Mi"}, limits {"cpu": "2", "memory": "2Gi"}, any node.',
+    )
     namespace_policies: bool = Field(
         False,
         description="Read the Namespace of each job: its labels for the namespaceSelector of TrainingPools, and its "
@@ -113,8 +125,13 @@ class Settings(BaseSettings):
     )
     image_prefixes: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Registries, folders or repositories from which the images of a job's template may come "
+        description="Registries, folders or repositories from which all images that a job names may come "
         "(comma-separated), for example ghcr.io/team/. Empty: any image.",
+    )
+    reserved_accounts: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="ServiceAccounts that no job may use (comma-separated, NAMESPACE/NAME): the accounts of the "
+        "operator, the archiver and the UI.",
     )
     node_lost_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
         NODE_LOST_SECONDS,
@@ -199,7 +216,19 @@ class Settings(BaseSettings):
         if not (self.data_claim or self.data_image or self.data_host_path):
             return None
         image, size = self.data_image or self.helper_image, int(quantity(self.data_cache_size))
-        return DataStore(self.data_claim, image, size, self.data_host_path)
+        return DataStore(self.data_claim, image, size, self.data_host_path, _data_pods(self.data_pods))
+
+    @field_validator("data_pods")
+    @classmethod
+    def _is_data_pods(cls, value: str) -> str:
+        if problems := quantity_problems(_data_pods(value).resources):
+            raise ValueError("; ".join(f"resources.{path}: {text}" for path, text in problems))
+        return value
+
+    def reserved_accounts_of(self, namespace: str) -> tuple[str, ...]:
+        """Return the names of the reserved ServiceAccounts in a namespace."""
+        pairs = (account.partition("/") for account in self.reserved_accounts)
+        return tuple(name for place, _, name in pairs if place == namespace)
 
     @field_validator("data_host_path")
     @classmethod
@@ -216,6 +245,14 @@ class Settings(BaseSettings):
             raise ValueError("must not be negative")
         return value
 
+    @field_validator("reserved_accounts")
+    @classmethod
+    def _are_accounts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for account in value:
+            if len([part for part in account.split("/") if part]) != 2:
+                raise ValueError(f"must be NAMESPACE/NAME, not {account!r}")
+        return value
+
     @property
     def policy(self) -> policy.Policy:
         """Return the operator-wide defaults and limits."""
@@ -230,7 +267,9 @@ class Settings(BaseSettings):
             image_prefixes=self.image_prefixes or None,
         )
 
-    @field_validator("namespaces", "helper_pull_secrets", "allowed_pools", "image_prefixes", mode="before")
+    @field_validator(
+        "namespaces", "helper_pull_secrets", "allowed_pools", "image_prefixes", "reserved_accounts", mode="before"
+    )
     @classmethod
     def _split(cls, value: Any) -> Any:
         return policy.names(value) if isinstance(value, str) else value

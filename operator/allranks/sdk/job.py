@@ -27,6 +27,7 @@ from allranks.kube.pod_logs import Line, LogOptions
 from allranks.sdk import background, notebook, results
 from allranks.sdk.logs import LogLine, log_lines
 from allranks.sdk.run_view import ClusterJobView
+from allranks.sdk.trust import Trust
 from allranks.views.format.events import EventGroup, group_events
 from allranks.views.report.forms import SUFFIXES, rendered
 from allranks.views.report.run_files import RunFiles
@@ -40,7 +41,9 @@ class Job:
     The job continues when this object, or this program, ends.
     """
 
-    def __init__(self, manifest: Manifest, where: Where) -> None:
+    def __init__(self, manifest: Manifest, where: Where, key: bytes | None = None) -> None:
+        """`key`: of the submission, if this process made it (`sdk/result_key.py`)."""
+        self._key = key
         metadata = manifest["metadata"]
         self._manifest = manifest
         self._where = Where(metadata["namespace"], where.context, where.kubeconfig)
@@ -100,20 +103,23 @@ class Job:
         with _detached_by_interrupt(self):
             return self._run(lambda cluster, job: self._finished(cluster, job, timeout))
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None, *, allow_pickle: bool = False) -> Any:
         """Wait for the value that the function returned in rank 0; None for a script.
+
+        `allow_pickle`: load a pickle, which runs code, also if another user stored it. The process that submitted the
+        job does not need it, and none needs it for a value of numbers, texts, lists, dictionaries and arrays of NumPy.
 
         Raises RankFailed with the exception of the rank that failed first, ResultError if the job succeeded and its
         value cannot be had, WaitTimeout, JobDeleted, ClusterError.
         """
-        return self._result(results.value, timeout)
+        return self._result(results.value, timeout, allow_pickle)
 
-    def results(self, timeout: float | None = None) -> list[Any]:
+    def results(self, timeout: float | None = None, *, allow_pickle: bool = False) -> list[Any]:
         """Wait for the values of all ranks, in their order, of a job that was submitted with `every_rank=True`.
 
-        Raises the same errors as `result`.
+        `allow_pickle` and the errors are those of `result`.
         """
-        return self._result(results.values, timeout)
+        return self._result(results.values, timeout, allow_pickle)
 
     def show(self, *, logs: bool = True) -> None:
         """Print progress, and the logs of all ranks, until the job has finished.
@@ -188,11 +194,15 @@ class Job:
         self._manifest = job
         return job
 
-    def _result(self, read: Callable[[Cluster, Manifest], Awaitable[T]], timeout: float | None) -> T:
+    def _result(
+        self, read: Callable[[Cluster, Manifest, Trust], Awaitable[T]], timeout: float | None, allow_pickle: bool
+    ) -> T:
+        trust = Trust(self._key, allow_pickle)
+
         async def result(cluster: Cluster, job: Manifest) -> T:
             if (await self._finished(cluster, job, timeout)).phase == "Failed":
-                raise await results.failure(cluster, self._manifest)
-            return await read(cluster, self._manifest)
+                raise await results.failure(cluster, self._manifest, trust)
+            return await read(cluster, self._manifest, trust)
 
         with _detached_by_interrupt(self):
             return self._run(result)

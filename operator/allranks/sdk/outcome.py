@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from allranks.errors import AllranksError, CannotRun, RankFailed, ResultError
+from allranks.inpod import plain_value
 from allranks.kube.cluster import Manifest
 
 RESULTS = "results"
@@ -25,7 +26,9 @@ class Stored(NamedTuple):
 
     described: dict[str, Any]
     data: bytes = b""
-    """A pickle of the value or the exception; empty if there is none."""
+    """A pickle of the value or the exception, or the plain value (inpod/plain_value.py); empty if there is none."""
+    content: bytes = b""
+    """What a rank of a job on a cluster sent; empty for a file."""
 
 
 def read_files(results: Path, attempt: int, rank: int) -> Stored | None:
@@ -46,13 +49,14 @@ def read_content(content: bytes) -> Stored | None:
         described = json.loads(line)
     except ValueError:
         return None
-    return Stored(described, data) if isinstance(described, dict) else None
+    return Stored(described, data, content) if isinstance(described, dict) else None
 
 
-def value_of(stored: Stored | None, rank: int = 0, claim: str = "", address: str = "") -> Any:
+def value_of(stored: Stored | None, rank: int = 0, claim: str = "", address: str = "", refusal: str = "") -> Any:
     """Return what the function returned in this rank. Raises ResultError if the value cannot be had.
 
-    For messages: `claim` names the job's checkpoints, `address` the pickle in an output.
+    For messages: `claim` names the job's checkpoints, `address` the pickle in an output. `refusal`: why a pickle must
+    not be loaded.
     """
     if stored is None:
         raise ResultError(f"the job succeeded, but rank {rank} stored no result")
@@ -65,8 +69,11 @@ def value_of(stored: Stored | None, rank: int = 0, claim: str = "", address: str
         )
     if size := described.get("bytes"):
         raise ResultError(_too_large(described, rank, kind, size, claim, address))
+    is_plain = described.get("format") == "plain"
+    if refusal and not is_plain:
+        raise ResultError(f"the job succeeded, but the {kind} that rank {rank} returned is not loaded: {refusal}")
     try:
-        return pickle.loads(stored.data)
+        return plain_value.decoded(stored.data) if is_plain else pickle.loads(stored.data)
     except Exception as error:  # unpickling runs code of the objects, which raises anything
         raise ResultError(
             f"the job succeeded, but the {kind} that rank {rank} returned cannot be loaded here: "
@@ -88,15 +95,16 @@ def _too_large(described: dict[str, Any], rank: int, kind: str, size: int, claim
     return f"{value}: {cure}"
 
 
-def failure_of(job: dict[str, Any], stored: Stored | None) -> AllranksError:
-    """Return the error of a failed job. `stored`: the outcome of the rank that `first_failure` names."""
+def failure_of(job: dict[str, Any], stored: Stored | None, refusal: str = "") -> AllranksError:
+    """Return the error of a failed job. `stored`: the outcome of the rank that `first_failure` names; `refusal`: why a
+    pickle must not be loaded."""
     status = job.get("status") or {}
     failure = status.get("lastFailure") or {}
     described = stored.described if stored else {}
     if described.get("outcome") == "unusable":
         return CannotRun(str(described.get("message")))
     raised = described if described.get("outcome") == "raised" else None
-    cause, lost = _exception(stored) if raised and stored else (None, "")
+    cause, lost = _exception(stored, refusal) if raised and stored else (None, "")
     error = RankFailed(
         _message(job, failure, raised) + (f"\n\n{lost}" if lost else ""),
         job=job.get("metadata", {}).get("name", ""),
@@ -140,13 +148,15 @@ def _condition(status: dict[str, Any]) -> dict[str, Any]:
     return next((item for item in conditions if item.get("type") == "Failed" and item.get("status") == "True"), {})
 
 
-def _exception(stored: Stored) -> tuple[BaseException | None, str]:
+def _exception(stored: Stored, refusal: str) -> tuple[BaseException | None, str]:
     """Return the exception of the rank, or None and a sentence that says why it is missing."""
     subject = f"the exception itself, {stored.described.get('type') or 'of the function'}, "
     if problem := stored.described.get("unpicklable"):
         return None, f"{subject}cannot be pickled ({problem})"
     if not stored.data:
         return None, f"{subject}is too large to be sent back"
+    if refusal:
+        return None, f"{subject}is not loaded: {refusal}"
     try:
         loaded = pickle.loads(stored.data)
     except Exception as error:  # unpickling runs code of the objects, which raises anything
@@ -204,12 +214,12 @@ def fetched(stored: Stored, address: str) -> Stored:
     try:
         data = filesystem(address).cat_file(path)
     except Exception as error:  # of fsspec and the client of the store
-        return _not_fetched(stored, str(error) or type(error).__name__)
+        return not_fetched(stored, str(error) or type(error).__name__)
     if hashlib.sha256(data).hexdigest() != stored.described.get("sha256"):
-        return _not_fetched(stored, "it is not what the rank wrote")
+        return not_fetched(stored, "it is not what the rank wrote")
     kept = {key: value for key, value in stored.described.items() if key != "bytes"}
     return Stored(kept, data)
 
 
-def _not_fetched(stored: Stored, reason: str) -> Stored:
+def not_fetched(stored: Stored, reason: str) -> Stored:
     return Stored({**stored.described, "notFetched": reason}, stored.data)

@@ -15,9 +15,10 @@ from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.paths import core_path
 from allranks.sdk import documents, outcome
 from allranks.sdk.outcome import Stored
+from allranks.sdk.trust import Source, Trust
 
 
-async def value(cluster: Cluster, job: Manifest) -> Any:
+async def value(cluster: Cluster, job: Manifest, trust: Trust) -> Any:
     """Read what rank 0 of a job that succeeded returned; None for a script. Raises ResultError, ClusterError."""
     if not _annotation(job, documents.FUNCTION_ANNOTATION):
         return None
@@ -30,10 +31,10 @@ async def value(cluster: Cluster, job: Manifest) -> Any:
         if error.status != 404:
             raise
         config_map = {}
-    return await _value_of(_stored(config_map, job), 0, job)
+    return await _value_of(_stored(config_map, job), Source(job, attempt, "returned", 0), trust)
 
 
-async def values(cluster: Cluster, job: Manifest) -> list[Any]:
+async def values(cluster: Cluster, job: Manifest, trust: Trust) -> list[Any]:
     """Read the values of all ranks, in the order of the ranks. Raises ResultError, ClusterError."""
     name = job["metadata"]["name"]
     if _annotation(job, documents.RESULTS_ANNOTATION) != documents.EVERY_RANK:
@@ -42,31 +43,43 @@ async def values(cluster: Cluster, job: Manifest) -> list[Any]:
     stored: dict[int, Stored | None] = {}
     for item in await _list(cluster, job, attempt, "returned"):
         stored[_rank(item)] = _stored(item, job)
-    return [await _value_of(stored.get(rank), rank, job) for rank in range(_number_of_ranks(job, stored))]
+    sources = (Source(job, attempt, "returned", rank) for rank in range(_number_of_ranks(job, stored)))
+    return [await _value_of(stored.get(source.rank), source, trust) for source in sources]
 
 
-async def failure(cluster: Cluster, job: Manifest) -> AllranksError:
+async def failure(cluster: Cluster, job: Manifest, trust: Trust) -> AllranksError:
     """Return the error of a failed job, with the exception of the rank that failed first."""
     attempt, rank, pod = outcome.first_failure(job)
-    stored = None
+    stored, refusal = None, ""
     if _annotation(job, documents.FUNCTION_ANNOTATION):
         raised = await _list(cluster, job, attempt, "raised")
-        stored = _first([item for item in raised if _pod(item) == pod], rank, job)
-    return outcome.failure_of(job, stored)
+        first = _first([item for item in raised if _pod(item) == pod], rank)
+        stored = _stored(first, job) if first else None
+        if first and stored:
+            refusal = trust.refusal(stored, Source(job, attempt, "raised", _rank(first)))
+    return outcome.failure_of(job, stored, refusal)
 
 
-async def _value_of(stored: Stored | None, rank: int, job: Manifest) -> Any:
+async def _value_of(stored: Stored | None, source: Source, trust: Trust) -> Any:
     """Return the value, if it was too large to be sent from the output in which the rank left it."""
-    address = outcome.address_of(job, stored) if stored else ""
-    if stored and address and stored.described.get("bytes"):
-        stored = await asyncio.to_thread(outcome.fetched, stored, address)
-    return outcome.value_of(stored, rank, _place(job), address)
+    if stored is None:
+        return outcome.value_of(None, source.rank)
+    refusal = trust.refusal(stored, source)
+    if trust.is_forged(stored, source):
+        raise ResultError(f"the job succeeded, but what is stored for rank {source.rank} is not used: {refusal}")
+    address = outcome.address_of(source.job, stored)
+    if address and stored.described.get("bytes"):
+        if refusal:
+            stored = outcome.not_fetched(stored, refusal)
+        else:
+            stored = await asyncio.to_thread(outcome.fetched, stored, address)
+    return outcome.value_of(stored, source.rank, _place(source.job), address, refusal)
 
 
-def _first(raised: list[Manifest], rank: int | None, job: Manifest) -> Stored | None:
+def _first(raised: list[Manifest], rank: int | None) -> Manifest | None:
     """Return what the process with this rank in the pod that failed first stored, or its only process."""
     same = [item for item in raised if _rank(item) == rank] or (raised if len(raised) == 1 else [])
-    return _stored(same[0], job) if same else None
+    return same[0] if same else None
 
 
 async def _list(cluster: Cluster, job: Manifest, attempt: int, kind: str) -> list[Manifest]:
@@ -87,7 +100,7 @@ def _stored(item: Manifest, job: Manifest) -> Stored | None:
 
 
 def _is_owned(item: Manifest, job: Manifest) -> bool:
-    """Return whether the operator made the ConfigMap: a pickle of anybody else must not be loaded, it runs code."""
+    """Return whether the ConfigMap says that the operator made it for this job. Its author can write that as well."""
     return bool(naming.controller_of(item).get("uid") == job["metadata"]["uid"])
 
 

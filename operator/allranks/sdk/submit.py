@@ -22,6 +22,7 @@ from allranks.sdk import background, documents, payload, results
 from allranks.sdk.documents import Options, Ranks, Target
 from allranks.sdk.job import Job, continues
 from allranks.sdk.outcome import Outputs
+from allranks.sdk.result_key import create_with_key
 
 CODE_DIR = str(Code.model_fields["path"].default)
 """Where the pods have the code."""
@@ -155,10 +156,16 @@ async def _create(where: Where, document: Manifest, bundle: Bundle | None) -> Jo
             async def post() -> Manifest:
                 return await creation.send(_post(cluster, document, name))
 
-            if bundle is None:
-                creation.check()
-                return Job(await post(), where)
-            return Job(await create_with_code(cluster, namespace, bundle, post, check=creation.check), where)
+            async def create() -> Manifest:
+                if bundle is None:
+                    creation.check()
+                    return await post()
+                return await create_with_code(cluster, namespace, bundle, post, check=creation.check)
+
+            if documents.FUNCTION_ANNOTATION not in (document["metadata"].get("annotations") or {}):
+                return Job(await create(), where)
+            job, key = await create_with_key(cluster, document, creation, create)
+            return Job(job, where, key.value if key else None)
 
     def tell(error: AllranksError | None) -> None:
         if error is not None:

@@ -21,6 +21,11 @@ FULL = {
     "gpu": {"count": 8},
     "sharedMemory": "64Gi",
     "inputCache": {"hostPath": "/mnt/nvme/allranks", "sizeLimit": "1Ti"},
+    "data": {
+        "resources": {"limits": {"cpu": 8, "memory": "8Gi"}},
+        "nodeSelector": {"disk": "fast"},
+        "tolerations": [{"key": "data", "operator": "Exists"}],
+    },
     "rdma": {"rdma/hca": 1},
     "env": [{"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}],
     "priorityClassName": "training",

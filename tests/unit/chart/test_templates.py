@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
+from allranks.api.pool import DataPods
 from allranks.cli.commands.operator_frontend import operator_frontend
+from allranks.core.facts.data_store import DEFAULT_RESOURCES
 from allranks.core.facts.policy import Policy
 from allranks.operator import health_check
 from allranks.operator.settings import Settings
@@ -310,6 +312,23 @@ def test_the_settings_that_the_chart_passes_are_valid(helm: Helm) -> None:
             settings = Settings()
         assert settings.policy == policy
         assert settings.namespace_policies
+
+
+def test_the_chart_gives_pods_that_transfer_the_same_resources_as_the_operator_does_without_it(helm: Helm) -> None:
+    text = str(environment(helm.template({"data": {"claim": "data"}}))["ALLRANKS_DATA_PODS"])
+    store = Settings(data_claim="data", data_pods=text).data
+    assert store
+    assert store.pods == DataPods(resources=DEFAULT_RESOURCES, node_selector={}, tolerations=[])
+
+
+def test_the_operator_knows_every_account_of_its_release(helm: Helm) -> None:
+    release = helm.template({"ui": {"enabled": True}, "archive": {"enabled": True, "claim": "history"}})
+    metadata = [account["metadata"] for account in of_kind(release, "ServiceAccount")]
+    accounts = {f"{account['namespace']}/{account['name']}" for account in metadata}
+    assert len(accounts) == 3
+    settings = Settings(reserved_accounts=str(environment(helm.template())["ALLRANKS_RESERVED_ACCOUNTS"]))
+    assert accounts == {f"sys/{name}" for name in settings.reserved_accounts_of("sys")}
+    assert settings.reserved_accounts_of("team") == ()
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,39 @@ def test_a_prefix_ends_where_a_part_of_the_name_ends(image: str, prefix: str, be
     assert limits.is_below(image, prefix) is below
 
 
+ACCOUNTS = [
+    (
+        "the job's template",
+        {"template": {"spec": {"serviceAccountName": "allranks"}}},
+        "spec.template.spec.serviceAccountName",
+    ),
+    (
+        "the older name of the field",
+        {"template": {"spec": {"serviceAccount": "allranks"}}},
+        "spec.template.spec.serviceAccount",
+    ),
+    (
+        "the template of a role",
+        {"roles": {"worker": {"replicas": 1, "template": {"spec": {"serviceAccountName": "allranks-ui"}}}}},
+        "spec.roles.worker.template.spec.serviceAccountName",
+    ),
+]
+
+
+@table(*ACCOUNTS)
+def test_a_job_with_an_account_of_allranks_is_refused_where_the_account_exists(case):
+    fields, path = case
+    accounts = ("allranks", "allranks-archiver", "allranks-ui")
+    life = Life(job(**fields), platform=replace(CLUSTER, reserved_accounts=accounts))
+    life.settle(0)
+    phase, reason, message = refused(life)
+    assert (phase, reason) == ("Failed", "PolicyViolation")
+    assert message.startswith(f'{path}: ServiceAccount "allranks')
+    assert "use another one" in message
+    assert not life.pods
+    assert started(job(**fields)).status.phase == "Running", "an account of the same name in another namespace"
+
+
 def refused(life: Life) -> tuple[str, str, str]:
     condition = life.status.condition("Failed")
     assert condition is not None

@@ -81,6 +81,14 @@ def test_a_job_without_a_pool_follows_the_settings() -> None:
     assert input_cache.place(job(inputs=[BIRDS]), on(pool=OF_NODES)) == Place("Pod", 10**9)
 
 
+def test_a_namespace_that_was_made_again_does_not_see_the_data_of_the_earlier_one() -> None:
+    paths = [
+        volume(made(ready(replace(on(pool=OF_NODES), namespace_uid=uid), pool="gpu")), input_cache.VOLUME)["hostPath"]
+        for uid in ("1111", "2222")
+    ]
+    assert [path["path"] for path in paths] == [f"{NVME}/team.1111", f"{NVME}/team.2222"]
+
+
 def test_a_pod_mounts_only_the_directory_of_its_own_namespace_and_its_ranks_read_it() -> None:
     life = ready(on(claim="data", pool=OF_NODES), pool="gpu")
     pod = made(life)

@@ -8,16 +8,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from allranks import masking
 from allranks.api.data import InputStatus
+from allranks.api.job import Resources
+from allranks.api.pool import DataPods, PoolSpec, Toleration
 from allranks.api.status import Status
 from allranks.cache_key import cache_key
+from allranks.core.facts import pool_template
 from allranks.core.facts.data_store import CacheUse, DataStore
-from allranks.core.facts.model import Exit, Pod
+from allranks.core.facts.model import Exit, Platform, Pod
 from allranks.core.objects import pods
 from allranks.core.reconcile import reconcile
 from allranks.core.transfers import manifests as transfers
-from support.builders import CLUSTER, UID, Life, at, failed, job, started, succeeded
+from allranks.operator.settings import Settings
+from support.builders import CLUSTER, NOW, UID, Life, at, failed, job, started, succeeded
 from unit.core.test_code_in_pods import trainer, variables
 
 STORE = DataStore("allranks-data", "allranks/data:1", 10**9)
@@ -43,6 +49,112 @@ def running(life: Life) -> tuple[str, str]:
     condition = life.status.condition("Running")
     assert condition
     return condition.reason, condition.message
+
+
+def transfer_pods(platform: Platform, **spec: Any) -> list[dict[str, Any]]:
+    """The pods that fetch, check and upload."""
+    of = job(inputs=[BIRDS], outputs=[MODEL], **spec)
+    [item], [output] = of.spec.inputs or (), of.spec.outputs or ()
+    assert platform.data
+    return [
+        transfers.fetch_pod(of, item, platform, platform.data, None, NOW),
+        transfers.check_pod(of, output, platform, platform.data),
+        transfers.upload_pod(of, output, Status(), platform, platform.data),
+    ]
+
+
+def test_a_quota_on_any_limit_or_request_admits_every_pod_that_transfers() -> None:
+    for pod in transfer_pods(WITH_DATA):
+        [container] = pod["spec"]["containers"]
+        for part in ("requests", "limits"):
+            assert set(container["resources"][part]) >= {"cpu", "memory"}, pod["metadata"]["name"]
+
+
+def test_the_platform_team_chooses_resources_and_nodes_of_the_pods_that_transfer() -> None:
+    text = json.dumps({"resources": {"limits": {"cpu": 4}}, "nodeSelector": {"disk": "fast"}, "tolerations": []})
+    store = Settings(data_claim="allranks-data", data_pods=text).data
+    for pod in transfer_pods(replace(CLUSTER, data=store)):
+        assert pod["spec"]["containers"][0]["resources"] == {"limits": {"cpu": 4}}
+        assert pod["spec"]["nodeSelector"] == {"disk": "fast"}
+        assert "tolerations" not in pod["spec"]
+
+
+def test_a_pool_replaces_single_fields_of_the_pods_that_transfer_for_its_jobs() -> None:
+    store = replace(STORE, pods=DataPods(node_selector={"disk": "fast"}))
+    choice = DataPods(tolerations=[Toleration(key="gpu", operator="Exists")])
+    platform = replace(CLUSTER, data=store, pool=PoolSpec(node_selector={"gpu": "h200"}, data=choice))
+    for pod in transfer_pods(platform, pool="h200"):
+        assert pod["spec"]["nodeSelector"] == {"disk": "fast"}, "not the nodes of ranks"
+        assert pod["spec"]["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+        assert pod["spec"]["containers"][0]["resources"]["limits"]["cpu"]
+    assert "tolerations" not in transfer_pods(platform)[0]["spec"], "a job without the pool"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"resources": {"limits": {"cpu": "two"}}}', "resources.limits.cpu: "),
+        ('{"nodeselector": {}}', "nodeselector"),
+        ("{", "JSON"),
+    ],
+)
+def test_a_mistake_in_the_setting_for_pods_that_transfer_is_named_at_the_start(text: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Settings(data_pods=text)
+
+
+def test_a_pool_with_an_amount_that_is_no_quantity_is_invalid() -> None:
+    wrong = PoolSpec(data=DataPods(resources=Resources(requests={"memory": "much"})))
+    [(path, text)] = pool_template.problems(wrong)
+    assert path == "spec.data.resources.requests.memory"
+    assert "for example" in text
+
+
+SECRET = "hunter2-abcdef"
+COMMANDS = [
+    {"command": ["python3", "train.py", f"--token={SECRET}", "--api-key", SECRET, "--rate", "0.1"]},
+    {"args": [f"--password={SECRET}", "--rate", "0.1"]},
+    {"command": ["bash", "-c", f"API_KEY={SECRET} python3 train.py --rate 0.1"]},
+    {"roles": {"worker": {"replicas": 1, "command": ["train", f"--url=https://me:{SECRET}@example.org/", "0.1"]}}},
+]
+
+
+@pytest.mark.parametrize("fields", COMMANDS)
+def test_the_provenance_of_an_output_masks_secrets_as_an_archive_does(fields: dict[str, Any]) -> None:
+    of = job(**fields)
+    text = json.dumps(transfers.provenance(of, Status()))
+    assert SECRET not in text
+    assert "0.1" in text, "the rest stays"
+    archived = json.dumps(masking.masked(of.spec.model_dump(mode="json", by_alias=True)))
+    assert text.count(masking.MASK) == archived.count(masking.MASK)
+
+
+def test_no_pod_of_allranks_has_a_capability_but_an_upload_of_files_whose_user_no_status_names() -> None:
+    def added(pods_: list[dict[str, Any]]) -> dict[str, list[str]]:
+        containers = {
+            pod["metadata"]["name"]: [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
+            for pod in pods_
+        }
+        for name, each in containers.items():
+            for container in each:
+                assert container["securityContext"]["capabilities"]["drop"] == ["ALL"], name
+                assert container["securityContext"]["allowPrivilegeEscalation"] is False, name
+        return {
+            name: capability
+            for name, each in containers.items()
+            for container in each
+            if (capability := container["securityContext"]["capabilities"].get("add"))
+        }
+
+    user = {"template": {"spec": {"securityContext": {"runAsUser": 1000}}}}
+    root = {"template": {"spec": {"securityContext": {"runAsNonRoot": False}}}}
+    assert added(transfer_pods(WITH_DATA, **user)) == {}
+    assert added(transfer_pods(WITH_DATA, **root)) == {"job-upload-model": ["DAC_OVERRIDE"]}
+    on_nodes = replace(CLUSTER, data=DataStore("", "allranks/data:1", 10**9, "/nvme"))
+    ranks = pods.objects(job(inputs=[BIRDS]), Status(), on_nodes).pods
+    assert added(ranks) == {}
+    [fetch] = [each for each in ranks[0]["spec"]["initContainers"] if each["name"] == "allranks-fetch-birds"]
+    assert fetch["securityContext"]["runAsUser"] == 0, "the kubelet makes the directory of a node for root"
 
 
 def test_data_is_fetched_before_a_pod_of_a_rank_exists() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
 
 from allranks.data import checkpoint
 from allranks.data.errors import ChangedError
-from allranks.data.upload import scan
+from allranks.data.upload import DirectoryTarget, ObjectTarget, Target, open_data, scan, upload
 from allranks.errors import DataError
 
 
@@ -74,6 +77,73 @@ def test_a_link_to_a_file_of_the_kernel_is_not_copied(source: Path) -> None:
     (source / "checkpoint-500" / "link").symlink_to("/proc/self/environ")
     assert copied(source, 500) == {"checkpoint-500/model"}
     assert [found.name for found in scan(source)] == ["checkpoint-500/model"]
+
+
+ENVIRON = Path("/proc/self/environ")
+
+
+def test_a_file_that_becomes_a_link_before_it_is_copied_is_not_read(source: Path, monkeypatch: Any) -> None:
+    write(source, "checkpoint-500/model", "checkpoint-500/sub/more")
+    (source.parent / "kernel").symlink_to("/proc/self")
+    stat = checkpoint._stat
+    swaps = [
+        lambda: (source / "checkpoint-500" / "model").unlink(),
+        lambda: (source / "checkpoint-500" / "model").symlink_to(ENVIRON),
+        lambda: (source / "checkpoint-500" / "sub" / "more").unlink(),
+        lambda: (source / "checkpoint-500" / "sub").rmdir(),
+        lambda: (source / "checkpoint-500" / "sub").symlink_to(source.parent / "kernel"),
+    ]
+
+    def swapped(*arguments: Any) -> Any:
+        before = stat(*arguments)
+        while swaps:
+            swaps.pop(0)()
+        return before
+
+    monkeypatch.setattr(checkpoint, "_stat", swapped)
+    with contextlib.suppress(DataError):
+        copied(source, 500)
+    secret = ENVIRON.read_bytes()[:40]
+    assert secret
+    assert not [path for path in (source.parent / "copy").rglob("*") if path.is_file() and secret in path.read_bytes()]
+
+
+def test_a_pipe_in_place_of_a_file_holds_up_no_copy(source: Path) -> None:
+    os.mkfifo(source / "pipe")
+    with pytest.raises(FileNotFoundError, match="no file of data any more"):
+        open_data(source / "pipe")
+
+
+class Stores:
+    """Both kinds of destination, as directories."""
+
+    @staticmethod
+    def of_objects(to: str) -> Target:
+        target = ObjectTarget.__new__(ObjectTarget)
+        target._root, target._type_option, target._fs = to, "", fsspec.filesystem("file", auto_mkdir=True)
+        return target
+
+    @staticmethod
+    def directory(to: str) -> Target:
+        return DirectoryTarget(Path(to))
+
+
+@pytest.mark.parametrize("connect", [Stores.of_objects, Stores.directory])
+def test_a_file_that_becomes_a_link_before_it_is_uploaded_is_not_read(
+    source: Path, connect: Callable[[str], Target]
+) -> None:
+    write(source, "model")
+    store = source.parent / "store"
+    store.mkdir()
+
+    def swapped(to: str) -> Target:
+        (source / "model").unlink()
+        (source / "model").symlink_to(ENVIRON)
+        return connect(to)
+
+    with pytest.raises(DataError, match="model was removed or replaced while it was uploaded"):
+        upload(source, str(store), source.parent / "journal", {}, connect=swapped)
+    assert not [path for path in store.rglob("*") if path.is_file() and ENVIRON.read_bytes()[:40] in path.read_bytes()]
 
 
 def test_a_checkpoint_that_the_program_has_deleted_is_an_error(source: Path) -> None:

@@ -28,6 +28,9 @@ FAKE_RAY = f"""#!{sys.executable}
 import json, os, pathlib, signal, socket, sys, time
 
 folder = pathlib.Path(os.environ["FAKE_RAY"])
+if sys.argv[1:] == ["--version"]:
+    print((folder / "version").read_text())
+    sys.exit(0)
 with (folder / "calls").open("a") as calls:
     calls.write(json.dumps(sys.argv[1:]) + "\\n")
 if (folder / "refuses").exists():
@@ -411,3 +414,26 @@ def test_programs_that_do_not_exist_are_errors_of_a_shell(pod: Pod) -> None:
     code, _, error = end(pod.lead("print('runs')"))
     assert (code, error) == (127, "allranks: cannot start ray: not in the image: install ray[default]\n")
     assert end(pod.start("head", "--"))[0] == 2
+
+
+DASHBOARDS = [
+    ("a Ray with tokens serves its dashboard to the cluster", "ray, version 2.52.0", "token", "0.0.0.0"),
+    ("a newer one as well", "ray, version 3.0.0.dev0", "token", "0.0.0.0"),
+    ("an older Ray serves it in its pod only", "ray, version 2.51.1", "token", "127.0.0.1"),
+    ("a Ray that does not say its version as well", "no version", "token", "127.0.0.1"),
+    ("a job that disables tokens opens it", "ray, version 2.9.3", "disabled", "0.0.0.0"),
+]
+
+
+@table(*DASHBOARDS)
+def test_the_dashboard_is_open_only_where_a_token_protects_it(pod: Pod, case: tuple[str, str, str]) -> None:
+    version, mode, host = case
+    pod.set("version", version)
+    port = pod.env["RAY_ADDRESS"].rpartition(":")[2]
+    in_pod = {"RAY_ADDRESS": f"localhost:{port}", "RAY_AUTH_MODE": mode, "ALLRANKS_RAY_DASHBOARD_PORT": "20002"}
+    process = pod.lead("print('done')", **in_pod)
+    output, error = process.communicate(timeout=SECONDS)
+    assert output == "done\n", error
+    [call] = pod.calls()
+    assert {f"--dashboard-host={host}", "--dashboard-port=20002"} <= set(call)
+    assert ("Ray before 2.52 has no tokens, so its dashboard is only at 127.0.0.1" in error) == (host != "0.0.0.0")

@@ -29,7 +29,12 @@ class World:
     """A namespace on a scripted API server."""
 
     def __init__(self) -> None:
-        self.metadata: dict[str, Any] = {"name": "vision", "labels": {"team": "vision"}, "annotations": {}}
+        self.metadata: dict[str, Any] = {
+            "name": "vision",
+            "uid": "uid-of-vision",
+            "labels": {"team": "vision"},
+            "annotations": {},
+        }
         self.error: Answer | None = None
         self.requests: list[str] = []
         self.changed: list[str] = []
@@ -54,9 +59,11 @@ def test_many_jobs_of_a_namespace_share_one_request() -> None:
 
     async def scenario(namespaces: Namespaces) -> None:
         assert namespaces.labels("vision") is None
+        assert namespaces.uid("vision") == ""
         await asyncio.gather(*(namespaces.prepare("vision", True) for _ in range(50)))
         assert namespaces.policy("vision").max_pods == 8
         assert namespaces.labels("vision") == {"team": "vision"}
+        assert namespaces.uid("vision") == "uid-of-vision"
         assert namespaces.policy("speech") == Policy(max_pods=2)
 
     world.play(scenario)

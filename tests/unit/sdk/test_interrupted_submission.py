@@ -1,6 +1,6 @@
 """Interrupts at each request of a submission, by an API server that holds the request until the client is interrupted.
 
-The job does not exist, or it exists with its code, which it owns, and a message names it.
+The job does not exist, or it exists with its code and the key of its results, which it owns, and a message names it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import allranks
 from allranks.cli.main import cli
 from allranks.client import submission
 from support.builders import manifest
-from support.slow_api import CONFIG_MAPS, JOBS, SlowApi, Step
+from support.slow_api import CONFIG_MAPS, JOBS, SECRETS, SlowApi, Step
 
 IMAGE = "registry.example.org/train:1"
 SECONDS = 300.0
@@ -47,10 +47,14 @@ class World:
         return str(self._capsys.readouterr().err)
 
     def is_complete(self) -> bool:
-        """Whether the only job owns its code. There is neither a job nor code otherwise."""
+        """Whether the only job owns its code, and a key if it has one. There is none of the three otherwise."""
         if not self.api.jobs:
             assert not self.api.config_maps
+            assert not self.api.secrets
             return False
+        [job] = self.api.jobs.values()
+        for secret in self.api.secrets.values():
+            assert [owner["uid"] for owner in secret["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
         ([job], [code]) = self.api.jobs.values(), self.api.config_maps.values()
         assert job["spec"]["code"]["configMap"] == code["metadata"]["name"]
         assert [owner["uid"] for owner in code["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
@@ -139,6 +143,31 @@ def test_an_interrupted_submission_leaves_a_complete_job_that_is_named_or_nothin
         assert ("distributedtraining.allranks.dev/job was not stored" in said) != complete
     elif not complete:
         assert said == ""
+
+
+@pytest.mark.parametrize(
+    ("step", "complete"),
+    [
+        (Step("POST", SECRETS), False),
+        (Step("POST", SECRETS, "after"), False),
+        (Step("PATCH", SECRETS), True),
+        (Step("PATCH", SECRETS, "after"), True),
+    ],
+)
+def test_an_interrupt_while_the_key_of_the_results_is_stored_leaves_a_complete_job_or_nothing(slow, step, complete):
+    world = slow(step)
+    submit(world)
+    assert world.is_complete() == complete, world.api.asked
+    assert (ADVICE[submit] in world.said()) == complete
+
+
+def test_a_user_without_the_right_to_create_secrets_submits_and_reads_why_pickles_need_trust(slow):
+    world = slow(Step("POST", SECRETS, "forbidden"))
+    job = allranks.submit(train, **world.options)
+    assert world.is_complete()
+    assert not world.api.secrets
+    assert "volumes" not in job.manifest["spec"]["template"]["spec"]
+    assert "loads a pickle only with allow_pickle=True: " in world.said()
 
 
 @pytest.mark.parametrize("call", CALLS, ids=[call.__name__ for call in CALLS])

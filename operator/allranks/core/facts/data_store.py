@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from allranks.api.job import Resources
+from allranks.api.pool import DataPods
+
 DEFAULT_CACHE_BYTES = 100 << 30
+DEFAULT_RESOURCES = Resources(requests={"cpu": "500m", "memory": "256Mi"}, limits={"cpu": "2", "memory": "2Gi"})
+"""Of a pod that transfers files. A quota on limits.cpu or limits.memory admits only pods with these limits."""
 UNSEEN = timedelta(minutes=10)
 """Entries of the cache that were used since then are not evicted: a job may read them whose status the operator has not
 read yet, and the clocks of machines differ."""
@@ -27,6 +32,8 @@ class DataStore:
     size limit of an emptyDir for inputs."""
     host_path: str = ""
     """Directory of each node into which pods fetch their inputs, instead of the claim."""
+    pods: DataPods | None = None
+    """Resources and nodes of the pods that transfer files."""
     evictable: Evictable | None = None
     """Entries that a new pod may evict from the directory of its node; None for none."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from allranks.api.job import Job
+from allranks.api.job import Container, Job
 from allranks.core.facts import naming, pod_template, pool_template, topology
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Observed, Platform
 from allranks.core.facts.policy import Policy
@@ -52,7 +52,7 @@ def violations(job: Job, platform: Platform) -> list[tuple[str, str]]:
         out.append(("spec.pool", f"{text} ({policy.source('allowed_pools')} allows: {allowed}): use another, {_ASK}"))
     elif wrong := pool_template.not_admitted(job, platform):
         out.append(("spec.pool", wrong))
-    return [*out, *_images(job, policy)]
+    return [*out, *_images(job, policy), *_accounts(job, platform)]
 
 
 def _deadline(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
@@ -75,8 +75,21 @@ def _pods(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
         yield "spec.roles", f"{text}: use fewer replicas, {_ASK}"
 
 
+def _accounts(job: Job, platform: Platform) -> Iterator[tuple[str, str]]:
+    """Yield violations by accounts of allranks, whose rights reach further than those of the job's author."""
+    layers: list[tuple[str, Container]] = [("spec", job.spec)]
+    layers += [(f"spec.roles.{role}", spec) for role, spec in job.spec.roles.items()]
+    for where, layer in layers:
+        pod_spec: Any = (layer.template or {}).get("spec") or {}
+        for field in ("serviceAccountName", "serviceAccount"):  # the API server still accepts the older name
+            if (account := pod_spec.get(field)) in platform.reserved_accounts:
+                text = f'ServiceAccount "{account}" belongs to allranks itself, and no job may use it: use another one'
+                yield f"{where}.template.spec.{field}", text
+
+
 def _images(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
-    """Yield violations by images of the job's own template. The platform team owns the images of a TrainingPool."""
+    """Yield violations by images that the job names. The platform team owns the images of a TrainingPool, and those of
+    allranks."""
     prefixes = policy.image_prefixes
     if prefixes is None:
         return
@@ -84,30 +97,34 @@ def _images(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
     reported = set()
     templates = pod_template.role_templates(job, ANY_PLATFORM)
     for role, template in templates.items():
-        for where, image in (*_image_references(template["spec"], role), *_checkpoint_image(job)):
+        place = f"spec.roles.{role}.template" if job.spec.roles[role].template else "spec.template"
+        for where, image in (*_image_references(template["spec"], role, place), *_images_of_volumes(job)):
             if (where, image) not in reported and not any(is_below(image, prefix) for prefix in prefixes):
                 reported.add((where, image))
                 yield where, f"image {image} is not allowed here ({allowed}): use an image from there, {_ASK}"
 
 
-def _image_references(pod_spec: Manifest, role: str) -> Iterator[tuple[str, str]]:
-    """Yield (field path, image) of everything in a pod that is pulled from a registry."""
+def _image_references(pod_spec: Manifest, role: str, place: str) -> Iterator[tuple[str, str]]:
+    """Yield (field path, image) of everything in a template that is pulled from a registry. `place`: its path."""
     for kind in ("initContainers", "containers"):
         for container in pod_spec.get(kind) or ():
             if image := container.get("image"):
                 is_trainer = container["name"] == naming.TRAINER
-                where = (
-                    f"spec.roles.{role}.image"
-                    if is_trainer
-                    else f"spec.template.spec.{kind}[{container['name']}].image"
-                )
+                where = f"spec.roles.{role}.image" if is_trainer else f"{place}.spec.{kind}[{container['name']}].image"
                 yield where, str(image)
     for volume in pod_spec.get("volumes") or ():
         if reference := (volume.get("image") or {}).get("reference"):
-            yield f"spec.template.spec.volumes[{volume.get('name')}].image.reference", str(reference)
+            yield f"{place}.spec.volumes[{volume.get('name')}].image.reference", str(reference)
 
 
-def _checkpoint_image(job: Job) -> Iterator[tuple[str, str]]:
+def _images_of_volumes(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield (field path, image) of the volumes that other fields than the template describe."""
+    if job.spec.code and job.spec.code.image:
+        yield "spec.code.image", job.spec.code.image
+    for item in job.spec.sources:
+        if item.scheme == "image":
+            field = job.spec.field_of(item.name)
+            yield field + (".from" if field.endswith("]") else ""), item.source.partition("://")[2]
     volume = job.spec.checkpoint.volume if job.spec.checkpoint else None
     source = volume.model_dump(by_alias=True, mode="json") if volume else {}
     if reference := (source.get("image") or {}).get("reference"):

@@ -278,6 +278,10 @@ class Platform:
     """Name of the scheduler with the plugin Coscheduling."""
     data: DataStore | None = None
     """Settings for inputs and outputs; None if this cluster fetches and uploads nothing."""
+    namespace_uid: str = ""
+    """UID of the job's namespace; empty if the operator does not read it."""
+    reserved_accounts: tuple[str, ...] = ()
+    """ServiceAccounts in the job's namespace that no job may use: those of allranks itself."""
     namespace_labels: Mapping[str, str] | None = None
     """Labels of the job's namespace, for the selectors of pools; None if the operator does not read them."""
 

@@ -13,7 +13,7 @@ from allranks.api.pool import LabelExpression, PoolSpec
 from allranks.api.validation import template_problems
 from allranks.core.facts import naming
 from allranks.core.facts.model import Manifest, Platform
-from allranks.core.facts.quantity import quantity
+from allranks.core.facts.quantity import quantity, quantity_problems
 from allranks.core.facts.strategic_merge import merge, without_nulls
 from allranks.frameworks import FRAMEWORKS
 
@@ -93,6 +93,8 @@ def problems(pool: PoolSpec) -> list[tuple[str, str]]:
             quantity(str(pool.input_cache.size_limit))
         except ValueError as error:
             out.append(("spec.inputCache.sizeLimit", f"{error}: write it as 500Gi or 2T, for example"))
+    resources = pool.data.resources if pool.data else None
+    out += [(f"spec.data.resources.{path}", text) for path, text in quantity_problems(resources)]
     for variable in _trainer(template).get("env") or ():
         if variable["name"] in RESERVED or variable["name"].startswith("ALLRANKS_"):
             where = "spec.template.spec.containers[trainer].env"

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from allranks.api.job import Resources
+
 _UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("KMGTPE", 1)}
 _FORM = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+(?![A-Za-z]))?)([A-Za-z]{0,2})")
@@ -93,3 +95,15 @@ def _quantity_text(resource: str, value: float) -> str:
     if resource != "cpu" or value == int(value):
         return str(math.ceil(value))
     return f"{math.ceil(round(value * 1000, 6))}m"
+
+
+def quantity_problems(resources: Resources | None) -> list[tuple[str, str]]:
+    """Return (path below `resources`, message) of amounts that are no quantities."""
+    out = []
+    for part in ("requests", "limits"):
+        for name, amount in (getattr(resources, part, None) or {}).items():
+            try:
+                quantity(str(amount))
+            except ValueError as error:
+                out.append((f"{part}.{name}", f"{error}: write it as 500m, 2 or 4Gi, for example"))
+    return out

@@ -65,7 +65,7 @@ def mount_of(item: Input, status: Status, job: Job, platform: Platform) -> tuple
     folder = f"{manifests.key_of(item, state.revision if state else None)}/files"
     if place.location == "Claim":
         return manifests.VOLUME, _claim(platform), {"subPath": f"inputs/{folder}"}
-    return input_cache.VOLUME, place.volume_source(job.namespace), {"subPath": folder}
+    return input_cache.VOLUME, place.volume_source(job.namespace, platform.namespace_uid), {"subPath": folder}
 
 
 def _claim(platform: Platform) -> Manifest:

@@ -1,7 +1,7 @@
 """The place into which a cluster fetches the inputs of a job.
 
     Claim   a pod of its own fetches into a volume that all pods of the namespace share
-    Node    the pods of ranks fetch into a directory of their node, HOST_PATH/NAMESPACE, which they share there
+    Node    the pods of ranks fetch into a directory of their node, HOST_PATH/NAMESPACE.UID, which they share there
     Pod     each pod of a rank fetches into an emptyDir
 
 The platform team chooses: the job's pool, else the operator's settings.
@@ -27,13 +27,14 @@ class Place:
     """Bytes."""
     host_path: str = ""
 
-    def volume_source(self, namespace: str) -> Manifest:
+    def volume_source(self, namespace: str, uid: str) -> Manifest:
         """Return the volume of Node and Pod.
 
-        It has no directory of another namespace, for a mount of the job's author.
+        It has no directory of another namespace, for a mount of the job's author, nor of an earlier namespace of the
+        same name. `uid`: of the namespace; empty if it is not read.
         """
         if self.location == "Node":
-            path = f"{self.host_path.rstrip('/')}/{namespace}"
+            path = f"{self.host_path.rstrip('/')}/{namespace}{f'.{uid}' if uid else ''}"
             return {"hostPath": {"path": path, "type": "DirectoryOrCreate"}}
         return {"emptyDir": {"sizeLimit": str(self.limit)}}
 

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+from allranks import masking
 from allranks.api.data import Input, InputStatus, Output, StartingPoint, claim_of
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.sweep_values import VARIABLE_PREFIX
 from allranks.cache_key import cache_key, pin_of
-from allranks.core.facts import naming, pod_template, resume_source
-from allranks.core.facts.data_store import UNSEEN, CacheUse, DataStore
+from allranks.core.facts import naming, pod_template, pool_template, resume_source
+from allranks.core.facts.data_store import DEFAULT_RESOURCES, UNSEEN, CacheUse, DataStore
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform, Pod
 from allranks.core.facts.uploads import checkpoint_of, of_checkpoint
 from allranks.core.transfers import input_cache
@@ -31,7 +32,6 @@ CACHE, _OUTPUTS, _TARGET, _CHECKPOINTS = "/cache", "/outputs", "/target", "/chec
 CONTAINER: Manifest = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 GROUP = 65532
 """The group of all pods that mount the claim. The user of the image has the same number."""
-_RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
 _LONGEST_PROVENANCE = 100_000
 """Bytes. A variable of a process has at most 128 KiB."""
 
@@ -201,7 +201,7 @@ def _container(
     *,
     # Kubelets, logs and the operator find the main container of every pod by this name.
     name: str = naming.TRAINER,
-    resources: Manifest = _RESOURCES,
+    resources: Manifest | None = None,
 ) -> Manifest:
     return {
         "name": name,
@@ -226,17 +226,31 @@ def _pod(
     platform: Platform,
 ) -> Manifest:
     secrets = [{"name": secret} for secret in platform.helper_pull_secrets]
+    chosen = _data_pods(job, platform)
     spec = {
         "restartPolicy": "OnFailure",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": security,
-        "containers": [container],
+        "containers": [{**container, "resources": chosen.pop("resources")}],
         "volumes": list(volumes),
+        **chosen,
         **({"imagePullSecrets": secrets} if secrets else {}),
     }
     metadata = naming.object_metadata(job, name, {naming.ROLE_LABEL: role})
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _data_pods(job: Job, platform: Platform) -> Manifest:
+    """Return the resources, the node selector and the tolerations of a pod that transfers: those of the pool, else of
+    the operator."""
+    assert platform.data is not None
+    pool = pool_template.pool_of(job, platform)
+    out: Manifest = {"resources": DEFAULT_RESOURCES.model_dump(by_alias=True, exclude_none=True, mode="json")}
+    for choice in (platform.data.pods, pool.data if pool else None):
+        if choice is not None:
+            out |= choice.model_dump(by_alias=True, exclude_none=True, mode="json")
+    return {name: value for name, value in out.items() if value or name == "resources"}
 
 
 def _claim(name: str, claim: str) -> Manifest:
@@ -251,7 +265,8 @@ def provenance(job: Job, status: Status, ranks: Iterable[Pod] | None = None) -> 
     """Return the job, its code, the revisions of its inputs, and its parameters, as JSON.
 
     It is written beside the files, so that a model can be traced to its code and data. Values of other variables are
-    left out, because they may be secret. `ranks`: the pods that exist; None for processes, which have no image.
+    left out, because they may be secret, and secrets in the rest are masked as in an archive. `ranks`: the pods that
+    exist; None for processes, which have no image.
     """
     images: dict[str, set[str]] = {role: set() for role in job.spec.roles}
     for pod in ranks or ():
@@ -272,7 +287,7 @@ def provenance(job: Job, status: Status, ranks: Iterable[Pod] | None = None) -> 
                 item["name"]: item.get("value") for item in variables if item["name"].startswith(VARIABLE_PREFIX)
             },
         }
-    return {
+    document = {
         "allranks": __version__,
         "job": job.name,
         "namespace": job.namespace,
@@ -288,6 +303,7 @@ def provenance(job: Job, status: Status, ranks: Iterable[Pod] | None = None) -> 
         ],
         "step": status.progress.step if status.progress else None,
     }
+    return dict(masking.masked(document))
 
 
 def _contents(state: InputStatus | None) -> Manifest:
