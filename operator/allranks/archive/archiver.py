@@ -27,8 +27,9 @@ from allranks.archive.writer import Writer
 from allranks.core.facts.model import Event
 from allranks.kube.auth import Connection
 from allranks.kube.client import Client, Transport
-from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.cluster import Cluster
 from allranks.kube.decoding import decoder
+from allranks.kube.object_text import ObjectText, object_text
 from allranks.kube.paths import core_path, job_path, sweeps
 from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator.event_recorder import Recorder
@@ -187,13 +188,13 @@ def pods_watch(client: Client, namespace: str | None, logs: PodLogs) -> Watch[Ob
 
 def _objects_watch(
     client: Client, path: str, kind: str, namespace: str | None, objects: SavedObjects
-) -> Watch[Manifest]:
+) -> Watch[ObjectText]:
     return Watch(
         client,
         path,
-        decoder(Manifest),
-        listed=lambda manifests, _version: objects.listed(manifests, namespace, kind),
-        changed=lambda manifest, deleted: objects.changed(manifest, deleted, kind),
+        lambda data: object_text(data, kind),
+        listed=lambda texts, _version: objects.listed(texts, namespace, kind),
+        changed=objects.changed,
         page=PAGE_OF_LARGE_OBJECTS,
     )
 
