@@ -19,6 +19,7 @@ from aiohttp import web
 from allranks.api.job import KIND as JOB
 from allranks.api.sweep import KIND as SWEEP
 from allranks.archive.access import Access, Metrics
+from allranks.archive.job_attempts import JobAttempts
 from allranks.archive.pod_logs import SELECTOR, LogSource, ObservedPod, PodLogs, RawPod
 from allranks.archive.pod_secrets import SecretValues
 from allranks.archive.saved_objects import SavedObjects
@@ -101,19 +102,20 @@ class Archiver:
             text = f"the log of {source.pod} is not in the archive: {reason}"
             recorder.record({"metadata": about}, Event("NotArchived", text, warning=True), _now(), source.log.attempt)
 
-        secrets = SecretValues(cluster_of)
+        secrets, attempts = SecretValues(cluster_of), JobAttempts()
         logs = PodLogs(
             cluster_of,
             access,
             self._writer,
             self.metrics,
             secrets,
+            attempts,
             spool=spool,
             log_bytes=settings.log_bytes,
             most=settings.logs,
             lost=lost,
         )
-        objects = SavedObjects(cluster_of, access, self._writer, self.metrics, secrets)
+        objects = SavedObjects(cluster_of, access, self._writer, self.metrics, secrets, attempts)
         self._watches = list(self._watching(client, objects, logs))
         try:
             await self.server.start()

@@ -18,6 +18,7 @@ from allranks.api.status import FINISHED
 from allranks.api.sweep import KIND as SWEEP
 from allranks.api.sweep_status import ENDED
 from allranks.archive.access import Access, Metrics
+from allranks.archive.job_attempts import JobAttempts
 from allranks.archive.pod_secrets import SecretValues, references
 from allranks.archive.store import ArchiveError
 from allranks.archive.writer import Writer, folder_of
@@ -59,9 +60,10 @@ class SavedObjects:
         writer: Writer,
         metrics: Metrics,
         secrets: SecretValues,
+        attempts: JobAttempts,
     ) -> None:
         self._cluster_of, self._access, self._writer, self._metrics = cluster_of, access, writer, metrics
-        self._secrets = secrets
+        self._secrets, self._attempts = secrets, attempts
         self._states: dict[str, _State] = {}
         self._unfinished: dict[str, ObjectText] = {}
         """UID -> an object that has not finished. It is written if the watch misses its deletion."""
@@ -95,14 +97,17 @@ class SavedObjects:
 
     def changed(self, text: ObjectText, deleted: bool) -> None:
         uid = text.metadata["uid"]
+        status, folder = text.status, _folder(text)
+        if text.kind == JOB and status:  # without a status, the operator has created no pods
+            self._attempts.note(folder, _attempt(status))
         if deleted:
             self._wait(uid, text)
             self._forget(uid)
             return
-        state = _state(text)
+        state = _state(text, status)
         if self._states.get(uid) != state and state.phase:
             self._wait(uid, text)
-        self._states[uid], self._folders[uid] = state, (text.kind, _folder(text))
+        self._states[uid], self._folders[uid] = state, (text.kind, folder)
         if state.phase in FINISHED:
             self._unfinished.pop(uid, None)
         else:
@@ -111,7 +116,8 @@ class SavedObjects:
     def _forget(self, uid: str) -> None:
         self._states.pop(uid, None)
         self._unfinished.pop(uid, None)
-        self._folders.pop(uid, None)
+        _, folder = self._folders.pop(uid, ("", ""))
+        self._attempts.forget(folder)
 
     def _wait(self, uid: str, text: ObjectText) -> None:
         self._waiting[uid] = text
@@ -189,12 +195,16 @@ def _word(kind: str) -> str:
     return _WORDS.get(kind, "job")
 
 
-def _state(text: ObjectText) -> _State:
-    status = text.status
+def _state(text: ObjectText, status: Manifest) -> _State:
     phase = str(status.get("phase") or "")
-    number = _ended_trials(status) if text.kind == SWEEP else status.get("attempt")
+    number = _ended_trials(status) if text.kind == SWEEP else _attempt(status)
     version = str(text.metadata.get("resourceVersion") or "") if phase in FINISHED else ""
-    return _State(phase, number if isinstance(number, int) else 0, version)
+    return _State(phase, number, version)
+
+
+def _attempt(status: Manifest) -> int:
+    attempt = status.get("attempt")
+    return attempt if isinstance(attempt, int) else 0
 
 
 def _ended_trials(status: Manifest) -> int:

@@ -13,6 +13,7 @@ _PROGRAM = """
 import gc, json, sys
 from allranks.archive import archiver
 from allranks.archive.access import Metrics
+from allranks.archive.job_attempts import JobAttempts
 from allranks.archive.saved_objects import SavedObjects
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
@@ -30,7 +31,7 @@ metadata = {**job.get("metadata", {}), "name": "demo-NUMBER", "namespace": "ns"}
 metadata |= {"uid": "uNUMBER", "resourceVersion": "7"}
 event = json.dumps({"type": "ADDED", "object": {**job, "metadata": metadata}})
 if process == "archiver":
-    objects = SavedObjects(None, None, None, Metrics(), None)
+    objects = SavedObjects(None, None, None, Metrics(), None, JobAttempts())
     watch = archiver._objects_watch(None, "/jobs", "DistributedTraining", None, objects)
 else:
     jobs = ClusterJobs(Cluster(None, "ns"), None, Hub())

@@ -14,6 +14,7 @@ import pytest
 from allranks.archive import access as accesses
 from allranks.archive import saved_objects
 from allranks.archive.access import Access, Metrics
+from allranks.archive.job_attempts import JobAttempts
 from allranks.archive.pod_secrets import SecretValues
 from allranks.archive.saved_objects import SavedObjects
 from allranks.archive.store import ArchiveError, DirectoryStore
@@ -52,9 +53,15 @@ class World:
     def __init__(self, folder: Path, give_up_seconds: float) -> None:
         self.cluster, self.metrics, self.store = Events(), Metrics(), DirectoryStore(folder)
         self._access = Access(self.metrics, call_seconds=20, give_up_seconds=give_up_seconds)
+        self.attempts = JobAttempts()
         cluster: Any = self.cluster
         self.jobs = SavedObjects(
-            lambda _: cluster, self._access, Writer(self.store), self.metrics, SecretValues(lambda _: cluster)
+            lambda _: cluster,
+            self._access,
+            Writer(self.store),
+            self.metrics,
+            SecretValues(lambda _: cluster),
+            self.attempts,
         )
         self.running = asyncio.create_task(self.jobs.run())
 
@@ -299,6 +306,24 @@ def test_a_job_that_is_too_large_is_written_without_its_spec_and_says_so(tmp_pat
         "allranks.dev/left-out": "too large to keep: spec (more than 512 KiB)",
         **(a_job("penguins", "Suspended")["metadata"].get("annotations") or {}),
     }
+
+
+def test_the_attempts_of_jobs_are_recorded_while_they_exist_and_after_their_deletion(tmp_path: Path):
+    folder = "team/penguins-uid-penguins"
+
+    async def scenario(world: World) -> None:
+        new = a_job("penguins", "Running", attempt=2)
+        del new["status"]
+        world.changed(new, False)
+        assert not world.attempts.has(folder, 0), "it has no status yet"
+        world.changed(a_job("penguins", "Running", attempt=2), False)
+        assert [world.attempts.has(folder, attempt) for attempt in (-1, 0, 2, 3)] == [False, True, True, False]
+        world.changed(a_job("penguins", "Running", attempt=3), True)
+        assert [world.attempts.has(folder, attempt) for attempt in (3, 4)] == [True, False]
+        assert not world.attempts.has("team/penguins-of-another-uid", 0)
+        await world.written()
+
+    run(tmp_path, scenario)
 
 
 def test_jobs_that_wait_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
