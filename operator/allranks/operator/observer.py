@@ -29,7 +29,7 @@ MOST_DECODED_BYTES = 2**20
 spec of a job that does not run is decoded for each reconcile."""
 
 
-_DECODED = ("uid", "generation", "deletionTimestamp", "labels", "annotations")
+_DECODED = ("uid", "generation", "deletionTimestamp", "labels", "annotations", "ownerReferences")
 """Metadata on which the decoded job depends. The generation counts changes of the spec only."""
 
 
