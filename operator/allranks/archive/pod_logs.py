@@ -167,7 +167,7 @@ class PodLogs:
         """`most`: logs that are read at the same time. A quarter of them is reserved for pods that end."""
         self._cluster_of, self._access, self._writer, self._metrics = cluster_of, access, writer, metrics
         self._secrets, self._spool, self._log_bytes, self._lost = secrets, spool, log_bytes, lost
-        self._ending = asyncio.Semaphore(max(1, most // 4))
+        self._ending = Turns(max(1, most // 4))
         self._following = Turns(max(1, most - most // 4))
         self._sources: dict[str, LogSource] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -180,6 +180,11 @@ class PodLogs:
     @property
     def idle(self) -> bool:
         return not self._tasks
+
+    @property
+    def large(self) -> dict[str, dict[str, float]]:
+        """Return `Turns.large` of the logs that are followed, and of those of pods that end."""
+        return {"followed_logs": self._following.large, "ending_logs": self._ending.large}
 
     def observed(self, pod: RawPod) -> ObservedPod:
         """Return what `listed` and `changed` need of a pod. The values of its secrets are read only once."""
@@ -275,11 +280,10 @@ class PodLogs:
 
     async def _slot(self, source: LogSource) -> Callable[[], None]:
         """Acquire a slot: for following, or for pods that end if none is free before the pod ends. Return what releases
-        it. Namespaces share the slots for following."""
+        it. Namespaces share the slots."""
         release = functools.partial(self._following.release, source.namespace)
         if source.closing.is_set():
-            await self._ending.acquire()
-            return self._ending.release
+            return await self._slot_of_ending(source)
         free = asyncio.ensure_future(self._following.acquire(source.namespace))
         closing = asyncio.ensure_future(source.closing.wait())
         try:
@@ -293,8 +297,11 @@ class PodLogs:
         finally:
             free.cancel()
             closing.cancel()
-        await self._ending.acquire()
-        return self._ending.release
+        return await self._slot_of_ending(source)
+
+    async def _slot_of_ending(self, source: LogSource) -> Callable[[], None]:
+        await self._ending.acquire(source.namespace)
+        return functools.partial(self._ending.release, source.namespace)
 
     async def _keep(self, source: LogSource) -> None:
         """Follow a log until its end, and write it. Raises ArchiveError."""

@@ -26,6 +26,7 @@ from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster
 from allranks.kube.object_text import ObjectText
 from allranks.kube.paths import core_path
+from allranks.shares import Share
 
 Manifest = dict[str, Any]
 logger = logging.getLogger("allranks.archiver")
@@ -33,7 +34,8 @@ logger = logging.getLogger("allranks.archiver")
 SETTLE_SECONDS = 1.0
 """Changes of an object within this time are written once."""
 MOST_WAITING = 10_000
-"""Objects that wait to be written. Beyond that, the oldest is dropped."""
+"""Objects that wait to be written. Namespaces share this number. Beyond it, the oldest of the namespace is dropped."""
+_TOO_MANY = "too many jobs of its namespace wait to be written"
 WRITERS = 4
 EVENTS_OF_PODS = 5000
 """Events of the pods of a namespace that are searched for the pods of a job."""
@@ -70,6 +72,7 @@ class SavedObjects:
         self._folders: dict[str, tuple[str, str]] = {}
         """UID -> kind, folder."""
         self._waiting: OrderedDict[str, ObjectText] = OrderedDict()
+        self._share = Share(MOST_WAITING)
         self._news = asyncio.Event()
         self._busy: set[str] = set()
         """UIDs of objects that are being written: an older state must not replace a newer one."""
@@ -78,6 +81,11 @@ class SavedObjects:
     def live(self) -> set[str]:
         """Return the folders of objects that exist, or wait to be written."""
         return {*(folder for _, folder in self._folders.values()), *map(_folder, self._waiting.values())}
+
+    @property
+    def large(self) -> dict[str, float]:
+        """Return `Share.large` of the objects that wait to be written."""
+        return self._share.large
 
     @property
     def idle(self) -> bool:
@@ -120,12 +128,23 @@ class SavedObjects:
         self._attempts.forget(folder)
 
     def _wait(self, uid: str, text: ObjectText) -> None:
+        if uid not in self._waiting and not self._make_room(text.metadata["namespace"]):
+            self._lost(text, _TOO_MANY)
+            return
         self._waiting[uid] = text
-        if len(self._waiting) > MOST_WAITING:
-            _, oldest = self._waiting.popitem(last=False)
-            self._lost(oldest, "too many jobs wait to be written")
         self._metrics.waiting.set(len(self._waiting))
         self._news.set()
+
+    def _make_room(self, namespace: str) -> bool:
+        """Take a place for an object, if there is no other the place of the oldest one of its namespace."""
+        if self._share.take(namespace):
+            return True
+        items = self._waiting.items()
+        oldest = next((uid for uid, text in items if text.metadata["namespace"] == namespace), None)
+        if oldest is None:
+            return False
+        self._lost(self._waiting.pop(oldest), _TOO_MANY)
+        return True
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -139,6 +158,7 @@ class SavedObjects:
             await asyncio.sleep(SETTLE_SECONDS)
             while uid := next((uid for uid in self._waiting if uid not in self._busy), None):
                 text = self._waiting.pop(uid)
+                self._share.give(text.metadata["namespace"])
                 self._busy.add(uid)
                 try:
                     await self._save(text.manifest())

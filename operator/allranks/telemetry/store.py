@@ -41,6 +41,7 @@ class StoreLimits:
     burst: int = 5
     """Messages that a pod may send in a row, per rank."""
     jobs: int = 20_000
+    """Namespaces share them."""
     ranks_per_job: int = 16_384
     ranks: int = 65_536
     """Of all jobs together, about 1 KB each. Namespaces share them. When the store is full, silent jobs are dropped. If
@@ -114,7 +115,7 @@ class ReportStore:
         """Ordered by the time of the last message."""
         self._processes: dict[Job, tuple[str, Mapping[str, int]]] = {}
         """Job -> (UID, role -> the most ranks of a pod)"""
-        self._share = Share(self._limits.ranks)
+        self._share, self._job_share = Share(self._limits.ranks), Share(self._limits.jobs)
         self.since = now()
         """When this store started to listen."""
         self._window = (now(), 0, 0)
@@ -129,6 +130,11 @@ class ReportStore:
         if 0 <= passed < _WINDOW_SECONDS:
             return max(count, last)
         return count if 0 <= passed < 2 * _WINDOW_SECONDS else 0
+
+    @property
+    def large(self) -> dict[str, dict[str, float]]:
+        """Return `Share.large` of the ranks and of the jobs that report."""
+        return {"report_ranks": self._share.large, "report_jobs": self._job_share.large}
 
     @property
     def interval(self) -> float:
@@ -237,6 +243,7 @@ class ReportStore:
         """Forget the reports of a job."""
         if kept := self._jobs.pop(job, None):
             self._share.give(kept.namespace, kept.ranks)
+            self._job_share.give(kept.namespace)
         self._notifier.forget(job)
 
     def _job(self, sender: ReportSource, moment: float) -> _Job | None:
@@ -244,8 +251,10 @@ class ReportStore:
         if job is None or job.uid != sender.job_uid:
             # A former job had the same name. Authentication only accepts pods of existing jobs.
             self._drop(sender.job)
-            if len(self._jobs) >= self._limits.jobs and not self._make_room(moment):
+            fits, namespace = self._job_share.fits, sender.job[0]
+            if not fits(namespace) and not (self._make_room(moment) and fits(namespace)):
                 return None
+            self._job_share.take(namespace)
             job = self._jobs[sender.job] = _Job(sender.job, sender.job_uid, sender.attempt)
         now = self._now()
         if job.message_at is not None and now - job.message_at > SILENCE:
@@ -255,8 +264,8 @@ class ReportStore:
         return job
 
     def _make_room(self, moment: float) -> bool:
-        name, job = next(iter(self._jobs.items()))
-        if moment - job.heard_at < self._limits.silent_seconds:
+        name, job = next(iter(self._jobs.items()), (("", ""), None))
+        if job is None or moment - job.heard_at < self._limits.silent_seconds:
             return False
         self._drop(name)
         return True

@@ -321,6 +321,29 @@ def test_logs_that_are_read_at_the_same_time_are_limited_and_pods_that_end_have_
     assert world.lost == []
 
 
+@pytest.mark.parametrize("state", [{"running": {}}, ENDED], ids=["running pods", "pods that end"])
+def test_many_pods_of_one_namespace_leave_room_for_the_log_of_another(tmp_path: Path, state: dict[str, Any]):
+    async def scenario(world: World) -> None:
+        world.attempts.note("calm/penguins-u1", 0)
+        for index in range(24):
+            world.cluster.answers[f"penguins-worker-{index}-0"] = STAMP + b"step\n"
+            world.changed(pod(index, state=state), False)
+        name = "penguins-worker-99-0"
+        world.cluster.answers[name] = STAMP + b"step\n"
+        await world.until(lambda: world.cluster.open > 0)
+        assert set().union(*world.logs.large.values()) == {"team"}
+        assert 'job_namespace="team"' not in world.metrics.page().decode()
+        world.metrics.shares = lambda: world.logs.large
+        assert 'job_namespace="team"' in world.metrics.page().decode()
+        before = len(world.cluster.requests)
+        world.changed(pod(99, state=state, metadata={"namespace": "calm"}), False)
+        await world.until(lambda: name in world.cluster.requests)
+        assert len(world.cluster.requests) - before <= 8, "it does not wait for the logs of the others"
+        world.cluster.ended.set()
+
+    run(tmp_path, scenario, most=16)
+
+
 def test_pods_that_are_missing_in_a_new_list_have_ended(tmp_path: Path):
     async def scenario(world: World) -> None:
         for index in (0, 1):

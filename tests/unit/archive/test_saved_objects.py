@@ -327,15 +327,21 @@ def test_the_attempts_of_jobs_are_recorded_while_they_exist_and_after_their_dele
 
 
 def test_jobs_that_wait_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(saved_objects, "MOST_WAITING", 2)
+    monkeypatch.setattr(saved_objects, "MOST_WAITING", 4)
 
     async def scenario(world: World) -> None:
+        calm = a_job("calm", "Running")
+        calm["metadata"]["namespace"] = "calm"
+        world.changed(calm, False)
         for name in ("a", "b", "c"):
             world.changed(a_job(name, "Running"), False)
+        assert world.jobs.large == {"team": 2 / 4}
         await world.written()
+        assert world.jobs.large == {}
 
     world = run(tmp_path, scenario)
     assert [entry.name for entry in world.store.list() if entry.name.endswith("job.json")] == [
+        "calm/calm-uid-calm/job.json",
         "team/b-uid-b/job.json",
         "team/c-uid-c/job.json",
     ]

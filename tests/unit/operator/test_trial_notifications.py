@@ -1,4 +1,4 @@
-"""Who is notified of the end of a job that the watch delivers: a label makes no trial of it, its controller does."""
+"""Receivers of the end of a job that the watch delivers: a label makes no trial of it, its controller does."""
 
 from __future__ import annotations
 

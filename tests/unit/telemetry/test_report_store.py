@@ -469,7 +469,7 @@ def test_the_ranks_and_metrics_of_a_job_are_limited() -> None:
 
 
 def test_the_limits_of_the_store_do_not_affect_present_ranks() -> None:
-    world = World(jobs=2, ranks=4)  # one of them for other namespaces
+    world = World(jobs=3, ranks=4)  # one of them for other namespaces
     other, third = ("team", "other"), ("team", "third")
     assert world.say(worker(0)).status == 200
     assert world.say(worker(0, job=other)).status == 200
@@ -490,8 +490,21 @@ def test_ranks_of_one_namespace_leave_room_for_others() -> None:
     assert world.say(worker(0)).status == 200
 
 
+def test_jobs_of_one_namespace_leave_room_for_others_and_have_a_name() -> None:
+    world = World(jobs=8)
+    jobs = [("team", f"job-{number}") for number in range(8)]
+    assert [world.say(worker(0, job=job)).status for job in jobs] == [200] * 6 + [503] * 2
+    calm = worker(0, job=("calm", "job"))
+    assert world.say(calm).status == 200
+    assert world.store.large == {"report_ranks": {}, "report_jobs": {"team": 6 / 8}}
+    for job in jobs[:2]:
+        world.store.forget(job)
+    assert world.say(worker(0, job=jobs[7])).status == 200, "the room of one of them is for other namespaces again"
+    assert world.say(calm).status == 200
+
+
 def test_a_silent_job_is_dropped_when_the_store_is_full() -> None:
-    world = World(jobs=2, ranks=4)  # one of them for other namespaces
+    world = World(jobs=3, ranks=4)  # one of them for other namespaces
     for index in range(2):
         world.say(worker(index), step=1)
     world.clock.advance(LIMITS.silent_seconds)
