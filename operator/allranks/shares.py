@@ -12,13 +12,18 @@ class Share:
     """Room of a fixed size, in any unit. One namespace alone may use three quarters of it."""
 
     def __init__(self, most: int) -> None:
-        self._free, self._quarter = most, max(1, most // 4)
+        self._most, self._free, self._quarter = most, most, max(1, most // 4)
         self._used: Counter[str] = Counter()
 
     def fits(self, namespace: str, size: int = 1) -> bool:
         """Return whether a namespace may take this much now."""
         reserved = self._quarter if self._used[namespace] + size > self._quarter else 0
         return size <= self._free - reserved
+
+    @property
+    def large(self) -> dict[str, float]:
+        """Return namespace -> the part of the room that it uses, of those that use more than a quarter."""
+        return {name: used / self._most for name, used in self._used.items() if used > self._quarter}
 
     def take(self, namespace: str, size: int = 1) -> bool:
         """Take this much. Return False if it does not fit."""
@@ -43,6 +48,11 @@ class Turns:
         self._share = Share(most)
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """By namespace; the next one is the first one."""
+
+    @property
+    def large(self) -> dict[str, float]:
+        """Return `Share.large` of the places."""
+        return self._share.large
 
     async def acquire(self, namespace: str) -> None:
         """Wait for a place."""

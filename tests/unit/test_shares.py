@@ -12,6 +12,7 @@ def test_one_namespace_alone_has_three_quarters_and_others_always_find_room() ->
     assert [share.take("busy", 15) for _ in range(8)] == [True] * 5 + [False] * 3
     assert share.take("calm", 20)
     assert not share.take("calm", 20), "beyond a quarter, what is left is for others"
+    assert share.large == {"busy": 0.75}
     assert share.take("third", 5)
     share.give("busy", 15)
     assert not share.take("busy", 1), "the quarter is full again before anybody has more"

@@ -394,6 +394,15 @@ Spec: type[SpecBase] = create_model(
 )
 
 
+class Owner(Model):
+    """The part of an ownerReference that decisions need."""
+
+    model_config = {"extra": "ignore"}
+
+    kind: Text = ""
+    controller: bool | None = None
+
+
 class Metadata(Model):
     """The part of an object's metadata that decisions need."""
 
@@ -407,6 +416,7 @@ class Metadata(Model):
     deletion_timestamp: datetime | None = Field(None, strict=False)
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
+    owner_references: list[Owner] = []
 
 
 class Job(Model):

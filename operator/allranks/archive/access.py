@@ -10,13 +10,16 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from allranks.archive.store import ArchiveError
+from allranks.operator.metrics import Shares, share_gauge
 
 T = TypeVar("T")
 logger = logging.getLogger("allranks.archiver")
@@ -76,13 +79,16 @@ class Access:
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 
-class Metrics:
+NAME = "allranks_archive"
+
+
+class Metrics(Collector):
     """The metrics of the archiver. `problem`: why the archive cannot be used, as a sentence; empty if it can."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.problem = ""
-        name = "allranks_archive"
+        name = NAME
         self.written = Counter(f"{name}_written", "Files written to the archive.", ["kind"], registry=self.registry)
         self.failures = Counter(
             f"{name}_write_failures", "Writes that failed. They are tried again.", ["kind"], registry=self.registry
@@ -106,6 +112,13 @@ class Metrics:
             f"{name}_available", "1 if the last access to the archive succeeded.", registry=self.registry
         )
         self.available.set(1)
+        self.shares: Callable[[], Shares] = dict
+        """Returns which namespaces use much of what all namespaces share."""
+        self.registry.register(self)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the metrics that are computed when Prometheus scrapes."""
+        yield share_gauge(f"{NAME}_shared_resource_ratio", self.shares())
 
     def succeeded(self) -> None:
         self.problem = ""

@@ -19,6 +19,7 @@ from aiohttp import web
 from allranks.api.job import KIND as JOB
 from allranks.api.sweep import KIND as SWEEP
 from allranks.archive.access import Access, Metrics
+from allranks.archive.job_attempts import JobAttempts
 from allranks.archive.pod_logs import SELECTOR, LogSource, ObservedPod, PodLogs, RawPod
 from allranks.archive.pod_secrets import SecretValues
 from allranks.archive.saved_objects import SavedObjects
@@ -27,8 +28,9 @@ from allranks.archive.writer import Writer
 from allranks.core.facts.model import Event
 from allranks.kube.auth import Connection
 from allranks.kube.client import Client, Transport
-from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.cluster import Cluster
 from allranks.kube.decoding import decoder
+from allranks.kube.object_text import ObjectText, object_text
 from allranks.kube.paths import core_path, job_path, sweeps
 from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator.event_recorder import Recorder
@@ -100,19 +102,21 @@ class Archiver:
             text = f"the log of {source.pod} is not in the archive: {reason}"
             recorder.record({"metadata": about}, Event("NotArchived", text, warning=True), _now(), source.log.attempt)
 
-        secrets = SecretValues(cluster_of)
+        secrets, attempts = SecretValues(cluster_of), JobAttempts()
         logs = PodLogs(
             cluster_of,
             access,
             self._writer,
             self.metrics,
             secrets,
+            attempts,
             spool=spool,
             log_bytes=settings.log_bytes,
             most=settings.logs,
             lost=lost,
         )
-        objects = SavedObjects(cluster_of, access, self._writer, self.metrics, secrets)
+        objects = SavedObjects(cluster_of, access, self._writer, self.metrics, secrets, attempts)
+        self.metrics.shares = lambda: {**logs.large, "waiting_jobs": objects.large}
         self._watches = list(self._watching(client, objects, logs))
         try:
             await self.server.start()
@@ -187,13 +191,13 @@ def pods_watch(client: Client, namespace: str | None, logs: PodLogs) -> Watch[Ob
 
 def _objects_watch(
     client: Client, path: str, kind: str, namespace: str | None, objects: SavedObjects
-) -> Watch[Manifest]:
+) -> Watch[ObjectText]:
     return Watch(
         client,
         path,
-        decoder(Manifest),
-        listed=lambda manifests, _version: objects.listed(manifests, namespace, kind),
-        changed=lambda manifest, deleted: objects.changed(manifest, deleted, kind),
+        lambda data: object_text(data, kind),
+        listed=lambda texts, _version: objects.listed(texts, namespace, kind),
+        changed=objects.changed,
         page=PAGE_OF_LARGE_OBJECTS,
     )
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from allranks.archive.access import Access, Metrics
+from allranks.archive.job_attempts import JobAttempts
 from allranks.archive.layout import LogName, job_folder
 from allranks.archive.pod_secrets import Reference, SecretValues, references
 from allranks.archive.store import ArchiveError
@@ -30,6 +31,7 @@ from allranks.core.facts.naming import (
     PLACEHOLDER,
     ROLE_LABEL,
     TRAINER,
+    pod_name,
 )
 from allranks.errors import ClusterError
 from allranks.kube.bounded_lines import LONGEST_LINE
@@ -95,7 +97,10 @@ class LogSource:
 
 
 def source_of(pod: RawPod) -> LogSource | None:
-    """Return the source of a pod's log; None if the pod belongs to no job, or the operator did not set its labels."""
+    """Return the source of a pod's log; None if the pod belongs to no job, or the operator did not create it.
+
+    Anybody who may create pods may set owners and labels. `JobAttempts` says whether there is such a job.
+    """
     metadata = pod.metadata
     labels = metadata.labels
     owner = next((owner for owner in metadata.owner_references if owner.controller), None)
@@ -105,10 +110,10 @@ def source_of(pod: RawPod) -> LogSource | None:
     except ValueError:
         return None
     role, job = labels.role, labels.job
-    # Anybody may set labels: they must not lead to a path outside of the folder of the job.
+    # Labels must not lead to a path outside of the folder of the job.
     if owner is None or owner.name != job or not (role.isascii() and role.isalnum()) or "/" in owner.uid:
         return None
-    if min(*numbers, restart) < 0:
+    if min(*numbers, restart) < 0 or metadata.name != pod_name(job, role, numbers[1], numbers[0], restart):
         return None
     log = LogName(numbers[0], role, numbers[1], restart)
     folder = job_folder(metadata.namespace, job, owner.uid)
@@ -152,6 +157,7 @@ class PodLogs:
         writer: Writer,
         metrics: Metrics,
         secrets: SecretValues,
+        attempts: JobAttempts,
         *,
         spool: Path,
         log_bytes: int,
@@ -161,15 +167,24 @@ class PodLogs:
         """`most`: logs that are read at the same time. A quarter of them is reserved for pods that end."""
         self._cluster_of, self._access, self._writer, self._metrics = cluster_of, access, writer, metrics
         self._secrets, self._spool, self._log_bytes, self._lost = secrets, spool, log_bytes, lost
-        self._ending = asyncio.Semaphore(max(1, most // 4))
+        self._ending = Turns(max(1, most // 4))
         self._following = Turns(max(1, most - most // 4))
         self._sources: dict[str, LogSource] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._done: set[str] = set()
+        self._attempts = attempts
+        self._unknown: dict[str, dict[str, LogSource]] = {}
+        """Folder -> UID -> a pod with a log whose job, or its attempt, the watch of jobs has not shown."""
+        attempts.changed = self._job_changed
 
     @property
     def idle(self) -> bool:
         return not self._tasks
+
+    @property
+    def large(self) -> dict[str, dict[str, float]]:
+        """Return `Turns.large` of the logs that are followed, and of those of pods that end."""
+        return {"followed_logs": self._following.large, "ending_logs": self._ending.large}
 
     def observed(self, pod: RawPod) -> ObservedPod:
         """Return what `listed` and `changed` need of a pod. The values of its secrets are read only once."""
@@ -202,15 +217,33 @@ class PodLogs:
         if pod.closing:
             source.closing.set()
         if uid not in self._tasks and uid not in self._done and pod.has_log:
-            task = asyncio.create_task(self._collect(source), name=f"log of {source.pod}")
-            self._tasks[uid] = task
-            task.add_done_callback(lambda _: self._finished(source))
+            self._begin(source)
+
+    def _begin(self, source: LogSource) -> None:
+        """Read the log of a pod, once its job and its attempt were shown: the watch of pods may be ahead."""
+        if not self._attempts.has(source.folder, source.log.attempt):
+            self._unknown.setdefault(source.folder, {})[source.uid] = source
+            return
+        task = asyncio.create_task(self._collect(source), name=f"log of {source.pod}")
+        self._tasks[source.uid] = task
+        task.add_done_callback(lambda _: self._finished(source))
+
+    def _job_changed(self, folder: str) -> None:
+        for source in self._unknown.pop(folder, {}).values():
+            self._begin(source)
 
     def _gone(self, source: LogSource) -> None:
         source.over = True
         source.closing.set()
         self._sources.pop(source.uid, None)
         self._done.discard(source.uid)
+        if self._unknown.get(source.folder, {}).pop(source.uid, None):
+            logger.warning(
+                "the log of %s/%s is not archived: no watch has shown attempt %d of a job %s with UID %s",
+                *(source.namespace, source.pod, source.log.attempt, source.job, source.job_uid),
+            )
+            if not self._unknown[source.folder]:
+                del self._unknown[source.folder]
 
     def _finished(self, source: LogSource) -> None:
         self._tasks.pop(source.uid, None)
@@ -247,11 +280,10 @@ class PodLogs:
 
     async def _slot(self, source: LogSource) -> Callable[[], None]:
         """Acquire a slot: for following, or for pods that end if none is free before the pod ends. Return what releases
-        it. Namespaces share the slots for following."""
+        it. Namespaces share the slots."""
         release = functools.partial(self._following.release, source.namespace)
         if source.closing.is_set():
-            await self._ending.acquire()
-            return self._ending.release
+            return await self._slot_of_ending(source)
         free = asyncio.ensure_future(self._following.acquire(source.namespace))
         closing = asyncio.ensure_future(source.closing.wait())
         try:
@@ -265,8 +297,11 @@ class PodLogs:
         finally:
             free.cancel()
             closing.cancel()
-        await self._ending.acquire()
-        return self._ending.release
+        return await self._slot_of_ending(source)
+
+    async def _slot_of_ending(self, source: LogSource) -> Callable[[], None]:
+        await self._ending.acquire(source.namespace)
+        return functools.partial(self._ending.release, source.namespace)
 
     async def _keep(self, source: LogSource) -> None:
         """Follow a log until its end, and write it. Raises ArchiveError."""

@@ -18,12 +18,15 @@ from allranks.api.status import FINISHED
 from allranks.api.sweep import KIND as SWEEP
 from allranks.api.sweep_status import ENDED
 from allranks.archive.access import Access, Metrics
+from allranks.archive.job_attempts import JobAttempts
 from allranks.archive.pod_secrets import SecretValues, references
 from allranks.archive.store import ArchiveError
 from allranks.archive.writer import Writer, folder_of
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster
+from allranks.kube.object_text import ObjectText
 from allranks.kube.paths import core_path
+from allranks.shares import Share
 
 Manifest = dict[str, Any]
 logger = logging.getLogger("allranks.archiver")
@@ -31,7 +34,8 @@ logger = logging.getLogger("allranks.archiver")
 SETTLE_SECONDS = 1.0
 """Changes of an object within this time are written once."""
 MOST_WAITING = 10_000
-"""Objects that wait to be written. Beyond that, the oldest is dropped."""
+"""Objects that wait to be written. Namespaces share this number. Beyond it, the oldest of the namespace is dropped."""
+_TOO_MANY = "too many jobs of its namespace wait to be written"
 WRITERS = 4
 EVENTS_OF_PODS = 5000
 """Events of the pods of a namespace that are searched for the pods of a job."""
@@ -58,15 +62,17 @@ class SavedObjects:
         writer: Writer,
         metrics: Metrics,
         secrets: SecretValues,
+        attempts: JobAttempts,
     ) -> None:
         self._cluster_of, self._access, self._writer, self._metrics = cluster_of, access, writer, metrics
-        self._secrets = secrets
+        self._secrets, self._attempts = secrets, attempts
         self._states: dict[str, _State] = {}
-        self._unfinished: dict[str, Manifest] = {}
+        self._unfinished: dict[str, ObjectText] = {}
         """UID -> an object that has not finished. It is written if the watch misses its deletion."""
         self._folders: dict[str, tuple[str, str]] = {}
         """UID -> kind, folder."""
-        self._waiting: OrderedDict[str, Manifest] = OrderedDict()
+        self._waiting: OrderedDict[str, ObjectText] = OrderedDict()
+        self._share = Share(MOST_WAITING)
         self._news = asyncio.Event()
         self._busy: set[str] = set()
         """UIDs of objects that are being written: an older state must not replace a newer one."""
@@ -74,17 +80,22 @@ class SavedObjects:
     @property
     def live(self) -> set[str]:
         """Return the folders of objects that exist, or wait to be written."""
-        return {*(folder for _, folder in self._folders.values()), *map(folder_of, self._waiting.values())}
+        return {*(folder for _, folder in self._folders.values()), *map(_folder, self._waiting.values())}
+
+    @property
+    def large(self) -> dict[str, float]:
+        """Return `Share.large` of the objects that wait to be written."""
+        return self._share.large
 
     @property
     def idle(self) -> bool:
         return not self._waiting and not self._busy
 
-    def listed(self, objects: Sequence[Manifest], namespace: str | None, kind: str = JOB) -> None:
+    def listed(self, objects: Sequence[ObjectText], namespace: str | None, kind: str = JOB) -> None:
         """Take all objects of a kind in a namespace; None: in all namespaces. Objects that are missing are deleted."""
-        for manifest in objects:
-            self.changed(manifest, False, kind)
-        uids = {manifest["metadata"]["uid"] for manifest in objects}
+        for text in objects:
+            self.changed(text, False)
+        uids = {text.metadata["uid"] for text in objects}
         prefix = f"{namespace}/"
         for uid, (saved_kind, folder) in list(self._folders.items()):
             if saved_kind == kind and uid not in uids and (namespace is None or folder.startswith(prefix)):
@@ -92,35 +103,48 @@ class SavedObjects:
                     self._wait(uid, last)
                 self._forget(uid)
 
-    def changed(self, manifest: Manifest, deleted: bool, kind: str = JOB) -> None:
-        uid = manifest["metadata"]["uid"]
-        manifest.setdefault("kind", kind)
-        manifest["metadata"].pop("managedFields", None)
+    def changed(self, text: ObjectText, deleted: bool) -> None:
+        uid = text.metadata["uid"]
+        status, folder = text.status, _folder(text)
+        if text.kind == JOB and status:  # without a status, the operator has created no pods
+            self._attempts.note(folder, _attempt(status))
         if deleted:
-            self._wait(uid, manifest)
+            self._wait(uid, text)
             self._forget(uid)
             return
-        state = _state(manifest)
+        state = _state(text, status)
         if self._states.get(uid) != state and state.phase:
-            self._wait(uid, manifest)
-        self._states[uid], self._folders[uid] = state, (kind, folder_of(manifest))
+            self._wait(uid, text)
+        self._states[uid], self._folders[uid] = state, (text.kind, folder)
         if state.phase in FINISHED:
             self._unfinished.pop(uid, None)
         else:
-            self._unfinished[uid] = manifest
+            self._unfinished[uid] = text
 
     def _forget(self, uid: str) -> None:
         self._states.pop(uid, None)
         self._unfinished.pop(uid, None)
-        self._folders.pop(uid, None)
+        _, folder = self._folders.pop(uid, ("", ""))
+        self._attempts.forget(folder)
 
-    def _wait(self, uid: str, manifest: Manifest) -> None:
-        self._waiting[uid] = manifest
-        if len(self._waiting) > MOST_WAITING:
-            _, oldest = self._waiting.popitem(last=False)
-            self._lost(oldest, "too many jobs wait to be written")
+    def _wait(self, uid: str, text: ObjectText) -> None:
+        if uid not in self._waiting and not self._make_room(text.metadata["namespace"]):
+            self._lost(text, _TOO_MANY)
+            return
+        self._waiting[uid] = text
         self._metrics.waiting.set(len(self._waiting))
         self._news.set()
+
+    def _make_room(self, namespace: str) -> bool:
+        """Take a place for an object, if there is no other the place of the oldest one of its namespace."""
+        if self._share.take(namespace):
+            return True
+        items = self._waiting.items()
+        oldest = next((uid for uid, text in items if text.metadata["namespace"] == namespace), None)
+        if oldest is None:
+            return False
+        self._lost(self._waiting.pop(oldest), _TOO_MANY)
+        return True
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -133,15 +157,16 @@ class SavedObjects:
             await self._news.wait()
             await asyncio.sleep(SETTLE_SECONDS)
             while uid := next((uid for uid in self._waiting if uid not in self._busy), None):
-                manifest = self._waiting.pop(uid)
+                text = self._waiting.pop(uid)
+                self._share.give(text.metadata["namespace"])
                 self._busy.add(uid)
                 try:
-                    await self._save(manifest)
+                    await self._save(text.manifest())
                 except ArchiveError as error:
-                    self._lost(manifest, str(error))
+                    self._lost(text, str(error))
                 except Exception:
-                    logger.exception("%s %s is not archived", _word(manifest), uid)
-                    self._lost(manifest, "internal error")
+                    logger.exception("%s %s is not archived", _word(text.kind), uid)
+                    self._lost(text, "internal error")
                 finally:
                     self._busy.discard(uid)
                     self._metrics.waiting.set(len(self._waiting))
@@ -151,8 +176,8 @@ class SavedObjects:
         """Write an object with its Events, masked. Raises ArchiveError."""
         events = await self._events(manifest)
         values = await self._secrets.read(manifest["metadata"]["namespace"], set(references(manifest)))
-        if await self._access.persistent(_word(manifest), lambda: self._writer.save(manifest, events, values)):
-            self._metrics.written.labels(_word(manifest)).inc()
+        if await self._access.persistent(_word(manifest["kind"]), lambda: self._writer.save(manifest, events, values)):
+            self._metrics.written.labels(_word(manifest["kind"])).inc()
 
     async def _events(self, manifest: Manifest) -> list[Manifest] | None:
         """Return the Events of an object, for a job also of its pods; None if they cannot be read."""
@@ -176,23 +201,30 @@ class SavedObjects:
             ]
         return None
 
-    def _lost(self, manifest: Manifest, reason: str) -> None:
-        self._metrics.lost.labels(_word(manifest)).inc()
-        logger.error("%s %s is not archived: %s", _word(manifest), folder_of(manifest), reason)
+    def _lost(self, text: ObjectText, reason: str) -> None:
+        self._metrics.lost.labels(_word(text.kind)).inc()
+        logger.error("%s %s is not archived: %s", _word(text.kind), _folder(text), reason)
 
 
-def _word(manifest: Manifest) -> str:
+def _folder(text: ObjectText) -> str:
+    return folder_of({"metadata": text.metadata})
+
+
+def _word(kind: str) -> str:
     """Return `job` or `sweep`, for metrics and messages."""
-    return _WORDS.get(manifest["kind"], "job")
+    return _WORDS.get(kind, "job")
 
 
-def _state(manifest: Manifest) -> _State:
-    status = manifest.get("status")
-    status = status if isinstance(status, dict) else {}
+def _state(text: ObjectText, status: Manifest) -> _State:
     phase = str(status.get("phase") or "")
-    number = _ended_trials(status) if manifest["kind"] == SWEEP else status.get("attempt")
-    version = str(manifest["metadata"].get("resourceVersion") or "") if phase in FINISHED else ""
-    return _State(phase, number if isinstance(number, int) else 0, version)
+    number = _ended_trials(status) if text.kind == SWEEP else _attempt(status)
+    version = str(text.metadata.get("resourceVersion") or "") if phase in FINISHED else ""
+    return _State(phase, number, version)
+
+
+def _attempt(status: Manifest) -> int:
+    attempt = status.get("attempt")
+    return attempt if isinstance(attempt, int) else 0
 
 
 def _ended_trials(status: Manifest) -> int:

@@ -81,8 +81,14 @@ class Writer:
         )
 
     def save_log(self, folder: str, log: LogName, packed: bytes) -> None:
-        """Write a log, and delete the logs of attempts beyond KEPT_ATTEMPTS."""
-        self._store.put(f"{folder}/{log.path}", packed)
+        """Write a log, unless there is one of this name, and delete the logs of attempts beyond KEPT_ATTEMPTS.
+
+        A log is written when it has ended. So another one of its name is of a pod that took the name later.
+        """
+        with self._locks[hash(folder) % _LOCKS]:
+            if self.has_log(folder, log):
+                return
+            self._store.put(f"{folder}/{log.path}", packed)
         if log.attempt:
             names = (log_name(entry.name[len(folder) + 1 :]) for entry in self._store.list(folder))
             for old in superseded(name for name in names if name):

@@ -197,9 +197,15 @@ def _raw_spec(text: bytes) -> RawSpec:
     framework, pool, resume_from = (
         name if isinstance(name, str) else "" for name in (fields.framework, fields.pool, fields.resume_from)
     )
-    if len(text) > MAX_TEMPLATE_BYTES and _template_bytes(text) > MAX_TEMPLATE_BYTES:
+    if has_large_templates(text):
         return RawSpec(b"null", framework, pool, resume_from, too_large=True)
     return RawSpec(text, framework, pool, resume_from)
+
+
+def has_large_templates(spec: bytes) -> bool:
+    """Return whether the templates in the JSON of a spec are larger than allowed: the operator never runs such a
+    job."""
+    return len(spec) > MAX_TEMPLATE_BYTES and _template_bytes(spec) > MAX_TEMPLATE_BYTES
 
 
 class _Variable(msgspec.Struct, rename="camel"):

@@ -74,6 +74,7 @@ class Operator:
                 self._reports_lost,
                 lambda: len(self.session.unreadable) if self.session else 0,
                 self.metrics.namespaces,
+                lambda: self.session.shares if self.session else {},
             )
         )
 

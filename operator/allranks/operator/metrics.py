@@ -330,6 +330,20 @@ def _restarts(status: Status) -> int:
     return status.restarts.counted + status.restarts.disruptions
 
 
+Shares = Mapping[str, Mapping[str, float]]
+"""Resource that namespaces share -> namespace that uses more than a quarter of it -> the part that it uses."""
+
+
+def share_gauge(name: str, shares: Shares, label: Callable[[str], str] = str) -> GaugeMetricFamily:
+    """Return the gauge that says which namespaces use much of what all share. At most three use more than a quarter."""
+    text = "Part of a resource that all namespaces share, of each namespace that uses more than a quarter of it."
+    family = GaugeMetricFamily(name, text, labels=["resource", "job_namespace"])
+    for resource, namespaces in shares.items():
+        for namespace, part in namespaces.items():
+            family.add_metric([resource, label(namespace)], part)
+    return family
+
+
 class Sampled(Collector):
     """Metrics that are computed when Prometheus scrapes."""
 
@@ -342,8 +356,10 @@ class Sampled(Collector):
         reports_lost: Callable[[], int] = lambda: 0,
         unreadable: Callable[[], int] = lambda: 0,
         namespaces: BoundedLabel | None = None,
+        shares: Callable[[], Shares] = dict,
     ) -> None:
-        self._families = Families(namespaces)
+        self._families, self._label = Families(namespaces), namespaces or str
+        self._shares = shares
         self._jobs, self._depth, self._ages = jobs, depth, ages
         self._reporting, self._reports_lost, self._unreadable = reporting, reports_lost, unreadable
 
@@ -357,6 +373,7 @@ class Sampled(Collector):
             "Namespaces that the operator shall serve and cannot read: deleted, or without its Role.",
             value=self._unreadable(),
         )
+        yield share_gauge("allranks_shared_resource_ratio", self._shares(), self._label)
         lost = self._reports_lost()
         yield GaugeMetricFamily("allranks_jobs_reports_lost", "Jobs whose condition ReportsLost is True.", value=lost)
         ages = GaugeMetricFamily(

@@ -22,7 +22,7 @@ from allranks.core.sweeps.model import SweepObserved
 from allranks.operator.cache import JobKey
 from allranks.operator.notification_text import Note, cloud_event, job_note, slack, sweep_note
 from allranks.operator.receivers import ReceiverConfig, Receivers, ReceiversFile
-from allranks.shares import Share
+from allranks.shares import Share, Turns
 
 logger = logging.getLogger("allranks.operator")
 
@@ -38,7 +38,7 @@ class Pace:
     """Between tries: five of them in about six minutes."""
     timeout: float = 10
     at_once: int = 4
-    """Deliveries to one receiver at the same time."""
+    """Deliveries to one receiver at the same time. Namespaces share them."""
     most: int = 2000
     """Deliveries under way, of all receivers. Further ones wait; namespaces share this number."""
 
@@ -71,7 +71,7 @@ class Notifier:
         self._file, self._wake, self._pace = file, wake, pace or Pace()
         self._tasks: dict[Id, asyncio.Task[None]] = {}
         self._results: dict[Id, str] = {}
-        self._at_once: dict[str, asyncio.Semaphore] = {}
+        self._at_once: dict[str, Turns] = {}
         self._share = Share(self._pace.most)
         self._waiting: dict[JobKey, None] = {}
         """Jobs with deliveries for which there was no room, the next one first."""
@@ -80,6 +80,11 @@ class Notifier:
     @property
     def idle(self) -> bool:
         return not self._tasks
+
+    @property
+    def large(self) -> Mapping[str, float]:
+        """Return `Share.large` of the deliveries under way."""
+        return self._share.large
 
     def for_all(self, namespace: str) -> Mapping[str, tuple[str, ...]]:
         """Return `Platform.notifies` of the jobs of a namespace; empty without receivers."""
@@ -151,11 +156,11 @@ class Notifier:
             self._wake(waiting)
 
     async def _deliver(self, delivery: Id, key: JobKey, receiver: ReceiverConfig, note: Note) -> None:
-        limit = self._at_once.setdefault(receiver.name, asyncio.Semaphore(self._pace.at_once))
+        limit = self._at_once.setdefault(receiver.name, Turns(self._pace.at_once))
         result = notifications.FAILED
         for delay in (*self._pace.delays, None):
             try:
-                async with limit:
+                async with limit.turn(key[0]):
                     await self._send(receiver, note)
                 result = notifications.SENT
                 break

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from allranks.api.job import Job
+from allranks.api.pool import PoolSpec
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
-from allranks.core.facts import limits
+from allranks.core.facts import attempt, limits
 from allranks.core.facts.data_store import CacheUse
 from allranks.core.facts.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete
 from allranks.core.facts.optional_kinds import OptionalObjects
@@ -28,7 +29,7 @@ MOST_DECODED_BYTES = 2**20
 spec of a job that does not run is decoded for each reconcile."""
 
 
-_DECODED = ("uid", "generation", "deletionTimestamp", "labels", "annotations")
+_DECODED = ("uid", "generation", "deletionTimestamp", "labels", "annotations", "ownerReferences")
 """Metadata on which the decoded job depends. The generation counts changes of the spec only."""
 
 
@@ -45,11 +46,13 @@ class Decoded:
     """(parts of the manifest that it depends on, job)"""
     complete: tuple[Job, Policy, Job] | None = field(default=None, repr=False)
     """(job, policy, the job with the policy's defaults)"""
+    processes: tuple[Job, PoolSpec | None, Mapping[str, int] | None] | None = None
+    """(job, pool, role -> the number of processes that may report in each of its pods)"""
     status: tuple[str, Status] | None = field(default=None, repr=False)
     """(resourceVersion, status)"""
 
     def forget_job(self) -> None:
-        self.job = self.complete = None
+        self.job = self.complete = self.processes = None
 
 
 class LargeJobs:
@@ -147,13 +150,13 @@ class Observer:
             platform=platform,
             removed=self.pods.removed(metadata["uid"]),
             refused=rejected,
-            reports=self._read_reports(key, metadata["uid"], status),
             refused_deletions=rejected_deletions,
             check_companions=check_companions,
             optional=self.optional(metadata["uid"]),
             resume_source=self.sources.get(raw) if self.sources else None,
             cache_use=self.cache_use(job.namespace) if fetches(status) else None,
         )
+        observed = replace(observed, reports=self._read_reports(key, observed, decoded))
         if self.gpus:
             self.gpus.note(key, observed)
         if self.outbox:
@@ -167,10 +170,22 @@ class Observer:
             if part:
                 part.forget(key)
 
-    def _read_reports(self, key: JobKey, uid: str, status: Status) -> Reports | None:
+    def _read_reports(self, key: JobKey, observed: Observed, decoded: Decoded) -> Reports | None:
         if self.reports is None:
             return None
+        job, status = observed.job, observed.persisted
         if status.phase in FINISHED:
             self.reports.forget(key)
             return None
-        return self.reports.snapshot(key, uid, status.attempt)
+        self.reports.bound(key, job.metadata.uid, _processes(observed, decoded))
+        return self.reports.snapshot(key, job.metadata.uid, status.attempt)
+
+
+def _processes(observed: Observed, decoded: Decoded) -> Mapping[str, int] | None:
+    """Return how many processes may report in each pod, by role; None before there are pods."""
+    job, pool = observed.job, observed.platform.pool
+    if not observed.pods:
+        return None
+    if decoded.processes is None or decoded.processes[0] is not job or decoded.processes[1] is not pool:
+        decoded.processes = job, pool, attempt.most_processes(job, observed.persisted, observed.platform)
+    return decoded.processes[2]

@@ -16,7 +16,7 @@ from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.cache_key import cache_key, pin_of
 from allranks.core.diagnosis import contention
 from allranks.core.facts import resume_source
-from allranks.core.facts.contenders import Contender, Contention
+from allranks.core.facts.contenders import Contender, Contention, near
 from allranks.core.facts.data_store import CacheUse
 from allranks.core.facts.model import Manifest, Observed
 from allranks.core.facts.resume_source import ResumeSource
@@ -42,33 +42,50 @@ class Contenders:
 
     enqueue: Callable[[JobKey], None]
     _contenders: dict[JobKey, Contender] = field(default_factory=dict)
-    _given_up: dict[JobKey, datetime] = field(default_factory=dict)
+    _given_up: dict[JobKey, tuple[datetime, str | None]] = field(default_factory=dict)
+    """Job -> when it gave its pods up, and its pool."""
 
     def observe(self, key: JobKey, observed: Observed) -> Contention:
-        """Note the state of this job, and return the state of the others."""
+        """Note the state of this job, and return the state of the others with which it shares a pool or a
+        namespace."""
         current = contention.contender(observed, Snapshot(observed).pods) if contention.may_contend(observed) else None
-        self._note(key, current, contention.given_up_at(observed.persisted))
+        pool, moment = observed.pool_name, contention.given_up_at(observed.persisted)
+        self._note(key, pool, current, (moment, pool) if moment else None)
         if current is None:
             return Contention()
-        others = tuple(contender for other, contender in self._contenders.items() if other != key)
-        times = [moment for other, moment in self._given_up.items() if other != key]
+        others = tuple(self._contenders[other] for other in self._near(key, pool))
+        times = (
+            moment
+            for other, (moment, other_pool) in self._given_up.items()
+            if other != key and near((key[0], pool), (other[0], other_pool))
+        )
         return Contention(others, max(times, default=None))
 
     def forget(self, key: JobKey) -> None:
         """Forget a job that was deleted."""
-        self._note(key, None, None)
+        before = self._contenders.get(key)
+        self._note(key, before.pool if before else None, None, None)
 
-    def _note(self, key: JobKey, contender: Contender | None, given_up_at: datetime | None) -> None:
+    def _note(
+        self, key: JobKey, pool: str | None, contender: Contender | None, given_up: tuple[datetime, str | None] | None
+    ) -> None:
         before = self._contenders.get(key), self._given_up.get(key)
-        if before == (contender, given_up_at):
+        if before == (contender, given_up):
             return
-        for place, value in ((self._contenders, contender), (self._given_up, given_up_at)):
+        for place, value in ((self._contenders, contender), (self._given_up, given_up)):
             if value is None:
                 place.pop(key, None)
             else:
                 place[key] = value  # type: ignore[assignment]
-        for other in [other for other in self._contenders if other != key]:
+        for other in self._near(key, pool):
             self.enqueue(other)
+
+    def _near(self, key: JobKey, pool: str | None) -> list[JobKey]:
+        return [
+            other
+            for other, contender in self._contenders.items()
+            if other != key and near((key[0], pool), (other[0], contender.pool))
+        ]
 
 
 class ResumeSources:

@@ -23,6 +23,7 @@ from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Conflict, Fenced, NotFound, Refused, Unavailable
 from allranks.kube.raw_pod import Raw
+from allranks.shares import Share, Turns
 from allranks.telemetry.messages import Answer, ReportSource
 from allranks.telemetry.outcomes import ERRORS, Outcome, Outcomes, received
 
@@ -34,7 +35,7 @@ class StoreLimits:
     concurrency: int = 4
     """Concurrent requests. The other request slots of the client are for reconciliation."""
     waiting: int = 32
-    """Outcomes that wait for one. Senders of further ones get 503."""
+    """Outcomes that wait for one or have one. Senders of further ones get 503. Namespaces share both."""
     jobs: int = 20_000
     """Whose names are remembered."""
     retry_seconds: float = 5.0
@@ -65,10 +66,14 @@ class OutcomeStore:
         self._client, self._attempt = client, attempt
         self._outcomes, self._limits = Outcomes(monotonic=monotonic), limits or StoreLimits()
         self._jobs: OrderedDict[str, _Stored] = OrderedDict()
-        self._slots = asyncio.Semaphore(self._limits.concurrency)
-        self._waiting = 0
+        self._turns, self._waiting = Turns(self._limits.concurrency), Share(self._limits.waiting)
         self._cleaning: set[asyncio.Task[None]] = set()
         self._decode = msgspec.json.Decoder(Raw).decode
+
+    @property
+    def large(self) -> dict[str, float]:
+        """Return `Share.large` of the bytes of unfinished outcomes."""
+        return self._outcomes.large
 
     async def receive(self, sender: ReportSource, body: bytes) -> Answer:
         """Take a part of an outcome; store the outcome if it is complete."""
@@ -79,11 +84,11 @@ class OutcomeStore:
         taken = self._outcomes.take(sender, body, full)
         if isinstance(taken, Answer):
             return taken
-        if self._waiting >= self._limits.waiting:
+        namespace = sender.job[0]
+        if not self._waiting.take(namespace):
             return Answer(503, {"error": "too many outcomes are being stored"}, 2.0)
-        self._waiting += 1
         try:
-            async with self._slots:
+            async with self._turns.turn(namespace):
                 stored = await self._store(sender, taken)
         except (Unavailable, Fenced):
             return Answer(503, {"error": "the API server is unavailable"}, 5.0)
@@ -91,7 +96,7 @@ class OutcomeStore:
             logger.warning("cannot store what rank %s of %s/%s %s: %s", taken.rank, *sender.job, taken.kind, error)
             return Answer(422, {"error": f"the API server rejected its ConfigMap: {error.message[:500]}"})
         finally:
-            self._waiting -= 1
+            self._waiting.give(namespace)
         return received(len(taken.content), stored)
 
     def close(self) -> None:
@@ -177,7 +182,7 @@ class OutcomeStore:
         for name in names:
             path = paths.item("ConfigMap", sender.job[0], name)
             try:
-                async with self._slots:
+                async with self._turns.turn(sender.job[0]):
                     metadata = self._decode(await self._client.get(path)).metadata
                     if any(owner.uid == sender.job_uid for owner in metadata.owner_references):
                         await self._client.delete(path, metadata.uid)

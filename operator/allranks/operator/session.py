@@ -25,7 +25,7 @@ from allranks.operator.cache import JobCache, JobKey, PodCache
 from allranks.operator.controller import Controller
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.leader_election import Lease
-from allranks.operator.metrics import GpuCounts, Metrics
+from allranks.operator.metrics import GpuCounts, Metrics, Shares
 from allranks.operator.notifier import Notifier
 from allranks.operator.observer import Observer
 from allranks.operator.optional_apis import OptionalApis, optional_kinds
@@ -172,6 +172,12 @@ class Session:
     def idle(self) -> bool:
         """Return whether everything observed has been handled, including statuses and Events."""
         return self.synced and self.controller.idle and self.recorder.idle and (not self.sweeps or self.sweeps.idle)
+
+    @property
+    def shares(self) -> Shares:
+        """Return which namespaces use much of what all namespaces share."""
+        out = {**self.reports.large, "results": self.outcomes.large, "notifications": self.notifier.large}
+        return {**out, "sweep_notifications": self.sweeps.notifier.large} if self.sweeps else out
 
     def ages(self) -> Iterator[tuple[str, float]]:
         """Yield the name of each watch, and the seconds since its last activity."""

@@ -98,6 +98,11 @@ class Outcomes:
         self._share = Share(self._limits.room_bytes)
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
+    @property
+    def large(self) -> dict[str, float]:
+        """Return `Share.large` of the bytes of unfinished contents."""
+        return self._share.large
+
     def take(self, sender: ReportSource, body: bytes, full: bool = False) -> Outcome | Answer:
         """Return the content once it is complete, else the answer to the sender. If `full`, no further exceptions are
         stored."""

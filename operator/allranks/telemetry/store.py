@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -41,6 +41,7 @@ class StoreLimits:
     burst: int = 5
     """Messages that a pod may send in a row, per rank."""
     jobs: int = 20_000
+    """Namespaces share them."""
     ranks_per_job: int = 16_384
     ranks: int = 65_536
     """Of all jobs together, about 1 KB each. Namespaces share them. When the store is full, silent jobs are dropped. If
@@ -70,7 +71,7 @@ class _Replica:
 class _Job:
     """Reports of one attempt: the newest that a pod or the controller has named."""
 
-    namespace: str
+    name: Job
     uid: str
     attempt: int
     replicas: dict[tuple[str, int], _Replica] = field(default_factory=dict)
@@ -88,6 +89,10 @@ class _Job:
     since: datetime | None = None
     """End of the last silence."""
     collectives: Collectives | None = None
+
+    @property
+    def namespace(self) -> str:
+        return self.name[0]
 
 
 class ReportStore:
@@ -108,7 +113,9 @@ class ReportStore:
         self._notifier = Notifier(reconcile, monotonic, later or _call_later, self._limits.job_interval)
         self._jobs: OrderedDict[Job, _Job] = OrderedDict()
         """Ordered by the time of the last message."""
-        self._share = Share(self._limits.ranks)
+        self._processes: dict[Job, tuple[str, Mapping[str, int]]] = {}
+        """Job -> (UID, role -> the most ranks of a pod)"""
+        self._share, self._job_share = Share(self._limits.ranks), Share(self._limits.jobs)
         self.since = now()
         """When this store started to listen."""
         self._window = (now(), 0, 0)
@@ -123,6 +130,11 @@ class ReportStore:
         if 0 <= passed < _WINDOW_SECONDS:
             return max(count, last)
         return count if 0 <= passed < 2 * _WINDOW_SECONDS else 0
+
+    @property
+    def large(self) -> dict[str, dict[str, float]]:
+        """Return `Share.large` of the ranks and of the jobs that report."""
+        return {"report_ranks": self._share.large, "report_jobs": self._job_share.large}
 
     @property
     def interval(self) -> float:
@@ -161,6 +173,9 @@ class ReportStore:
             self._notifier.notify(sender.job)
             return Answer(200, {"interval": interval, "stacks": "", "checkpoint": 0})
         key = message.local_rank if message.trainer_status is None else trainer_status.KEY
+        if not self._is_declared(job, replica, sender.role, key):
+            error = f"the job declares {self._most(job, sender.role)} processes for this pod, and this is a further one"
+            return Answer(400, {"error": error})
         if not self._has_room(job, replica, key, moment):
             return Answer(503, {"error": "too many ranks report"}, interval)
         before = replica.ranks.get(key)
@@ -187,6 +202,28 @@ class ReportStore:
         ranks = tuple(rank for replica in kept.replicas.values() for rank in trainer_status.effective(replica.ranks))
         return Reports(since, ranks, self._any_job_at, kept.collectives)
 
+    def bound(self, job: Job, uid: str, processes: Mapping[str, int] | None) -> None:
+        """Set role -> the number of ranks that each of its pods may report. None changes nothing.
+
+        Until it is set, LOCAL_RANKS is the bound. Ranks beyond it are dropped.
+        """
+        if processes is None or self._processes.get(job) == (uid, processes):
+            return
+        self._processes[job] = uid, processes
+        kept = self._jobs.get(job)
+        if kept is None:
+            return
+        for (role, _), replica in kept.replicas.items():
+            beyond = sorted(key for key in replica.ranks if key != trainer_status.KEY)[self._most(kept, role) :]
+            for key in beyond:
+                kept.values -= len(replica.ranks.pop(key).metrics)
+            kept.ranks -= len(beyond)
+            self._share.give(kept.namespace, len(beyond))
+
+    def _most(self, job: _Job, role: str) -> int:
+        uid, processes = self._processes.get(job.name, ("", {}))
+        return min(messages.LOCAL_RANKS, processes.get(role, 1)) if uid == job.uid else messages.LOCAL_RANKS
+
     def stack_dump_id(self, job: Job, question: str) -> None:
         """Ask each rank of the current attempt to dump the stacks of its threads, once per new `question`."""
         if kept := self._jobs.get(job):
@@ -199,18 +236,26 @@ class ReportStore:
 
     def forget(self, job: Job) -> None:
         """Forget a job that is deleted or finished."""
+        self._processes.pop(job, None)
+        self._drop(job)
+
+    def _drop(self, job: Job) -> None:
+        """Forget the reports of a job."""
         if kept := self._jobs.pop(job, None):
-            self._share.give(job[0], kept.ranks)
+            self._share.give(kept.namespace, kept.ranks)
+            self._job_share.give(kept.namespace)
         self._notifier.forget(job)
 
     def _job(self, sender: ReportSource, moment: float) -> _Job | None:
         job = self._jobs.get(sender.job)
         if job is None or job.uid != sender.job_uid:
             # A former job had the same name. Authentication only accepts pods of existing jobs.
-            self.forget(sender.job)
-            if len(self._jobs) >= self._limits.jobs and not self._make_room(moment):
+            self._drop(sender.job)
+            fits, namespace = self._job_share.fits, sender.job[0]
+            if not fits(namespace) and not (self._make_room(moment) and fits(namespace)):
                 return None
-            job = self._jobs[sender.job] = _Job(sender.job[0], sender.job_uid, sender.attempt)
+            self._job_share.take(namespace)
+            job = self._jobs[sender.job] = _Job(sender.job, sender.job_uid, sender.attempt)
         now = self._now()
         if job.message_at is not None and now - job.message_at > SILENCE:
             job.since, job.stacks = now, ""
@@ -219,10 +264,10 @@ class ReportStore:
         return job
 
     def _make_room(self, moment: float) -> bool:
-        name, job = next(iter(self._jobs.items()))
-        if moment - job.heard_at < self._limits.silent_seconds:
+        name, job = next(iter(self._jobs.items()), (("", ""), None))
+        if job is None or moment - job.heard_at < self._limits.silent_seconds:
             return False
-        self.forget(name)
+        self._drop(name)
         return True
 
     def _begin(self, job: _Job, attempt: int) -> None:
@@ -246,6 +291,11 @@ class ReportStore:
             job.values -= sum(len(rank.metrics) for rank in kept.ranks.values())
         replica = job.replicas[key] = _Replica(sender.restart, sender.pod_uid, Bucket(self._limits.burst, moment))
         return replica
+
+    def _is_declared(self, job: _Job, replica: _Replica, role: str, key: int) -> bool:
+        """Return whether the pod may report this rank: processes beyond those of its job are not believed."""
+        others = sum(1 for other in replica.ranks if other not in (key, trainer_status.KEY))
+        return key == trainer_status.KEY or others < self._most(job, role)
 
     def _has_room(self, job: _Job, replica: _Replica, key: int, moment: float) -> bool:
         if key in replica.ranks:

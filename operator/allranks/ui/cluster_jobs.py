@@ -16,12 +16,12 @@ from allranks.client.queues import Queue, read_queues
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster
-from allranks.kube.decoding import decoder
 from allranks.kube.errors import ApiError
 from allranks.kube.job_codec import pods_of
+from allranks.kube.object_text import ObjectText, object_text, of_manifest
 from allranks.kube.paths import core_path, job_path
 from allranks.kube.store import differences, without_managed_fields
-from allranks.kube.watch import LAST_BACKOFF_SECONDS, Watch
+from allranks.kube.watch import LAST_BACKOFF_SECONDS, PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.ui.changes import Hub
 from allranks.ui.entries import Entry, Manifest
 from allranks.ui.problems import Problem
@@ -70,19 +70,24 @@ class ClusterJobs:
     def add(self, job: Manifest) -> None:
         """Show a job that was just created here, before the watch has it."""
         if (job["metadata"]["namespace"], job["metadata"]["name"]) not in self._entries:
-            self._on_change(job, False)
+            self._on_change(of_manifest(job), False)
 
-    async def run(self) -> None:
-        """Watch until cancelled. Try again after an error."""
-        watch = Watch(
+    def watch(self) -> Watch[ObjectText]:
+        """Return the watch that feeds this mirror."""
+        return Watch(
             self.cluster.client,
             job_path(self.namespace),
-            decoder(Manifest),
+            object_text,
             listed=self._on_list,
             changed=self._on_change,
             on_error=self._on_error,
             on_open=lambda: self._say(""),
+            page=PAGE_OF_LARGE_OBJECTS,
         )
+
+    async def run(self) -> None:
+        """Watch until cancelled. Try again after an error."""
+        watch = self.watch()
         while True:
             try:
                 await watch.run()
@@ -95,14 +100,14 @@ class ClusterJobs:
     async def close(self) -> None:
         await self._reads.close()
 
-    def _on_list(self, jobs: Sequence[Manifest], _resource_version: int) -> None:
+    def _on_list(self, jobs: Sequence[ObjectText], _resource_version: int) -> None:
         before = self._entries
         self._entries = {(entry.group, entry.name): entry for entry in map(_entry, jobs)}
         for kind, entry in differences(before, self._entries, _version):
             self._hub.publish(kind, entry)
         self._say("")
 
-    def _on_change(self, job: Manifest, deleted: bool) -> None:
+    def _on_change(self, job: ObjectText, deleted: bool) -> None:
         entry = _entry(job)
         key = (entry.group, entry.name)
         if deleted:
@@ -171,8 +176,8 @@ class ClusterJobs:
         return await self._reads.get((path, str(query)), read)
 
 
-def _entry(job: Manifest) -> Entry:
-    return Entry("jobs", job["metadata"]["namespace"], job["metadata"]["name"], without_managed_fields(job))
+def _entry(job: ObjectText) -> Entry:
+    return Entry("jobs", job.metadata["namespace"], job.metadata["name"], job)
 
 
 def _oldest_first(events: Iterable[Manifest]) -> list[Manifest]:

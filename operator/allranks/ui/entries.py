@@ -15,6 +15,7 @@ from allranks.api.sweep import KIND as SWEEP
 from allranks.core.accounting.time_accounting import last_update
 from allranks.kube.job_codec import ranks_of, status_of
 from allranks.kube.label_selectors import label_selection
+from allranks.kube.object_text import LEFT_OUT, ObjectText
 from allranks.local.run_directories import phase_of
 from allranks.ui.problems import Problem
 from allranks.views.job_view import LAST, ORDER
@@ -33,8 +34,8 @@ class Item:
     """The namespace, also in an archive; the name of the job or the sweep of a run."""
     name: str
     """The name on a cluster; the name of the directory of others: the time of a run, NAME-UID in an archive."""
-    manifest: Manifest
-    """The object with its status, as `-o json` prints it."""
+    content: Manifest | ObjectText
+    """The object with its status; a job of a cluster is kept as text."""
     active: bool = True
     """False for a run whose process has ended, and for a deleted object."""
 
@@ -44,17 +45,37 @@ class Item:
         return f"{self.source}/{quote(self.group, safe='')}/{quote(self.name, safe='')}"
 
     @property
+    def manifest(self) -> Manifest:
+        """The object with its status, as `-o json` prints it. A job of a cluster is decoded at each call."""
+        return self.content.manifest() if isinstance(self.content, ObjectText) else self.content
+
+    @property
     def metadata(self) -> Mapping[str, Any]:
-        metadata: Mapping[str, Any] = self.manifest.get("metadata") or {}
+        if isinstance(self.content, ObjectText):
+            return self.content.metadata
+        metadata: Mapping[str, Any] = self.content.get("metadata") or {}
         return metadata
+
+    @property
+    def left_out(self) -> str:
+        """Parts that are too large to show, as a sentence; empty if nothing is missing."""
+        annotations = self.metadata.get("annotations")
+        return str(annotations.get(LEFT_OUT, "")) if isinstance(annotations, dict) else ""
 
     @property
     def phase(self) -> str:
         """`Interrupted` for a run that ended before its job or sweep did, and one that was deleted before its end."""
-        # Without decoding the status: lists of thousands of jobs need it.
-        status = self.manifest.get("status")
-        phase = str((status if isinstance(status, dict) else {}).get("phase") or "Pending")
-        return phase_of(phase, active=self.active)
+        return phase_of(self._phase, active=self.active)
+
+    @cached_property
+    def _phase(self) -> str:
+        # Without decoding the whole status: lists of thousands of jobs need it.
+        status = self._status
+        return str((status if isinstance(status, dict) else {}).get("phase") or "Pending")
+
+    @property
+    def _status(self) -> Any:
+        return self.content.status if isinstance(self.content, ObjectText) else self.content.get("status")
 
 
 AnyItem = TypeVar("AnyItem", bound=Item)
@@ -84,7 +105,7 @@ class Entry(Item):
 
     @cached_property
     def status(self) -> Status:
-        return status_of(self.manifest)
+        return status_of({"status": self._status})
 
     @cached_property
     def ranks(self) -> dict[str, int | None]:

@@ -234,7 +234,7 @@ def _current(jobs: ClusterJobs, entry: Entry) -> Entry:
         return jobs.get(entry.group, entry.name)
     except Problem:
         status = {**(entry.manifest.get("status") or {}), "phase": "Failed"}
-        return replace(entry, manifest={**entry.manifest, "status": status})
+        return replace(entry, content={**entry.manifest, "status": status})
 
 
 # --- pods ------------------------------------------------------------------------------------------------------------

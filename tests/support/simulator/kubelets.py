@@ -62,6 +62,8 @@ class Workload:
     """The program of a pod, for example by its role and attempt."""
     schedule_seconds: float = 0.1
     start_seconds: float = 1.0
+    explains_preemption: bool = True
+    """The scheduler says whether pods are in the way of a pod that it cannot place."""
     bad_images: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Images that cannot be pulled -> (waiting reason, message)."""
 
@@ -245,7 +247,17 @@ class Kubelets:
                 total = len(self.nodes)
                 text = f"0/{total} nodes are available: {total} Insufficient {', '.join(sorted(_requests(pod)))}."
                 self._placing.add(pod["metadata"]["uid"])
-                self.cannot_place(key_of(pod), text)
+                self.cannot_place(key_of(pod), text + self._about_preemption(pod))
+
+    def _about_preemption(self, pod: Manifest) -> str:
+        """What the scheduler says of nodes that are full, and of those that are too small for the pod."""
+        if not (self._workload and self._workload.explains_preemption):
+            return ""
+        requests, nodes = _requests(pod).items(), self.nodes.values()
+        full = sum(1 for node in nodes if all(amount <= node.capacity.get(name, 0) for name, amount in requests))
+        reasons = {"Preemption is not helpful for scheduling": len(nodes) - full, "No preemption victims found": full}
+        text = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+        return f" preemption: 0/{len(nodes)} nodes are available: {text}."
 
     def _fits(self, pod: Manifest, node: Node) -> bool:
         used: dict[str, int] = {}

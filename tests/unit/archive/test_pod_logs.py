@@ -15,6 +15,7 @@ import pytest
 
 from allranks.archive import pod_logs
 from allranks.archive.access import Access, Metrics
+from allranks.archive.job_attempts import JobAttempts
 from allranks.archive.layout import LogName
 from allranks.archive.pod_logs import LogSource, PodLogs, RawPod, source_of
 from allranks.archive.pod_secrets import SecretValues
@@ -30,7 +31,8 @@ FOLDER = "team/penguins-u1"
 
 def pod(index: int = 0, *, attempt: int = 0, state: dict[str, Any] | None = None, **changed: Any) -> RawPod:
     """A pod whose training container runs, or is in another state."""
-    name = f"penguins-worker-{index}-{attempt}"
+    restart = changed.get("labels", {}).get("allranks.dev/restart")
+    name = f"penguins-worker-{index}-{attempt}" + (f"-{restart}" if restart else "")
     manifest = {
         "metadata": {
             "name": name,
@@ -119,12 +121,15 @@ class World:
             self.lost.append((source.pod, why))
 
         cluster: Any = self.cluster
+        self.attempts = JobAttempts()
+        self.attempts.note(FOLDER, 3)
         self.logs = PodLogs(
             lambda _namespace: cluster,
             self._access,
             Writer(self.store),
             self.metrics,
             SecretValues(lambda _namespace: cluster),
+            self.attempts,
             spool=self.spool,
             log_bytes=1 << 16,
             most=most,
@@ -316,6 +321,29 @@ def test_logs_that_are_read_at_the_same_time_are_limited_and_pods_that_end_have_
     assert world.lost == []
 
 
+@pytest.mark.parametrize("state", [{"running": {}}, ENDED], ids=["running pods", "pods that end"])
+def test_many_pods_of_one_namespace_leave_room_for_the_log_of_another(tmp_path: Path, state: dict[str, Any]):
+    async def scenario(world: World) -> None:
+        world.attempts.note("calm/penguins-u1", 0)
+        for index in range(24):
+            world.cluster.answers[f"penguins-worker-{index}-0"] = STAMP + b"step\n"
+            world.changed(pod(index, state=state), False)
+        name = "penguins-worker-99-0"
+        world.cluster.answers[name] = STAMP + b"step\n"
+        await world.until(lambda: world.cluster.open > 0)
+        assert set().union(*world.logs.large.values()) == {"team"}
+        assert 'job_namespace="team"' not in world.metrics.page().decode()
+        world.metrics.shares = lambda: world.logs.large
+        assert 'job_namespace="team"' in world.metrics.page().decode()
+        before = len(world.cluster.requests)
+        world.changed(pod(99, state=state, metadata={"namespace": "calm"}), False)
+        await world.until(lambda: name in world.cluster.requests)
+        assert len(world.cluster.requests) - before <= 8, "it does not wait for the logs of the others"
+        world.cluster.ended.set()
+
+    run(tmp_path, scenario, most=16)
+
+
 def test_pods_that_are_missing_in_a_new_list_have_ended(tmp_path: Path):
     async def scenario(world: World) -> None:
         for index in (0, 1):
@@ -359,10 +387,81 @@ def test_an_archive_that_fails_for_too_long_loses_the_log_with_the_reason(
         {"labels": {"allranks.dev/job-name": "whales"}},
         {"metadata": {"ownerReferences": []}},
         {"metadata": {"ownerReferences": [{"name": "penguins", "uid": "../u", "controller": True}]}},
+        {"metadata": {"name": "some-pod"}},
     ],
 )
 def test_a_pod_whose_labels_are_not_those_of_the_operator_is_left_out(changed: dict[str, Any]):
     assert source_of(pod(**changed)) is None
+
+
+def test_a_pod_cannot_write_into_the_archive_of_a_job_that_the_watch_has_not_shown(tmp_path: Path):
+    """Its owner is a job of long ago, a job of another namespace, or an attempt that has not begun."""
+    log = LogName(0, "worker", 0)
+    of_others = {"kind": "DistributedTraining", "name": "penguins", "uid": "u2", "controller": True}
+    forged = [
+        pod(attempt=4, state=ENDED),
+        pod(state=ENDED, metadata={"uid": "1", "ownerReferences": [of_others]}),
+        pod(state=ENDED, metadata={"uid": "2", "namespace": "other"}),
+    ]
+
+    async def scenario(world: World) -> None:
+        world.store.put(f"team/penguins-u2/{log.path}", gzip.compress(b"of long ago\n"))
+        for each in forged:
+            world.cluster.answers[each.metadata.name] = STAMP + b"forged\n"
+            world.changed(each, False)
+        world.cluster.ended.set()
+        assert world.logs.idle
+        for each in forged:
+            world.changed(each, True)
+        world.attempts.note(FOLDER, 4)
+        assert world.logs.idle, "the pod is gone"
+
+    world = run(tmp_path, scenario)
+    assert world.cluster.requests == []
+    assert [entry.name for entry in world.store.list()] == [f"team/penguins-u2/{log.path}"]
+    assert world.lost == []
+
+
+def test_a_pod_whose_attempt_is_shown_later_is_read_then(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        world.cluster.answers["penguins-worker-0-4"] = STAMP + b"step 1\n"
+        world.cluster.ended.set()
+        world.changed(pod(attempt=4, state=ENDED), False)
+        assert world.logs.idle
+        world.attempts.note(FOLDER, 4)
+        await world.all_written()
+
+    assert run(tmp_path, scenario).text(LogName(4, "worker", 0)) == f"{STAMP.decode()}step 1\n"
+
+
+def test_a_finished_log_is_not_replaced_by_a_pod_that_takes_the_name_later(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        world.cluster.answers["penguins-worker-0-0"] = STAMP + b"real\n"
+        world.cluster.ended.set()
+        world.changed(pod(state=ENDED), False)
+        await world.all_written()
+        world.changed(pod(state=ENDED), True)
+        world.cluster.answers["penguins-worker-0-0"] = STAMP + b"forged\n"
+        world.changed(pod(metadata={"uid": "of-another-pod"}), False)  # it runs
+        await world.until(lambda: len(world.cluster.requests) > 1)
+        world.changed(pod(state=ENDED, metadata={"uid": "of-another-pod"}), False)
+        await world.all_written()
+
+    assert run(tmp_path, scenario).text(LogName(0, "worker", 0)) == f"{STAMP.decode()}real\n"
+
+
+def test_attempts_that_a_job_has_not_begun_supersede_no_logs(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        world.cluster.ended.set()
+        for attempt in (*range(4), *range(100, 120)):
+            each = pod(attempt=attempt, state=ENDED)
+            world.cluster.answers[each.metadata.name] = STAMP + b"step\n"
+            world.changed(each, False)
+            await world.all_written()
+
+    world = run(tmp_path, scenario)
+    logs = [world.text(LogName(attempt, "worker", 0)) is not None for attempt in (0, 1, 2, 3, 100, 119)]
+    assert logs == [True, True, True, True, False, False]
 
 
 def test_the_log_has_the_name_of_the_pod_and_its_secrets_are_found():

@@ -14,11 +14,13 @@ import pytest
 from allranks.archive import access as accesses
 from allranks.archive import saved_objects
 from allranks.archive.access import Access, Metrics
+from allranks.archive.job_attempts import JobAttempts
 from allranks.archive.pod_secrets import SecretValues
 from allranks.archive.saved_objects import SavedObjects
 from allranks.archive.store import ArchiveError, DirectoryStore
 from allranks.archive.writer import Writer
 from allranks.errors import ClusterError
+from allranks.kube.object_text import object_text
 from support.sweep_samples import a_sweep
 from support.ui_samples import a_job, event
 
@@ -51,11 +53,24 @@ class World:
     def __init__(self, folder: Path, give_up_seconds: float) -> None:
         self.cluster, self.metrics, self.store = Events(), Metrics(), DirectoryStore(folder)
         self._access = Access(self.metrics, call_seconds=20, give_up_seconds=give_up_seconds)
+        self.attempts = JobAttempts()
         cluster: Any = self.cluster
         self.jobs = SavedObjects(
-            lambda _: cluster, self._access, Writer(self.store), self.metrics, SecretValues(lambda _: cluster)
+            lambda _: cluster,
+            self._access,
+            Writer(self.store),
+            self.metrics,
+            SecretValues(lambda _: cluster),
+            self.attempts,
         )
         self.running = asyncio.create_task(self.jobs.run())
+
+    def listed(self, objects: list[dict[str, Any]], namespace: str | None, kind: str = "DistributedTraining") -> None:
+        texts = [object_text(json.dumps(manifest).encode(), kind) for manifest in objects]
+        self.jobs.listed(texts, namespace, kind)
+
+    def changed(self, manifest: dict[str, Any], deleted: bool, kind: str = "DistributedTraining") -> None:
+        self.jobs.changed(object_text(json.dumps(manifest).encode(), kind), deleted)
 
     def job(self, file: str = JOB) -> dict[str, Any] | None:
         data = self.store.get(file)
@@ -99,12 +114,12 @@ def changed(job: dict[str, Any], **status: Any) -> dict[str, Any]:
 def test_a_job_is_written_when_its_attempt_or_its_phase_changes_and_not_for_its_progress(tmp_path: Path):
     async def scenario(world: World) -> None:
         job = a_job("penguins", "Running")
-        world.jobs.listed([changed(job, progress={"summary": "1"})], None)
+        world.listed([changed(job, progress={"summary": "1"})], None)
         await world.written()
         assert world.job()["status"]["progress"]["summary"] == "1"  # type: ignore[index]
-        world.jobs.changed(changed(job, progress={"summary": "2"}), False)
+        world.changed(changed(job, progress={"summary": "2"}), False)
         assert world.jobs.idle
-        world.jobs.changed(changed(job, attempt=1, progress={"summary": "3"}), False)
+        world.changed(changed(job, attempt=1, progress={"summary": "3"}), False)
         await world.written()
         assert world.job()["status"]["attempt"] == 1  # type: ignore[index]
 
@@ -115,14 +130,14 @@ def test_a_job_is_written_when_its_attempt_or_its_phase_changes_and_not_for_its_
 def test_a_job_that_is_deleted_while_it_runs_is_written_in_its_last_state(tmp_path: Path, noticed: bool):
     async def scenario(world: World) -> None:
         job = a_job("penguins", "Running")
-        world.jobs.changed(copy.deepcopy(job), False)
+        world.changed(copy.deepcopy(job), False)
         await world.written()
         last = changed(job, progress={"summary": "2"})
-        world.jobs.changed(copy.deepcopy(last), False)
+        world.changed(copy.deepcopy(last), False)
         if noticed:
-            world.jobs.changed(last, True)
+            world.changed(last, True)
         else:  # the watch was interrupted
-            world.jobs.listed([], "team")
+            world.listed([], "team")
         await world.written()
         assert world.job()["status"]["progress"]["summary"] == "2"  # type: ignore[index]
         assert world.jobs.live == set()
@@ -132,9 +147,9 @@ def test_a_job_that_is_deleted_while_it_runs_is_written_in_its_last_state(tmp_pa
 
 def test_a_list_of_one_namespace_says_nothing_about_the_others(tmp_path: Path):
     async def scenario(world: World) -> None:
-        world.jobs.changed(a_job("penguins", "Running"), False)
+        world.changed(a_job("penguins", "Running"), False)
         await world.written()
-        world.jobs.listed([], "other")
+        world.listed([], "other")
         assert world.jobs.live == {"team/penguins-uid-penguins"}
 
     run(tmp_path, scenario)
@@ -147,10 +162,10 @@ def test_events_of_the_job_and_its_pods_are_written_and_a_missing_right_loses_on
             event("penguins-worker-1-0", "Pod", "BackOff", "Back-off restarting"),
             event("whales-worker-1-0", "Pod", "BackOff", "of another job"),
         ]
-        world.jobs.changed(a_job("penguins", "Running"), False)
+        world.changed(a_job("penguins", "Running"), False)
         await world.written()
         world.cluster.items = None
-        world.jobs.changed(a_job("penguins", "Succeeded"), False)
+        world.changed(a_job("penguins", "Succeeded"), False)
         await world.written()
 
     world = run(tmp_path, scenario)
@@ -174,15 +189,15 @@ def test_a_sweep_is_written_when_a_trial_ends_and_when_it_has_finished_and_not_f
             status = world.job(SWEEP)["status"]  # type: ignore[index]
             return status["phase"], sum(trial["phase"] == "Succeeded" for trial in status["trials"])
 
-        world.jobs.listed([running(0)], None, KIND)
+        world.listed([running(0)], None, KIND)
         await world.written()
         assert summary() == ("Running", 0)
-        world.jobs.changed(running(0, step=20), False, KIND)
+        world.changed(running(0, step=20), False, KIND)
         assert world.jobs.idle
-        world.jobs.changed(running(2), False, KIND)
+        world.changed(running(2), False, KIND)
         await world.written()
         assert summary() == ("Running", 2)
-        world.jobs.changed(a_sweep(), False, KIND)
+        world.changed(a_sweep(), False, KIND)
         await world.written()
         assert summary() == ("Succeeded", 12)
         assert world.jobs.live == {"team/search-uid-search"}
@@ -195,15 +210,15 @@ def test_a_sweep_is_written_when_a_trial_ends_and_when_it_has_finished_and_not_f
 @pytest.mark.parametrize("noticed", [True, False])
 def test_a_sweep_that_is_deleted_is_written_in_its_last_state(tmp_path: Path, noticed: bool):
     async def scenario(world: World) -> None:
-        world.jobs.changed(a_job("penguins", "Running"), False)
-        world.jobs.changed(running(1), False, KIND)
+        world.changed(a_job("penguins", "Running"), False)
+        world.changed(running(1), False, KIND)
         await world.written()
         last = running(1, step=77)
-        world.jobs.changed(copy.deepcopy(last), False, KIND)
+        world.changed(copy.deepcopy(last), False, KIND)
         if noticed:
-            world.jobs.changed(last, True, KIND)
+            world.changed(last, True, KIND)
         else:  # the watch was interrupted
-            world.jobs.listed([], None, KIND)
+            world.listed([], None, KIND)
         await world.written()
         assert world.job(SWEEP)["status"]["trials"][-1]["step"] == 77  # type: ignore[index]
         assert world.jobs.live == {"team/penguins-uid-penguins"}, "a list of sweeps says nothing about jobs"
@@ -217,7 +232,7 @@ def test_a_sweep_has_its_own_events_and_not_those_of_its_trials(tmp_path: Path):
             event("search", KIND, "TrialStarted", "trial 0: lr=0.1", uid="uid-search"),
             event("search-0-worker-0-0", "Pod", "BackOff", "Back-off restarting"),
         ]
-        world.jobs.changed(a_sweep(), False, KIND)
+        world.changed(a_sweep(), False, KIND)
         await world.written()
 
     world = run(tmp_path, scenario)
@@ -234,10 +249,10 @@ def test_values_of_secrets_are_masked_in_messages_and_stay_masked_when_the_secre
     async def scenario(world: World) -> None:
         world.cluster.items = [said]
         world.cluster.secrets = {"db": {"word": "c3dvcmRmaXNo", "unused": "cGVuZ3VpbnM="}}
-        world.jobs.changed(copy.deepcopy(job), False)
+        world.changed(copy.deepcopy(job), False)
         await world.written()
         world.cluster.secrets = {}  # deleted with the job
-        world.jobs.changed(changed(job, outcome="cleaned up"), True)
+        world.changed(changed(job, outcome="cleaned up"), True)
         await world.written()
 
     world = run(tmp_path, scenario)
@@ -261,7 +276,7 @@ def test_writing_is_tried_again_until_it_is_given_up(tmp_path: Path, monkeypatch
     monkeypatch.setattr(DirectoryStore, "put", failing)
 
     async def scenario(world: World) -> None:
-        world.jobs.changed(a_job("penguins", "Running"), False)
+        world.changed(a_job("penguins", "Running"), False)
         await world.written()
 
     world = run(tmp_path, scenario, give_up_seconds=20.0)
@@ -277,16 +292,56 @@ def test_writing_is_tried_again_until_it_is_given_up(tmp_path: Path, monkeypatch
     assert world.metrics.problem == "the archive is away"
 
 
-def test_jobs_that_wait_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(saved_objects, "MOST_WAITING", 2)
+def test_a_job_that_is_too_large_is_written_without_its_spec_and_says_so(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        job = a_job("penguins", "Suspended")
+        job["spec"] |= {"managedBy": "example.com/other", "template": {"spec": {"x": "y" * 1_300_000}}}
+        world.changed(job, False)
+        await world.written()
+
+    job = run(tmp_path, scenario).job()
+    assert job is not None
+    assert (job["spec"], job["status"]["phase"]) == (None, "Suspended")
+    assert job["metadata"]["annotations"] == {
+        "allranks.dev/left-out": "too large to keep: spec (more than 512 KiB)",
+        **(a_job("penguins", "Suspended")["metadata"].get("annotations") or {}),
+    }
+
+
+def test_the_attempts_of_jobs_are_recorded_while_they_exist_and_after_their_deletion(tmp_path: Path):
+    folder = "team/penguins-uid-penguins"
 
     async def scenario(world: World) -> None:
-        for name in ("a", "b", "c"):
-            world.jobs.changed(a_job(name, "Running"), False)
+        new = a_job("penguins", "Running", attempt=2)
+        del new["status"]
+        world.changed(new, False)
+        assert not world.attempts.has(folder, 0), "it has no status yet"
+        world.changed(a_job("penguins", "Running", attempt=2), False)
+        assert [world.attempts.has(folder, attempt) for attempt in (-1, 0, 2, 3)] == [False, True, True, False]
+        world.changed(a_job("penguins", "Running", attempt=3), True)
+        assert [world.attempts.has(folder, attempt) for attempt in (3, 4)] == [True, False]
+        assert not world.attempts.has("team/penguins-of-another-uid", 0)
         await world.written()
+
+    run(tmp_path, scenario)
+
+
+def test_jobs_that_wait_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(saved_objects, "MOST_WAITING", 4)
+
+    async def scenario(world: World) -> None:
+        calm = a_job("calm", "Running")
+        calm["metadata"]["namespace"] = "calm"
+        world.changed(calm, False)
+        for name in ("a", "b", "c"):
+            world.changed(a_job(name, "Running"), False)
+        assert world.jobs.large == {"team": 2 / 4}
+        await world.written()
+        assert world.jobs.large == {}
 
     world = run(tmp_path, scenario)
     assert [entry.name for entry in world.store.list() if entry.name.endswith("job.json")] == [
+        "calm/calm-uid-calm/job.json",
         "team/b-uid-b/job.json",
         "team/c-uid-c/job.json",
     ]

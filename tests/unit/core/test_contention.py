@@ -9,11 +9,12 @@ from typing import Any
 from allranks.api.status import PastAttempt, ProgressStatus, Status
 from allranks.core.diagnosis import contention
 from allranks.core.diagnosis.contention import gives_up_at
-from allranks.core.facts.contenders import Contender, Contention
+from allranks.core.facts.contenders import Contender, Contention, NodeDemand
 from allranks.core.facts.model import Plan, Pod, RejectedCreate
+from allranks.core.facts.policy import Policy
 from allranks.core.reconcile import reconcile
 from allranks.core.snapshot import Snapshot
-from support.builders import Life, at, job, pending, pod, table
+from support.builders import CLUSTER, Life, at, failure, job, pending, pod, table
 
 NO_ROOM = "Unschedulable"
 
@@ -42,6 +43,17 @@ def contender_of(life: Life, **changes: Any) -> Contender | None:
 
 
 OWN = rival("own", created=0, placed=10)
+GPUS = NodeDemand(frozenset({"nvidia.com/gpu"}))
+SPOT, LARGE = (frozenset({NodeDemand(labels=(("pool", frozenset({name})),))}) for name in ("spot", "large"))
+
+
+def foreign(**fields: Any) -> Contender:
+    return replace(rival(**fields), job=("other", "rival"))
+
+
+def in_vain(*times: float) -> Contender:
+    """A job that has given its pods up at these times."""
+    return replace(OWN, gave_up_at=tuple(map(at, times)))
 
 
 @table(
@@ -56,6 +68,38 @@ OWN = rival("own", created=0, placed=10)
     ("no job waits for a weaker one with a longer timeout", OWN, [rival(), rival("w", 80, timeout=900)], None, 310),
     ("jobs of other pools are no rivals", replace(OWN, pool="a"), [rival(pool="b")], None, None),
     ("a job without a pool may need the same nodes", replace(OWN, pool="a"), [rival()], None, 310),
+    ("a job of another namespace is no rival", OWN, [foreign()], None, None),
+    ("nor is it if only one has a pool", OWN, [foreign(pool="a")], None, None),
+    ("it is if they share a pool", replace(OWN, pool="a"), [foreign(pool="a")], None, 310),
+    (
+        "a job that waits for a quota is none in a pool",
+        replace(OWN, pool="a"),
+        [foreign(pool="a", by_quota=True)],
+        0,
+        None,
+    ),
+    ("a job that waits for a quota of the namespace is one", OWN, [rival(by_quota=True)], None, 310),
+    ("a job that no other job can help is none", OWN, [rival(placeable=False)], None, None),
+    ("a job that waits for another resource is none", OWN, [rival(lacking=frozenset({GPUS}))], None, None),
+    ("a job that waits for other nodes is none", replace(OWN, held=SPOT), [rival(lacking=LARGE)], None, None),
+    ("pods without a selector may be on any node", replace(OWN, held=SPOT), [rival()], None, 310),
+    ("a job that got no node after two restarts is none", in_vain(100, 200), [rival(placed=50)], None, None),
+    ("one restart for it may not have been enough", in_vain(100), [rival(placed=50)], None, 310),
+    ("a job that got a node after them is one", in_vain(100, 200), [rival(placed=150)], None, 310),
+    (
+        "a new placement of the same pods is no progress",
+        in_vain(1, 2),
+        [rival(placed=9, progress_at=at(0))],
+        None,
+        None,
+    ),
+    (
+        "no job waits for a weaker job that keeps its pods",
+        OWN,
+        [rival(), rival("w", 80, held=frozenset({GPUS}))],
+        0,
+        310,
+    ),
     ("room that was just given up is waited for", OWN, [rival()], 200, 500),
     ("with 0 it never gives up", replace(OWN, timeout_seconds=0), [rival()], None, None),
 )
@@ -78,10 +122,13 @@ def test_the_pods_are_given_up_by_a_new_attempt_after_a_backoff() -> None:
     assert "only 1 of 2 pods had nodes for 300 s, and job rival, which is older, waits" in event.message
 
 
-def test_a_rival_of_another_namespace_is_named_with_it() -> None:
-    stronger = replace(rival(priority=3), job=("other", "big"))
-    [event] = plan_of(half_placed(), 310, [stronger]).events
-    assert "job other/big, which has a higher priority" in event.message
+def test_the_message_names_no_job_of_another_namespace() -> None:
+    stronger = replace(rival(priority=3), job=("other", "big"), pool="a100")
+    platform = replace(CLUSTER, policy=Policy(default_pool="a100"))
+    look = replace(half_placed().look(310), platform=platform, contention=Contention((stronger,)))
+    [event] = reconcile(look).events
+    assert "a job of another namespace with the same TrainingPool, which has a higher priority, waits" in event.message
+    assert "big" not in event.message
 
 
 def test_each_time_in_a_row_doubles_the_backoff_up_to_half_an_hour() -> None:
@@ -105,7 +152,7 @@ def test_the_time_of_an_attempt_that_gave_up_is_not_lost() -> None:
 
 
 def test_when_a_job_is_placed_in_part() -> None:
-    assert contender_of(half_placed()) == Contender(("team", "job"), 0, at(0), at(10), 300)
+    assert contender_of(half_placed()) == Contender(("team", "job"), 0, at(0), at(10), 300, progress_at=at(10))
     with_priority = [replace(each, priority=7) for each in (pod(), pending(index=1, waiting_reason=NO_ROOM))]
     found = contender_of(half_placed(*with_priority))
     assert found
@@ -150,3 +197,68 @@ def test_an_elastic_job_that_can_run_with_fewer_workers_is_no_contender() -> Non
 
     assert contender_of(elastic(2)) is None
     assert contender_of(elastic(3))
+
+
+@table(
+    ("no node is large enough", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. {}2 {useless}.", False),
+    ("no node has the label", "0/2 nodes are available: 2 node(s) didn't match the selector. {}2 {useless}.", False),
+    ("one node is full", "0/3 nodes are available: 3 Insufficient cpu. {}1 {useless}, 2 No preemption victims.", True),
+    ("the scheduler says nothing about it", "0/2 nodes are available: 2 Insufficient cpu.", True),
+    ("the pod preempts no other", "0/2 nodes are available: 2 Insufficient cpu. preemption: not eligible.", True),
+)
+def test_a_pod_that_fits_on_no_node_makes_its_job_no_rival(case: tuple[str, bool]) -> None:
+    template, expected = case
+    message = template.replace("{}", "preemption: 0/3 nodes are available: ").replace(
+        "{useless}", "Preemption is not helpful for scheduling"
+    )
+    own = contender_of(half_placed(pod(), pending(index=1, waiting_reason=NO_ROOM, waiting_message=message)))
+    assert own
+    assert own.placeable is expected
+
+
+@table(
+    ("a pod that never fits into the quota", "exceeded quota: gpus, requested: {}=9, used: {}=0, limited: {}=8", False),
+    (
+        "one that fits later",
+        "exceeded quota: gpus, requested: pods=1,{}=8, used: pods=1,{}=4, limited: pods=2,{}=8",
+        True,
+    ),
+    ("a policy that refuses the pod", 'admission webhook "policy" denied the request: no', False),
+)
+def test_a_refused_pod_makes_its_job_a_rival_only_if_the_quota_may_have_room_later(case: tuple[str, bool]) -> None:
+    message, expected = case
+    life = half_placed(pod(placed_at=at(10)), pod(index=1))
+    del life.pods["job-worker-1-0"]
+    refusal = RejectedCreate("Pod", "job-worker-1-0", "Forbidden", message.replace("{}", "requests.nvidia.com/gpu"))
+    waits = replace(life.status, running_time=None, launched=False, phase="Pending")
+    own = contender_of(life, refused=(refusal,), persisted=waits)
+    assert own
+    assert (own.by_quota, own.placeable) == (True, expected)
+
+
+def test_what_pods_demand_of_nodes_is_read_from_their_template() -> None:
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]}]
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    spec = {"nodeSelector": {"pool": "spot"}, "affinity": affinity}
+    own = contender_of(half_placed(template={"spec": spec}, resources={"limits": {"nvidia.com/gpu": 1, "cpu": 2}}))
+    assert own
+    labels = (("pool", frozenset({"spot"})), ("zone", frozenset({"a", "b"})))
+    assert own.held == own.lacking == {NodeDemand(frozenset({"nvidia.com/gpu"}), labels)}
+    assert not NodeDemand(labels=labels).meets(NodeDemand(labels=(("zone", frozenset({"c"})),)))
+    assert NodeDemand(labels=labels).meets(NodeDemand(labels=(("zone", frozenset({"b", "c"})),)))
+
+
+def test_restarts_by_failures_are_no_progress_of_a_job_that_never_had_all_its_nodes() -> None:
+    def progress(*history: PastAttempt) -> float:
+        life = half_placed()
+        life.status = replace(life.status, history=list(history))
+        own = contender_of(life)
+        assert own
+        assert own.progress_at
+        return (own.progress_at - at(0)).total_seconds()
+
+    failed = PastAttempt(attempt=1, end_time=at(8), reason="Error", failure=failure())
+    ran = PastAttempt(attempt=0, end_time=at(5), reason="Error", failure=failure(), running_time=at(3))
+    gave_up = PastAttempt(attempt=0, end_time=at(4), reason="GangTimeout")
+    assert [progress(), progress(failed, failed), progress(ran, failed), progress(gave_up, failed)] == [10, 0, 5, 4]
+    assert [progress(failed, ran), progress(failed, gave_up)] == [10, 10]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from allranks.api.job import Owner
 from allranks.api.notify import Notification
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Condition, PastAttempt, ProgressStatus, Status, Straggler
 from allranks.core.accounting import notifications
 from allranks.core.facts.model import Observed, Plan
-from allranks.core.facts.naming import SWEEP_LABEL
 from allranks.core.reconcile import reconcile
 from allranks.core.snapshot import Snapshot
 from support.builders import CLUSTER, NOW, at, failed, job, pod, table
@@ -109,7 +109,8 @@ def test_the_end_of_a_trial_goes_to_those_that_its_template_names() -> None:
     of_pool = PoolSpec(notify=[Notification(receiver="infra")])
     platform = replace(NOTIFYING, pool=of_pool, notifies={"Failed": ("oncall",), "Hung": ("oncall",)})
     trial = job(pool="p", notify=ALL)
-    trial = trial.model_copy(update={"metadata": trial.metadata.model_copy(update={"labels": {SWEEP_LABEL: "search"}})})
+    owned = {"owner_references": [Owner(kind="TrainingSweep", controller=True)]}
+    trial = trial.model_copy(update={"metadata": trial.metadata.model_copy(update=owned)})
     assert notifications.subscribers(trial, platform, "Failed") == ["team"]
     assert notifications.subscribers(trial, platform, "Hung") == ["team", "infra", "oncall"]
     assert notifications.subscribers(job(pool="p", notify=ALL), platform, "Failed") == ["team", "infra", "oncall"]

@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 from allranks.archive.archiver import pods_watch
+from allranks.archive.job_attempts import JobAttempts
 from allranks.archive.pod_logs import PodLogs
 from allranks.core.facts.optional_kinds import COSCHEDULING_POD_GROUP
 from allranks.kube import paths
@@ -35,7 +36,7 @@ async def pods(client: Client) -> None:
 
 async def archived_pods(client: Client) -> None:
     how: Any = {"spool": Path(), "log_bytes": 1, "most": 1, "lost": nothing}
-    await pods_watch(client, None, PodLogs(*[nothing] * 5, **how)).list_all()
+    await pods_watch(client, None, PodLogs(*[nothing] * 5, JobAttempts(), **how)).list_all()
 
 
 async def jobs(client: Client) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from allranks.api.status import PastAttempt
 from allranks.core.facts.contenders import Contention
+from allranks.core.facts.policy import Policy
 from allranks.core.reconcile import reconcile
 from allranks.operator.other_jobs import Contenders
-from support.builders import Life, at, job, pending, pod
+from support.builders import CLUSTER, Life, at, job, pending, pod
 
 ONE, OTHER = ("team", "one"), ("team", "other")
 
@@ -57,3 +59,21 @@ def test_a_deleted_job_is_no_rival() -> None:
     contenders.observe(ONE, half_placed().look(30))
     contenders.forget(ONE)
     assert contenders.observe(OTHER, half_placed().look(30)) == Contention()
+
+
+def test_jobs_of_another_namespace_neither_appear_nor_are_enqueued_without_a_common_pool() -> None:
+    enqueued: list[tuple[str, str]] = []
+    contenders = Contenders(enqueued.append)
+    foreign = ("foreign", "job")
+    contenders.observe(ONE, half_placed().look(30))
+    contenders.observe(foreign, half_placed().look(30))
+    given_up = PastAttempt(attempt=0, end_time=at(29), reason="GangTimeout")
+    waits = half_placed().look(31)
+    contenders.observe(foreign, replace(waits, persisted=replace(waits.persisted, history=[given_up]), pods=()))
+    assert contenders.observe(OTHER, half_placed().look(31)).given_up_at is None
+    assert enqueued == [ONE]
+    in_pool = [("team", "a"), ("foreign", "b")]
+    for key in in_pool:
+        with_pool = replace(CLUSTER, policy=Policy(default_pool="a100"))
+        contention = contenders.observe(key, replace(half_placed().look(32), platform=with_pool))
+    assert [other.pool for other in contention.others] == ["a100"]

@@ -62,11 +62,20 @@ def test_the_start_time_is_observed_per_attempt_and_is_lost_time_after_a_restart
 def test_sampled_metrics_have_the_values_of_the_moment() -> None:
     metrics = Metrics()
     jobs = [JobSample("team", *job) for job in (("pytorch", "Running"), ("pytorch", "Running"), ("horovod", "Failed"))]
-    metrics.registry.register(Sampled(lambda: jobs, lambda: 3, lambda: [("pods", 1.5)], reports_lost=lambda: 2))
+    metrics.registry.register(
+        Sampled(
+            lambda: jobs,
+            lambda: 3,
+            lambda: [("pods", 1.5)],
+            reports_lost=lambda: 2,
+            shares=lambda: {"results": {"team": 0.5}},
+        )
+    )
     page = generate_latest(metrics.registry).decode()
     assert 'allranks_jobs{framework="pytorch",job_namespace="team",phase="Running"} 2.0' in page
     assert 'allranks_jobs{framework="horovod",job_namespace="team",phase="Failed"} 1.0' in page
     assert "allranks_queue_depth 3.0" in page
+    assert 'allranks_shared_resource_ratio{job_namespace="team",resource="results"} 0.5' in page
     assert "allranks_jobs_reports_lost 2.0" in page
     assert 'allranks_watch_age_seconds{resource="pods"} 1.5' in page
     jobs.clear()

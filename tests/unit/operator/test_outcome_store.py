@@ -167,3 +167,30 @@ def test_a_full_quota_is_reported_to_the_sender() -> None:
         assert "exceeded quota: count/configmaps=3" in answer.body["error"]
 
     play(scene)
+
+
+def test_outcomes_of_one_namespace_that_are_being_stored_leave_room_for_another() -> None:
+    async def scene(world: World) -> None:
+        request, answered = world.api.request, asyncio.Event()
+
+        async def slow(verb: str, path: str, *args: Any, **kwargs: Any) -> Any:
+            if "/team/" in path:
+                await answered.wait()
+            return await request(verb, path, *args, **kwargs)
+
+        world.api.request = slow  # type: ignore[method-assign]
+        busy = [
+            asyncio.create_task(
+                world.send("returned", rank=0, pod_uid=f"pod-{n}", job_uid=f"uid-{n}", job=("team", f"j{n}"))
+            )
+            for n in range(40)
+        ]
+        async with asyncio.timeout(60):
+            while sum(sender.done() for sender in busy) < 16:  # the others wait
+                await asyncio.sleep(0)
+            assert await world.send("returned", job=("calm", "demo"), pod_uid="calm") == STORED
+            answered.set()
+            statuses = [(await sender).status for sender in busy]
+        assert (statuses.count(200), statuses.count(503)) == (24, 16)
+
+    play(scene)

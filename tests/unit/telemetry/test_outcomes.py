@@ -88,6 +88,7 @@ def test_unfinished_outcomes_of_one_namespace_leave_room_for_another() -> None:
     world, content = World(room_bytes=100_000, of_job=9), b"x" * 20_000
     asked = [world.part(content, 0, pod(number, f"uid-{number}")).status for number in range(8)]
     assert asked == [200] * 3 + [503] * 5
+    assert world.outcomes.large == {"team": 0.6}
     other = replace(pod(20, "uid-20"), job=("calm", "job"))
     assert world.send(content, other) == Outcome("returned", 0, content)
 

@@ -469,7 +469,7 @@ def test_the_ranks_and_metrics_of_a_job_are_limited() -> None:
 
 
 def test_the_limits_of_the_store_do_not_affect_present_ranks() -> None:
-    world = World(jobs=2, ranks=4)  # one of them for other namespaces
+    world = World(jobs=3, ranks=4)  # one of them for other namespaces
     other, third = ("team", "other"), ("team", "third")
     assert world.say(worker(0)).status == 200
     assert world.say(worker(0, job=other)).status == 200
@@ -490,8 +490,21 @@ def test_ranks_of_one_namespace_leave_room_for_others() -> None:
     assert world.say(worker(0)).status == 200
 
 
+def test_jobs_of_one_namespace_leave_room_for_others_and_have_a_name() -> None:
+    world = World(jobs=8)
+    jobs = [("team", f"job-{number}") for number in range(8)]
+    assert [world.say(worker(0, job=job)).status for job in jobs] == [200] * 6 + [503] * 2
+    calm = worker(0, job=("calm", "job"))
+    assert world.say(calm).status == 200
+    assert world.store.large == {"report_ranks": {}, "report_jobs": {"team": 6 / 8}}
+    for job in jobs[:2]:
+        world.store.forget(job)
+    assert world.say(worker(0, job=jobs[7])).status == 200, "the room of one of them is for other namespaces again"
+    assert world.say(calm).status == 200
+
+
 def test_a_silent_job_is_dropped_when_the_store_is_full() -> None:
-    world = World(jobs=2, ranks=4)  # one of them for other namespaces
+    world = World(jobs=3, ranks=4)  # one of them for other namespaces
     for index in range(2):
         world.say(worker(index), step=1)
     world.clock.advance(LIMITS.silent_seconds)
@@ -588,3 +601,35 @@ def test_after_a_silence_of_all_ranks_listening_starts_again(world: World) -> No
     reports = world.store.snapshot(JOB, "uid-1", 0)
     assert (reports.since, reports.any_job_at) == (START + timedelta(seconds=221),) * 2
     assert world.store.snapshot(("team", "other"), "uid-1", 0).since == START
+
+
+def test_a_pod_reports_no_more_ranks_than_its_job_declares(world: World) -> None:
+    world.store.bound(JOB, "uid-1", {"worker": 2, "ps": 1})
+    assert [world.say(localRank=local).status for local in (0, 1, 2, 127)] == [200, 200, 400, 400]
+    assert [rank.local_rank for rank in world.ranks()] == [0, 1]
+    assert world.say(localRank=1, step=3).status == 200, "the ranks that are there go on"
+    assert world.say(trainerStatus={"progressPercentage": 10}).status == 200
+    assert "the job declares 2 processes for this pod" in world.say(localRank=5).body["error"]
+    world.store.bound(JOB, "uid-1", None)
+    assert world.say(localRank=2).status == 400, "without pods nothing changes"
+
+
+def test_ranks_that_were_believed_before_the_operator_looked_at_the_job_are_dropped(world: World) -> None:
+    """512 pods could fill the store within the first seconds of an operator."""
+    world = World(ranks=512)
+    assert all(world.say(worker(pod), localRank=local).status == 200 for pod in range(3) for local in range(128))
+    other = worker(0, ("other", "job"), job_uid="uid-2")
+    assert world.say(worker(3)).status == 503
+    world.store.bound(JOB, "uid-1", {"worker": 8})
+    assert len(world.ranks()) == 24
+    assert world.say(other).status == 200
+    assert all(world.say(worker(pod), localRank=local).status == 200 for pod in range(3, 40) for local in range(8))
+
+
+def test_the_bound_is_that_of_the_job_with_this_uid(world: World) -> None:
+    world.store.bound(JOB, "uid-of-an-earlier-job", {"worker": 1})
+    assert [world.say(localRank=local).status for local in (0, 1)] == [200, 200]
+    world.store.bound(JOB, "uid-1", {"worker": 1})
+    assert len(world.ranks()) == 1
+    world.store.forget(JOB)
+    assert [world.say(localRank=local).status for local in (0, 1)] == [200, 200]

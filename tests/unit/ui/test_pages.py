@@ -192,6 +192,18 @@ def test_the_first_of_many_jobs_are_those_that_run(tmp_path):
         assert server.get("/?page=0").status == 422
 
 
+def test_a_job_that_is_too_large_has_a_page_that_says_what_is_missing(tmp_path):
+    large = a_job("large", "Pending")
+    large["spec"]["template"] = {"spec": {"x": "y" * 1_300_000}}
+    with JobApi(tmp_path, large) as api, UiServer(api.kubeconfig, tmp_path / "runs") as server:
+        assert "large" in server.get("/").text
+        for view in ("", "/manifest"):
+            page = server.get(f"/jobs/team/large{view}")
+            assert page.status == 200
+            assert "Parts of this job are missing here: too large to keep: spec (more than 512 KiB)." in page.text
+        assert server.get("/api/v1/jobs/team/large").json["spec"] is None
+
+
 def test_decoding_a_job_is_done_once_for_all_pages():
     entry = Entry("jobs", "team", "job", a_job("job", "Running", progress=progress(10)))
     assert entry.status is entry.status

@@ -13,9 +13,9 @@ from typing import TypeVar
 from allranks.api.job import Job
 from allranks.api.notify import Notification, Target
 from allranks.api.status import FINISHED, Status
+from allranks.api.sweep import KIND as SWEEP
 from allranks.core.diagnosis import hang_detection, stragglers
 from allranks.core.facts.model import Event, Plan, Platform
-from allranks.core.facts.naming import SWEEP_LABEL
 from allranks.core.snapshot import Snapshot
 
 T = TypeVar("T", bound=Target)
@@ -52,9 +52,10 @@ def pending(entries: Iterable[str]) -> list[str]:
 def subscribers(job: Job, platform: Platform, kind: str) -> list[str]:
     """Return the names of the receivers of the job, of its pool, and of all jobs.
 
-    Receivers of the pool and of all jobs are notified of the end of a sweep, not of the end of each trial.
+    Receivers of the pool and of all jobs are notified of the end of a sweep, not of the end of each trial. A trial is a
+    job that a sweep controls: anybody may set its label.
     """
-    if kind in FINISHED and SWEEP_LABEL in job.metadata.labels:
+    if kind in FINISHED and any(owner.controller and owner.kind == SWEEP for owner in job.metadata.owner_references):
         return [name for name, entry in named("", job.spec.notify or ()) if kind in entry.occasions]
     names = [name for name, entry in named_notifications(job, platform) if kind in entry.occasions]
     return list(dict.fromkeys([*names, *platform.notifies.get(kind, ())]))

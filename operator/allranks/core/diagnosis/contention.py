@@ -1,6 +1,7 @@
 """Decides which of two jobs gives its pods up when both hold nodes for a part of their pods and wait for each other.
 
-It is the job with the lowest priority, of these the youngest. It tries again after a backoff.
+It is the job with the lowest priority, of these the youngest. It tries again after a backoff. Jobs are rivals only if
+they share a TrainingPool or a namespace, and if the one could use the room of the other.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
+from allranks.core.diagnosis import node_demand
 from allranks.core.facts import topology
-from allranks.core.facts.contenders import Contender, Contention, timeout_seconds
-from allranks.core.facts.model import Observed, Pod
+from allranks.core.facts.contenders import Contender, Contention, near, timeout_seconds
+from allranks.core.facts.model import UNSCHEDULABLE, Observed, Pod
+from allranks.core.facts.pod_template import role_templates
 
 REASON = "GangTimeout"
 """Reason of an attempt that gave its pods up."""
@@ -39,27 +42,54 @@ def contender(o: Observed, pods: Mapping[tuple[str, int], Pod]) -> Contender | N
     job, status = o.job, o.current
     if not may_contend(o) or (status.progress and status.progress.first_step_time):
         return None
-    rejected = {rejection.name for rejection in o.refused if rejection.kind == "Pod"}
+    rejected = {rejection.name: rejection.message for rejection in o.refused if rejection.kind == "Pod"}
     placed: list[Pod] = []
     without_room: list[str] = []
+    by_quota, placeable = False, True
     for replica in topology.replicas(job, status):
         if not _is_needed(job, replica.role, replica.index):
             continue
         pod = pods.get((replica.role, replica.index))
         if pod and pod.node and pod.deleted_at is None and not pod.ended:
             placed.append(pod)
-        elif (pod is None and replica.hostname in rejected) or (pod and pod.waiting_reason == "Unschedulable"):
+        elif pod is None and replica.hostname in rejected:
             without_room.append(replica.role)
+            by_quota, placeable = True, placeable and node_demand.fits_quota(rejected[replica.hostname])
+        elif pod and pod.waiting_reason == UNSCHEDULABLE:
+            without_room.append(replica.role)
+            placeable = placeable and node_demand.helped_by_other_pods(pod.waiting_message)
     if not placed or not without_room or _enough(job, status, without_room):
         return None
+    templates = role_templates(job, o.platform)
     return Contender(
         job=(job.namespace, job.name),
         priority=min(pod.priority for pod in pods.values()),
         created_at=job.metadata.creation_timestamp or status.start_time or o.now,
-        placed_at=max(pod.placed_at or pod.created_at or o.now for pod in placed),
+        placed_at=_last_placement(placed) or o.now,
         timeout_seconds=timeout_seconds(job),
         pool=o.pool_name,
+        held=frozenset(node_demand.of_template(templates[role]) for role in {pod.role for pod in placed}),
+        lacking=frozenset(node_demand.of_template(templates[role]) for role in set(without_room)),
+        by_quota=by_quota,
+        placeable=placeable,
+        progress_at=_progress_at(status, placed),
+        gave_up_at=tuple(past.end_time for past in status.history if past.reason == REASON),
     )
+
+
+def _last_placement(placed: Iterable[Pod]) -> datetime | None:
+    return max(filter(None, (pod.placed_at or pod.created_at for pod in placed)), default=None)
+
+
+def _progress_at(status: Status, placed: Iterable[Pod]) -> datetime | None:
+    """Return when the job got a node that it did not have before.
+
+    Pods that replace failed ones are no progress, neither alone nor all of them in a new attempt.
+    """
+    ran = next((past for past in reversed(status.history) if past.running_time or past.failure is None), None)
+    if status.history and ran is not status.history[-1]:
+        return ran.end_time if ran else status.start_time
+    return _last_placement(pod for pod in placed if pod.restart == 0)
 
 
 def _is_needed(job: Job, role: str, index: int) -> bool:
@@ -83,12 +113,9 @@ def _enough(job: Job, status: Status, without_room: Collection[str]) -> bool:
 
 def gives_up_at(contender: Contender, contention: Contention) -> datetime | None:
     """Return when the job gives its pods up; None if it keeps them, or another job gives up before."""
-    if contender.timeout_seconds == 0:
+    if contender.timeout_seconds == 0 or strongest(contender, contention.others) is None:
         return None
-    rivals = [other for other in contention.others if _compete(contender, other)]
-    if not any(_rank(other) < _rank(contender) for other in rivals):
-        return None
-    weaker = (other for other in rivals if _rank(other) > _rank(contender))
+    weaker = (other for other in contention.others if _gives_way(other, contender))
     if any(0 < other.timeout_seconds <= contender.timeout_seconds for other in weaker):
         return None
     # Time for the pods of the others to take the room that a job has just given up.
@@ -96,9 +123,9 @@ def gives_up_at(contender: Contender, contention: Contention) -> datetime | None
     return begin + timedelta(seconds=contender.timeout_seconds)
 
 
-def strongest(contender: Contender, others: Iterable[Contender]) -> Contender:
-    """Return the rival that keeps its pods."""
-    return min((other for other in others if _compete(contender, other)), key=_rank)
+def strongest(contender: Contender, others: Iterable[Contender]) -> Contender | None:
+    """Return the rival to which the job gives its pods up; None if there is none."""
+    return min((other for other in others if _gives_way(contender, other)), key=_rank, default=None)
 
 
 def given_up_at(status: Status) -> datetime | None:
@@ -117,9 +144,27 @@ def backoff(status: Status) -> timedelta:
     return min(_BACKOFF_MAX, _BACKOFF_INITIAL * (1 << min(times, 10)))
 
 
-def _compete(contender: Contender, other: Contender) -> bool:
-    """Return whether two jobs may need the same nodes: jobs of different pools do not."""
-    return contender.pool is None or other.pool is None or contender.pool == other.pool
+_MOST_IN_VAIN = 2
+"""A job gives its pods up this often to a rival that gets no further node by that. So one that is stuck restarts no job
+for ever."""
+
+
+def _gives_way(job: Contender, other: Contender) -> bool:
+    """Return whether pods of the job may hold the room that another one, which goes before it, waits for."""
+    if _rank(other) > _rank(job) or not other.placeable or not _may_help(job, other):
+        return False
+    progress_at = other.progress_at or other.placed_at
+    return sum(1 for moment in job.gave_up_at if moment > progress_at) < _MOST_IN_VAIN
+
+
+def _may_help(job: Contender, other: Contender) -> bool:
+    """Return whether pods of the job may be where another one waits for room."""
+    (namespace, _), (other_namespace, _) = job.job, other.job
+    if not near((namespace, job.pool), (other_namespace, other.pool)):
+        return False
+    if other.by_quota:
+        return namespace == other_namespace
+    return any(held.meets(lacking) for held in job.held for lacking in other.lacking)
 
 
 def _rank(job: Contender) -> tuple[int, datetime, tuple[str, str]]:

@@ -53,6 +53,37 @@ def attempt_context(
     return replace(context, variables=variables)
 
 
+UNDECLARED_PROCESSES = 8
+"""A program may start this many processes in each pod, although its job does not declare them."""
+_COUNTS = frozenset({"nproc-per-node", "num-processes", "num-gpus"})
+"""Options of launchers with the number of their processes."""
+
+
+def most_processes(job: Job, status: Status, platform: Platform) -> dict[str, int] | None:
+    """Return role -> the number of processes that may report in each of its pods; None if it is not determined.
+
+    The job declares them: by options of the framework or of a launcher, or by the GPUs and CPUs that it requests.
+    """
+    if pool_template.unavailable(job, platform):
+        return None
+    context, framework = attempt_context(job, status, platform), topology.framework_of(job)
+    return {
+        role: max(
+            UNDECLARED_PROCESSES,
+            framework.processes(context, role),
+            context.gpus.get(role, 0),
+            context.cpus.get(role, 0),
+            *_of_launchers(context.commands.get(role, ())),
+        )
+        for role in context.gpus
+    }
+
+
+def _of_launchers(command: tuple[str, ...]) -> list[int]:
+    options = [option for start in starts(command) for option in start.options if option.name in _COUNTS]
+    return [int(option.value) for option in options if option.value.isdecimal() and len(option.value) < 8]
+
+
 def with_launched_commands(
     framework: Framework, context: AttemptContext, templates: dict[str, Manifest]
 ) -> tuple[AttemptContext, dict[str, Manifest]]:

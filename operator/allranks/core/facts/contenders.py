@@ -9,6 +9,22 @@ from allranks.api.job import Job
 
 
 @dataclass(frozen=True, slots=True)
+class NodeDemand:
+    """What a pod demands of a node, as far as its template says it. The operator knows no nodes."""
+
+    devices: frozenset[str] = frozenset()
+    """Extended resources; empty for a pod that needs CPU and memory only."""
+    labels: tuple[tuple[str, frozenset[str]], ...] = ()
+    """Label of the node -> its allowed values."""
+
+    def meets(self, other: NodeDemand) -> bool:
+        """Return whether there may be a node that both want, for the same resource."""
+        same = self.devices & other.devices or not (self.devices or other.devices)
+        labels = dict(other.labels)
+        return bool(same) and all(values & labels.get(key, values) for key, values in self.labels)
+
+
+@dataclass(frozen=True, slots=True)
 class Contender:
     """A job that holds nodes for a part of its pods."""
 
@@ -20,15 +36,35 @@ class Contender:
     """Time at which a pod of it was placed last."""
     timeout_seconds: int
     pool: str | None = None
+    held: frozenset[NodeDemand] = frozenset({NodeDemand()})
+    """Demands of its pods that have nodes."""
+    lacking: frozenset[NodeDemand] = frozenset({NodeDemand()})
+    """Demands of its pods that find no room."""
+    by_quota: bool = False
+    """A quota of its namespace admits only a part of its pods."""
+    placeable: bool = True
+    """Each of its pods may have room when pods of other jobs are gone."""
+    progress_at: datetime | None = None
+    """Time at which it got a node that it did not have before; None: `placed_at`."""
+    gave_up_at: tuple[datetime, ...] = ()
+    """Times at which it gave its pods up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """The other contenders, as far as this operator observes them."""
+    """The other contenders that may use the same nodes, as far as this operator observes them."""
 
     others: tuple[Contender, ...] = ()
     given_up_at: datetime | None = None
     """Time at which one of the jobs that wait for their next attempt gave its pods up last."""
+
+
+def near(first: tuple[str, str | None], second: tuple[str, str | None]) -> bool:
+    """Return whether jobs of these (namespace, pool) may be rivals: they share a pool, or a namespace."""
+    (namespace, pool), (other_namespace, other_pool) = first, second
+    if pool and other_pool:
+        return pool == other_pool
+    return namespace == other_namespace
 
 
 DEFAULT_TIMEOUT_SECONDS = 300

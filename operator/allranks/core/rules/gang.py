@@ -36,12 +36,13 @@ def give_up_pods(snapshot: Snapshot) -> Outcome:
     if o.now < due:
         return WaitUntil(due)
     rival = contention.strongest(contender, o.contention.others)
+    assert rival
     namespace, name = rival.job
     which = "has a higher priority" if rival.priority > contender.priority else "is older"
-    where = name if namespace == o.job.namespace else f"{namespace}/{name}"
+    where = f"job {name}" if namespace == o.job.namespace else "a job of another namespace with the same TrainingPool"
     placed = sum(1 for pod in snapshot.pods.values() if pod.node)
     reason = (
-        f"only {placed} of {len(snapshot.replicas)} pods had nodes for {contender.timeout_seconds} s, and job {where}, "
+        f"only {placed} of {len(snapshot.replicas)} pods had nodes for {contender.timeout_seconds} s, and {where}, "
         f"which {which}, waits for nodes as well"
     )
     given_up = transitions.give_up(
