@@ -113,6 +113,11 @@ MPIRUN = ["mpirun", "-np", "4", "-H", "server1:2,server2:2", "python", "train.py
         ["python", "-m", "torch.distributed.launch", "--nproc_per_node=2", "train.py", "--nnodes", "3"],
     ),
     (
+        "variables of a shell without a shell",
+        {"command": words("torchrun --nnodes 2 --node_rank $NODE --master_addr=${MASTER} train.py")},
+        ["torchrun", "train.py"],
+    ),
+    (
         "torchrun in a script",
         {"command": shell("cd /app; torchrun --nnodes=2 --node_rank=$RANK --master_addr=a train.py")},
         shell("cd /app; torchrun --node_rank=$RANK train.py"),
