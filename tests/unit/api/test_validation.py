@@ -39,7 +39,7 @@ ROLE_LENGTH = (
     "{name}-{role}-{index}-{attempt}, and a host name has at most 63"
 )
 BLOCK = "does not match framework: remove it or change framework"
-LAUNCHER = "controller MPI needs a launcher, and controller Gloo must not have one"
+LAUNCHER = "controller MPI needs a launcher, and controller Gloo must not have one: add launcher: {} or remove it"
 NO_PODS = "the job has no pods: set the replicas of at least one role"
 NO_SUCH_ROLE = "names a role that this job does not have"
 NOT_SUCCESS = f"{NO_SUCH_ROLE}: use one of its roles, or All"

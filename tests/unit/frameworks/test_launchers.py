@@ -297,8 +297,8 @@ def test_a_launcher_that_starts_one_group_keeps_its_command(case):
     (
         "ray start",
         {"framework": "ray", "roles": {"head": 1, "worker": 2}, "command": ["ray", "start", "--head"]},
-        "allranks starts Ray in each pod: write the command of the program that uses Ray, or set ray.idleSeconds instead "
-        "of a command, for a cluster to which drivers connect",
+        "allranks starts Ray in each pod: write the command of the program that uses Ray, or set ray.idleSeconds "
+        "instead of a command, for a cluster to which drivers connect",
     ),
     (
         "ray start in a script",
