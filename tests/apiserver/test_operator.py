@@ -238,7 +238,7 @@ def _refused(request) -> str:
     [
         ({"env": [{"name": "MASTER_ADDR", "value": "x"}]}, r"spec.env: .*set by allranks: remove any of.*MASTER_ADDR"),
         ({"env": [{"name": "ALLRANKS_JOB", "value": "x"}]}, r"spec.env: .*choose another name"),
-        ({"roles": {"chief": {"replicas": 1}}}, r"spec.roles.chief: .*is a role of tensorflow only"),
+        ({"roles": {"chief": {"replicas": 1}}}, r"spec.roles.chief: .*is a role of tensorflow, ray and spmd only"),
         ({"tensorflow": {}}, r"spec.tensorflow: .*does not match framework"),
         ({"checkpoint": {"volume": {"hostPath": {"path": "/x"}}}}, r"spec.checkpoint.volume: .*hostPath is refused"),
     ],

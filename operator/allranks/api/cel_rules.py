@@ -448,12 +448,11 @@ def _of_framework(framework: Framework) -> Iterable[Rule]:
 
 
 def _not_of_every(role: str, frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
-    owners = [framework.name for framework in frameworks.values() if role in framework.roles]
-    able = {*owners, *_any_role(frameworks)}
+    able = [framework.name for framework in frameworks.values() if framework.any_role or role in framework.roles]
     if len(able) < len(frameworks):
         yield Rule(
             rule=f"!has(self.roles.{role}) || self.framework in {_list(able)}",
-            message=f"is a role of {_joined(owners)} only: remove it or change framework",
+            message=f"is a role of {_joined(able)} only: remove it or change framework",
             field=f".roles.{role}",
         )
 

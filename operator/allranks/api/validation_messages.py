@@ -315,6 +315,9 @@ WORDS_OF_OTHER_SYSTEMS = {
     **dict.fromkeys(("sourcedir", "sourcedirectory"), "{job}.code"),
     **dict.fromkeys(("maxrun", "maxruntimeinseconds", "maxrundurationseconds"), "{job}.activeDeadlineSeconds"),
     "communicationbackend": "{job}.pytorch.backend",
+    **dict.fromkeys(("checkpoints3uri", "checkpointuri"), "{job}.resumeFrom, with an output of when: Checkpoint"),
+    "volumesize": "{job}.template.spec.volumes",
+    "tags": "{job}.template.metadata.labels",
 }
 """Words of Azure ML, SageMaker and others for fields and roles, without capitals and underscores. Only those that are
 no misspelling of the field: `similar` finds these."""

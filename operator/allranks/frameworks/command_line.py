@@ -31,7 +31,9 @@ class Word:
 
     @property
     def variable(self) -> bool:
-        """Whether the text depends on variables or on the output of a command."""
+        """Whether the text depends on variables or on the output of a command. Without a shell only `$(NAME)` does."""
+        if self.end is None:
+            return re.search(r"\$\([^()]+\)", self.text) is not None
         return "$" in self.text or "`" in self.text
 
 

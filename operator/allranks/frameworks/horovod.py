@@ -73,7 +73,8 @@ class Horovod(Framework):
         Rule(
             rule="(has(self.horovod) && self.horovod.controller in ['MPI', 'mpi']) == "
             "(has(self.roles.launcher) && self.roles.launcher.replicas > 0)",
-            message="controller MPI needs a launcher, and controller Gloo must not have one",
+            message="controller MPI needs a launcher, and controller Gloo must not have one: "
+            "add launcher: {} or remove it",
             field=".roles.launcher",
         ),
         Rule(

@@ -182,8 +182,11 @@ class Ray(Framework):
         if start.call.separator:
             edits[start.call.separator] = ""
         driver = edited(command, edits) if start.head[0].end is not None else []
-        driver = driver if driver and driver[-1].strip() else ["python3", "train.py"]
-        line = f"write the command of the program that uses Ray, for example command: {flow_list(driver)}"
+        line = "write the command of the program that uses Ray"
+        if driver and driver[-1].strip():
+            line += f", for example command: {flow_list(driver)}"
+        else:
+            line += ", or set ray.idleSeconds instead of a command, for a cluster to which drivers connect"
         return Launch(command, problem=(start.head[0].argument, f"allranks starts Ray in each pod: {line}"))
 
     def shared(self, context: AttemptContext) -> Shared:

@@ -39,7 +39,7 @@ ROLE_LENGTH = (
     "{name}-{role}-{index}-{attempt}, and a host name has at most 63"
 )
 BLOCK = "does not match framework: remove it or change framework"
-LAUNCHER = "controller MPI needs a launcher, and controller Gloo must not have one"
+LAUNCHER = "controller MPI needs a launcher, and controller Gloo must not have one: add launcher: {} or remove it"
 NO_PODS = "the job has no pods: set the replicas of at least one role"
 NO_SUCH_ROLE = "names a role that this job does not have"
 NOT_SUCCESS = f"{NO_SUCH_ROLE}: use one of its roles, or All"
@@ -200,31 +200,31 @@ RULES = [
     (
         "only Horovod and MPI have a launcher",
         {"roles": {"launcher": 1, "worker": 1}},
-        ("spec.roles.launcher", "is a role of horovod and mpi only: remove it or change framework"),
+        ("spec.roles.launcher", "is a role of horovod, ray, mpi and spmd only: remove it or change framework"),
         {"roles": {"master": 1, "worker": 1}},
     ),
     (
         "PyTorch has no chief",
         {"roles": {"chief": 1, "worker": 1}},
-        ("spec.roles.chief", "is a role of tensorflow only: remove it or change framework"),
+        ("spec.roles.chief", "is a role of tensorflow, ray and spmd only: remove it or change framework"),
         {"roles": {"master": 1, "worker": 1}},
     ),
     (
         "TensorFlow has no master",
         {"framework": "tensorflow", "roles": {"master": 1, "worker": 1}},
-        ("spec.roles.master", "is a role of pytorch only: remove it or change framework"),
+        ("spec.roles.master", "is a role of pytorch, ray and spmd only: remove it or change framework"),
         {"framework": "tensorflow", "roles": {"chief": 1, "worker": 1, "ps": 1, "evaluator": 1}},
     ),
     (
         "Horovod has no parameter servers",
         {"framework": "horovod", "roles": {"worker": 1, "ps": 1}},
-        ("spec.roles.ps", "is a role of tensorflow only: remove it or change framework"),
+        ("spec.roles.ps", "is a role of tensorflow, ray and spmd only: remove it or change framework"),
         {"framework": "horovod", "roles": {"worker": 1}},
     ),
     (
         "only Ray has a head",
         {"roles": {"head": 1, "worker": 1}},
-        ("spec.roles.head", "is a role of ray only: remove it or change framework"),
+        ("spec.roles.head", "is a role of ray and spmd only: remove it or change framework"),
         {"framework": "ray", "roles": {"head": 1, "worker": 1}},
     ),
     (

@@ -113,6 +113,11 @@ MPIRUN = ["mpirun", "-np", "4", "-H", "server1:2,server2:2", "python", "train.py
         ["python", "-m", "torch.distributed.launch", "--nproc_per_node=2", "train.py", "--nnodes", "3"],
     ),
     (
+        "variables of a shell without a shell",
+        {"command": words("torchrun --nnodes 2 --node_rank $NODE --master_addr=${MASTER} train.py")},
+        ["torchrun", "train.py"],
+    ),
+    (
         "torchrun in a script",
         {"command": shell("cd /app; torchrun --nnodes=2 --node_rank=$RANK --master_addr=a train.py")},
         shell("cd /app; torchrun --node_rank=$RANK train.py"),
@@ -292,8 +297,8 @@ def test_a_launcher_that_starts_one_group_keeps_its_command(case):
     (
         "ray start",
         {"framework": "ray", "roles": {"head": 1, "worker": 2}, "command": ["ray", "start", "--head"]},
-        "allranks starts Ray in each pod: write the command of the program that uses Ray, for example command: "
-        "[python3, train.py]",
+        "allranks starts Ray in each pod: write the command of the program that uses Ray, or set ray.idleSeconds "
+        "instead of a command, for a cluster to which drivers connect",
     ),
     (
         "ray start in a script",
