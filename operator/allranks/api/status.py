@@ -11,7 +11,7 @@ from allranks.api.cost import CostStatus, UtilizationStatus
 from allranks.api.data import InputStatus, OutputStatus
 from allranks.api.notify import Entry
 from allranks.api.scheduling import GangStatus, QueueStatus
-from allranks.fields import Commit, Count, Name, NonNegative, Reason, Replicas, Sha256, StatusPart, Time
+from allranks.fields import EXACT, Commit, Count, Name, NonNegative, Reason, Replicas, Sha256, StatusPart, Time
 
 Phase = Literal["Queued", "Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
 FINISHED: frozenset[str] = frozenset({"Succeeded", "Failed"})
@@ -480,7 +480,7 @@ class Status(StatusPart):
         Field(description="The checkpoint that ranks are asked for before their pods are deleted."),
     ] = None
     resumed_from: Annotated[
-        Annotated[str, StringConstraints(max_length=512)] | None,
+        Annotated[str, StringConstraints(max_length=512), EXACT] | None,
         Field(description="Where the checkpoints are that spec.resumeFrom names: claim://CLAIM/FOLDER, or an address."),
     ] = None
     code: Annotated[
