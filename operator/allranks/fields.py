@@ -67,11 +67,13 @@ def printable(text: str) -> str:
     return clean_text(text, colour=False) or ("?" if text else "")
 
 
-@cache
-def _text_fields(kind: type) -> tuple[str, ...]:
+def _names_of_text(kind: type) -> tuple[str, ...]:
     """Return the names of the fields that are text, and of those that are dictionaries with words as keys."""
     hints = get_type_hints(kind, include_extras=True)
     return tuple(name for name, hint in hints.items() if get_origin(hint) is not ClassVar and _is_text(hint))
+
+
+_text_fields: Callable[[Any], tuple[str, ...]] = cache(_names_of_text)
 
 
 def _is_text(hint: Any) -> bool:
