@@ -36,23 +36,9 @@ class Model(BaseModel):
 
 class StatusPart:
     """Base of a status and its parts: dataclasses, because mypy checks `dataclasses.replace`. They are not validated
-    when the program builds them.
-
-    Programs and images of others wrote much of the text, so no text of a status has control sequences or invisible
-    characters, whatever builds it: `kubectl` prints them to terminals. Two statuses can still be compared, because both
-    are clean. Fields that are marked as `EXACT` stay as they are.
-    """
+    when the program builds them."""
 
     __pydantic_config__: ClassVar[ConfigDict] = Model.model_config
-
-    def __post_init__(self) -> None:
-        values, names = self.__dict__, _text_fields(type(self))
-        if "".join(map("".join, filter(None, map(values.get, names)))).isprintable():
-            return
-        for name in names:
-            if value := values[name]:
-                clean = printable(value) if isinstance(value, str) else {printable(key): value[key] for key in value}
-                object.__setattr__(self, name, clean)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -60,6 +46,30 @@ class StatusPart:
         schema = handler(source)
         cast("DataclassSchema", handler.resolve_ref_schema(schema))["strict"] = False
         return schema
+
+
+class TextPart(StatusPart):
+    """Base of parts that have text.
+
+    Programs and images of others wrote much of the text, so no text of a status has control sequences or invisible
+    characters, whatever builds it: `kubectl` prints them to terminals. Two statuses can still be compared, because both
+    are clean. Fields that are marked as `EXACT` stay as they are.
+    """
+
+    _texts: ClassVar[tuple[Any, tuple[str, ...]]] = (None, ())
+    """(class, names of its fields with text): thousands of parts are built at a time."""
+
+    def __post_init__(self) -> None:
+        kind = self.__class__
+        if kind._texts[0] is not kind:
+            kind._texts = kind, _names_of_text(kind)
+        values, names = self.__dict__, kind._texts[1]
+        if not names or "".join(map("".join, filter(None, map(values.get, names)))).isprintable():
+            return
+        for name in names:
+            if value := values[name]:
+                clean = printable(value) if isinstance(value, str) else {printable(key): value[key] for key in value}
+                object.__setattr__(self, name, clean)
 
 
 def printable(text: str) -> str:
@@ -71,9 +81,6 @@ def _names_of_text(kind: type) -> tuple[str, ...]:
     """Return the names of the fields that are text, and of those that are dictionaries with words as keys."""
     hints = get_type_hints(kind, include_extras=True)
     return tuple(name for name, hint in hints.items() if get_origin(hint) is not ClassVar and _is_text(hint))
-
-
-_text_fields: Callable[[Any], tuple[str, ...]] = cache(_names_of_text)
 
 
 def _is_text(hint: Any) -> bool:

@@ -346,8 +346,9 @@ class Event:
     warning: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", printable(self.reason))
-        object.__setattr__(self, "message", printable(self.message))
+        if not (self.reason + self.message).isprintable():
+            object.__setattr__(self, "reason", printable(self.reason))
+            object.__setattr__(self, "message", printable(self.message))
 
 
 @dataclass(frozen=True, slots=True)
