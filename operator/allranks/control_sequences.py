@@ -46,7 +46,7 @@ def clean(line: bytes, colour: bool) -> str:
 
 def clean_text(text: str, colour: bool) -> str:
     """Clean text of several lines, as `clean` does. Colours end at the end of their line."""
-    if not _SEQUENCE.search(text):
+    if text.replace("\n", "").replace("\t", "").isprintable():
         return text
     text = _removed(text, colour)
     return _OPEN_COLOUR.sub(lambda match: match[0] + _RESET, text) if colour else text

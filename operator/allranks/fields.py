@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, JsonValue, StringConstraints, TypeAdapter
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import DataclassSchema
+
+from allranks.control_sequences import clean_text
 
 T = TypeVar("T")
 
@@ -43,6 +46,49 @@ class StatusPart:
         schema = handler(source)
         cast("DataclassSchema", handler.resolve_ref_schema(schema))["strict"] = False
         return schema
+
+
+class TextPart(StatusPart):
+    """Base of parts that have text.
+
+    Programs and images of others wrote much of the text, so no text of a status has control sequences or invisible
+    characters, whatever builds it: `kubectl` prints them to terminals. Two statuses can still be compared, because both
+    are clean. Fields that are marked as `EXACT` stay as they are.
+    """
+
+    _texts: ClassVar[tuple[Any, tuple[str, ...]]] = (None, ())
+    """(class, names of its fields with text): thousands of parts are built at a time."""
+
+    def __post_init__(self) -> None:
+        kind = self.__class__
+        if kind._texts[0] is not kind:
+            kind._texts = kind, _names_of_text(kind)
+        values, names = self.__dict__, kind._texts[1]
+        if not names or "".join(map("".join, filter(None, map(values.get, names)))).isprintable():
+            return
+        for name in names:
+            if value := values[name]:
+                clean = printable(value) if isinstance(value, str) else {printable(key): value[key] for key in value}
+                object.__setattr__(self, name, clean)
+
+
+def printable(text: str) -> str:
+    """Return text without control sequences and invisible characters; `?` if it has nothing else."""
+    return clean_text(text, colour=False) or ("?" if text else "")
+
+
+def _names_of_text(kind: type) -> tuple[str, ...]:
+    """Return the names of the fields that are text, and of those that are dictionaries with words as keys."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(name for name, hint in hints.items() if get_origin(hint) is not ClassVar and _is_text(hint))
+
+
+def _is_text(hint: Any) -> bool:
+    if get_origin(hint) is Annotated:
+        return EXACT not in get_args(hint)[1:] and _is_text(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return any(map(_is_text, get_args(hint)))
+    return hint is str or (get_origin(hint) is dict and get_args(hint)[0] is Reason)
 
 
 def decode(kind: type[T], value: Any) -> T:
@@ -90,6 +136,8 @@ def rules(*validations: Rule) -> dict[str, Any]:
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 """The name of a Kubernetes object."""
+EXACT = "exact"
+"""In the annotation of a status field: text of the spec that programs get as it is."""
 Text = Annotated[str, StringConstraints(max_length=1024)]
 LongText = Annotated[str, StringConstraints(max_length=8192)]
 """An argument, or the value of a variable."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from allranks.fields import Count, Model, NonNegative, StatusPart
+from allranks.fields import Count, Model, NonNegative, StatusPart, TextPart
 
 AMOUNT = r"^[0-9]{1,9}(\.[0-9]{1,6})?$"
 Amount = Annotated[str, StringConstraints(max_length=16, pattern=AMOUNT)]
@@ -52,7 +52,7 @@ class GpuTime(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostStatus(StatusPart):
+class CostStatus(TextPart):
     """The GPU time of the job. It counts up to times.since."""
 
     gpus: Annotated[Count, Field(description="GPUs that the pods hold, if they have a node and have not ended.")] = 0

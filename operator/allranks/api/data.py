@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from allranks.api import cel_rules as cel
-from allranks.fields import Commit, Model, Name, Path, Sha256, StatusPart, Text, rules
+from allranks.fields import Commit, Model, Name, Path, Sha256, Text, TextPart, rules
 
 DATA_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 DataName = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=DATA_NAME)]
@@ -176,7 +176,7 @@ Outputs = Annotated[list[Output], Field(min_length=1, max_length=8, json_schema_
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputStatus(StatusPart):
+class InputStatus(TextPart):
     """The state of an input."""
 
     name: Annotated[DataName, Field(description="Name of the input, as in spec.inputs.")]
@@ -201,7 +201,7 @@ class InputStatus(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputStatus(StatusPart):
+class OutputStatus(TextPart):
     """The state of an output."""
 
     name: Annotated[DataName, Field(description="Name of the output, as in spec.outputs.")]

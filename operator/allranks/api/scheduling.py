@@ -18,6 +18,7 @@ from allranks.fields import (
     Replicas,
     Seconds,
     StatusPart,
+    TextPart,
     Time,
     rules,
 )
@@ -88,7 +89,7 @@ class Scheduling(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GangStatus(StatusPart):
+class GangStatus(TextPart):
     """How the pods of the current attempt are placed together."""
 
     backend: Annotated[GangBackend, Field(description="What places them: Native, Kueue, Volcano or Coscheduling.")]
@@ -106,7 +107,7 @@ Annotations = Annotated[dict[_Key, Annotated[str, StringConstraints(max_length=2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toleration(StatusPart):
+class Toleration(TextPart):
     """A toleration, as in a pod."""
 
     key: Annotated[_Key | None, Field(description="Key of the tolerated taint. Without it, all keys.")] = None
@@ -148,7 +149,7 @@ class PodSetAdmission(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eviction(StatusPart):
+class Eviction(TextPart):
     """The last time that the job lost its quota."""
 
     reason: Annotated[Reason, Field(description="Preempted, ClusterQueueStopped, PodsReadyTimeout, Resized, ...")]
@@ -159,7 +160,7 @@ class Eviction(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueueStatus(StatusPart):
+class QueueStatus(TextPart):
     """The job's place in a queue of Kueue."""
 
     name: Annotated[Name, Field(description="The LocalQueue of the job's namespace.")]

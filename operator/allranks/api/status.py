@@ -11,7 +11,19 @@ from allranks.api.cost import CostStatus, UtilizationStatus
 from allranks.api.data import InputStatus, OutputStatus
 from allranks.api.notify import Entry
 from allranks.api.scheduling import GangStatus, QueueStatus
-from allranks.fields import Commit, Count, Name, NonNegative, Reason, Replicas, Sha256, StatusPart, Time
+from allranks.fields import (
+    EXACT,
+    Commit,
+    Count,
+    Name,
+    NonNegative,
+    Reason,
+    Replicas,
+    Sha256,
+    StatusPart,
+    TextPart,
+    Time,
+)
 
 Phase = Literal["Queued", "Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
 FINISHED: frozenset[str] = frozenset({"Succeeded", "Failed"})
@@ -22,7 +34,7 @@ Message = Annotated[str, StringConstraints(max_length=4096)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condition(StatusPart):
+class Condition(TextPart):
     """A condition, as everywhere in Kubernetes."""
 
     type: Annotated[
@@ -49,7 +61,7 @@ class Condition(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestartCounts(StatusPart):
+class RestartCounts(TextPart):
     """Numbers of restarts of the job."""
 
     counted: Annotated[
@@ -91,7 +103,7 @@ Because = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure(StatusPart):
+class Failure(TextPart):
     """The first failure of an attempt, which is the root cause of those that follow."""
 
     attempt: Annotated[Count, Field(description="Number of the attempt that failed, from 0.")] = 0
@@ -134,7 +146,7 @@ class Hold(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PastAttempt(StatusPart):
+class PastAttempt(TextPart):
     """A finished attempt."""
 
     attempt: Annotated[Count, Field(description="Number of the attempt, from 0.")] = 0
@@ -197,7 +209,7 @@ Indexes = Annotated[str, StringConstraints(max_length=65_536, pattern=r"^([0-9]{
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestartedIndexes(StatusPart):
+class RestartedIndexes(TextPart):
     """Replicas of one role that were restarted alone in the current attempt, in a compact form."""
 
     counts: Annotated[
@@ -221,7 +233,7 @@ TimeKind = Literal["Queued", "Starting", "Productive", "Lost", "Uploading", "Fin
 
 
 @dataclass(frozen=True, kw_only=True)
-class Times(StatusPart):
+class Times(TextPart):
     """The job's time by category, in seconds up to `since`. The numbers add up to the job's age at that time."""
 
     queued: Annotated[float, Field(ge=0, description="Time without a scheduled pod, or suspended.")] = 0.0
@@ -251,7 +263,7 @@ class Times(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Straggler(StatusPart):
+class Straggler(TextPart):
     """A rank that is slower than its peers."""
 
     rank: Annotated[Count | None, Field(description="Global rank, if it can be determined.")] = None
@@ -262,7 +274,7 @@ class Straggler(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankProgress(StatusPart):
+class RankProgress(TextPart):
     """Progress of one rank."""
 
     rank: Annotated[Count | None, Field(description="Global rank, if it can be determined.")] = None
@@ -287,7 +299,7 @@ class CurvePoint(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgressStatus(StatusPart):
+class ProgressStatus(TextPart):
     """Progress of the training, from the program's reports."""
 
     step: Annotated[Count | None, Field(description="Number of completed steps.")] = None
@@ -340,7 +352,7 @@ class ProgressStatus(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointRequest(StatusPart):
+class CheckpointRequest(TextPart):
     """Ranks are asked for a checkpoint before their pods are deleted."""
 
     reason: Annotated[Reason, Field(description="Why the pods go: Suspended, Resized, Grown, Evicted or QueueAdded.")]
@@ -354,7 +366,7 @@ class CheckpointRequest(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeStatus(StatusPart):
+class CodeStatus(TextPart):
     """The code that the current attempt runs."""
 
     sha256: Annotated[Sha256 | None, Field(description="SHA-256 of the archive in the ConfigMap.")] = None
@@ -363,7 +375,7 @@ class CodeStatus(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status(StatusPart):
+class Status(TextPart):
     """Observed state of the job."""
 
     # One field for the API server: managedFields for every part would double the cost of writing a large status.
@@ -480,7 +492,7 @@ class Status(StatusPart):
         Field(description="The checkpoint that ranks are asked for before their pods are deleted."),
     ] = None
     resumed_from: Annotated[
-        Annotated[str, StringConstraints(max_length=512)] | None,
+        Annotated[str, StringConstraints(max_length=512), EXACT] | None,
         Field(description="Where the checkpoints are that spec.resumeFrom names: claim://CLAIM/FOLDER, or an address."),
     ] = None
     code: Annotated[

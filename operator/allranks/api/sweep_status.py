@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints
 
 from allranks.api.notify import Entry
 from allranks.api.status import Condition
-from allranks.fields import Count, Name, Reason, StatusPart, Text, Time
+from allranks.fields import Count, Name, Reason, StatusPart, Text, TextPart, Time
 
 SweepPhase = Literal["Pending", "Running", "Suspended", "Succeeded", "Failed"]
 TrialPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Stopped", "Lost"]
@@ -40,7 +40,7 @@ class Check(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial(StatusPart):
+class Trial(TextPart):
     """One trial of the sweep."""
 
     number: Annotated[Count, Field(description="Number of the trial, from 0.")]
@@ -88,7 +88,7 @@ class TrialCounts(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Best(StatusPart):
+class Best(TextPart):
     """The best trial that succeeded."""
 
     trial: Annotated[Count, Field(description="Number of the trial, from 0.")]
@@ -98,7 +98,7 @@ class Best(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepStatus(StatusPart):
+class SweepStatus(TextPart):
     """Observed state of the sweep."""
 
     # One field for the API server: managedFields for every trial would double the cost of writing a large status.

@@ -169,11 +169,19 @@ exec "$@"
 
 # ssh retries a refused connection, but not an unresolved name, and DNS has a pod only some time after its creation.
 # `Match exec` runs before ssh resolves the name. ssh continues whatever its result is.
-_SSH_CONFIG = """\
+# The host key of workers is the job's key, so the launcher sends variables to no other host. A Secret that an earlier
+# version created has no `ssh-knownhosts`: without the file, `accept-new` accepts any key.
+_SSH_CONFIG = f"""\
 Match exec "i=0; until getent hosts %h || [ $((i += 1)) -gt 300 ]; do sleep 0.2; done"
 Match all
-  StrictHostKeyChecking no
-  UserKnownHostsFile /dev/null
+  StrictHostKeyChecking accept-new
+  UserKnownHostsFile {SSH_DIR}/ssh-knownhosts
+  GlobalKnownHostsFile /dev/null
+  HostKeyAlgorithms ssh-ed25519
+  IdentitiesOnly yes
+  BatchMode yes
+  ForwardAgent no
+  ForwardX11 no
   LogLevel ERROR
   ConnectionAttempts 60
 """
@@ -187,7 +195,13 @@ def _sshd() -> tuple[str, ...]:
         "PidFile": "none",
         "StrictModes": "no",
         "UsePAM": "no",
+        "AuthenticationMethods": "publickey",
         "PasswordAuthentication": "no",
+        "KbdInteractiveAuthentication": "no",
+        "PermitRootLogin": "prohibit-password",
+        "DisableForwarding": "yes",
+        "PermitTTY": "no",
+        "PermitUserRC": "no",
         "AcceptEnv": "ALLRANKS_* OMPI_*",
     }
     return ("/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", *(f"-o{key}={value}" for key, value in options.items()))

@@ -5,6 +5,8 @@ Token files are read here; `login` has the other ways in which the user of a kub
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import ssl
 import time
@@ -18,7 +20,11 @@ from allranks.kube.login import NO_PEM, ClientCertificate, ExecLogin, Password, 
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_SECONDS = 60
-"""A token file is read again after this: the kubelet rotates service account tokens."""
+"""Files with tokens and certificates are read again after this: the kubelet rotates service account tokens, and the
+authority of a cluster may change."""
+logger = logging.getLogger(__name__)
+
+_Versions = tuple[tuple[int, int, int], ...]
 
 
 class NotConfigured(LoginError):
@@ -59,13 +65,17 @@ class Connection:
     kubeconfig: str = ""
     """The file or files of the context."""
     _read_at: float = field(default=float("-inf"), repr=False)
-    _tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
+    _tls: ssl.SSLContext | None = field(default=None, init=False, repr=False, compare=False)
+    _looked_at: float = field(default=float("-inf"), init=False, repr=False, compare=False)
+    _loaded: _Versions = field(default=(), init=False, repr=False, compare=False)
+    """The versions of the files with certificates that are in use."""
 
     def headers(self) -> dict[str, str]:
         """Return the current authorization. Blocks while a login program runs, once per lifetime of its token.
 
         Raises LoginError.
         """
+        self._renew_files()
         if self.credentials:
             headers = self.credentials.headers()
             self._renew_certificate()
@@ -80,6 +90,30 @@ class Connection:
                 ) from error
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
+    def _renew_files(self) -> None:
+        """Use changed files of authorities and of the client certificate for new connections. An authority that was
+        trusted once stays trusted until the process ends, and hides another one of the same name without key
+        identifiers."""
+        if self._tls is None or time.monotonic() - self._looked_at < TOKEN_SECONDS:
+            return
+        self._looked_at = time.monotonic()
+        try:
+            if (present := self._versions()) != self._loaded:
+                if self.ca_file:
+                    self._tls.load_verify_locations(self.ca_file)
+                if self.client_certificate:
+                    self.client_certificate.load(self._tls)
+                self._loaded = present
+        except (OSError, ValueError, LoginError) as error:  # ssl.SSLError is an OSError
+            # A certificate and its key are two files: at the next look both are there.
+            logger.warning("changed certificates for %s cannot be read yet: %s", self.url, error)
+
+    def _versions(self) -> _Versions:
+        """Raises OSError."""
+        paths = [self.ca_file, *(self.client_certificate or ())]
+        stats = [Path(path).stat() for path in paths if isinstance(path, str)]
+        return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)
+
     def _renew_certificate(self) -> None:
         """Use the certificate that the login program printed last for new connections."""
         renewed = self.credentials.certificate if isinstance(self.credentials, ExecLogin) else None
@@ -90,14 +124,16 @@ class Connection:
 
     def forget_token(self) -> None:
         """Obtain a new token for the next request: the API server rejected this one."""
-        self._read_at = float("-inf")
+        self._read_at = self._looked_at = float("-inf")
         if self.credentials:
             self.credentials.forget()
 
     def ssl_context(self) -> ssl.SSLContext | bool:
-        """Raises LoginError."""
+        """Return the context of all transports: changed certificates reach each of them. Raises LoginError."""
         if not self.url.startswith("https"):
             return False
+        if self._tls:
+            return self._tls
         try:
             context = self._trusting()
             if self.client_certificate:
@@ -109,7 +145,9 @@ class Connection:
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if not self.verify:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        self._tls = context
+        self._tls, self._looked_at = context, time.monotonic()
+        with contextlib.suppress(OSError):
+            self._loaded = self._versions()
         return context
 
     def _trusting(self) -> ssl.SSLContext:

@@ -34,6 +34,7 @@ from allranks.kube.errors import (
     ApiError,
     Fenced,
     LoginError,
+    NamespaceTerminating,
     Refused,
     Unavailable,
 )
@@ -306,6 +307,8 @@ class Client:
             error = Unavailable(message, response.status, reason, details, context=f"{verb} {path}: {response.status}")
             error.retry_after = _retry_after(response.headers)
             return error
+        if response.status == 403 and "NamespaceTerminating" in str(details.get("causes")):
+            return NamespaceTerminating(message, response.status, reason, details)
         return BY_STATUS.get(response.status, Refused)(message, response.status, reason, details)
 
 

@@ -3,6 +3,7 @@
 ClusterError (allranks.errors)
  ├─ LoginError       no cluster is configured, or there are no credentials for it
  └─ ApiError         the API server rejected a request, or did not answer
+     ├─ NamespaceTerminating  403: the namespace is being deleted, so nothing can be created in it any more
      ├─ Unavailable  no answer in time: the request may have been carried out or not
      ├─ NotFound     404
      ├─ Conflict     409: the name exists already, or the resourceVersion or UID is not the current one
@@ -68,6 +69,10 @@ class Refused(ApiError): ...
 
 
 class Fenced(ApiError): ...
+
+
+class NamespaceTerminating(ApiError):
+    """Not a `Refused`: no retry and no change of the job helps."""
 
 
 BY_STATUS: dict[int, type[ApiError]] = {404: NotFound, 409: Conflict, 410: Gone}

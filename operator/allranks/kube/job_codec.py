@@ -134,8 +134,8 @@ def marks(manifest: Manifest) -> list[tuple[Any, Any]]:
 
 
 def shortened(message: str) -> str:
-    """Return a message that fits into a condition."""
-    return message[:_MESSAGE]
+    """Return a message that fits into a condition, without control sequences."""
+    return fields.printable(message)[:_MESSAGE]
 
 
 def _conditions(status: Manifest) -> list[Manifest]:

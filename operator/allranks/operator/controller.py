@@ -33,6 +33,9 @@ from allranks.shares import Turns
 
 logger = logging.getLogger("allranks.jobs")
 
+_FOREIGN_WRITES = 3
+"""One can be a write of ours whose answer was lost, or an edit by hand."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reconcile:
@@ -80,6 +83,8 @@ class Controller(Reconciler[JobState]):
         self._large = Turns(LARGE_AT_ONCE)
         self._dropped: set[str] = set()
         """Dropped fields that were logged."""
+        self._shared: set[str] = set()
+        """Namespaces in which someone else writes statuses, and for which that was logged."""
         self.listed_in: set[str | None] = set()
         """Namespaces whose jobs have been listed; None stands for all of them."""
 
@@ -174,6 +179,7 @@ class Controller(Reconciler[JobState]):
         state.set_companions_due(observed, plan, self._clock, self._timing)
         job = Reconcile(key, raw, state, observed, plan)
         if plan.write_ahead:
+            await self._observer.confirm(observed)
             state.creates = Creates.ALLOWED
         elif await self._sync_objects(job):
             self.queue.add(key)  # One status write then covers the new objects as well.
@@ -265,10 +271,25 @@ class Controller(Reconciler[JobState]):
                 self._warn(job, "StatusRefused", f"the status cannot be written: {error}")
             raise
         state.status_rejected = ""
+        if state.writes.foreign == _FOREIGN_WRITES:
+            state.writes.foreign += 1  # said once for each job
+            self._report_second_operator(job)
         if written:
             self._metrics.wrote(job.observed.job, before, status)
             self._emit(raw, events, status.attempt)
         self.queue.add(job.key)
+
+    def _report_second_operator(self, job: Reconcile) -> None:
+        """Say that someone else writes the status of the job. No write of either is lost: each names the version on
+        which it is based."""
+        namespace = job.key[0]
+        message = "someone else changes the status of this job: is there a second operator for its namespace?"
+        self._warn(job, "StatusContested", f"{message} Its administrators have to remove one of the two.")
+        self._metrics.contested(namespace)
+        if namespace not in self._shared:
+            self._shared.add(namespace)
+            text = "someone else writes the status of jobs in namespace %s: two operators must not serve a namespace"
+            logger.error(text, namespace)
 
     def _warn(self, job: Reconcile, reason: str, message: str) -> None:
         self._emit(job.raw, [Event(reason, message, warning=True)], job.observed.persisted.attempt)

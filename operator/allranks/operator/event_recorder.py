@@ -18,7 +18,7 @@ from allranks.api.job import API_VERSION, KIND
 from allranks.core.facts.model import Event, Manifest
 from allranks.kube import paths
 from allranks.kube.client import Client
-from allranks.kube.errors import ApiError, Conflict, NotFound
+from allranks.kube.errors import ApiError, Conflict, NamespaceTerminating, NotFound
 from allranks.telemetry.rate_limit import Bucket
 
 BURST = 25
@@ -59,6 +59,8 @@ class Recorder:
             self._sending = True
             try:
                 await self._send(manifest)
+            except NamespaceTerminating:
+                pass  # it would be deleted at once
             except ApiError as error:
                 logger.warning("event rejected: %s", error)
             finally:

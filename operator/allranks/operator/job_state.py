@@ -70,6 +70,10 @@ class WriteState:
     """Since when a change of pod counts has been waiting."""
     due: float | None = None
     """When the postponed status is to be written."""
+    last: tuple[str, int] | None = None
+    """(resourceVersion, hash) of the last status that this operator wrote; None if an answer was lost."""
+    foreign: int = 0
+    """How often someone else changed the status between two writes."""
 
 
 class Creates(Enum):

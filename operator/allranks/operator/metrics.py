@@ -240,6 +240,8 @@ class Metrics:
         self.reports = counter("reports", "Reports of ranks by outcome.", "outcome")
         text = "1 if the CustomResourceDefinitions are older than the operator and do not store all its fields."
         self.crds_outdated = gauge("crds_outdated", text)
+        text = "Jobs whose status someone else changed several times, such as a second operator for their namespace."
+        self.status_contested = counter("status_contested", text, "job_namespace")
         self.leader = gauge("leader", "1 while this replica is the leader.")
         gauge("build_info", "Version of the operator.", "version").labels(__version__).set(1)
         # A series that starts with its first event hides this event from increase() and rate().
@@ -263,6 +265,10 @@ class Metrics:
     def field_dropped(self) -> None:
         """Note that the API server did not store a field of a status."""
         self.crds_outdated.set(1)
+
+    def contested(self, namespace: str) -> None:
+        """Note that someone else writes the status of a job."""
+        self.status_contested.labels(self.namespaces(namespace)).inc()
 
     def reconciled(self, seconds: float) -> None:
         self.reconcile.observe(seconds)

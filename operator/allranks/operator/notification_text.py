@@ -14,7 +14,7 @@ from allranks.api.sweep import PLURAL as SWEEPS
 from allranks.core.diagnosis.root_cause import describe_failure
 from allranks.core.facts.model import Observed
 from allranks.core.sweeps.model import SweepObserved
-from allranks.fields import Model
+from allranks.fields import Model, printable
 from allranks.masking import mask_log, secrets_in
 
 _PLURALS = {"job": JOBS, "sweep": SWEEPS}
@@ -85,7 +85,7 @@ def _note(
         name=name,
         time=now.isoformat(timespec="seconds").replace("+00:00", "Z"),
         title=f"{'sweep ' if kind == 'sweep' else ''}{namespace}/{name} {_VERBS[occasion]}",
-        details=details,
+        details=printable(details),
         link=link.replace("{namespace}", namespace).replace("{name}", name),
         kind=kind,
         **{"attempt": None, **more},

@@ -89,6 +89,8 @@ class Observer:
     reports: ReportStore | None = None
     read_namespace: Callable[[str, bool], Awaitable[None]] | None = None
 
+    confirm_namespace: Callable[[str], Awaitable[None]] | None = None
+    """Raises NamespaceTerminating if the namespace is being deleted."""
     gpus: GpuCounts | None = None
     optional: Callable[[str], OptionalObjects] = lambda uid: OptionalObjects()
     """Objects of optional kinds for the job with this UID."""
@@ -112,6 +114,12 @@ class Observer:
             await self.read_namespace(namespace, not (isinstance(status, dict) and status.get("startTime")))
         if self.sources:
             await self.sources.read(raw)
+
+    async def confirm(self, observed: Observed) -> None:
+        """Check the namespace before a decision about an attempt that ran: the deletion of a namespace deletes pods
+        before their job, so it looks like a failure. Raises NamespaceTerminating, ApiError."""
+        if self.confirm_namespace and observed.persisted.launched:
+            await self.confirm_namespace(observed.job.namespace)
 
     def observe(
         self,

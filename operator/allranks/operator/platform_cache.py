@@ -20,7 +20,7 @@ from allranks.core.facts.policy import InvalidPolicy, Policy, for_namespace
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.decoding import ObjectMeta, decoder
-from allranks.kube.errors import ApiError, NotFound, Refused
+from allranks.kube.errors import ApiError, NamespaceTerminating, NotFound, Refused
 from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Clock, Timing
@@ -122,6 +122,7 @@ class _Meta(msgspec.Struct):
     uid: str = ""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
+    deletionTimestamp: str | None = None
 
 
 class _Namespace(msgspec.Struct):
@@ -137,6 +138,7 @@ class _Entry:
     read_at: float = 0.0
     problem: str = ""
     """Why new jobs have to wait."""
+    terminating: bool = False
 
 
 class Namespaces:
@@ -180,6 +182,15 @@ class Namespaces:
         if new_job and entry.problem:
             raise NamespaceNotUsable(entry.problem)
 
+    async def confirm(self, namespace: str) -> None:
+        """Read the namespace again. Raises NamespaceTerminating if it is being deleted, ApiError if the API server does
+        not answer."""
+        if not self._enabled:
+            return
+        await self._read_once(namespace)
+        if self._entries[namespace].terminating:
+            raise NamespaceTerminating(f"namespace {namespace} is being deleted")
+
     async def run(self, in_use: Callable[[], Iterable[str]]) -> None:
         """Read the namespaces that have jobs again from time to time, and forget the others. Runs forever."""
         while True:
@@ -214,6 +225,7 @@ class Namespaces:
             entry.uid = answer.metadata.uid
             if (count := len(answer.metadata.labels)) > MOST_LABELS:
                 raise InvalidPolicy(f"namespace {namespace} has {count} labels, and at most {MOST_LABELS} fit")
+            entry.terminating = answer.metadata.deletionTimestamp is not None
             entry.labels = answer.metadata.labels
             entry.policy = for_namespace(self._base, namespace, answer.metadata.annotations)
         except NotFound:

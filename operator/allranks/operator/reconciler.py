@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from allranks.core.facts.model import Event, Manifest
 from allranks.kube import job_codec
-from allranks.kube.errors import ApiError, Fenced, Unavailable
+from allranks.kube.errors import ApiError, Fenced, NamespaceTerminating, Unavailable
 from allranks.operator.cache import JobKey
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.timing import Clock, Timing
@@ -45,6 +45,8 @@ class State:
     retry_at: float | None = None
     invalid: str = ""
     """Why the object cannot be decoded or evaluated, once it is reported."""
+    namespace_terminating: bool = False
+    """Nothing is done about the object any more: it is deleted with its namespace."""
 
 
 S = TypeVar("S", bound=State)
@@ -125,6 +127,8 @@ class Reconciler(ABC, Generic[S]):
     async def _work(self, key: JobKey) -> None:
         state = self._states.setdefault(key, self._new_state())
         try:
+            if state.namespace_terminating:
+                return
             result = await self._reconcile(key, state)
             if result is Result.RETRY:
                 self._retry(key, state)
@@ -133,6 +137,11 @@ class Reconciler(ABC, Generic[S]):
         except Fenced:
             # Either the session ends, or the Lease was renewed too late: then no other replica takes care of it.
             self._retry(key, state)
+        except NamespaceTerminating:
+            state = self._states[key] = self._new_state()
+            state.namespace_terminating = True
+            message = "the namespace is being deleted: nothing more is decided about this %s"
+            self.logger.info(message, self.kind, extra=self._log_fields(key, state))
         except Unavailable as error:
             self.logger.warning("%s", error, extra=self._log_fields(key, state))
             self._retry(key, state, self._timing.unavailable_retry_max)
@@ -144,10 +153,12 @@ class Reconciler(ABC, Generic[S]):
             self._retry(key, state)
         finally:
             self.queue.done(key)
-            if self._exists(key):
+            exists = self._exists(key)
+            if exists and not state.namespace_terminating:
                 self._schedule(key, state)
             else:
-                self._states.pop(key, None)
+                if not exists:
+                    self._states.pop(key, None)
                 self.queue.forget(key)
                 self._forget(key)
 

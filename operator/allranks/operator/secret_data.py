@@ -20,11 +20,14 @@ def secret_data(manifest: Manifest) -> dict[str, str]:
 
 
 def key_pair() -> dict[str, str]:
-    """Return `data` of a Secret of type kubernetes.io/ssh-auth, with the private and the public key."""
+    """Return `data` of a Secret of type kubernetes.io/ssh-auth, with the private and the public key,
+    and the known_hosts of the launcher."""
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" allranks\n"
+    known_hosts = b"* " + public  # all workers have this host key
     return {
         "ssh-privatekey": base64.b64encode(private).decode(),
         "ssh-publickey": base64.b64encode(public).decode(),
+        "ssh-knownhosts": base64.b64encode(known_hosts).decode(),
     }

@@ -119,6 +119,7 @@ class Session:
                 clock=clock,
                 reports=self.reports if settings.report_url else None,
                 read_namespace=self.namespaces.prepare,
+                confirm_namespace=self.namespaces.confirm,
                 gpus=self.gpus,
                 optional=self.optional.observe,
                 contenders=Contenders(self.queue.enqueue_now),

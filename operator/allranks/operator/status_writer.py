@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +57,9 @@ class StatusWriter:
     async def write(self, key: JobKey, raw: Manifest, state: WriteState, status: Status) -> bool:
         """Return False if the job changed in the meantime or is gone. Raises FieldDropped and other ApiErrors."""
         planned = job_codec.encode(status)
+        last, state.last = state.last, None
+        if last and last[0] != raw["metadata"]["resourceVersion"] and last[1] != _hash(raw):
+            state.foreign += 1
         written = await self._executor.status(raw, planned)
         if written is None:
             written = await self.read_again(key, raw)
@@ -67,6 +71,7 @@ class StatusWriter:
             self._jobs.upsert(written)
             raise FieldDropped(f"status.{field}", stored)
         state.written_at, state.counts_since = self._clock.monotonic(), None
+        state.last = written["metadata"]["resourceVersion"], _hash(written)
         self._jobs.upsert(written)
         return True
 
@@ -78,6 +83,10 @@ class StatusWriter:
             return None
         self._jobs.upsert(current)
         return current if current["metadata"]["uid"] == raw["metadata"]["uid"] else None
+
+
+def _hash(raw: Manifest) -> int:
+    return hash(json.dumps(raw.get("status"), sort_keys=True))
 
 
 def is_deferrable(observed: Observed, plan: Plan) -> bool:

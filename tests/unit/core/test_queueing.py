@@ -336,3 +336,76 @@ def test_patches_are_made_against_what_was_observed() -> None:
     assert patch.object["metadata"]["resourceVersion"] == "7"
     assert patch.subresource == "status"
     assert {each["type"] for each in patch.change["status"]["conditions"]} == {"QuotaReserved", "Admitted", "PodsReady"}
+
+
+GPU = {"template": {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 8}}}]}}}
+
+
+def of_workload(of: Job, made: dict[str, Any], **metadata: Any) -> tuple[OptionalKind, dict[str, Any]]:
+    """A Workload with another name or owner, admitted."""
+    kind, found = admitted({**made, "metadata": {**made["metadata"], **metadata}})
+    return kind, found
+
+
+@pytest.mark.parametrize("owner", ["another-uid", None], ids=["another job's", "without an owner"])
+def test_a_label_that_names_a_workload_gives_no_job_the_quota_of_another(owner: str | None) -> None:
+    """Any author of a job may write the label `kueue.x-k8s.io/prebuilt-workload-name`."""
+    rich = workload_of(queued())
+    thief = queued(labels={queue.PREBUILT_LABEL: "of-another"})
+    owners = [{"kind": "DistributedTraining", "name": "rich", "uid": owner, "controller": True}] if owner else []
+    taken = objects(of_workload(thief, rich, name="of-another", ownerReferences=owners))
+    plan = reconcile(look(thief, begun(thief), taken))
+    assert plan.next is None or plan.next.phase == "Queued"
+    assert not [made for made in plan.create if made["kind"] == "Pod"]
+    if owner is None:
+        [adoption] = plan.patch
+        assert adoption.change["metadata"]["ownerReferences"][0]["uid"] == UID, "others cannot take it afterwards"
+        return
+    assert plan.patch == ()
+    assert plan.remove == ()
+    assert plan.next
+    condition = plan.next.condition("Running")
+    assert condition
+    assert condition.reason == "WorkloadTaken"
+
+
+def test_a_job_that_ends_does_not_end_the_workload_of_another() -> None:
+    rich = workload_of(queued())
+    thief = queued(labels={queue.PREBUILT_LABEL: "of-another"})
+    owners = [{"kind": "Job", "name": "rich", "uid": "another-uid", "controller": True}]
+    taken = objects(of_workload(thief, rich, name="of-another", ownerReferences=owners))
+    over = replace(begun(thief), phase="Failed", completion_time=NOW)
+    plan = reconcile(look(thief, over, taken))
+    assert plan.patch == ()
+    assert plan.remove == ()
+
+
+@pytest.mark.parametrize("prebuilt", [True, False])
+def test_an_admission_of_less_than_the_pods_request_admits_no_pods(prebuilt: bool) -> None:
+    small, labels = queued(), {queue.PREBUILT_LABEL: "small"} if prebuilt else {}
+    of = queued(labels=labels, template=GPU["template"])
+    made = workload_of(small)
+    name = "small" if prebuilt else made["metadata"]["name"]
+    found = objects(of_workload(of, made, name=name))
+    plan = reconcile(look(of, begun(of), found))
+    assert plan.next is None or plan.next.phase == "Queued"
+    assert not plan.create
+    if prebuilt:
+        assert plan.next
+        condition = plan.next.condition("Running")
+        assert condition
+        assert condition.reason == "OutOfSync"
+        assert "nvidia.com/gpu" in condition.message
+    else:
+        assert plan.remove, "the job asks again for what it needs"
+
+
+def test_an_admission_to_which_kueue_added_requests_admits_the_pods() -> None:
+    of = queued(template=GPU["template"])
+    made = workload_of(of)
+    for pod_set in made["spec"]["podSets"]:
+        requests = {"nvidia.com/gpu": "8", "cpu": "2"}
+        pod_set["template"]["spec"]["containers"][0]["resources"] = {"requests": requests}
+    plan = reconcile(look(of, begun(of), objects(admitted(made))))
+    assert plan.next
+    assert plan.next.phase == "Pending"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from allranks.api.status import Status
 from allranks.core.facts.model import Observed, Plan, Platform
 from allranks.core.facts.rank_reports import Reports
 from allranks.core.reconcile import reconcile
@@ -23,6 +24,7 @@ from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, PodCache
 from allranks.operator.controller import Controller
 from allranks.operator.event_recorder import Recorder
+from allranks.operator.job_state import WriteState
 from allranks.operator.metrics import Metrics
 from allranks.operator.observer import Observer
 from allranks.operator.timing import Clock, Timing
@@ -359,3 +361,22 @@ def test_another_job_has_its_turn_between_the_decisions_about_a_large_one(monkey
     order = asyncio.run(scenario())
     before = order[: order.index("POST small-worker-0-0")]
     assert before.count("PATCH large") <= 7, "a third of the decisions about the large job"
+
+
+def test_changes_of_a_status_by_someone_else_are_counted_and_those_of_the_operator_are_not() -> None:
+    async def scenario() -> None:
+        api, state = OneObject(), WriteState()
+        async with client_of(api) as (client, _):
+            writer = controller_of(client)._writer
+            for number, (someone, count) in enumerate(
+                (("", 0), ("spec", 0), ("status", 1), ("", 1), ("spec", 1), ("status", 2), ("status", 3))
+            ):
+                if someone == "status":
+                    api.write_status({"activeSeconds": 100.0 + number})
+                elif someone == "spec":
+                    version = {"resourceVersion": str(next(api.versions)), "labels": {"number": str(number)}}
+                    api.object = {**api.object, "metadata": api.object["metadata"] | version}
+                assert await writer.write(("ns", "demo"), api.object, state, Status(active_seconds=float(number)))
+                assert state.foreign == count
+
+    asyncio.run(scenario())

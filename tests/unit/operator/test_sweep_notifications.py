@@ -171,3 +171,11 @@ def test_an_address_of_a_sweep_needs_an_allowed_host(tmp_path: Path):
                 assert notifications(api)[0] == f"Succeeded webhook-0 {result}"
 
     run(test)
+
+
+def test_values_of_parameters_in_a_notification_have_no_control_sequences():
+    of, status = before_the_end("Succeeded", template=TEMPLATE)
+    best = {"trial": 0, "job": "search-0", "value": 0.5, "parameters": {"lr": "0.1\x1b[8m0\u202e"}}
+    encoded = sweep_codec.encode(status) | {"best": best, "phase": "Succeeded"}
+    note = sweep_note(observed(of, sweep_codec.status({"status": encoded})), "Succeeded team", "")
+    assert "lr=0.10" in note.details.splitlines()[0].split(": ", 1)[1], note.details

@@ -20,6 +20,7 @@ from allranks.core.facts.policy import Policy
 from allranks.core.facts.rank_reports import Reports
 from allranks.core.facts.resume_source import ResumeSource
 from allranks.core.facts.uploads import Upload
+from allranks.fields import printable
 
 Manifest = dict[str, Any]
 """A Kubernetes object as its JSON. Parts are shared between manifests: treat it as read-only."""
@@ -338,11 +339,16 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A Kubernetes Event on the job."""
+    """A Kubernetes Event on the job. As in a status, its text has no control sequences."""
 
     reason: str
     message: str
     warning: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.reason + self.message).isprintable():
+            object.__setattr__(self, "reason", printable(self.reason))
+            object.__setattr__(self, "message", printable(self.message))
 
 
 @dataclass(frozen=True, slots=True)

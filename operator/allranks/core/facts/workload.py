@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from allranks.api.job import Job
 from allranks.core.facts import queue
 from allranks.core.facts.model import Manifest, Observed
+from allranks.core.facts.naming import controller_of
 from allranks.core.facts.optional_kinds import WORKLOAD
 
 QUOTA_RESERVED, ADMITTED, EVICTED, FINISHED = "QuotaReserved", "Admitted", "Evicted", "Finished"
@@ -17,13 +19,23 @@ _REQUEUED_AT_ONCE = frozenset({"Preempted", "NodeFailures"})
 
 
 def of_job(observed: Observed) -> Manifest | None:
-    """Return the job's Workload; one that MultiKueue created need not have an owner yet."""
+    """Return the job's Workload; one that MultiKueue created need not have an owner yet.
+
+    The job's author writes the label that names it, so the Workload of another job is not the job's, whatever the label
+    says: its quota is used already.
+    """
     job = observed.job
     name = queue.workload_name(job)
     if queue.is_prebuilt(job):
-        return observed.optional.find(WORKLOAD, name, job.namespace)
+        prebuilt = observed.optional.find(WORKLOAD, name, job.namespace)
+        return prebuilt if prebuilt and controller_of(prebuilt).get("uid") in (None, job.metadata.uid) else None
     owned = observed.optional.owned(WORKLOAD)
     return next((workload for workload in owned if workload["metadata"]["name"] == name), None)
+
+
+def is_owned(job: Job, workload: Manifest) -> bool:
+    """Return whether the job controls the Workload. Until it does, another job may take it."""
+    return controller_of(workload).get("uid") == job.metadata.uid
 
 
 def condition(workload: Mapping[str, Any], kind: str) -> Manifest | None:

@@ -10,7 +10,7 @@ from allranks.core.facts import queue, topology
 from allranks.core.facts import workload as workloads
 from allranks.core.facts.model import Event
 from allranks.core.facts.optional_kinds import WORKLOAD
-from allranks.core.objects.queueing import admission, sync
+from allranks.core.objects.queueing import admission, manifest, sync
 from allranks.core.outcomes import Outcome, write
 from allranks.core.snapshot import Snapshot
 from allranks.fields import validated
@@ -27,6 +27,8 @@ def admit(snapshot: Snapshot) -> Outcome:
         return None
     if workloads.counts(workload) != topology.wanted_sizes(job) or any(workloads.reclaimed(workload).values()):
         return None  # a Workload of another size, or one that gave quota back: it is replaced
+    if not workloads.is_owned(job, workload) or manifest.lacking(o, workload):
+        return None
     if not o.optional.api_version(WORKLOAD) or admission.missing_flavors(o, workload):
         return None
     admission_status = workload["status"]["admission"]

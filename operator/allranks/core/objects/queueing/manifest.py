@@ -6,8 +6,10 @@ from typing import Any
 
 from allranks.api.job import Job
 from allranks.core.facts import naming, pod_template, queue, topology
+from allranks.core.facts import workload as workloads
 from allranks.core.facts.model import Manifest, Observed
 from allranks.core.facts.optional_kinds import PRIORITY_CLASS, WORKLOAD, WORKLOAD_PRIORITY_CLASS
+from allranks.core.facts.quantity import pod_requests
 from allranks.core.objects.gangs import backends
 
 _LEFT_OUT = ("env", "envFrom", "command", "args", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe")
@@ -40,6 +42,27 @@ def pod_sets(observed: Observed) -> list[Manifest]:
             pod_set["topologyRequest"] = topology_request
         out.append(pod_set)
     return out
+
+
+def lacking(observed: Observed, workload: Manifest) -> str:
+    """Return what the Workload asks less of than the pods of the job request, as `role: resource`; empty if nothing.
+
+    Kueue adds to the requests that it is sent, and never reduces them. Authors of jobs may have written the Workload.
+    """
+    asked = {
+        name: pod_requests((pod_set.get("template") or {}).get("spec") or {})
+        for name, pod_set in workloads.pod_sets(workload).items()
+    }
+    for pod_set in pod_sets(observed):
+        role = pod_set["name"]
+        for resource, amount in pod_requests(pod_set["template"]["spec"]).items():
+            if amount > asked.get(role, {}).get(resource, 0.0) * _ROUNDED:
+                return f"{role}: {resource}"
+    return ""
+
+
+_ROUNDED = 1 + 1e-9
+"""Sums of quantities are floats."""
 
 
 def _template(template: Manifest) -> Manifest:

@@ -17,7 +17,7 @@ def reason(observed: Observed, workload: Manifest | None, active: list[Pod]) -> 
     name = queue.queue_of(job)
     problem = cannot_ask(observed) or _unfinished(active)
     if problem is None and workload is None:
-        problem = _rejected(observed) or (QUEUED, "the job enters the queue")
+        problem = _rejected(observed) or _taken(observed) or (QUEUED, "the job enters the queue")
     elif problem is None and workload is not None:
         problem = _of_workload(observed, workload)
     assert problem is not None
@@ -51,6 +51,16 @@ def _unfinished(active: list[Pod]) -> tuple[str, str] | None:
     return "PodsTerminating", f"the quota is given back when {active[0].name}{others} has ended"
 
 
+def _taken(observed: Observed) -> tuple[str, str] | None:
+    """Return the problem of a job whose label names the Workload of another job or controller."""
+    job = observed.job
+    name = queue.workload_name(job)
+    if not queue.is_prebuilt(job) or observed.optional.find(WORKLOAD, name, job.namespace) is None:
+        return None
+    cure = f"remove the label {queue.PREBUILT_LABEL}, and the job gets a Workload of its own"
+    return "WorkloadTaken", f"Workload {name} belongs to something else: {cure}"
+
+
 def _rejected(observed: Observed) -> tuple[str, str] | None:
     rejected = next((rejection for rejection in observed.refused if rejection.kind == WORKLOAD.kind), None)
     return (rejected.reason, f"Workload {rejected.name}: {rejected.message}") if rejected else None
@@ -63,16 +73,27 @@ def _of_workload(observed: Observed, workload: Manifest) -> tuple[str, str]:
         return "Deactivated", "its Workload was deactivated (spec.active is false); set it to true to continue"
     evicted = workloads.condition(workload, workloads.EVICTED)
     if workloads.has_quota(workload):
+        if less := _lacking(observed, workload):
+            return less
         if evicted and workloads.holds(workload, workloads.EVICTED):
             return evicted.get("reason") or "Evicted", evicted.get("message") or "the quota is given back"
         if missing := admission.missing_flavors(observed, workload):
             return "FlavorNotFound", f"ResourceFlavor {missing[0]} does not exist"
         return "AdmissionChecks", _checks(workload)
+    if queue.is_prebuilt(observed.job) and (less := _lacking(observed, workload)):
+        return less
     reserved = workloads.condition(workload, workloads.QUOTA_RESERVED)
     if reserved is None:
         return QUEUED, "Kueue has not considered the job yet"
     said = reserved.get("reason") or ""
     return (said if said not in ("", "Pending") else QUEUED), reserved.get("message") or "waits for quota"
+
+
+def _lacking(observed: Observed, workload: Manifest) -> tuple[str, str] | None:
+    if not (less := manifest.lacking(observed, workload)):
+        return None
+    name = workload["metadata"]["name"]
+    return "OutOfSync", f"Workload {name} asks for less than the pods of the job request ({less})"
 
 
 def _checks(workload: Manifest) -> str:

@@ -71,7 +71,7 @@ def _changes(snapshot: Snapshot) -> _Changes:
     active, forgotten_at = active_pods(snapshot)
     idle, ours = not active, not queue.is_prebuilt(job)
     if phase in FINISHED:
-        if workload is None or workloads.holds(workload, workloads.FINISHED):
+        if workload is None or not workloads.is_owned(job, workload) or workloads.holds(workload, workloads.FINISHED):
             return _Changes()
         return _finish(o, workload) if idle else _Changes(wake_at=forgotten_at)
     if not queue.queue_of(job) or phase == "Suspended":
@@ -84,7 +84,7 @@ def _changes(snapshot: Snapshot) -> _Changes:
         if phase != "Queued" or not ours or active or queue_reasons.cannot_ask(o) or transfers.unready(o):
             return _Changes(wake_at=forgotten_at if phase == "Queued" else None)
         return _Changes(create=(manifest.workload(o),))
-    if not ours and not _is_owned(o, workload):
+    if not workloads.is_owned(job, workload):
         return _adopt(o, workload)
     if phase == "Queued":
         changes = _while_queued(o, workload, idle)
@@ -94,7 +94,7 @@ def _changes(snapshot: Snapshot) -> _Changes:
 
 def _while_queued(o: Observed, workload: Manifest, idle: bool) -> _Changes:
     ours = not queue.is_prebuilt(o.job)
-    outdated = workloads.counts(workload) != topology.wanted_sizes(o.job)
+    outdated = workloads.counts(workload) != topology.wanted_sizes(o.job) or bool(manifest.lacking(o, workload))
     moved = (workload.get("spec") or {}).get("queueName") != queue.queue_of(o.job)
     if workloads.has_quota(workload):
         if workloads.holds(workload, workloads.EVICTED):
@@ -193,11 +193,6 @@ def _finish(o: Observed, workload: Manifest) -> _Changes:
     message = condition.message if condition and condition.message else f"the job is {o.current.phase}"
     conditions = workloads.with_conditions(workload, o.now, (workloads.FINISHED, "True", o.current.phase, message))
     return _Changes(patch=(ObjectPatch(workload, {"status": {"conditions": conditions}}, "status"),))
-
-
-def _is_owned(o: Observed, workload: Manifest) -> bool:
-    owners = workload["metadata"].get("ownerReferences") or ()
-    return any(owner.get("uid") == o.job.metadata.uid for owner in owners)
 
 
 def _adopt(o: Observed, workload: Manifest) -> _Changes:

@@ -1,0 +1,39 @@
+"""Two operators that serve the same namespace, as after a mistake in the values of two releases."""
+
+from __future__ import annotations
+
+import pytest
+
+from allranks.api.job import KIND
+from support import live
+from support.controlplane import ControlPlane
+from support.kubelet import Program
+from support.live import eventually, job, phase
+
+
+def test_two_operators_say_so_and_do_not_fight_over_pods(
+    control_plane: ControlPlane, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection, api = live.connection(control_plane), control_plane.api
+    counts = {"maxRestarts": 8, "backoffSeconds": 0, "rules": [{"exitCodes": [3], "action": "Restart"}]}
+    with (
+        live.operator(connection, namespace),
+        live.operator(connection, namespace, helper_image="example.org/another:2", disruption_budgets=True),
+        live.kubelet(connection, Program(seconds=0.5, code=3), namespace=namespace),
+    ):
+        api.create(job(restart=counts), namespace)
+        eventually(lambda: phase(control_plane, namespace) == "Failed")
+
+        def contested() -> bool:
+            return any(event["reason"] == "StatusContested" for event in api.list("Event", namespace))
+
+        eventually(contested)
+        status = api.get(KIND, namespace, "demo")["status"]
+        assert status["attempt"] == 8, "each failure was decided once"
+        assert status["restarts"]["counted"] == 8
+        assert [past["attempt"] for past in status["history"]] == list(range(9))
+    said = [
+        text for text in caplog.messages if f"someone else writes the status of jobs in namespace {namespace}" in text
+    ]
+    assert 1 <= len(said) <= 2, "once for each operator"
+    assert not [record for record in caplog.records if record.exc_info], "and nothing raises"
