@@ -312,9 +312,9 @@ class ProgressStatus(TextPart):
         Count | None, Field(description="The step of these values: the rank that reports them may be behind others.")
     ] = None
     not_finite: Annotated[
-        dict[Reason, Count],
-        Field(max_length=32, description="Metrics whose value is NaN or infinite -> the step since which it is."),
-    ] = field(default_factory=dict)
+        Annotated[dict[Reason, Count], Field(max_length=32)] | None,
+        Field(description="Metrics whose value is NaN or infinite -> the step since which it is."),
+    ] = None
     samples_per_second: Annotated[
         NonNegative | None, Field(description="Throughput of all ranks together, if each of them reports its own.")
     ] = None

@@ -71,7 +71,9 @@ ENDLESS.append(ENDLESS)
 
 
 @pytest.mark.parametrize(
-    "value", [Color.RED, Special(), object(), [Color.RED], numpy.array([object()]), ENDLESS, print, 1j], ids=str
+    "value",
+    [Color.RED, Special(), object(), [Color.RED], numpy.array([object()]), ENDLESS, print, 1j],
+    ids=["enum", "subclass", "object", "list of enums", "array of objects", "endless", "function", "complex"],
 )
 def test_any_other_value_is_left_to_a_pickle(value: Any) -> None:
     assert encoded(value) is None

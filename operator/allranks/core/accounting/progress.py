@@ -82,7 +82,7 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
         epoch=max((rank.epoch for rank in ranks if rank.epoch is not None), default=before.epoch),
         metrics=metrics,
         metrics_step=source.step if source else before.metrics_step,
-        not_finite=not_finite,
+        not_finite=not_finite or None,
         samples_per_second=_rate(ranks),
         loading=_loading(ranks) or before.loading,
         last_report=last_report,
@@ -181,19 +181,19 @@ def _source(ranks: Iterable[RankReport]) -> RankReport | None:
 def _metrics(before: ProgressStatus, source: RankReport | None) -> tuple[dict[str, float], dict[str, int]]:
     """Return (metrics, metrics that are not finite -> the step since which they are not)."""
     if source is None:
-        return before.metrics, before.not_finite
+        return before.metrics, before.not_finite or {}
     metrics = {key: _digits(value) for key, value in sorted(source.metrics.items())[:32]}
     return metrics, dict(source.not_finite)
 
 
 def newly_not_finite(before: ProgressStatus | None, after: ProgressStatus | None) -> list[str]:
     """Return a sentence for each metric that became NaN or infinite: `loss is not finite since step 20`."""
-    recorded = before.not_finite if before else {}
+    recorded = (before.not_finite if before else None) or {}
     return [f"{name} is not finite since step {step}" for name, step in _not_finite(after) if name not in recorded]
 
 
 def _not_finite(progress: ProgressStatus | None) -> list[tuple[str, int]]:
-    return list(progress.not_finite.items()) if progress else []
+    return list((progress.not_finite or {}).items()) if progress else []
 
 
 def _rate(ranks: Iterable[RankReport]) -> float | None:

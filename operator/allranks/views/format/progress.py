@@ -120,7 +120,7 @@ def metrics(progress: ProgressStatus) -> Iterator[str]:
     """Yield `loss 0.31`; the metric of the curve is first."""
     names = sorted(progress.metrics, key=lambda name: name != progress.curve_metric)
     yield from (f"{cell(name)} {number(progress.metrics[name])}" for name in names)
-    yield from (f"{cell(name)} not finite since step {step}" for name, step in progress.not_finite.items())
+    yield from (f"{cell(name)} not finite since step {step}" for name, step in (progress.not_finite or {}).items())
 
 
 def line(status: Status) -> str:
