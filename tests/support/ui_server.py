@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import uvicorn
 from fastapi import FastAPI
 
 from allranks.kube.cluster import Where
 from allranks.ui.app import application
-from allranks.ui.server import HOST, listen, server_config
+from allranks.ui.http_server import HttpServer
+from allranks.ui.server import HOST, listen
 
 TOKEN = "token-of-the-tests"
 WAIT_SECONDS = 300
@@ -71,8 +71,7 @@ class UiServer:
 
     def start(self) -> None:
         self._socket = listen(self.port)
-        config = server_config(self.application(), log_level="critical", timeout_graceful_shutdown=0)
-        self._server = uvicorn.Server(config)
+        self._server = HttpServer(self.application(), log_level="critical", timeout_graceful_shutdown=0)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
         self._thread.start()
 

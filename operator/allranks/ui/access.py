@@ -26,10 +26,13 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from allranks.errors import AllranksError
+from allranks.telemetry.connections import Limits, Rejections
 from allranks.ui import rendering
+from allranks.ui.bodies import read_body
+from allranks.ui.http_server import PLACE, accept_sender
 from allranks.ui.problems import MEDIA_TYPE, Problem, details
 from allranks.ui.state import USER, SignedIn
-from allranks.ui.users import NAMESPACE_COOKIE, USER_HEADER, Users
+from allranks.ui.users import NAMESPACE_COOKIE, USER_HEADER, User, Users
 
 HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 POLICY = (
@@ -83,6 +86,8 @@ class Access:
             answer = self._answer(scope) if scope["type"] == "http" else None
         except Problem as problem:
             answer = _rejection(scope, problem)
+        if answer is None:
+            accept_sender(scope)
         await (answer or self._app)(scope, receive, send)
 
     def _answer(self, scope: Scope) -> Response | None:
@@ -186,6 +191,7 @@ class SignIn:
 
     def __init__(self, app: ASGIApp, users: Users) -> None:
         self._app, self._users = app, users
+        self._rejections = Rejections(Limits())
         self._sessions: dict[str, _Session] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -218,7 +224,8 @@ class SignIn:
                 raise Problem(403, "the request has no Origin header: a program sends a bearer token")
         if path == "/sign-out" and request.method == "POST":
             return self._sign_out(request)
-        user = await self._users.signed_in(token.strip())
+        user = await self._signed_in(scope, token.strip())
+        accept_sender(scope)
         scope[USER_HEADER] = user
         context = USER.set(SignedIn(user.name, has_session))
         try:
@@ -227,6 +234,23 @@ class SignIn:
         finally:
             USER.reset(context)
         return None
+
+    async def _signed_in(self, scope: Scope, token: str) -> User:
+        """Return the user of a token. After many invalid ones from an address, its new tokens are not checked.
+
+        Raises Problem and ClusterError.
+        """
+        place = scope.get(PLACE)
+        peer = place.peer if place else ""
+        user = self._users.cached(token)
+        if user is None and not self._rejections.allow(peer):
+            raise Problem(429, "too many invalid tokens came from this address: try again in a few seconds")
+        try:
+            return user or await self._users.signed_in(token, peer)
+        except AllranksError as error:
+            if details(error).status == 401:
+                self._rejections.count(peer)
+            raise
 
     def _token_of(self, request: Request) -> str:
         """Return the token of the session that the cookie names. Raises Problem."""
@@ -240,11 +264,11 @@ class SignIn:
         return session.token
 
     async def _sign_in(self, request: Request) -> Response:
-        form = await rendering.read_form(request, MOST_FORM_BYTES)
+        form = rendering.form_fields(await read_body(request.scope, request.receive, MOST_FORM_BYTES))
         target = _local_path(form.get("target", "/"))
         token = "".join(form.get("token", "").split())
         try:
-            await self._users.signed_in(token)
+            await self._signed_in(request.scope, token)
         except AllranksError as error:
             return rendering.sign_in_page(details(error), target)
         now = time.monotonic()

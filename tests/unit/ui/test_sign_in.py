@@ -24,7 +24,10 @@ HOST = "ui.example"
 class KnownUsers:
     """Accepts the tokens that begin with `good`."""
 
-    async def signed_in(self, token: str) -> User:
+    def cached(self, token: str) -> User | None:
+        return None
+
+    async def signed_in(self, token: str, peer: str) -> User:
         if not token.startswith("good"):
             raise Problem(401, REJECTED)
         return User(None, f"user of {token}", ())  # type: ignore[arg-type]

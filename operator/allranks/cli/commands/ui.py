@@ -21,7 +21,7 @@ from allranks.cli.options import FAILED, cluster_options, print_error, root_opti
 from allranks.errors import AllranksError
 from allranks.extras import install_command
 from allranks.kube.cluster import Where
-from allranks.ui.server import HOST, PORT, everywhere, listen, run_server
+from allranks.ui.server import HOST, PORT, everywhere, listen
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -87,6 +87,8 @@ def ui(
 
 def _serve(app: FastAPI, listener: socket.socket, address: str, *, browser: bool) -> None:
     """Serve until Ctrl-C. Print the address when the server answers."""
+    from allranks.ui.http_server import run_server
+
     with tempfile.TemporaryDirectory(prefix="allranks-ui-") as folder:
         page = Path(folder) / "open.html"
 
@@ -177,6 +179,7 @@ def ui_server(
     from allranks.archive.store import ArchiveError
     from allranks.kube.auth import Connection, service_url
     from allranks.ui.app import in_cluster
+    from allranks.ui.http_server import run_server
 
     url = (api_server or service_url()).rstrip("/")
     if not url:

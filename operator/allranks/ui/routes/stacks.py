@@ -20,7 +20,7 @@ from allranks.kube.job_codec import pods_of
 from allranks.local import run_directories
 from allranks.ui.entries import Entry
 from allranks.ui.problems import RESPONSES, Problem
-from allranks.ui.rendering import MOST_FORM_BYTES, read_form, render
+from allranks.ui.rendering import read_form, render
 from allranks.ui.routes.pages import about
 from allranks.ui.routes.rest import EntryOf, Item, StateOf, Uid, unchanged
 from allranks.ui.state import State
@@ -86,7 +86,7 @@ async def page(state: StateOf, entry: EntryOf, request: str = "") -> Response:
 @pages.post(Item + "/stacks")
 async def submit(request: Request, state: StateOf, entry: EntryOf) -> Response:
     """Ask, and show the answers as they arrive."""
-    form = await read_form(request, MOST_FORM_BYTES)
+    form = await read_form(request)
     asked = await ask(state, entry, form.get("uid"))
     return RedirectResponse(f"/{entry.path}/stacks?request={asked.request}", 303)
 
