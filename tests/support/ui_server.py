@@ -17,6 +17,7 @@ from allranks.kube.cluster import Where
 from allranks.ui.app import application
 from allranks.ui.http_server import HttpServer
 from allranks.ui.server import HOST, listen
+from allranks.ui.sessions import private_host
 
 TOKEN = "token-of-the-tests"
 WAIT_SECONDS = 300
@@ -51,7 +52,18 @@ class UiServer:
 
     @property
     def url(self) -> str:
+        """For programs."""
         return f"http://{HOST}:{self.port}"
+
+    @property
+    def host(self) -> str:
+        """The Host header of a browser, whose pages have a name of their own."""
+        return f"{private_host(TOKEN)}:{self.port}"
+
+    @property
+    def site(self) -> str:
+        """For browsers."""
+        return f"http://{self.host}"
 
     def __enter__(self) -> Self:
         # Bound but never listening, so that no other program takes the port between stop and start.

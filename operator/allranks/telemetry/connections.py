@@ -74,7 +74,7 @@ class Place:
         self._table.moved(self, self._table.busy)
 
     def is_served(self) -> None:
-        """Note that the sender of the request is known: its answer may take any time."""
+        """Note that the sender of the request is authenticated: its answer may take any time."""
         self.trusted = True
         self._table.moved(self, self._table.served)
 
@@ -101,7 +101,7 @@ class Connections:
         self.idle: OrderedDict[Place, float] = OrderedDict()
         self.busy: OrderedDict[Place, float] = OrderedDict()
         self.served: OrderedDict[Place, float] = OrderedDict()
-        """Those that wait for the answer to a known sender, without a deadline."""
+        """Those that wait for the answer to an authenticated sender, without a deadline."""
         self._of_peer: dict[str, set[Place]] = {}
         self._new: OrderedDict[str, Bucket] = OrderedDict()
         self._room = room(limits.connections)

@@ -74,7 +74,11 @@ class HttpServer(uvicorn.Server):
     def __init__(self, app: FastAPI, **options: Any) -> None:
         self._table = Connections(LIMITS)
         protocol = cast("Any", functools.partial(_Protocol, self._table))
-        super().__init__(uvicorn.Config(app, loop="asyncio", http=protocol, ws="none", server_header=False, **options))
+        super().__init__(
+            uvicorn.Config(
+                app, loop="asyncio", http=protocol, ws="none", server_header=False, proxy_headers=False, **options
+            )
+        )
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections whose deadline has passed. uvicorn calls this ten times a second."""

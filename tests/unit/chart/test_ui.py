@@ -106,6 +106,18 @@ def test_only_the_named_peers_connect_and_the_ui_reaches_the_api_server(helm: He
     assert policy["ingress"] == [{"ports": [{"port": "http", "protocol": "TCP"}], "from": [peer]}]
 
 
+def test_peers_are_enough_for_a_policy_which_leaves_the_connections_of_the_ui_alone(helm: Helm) -> None:
+    peer = {"podSelector": {"matchLabels": {"app": "oauth2-proxy"}}}
+    values = {"ui": {"enabled": True, "from": [peer]}}
+    policies = [one for one in helm.template(values) if one["kind"] == "NetworkPolicy"]
+    [spec] = [policy["spec"] for policy in policies if policy["metadata"]["name"] == "allranks-ui"]
+    assert spec["policyTypes"] == ["Ingress"]
+    assert spec["ingress"] == [{"ports": [{"port": "http", "protocol": "TCP"}], "from": [peer]}]
+    assert "egress" not in spec
+    assert len(policies) == 1
+    assert not [one for one in helm.template({"ui": {"enabled": True}}) if one["kind"] == "NetworkPolicy"]
+
+
 @pytest.mark.parametrize(
     ("image", "name"),
     [

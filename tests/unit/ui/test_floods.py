@@ -146,11 +146,11 @@ def test_an_account_with_any_number_of_tokens_ends_no_watch_of_others(server):
         assert server.status("bob") == 200, "a user who comes later has a place, too"
 
 
-def test_an_account_with_any_number_of_tokens_signs_nobody_out(server, api):
+def test_an_account_with_any_number_of_tokens_signs_no_other_account_out(server, api):
     all_at_once(len(TOKENS), lambda place: server.status(TOKENS[place], address=FLOOD))
     asked = api.count("selfsubjectreviews")
     assert server.status("alice") == 200
-    assert api.count("selfsubjectreviews") == asked, "her token is still known"
+    assert api.count("selfsubjectreviews") == asked, "her token is still cached"
 
 
 def test_the_requests_of_one_account_are_bounded_and_others_are_answered(server):
