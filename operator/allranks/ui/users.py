@@ -27,6 +27,7 @@ from allranks.ui.archive import AllowedArchive, Right, SharedArchive
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs, SharedReads
 from allranks.ui.entries import Entry
+from allranks.ui.logs import LogRoom
 from allranks.ui.problems import Problem
 from allranks.ui.runs import Runs
 from allranks.ui.state import State
@@ -145,14 +146,14 @@ class User:
                         "role view, or choose another namespace",
                     )
                 await users.make_room_for_watch(self.account)
-                scope = self.scopes[namespace] = self._open(namespace, users.archive)
+                scope = self.scopes[namespace] = self._open(namespace, users.archive, users.log_room)
             scope.used = time.monotonic()
             return scope.state
 
-    def _open(self, namespace: str | None, archive: SharedArchive | None) -> _Scope:
+    def _open(self, namespace: str | None, archive: SharedArchive | None, log_room: LogRoom) -> _Scope:
         hub = Hub()
         jobs = ClusterJobs(replace(self.cluster, namespace=namespace or self.cluster.namespace), namespace, hub)
-        state = State(hub, NoRuns(hub), jobs, choices=self._suggested)
+        state = State(hub, NoRuns(hub), jobs, choices=self._suggested, log_room=log_room, account=self.account)
         if archive:
             state.archive = AllowedArchive(archive, namespace, self.may, self.name)
         return _Scope(state, asyncio.create_task(jobs.run()))
@@ -231,7 +232,7 @@ class Users:
         """`api`: the API server, without credentials. `namespaces`: suggestions for users who must choose one."""
         self._api, self._suggested, self.archive = api, namespaces, archive
         self._users: dict[str, User] = {}
-        self._room = Share(MOST_REQUESTS, MOST_REQUESTS_OF_ONE)
+        self._room, self.log_room = Share(MOST_REQUESTS, MOST_REQUESTS_OF_ONE), LogRoom()
         self._openings, self._checks = SharedReads(), Turns(CHECKS_AT_ONCE)
         self._closing: set[asyncio.Task[None]] = set()
 

@@ -20,15 +20,17 @@ import pytest
 
 from allranks.ui.bodies import MOST_BODY_BYTES
 from allranks.ui.http_server import LIMITS
+from allranks.ui.logs import FOLLOWED, MOST_OF_ALL, PAGES_AT_ONCE
 from allranks.ui.users import MOST_REQUESTS_OF_ONE, MOST_SCOPES, MOST_USERS
 from support.job_api import JobApi
-from support.ui_samples import a_job
+from support.ui_samples import a_job, pods_of
 
 WAIT_SECONDS = 300
 MIB = 2**20
 FLOOD, HONEST = "127.0.0.2", "127.0.0.3"
 TOKENS = [f"token-{number}" for number in range(MOST_USERS + 20)]
 """Of one account, which may get any number of them."""
+PODS = 8
 
 
 class Process:
@@ -64,7 +66,9 @@ class Process:
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[JobApi]:
-    with JobApi(tmp_path, a_job("penguins", "Running")) as api:
+    job = a_job("penguins", "Running", workers=PODS)
+    with JobApi(tmp_path, job) as api:
+        api.pods = pods_of(job)
         api.users = {token: {"team"} for token in ("alice", "bob", *TOKENS)}
         api.names = {token: f"system:serviceaccount:flood:bot-{place % 7}" for place, token in enumerate(TOKENS)}
         yield api
@@ -181,3 +185,40 @@ def test_invalid_tokens_of_one_address_are_not_all_checked_and_others_sign_in(se
     assert set(statuses) == {401, 429}
     assert api.count("selfsubjectreviews") < 300
     assert server.status("bob") == 200
+
+
+LOG = [b"2026-03-04T10:00:00.000000000Z " + b"x" * 800 + b"\n"] * 10_000
+
+
+@pytest.mark.nightly
+def test_logs_of_many_pages_are_read_in_turn_and_do_not_grow_the_process_together(server, api):
+    api.logs = {pod["metadata"]["name"]: LOG for pod in api.pods}
+    path = "/api/v1/jobs/team/penguins/logs?tail=10000&search=x"
+    assert server.status("alice", path) == 200
+    one = server.peak
+    statuses = all_at_once(8, lambda place: server.status(TOKENS[place], path, FLOOD))
+    assert statuses == {200: 8}
+    assert server.peak - one < (PAGES_AT_ONCE - 1) * (MOST_OF_ALL + 64 * MIB)
+    assert server.status("alice", path) == 200
+
+
+@pytest.mark.nightly  # hundreds of logs
+def test_followed_logs_without_a_reader_are_bounded_together_and_others_follow_theirs(server, api):
+    api.logs = {pod["metadata"]["name"]: LOG[:4000] for pod in api.pods}
+    before = server.peak
+    with contextlib.ExitStack() as stack:
+
+        def follow(token: str, address: str) -> bytes:
+            connection = stack.enter_context(server.connected(address))
+            path = "/api/v1/jobs/team/penguins/logs?follow=true"
+            connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            assert answer.status == 200
+            return next(line for line in answer if line.startswith(b"event: "))
+
+        room = FOLLOWED * 3 // 4 // PODS
+        kinds = [follow(TOKENS[0], FLOOD) for _ in range(room + 4)]
+        assert kinds == [b"event: lines\n"] * room + [b"event: problem\n"] * 4
+        assert follow("alice", HONEST) == b"event: lines\n"
+        assert server.status("bob") == 200
+        assert server.peak - before < 512 * MIB
