@@ -190,7 +190,6 @@ def test_invalid_tokens_of_one_address_are_not_all_checked_and_others_sign_in(se
 LOG = [b"2026-03-04T10:00:00.000000000Z " + b"x" * 800 + b"\n"] * 10_000
 
 
-@pytest.mark.nightly
 def test_logs_of_many_pages_are_read_in_turn_and_do_not_grow_the_process_together(server, api):
     api.logs = {pod["metadata"]["name"]: LOG for pod in api.pods}
     path = "/api/v1/jobs/team/penguins/logs?tail=10000&search=x"
@@ -202,7 +201,6 @@ def test_logs_of_many_pages_are_read_in_turn_and_do_not_grow_the_process_togethe
     assert server.status("alice", path) == 200
 
 
-@pytest.mark.nightly  # hundreds of logs
 def test_followed_logs_without_a_reader_are_bounded_together_and_others_follow_theirs(server, api):
     api.logs = {pod["metadata"]["name"]: LOG[:4000] for pod in api.pods}
     before = server.peak
