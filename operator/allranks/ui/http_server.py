@@ -35,6 +35,13 @@ def accept_sender(scope: Scope) -> None:
         place.is_served()
 
 
+def close(scope: Scope) -> None:
+    """Close the connection of a request, whose client does not read the answer."""
+    place: Place | None = scope.get(PLACE)
+    if place:
+        place.cut()
+
+
 class _Protocol(H11Protocol):
     """A connection with a place in the table."""
 

@@ -23,6 +23,7 @@ from allranks.ui.http_server import LIMITS
 from allranks.ui.logs import FOLLOWED, MOST_OF_ALL, PAGES_AT_ONCE
 from allranks.ui.users import MOST_REQUESTS_OF_ONE, MOST_SCOPES, MOST_USERS
 from support.job_api import JobApi
+from support.live import eventually
 from support.ui_samples import a_job, pods_of
 
 WAIT_SECONDS = 300
@@ -52,8 +53,17 @@ class Process:
             answer.read()
             return answer.status
 
+    def length(self, token: str) -> int:
+        """Bytes of the list of jobs."""
+        with self.connected(HONEST) as connection:
+            connection.request("GET", "/api/v1/jobs?namespace=team", headers={"Authorization": f"Bearer {token}"})
+            return len(connection.getresponse().read())
+
+    def raw(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._port), WAIT_SECONDS, (FLOOD, 0))
+
     def half_request(self) -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self._port), WAIT_SECONDS, (FLOOD, 0))
+        connection = self.raw()
         connection.sendall(b"GET / HTTP/1.1\r\nHost: ui\r\nX-Padding: ".ljust(8192, b"x"))
         return connection
 
@@ -220,3 +230,25 @@ def test_followed_logs_without_a_reader_are_bounded_together_and_others_follow_t
         assert follow("alice", HONEST) == b"event: lines\n"
         assert server.status("bob") == 200
         assert server.peak - before < 512 * MIB
+
+
+def test_large_answers_that_are_not_read_are_bounded_together_and_others_get_theirs(server, api):
+    for number in range(40):
+        job = a_job(f"large-{number}", "Running")
+        job["metadata"]["annotations"] = {"note": "x" * 250_000}
+        api.put(job)
+    eventually(lambda: server.length("alice") > 10_000_000)
+    before = server.peak
+    with contextlib.ExitStack() as stack:
+
+        def ask(token: str) -> bytes:
+            connection = stack.enter_context(server.raw())
+            head = f"GET /api/v1/jobs?namespace=team HTTP/1.1\r\nHost: ui\r\nAuthorization: Bearer {token}\r\n\r\n"
+            connection.sendall(head.encode())
+            return connection.recv(12)
+
+        statuses = Counter(ask(TOKENS[0]) for _ in range(60))
+        assert set(statuses) == {b"HTTP/1.1 200", b"HTTP/1.1 503"}
+        assert server.length("alice") > 10_000_000
+        assert server.status("bob") == 200
+        assert server.peak - before < 300 * MIB
