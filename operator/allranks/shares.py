@@ -1,24 +1,29 @@
-"""Room that namespaces share: a quarter of it is kept for the namespaces that use less than a quarter."""
+"""Room that namespaces, or users, share: a quarter of it is kept for those that use less than a quarter."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Share:
-    """Room of a fixed size, in any unit. One namespace alone may use three quarters of it."""
+    """Room of a fixed size, in any unit. One namespace alone may use three quarters of it, or `most_of_one`."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, most_of_one: int | None = None) -> None:
         self._most, self._free, self._quarter = most, most, max(1, most // 4)
+        self._most_of_one = most_of_one or most
         self._used: Counter[str] = Counter()
 
     def fits(self, namespace: str, size: int = 1) -> bool:
         """Return whether a namespace may take this much now."""
-        reserved = self._quarter if self._used[namespace] + size > self._quarter else 0
-        return size <= self._free - reserved
+        used = self._used[namespace] + size
+        reserved = self._quarter if used > self._quarter else 0
+        return size <= self._free - reserved and used <= self._most_of_one
 
     @property
     def large(self) -> dict[str, float]:
@@ -39,6 +44,16 @@ class Share:
         self._used[namespace] -= size
         if not self._used[namespace]:
             del self._used[namespace]
+
+
+def largest_share(items: Collection[T], owner: Callable[[T], str], newcomer: str) -> list[T]:
+    """Return the items of the owner that has the most of them: of the newcomer, if it has as many as any other.
+
+    One of them makes room for an item of the newcomer, so that no owner can take the room of others.
+    """
+    numbers = Counter(map(owner, items))
+    largest = max(numbers, key=lambda name: (numbers[name], name == newcomer), default=newcomer)
+    return [item for item in items if owner(item) == largest]
 
 
 class Turns:

@@ -99,5 +99,5 @@ def server(api: JobApi, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 @pytest.fixture
 def open_page(browser, server: UiServer) -> Iterator[Callable]:
     """Opens a page in a new context that has the cookie. At the end nothing was blocked and no script has failed."""
-    with opened_pages(browser, server.url) as opened:
+    with opened_pages(browser, server.site) as opened:
         yield opened

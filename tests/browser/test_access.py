@@ -41,11 +41,11 @@ def sign_in(page, token: str = TOKEN) -> None:
 
 
 def test_a_user_signs_in_chooses_a_namespace_and_signs_out(page, cluster_ui, api):
-    page.goto(f"{cluster_ui.url}{JOB}")
+    page.goto(f"{cluster_ui.site}{JOB}")
     sign_in(page, "somebody")
     see(page, "the API server does not accept the token: sign in with a new one")
     sign_in(page)
-    expect(page).to_have_url(f"{cluster_ui.url}{JOB}")  # the page that was asked for
+    expect(page).to_have_url(f"{cluster_ui.site}{JOB}")  # the page that was asked for
     see(page, "penguins", "h1")
     assert TOKEN not in [cookie["value"] for cookie in page.context.cookies()]
     page.click("nav.top >> text=Jobs")
@@ -58,7 +58,7 @@ def test_a_user_signs_in_chooses_a_namespace_and_signs_out(page, cluster_ui, api
     see(page, "translate", "table.jobs")
     page.click("text=Sign out")
     see(page, "Sign in", "h1")
-    page.goto(f"{cluster_ui.url}{JOB}")
+    page.goto(f"{cluster_ui.site}{JOB}")
     see(page, "Sign in", "h1")
 
 
@@ -66,7 +66,7 @@ def test_a_user_whose_token_has_ended_reads_that_the_page_is_not_current(page, c
     monkeypatch.setattr(users, "CHECK_SECONDS", 0.05)
     cluster_ui.stop()
     cluster_ui.start()
-    page.goto(f"{cluster_ui.url}{JOB}")
+    page.goto(f"{cluster_ui.site}{JOB}")
     sign_in(page)
     see(page, "penguins", "h1")
     api.users = {}
@@ -75,10 +75,10 @@ def test_a_user_whose_token_has_ended_reads_that_the_page_is_not_current(page, c
 
 
 def test_a_page_of_another_site_cannot_act_for_a_user_who_is_signed_in(page, cluster_ui, api):
-    page.goto(f"{cluster_ui.url}{JOB}")
+    page.goto(f"{cluster_ui.site}{JOB}")
     sign_in(page)
     see(page, "penguins", "h1")
-    form = f'<form method="post" action="{cluster_ui.url}{JOB}/actions/delete"><button>Win</button></form>'
+    form = f'<form method="post" action="{cluster_ui.site}{JOB}/actions/delete"><button>Win</button></form>'
     page.route("http://evil.example/", lambda route: route.fulfill(body=form, content_type="text/html"))
     page.goto("http://evil.example/")
     page.click("text=Win")
@@ -97,7 +97,7 @@ def test_the_pages_to_sign_in_and_to_choose_a_namespace_are_accessible(page, clu
         assert findings(page) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
 
-    page.goto(cluster_ui.url)
+    page.goto(cluster_ui.site)
     check("Sign in")
     sign_in(page, "somebody")
     check("does not accept the token")

@@ -333,8 +333,8 @@ def absolute(page, path: str) -> str:
 
 def test_a_page_of_another_site_can_neither_act_nor_show_the_pages(open_page, server, api, browser, tmp_path):
     page = open_page("/")
-    form = f'<form method="post" action="{server.url}{JOB}/actions/delete"><button>Win</button></form>'
-    frame = f'<iframe src="{server.url}/"></iframe>'
+    form = f'<form method="post" action="{server.site}{JOB}/actions/delete"><button>Win</button></form>'
+    frame = f'<iframe src="{server.site}/"></iframe>'
     other = page.context.new_page()
     other.route("http://evil.example/", lambda route: route.fulfill(body=form + frame, content_type="text/html"))
     other.goto("http://evil.example/")
@@ -356,7 +356,7 @@ def test_the_report_opens_as_a_page(open_page):
 def test_the_run_that_fails_is_shown_without_a_cluster(browser, tmp_path, runs):
     with UiServer(tmp_path / "none", runs) as server:
         page = browser.new_page()
-        page.goto(f"{server.url}/runs/hello?token={TOKEN}")
+        page.goto(f"{server.site}/runs/hello?token={TOKEN}")
         see(page, "First failure: worker-1")
         page.click("nav.tabs >> text=Logs")
         see(page, "ValueError: bad", "#log")
@@ -369,7 +369,7 @@ def test_a_run_whose_process_was_killed_says_so_and_how_long_it_has_run(browser,
     a_run(tmp_path, "quiet", "20260304-103000", "Running", times=times, conditions=[])
     with UiServer(tmp_path / "none", tmp_path) as server:
         page = browser.new_page(viewport=viewport)
-        page.goto(f"{server.url}/runs/quiet?token={TOKEN}")
+        page.goto(f"{server.site}/runs/quiet?token={TOKEN}")
         see(page, "quiet was interrupted after 3:20: all its processes have ended")
         see(page, "Interrupted", "h1")
         assert findings(page) == []

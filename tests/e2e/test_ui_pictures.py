@@ -100,7 +100,7 @@ def open_page(team: Team, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     with (
         chromium() as browser,
         UiServer(team.cluster.kubeconfig, tmp_path / "runs", namespace=TEAM) as server,
-        opened_pages(browser, server.url) as opened,
+        opened_pages(browser, server.site) as opened,
     ):
         yield lambda path, scheme="light": opened(path, viewport=DESK, color_scheme=scheme)
 

@@ -17,6 +17,8 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 IMAGES = Path(os.environ["SCREENSHOTS"]).resolve() if "SCREENSHOTS" in os.environ else None
 """A folder for the pictures of the documentation: SCREENSHOTS=docs/guides/images."""
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+REBOUND = "rebound.example"
+"""A name of another site that leads to this machine."""
 SHORT = frozenset({"queues", "suspend", "nodes", "sweeps", "history"})
 """Pages that do not fill the screen."""
 
@@ -29,6 +31,7 @@ def chromium() -> Iterator[Any]:
         pytest.skip("there is no Chromium: apt-get install chromium")
     # Chromium's own sandbox needs user namespaces, which root in a container may not have.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    arguments.append(f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1")
     with sync_api.sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         yield running

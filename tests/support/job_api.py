@@ -32,6 +32,8 @@ class JobApi(SomeApi):
         """Plurals that the user may not read or change: distributedtrainings, pods, events."""
         self.users: dict[str, set[str]] = {}
         """Token -> namespaces in which it may do everything, for the server in the cluster. The user has its name."""
+        self.names: dict[str, str] = {}
+        """Token -> name of its user, if that is not the token."""
         self.asked: list[tuple[str, str]] = []
         """(verb, path with query) of each request."""
         self.ended: set[str] = set()
@@ -106,7 +108,7 @@ class _JobHandler(_Handler):
             return
         where = (review.get("spec") or {}).get("resourceAttributes", {}).get("namespace")
         allowed = {"allowed": where in self.api.users[token]}
-        self._answer(201, {"status": {"userInfo": {"username": token}, **allowed}})
+        self._answer(201, {"status": {"userInfo": {"username": self.api.names.get(token, token)}, **allowed}})
 
     def do_PATCH(self) -> None:
         self._change("PATCH")

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from allranks.kube.auth import Connection
 from allranks.ui.app import in_cluster
+from allranks.ui.sessions import HOST
 from support.ui_server import Answer, UiServer
 
 
@@ -21,6 +22,10 @@ class ClusterUi(UiServer):
 
     def application(self) -> FastAPI:
         return in_cluster(self._api, self._namespaces, self._archive)
+
+    @property
+    def host(self) -> str:
+        return f"{HOST}:{self.port}"
 
     def by(self, token: str, verb: str, path: str, body: Any = None) -> Answer:
         """As a program, or through an OIDC proxy."""
@@ -34,10 +39,11 @@ class Browser:
         self._ui, self.cookies = ui, SimpleCookie()
 
     def get(self, path: str) -> Answer:
-        return self._keep(self._ui.get(path, cookie=self._sent()))
+        return self._keep(self._ui.get(path, cookie=self._sent(), host=self._ui.host))
 
     def post(self, path: str, origin: str | None = None, **form: str) -> Answer:
-        sent = {"origin": origin or self._ui.url, "content_type": "application/x-www-form-urlencoded"}
+        sent = {"origin": origin or self._ui.site, "content_type": "application/x-www-form-urlencoded"}
+        sent["host"] = self._ui.host
         return self._keep(self._ui.request("POST", path, urlencode(form), cookie=self._sent(), **sent))
 
     def _sent(self) -> str:

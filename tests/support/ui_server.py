@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import uvicorn
 from fastapi import FastAPI
 
 from allranks.kube.cluster import Where
 from allranks.ui.app import application
-from allranks.ui.server import HOST, listen, server_config
+from allranks.ui.http_server import HttpServer
+from allranks.ui.server import HOST, listen
+from allranks.ui.sessions import private_host
 
 TOKEN = "token-of-the-tests"
 WAIT_SECONDS = 300
@@ -51,7 +52,18 @@ class UiServer:
 
     @property
     def url(self) -> str:
+        """For programs."""
         return f"http://{HOST}:{self.port}"
+
+    @property
+    def host(self) -> str:
+        """The Host header of a browser, whose pages have a name of their own."""
+        return f"{private_host(TOKEN)}:{self.port}"
+
+    @property
+    def site(self) -> str:
+        """For browsers."""
+        return f"http://{self.host}"
 
     def __enter__(self) -> Self:
         # Bound but never listening, so that no other program takes the port between stop and start.
@@ -71,8 +83,7 @@ class UiServer:
 
     def start(self) -> None:
         self._socket = listen(self.port)
-        config = server_config(self.application(), log_level="critical", timeout_graceful_shutdown=0)
-        self._server = uvicorn.Server(config)
+        self._server = HttpServer(self.application(), log_level="critical", timeout_graceful_shutdown=0)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
         self._thread.start()
 

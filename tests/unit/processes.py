@@ -89,5 +89,10 @@ PROCESSES: dict[str, set[str]] = {
         "test_the_last_report_is_sent_however_the_program_ends",
         "test_a_hung_main_thread_dumps_its_stack",
     },
+    "ui/test_floods.py": {
+        "test_bodies_of_any_size_are_refused_and_do_not_grow_the_process",
+        "test_an_account_with_any_number_of_tokens_ends_no_watch_of_others",
+        "test_half_requests_are_closed_and_others_are_answered_meanwhile",
+    },
 }
 """File -> the tests that run for each change."""

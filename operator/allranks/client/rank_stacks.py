@@ -119,22 +119,25 @@ def answers(
 
 
 async def lines_since(
-    cluster: Cluster, pods: Sequence[Pod], seconds: int
+    cluster: Cluster, pods: Sequence[Pod], seconds: int, most: int = MOST_BYTES
 ) -> tuple[list[tuple[Pod, list[bytes]]], list[str]]:
     """Return the lines that each pod wrote in the last `seconds`, the oldest first, and notes about missing ones.
 
-    Raise ClusterError.
+    At most the first `most` bytes and SEARCH_LINES lines of a pod are read. Raise ClusterError.
     """
     notes: list[str] = []
     free = asyncio.Semaphore(MOST_PODS)
 
     async def read(pod: Pod) -> tuple[Pod, list[bytes]]:
-        query: dict[str, str | int | None] = {"container": TRAINER, "sinceSeconds": seconds, "limitBytes": MOST_BYTES}
+        query: dict[str, str | int | None] = {"container": TRAINER, "sinceSeconds": seconds, "limitBytes": most}
         lines: list[bytes] = []
         try:
-            async with free, open_log(cluster, cluster.namespace, pod.name, query, limit=MOST_BYTES) as log:
+            async with free, open_log(cluster, cluster.namespace, pod.name, query, limit=most) as log:
                 async for batch in log:
                     lines += batch
+                    if len(lines) >= SEARCH_LINES or log.received >= most:
+                        notes.append(f"{pod.name}: only the beginning of what it wrote since the request is read")
+                        break
         except ClusterError as error:
             if error.status in (401, 403):
                 raise

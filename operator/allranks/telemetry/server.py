@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
@@ -18,9 +17,9 @@ import msgspec
 from aiohttp import web
 
 from allranks.telemetry import outcomes
-from allranks.telemetry.listener import Connection, Limits, Listener
+from allranks.telemetry.connections import Limits, Place, Rejections
+from allranks.telemetry.listener import Listener
 from allranks.telemetry.messages import BODY_BYTES, Answer, Denied
-from allranks.telemetry.rate_limit import Bucket
 
 PATH = "/v1/report"
 OUTCOME_PATH = "/v1/outcome"
@@ -60,13 +59,12 @@ class Server(Listener, Generic[Sender]):
         """Path -> what answers a message, and the bytes that it may have."""
         if outcome is not None:
             self._routes[OUTCOME_PATH] = (outcome, outcomes.BODY_BYTES)
-        self._rejections: OrderedDict[str, Bucket] = OrderedDict()
-        """Address -> bucket of its invalid tokens."""
+        self._rejections = Rejections(self._limits, monotonic)
         self._logged_at = float("-inf")
 
-    async def _respond(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse:
+    async def _respond(self, request: web.BaseRequest, place: Place) -> web.StreamResponse:
         try:
-            answer = await self._answer(request, connection)
+            answer = await self._answer(request, place)
         except (web.RequestPayloadError, ConnectionError):
             answer = Answer(400, {"error": "incomplete message"})
         except Exception:
@@ -80,7 +78,7 @@ class Server(Listener, Generic[Sender]):
             self._count(answer.status)
         return _response(answer)
 
-    async def _answer(self, request: web.BaseRequest, connection: Connection) -> Answer:
+    async def _answer(self, request: web.BaseRequest, place: Place) -> Answer:
         if request.path not in self._routes:
             return Answer(404, {"error": f"reports go to {PATH}"})
         ingest, most = self._routes[request.path]
@@ -93,7 +91,7 @@ class Server(Listener, Generic[Sender]):
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             return Answer(401, {"error": "Authorization: Bearer TOKEN is missing"})
-        sender = await self._authenticate(token.strip(), connection)
+        sender = await self._authenticate(token.strip(), place)
         if isinstance(sender, Answer):
             return sender
         body = await _body(request, most)
@@ -102,12 +100,10 @@ class Server(Listener, Generic[Sender]):
         answer = ingest(sender, body)
         return answer if isinstance(answer, Answer) else await answer
 
-    async def _authenticate(self, token: str, connection: Connection) -> Sender | Answer:
+    async def _authenticate(self, token: str, place: Place) -> Sender | Answer:
         """Return the sender, or the rejection. After many invalid tokens from an address, tokens of its new connections
         are not checked."""
-        limits, peer = self._limits, connection.peer
-        bucket = self._rejections.get(peer)
-        if bucket and not connection.trusted and bucket.left(self._monotonic(), limits.rejections, 1.0) < 1.0:
+        if not place.trusted and not self._rejections.allow(place.peer):
             return Answer(429, {"error": "too many invalid tokens"}, 5.0)
         answer = Answer(401, {"error": "invalid token"})
         try:
@@ -115,18 +111,10 @@ class Server(Listener, Generic[Sender]):
         except Denied as denied:
             sender, answer = None, denied.answer
         if answer.status in _REJECTED:
-            connection.trusted = sender is not None
+            place.trusted = sender is not None
             if sender is None:
-                self._count_rejection(peer)
+                self._rejections.count(place.peer)
         return sender or answer
-
-    def _count_rejection(self, peer: str) -> None:
-        moment, limits = self._monotonic(), self._limits
-        bucket = self._rejections.pop(peer, None) or Bucket(limits.rejections, moment)
-        bucket.take(moment, limits.rejections, 1.0)
-        self._rejections[peer] = bucket
-        if len(self._rejections) > limits.peers:
-            self._rejections.popitem(last=False)
 
     def _log_exception(self) -> None:
         """Log at a limited rate: a sender must not be able to fill the log."""

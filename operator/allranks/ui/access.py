@@ -1,8 +1,9 @@
 """Check who uses the server.
 
 On the user's own machine it is only the user who started it (`Access`). The address that `allranks ui` opens has a
-random token, which becomes a cookie. Pages of other sites are rejected: the Host header is checked against DNS
-rebinding, the Origin header against forged requests.
+random token, which becomes a cookie, and a random name below localhost, because cookies are shared by all ports of a
+name. Pages of other sites are rejected: the Host header is checked against DNS rebinding, the Origin header against
+forged requests.
 
 In a cluster it is every user whose token the API server accepts (`SignIn`). The token comes with each request as a
 bearer token, from a program or from an OIDC proxy in front of the server, or from the sign-in page. Then the browser
@@ -13,12 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from collections.abc import Callable
+from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -26,12 +23,15 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from allranks.errors import AllranksError
+from allranks.telemetry.connections import Limits, Rejections
 from allranks.ui import rendering
+from allranks.ui.bodies import read_body
+from allranks.ui.http_server import PLACE, accept_sender
 from allranks.ui.problems import MEDIA_TYPE, Problem, details
+from allranks.ui.sessions import HOST, LOOPBACK, Sessions, cookies, hostname, is_https, private_host, with_name
 from allranks.ui.state import USER, SignedIn
-from allranks.ui.users import NAMESPACE_COOKIE, USER_HEADER, Users
+from allranks.ui.users import NAMESPACE_COOKIE, USER_HEADER, User, Users
 
-HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -74,8 +74,8 @@ class Access:
         """`opened` is called when a browser has exchanged the token for its cookie."""
         self._app, self._token, self._on_open = app, token, opened
         digest = hashlib.sha256(token.encode()).hexdigest()
-        # Cookies are shared by all ports of a host: each server needs a name of its own. The value is not the token,
-        # which programs use.
+        self._host = private_host(token)
+        # The value is not the token, which programs use.
         self._cookie, self._session = f"allranks-ui-{digest[:8]}", digest[8:]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,13 +83,15 @@ class Access:
             answer = self._answer(scope) if scope["type"] == "http" else None
         except Problem as problem:
             answer = _rejection(scope, problem)
+        if answer is None:
+            accept_sender(scope)
         await (answer or self._app)(scope, receive, send)
 
     def _answer(self, scope: Scope) -> Response | None:
         """Return the answer to a request that goes no further, None for any other request. Raises Problem."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if _hostname(host) not in HOSTS:  # TrustedHostMiddleware would not say what to do
+        if hostname(host) not in LOOPBACK | {self._host}:  # TrustedHostMiddleware would not say what to do
             raise Problem(421, "the Host header is not localhost: open the address that allranks ui printed")
         origin = headers.get("origin")
         if origin is not None and origin != f"http://{host}":
@@ -99,11 +101,14 @@ class Access:
         if token is not None and scope["method"] in SAFE:
             if not _equal(token, self._token):
                 raise Problem(401, "the token is not that of this server: open the address that allranks ui printed")
+            if hostname(host) != self._host:
+                address = f"http://{with_name(self._host, host)}"
+                return RedirectResponse(f"{address}/{quote(scope['path'].lstrip('/'))}?{urlencode(query)}", 307)
             return self._opened(scope["path"], [item for item in query if item[0] != "token"])
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and _equal(bearer, self._token):
             return None
-        if not self._has_cookie(headers):
+        if hostname(host) != self._host or not self._has_cookie(headers):
             raise Problem(401, "there is no token: open the address that allranks ui printed in its terminal")
         if scope["method"] not in SAFE and origin is None:
             raise Problem(403, "the request has no Origin header: a program sends the token as a bearer token")
@@ -129,25 +134,6 @@ class Access:
         return any(_equal(value, self._session) for value in cookies(headers, self._cookie))
 
 
-def cookies(headers: Headers, name: str) -> Iterator[str]:
-    """Return the values of the cookies with this name."""
-    for line in headers.getlist("cookie"):
-        jar: SimpleCookie = SimpleCookie()
-        try:
-            jar.load(line)
-        except CookieError:
-            continue
-        if name in jar:
-            yield jar[name].value
-
-
-def _hostname(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
 def _equal(text: str, secret: str) -> bool:
     return hmac.compare_digest(text.encode(errors="replace"), secret.encode())
 
@@ -166,19 +152,10 @@ def _rejection(scope: Scope, problem: Problem) -> Response:
 # --- in a cluster ----------------------------------------------------------------------------------------------------
 
 
-COOKIE = "allranks-session"
-SESSION_SECONDS = 12 * 3600.0
-MOST_SESSIONS = 1000
 MOST_FORM_BYTES = 64 * 1024
 HEALTH = "/healthz"
 """Path for the probes of the kubelet. It sends no request to the API server: pages say whether it is available."""
 OPEN = ("/static/", "/favicon.ico")
-
-
-@dataclass
-class _Session:
-    token: str
-    until: float
 
 
 class SignIn:
@@ -186,7 +163,7 @@ class SignIn:
 
     def __init__(self, app: ASGIApp, users: Users) -> None:
         self._app, self._users = app, users
-        self._sessions: dict[str, _Session] = {}
+        self._rejections, self._sessions = Rejections(Limits()), Sessions()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -208,17 +185,20 @@ class SignIn:
         if path.startswith(OPEN):
             await self._app(scope, request.receive, send)
             return None
-        if path == "/sign-in":
-            return await self._sign_in(request) if request.method == "POST" else RedirectResponse("/", 303)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         has_session = scheme.lower() != "bearer"
+        if has_session and (answer := _elsewhere(request)):
+            return answer
+        if path == "/sign-in":
+            return await self._sign_in(request) if request.method == "POST" else RedirectResponse("/", 303)
         if has_session:
-            token = self._token_of(request)
+            token = self._sessions.token_of(request)
             if request.method not in SAFE and "origin" not in request.headers:
                 raise Problem(403, "the request has no Origin header: a program sends a bearer token")
         if path == "/sign-out" and request.method == "POST":
             return self._sign_out(request)
-        user = await self._users.signed_in(token.strip())
+        user = await self._signed_in(scope, token.strip())
+        accept_sender(scope)
         scope[USER_HEADER] = user
         context = USER.set(SignedIn(user.name, has_session))
         try:
@@ -228,42 +208,56 @@ class SignIn:
             USER.reset(context)
         return None
 
-    def _token_of(self, request: Request) -> str:
-        """Return the token of the session that the cookie names. Raises Problem."""
-        key = next(cookies(request.headers, COOKIE), "")
-        if not key:
-            raise Problem(401, "")
-        session = self._sessions.get(key)
-        if session is None or session.until < time.monotonic():
-            self._sessions.pop(key, None)
-            raise Problem(401, "your session has ended: sign in again")
-        return session.token
+    async def _signed_in(self, scope: Scope, token: str) -> User:
+        """Return the user of a token. After many invalid ones from an address, its new tokens are not checked.
+
+        Raises Problem and ClusterError.
+        """
+        place = scope.get(PLACE)
+        peer = place.peer if place else ""
+        user = self._users.cached(token)
+        if user is None and not self._rejections.allow(peer):
+            raise Problem(429, "too many invalid tokens came from this address: try again in a few seconds")
+        try:
+            return user or await self._users.signed_in(token, peer)
+        except AllranksError as error:
+            if details(error).status == 401:
+                self._rejections.count(peer)
+            raise
 
     async def _sign_in(self, request: Request) -> Response:
-        form = await rendering.read_form(request, MOST_FORM_BYTES)
+        form = rendering.form_fields(await read_body(request.scope, request.receive, MOST_FORM_BYTES))
         target = _local_path(form.get("target", "/"))
         token = "".join(form.get("token", "").split())
         try:
-            await self._users.signed_in(token)
+            user = await self._signed_in(request.scope, token)
         except AllranksError as error:
             return rendering.sign_in_page(details(error), target)
-        now = time.monotonic()
-        self._sessions = {key: session for key, session in self._sessions.items() if session.until > now}
-        while len(self._sessions) >= MOST_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
-        key = secrets.token_urlsafe(32)
-        self._sessions[key] = _Session(token, now + SESSION_SECONDS)
         answer = RedirectResponse(target, 303)
-        # Lax: a link in a message opens the page. What changes something needs the Origin of the own pages as well.
-        answer.set_cookie(COOKIE, key, httponly=True, samesite="lax", secure=_is_https(request), path="/")
+        self._sessions.begin(request, answer, user, token)
         return answer
 
     def _sign_out(self, request: Request) -> Response:
-        self._sessions.pop(next(cookies(request.headers, COOKIE), ""), None)
         answer = RedirectResponse("/", 303)
-        answer.delete_cookie(COOKIE, path="/")
         answer.delete_cookie(NAMESPACE_COOKIE, path="/")
+        self._sessions.end(request, answer)
         return answer
+
+
+def _elsewhere(request: Request) -> Response | None:
+    """Return the answer to a browser that uses a name that all programs of its machine share, else None.
+
+    Raises Problem for an attempt to sign in there.
+    """
+    host, path = request.headers.get("host", ""), request.url.path
+    if hostname(host) not in LOOPBACK or path.startswith("/api/"):
+        return None
+    address = f"{'https' if is_https(request) else 'http'}://{with_name(HOST, host)}"
+    if request.method in SAFE:
+        return RedirectResponse(address + _target(request.scope), 307)
+    if path == "/sign-in":
+        raise Problem(421, f"all ports of {hostname(host)} share its cookies: sign in at {address}")
+    return None
 
 
 def challenge(scope: Scope, error: AllranksError) -> Response:
@@ -276,9 +270,13 @@ def challenge(scope: Scope, error: AllranksError) -> Response:
         return JSONResponse(problem.model_dump(), problem.status, headers, media_type=MEDIA_TYPE)
     if problem.status != 401:
         return rendering.problem_page(problem)
-    query = scope.get("query_string", b"").decode("latin-1")
-    target = _local_path(path + (f"?{query}" if query else "")) if scope["method"] in SAFE else "/"
+    target = _local_path(_target(scope)) if scope["method"] in SAFE else "/"
     return rendering.sign_in_page(problem if problem.detail else None, target)
+
+
+def _target(scope: Scope) -> str:
+    query = scope.get("query_string", b"").decode("latin-1")
+    return str(scope["path"]) + (f"?{query}" if query else "")
 
 
 def _check_origin(request: Request) -> None:
@@ -294,8 +292,3 @@ def _local_path(target: str) -> str:
     """Return the target if it is a path of this server, and no other address."""
     safe = target.startswith("/") and not target.startswith(("//", "/\\")) and target.isprintable()
     return target if safe else "/"
-
-
-def _is_https(request: Request) -> bool:
-    """Return whether the browser used https, also if a proxy in front of the server ends TLS."""
-    return request.headers.get("x-forwarded-proto", request.url.scheme).split(",")[0].strip() == "https"

@@ -21,7 +21,9 @@ from allranks.kube.auth import Connection
 from allranks.kube.cluster import Cluster, Where
 from allranks.ui import openapi, rendering
 from allranks.ui.access import Access, SecurityHeaders, SignIn, challenge
+from allranks.ui.answers import Answers
 from allranks.ui.archive import ArchivedJobs, SharedArchive
+from allranks.ui.bodies import Bodies
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.problems import MEDIA_TYPE, Problem, details
@@ -130,7 +132,12 @@ def build(
         version=__version__,
         description=f"Jobs of a cluster, and runs of this machine. {how_to_sign_in}",
         lifespan=lifespan,
-        middleware=[Middleware(SecurityHeaders), access],
+        middleware=[
+            Middleware(SecurityHeaders),
+            access,
+            Middleware(Bodies, reject=challenge),
+            Middleware(Answers, reject=challenge),
+        ],
         openapi_url="/api/openapi.json",
         docs_url=None,  # it would load scripts of another host
         redoc_url=None,

@@ -24,7 +24,7 @@ from allranks.kube.bounded_lines import LastLines
 from allranks.kube.pod_logs import Line
 from allranks.local.stored_logs import matches
 from allranks.ui.entries import Entry, Manifest
-from allranks.ui.logs import MOST_OF_ALL, LogQuery, LogTail, log_line
+from allranks.ui.logs import LINE_BYTES, MOST_OF_ALL, LogQuery, LogTail, log_line
 from allranks.ui.problems import Problem
 
 FRESH_SECONDS = 30.0
@@ -127,7 +127,7 @@ class ArchivedJobs:
             kept = LastLines[Line](query.tail + 1, MOST_OF_ALL // len(logs))
             for line in lines:
                 if matches(line.text, search):
-                    kept.add(line, len(line.text))
+                    kept.add(line, len(line.text) + LINE_BYTES)
             ends.append((log, list(kept)))
         last, more = _merged(ends, query.tail)
         if more:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
@@ -25,6 +26,7 @@ from allranks.kube.cluster import Cluster
 from allranks.kube.job_codec import pods_of
 from allranks.kube.pod_logs import Line, LogOptions, open_log, parse_line
 from allranks.local.stored_logs import StoredLog, matches
+from allranks.shares import Share, Turns
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.entries import Entry
 from allranks.ui.problems import Problem
@@ -92,8 +94,35 @@ MOST_OF_ALL = 64 * 2**20
 """Bytes of lines that are in memory for one page, of all pods."""
 SEARCH_LINES = 20_000
 """Lines of each pod that are searched."""
-_WAITING = 64
+_WAITING = 8
 """Batches of lines that wait for a slow viewer. Then nothing more is read."""
+PAGES_AT_ONCE = 4
+"""Pages whose logs are read at the same time: others wait."""
+FOLLOWED, FOLLOWED_HERE = 256, 1024
+"""Logs of pods that are followed at the same time: by all users in a cluster, and by the one of this machine."""
+FULL = "too many logs are followed at the same time: choose a rank, or close other pages"
+LINE_BYTES = 200
+"""Memory of a line besides its text."""
+
+
+class LogRoom:
+    """The memory for logs, which the users of a server share."""
+
+    def __init__(self, followed: int = FOLLOWED) -> None:
+        self._pages, self._followed = Turns(PAGES_AT_ONCE), Share(followed)
+
+    def page(self, account: str) -> AbstractAsyncContextManager[None]:
+        """Wait for the turn of an account to read a page, and have it until the end of the block."""
+        return self._pages.turn(account)
+
+    def follow(self, account: str, reader: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task that follows a log. Raises Problem if there is no room for it."""
+        if not self._followed.take(account):
+            reader.close()
+            raise Problem(503, FULL)
+        task = asyncio.create_task(reader)
+        task.add_done_callback(lambda _: self._followed.give(account))
+        return task
 
 
 async def last_lines(jobs: ClusterJobs, entry: Entry, query: LogQuery) -> LogTail:
@@ -141,7 +170,7 @@ async def _end_of_log(
             async for batch in log:
                 for line in map(parse_line, batch):
                     if matches(line.text, search):
-                        kept.add(line, len(line.text))
+                        kept.add(line, len(line.text) + LINE_BYTES)
                 received = log.received
     except ClusterError as error:
         if error.status in (401, 403):
@@ -169,10 +198,15 @@ class _Batch(NamedTuple):
     lines: list[Line]
 
 
-async def follow(jobs: ClusterJobs, entry: Entry, query: LogQuery) -> AsyncGenerator[list[LogLine]]:
+async def follow(
+    jobs: ClusterJobs,
+    entry: Entry,
+    query: LogQuery,
+    start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]] = asyncio.create_task,
+) -> AsyncGenerator[list[LogLine]]:
     """Yield new lines of the job's pods until the job has finished; an empty list after a while without lines.
 
-    Raises ClusterError.
+    `start` starts the reader of a pod. Raises ClusterError, and what `start` raises.
     """
     batches: asyncio.Queue[_Batch] = asyncio.Queue(_WAITING)
     readers: dict[str, asyncio.Task[None]] = {}
@@ -203,7 +237,7 @@ async def follow(jobs: ClusterJobs, entry: Entry, query: LogQuery) -> AsyncGener
             else:
                 for pod in pods[:MOST_PODS]:
                     if pod.uid not in readers and has_log(pod, query.container):
-                        readers[pod.uid] = asyncio.create_task(read(pod, query.after.encode()))
+                        readers[pod.uid] = start(read(pod, query.after.encode()))
                 gone |= readers.keys() - {pod.uid for pod in pods if not pod.ended}
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):

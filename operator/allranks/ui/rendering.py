@@ -15,7 +15,8 @@ from allranks.ui.state import USER
 from allranks.version import __version__
 from allranks.views.report import html
 
-MOST_FORM_BYTES = 4096
+MOST_FIELDS = 100
+"""Of a form."""
 
 
 @functools.cache
@@ -54,11 +55,15 @@ def stream_address(**query: str) -> str:
     return f"/api/v1/stream?{urlencode({key: value for key, value in query.items() if value})}"
 
 
-async def read_form(request: Request, most_bytes: int) -> dict[str, str]:
-    """Return the fields of a form. Raises Problem if it is too large."""
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most_bytes:
-            raise Problem(413, "the form is too large")
-    return {key: values[0] for key, values in parse_qs(body.decode(errors="replace"), keep_blank_values=True).items()}
+async def read_form(request: Request) -> dict[str, str]:
+    """Return the fields of a form. Raises Problem if it has too many."""
+    return form_fields(await request.body())
+
+
+def form_fields(body: bytes) -> dict[str, str]:
+    """Return the fields of a form. Raises Problem if it has too many."""
+    try:
+        fields = parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
+    except ValueError:
+        raise Problem(422, f"the form has more than {MOST_FIELDS} fields") from None
+    return {key: values[0] for key, values in fields.items()}

@@ -1,21 +1,13 @@
-"""Sockets and the HTTP server of the pages and REST."""
+"""The sockets of the pages and REST."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 from allranks.errors import AllranksError
 
-if TYPE_CHECKING:
-    import uvicorn
-    from fastapi import FastAPI
-
 HOST = "127.0.0.1"
 PORT = 8765
-CLOSE_SECONDS = 3
-"""Time in which open connections may end after Ctrl-C."""
 
 
 def listen(port: int | None) -> socket.socket:
@@ -42,28 +34,3 @@ def everywhere(port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
-
-
-def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
-    """Return a configuration with the same loop and protocols, whatever else is installed."""
-    import uvicorn
-
-    return uvicorn.Config(app, loop="asyncio", http="h11", ws="none", server_header=False, **options)
-
-
-def run_server(app: FastAPI, listener: socket.socket, started: Callable[[], None]) -> None:
-    """Serve until a signal. Call `started` when the server answers."""
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            started()
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            app.state.close_streams()
-            await super().shutdown(sockets)
-
-    config = server_config(app, log_level="warning", timeout_graceful_shutdown=CLOSE_SECONDS)
-    with listener:
-        Server(config).run(sockets=[listener])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from allranks.ui.archive import AllowedArchive, ArchivedJobs
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.entries import Entry, Manifest, Source
-from allranks.ui.logs import LogLine, LogQuery, LogTail, with_replica
+from allranks.ui.logs import FOLLOWED_HERE, LogLine, LogQuery, LogRoom, LogTail, with_replica
 from allranks.ui.problems import Problem
 from allranks.ui.ranks import Rank, ranks
 from allranks.ui.runs import Runs
@@ -54,6 +55,9 @@ class State:
     choices: tuple[str, ...] | None = None
     """Suggested namespaces, where the user may name any; None where the server shows what it was started for."""
     now: Callable[[], datetime] = field(default=_now)
+    log_room: LogRoom = field(default_factory=lambda: LogRoom(FOLLOWED_HERE))
+    account: str = ""
+    """The owner of a share of `log_room`."""
 
     @property
     def problem(self) -> str:
@@ -118,7 +122,14 @@ class State:
 
         Raises Problem, ClusterError and ArchiveError.
         """
-        query = with_replica(entry, query)
+        async with self.reads_logs():
+            return await self._last_lines(entry, with_replica(entry, query))
+
+    def reads_logs(self) -> AbstractAsyncContextManager[None]:
+        """Wait for the turn to read the logs of a page. The turn ends with the block."""
+        return self.log_room.page(self.account)
+
+    async def _last_lines(self, entry: Entry, query: LogQuery) -> LogTail:
         if entry.source == "archive":
             return await self.archived().last_lines(entry, query)
         if entry.source == "runs":
@@ -143,7 +154,8 @@ class State:
         if entry.source == "runs":
             batches = local_runs.follow(self.runs, entry, query)
         else:
-            batches = logs.follow(self.cluster(), entry, query)
+            start = functools.partial(self.log_room.follow, self.account)
+            batches = logs.follow(self.cluster(), entry, query, start)
         async with aclosing(batches):
             async for lines in batches:
                 yield lines

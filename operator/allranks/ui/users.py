@@ -11,10 +11,10 @@ import contextlib
 import hashlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
@@ -22,10 +22,12 @@ from allranks.api.job import GROUP, PLURAL
 from allranks.errors import ClusterError
 from allranks.kube.auth import Connection
 from allranks.kube.cluster import Cluster, user_client
+from allranks.shares import Share, Turns, largest_share
 from allranks.ui.archive import AllowedArchive, Right, SharedArchive
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs, SharedReads
 from allranks.ui.entries import Entry
+from allranks.ui.logs import LogRoom
 from allranks.ui.problems import Problem
 from allranks.ui.runs import Runs
 from allranks.ui.state import State
@@ -37,8 +39,13 @@ IDLE_SECONDS = 600.0
 """Stop the watch of a user after this many seconds without a request."""
 CLOSE_SECONDS = 5.0
 MOST_USERS = 200
+"""Tokens of users who are signed in."""
 MOST_SCOPES = 64
 """Watches of jobs, of all users together: each holds the jobs that it watches in memory."""
+MOST_REQUESTS, MOST_REQUESTS_OF_ONE = 1024, 128
+"""Requests that are answered at the same time, streams included: of all accounts, and of one."""
+CHECKS_AT_ONCE, SIGN_IN_SECONDS = 16, 15.0
+"""New tokens that are checked at the same time, and the time in which one is."""
 NAMESPACE_COOKIE = "allranks-namespace"
 """Name of the cookie with the last namespace, for pages whose address names none."""
 _LIST = Right("list", GROUP, PLURAL)
@@ -46,6 +53,9 @@ _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _TOKEN = re.compile(r"[\x21-\x7e]{1,32768}")
 REJECTED = "the API server does not accept the token: sign in with a new one"
 FULL = "too many users look at jobs at the same time: try again later"
+BUSY = "{} has too many open pages and requests, or all users together have: close some, or try again later"
+SLOW = "the API server has not said in time whose token this is: try again"
+T = TypeVar("T")
 USER_HEADER = "allranks.user"
 """Key of the user of a request in its ASGI scope."""
 
@@ -86,13 +96,16 @@ class _Scope:
 class User:
     """A user whose token the API server accepts, with watches of jobs in the user's name."""
 
-    def __init__(self, cluster: Cluster, name: str, suggested: Sequence[str]) -> None:
+    def __init__(self, cluster: Cluster, name: str, suggested: Sequence[str], room: Share | None = None) -> None:
+        """`room`: the place for requests that all users share."""
         self.cluster, self.name = cluster, name
+        self.account = account_of(name)
+        """The owner of a share of the server."""
         self.scopes: dict[str | None, _Scope] = {}
         self.used = time.monotonic()
         self.requests = 0
         """Number of requests that are being answered, streams included."""
-        self._suggested = tuple(suggested)
+        self._suggested, self._room = tuple(suggested), room or Share(MOST_REQUESTS, MOST_REQUESTS_OF_ONE)
         self._lock = asyncio.Lock()
         self._rights = SharedReads(RIGHTS_SECONDS)
         self._every: bool | None = None
@@ -100,11 +113,14 @@ class User:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Count a request of the user while it is answered."""
+        """Count a request of the user while it is answered. Raises Problem if there are too many."""
+        if not self._room.take(self.account):
+            raise Problem(429, BUSY.format(self.name))
         self.requests += 1
         try:
             yield
         finally:
+            self._room.give(self.account)
             self.requests -= 1
             self.used = time.monotonic()
 
@@ -129,15 +145,15 @@ class User:
                         f"{self.name} may not list {PLURAL}.{GROUP} in namespace {namespace}: ask its admin for the "
                         "role view, or choose another namespace",
                     )
-                await users.make_room()
-                scope = self.scopes[namespace] = self._open(namespace, users.archive)
+                await users.make_room_for_watch(self.account)
+                scope = self.scopes[namespace] = self._open(namespace, users.archive, users.log_room)
             scope.used = time.monotonic()
             return scope.state
 
-    def _open(self, namespace: str | None, archive: SharedArchive | None) -> _Scope:
+    def _open(self, namespace: str | None, archive: SharedArchive | None, log_room: LogRoom) -> _Scope:
         hub = Hub()
         jobs = ClusterJobs(replace(self.cluster, namespace=namespace or self.cluster.namespace), namespace, hub)
-        state = State(hub, NoRuns(hub), jobs, choices=self._suggested)
+        state = State(hub, NoRuns(hub), jobs, choices=self._suggested, log_room=log_room, account=self.account)
         if archive:
             state.archive = AllowedArchive(archive, namespace, self.may, self.name)
         return _Scope(state, asyncio.create_task(jobs.run()))
@@ -193,6 +209,15 @@ class User:
             await self.scopes.popitem()[1].close()
 
 
+def account_of(name: str) -> str:
+    """Return the owner of a user's share: the namespace of a ServiceAccount, because its users can create any number.
+
+    A user can get any number of tokens, so they do not count.
+    """
+    prefix, separator, account = name.rpartition(":")
+    return prefix if separator and account and name.startswith("system:serviceaccount:") else name
+
+
 async def name_of(cluster: Cluster) -> str:
     """Return the user's name. Raises ClusterError, with status 401 if the API server rejects the token."""
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
@@ -207,33 +232,48 @@ class Users:
         """`api`: the API server, without credentials. `namespaces`: suggestions for users who must choose one."""
         self._api, self._suggested, self.archive = api, namespaces, archive
         self._users: dict[str, User] = {}
-        self._openings = SharedReads()
+        self._room, self.log_room = Share(MOST_REQUESTS, MOST_REQUESTS_OF_ONE), LogRoom()
+        self._openings, self._checks = SharedReads(), Turns(CHECKS_AT_ONCE)
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def signed_in(self, token: str) -> User:
-        """Return the user of a token. Raises Problem (401) if the API server does not accept it, and ClusterError."""
+    def cached(self, token: str) -> User | None:
+        """Return the user of a token that the API server has accepted, and that has not ended."""
+        user = self._users.get(_key(token))
+        if user is not None:
+            user.used = time.monotonic()
+        return user
+
+    async def signed_in(self, token: str, peer: str = "") -> User:
+        """Return the user of a token. Raises Problem (401) if the API server does not accept it, and ClusterError.
+
+        `peer`: the address that sent it. Addresses have turns.
+        """
         if not _TOKEN.fullmatch(token):
             raise Problem(401, REJECTED)
-        key = hashlib.sha256(token.encode()).hexdigest()
+        key = _key(token)
 
         async def sign_in() -> User:
             if key not in self._users:
-                opened = await self._open(token)
-                await self.make_room()
+                async with self._checks.turn(peer):
+                    opened = await self._open(token)
+                self._make_room_for_token(opened.account)
                 self._users[key] = opened
             return self._users[key]
 
-        user = self._users.get(key)
-        if user is None:
-            user = await self._openings.get(key, sign_in)
-        user.used = time.monotonic()
-        return user
+        user = self.cached(token)
+        if user is not None:
+            return user
+        try:
+            async with asyncio.timeout(SIGN_IN_SECONDS):
+                return await self._openings.get(key, sign_in)
+        except TimeoutError:
+            raise Problem(503, SLOW) from None
 
     async def _open(self, token: str) -> User:
         client = user_client(replace(self._api, token=token))
         cluster = Cluster(client, "default")
         try:
-            return User(cluster, await name_of(cluster), self._suggested)
+            return User(cluster, await name_of(cluster), self._suggested, self._room)
         except ClusterError as error:
             await client.transport.close(abort=True)
             if error.status == 401:
@@ -248,21 +288,28 @@ class Users:
         user: User = request.scope[USER_HEADER]
         return await user.state(requested_namespace(request), self)
 
-    async def make_room(self) -> None:
-        """End the watch that was not used for the longest time, if there are too many. Raises Problem."""
+    async def make_room_for_watch(self, account: str) -> None:
+        """End the watch that was not used for the longest time, if there are too many: one of the account that has
+        most. Raises Problem."""
         scopes = [(user, key, scope) for user in self._users.values() for key, scope in user.scopes.items()]
-        if len(scopes) >= MOST_SCOPES:
-            unused = [item for item in scopes if not item[0].requests]
-            if not unused:
-                raise Problem(503, FULL)
-            user, key, scope = min(unused, key=lambda item: item[2].used)
-            del user.scopes[key]
-            await scope.close()
+        if len(scopes) < MOST_SCOPES:
+            return
+        user, key, scope = _least_used(scopes, account, lambda item: item[0], lambda item: item[2].used)
+        del user.scopes[key]
+        await scope.close()
+
+    def _make_room_for_token(self, account: str) -> None:
+        """End the token that was not used for the longest time, if there are too many: one of the account that has
+        most. Raises Problem."""
         if len(self._users) >= MOST_USERS:
-            free = [key for key, user in self._users.items() if not user.requests]
-            if not free:
-                raise Problem(503, FULL)
-            await self._users.pop(min(free, key=lambda key: self._users[key].used)).close()
+            key, user = _least_used(self._users.items(), account, lambda item: item[1], lambda item: item[1].used)
+            self._end(key, user)
+
+    def _end(self, key: str, user: User) -> None:
+        del self._users[key]
+        closing = asyncio.create_task(user.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def run(self) -> None:
         """Check tokens and rights until cancelled."""
@@ -279,10 +326,7 @@ class Users:
             except ClusterError as error:
                 ended = error.status == 401
             if ended and self._users.get(key) is user:
-                del self._users[key]
-                closing = asyncio.create_task(user.close())
-                self._closing.add(closing)
-                closing.add_done_callback(self._closing.discard)
+                self._end(key, user)
 
     def close_streams(self) -> None:
         for user in self._users.values():
@@ -294,6 +338,23 @@ class Users:
         ending: list[Any] = [user.close() for user in self._users.values()]
         self._users = {}
         await asyncio.gather(*ending, *self._closing, return_exceptions=True)
+
+
+def _key(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+def _least_used(items: Collection[T], newcomer: str, user_of: Callable[[T], User], used: Callable[[T], float]) -> T:
+    """Return what makes room for an account: an item of the account that has most, also while it is in use.
+
+    If every account has only one, an item that is not in use. Raises Problem if there is none.
+    """
+    largest = largest_share(items, lambda item: user_of(item).account, newcomer)
+    if len(largest) == 1:
+        largest = [item for item in items if not user_of(item).requests]
+    if not largest:
+        raise Problem(503, FULL)
+    return min(largest, key=lambda item: (user_of(item).requests > 0, used(item)))
 
 
 def requested_namespace(request: Request) -> str | None:

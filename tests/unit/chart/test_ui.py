@@ -106,6 +106,18 @@ def test_only_the_named_peers_connect_and_the_ui_reaches_the_api_server(helm: He
     assert policy["ingress"] == [{"ports": [{"port": "http", "protocol": "TCP"}], "from": [peer]}]
 
 
+def test_peers_are_enough_for_a_policy_which_leaves_the_connections_of_the_ui_alone(helm: Helm) -> None:
+    peer = {"podSelector": {"matchLabels": {"app": "oauth2-proxy"}}}
+    values = {"ui": {"enabled": True, "from": [peer]}}
+    policies = [one for one in helm.template(values) if one["kind"] == "NetworkPolicy"]
+    [spec] = [policy["spec"] for policy in policies if policy["metadata"]["name"] == "allranks-ui"]
+    assert spec["policyTypes"] == ["Ingress"]
+    assert spec["ingress"] == [{"ports": [{"port": "http", "protocol": "TCP"}], "from": [peer]}]
+    assert "egress" not in spec
+    assert len(policies) == 1
+    assert not [one for one in helm.template({"ui": {"enabled": True}}) if one["kind"] == "NetworkPolicy"]
+
+
 @pytest.mark.parametrize(
     ("image", "name"),
     [
@@ -132,6 +144,7 @@ def test_a_global_registry_serves_the_ui_as_well(helm: Helm) -> None:
 
 CLAIM: Manifest = {"claim": "history"}
 BUCKET: Manifest = {"url": "s3://team/history", "secretName": "writer", "ports": [9000]}
+ROLE: Manifest = {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/reader"}}
 
 
 def with_archive(helm: Helm, place: Manifest, **ui: Any) -> dict[tuple[str, str], Manifest]:
@@ -153,21 +166,44 @@ def test_the_claim_of_the_archive_is_mounted_for_reading_only(helm: Helm) -> Non
     assert found["NetworkPolicy", "allranks-ui"] == with_ui(helm)["NetworkPolicy", "allranks-ui"]
 
 
-@pytest.mark.parametrize(("own", "secret"), [({}, "writer"), ({"secretName": "reader"}, "reader")])
-def test_a_bucket_is_read_with_credentials_of_a_secret(helm: Helm, own: Manifest, secret: str) -> None:
-    account = {"annotations": {"role": "reader"}}
+@pytest.mark.parametrize(
+    ("own", "account", "source"),
+    [
+        ({"secretName": "reader"}, {}, [{"secretRef": {"name": "reader"}}]),
+        ({}, ROLE, None),
+        ({"secretName": "reader"}, ROLE, [{"secretRef": {"name": "reader"}}]),
+    ],
+)
+def test_a_bucket_is_read_with_credentials_of_the_ui_alone(
+    helm: Helm, own: Manifest, account: Manifest, source: list[Manifest] | None
+) -> None:
     found = with_archive(helm, BUCKET, archive={"enabled": True, **own}, serviceAccount=account)
     spec = pod_of(found)
     [container] = spec["containers"]
     assert {"name": "ALLRANKS_ARCHIVE", "value": "s3://team/history"} in container["env"]
-    assert container["envFrom"] == [{"secretRef": {"name": secret}}]
+    assert container.get("envFrom") == source
     assert [volume["name"] for volume in spec["volumes"]] == ["authority", "tmp"]
     assert "fsGroup" not in spec["securityContext"]
-    assert found["ServiceAccount", "allranks-ui"]["metadata"]["annotations"] == account["annotations"]
+    assert found["ServiceAccount", "allranks-ui"]["metadata"].get("annotations") == account.get("annotations")
     ports = [
         [port["port"] for port in rule["ports"]] for rule in found["NetworkPolicy", "allranks-ui"]["spec"]["egress"]
     ]
     assert ports[-1] == [9000]
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (
+            {},
+            r"needs credentials that may only list and read the archive: name their Secret in ui\.archive\.secretName",
+        ),
+        ({"secretName": "writer"}, r"ui\.archive\.secretName: writer is the Secret of the archiver"),
+    ],
+)
+def test_the_credentials_of_the_archiver_are_refused(helm: Helm, own: Manifest, message: str) -> None:
+    with pytest.raises(HelmError, match=message):
+        with_archive(helm, BUCKET, archive={"enabled": True, **own})
 
 
 def test_an_archive_that_the_ui_does_not_read_changes_nothing(helm: Helm) -> None:

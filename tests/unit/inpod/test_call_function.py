@@ -23,7 +23,7 @@ from allranks.inpod import call_function
 from allranks.inpod.call_function import UNUSABLE
 from allranks.operator.outcome_store import OutcomeStore
 from allranks.sdk import outcome, payload
-from allranks.telemetry.listener import Limits
+from allranks.telemetry.connections import Limits
 from allranks.telemetry.messages import Answer, ReportSource
 from allranks.telemetry.server import Server
 from support.config_maps import ConfigMaps

@@ -32,7 +32,8 @@ from allranks.operator.ports.http_servers import (
 from allranks.operator.ports.metrics_auth import MetricsGate
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Clock
-from allranks.telemetry.listener import Limits, Listener
+from allranks.telemetry.connections import Limits
+from allranks.telemetry.listener import Listener
 
 SETTINGS = Settings(
     address="127.0.0.1", port=0, probe_port=0, report_port=0, report_url="http://reports.example.org/v1/report"

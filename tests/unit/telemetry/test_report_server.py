@@ -20,8 +20,8 @@ import uvloop
 from allranks import open_files
 from allranks.report.state import Means, State, message
 from allranks.report.transport import AttemptOver, SendFailed, Transport
-from allranks.telemetry import listener, server
-from allranks.telemetry.listener import Limits
+from allranks.telemetry import connections, server
+from allranks.telemetry.connections import Limits
 from allranks.telemetry.messages import BODY_BYTES
 from allranks.telemetry.server import Denied, Server
 from allranks.telemetry.store import ReportSource, ReportStore, StoreLimits
@@ -489,7 +489,7 @@ def test_a_new_connection_is_closed_when_all_others_of_its_address_are_busy() ->
             busy = [await world.connect() for _ in range(3)]
             for raw in busy:
                 await raw.send(request({"step": 1}))
-            while world.server.connections < 3 or not all(len(s) == 3 for s in [world.server._connections._busy]):  # type: ignore[union-attr]
+            while world.server.connections < 3 or not all(len(s) == 3 for s in [world.server._connections.busy]):  # type: ignore[union-attr]
                 await asyncio.sleep(0.001)
             assert await (await world.connect()).closed()
             go.set()
@@ -543,8 +543,8 @@ def test_remembered_addresses_are_limited() -> None:
     async def scenario() -> None:
         async with serving(replace(FAST, peers=3)) as world:
             for number in range(10):
-                world.server._count_rejection(f"10.0.0.{number}")
-            assert list(world.server._rejections) == ["10.0.0.7", "10.0.0.8", "10.0.0.9"]
+                world.server._rejections.count(f"10.0.0.{number}")
+            assert list(world.server._rejections._of_peer) == ["10.0.0.7", "10.0.0.8", "10.0.0.9"]
 
     run(scenario())
 
@@ -558,4 +558,4 @@ def test_the_limit_of_open_files_is_raised_as_far_as_allowed(
     now = [limits]
     monkeypatch.setattr(open_files.resource, "getrlimit", lambda _: now[0])
     monkeypatch.setattr(open_files.resource, "setrlimit", lambda _, wanted: now.__setitem__(0, wanted))
-    assert listener.room(10_000) == room
+    assert connections.room(10_000) == room

@@ -17,7 +17,7 @@ import pytest
 
 from allranks.core.facts.rank_reports import RankReport
 from allranks.telemetry import messages, rate_limit
-from allranks.telemetry.listener import Limits
+from allranks.telemetry.connections import Limits
 from allranks.telemetry.store import Answer, ReportSource, ReportStore, StoreLimits
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

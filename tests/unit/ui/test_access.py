@@ -6,17 +6,18 @@ import re
 
 import pytest
 
+from allranks.ui.sessions import private_host
 from support.ui_server import TOKEN
 
 
 @pytest.fixture
 def cookie(server) -> str:
-    answer = server.get(f"/?token={TOKEN}", authorization="none")
+    answer = server.get(f"/?token={TOKEN}", authorization="none", host=server.host)
     return answer.headers["set-cookie"].partition(";")[0]
 
 
 def test_the_address_with_the_token_sets_a_strict_cookie_and_loads_the_page_without_it(server):
-    answer = server.get(f"/jobs/team/penguins?a=%22%3E&token={TOKEN}", authorization="none")
+    answer = server.get(f"/jobs/team/penguins?a=%22%3E&token={TOKEN}", authorization="none", host=server.host)
     assert answer.status == 200
     flags = {flag.strip().lower() for flag in answer.headers["set-cookie"].split(";")[1:]}
     assert flags >= {"httponly", "samesite=strict", "path=/"}
@@ -24,9 +25,24 @@ def test_the_address_with_the_token_sets_a_strict_cookie_and_loads_the_page_with
     assert TOKEN not in answer.text + answer.headers["set-cookie"]
 
 
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "[::1]"])
+def test_a_name_that_other_ports_share_gets_no_cookie_and_has_no_session(server, cookie, name):
+    host = f"{name}:{server.port}"
+    answer = server.get(f"/jobs/team/penguins?a=1&token={TOKEN}", authorization="none", host=host)
+    assert (answer.status, answer.headers["location"]) == (307, f"{server.site}/jobs/team/penguins?a=1&token={TOKEN}")
+    assert "set-cookie" not in answer.headers
+    assert server.get("/", cookie=cookie, host=host).status == 401
+    assert server.get("/api/v1/jobs", host=host).status == 200, "a program sends the token"
+
+
+def test_the_name_is_as_random_as_the_token_and_no_part_of_the_cookie(server, cookie):
+    assert private_host("a") != private_host("b")
+    assert server.host.removeprefix("allranks-ui-")[:16] not in cookie + TOKEN
+
+
 def test_the_cookie_opens_pages(server, cookie):
-    assert server.get("/", cookie=cookie).status == 200
-    assert server.get("/", cookie=f"other=1; {cookie}; more=2").status == 200
+    assert server.get("/", cookie=cookie, host=server.host).status == 200
+    assert server.get("/", cookie=f"other=1; {cookie}; more=2", host=server.host).status == 200
 
 
 @pytest.mark.parametrize(
@@ -60,24 +76,26 @@ def test_names_of_this_machine_are_accepted_also_behind_a_tunnel(server, host):
     assert server.get("/api/v1/jobs", host=host.format(port=server.port)).status == 200
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://127.0.0.1:{port}"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:{port}", "http://{name}:1", "https://{name}:{port}"]
+)
 def test_a_page_of_another_site_cannot_act_even_with_the_cookie(server, api, cookie, origin):
-    origin = origin.format(port=server.port)
-    answer = server.request("POST", "/jobs/team/penguins/actions/delete", "uid=", cookie=cookie, origin=origin)
-    assert answer.status == 403
-    assert server.get("/api/v1/jobs", cookie=cookie, origin=origin).status == 403
+    sent = {"cookie": cookie, "host": server.host}
+    sent["origin"] = origin.format(port=server.port, name=server.host.partition(":")[0])
+    assert server.request("POST", "/jobs/team/penguins/actions/delete", "uid=", **sent).status == 403
+    assert server.get("/api/v1/jobs", **sent).status == 403
     assert "penguins" in api.jobs
 
 
 def test_without_an_origin_a_cookie_cannot_act(server, api, cookie):
     for verb, path in (("POST", "/jobs/team/penguins/actions/delete"), ("DELETE", "/api/v1/jobs/team/penguins")):
-        assert server.request(verb, path, "", cookie=cookie).status == 403
+        assert server.request(verb, path, "", cookie=cookie, host=server.host).status == 403
     assert "penguins" in api.jobs
 
 
 def test_a_form_of_the_own_page_acts(server, api, cookie):
     path = "/jobs/team/penguins/actions/delete"
-    answer = server.request("POST", path, "uid=uid-penguins", cookie=cookie, origin=server.url)
+    answer = server.request("POST", path, "uid=uid-penguins", cookie=cookie, origin=server.site, host=server.host)
     assert (answer.status, answer.headers["location"]) == (303, "/")
     assert "penguins" not in api.jobs
 

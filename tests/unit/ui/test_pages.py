@@ -140,7 +140,9 @@ def test_a_form_scales_the_job(server, api):
     assert (answer.status, answer.headers["location"]) == (303, "/jobs/team/penguins")
     assert api.jobs["penguins"]["spec"]["roles"]["worker"]["replicas"] == 5
     assert server.request("POST", path, "uid=uid-penguins&replicas=many").status == 422
-    assert server.request("POST", path, "x" * 10_000).status == 413
+    answer = server.request("POST", path, "x" * 2 * 2**20)
+    assert (answer.status, "at most 1024 KiB are read" in answer.text) == (413, True)
+    assert server.request("POST", path, "&".join("abc" * 100)).status == 422
     assert server.request("POST", path, "uid=another&replicas=2").status == 409
 
 

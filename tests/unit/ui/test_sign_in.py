@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -11,9 +12,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from allranks.ui import access
-from allranks.ui.access import COOKIE, HEADERS, SecurityHeaders, SignIn
+from allranks.ui import sessions
+from allranks.ui.access import HEADERS, SecurityHeaders, SignIn
+from allranks.ui.http_server import PLACE
 from allranks.ui.problems import Problem
+from allranks.ui.sessions import COOKIE, HTTPS_COOKIE
 from allranks.ui.state import USER
 from allranks.ui.users import NAMESPACE_COOKIE, REJECTED, USER_HEADER, User, remember_namespace, requested_namespace
 from support.ui_server import Answer
@@ -24,7 +27,10 @@ HOST = "ui.example"
 class KnownUsers:
     """Accepts the tokens that begin with `good`."""
 
-    async def signed_in(self, token: str) -> User:
+    def cached(self, token: str) -> User | None:
+        return None
+
+    async def signed_in(self, token: str, peer: str) -> User:
         if not token.startswith("good"):
             raise Problem(401, REJECTED)
         return User(None, f"user of {token}", ())  # type: ignore[arg-type]
@@ -39,6 +45,7 @@ async def _page(scope: Scope, receive: Receive, send: Send) -> None:
 class Browser:
     def __init__(self) -> None:
         self.app = SecurityHeaders(SignIn(_page, KnownUsers()))  # type: ignore[arg-type]
+        self.peer = "10.0.0.1"
 
     def request(self, verb: str, path: str, body: str = "", **headers: str) -> Answer:
         path, _, query = path.partition("?")
@@ -46,6 +53,7 @@ class Browser:
         scope: dict[str, Any] = {"type": "http", "method": verb, "path": path, "query_string": query.encode()}
         scope |= {"scheme": "http", "server": (HOST, 80), "raw_path": path.encode()}
         scope["headers"] = [(name.encode(), value.encode()) for name, value in given.items()]
+        scope[PLACE] = SimpleNamespace(peer=self.peer, is_served=lambda: None)
         sent: list[Any] = []
 
         async def receive() -> Any:
@@ -103,21 +111,64 @@ def test_a_session_begins_on_the_sign_in_page_and_ends_with_sign_out(browser):
 
 
 def test_a_session_ends_after_its_time(browser, monkeypatch):
-    monkeypatch.setattr(access, "SESSION_SECONDS", -1.0)
+    monkeypatch.setattr(sessions, "SESSION_SECONDS", -1.0)
     session = cookie_of(browser.sign_in())
     assert browser.request("GET", "/", cookie=session).status == 401
 
 
-def test_the_oldest_session_makes_room_for_a_new_one(browser, monkeypatch):
-    monkeypatch.setattr(access, "MOST_SESSIONS", 2)
-    sessions = [cookie_of(browser.sign_in(f"good-{number}")) for number in range(3)]
-    assert [browser.request("GET", "/", cookie=session).status for session in sessions] == [401, 200, 200]
+def test_an_account_with_any_number_of_sessions_signs_no_other_account_out(browser, monkeypatch):
+    monkeypatch.setattr(sessions, "MOST_SESSIONS", 5)
+    alice = cookie_of(browser.sign_in("good-alice"))
+    flood = [cookie_of(browser.sign_in("good-flood")) for _ in range(9)]
+    bob = cookie_of(browser.sign_in("good-bob"))
+    assert [browser.request("GET", "/", cookie=session).status for session in (alice, bob)] == [200, 200]
+    alive = [browser.request("GET", "/", cookie=session).status for session in flood]
+    assert alive == [401] * 6 + [200] * 3
 
 
-@pytest.mark.parametrize(("headers", "secure"), [({}, False), ({"x_forwarded_proto": "https"}, True)])
-def test_behind_tls_the_cookie_is_sent_by_tls_only(browser, headers, secure):
-    answer = browser.sign_in(**headers, origin=f"http{'s' * secure}://{HOST}")
-    assert ("Secure" in answer.headers["set-cookie"]) is secure
+def test_behind_tls_the_cookie_is_sent_by_tls_only_and_no_other_host_can_set_it(browser):
+    https = {"x_forwarded_proto": "https", "origin": f"https://{HOST}"}
+    answer = browser.sign_in(**https)
+    assert answer.headers["set-cookie"].startswith(f"{HTTPS_COOKIE}=")
+    assert HTTPS_COOKIE.startswith("__Host-")
+    flags = set(answer.headers["set-cookie"].split("; ")[1:])
+    assert {"Secure", "HttpOnly", "Path=/"} <= flags
+    assert not [flag for flag in flags if flag.startswith("Domain")]
+    session = cookie_of(answer)
+    assert browser.request("GET", "/", cookie=session, **https).status == 200
+    planted = session.replace(HTTPS_COOKIE, COOKIE)
+    assert browser.request("GET", "/", cookie=planted, **https).status == 401
+    left = browser.request("POST", "/sign-out", cookie=session, **https)
+    assert "Secure" in left.headers["set-cookie"], "or the browser keeps the cookie"
+    assert "Secure" not in browser.sign_in().headers["set-cookie"]
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "[::1]"])
+def test_a_name_that_other_ports_share_has_no_sessions(browser, name):
+    host = f"{name}:8765"
+    answer = browser.request("GET", "/jobs/team/penguins?x=1", host=host)
+    assert answer.status == 307
+    assert answer.headers["location"] == "http://allranks-ui.localhost:8765/jobs/team/penguins?x=1"
+    refused = browser.sign_in(host=host, origin=f"http://{host}")
+    assert (refused.status, "set-cookie" in refused.headers) == (421, False)
+    assert "sign in at http://allranks-ui.localhost:8765" in refused.text
+    session = cookie_of(browser.sign_in())
+    assert browser.request("GET", "/api/v1/jobs", cookie=session, host=host).status == 401
+    assert browser.request("GET", "/api/v1/jobs", authorization="Bearer good", host=host).status == 200
+    assert browser.request("GET", "/healthz", host=host).status == 200
+
+
+@pytest.mark.parametrize("peer", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+def test_a_session_of_a_forwarded_port_is_of_no_use_to_a_pod_that_got_its_cookie(browser, peer):
+    browser.peer = peer
+    session = cookie_of(browser.sign_in())
+    assert browser.request("GET", "/", cookie=session).status == 200
+    for other in ("10.0.0.7", "::ffff:10.0.0.7", "fd00::7", "127.0.0.6", ""):
+        browser.peer = other
+        answer = browser.request("GET", "/api/v1/jobs", cookie=session)
+        assert (answer.status, "began on another way" in answer.text) == (401, True)
+    browser.peer = "127.0.0.1"
+    assert browser.request("GET", "/", cookie=session).status == 200
 
 
 @pytest.mark.parametrize("target", ["//evil.example", "https://evil.example", "/\\evil.example", "", "javascript:x"])

@@ -21,7 +21,7 @@ from allranks.cli.options import FAILED, cluster_options, print_error, root_opti
 from allranks.errors import AllranksError
 from allranks.extras import install_command
 from allranks.kube.cluster import Where
-from allranks.ui.server import HOST, PORT, everywhere, listen, run_server
+from allranks.ui.server import HOST, PORT, everywhere, listen
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -60,9 +60,9 @@ def ui(
 ) -> None:
     """Show jobs of the cluster, and runs of this machine, in the browser.
 
-    The server uses your kubeconfig and runs until Ctrl-C. It listens on this machine only, and the address has a random
-    token: share neither. Without a cluster it shows only the runs of `allranks run`. With an archive, the
-    history has the jobs that are deleted, with their logs.
+    The server uses your kubeconfig and runs until Ctrl-C. It listens on 127.0.0.1 only, and the address has a random
+    name and a random token: share neither. Without a cluster it shows only the runs of `allranks run`. With an archive,
+    the history has the jobs that are deleted, with their logs.
     """
     if all_namespaces and where.namespace:
         raise click.UsageError("specify either -n or -A, not both.")
@@ -70,6 +70,7 @@ def ui(
         import uvicorn  # noqa: F401
 
         from allranks.ui.app import application
+        from allranks.ui.sessions import private_host
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"allranks ui needs the Python package {error.name}, which is not installed: {install_command('ui')}"
@@ -81,12 +82,15 @@ def ui(
     except AllranksError as error:
         print_error(error)
         sys.exit(FAILED)
-    address = f"http://{HOST}:{listener.getsockname()[1]}/{path.lstrip('/')}{'&' if '?' in path else '?'}token={token}"
+    host = f"{private_host(token)}:{listener.getsockname()[1]}"
+    address = f"http://{host}/{path.lstrip('/')}{'&' if '?' in path else '?'}token={token}"
     _serve(app, listener, address, browser=not no_browser)
 
 
 def _serve(app: FastAPI, listener: socket.socket, address: str, *, browser: bool) -> None:
     """Serve until Ctrl-C. Print the address when the server answers."""
+    from allranks.ui.http_server import run_server
+
     with tempfile.TemporaryDirectory(prefix="allranks-ui-") as folder:
         page = Path(folder) / "open.html"
 
@@ -177,6 +181,7 @@ def ui_server(
     from allranks.archive.store import ArchiveError
     from allranks.kube.auth import Connection, service_url
     from allranks.ui.app import in_cluster
+    from allranks.ui.http_server import run_server
 
     url = (api_server or service_url()).rstrip("/")
     if not url:

@@ -21,7 +21,8 @@ from aiohttp import web
 
 from allranks.operator.ports.backend import Backend, Gate, NoAnswer, Page
 from allranks.telemetry import server as reports
-from allranks.telemetry.listener import Connection, Limits, Listener
+from allranks.telemetry.connections import Limits, Place
+from allranks.telemetry.listener import Listener
 
 METRICS_LIMITS = Limits(
     connections=128,
@@ -65,14 +66,14 @@ class Server(Listener):
         super().__init__(self._respond, address=address, port=port, limits=limits)
         self._routes = routes
 
-    async def _respond(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse:
+    async def _respond(self, request: web.BaseRequest, place: Place) -> web.StreamResponse:
         handler = self._routes.get(request.path)
         if handler is None:
             return _text("not found", 404)
         if request.method not in ("GET", "HEAD"):
             return _text("use GET", 405)
         try:
-            return await handler(request, connection.peer)
+            return await handler(request, place.peer)
         except ConnectionError:
             raise  # the peer is gone
         except Exception:

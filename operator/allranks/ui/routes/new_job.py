@@ -38,7 +38,6 @@ from allranks.ui.rendering import read_form, render
 from allranks.ui.routes.rest import Answer, EntryOf, Item, StateOf, Uid, answer, job_of
 from allranks.ui.state import State
 
-MOST_BYTES = 512 * 1024
 TEMPLATES = tuple(FRAMEWORKS)
 _SEVERITIES = ("error", "warning", "note")
 _SOURCE = "manifest"
@@ -286,7 +285,7 @@ async def check_or_create(request: Request, state: StateOf, namespace: str = "")
 
 
 async def _form(request: Request) -> dict[str, str]:
-    fields = await read_form(request, 6 * MOST_BYTES)  # a form needs up to three bytes for one
+    fields = await read_form(request)
     return fields | {"manifest": fields.get("manifest", "").replace("\r\n", "\n")}
 
 

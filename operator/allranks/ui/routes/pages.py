@@ -24,7 +24,7 @@ from allranks.ui.actions import Action, actions
 from allranks.ui.entries import Entry, in_order, owner_sweep, selection
 from allranks.ui.logs import MOST_LINES, LogQuery, LogTail
 from allranks.ui.problems import Problem
-from allranks.ui.rendering import MOST_FORM_BYTES, read_form, render, stream_address
+from allranks.ui.rendering import read_form, render, stream_address
 from allranks.ui.routes import rest
 from allranks.ui.routes.rest import EntryOf, Item, StateOf
 from allranks.ui.runs import log_file
@@ -293,7 +293,7 @@ async def confirm(state: StateOf, entry: EntryOf, name_of_action: str) -> Respon
 @router.post(Item + "/actions/{name_of_action}")
 async def act(request: Request, state: StateOf, entry: EntryOf, name_of_action: str) -> Response:
     """Do an action, and show the job, or all jobs after a deletion."""
-    form = await read_form(request, MOST_FORM_BYTES)
+    form = await read_form(request)
     uid = form.get("uid")
     action = _action(state, entry, name_of_action)
     if action.name == "suspend":

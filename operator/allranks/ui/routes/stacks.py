@@ -12,15 +12,16 @@ from pydantic import BaseModel
 
 from allranks.api.status import FINISHED
 from allranks.client import rank_stacks
-from allranks.client.rank_stacks import ANSWER_SECONDS, CLOCK_SECONDS, MOST_PODS, Stacks, lines_since
+from allranks.client.rank_stacks import ANSWER_SECONDS, CLOCK_SECONDS, MOST_BYTES, MOST_PODS, Stacks, lines_since
 from allranks.core.facts import rank_reports
 from allranks.core.facts.naming import replica_key
 from allranks.errors import ClusterError
 from allranks.kube.job_codec import pods_of
 from allranks.local import run_directories
 from allranks.ui.entries import Entry
+from allranks.ui.logs import MOST_OF_ALL
 from allranks.ui.problems import RESPONSES, Problem
-from allranks.ui.rendering import MOST_FORM_BYTES, read_form, render
+from allranks.ui.rendering import read_form, render
 from allranks.ui.routes.pages import about
 from allranks.ui.routes.rest import EntryOf, Item, StateOf, Uid, unchanged
 from allranks.ui.state import State
@@ -86,7 +87,7 @@ async def page(state: StateOf, entry: EntryOf, request: str = "") -> Response:
 @pages.post(Item + "/stacks")
 async def submit(request: Request, state: StateOf, entry: EntryOf) -> Response:
     """Ask, and show the answers as they arrive."""
-    form = await read_form(request, MOST_FORM_BYTES)
+    form = await read_form(request)
     asked = await ask(state, entry, form.get("uid"))
     return RedirectResponse(f"/{entry.path}/stacks?request={asked.request}", 303)
 
@@ -136,7 +137,10 @@ async def _logs(state: State, entry: Entry, seconds: float) -> tuple[list[tuple[
     pods = [pod for pod in pods_of(entry.manifest, await state.pods(entry)) if pod.attempt == entry.status.attempt]
     pods = list({(pod.role, pod.index): pod for pod in pods}.values())  # the newest of each replica
     since = max(1, round(seconds) + CLOCK_SECONDS)
-    ends, notes = await lines_since(state.cluster().within(entry.group), pods[:MOST_PODS], since)
-    if len(pods) > MOST_PODS:
-        notes.append(f"only {MOST_PODS} of {len(pods)} pods are read: allranks stacks reads all")
+    pods, left_out = pods[:MOST_PODS], len(pods) - MOST_PODS
+    async with state.reads_logs():
+        most = min(MOST_BYTES, MOST_OF_ALL // max(1, len(pods)))
+        ends, notes = await lines_since(state.cluster().within(entry.group), pods, since, most)
+    if left_out > 0:
+        notes.append(f"only {MOST_PODS} of {MOST_PODS + left_out} pods are read: allranks stacks reads all")
     return [(replica_key(pod.role, pod.index), lines) for pod, lines in ends], notes

@@ -1,0 +1,254 @@
+"""`allranks ui-server` as a process, while one account or a sender without credentials floods it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.ui.bodies import MOST_BODY_BYTES
+from allranks.ui.http_server import LIMITS
+from allranks.ui.logs import FOLLOWED, MOST_OF_ALL, PAGES_AT_ONCE
+from allranks.ui.users import MOST_REQUESTS_OF_ONE, MOST_SCOPES, MOST_USERS
+from support.job_api import JobApi
+from support.live import eventually
+from support.ui_samples import a_job, pods_of
+
+WAIT_SECONDS = 300
+MIB = 2**20
+FLOOD, HONEST = "127.0.0.2", "127.0.0.3"
+TOKENS = [f"token-{number}" for number in range(MOST_USERS + 20)]
+"""Of one account, which may get any number of them."""
+PODS = 8
+
+
+class Process:
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self._process, self._port = process, port
+
+    @contextlib.contextmanager
+    def connected(self, address: str) -> Iterator[http.client.HTTPConnection]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, WAIT_SECONDS, source_address=(address, 0))
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def status(self, token: str, path: str = "/api/v1/jobs?namespace=team", address: str = HONEST) -> int:
+        with self.connected(address) as connection:
+            connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+
+    def length(self, token: str) -> int:
+        """Bytes of the list of jobs."""
+        with self.connected(HONEST) as connection:
+            connection.request("GET", "/api/v1/jobs?namespace=team", headers={"Authorization": f"Bearer {token}"})
+            return len(connection.getresponse().read())
+
+    def raw(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._port), WAIT_SECONDS, (FLOOD, 0))
+
+    def half_request(self) -> socket.socket:
+        connection = self.raw()
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: ui\r\nX-Padding: ".ljust(8192, b"x"))
+        return connection
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that were in memory."""
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[JobApi]:
+    job = a_job("penguins", "Running", workers=PODS)
+    with JobApi(tmp_path, job) as api:
+        api.pods = pods_of(job)
+        api.users = {token: {"team"} for token in ("alice", "bob", *TOKENS)}
+        api.names = {token: f"system:serviceaccount:flood:bot-{place % 7}" for place, token in enumerate(TOKENS)}
+        yield api
+
+
+@pytest.fixture
+def server(api: JobApi) -> Iterator[Process]:
+    command = [sys.executable, "-m", "allranks", "ui-server", "--port", "0", "--api-server", api.url]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+        try:
+            assert process.stderr
+            server = Process(process, int(process.stderr.readline().partition("port ")[2].partition(",")[0]))
+            assert server.status("alice") == 200
+            yield server
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(WAIT_SECONDS)
+
+
+def all_at_once(number: int, call: Callable[[int], Any]) -> Counter[Any]:
+    with ThreadPoolExecutor(min(number, 64)) as pool:
+        return Counter(pool.map(call, range(number)))
+
+
+@contextlib.contextmanager
+def streams(server: Process, tokens: list[str]) -> Iterator[Counter[int]]:
+    """Open streams of changes at the same time, which are not closed. The numbers of their statuses."""
+    with contextlib.ExitStack() as stack:
+        lock = threading.Lock()
+
+        def begin(place: int) -> int:
+            with lock:
+                connection = stack.enter_context(server.connected(FLOOD))
+            authorization = {"Authorization": f"Bearer {tokens[place]}"}
+            connection.request("GET", "/api/v1/stream?namespace=team", headers=authorization)
+            return connection.getresponse().status
+
+        yield all_at_once(len(tokens), begin)
+
+
+def test_bodies_of_any_size_are_refused_and_do_not_grow_the_process(server):
+    before = server.peak
+
+    def send(place: int) -> int:
+        chunked = place % 2 == 1
+        with server.connected(FLOOD) as connection:
+            head = {"Authorization": f"Bearer {TOKENS[0]}", "Content-Type": "application/json"}
+            body = iter([b"x" * MIB] * 20) if chunked else b"x" * 20 * MIB
+            with contextlib.suppress(OSError):  # the server does not read all of it
+                connection.request("POST", "/api/v1/jobs?namespace=team", body, head, encode_chunked=chunked)
+            try:
+                return connection.getresponse().status
+            except OSError:
+                return 0
+
+    statuses = all_at_once(40, send)
+    assert set(statuses) <= {413, 0}
+    assert statuses[413]
+    assert server.status("alice") == server.status("bob") == 200
+    assert server.peak - before < 64 * MOST_BODY_BYTES
+
+
+def test_the_refusal_of_a_body_says_the_limit(server):
+    with server.connected(FLOOD) as connection:
+        connection.putrequest("POST", "/api/v1/jobs?namespace=team")
+        connection.putheader("Authorization", f"Bearer {TOKENS[0]}")
+        connection.putheader("Content-Length", str(MOST_BODY_BYTES + 1))
+        connection.endheaders(b"x" * MOST_BODY_BYTES)
+        answer = connection.getresponse()
+        assert answer.status == 413
+        assert b"the body of the request is too large: at most 1024 KiB are read" in answer.read()
+
+
+def test_an_account_with_any_number_of_tokens_ends_no_watch_of_others(server):
+    with streams(server, ["alice"]) as first, streams(server, TOKENS[: MOST_SCOPES + 16]) as statuses:
+        assert first == {200: 1}
+        assert statuses[200] >= MOST_SCOPES
+        assert server.status("alice") == 200
+        assert server.status("bob") == 200, "a user who comes later has a place, too"
+
+
+def test_an_account_with_any_number_of_tokens_signs_no_other_account_out(server, api):
+    all_at_once(len(TOKENS), lambda place: server.status(TOKENS[place], address=FLOOD))
+    asked = api.count("selfsubjectreviews")
+    assert server.status("alice") == 200
+    assert api.count("selfsubjectreviews") == asked, "her token is still cached"
+
+
+def test_the_requests_of_one_account_are_bounded_and_others_are_answered(server):
+    with streams(server, [TOKENS[place % 3] for place in range(2 * MOST_REQUESTS_OF_ONE)]) as statuses:
+        assert statuses == {200: MOST_REQUESTS_OF_ONE, 429: MOST_REQUESTS_OF_ONE}
+        assert server.status("alice") == server.status("bob") == 200
+
+
+def test_half_requests_are_closed_and_others_are_answered_meanwhile(server):
+    before = server.peak
+    connections = []
+    try:
+        for _ in range(LIMITS.connections_of_peer + 200):
+            with contextlib.suppress(OSError):
+                connections.append(server.half_request())
+        assert server.status("alice") == server.status("bob") == 200
+        for connection in connections:  # the deadline for a head ends all of them
+            with contextlib.suppress(ConnectionError):
+                assert connection.recv(1) == b""
+    finally:
+        for connection in connections:
+            connection.close()
+    assert server.peak - before < 100 * MIB
+
+
+def test_invalid_tokens_of_one_address_are_not_all_checked_and_others_sign_in(server, api):
+    statuses = all_at_once(400, lambda place: server.status(f"invalid-{place}", address=FLOOD))
+    assert set(statuses) == {401, 429}
+    assert api.count("selfsubjectreviews") < 300
+    assert server.status("bob") == 200
+
+
+LOG = [b"2026-03-04T10:00:00.000000000Z " + b"x" * 800 + b"\n"] * 10_000
+
+
+def test_logs_of_many_pages_are_read_in_turn_and_do_not_grow_the_process_together(server, api):
+    api.logs = {pod["metadata"]["name"]: LOG for pod in api.pods}
+    path = "/api/v1/jobs/team/penguins/logs?tail=10000&search=x"
+    assert server.status("alice", path) == 200
+    one = server.peak
+    statuses = all_at_once(8, lambda place: server.status(TOKENS[place], path, FLOOD))
+    assert statuses == {200: 8}
+    assert server.peak - one < (PAGES_AT_ONCE - 1) * (MOST_OF_ALL + 64 * MIB)
+    assert server.status("alice", path) == 200
+
+
+def test_followed_logs_without_a_reader_are_bounded_together_and_others_follow_theirs(server, api):
+    api.logs = {pod["metadata"]["name"]: LOG[:4000] for pod in api.pods}
+    before = server.peak
+    with contextlib.ExitStack() as stack:
+
+        def follow(token: str, address: str) -> bytes:
+            connection = stack.enter_context(server.connected(address))
+            path = "/api/v1/jobs/team/penguins/logs?follow=true"
+            connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            assert answer.status == 200
+            return next(line for line in answer if line.startswith(b"event: "))
+
+        room = FOLLOWED * 3 // 4 // PODS
+        kinds = [follow(TOKENS[0], FLOOD) for _ in range(room + 4)]
+        assert kinds == [b"event: lines\n"] * room + [b"event: problem\n"] * 4
+        assert follow("alice", HONEST) == b"event: lines\n"
+        assert server.status("bob") == 200
+        assert server.peak - before < 512 * MIB
+
+
+def test_large_answers_that_are_not_read_are_bounded_together_and_others_get_theirs(server, api):
+    for number in range(40):
+        job = a_job(f"large-{number}", "Running")
+        job["metadata"]["annotations"] = {"note": "x" * 250_000}
+        api.put(job)
+    eventually(lambda: server.length("alice") > 10_000_000)
+    before = server.peak
+    with contextlib.ExitStack() as stack:
+
+        def ask(token: str) -> bytes:
+            connection = stack.enter_context(server.raw())
+            head = f"GET /api/v1/jobs?namespace=team HTTP/1.1\r\nHost: ui\r\nAuthorization: Bearer {token}\r\n\r\n"
+            connection.sendall(head.encode())
+            return connection.recv(12)
+
+        statuses = Counter(ask(TOKENS[0]) for _ in range(60))
+        assert set(statuses) == {b"HTTP/1.1 200", b"HTTP/1.1 503"}
+        assert server.length("alice") > 10_000_000
+        assert server.status("bob") == 200
+        assert server.peak - before < 300 * MIB
