@@ -24,7 +24,8 @@ import sys
 import time
 from typing import Any
 
-from rendezvous_secret import headers  # type: ignore[import-not-found]  # in the same directory
+from horovod_gloo import host_name_problem  # type: ignore[import-not-found]  # in the same directory
+from rendezvous_secret import headers  # type: ignore[import-not-found]
 from watch import write_line, write_signal  # type: ignore[import-not-found]
 
 START_TIMEOUT_SECONDS = float(os.environ.get("HOROVOD_START_TIMEOUT", "inf"))
@@ -56,6 +57,9 @@ def main(program: list[str]) -> int:
     if not program:
         print("usage: horovod_elastic.py PROGRAM [ARG...]", file=sys.stderr)
         return 2
+    if problem := host_name_problem():
+        write_line(problem)
+        return 1
     agent = Agent(program)
     signal.signal(signal.SIGTERM, agent.on_signal)
     signal.signal(signal.SIGINT, agent.on_signal)

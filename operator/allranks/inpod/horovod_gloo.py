@@ -34,6 +34,9 @@ def main(program: list[str]) -> int:
     worker, workers = int(os.environ["HOROVOD_CROSS_RANK"]), int(os.environ["HOROVOD_CROSS_SIZE"])
     host, port = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
     signal.signal(signal.SIGTERM, _stop)
+    if problem := host_name_problem():
+        print(f"allranks: {problem}", file=sys.stderr)
+        return 1
     if worker == 0:
         _serve(port, workers)
     try:
@@ -46,6 +49,20 @@ def main(program: list[str]) -> int:
     if worker == 0:
         _see_off(address, port, workers)
     return status
+
+
+def host_name_problem() -> str:
+    """Return why ranks would end with a segmentation fault in `hvd.init()`.
+
+    Horovod's gloo looks the host's own name up, and does not handle an error. A pod has its name in /etc/hosts, unless
+    it uses the network of its node.
+    """
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        return f"the host name {name} does not resolve ({error}), and Horovod needs it: add it to /etc/hosts"
+    return ""
 
 
 def _stop(number: int, frame: object) -> None:

@@ -171,6 +171,18 @@ def test_the_ranks_of_all_workers_are_started_with_their_numbers(start, out):
         assert env["HOROVOD_GLOO_IFACE"] == "lo"
 
 
+def test_a_host_name_that_does_not_resolve_is_said_instead_of_a_segmentation_fault():
+    """A resolver of its own stands for the missing name: only root may change the name of a host."""
+    code = (
+        f"import sys, socket; sys.path.insert(0, {str(HELPERS)!r}); import horovod_gloo; "
+        "socket.gethostname = lambda: 'no-such-host.invalid'; sys.exit(horovod_gloo.host_name_problem())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SOON, check=False)
+    assert done.returncode == 1
+    assert "the host name no-such-host.invalid does not resolve" in done.stderr
+    assert "add it to /etc/hosts" in done.stderr
+
+
 def test_ranks_wait_for_a_worker_that_comes_late(start, out):
     first = start(0, 2, *shell(MEET))
     time.sleep(0.5)
