@@ -233,9 +233,9 @@ def test_followed_logs_without_a_reader_are_bounded_together_and_others_follow_t
 
 
 def test_large_answers_that_are_not_read_are_bounded_together_and_others_get_theirs(server, api):
-    for number in range(40):
+    for number in range(200):  # the UI keeps at most 64 KiB of the annotations of a job
         job = a_job(f"large-{number}", "Running")
-        job["metadata"]["annotations"] = {"note": "x" * 250_000}
+        job["metadata"]["annotations"] = {"note": "x" * 60_000}
         api.put(job)
     eventually(lambda: server.length("alice") > 10_000_000)
     before = server.peak
