@@ -74,6 +74,10 @@ class Api:
         self._connection: http.client.HTTPSConnection | None = None
         self._lock = threading.Lock()
 
+    @property
+    def address(self) -> str:
+        return self._address.netloc
+
     def close(self) -> None:
         with self._lock:
             self._drop()

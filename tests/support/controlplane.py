@@ -293,11 +293,11 @@ def install(api: Api, definitions: Iterable[Path]) -> None:
     for file in definitions:
         wanted = yaml.safe_load(file.read_text())
         name = wanted["metadata"]["name"]
-        # In a user's cluster it may exist: then it is updated.
-        with contextlib.suppress(ApiError):
-            api.create(wanted)
-        api.patch("CustomResourceDefinition", None, name, {"spec": wanted["spec"]})
         deadline = time.monotonic() + START_SECONDS
+        while not _applied(api, wanted):
+            if time.monotonic() > deadline:
+                raise DoesNotStart(f"the API server does not accept {name}")
+            time.sleep(0.2)
         while not (_established(api.get("CustomResourceDefinition", None, name)) and _served(api, wanted["spec"])):
             if time.monotonic() > deadline:
                 raise DoesNotStart(f"the API server does not serve {name}")
@@ -315,6 +315,20 @@ def free_ports(count: int, host: str = HOST) -> list[int]:
                 probe.bind((host, port))
                 ports += [] if port in ports else [port]
     return ports
+
+
+def _applied(api: Api, definition: dict[str, Any]) -> bool:
+    """Returns False if the API server is too busy to answer."""
+    # In a user's cluster it may exist: then it is updated.
+    with contextlib.suppress(ApiError):
+        api.create(definition)
+    try:
+        api.patch("CustomResourceDefinition", None, definition["metadata"]["name"], {"spec": definition["spec"]})
+    except ApiError as answer:
+        if answer.code in (404, 429, 500, 504):
+            return False
+        raise
+    return True
 
 
 def _served(api: Api, spec: dict[str, Any]) -> bool:

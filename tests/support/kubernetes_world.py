@@ -38,6 +38,8 @@ from .kueue_api import definitions
 from .operators import Clock, RunningOperator
 
 _INSTALLING = threading.Lock()
+_INSTALLED: set[str] = set()
+"""Addresses of API servers that serve Kueue's kinds."""
 PATIENCE_SECONDS = 300.0
 PAUSE_SECONDS = 0.02
 TIMING = Timing(status_min_interval=0.01, counts_min_interval=0.01, counts_debounce=0.01, progress_min_interval=0.5)
@@ -135,9 +137,10 @@ class KubernetesWorld(World):
         if not installed:
             raise Unsupported("removal of Kueue's API")
         with _INSTALLING:
-            if self._api.find("CustomResourceDefinition", None, "workloads.kueue.x-k8s.io") is None:
+            if self._api.address not in _INSTALLED:  # one definition may exist without the others
                 with tempfile.TemporaryDirectory() as folder:
                     install(self._api, definitions(Path(folder)))
+                _INSTALLED.add(self._api.address)
         self.stop_operator()
         self._queues = True
         self.start_operator()
