@@ -90,13 +90,13 @@ class DataPods(Model):
     """The pods that fetch inputs into a claim, check destinations and upload outputs."""
 
     resources: Resources | None = Field(
-        None, description="Compute resources of each of these pods. Default: those of the operator's `data_pods`."
+        None, description="Compute resources of each of these pods. Default: `data_pods` of the operator."
     )
     node_selector: Annotated[dict[Name, Text], Field(max_length=64)] | None = Field(
-        None, description="Labels of the nodes for these pods. Default: those of the operator's `data_pods`."
+        None, description="Labels of the nodes for these pods. Default: `data_pods` of the operator."
     )
     tolerations: Annotated[list[Toleration], Field(max_length=64)] | None = Field(
-        None, description="Tolerations of these pods. Default: those of the operator's `data_pods`."
+        None, description="Tolerations of these pods. Default: `data_pods` of the operator."
     )
 
 

@@ -151,10 +151,11 @@ class CodeVersion:
     """Asks git in the background, so that it delays no run: a large working tree takes seconds."""
 
     def __init__(self, directory: Path) -> None:
+        env = repository.environment(directory)
         self._outputs = [
-            _Output(directory, _DESCRIBE),
-            _Output(directory, repository.PATCH, repository.MAX_PATCH_BYTES),
-            _Output(directory, _UNTRACKED),
+            _Output(directory, env, _DESCRIBE),
+            _Output(directory, env, repository.PATCH, repository.MAX_PATCH_BYTES),
+            _Output(directory, env, _UNTRACKED),
         ]
 
     def write(self, path: Path, timeout: float = _END_SECONDS) -> None:
@@ -178,7 +179,8 @@ def _hidden(name: str) -> str:
 class _Output:
     """The output of a command, or its first bytes. The command does not wait for a reader."""
 
-    def __init__(self, directory: Path, command: Sequence[str], size: int = 0) -> None:
+    def __init__(self, directory: Path, env: Mapping[str, str], command: Sequence[str], size: int = 0) -> None:
+        self._env = env
         self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # `text` closes it
         self._processes: list[subprocess.Popen[bytes]] = []
         with contextlib.suppress(OSError):  # git is not installed
@@ -193,7 +195,7 @@ class _Output:
         process = subprocess.Popen(
             command,
             cwd=directory,
-            env=repository.environment(directory),
+            env=self._env,
             stdin=stdin,
             stdout=stdout,
             stderr=subprocess.DEVNULL,

@@ -7,7 +7,7 @@ from allranks.core.diagnosis.last_words import cause_line, excerpt, last_words, 
 from support.builders import table
 
 RAISED = """Traceback (most recent call last):
-  File "/work/train.py", line 10, in <module>
+  File "/app/train.py", line 10, in <module>
     raise ValueError("sample 4711 is broken")
     ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 ValueError: sample 4711 is broken
@@ -16,14 +16,14 @@ GLOO = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:561] "
     "Connection closed by peer [127.0.0.1]:6864"
 )
-LOST = f'Traceback (most recent call last):\n  File "/work/train.py", line 9, in <module>\n    all_reduce()\n{GLOO}\n'
+LOST = f'Traceback (most recent call last):\n  File "/app/train.py", line 9, in <module>\n    all_reduce()\n{GLOO}\n'
 CHAIN = "\nDuring handling of the above exception, another exception occurred:\n\n"
 CAUSED = "\nThe above exception was the direct cause of the following exception:\n\n"
 FOOTER = "".join(f"tracker:   metric_{n:02} {n / 7:.4f}  (last value of the run)\n" for n in range(40))
 TWO_RANKS = f"""[rank0]: Traceback (most recent call last):
 [rank1]: Traceback (most recent call last):
-[rank1]:   File "/work/train.py", line 10, in <module>
-[rank0]:   File "/work/train.py", line 9, in <module>
+[rank1]:   File "/app/train.py", line 10, in <module>
+[rank0]:   File "/app/train.py", line 9, in <module>
 [rank1]: ValueError: sample 4711 is broken
 [rank0]: {GLOO}
 """
@@ -33,7 +33,7 @@ TORCHRUN = """Traceback (most recent call last):
 torch.distributed.elastic.multiprocessing.api.SignalException: Process 618 got signal: 15
 """
 LOADER = """Traceback (most recent call last):
-  File "/work/train.py", line 8, in <module>
+  File "/app/train.py", line 8, in <module>
     for batch in loader:
 ValueError: Caught ValueError in DataLoader worker process 0.
 Original Traceback (most recent call last):

@@ -188,12 +188,8 @@ def _metrics(before: ProgressStatus, source: RankReport | None) -> tuple[dict[st
 
 def newly_not_finite(before: ProgressStatus | None, after: ProgressStatus | None) -> list[str]:
     """Return a sentence for each metric that became NaN or infinite: `loss is not finite since step 20`."""
-    recorded = (before.not_finite if before else None) or {}
-    return [f"{name} is not finite since step {step}" for name, step in _not_finite(after) if name not in recorded]
-
-
-def _not_finite(progress: ProgressStatus | None) -> list[tuple[str, int]]:
-    return list((progress.not_finite or {}).items()) if progress else []
+    recorded, present = ((progress and progress.not_finite) or {} for progress in (before, after))
+    return [f"{name} is not finite since step {step}" for name, step in present.items() if name not in recorded]
 
 
 def _rate(ranks: Iterable[RankReport]) -> float | None:

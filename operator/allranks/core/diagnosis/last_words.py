@@ -50,8 +50,9 @@ def last_words(text: str, code: int | None = 1) -> LastWords | None:
     return last
 
 
-_OF_EXCEPTIONS = frozenset({None, 1, 143, -15})
-_FITTING = _OF_EXCEPTIONS | {134, 135, 136, 139, 132, 133}
+_OF_EXCEPTIONS = frozenset({None, 1, 143})
+_FITTING = _OF_EXCEPTIONS | {132, 133, 134, 135, 136, 139}
+"""Exit codes after an exception, and after a fault of native code."""
 _NEAR_THE_END = 30
 """Lines after an exception, for a program that ended by a signal: it may have survived one that is further away."""
 
@@ -95,9 +96,8 @@ def _shortened(block: list[str], line: str, lines: int, characters: int) -> str:
     text = "\n".join(block[-lines:])
     if line not in text:  # an exception with a long message
         text = line
-    return (
-        text if len(text) <= characters else (text[-characters:] if line in text[-characters:] else line[:characters])
-    )
+    end = text[-characters:]
+    return end if line in end else line[:characters]
 
 
 def _most_telling(exceptions: list[LastWords]) -> LastWords | None:
@@ -144,7 +144,7 @@ class _Exception:
 
 
 def _exceptions(lines: list[str]) -> Iterator[LastWords]:
-    """Yield the exceptions with a traceback, in order for each rank. Those that Python prints as one chain are one."""
+    """Yield the exceptions with a traceback, in order for each rank. A chain of exceptions is one."""
     by_prefix: dict[str, list[_Exception]] = {}
     for exception in _tracebacks(lines):
         by_prefix.setdefault(exception.prefix, []).append(exception)

@@ -160,7 +160,7 @@ def _just_before(job: Job, status: Status, failure: Failure) -> Failure | None:
 
 
 def made_progress(status: Status) -> bool:
-    """Return whether this attempt stored a checkpoint, or came to a step beyond those of the attempts before it.
+    """Return whether this attempt stored a checkpoint, or came to a step beyond all earlier attempts.
 
     A job that repeats its first step in each attempt makes no progress.
     """

@@ -153,7 +153,7 @@ def failures(
 def _in_order(endings: list[_Ending]) -> list[_Ending]:
     """Return the endings with the likely cause first.
 
-    Ranks that only lost a peer are last, and with them those that were ended after that: whatever ended the peer
+    Ranks that only lost a peer are last, and with them ranks that were ended after that: whatever ended the peer
     was first, also if its process took longer to end.
     """
     lost_at = min((ending.time for ending in endings if ending.lost_peer), default=None)

@@ -56,7 +56,7 @@ def _raising(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects 
 
 
 def _completed(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects | None:
-    """Ranks that completed, and did not make more steps than those that still run."""
+    """Ranks that completed, and made no more steps than the ranks that still run."""
     furthest = max(_step(rank) for rank in active)
     done = [rank for rank in ranks if rank.done and rank.rank is not None and _step(rank) <= furthest]
     if not done:
