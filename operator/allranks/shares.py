@@ -1,4 +1,4 @@
-"""Room that namespaces, or users, share: a quarter of it is kept for those that use less than a quarter."""
+"""Room that namespaces, or users, share: a quarter of it is kept for users of less than a quarter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Share:
 
     @property
     def large(self) -> dict[str, float]:
-        """Return namespace -> the part of the room that it uses, of those that use more than a quarter."""
+        """Return namespace -> the part of the room that it uses, if that is more than a quarter."""
         return {name: used / self._most for name, used in self._used.items() if used > self._quarter}
 
     def take(self, namespace: str, size: int = 1) -> bool:

@@ -56,7 +56,7 @@ class Decoded:
 
 
 class LargeJobs:
-    """The jobs with large specs that stay decoded: those that were used last."""
+    """The jobs with large specs that stay decoded: the last ones that were used."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[JobKey, tuple[Decoded, int]] = OrderedDict()

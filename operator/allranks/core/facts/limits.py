@@ -76,7 +76,7 @@ def _pods(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
 
 
 def _accounts(job: Job, platform: Platform) -> Iterator[tuple[str, str]]:
-    """Yield violations by accounts of allranks, whose rights reach further than those of the job's author."""
+    """Yield violations by accounts of allranks, whose rights reach further than the job's author."""
     layers: list[tuple[str, Container]] = [("spec", job.spec)]
     layers += [(f"spec.roles.{role}", spec) for role, spec in job.spec.roles.items()]
     for where, layer in layers:

@@ -282,7 +282,7 @@ class Platform:
     namespace_uid: str = ""
     """UID of the job's namespace; empty if the operator does not read it."""
     reserved_accounts: tuple[str, ...] = ()
-    """ServiceAccounts in the job's namespace that no job may use: those of allranks itself."""
+    """ServiceAccounts in the job's namespace that no job may use: the accounts of allranks."""
     namespace_labels: Mapping[str, str] | None = None
     """Labels of the job's namespace, for the selectors of pools; None if the operator does not read them."""
 
