@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,12 +55,12 @@ def read(folder: Path) -> Tree | None:
 
     Return None if it is not part of a repository, or git ignores it, or is not installed."""
     env = environment(folder)
-    listed = _git(folder, "ls-files", "-z", "--cached", env=env)
-    if listed is None:
+    listed = _git(folder, env, "ls-files", "-z", "--cached") if env else None
+    if env is None or listed is None:
         return None
-    others = (_git(folder, "ls-files", "-z", "--others", "--exclude-standard", env=env) or "").split("\0")
-    commit = (_git(folder, "rev-parse", "--verify", "--quiet", "HEAD", env=env) or "").strip() or None
-    differences = _numstat(_git(folder, *_NUMSTAT, env=env) or "")
+    others = (_git(folder, env, "ls-files", "-z", "--others", "--exclude-standard") or "").split("\0")
+    commit = (_git(folder, env, "rev-parse", "--verify", "--quiet", "HEAD") or "").strip() or None
+    differences = _numstat(_git(folder, env, *_NUMSTAT) or "")
     tracked, foreign = _existing(folder, listed.split("\0"))
     new = [name for name in others if name and not name.endswith("/")]
     foreign += [name.removesuffix("/") for name in others if name.endswith("/")]
@@ -69,11 +70,14 @@ def read(folder: Path) -> Tree | None:
 
 def patch(folder: Path) -> str:
     """Return the differences of tracked files from the commit, as a unified diff; its first part if it is very long."""
+    env = environment(folder)
+    if env is None:
+        return ""
     try:
         with subprocess.Popen(
             PATCH,
             cwd=folder,
-            env=environment(folder),
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -111,16 +115,16 @@ def _numstat(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(out)
 
 
-def _git(folder: Path, *words: str, env: Mapping[str, str] | None = None) -> str | None:
-    """Return the output of a git command; None if it fails."""
+def _git(folder: Path, env: Mapping[str, str], *words: str, seconds: float = _SECONDS) -> str | None:
+    """Return the output of a git command; None if it fails or takes longer."""
     try:
         done = subprocess.run(
             ("git", *words),
             cwd=folder,
-            env=environment(folder) if env is None else env,
+            env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_SECONDS,
+            timeout=seconds,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -141,23 +145,39 @@ _SAFE = {
 }
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path, seconds: float = _SECONDS) -> dict[str, str] | None:
     """Return the variables of a git that writes nothing into the repository, runs no program that the configuration of
-    the repository or of one of its submodules names, and fetches nothing."""
+    the repository or of one of its submodules names, and fetches nothing.
+
+    Return None if git does not list these settings within `seconds`: it is then not safe to run git here."""
     safe = _environment(_SAFE)
-    return _environment({**_SAFE, **dict.fromkeys(_programs(folder, safe), "")})
+    programs = _programs(folder, safe, time.monotonic() + seconds)
+    return None if programs is None else _environment({**_SAFE, **dict.fromkeys(programs, "")})
 
 
-def _programs(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
-    """Yield the settings of a repository and its submodules that name programs. The user's own settings may."""
-    settings = (_git(folder, "config", "--list", "--show-scope", "--name-only", "-z", env=env) or "").split("\0")
-    for scope, name in zip(settings[::2], settings[1::2], strict=False):
-        if scope in ("local", "worktree") and _RUNS_PROGRAMS.fullmatch(name):
-            yield name
-    for line in (_git(folder, "ls-files", "-z", "--stage", env=env) or "").split("\0"):
+def _programs(folder: Path, env: Mapping[str, str], deadline: float) -> list[str] | None:
+    """Return the settings of a repository and its submodules that name programs. The user's own settings may.
+
+    Return None if git fails, or has not ended at this time of the monotonic clock."""
+
+    def lines(*words: str) -> list[str] | None:
+        text = _git(folder, env, *words, seconds=max(0.0, deadline - time.monotonic()))
+        return None if text is None else text.split("\0")
+
+    settings = lines("config", "--list", "--show-scope", "--name-only", "-z")
+    files = None if settings is None else lines("ls-files", "-z", "--stage")
+    if settings is None or files is None:
+        return None
+    scopes = zip(settings[::2], settings[1::2], strict=False)
+    programs = [name for scope, name in scopes if scope in ("local", "worktree") and _RUNS_PROGRAMS.fullmatch(name)]
+    for line in files:
         about, _, name = line.partition("\t")
         if about.startswith(_SUBMODULE) and (folder / name / ".git").exists():
-            yield from _programs(folder / name, env)
+            inner = _programs(folder / name, env, deadline)
+            if inner is None:
+                return None
+            programs += inner
+    return programs
 
 
 _SUBMODULE = "160000 "

@@ -144,15 +144,17 @@ _UNTRACKED = (
     *("--no-empty-directory", "--", ".", f":(exclude,top){ROOT}", f":(exclude){ROOT}"),
 )
 _DESCRIPTION = re.compile(r"(?P<commit>[0-9a-f]{40,64})(?P<dirty>-dirty)?")
+_START_SECONDS = 2.0
 _END_SECONDS = 1.0
 
 
 class CodeVersion:
     """Asks git in the background, so that it delays no run: a large working tree takes seconds."""
 
-    def __init__(self, directory: Path) -> None:
-        env = repository.environment(directory)
-        self._outputs = [
+    def __init__(self, directory: Path, timeout: float = _START_SECONDS) -> None:
+        """Ask nothing if git does not list its settings within `timeout` seconds."""
+        env = repository.environment(directory, timeout)
+        self._outputs = env and [
             _Output(directory, env, _DESCRIBE),
             _Output(directory, env, repository.PATCH, repository.MAX_PATCH_BYTES),
             _Output(directory, env, _UNTRACKED),
@@ -161,6 +163,8 @@ class CodeVersion:
     def write(self, path: Path, timeout: float = _END_SECONDS) -> None:
         """Write the files: code.json at `path`, code.diff beside it. Without a repository, or if git takes longer than
         `timeout` seconds, there is none."""
+        if not self._outputs:
+            return
         deadline = time.monotonic() + timeout
         described, patch, untracked = (output.text(deadline) for output in self._outputs)
         if not (description := _DESCRIPTION.fullmatch(described.strip())):

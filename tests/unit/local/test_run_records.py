@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -223,11 +224,13 @@ def test_code_outside_a_repository_has_no_commit(tmp_path: Path, monkeypatch: py
     assert stored(tmp_path / "code") is None
 
 
-def test_a_slow_git_does_not_delay_the_end_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_git_delays_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = tmp_path / "bin" / "git"
     slow.parent.mkdir()
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:/usr/bin:/bin")
-    CodeVersion(tmp_path).write(tmp_path / "code.json", timeout=0.1)
+    started = time.monotonic()
+    CodeVersion(tmp_path, timeout=0.1).write(tmp_path / "code.json", timeout=0.1)
+    assert time.monotonic() - started < 30, "git would sleep for 60 seconds"
     assert not (tmp_path / "code.json").exists()
