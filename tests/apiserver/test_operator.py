@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -23,9 +24,10 @@ from support import controlplane, live
 from support.api import ApiError
 from support.api import path as path_of
 from support.controlplane import ControlPlane
-from support.kubelet import Program
+from support.kubelet import Hand, Program
 from support.live import eventually, job, phase
 from support.operators import cached_versions
+from support.simulator import pod_status
 
 from .conftest import DEFINITIONS
 
@@ -52,6 +54,25 @@ def test_the_operator_survives_the_api_servers_restart(control_plane: ControlPla
         eventually(lambda: phase(control_plane, namespace) == "Running")
         assert operator.session is session, "the session continues"
         assert control_plane.api.get(KIND, namespace, "demo")["status"]["restarts"]["counted"] == 0
+
+
+def test_a_failure_leaves_the_peers_less_time_than_their_own_grace_period(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    if control_plane.has_nodes:
+        pytest.skip("plays the nodes itself")
+    api = control_plane.api
+    hand = Hand(api, namespace, lambda: datetime.now(UTC).replace(microsecond=0), lambda _: datetime.max)
+    with live.operator(live.connection(control_plane), namespace):
+        api.create(job(template={"spec": {"terminationGracePeriodSeconds": 600}}), namespace)
+        for name in ("demo-master-0-0", "demo-worker-0-0"):
+            eventually(lambda name=name: api.find("Pod", namespace, name))
+            hand.place(name, "node-1")
+            hand.set_status(name, pod_status.running)
+        hand.end("demo-worker-0-0", 1, "Error")
+        eventually(lambda: api.find("Pod", namespace, "demo-master-0-1"), what="the next attempt")
+        peer = api.get("Pod", namespace, "demo-master-0-0")["metadata"]
+        assert (peer["deletionGracePeriodSeconds"], "deletionTimestamp" in peer) == (30, True)
 
 
 def test_a_restart_of_the_operator_does_not_change_settled_jobs(control_plane: ControlPlane, namespace: str) -> None:

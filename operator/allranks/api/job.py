@@ -135,6 +135,13 @@ class Restart(Model):
     rules: Annotated[list[RestartRule], Field(max_length=32)] | None = Field(
         None, description="Rules that are evaluated in order before the default ones."
     )
+    grace_seconds: Seconds = Field(
+        30,
+        description="Time between SIGTERM and SIGKILL for the pods that a failure ends, if it is less than their "
+        "terminationGracePeriodSeconds: ranks that have lost a peer wait in a collective operation and can save "
+        "nothing, and the next attempt waits for their GPUs. It does not apply to pods that are deleted for another "
+        "reason, such as a suspension, a preemption, or an eviction of one of them.",
+    )
     hold_seconds: Seconds | None = Field(
         None,
         description="Keep the pods of a failed job this long for a look, whatever cleanPodPolicy says. They keep their "

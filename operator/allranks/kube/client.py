@@ -189,11 +189,14 @@ class Client:
     async def patch(self, path: str, body: Any) -> bytes:
         return await self.request("PATCH", path, body)
 
-    async def delete(self, path: str, uid: str, version: str = "") -> bytes:
-        """Delete an object. Raises Conflict if it has another UID, or another resourceVersion if one is passed."""
+    async def delete(self, path: str, uid: str, version: str = "", grace_seconds: int | None = None) -> bytes:
+        """Delete an object. Raises Conflict if it has another UID, or another resourceVersion if one is passed.
+
+        `grace_seconds` replaces the grace period of a pod."""
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
-        return await self.request("DELETE", path, body | {"propagationPolicy": "Background"})
+        grace = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
+        return await self.request("DELETE", path, body | grace | {"propagationPolicy": "Background"})
 
     async def request(
         self,

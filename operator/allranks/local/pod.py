@@ -118,9 +118,9 @@ class LocalPod:
         self._task = asyncio.create_task(self._run_pod(), name=self.status.name)
 
     def delete(self, grace: float | None = None) -> None:
-        """Send SIGTERM now, and SIGKILL to all processes after the grace period. Another call can only shorten the
-        wait."""
-        grace = self.grace if grace is None else grace
+        """Send SIGTERM now, and SIGKILL to all processes after the grace period, or after `grace` seconds if that is
+        less. Another call can only shorten the wait."""
+        grace = self.grace if grace is None else min(grace, self.grace)
         if not self.status.deleted_at:
             self.status = replace(self.status, deleted_at=datetime.now(UTC))
             self._stop.set()

@@ -301,7 +301,7 @@ class LocalRun:
         for ref in plan.delete:
             pod = self._pods.get(ref.name)
             if pod and pod.status.uid == ref.uid:
-                pod.delete()
+                pod.delete(ref.grace_seconds)
 
     def _create(self, manifest: Manifest) -> None:
         name = manifest["metadata"]["name"]
@@ -386,7 +386,7 @@ class LocalRun:
 
     async def _end_pods(self, grace: float | None) -> None:
         for pod in self._pods.values():
-            pod.delete(None if grace is None else min(grace, pod.grace))
+            pod.delete(grace)
         while self._pods:
             self._wake.clear()
             self._drop_deleted_pods()

@@ -294,7 +294,8 @@ class Executor:
 
     async def _delete(self, namespace: str, reference: PodRef) -> RejectedDelete | None:
         try:
-            answer = await self._client.delete(paths.item("Pod", namespace, reference.name), reference.uid)
+            path = paths.item("Pod", namespace, reference.name)
+            answer = await self._client.delete(path, reference.uid, grace_seconds=reference.grace_seconds)
         except (NotFound, Conflict):
             return None  # the watch reports what happened
         except Refused as error:

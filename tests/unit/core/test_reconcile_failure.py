@@ -78,6 +78,54 @@ def test_a_deletion_has_the_uid_as_a_precondition():
     assert life.step(61).delete == tuple(PodRef(name, uids[name]) for name in ALL)
 
 
+@pytest.mark.parametrize(
+    ("end", "seconds"),
+    [
+        pytest.param(failed("worker", 1), 30, id="a failure of the program"),
+        pytest.param(preempted("worker", 1), None, id="a preemption"),
+        pytest.param(pod("worker", 1, disruption=Disruption("DeletionByTaintManager", at(60))), 30, id="a lost node"),
+    ],
+)
+def test_pods_that_a_failure_ends_have_its_grace_period(end, seconds):
+    template = {"spec": {"terminationGracePeriodSeconds": 600}}
+    life = started(job(**GROUP, template=template))
+    life.put(end)
+    life.step(61)
+    assert {gone.grace_seconds for gone in life.step(61).delete} == {seconds}
+
+
+@pytest.mark.parametrize(("pods", "failures", "seconds"), [(600, 90, 90), (600, 0, 0), (20, 30, None), (30, 30, None)])
+def test_the_grace_period_of_a_failure_only_shortens_the_one_of_a_pod(pods, failures, seconds):
+    template = {"spec": {"terminationGracePeriodSeconds": pods}}
+    life = started(job(**GROUP, template=template, restart={"graceSeconds": failures}))
+    life.put(failed("worker", 1))
+    life.step(61)
+    assert {gone.grace_seconds for gone in life.step(61).delete} == {seconds}
+
+
+def test_pods_of_a_job_that_failed_for_good_have_the_grace_period_of_a_failure():
+    template = {"spec": {"terminationGracePeriodSeconds": 600}}
+    life = started(job(**GROUP, template=template, restart={"maxRestarts": 0}))
+    life.put(failed("worker", 1))
+    life.step(61)
+    assert {gone.grace_seconds for gone in life.step(61).delete} == {30}
+
+
+def test_a_suspension_after_a_failure_leaves_the_pods_their_grace_period():
+    template = {"spec": {"terminationGracePeriodSeconds": 600}}
+    life = started(job(**GROUP, template=template))
+    life.put(failed("worker", 1))
+    life.settle(61)
+    life.run(70)
+    life.job = job(**GROUP, template=template, suspend=True)
+    life.step(80)
+    assert [(gone.name, gone.grace_seconds) for gone in life.step(80).delete] == [
+        ("job-master-0-1", None),
+        ("job-worker-0-1", None),
+        ("job-worker-1-1", None),
+    ]
+
+
 def test_the_first_restart_is_immediate_and_the_second_wakes_up_after_its_backoff():
     life = started(job(**GROUP))
     life.put(failed("worker", 1, after=200))

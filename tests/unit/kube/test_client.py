@@ -112,6 +112,16 @@ def test_a_delete_request_has_the_uid_as_precondition() -> None:
         async with client_of(says({})) as (client, api):
             await client.delete("/x", "u-1")
             assert api.asked[0][3]["preconditions"] == {"uid": "u-1"}
+            assert "gracePeriodSeconds" not in api.asked[0][3]
+
+    asyncio.run(scenario())
+
+
+def test_a_delete_request_can_replace_the_grace_period_of_a_pod() -> None:
+    async def scenario() -> None:
+        async with client_of(says({})) as (client, api):
+            await client.delete("/x", "u-1", grace_seconds=0)
+            assert api.asked[0][3]["gracePeriodSeconds"] == 0
 
     asyncio.run(scenario())
 

@@ -383,6 +383,17 @@ def test_a_second_deletion_can_only_shorten_the_grace_period(world: World) -> No
     asyncio.run(scenario())
 
 
+def test_a_deletion_does_not_lengthen_the_grace_period_of_the_pod(world: World) -> None:
+    async def scenario() -> None:
+        program = STUBBORN.format(then="time.sleep(1000)")
+        pod = world.pod(world.manifest(sys.executable, "-c", program, terminationGracePeriodSeconds=1))
+        await world.until(lambda: b"ready" in world.printed)
+        pod.delete(1000)
+        await asyncio.wait_for(pod.gone.wait(), 300)
+
+    asyncio.run(scenario())
+
+
 def test_a_pod_deleted_before_its_start_never_runs(world: World) -> None:
     async def scenario() -> None:
         pod = world.pod(world.manifest("sh", "-c", "echo ran"))

@@ -357,6 +357,8 @@ class PodRef:
 
     name: str
     uid: str
+    grace_seconds: int | None = None
+    """Time between SIGTERM and SIGKILL; None: terminationGracePeriodSeconds of the pod."""
 
 
 @dataclass(frozen=True, slots=True)
