@@ -317,7 +317,8 @@ _FIXED_IN_SPEC = (
     "outputs",
 )
 """Fields that cannot be changed in an existing job, besides those that have the rule FIXED themselves. All others can:
-suspend, replicas, activeDeadlineSeconds, ttlSecondsAfterFinished, maxRestarts, holdSeconds, notify, utilization."""
+suspend, replicas, activeDeadlineSeconds, ttlSecondsAfterFinished, the limits and times of restart, notify,
+utilization."""
 _NEW_JOB = "cannot be changed in an existing job: create a new job"
 
 FIXED = (Rule(rule="self == oldSelf", message=_NEW_JOB),)

@@ -114,6 +114,17 @@ class RestartRule(Model):
     )
 
 
+class RestartWindow(Model):
+    """A number of restarts within a time, for jobs that run for weeks."""
+
+    seconds: Annotated[int, Field(ge=1, le=31_536_000)] = Field(
+        description="Length of the window, which ends with the failure."
+    )
+    max_restarts: Annotated[int, Field(ge=0, le=100)] = Field(
+        description="Number of counted restarts within the window; the next failure of the program fails the job."
+    )
+
+
 class Restart(Model):
     """What happens when a rank fails."""
 
@@ -121,6 +132,9 @@ class Restart(Model):
 
     max_restarts: Annotated[int, Field(ge=0, le=9_999)] = Field(
         3, description="Number of restarts after failures of the program. Disruptions do not count."
+    )
+    window: RestartWindow | None = Field(
+        None, description="A second limit, for counted restarts within a time. maxRestarts applies as well."
     )
     backoff_seconds: Seconds = Field(
         10,

@@ -73,6 +73,10 @@ class RestartCounts(TextPart):
     by_reason: Annotated[
         dict[Reason, Count], Field(max_length=64, description="Number of restarts by the reason of the failure.")
     ] = field(default_factory=dict)
+    recent: Annotated[
+        list[Time],
+        Field(max_length=100, description="Times of the newest counted restarts, for restart.window."),
+    ] = field(default_factory=list)
     without_progress: Annotated[
         Count | None,
         Field(

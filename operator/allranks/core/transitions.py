@@ -21,6 +21,8 @@ from allranks.core.facts.status_summary import ended_early, with_phase
 from allranks.core.transfers import data
 
 _HISTORY = 10
+_RECENT = 100
+"""As in the CRD, and at least the largest `restart.window.maxRestarts`."""
 
 
 def begin(job: Job, status: Status, now: datetime) -> Status:
@@ -130,10 +132,10 @@ def give_up(job: Job, status: Status, reason: str, message: str, delay: timedelt
 
 def restart(job: Job, status: Status, failure: Failure, counted: bool, explanation: str, now: datetime) -> Status:
     """Replace all pods by the pods of a new attempt, after a backoff."""
-    restarts = _count(status.restarts, failure.reason, counted)
+    restarts = _count(job, status.restarts, failure.reason, counted, now)
     ended = replace(status, history=_ended(status, failure.reason, now, failure, counted))
     idle = restart_policy.idle_restarts(status, failure, alone=False)
-    wait = restart_policy.delay(job, restarts.counted if counted else None, idle)
+    wait = restart_policy.delay(job, restart_policy.number(job, restarts, now) if counted else None, idle)
     begun = replace(
         _attempt(job, ended, status.attempt + 1, now),
         restarts=replace(restarts, without_progress=idle or None),
@@ -160,7 +162,7 @@ def restart_after_upstream_failure(
     return with_phase(begun, "Restarting", now, cause.reason, message)
 
 
-def reattribute(status: Status, cause: Failure, counted: bool) -> Status:
+def reattribute(job: Job, status: Status, cause: Failure, counted: bool) -> Status:
     """Replace the root cause of a past, counted attempt and correct the restart counters."""
     [past] = [past for past in status.history if past.attempt == cause.attempt]
     corrected = replace(past, reason=cause.reason, counted=counted, failure=_brief(cause))
@@ -170,12 +172,13 @@ def reattribute(status: Status, cause: Failure, counted: bool) -> Status:
         counted=status.restarts.counted - 1,
         disruptions=status.restarts.disruptions,
         by_reason={reason: count for reason, count in by_reason.items() if count},
+        recent=status.restarts.recent[:-1],
         without_progress=status.restarts.without_progress,
     )
     last = status.last_failure
     return replace(
         status,
-        restarts=_count(others, cause.reason, counted),
+        restarts=_count(job, others, cause.reason, counted, past.end_time),
         history=[corrected if attempt.attempt == cause.attempt else attempt for attempt in status.history],
         last_failure=cause if last is None or last.attempt == cause.attempt else last,
     )
@@ -190,11 +193,11 @@ def reattribute_end(status: Status, cause: Failure, reason: str, message: str, n
 
 def restart_replica(job: Job, status: Status, failure: Failure, counted: bool | None, now: datetime) -> Status:
     """Replace one pod; the other replicas continue. `counted` is None if a correlated failure was counted already."""
-    restarts = status.restarts if counted is None else _count(status.restarts, failure.reason, counted)
+    restarts = status.restarts if counted is None else _count(job, status.restarts, failure.reason, counted, now)
     key = naming.replica_key(failure.role, failure.index)
     before = status.replica_restarts.get(key)
     idle = restart_policy.idle_restarts(status, failure, alone=True)
-    wait = restart_policy.delay(job, restarts.counted if counted else None, idle)
+    wait = restart_policy.delay(job, restart_policy.number(job, restarts, now) if counted else None, idle)
     entry = ReplicaRestarts(
         count=before.count + 1 if before else 1,
         counted=bool(counted),
@@ -332,7 +335,7 @@ def _brief(failure: Failure) -> Failure:
     return replace(failure, message=cause_line(failure)[-1024:])
 
 
-def _count(restarts: RestartCounts, reason: str, counted: bool) -> RestartCounts:
+def _count(job: Job, restarts: RestartCounts, reason: str, counted: bool, now: datetime) -> RestartCounts:
     by_reason = dict(restarts.by_reason)
     if reason in by_reason or len(by_reason) < 64:
         by_reason[reason] = by_reason.get(reason, 0) + 1
@@ -340,5 +343,6 @@ def _count(restarts: RestartCounts, reason: str, counted: bool) -> RestartCounts
         counted=restarts.counted + counted,
         disruptions=restarts.disruptions + (not counted),
         by_reason=by_reason,
+        recent=[*restarts.recent, now][-_RECENT:] if counted and job.spec.restart.window else restarts.recent,
         without_progress=restarts.without_progress,
     )

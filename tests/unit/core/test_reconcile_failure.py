@@ -151,6 +151,44 @@ def test_disruptions_after_progress_do_not_back_off_and_do_not_count():
     assert (life.status.phase, life.status.attempt) == ("Running", 5)
 
 
+def test_a_window_limits_the_restarts_within_a_time():
+    window = {"seconds": 1000, "maxRestarts": 2}
+    life = started(job(**GROUP, restart={"maxRestarts": 100, "window": window, "backoffSeconds": 0}))
+    for attempt, after in enumerate((500, 2000, 2500, 3100)):
+        life.put(failed("worker", 0, attempt=attempt, after=after))
+        life.settle(after)
+        life.run(after + 1)
+    assert (life.status.phase, life.status.restarts.counted) == ("Running", 4)
+    life.put(failed("worker", 0, attempt=4, after=3400))
+    life.settle(3400)
+    assert life.status.phase == "Failed"
+    assert condition(life, "Failed")[1:] == (
+        "MaxRestartsExceeded",
+        "worker-0 failed with exit code 1 (Error): 2 restarts in 1000 s are used (restart.window)",
+    )
+
+
+def test_a_disruption_does_not_count_in_a_window():
+    life = started(job(**GROUP, restart={"window": {"seconds": 1000, "maxRestarts": 0}}))
+    life.put(preempted("worker", 1))
+    life.settle(60)
+    assert (life.status.phase, life.status.restarts.recent) == ("Restarting", [])
+
+
+def test_the_backoff_grows_with_the_restarts_within_the_window():
+    window = {"seconds": 1000, "maxRestarts": 5}
+    life = started(job(**GROUP, restart={"maxRestarts": 100, "window": window}))
+    for attempt, after in enumerate((500, 2000)):
+        life.put(failed("worker", 0, attempt=attempt, after=after))
+        life.step(after)
+        assert life.status.restart_time is None, "the first within the window is immediate"
+        life.settle(after)
+        life.run(after + 1)
+    life.put(failed("worker", 0, attempt=2, after=2500))
+    life.step(2500)
+    assert life.status.restart_time == at(2510)
+
+
 def test_a_used_budget_fails_the_job_with_its_first_failure_in_one_line():
     life = started(job(**GROUP, restart={"maxRestarts": 1}))
     life.put(failed("worker", 0, after=200))

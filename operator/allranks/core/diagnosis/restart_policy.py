@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
 from allranks.api.job import Job, RestartRule
-from allranks.api.status import Failure, Status
+from allranks.api.status import Failure, RestartCounts, Status
 from allranks.core.diagnosis import exec_failure, hang_detection
 from allranks.core.diagnosis.exit_codes import FAULTS, possible_signal, signal_name
 from allranks.core.diagnosis.root_cause import is_uncounted, same_way
@@ -82,9 +82,22 @@ def within_budget(job: Job, status: Status, failure: Failure, action: Action, ex
             "restart.maxRestarts is 0" if not allowed else f"all {allowed} restarts of restart.maxRestarts are used"
         )
         return RestartDecision("Fail", budget, "MaxRestartsExceeded")
+    window = job.spec.restart.window
+    if action == "Restart" and window and number(job, status.restarts, failure.time) >= window.max_restarts:
+        budget = f"{window.max_restarts} restarts in {window.seconds} s are used (restart.window)"
+        return RestartDecision("Fail", budget, "MaxRestartsExceeded")
     if action == "RestartUncounted" and _is_exhausted(job, status, failure):
         return RestartDecision("Fail", f"{MAX_IDLE_RESTARTS} restarts in a row without progress", "NoProgress")
     return RestartDecision(action, explanation, failure.reason)
+
+
+def number(job: Job, restarts: RestartCounts, now: datetime) -> int:
+    """Return the number of counted restarts, with `restart.window` of those within the window."""
+    window = job.spec.restart.window
+    if window is None:
+        return restarts.counted
+    begin = now - timedelta(seconds=window.seconds)
+    return sum(time > begin for time in restarts.recent)
 
 
 def idle_restarts(status: Status, failure: Failure, alone: bool) -> int:

@@ -27,7 +27,7 @@ def reattribute(snapshot: Snapshot) -> Outcome:
     counted = correlation.restart_counts(o.job, cause) if cause else None
     if cause is None or counted is None:
         return None
-    corrected = transitions.reattribute(status, cause, counted)
+    corrected = transitions.reattribute(o.job, status, cause, counted)
     if corrected == status:
         return None
     message = f"corrected: attempt {cause.attempt} failed because {describe_failure(cause)}"
