@@ -149,12 +149,12 @@ class Restart(Model):
     rules: Annotated[list[RestartRule], Field(max_length=32)] | None = Field(
         None, description="Rules that are evaluated in order before the default ones."
     )
-    grace_seconds: Seconds = Field(
-        30,
+    grace_seconds: Seconds | None = Field(
+        None,
         description="Time between SIGTERM and SIGKILL for the pods that a failure ends, if it is less than their "
         "terminationGracePeriodSeconds: ranks that have lost a peer wait in a collective operation and can save "
         "nothing, and the next attempt waits for their GPUs. It does not apply to pods that are deleted for another "
-        "reason, such as a suspension, a preemption, or an eviction of one of them.",
+        "reason, such as a suspension, a preemption, or an eviction of one of them. Default: 30.",
     )
     hold_seconds: Seconds | None = Field(
         None,

@@ -36,13 +36,15 @@ def _references(snapshot: Snapshot, pods: Sequence[Pod]) -> Iterator[PodRef]:
     shorter = dict[str, int]()
     if any(pod.attempt in failed for pod in pods):
         platform = ANY_PLATFORM if pool_template.unavailable(o.job, o.platform) else o.platform
-        grace = o.job.spec.restart.grace_seconds
+        grace = GRACE_SECONDS if (seconds := o.job.spec.restart.grace_seconds) is None else seconds
         templates = pod_template.role_templates(o.job, platform)
         shorter = {role: grace for role, template in templates.items() if grace < pod_template.grace_period(template)}
     for pod in pods:
         yield PodRef(pod.name, pod.uid, shorter.get(pod.role) if pod.attempt in failed else None)
 
 
+GRACE_SECONDS = 30
+"""The default of `restart.graceSeconds`."""
 LEAVES_TIME = frozenset({"Preempted", "Evicted", "Deleted", "Disrupted"})
 """Reasons of failures that leave the pod its grace period: all ranks can store a checkpoint together."""
 
