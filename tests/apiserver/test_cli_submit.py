@@ -191,8 +191,24 @@ def test_suspend_and_resume(allranks, job, control_plane):
     assert not suspended()
 
 
-def test_a_finished_job_cannot_be_suspended_or_scaled(allranks, job):
+def test_restart_names_the_attempt_to_replace(allranks, job, control_plane):
+    def requested() -> str | None:
+        annotations = control_plane.api.get("DistributedTraining", job.namespace, "penguins")["metadata"]["annotations"]
+        return annotations.get("allranks.dev/restart-attempt")
+
+    job.status(phase="Running", attempt=2, attemptTime=stamp())
+    assert allranks("restart", "penguins").stdout == "penguins restarts: attempt 3 replaces attempt 2\n"
+    assert requested() == "2"
+
+
+def test_a_suspended_job_cannot_be_restarted(allranks, job):
+    job.status(phase="Suspended")
+    assert allranks("restart", "penguins") == (1, "", "error: penguins is Suspended: it has no pods to restart\n")
+
+
+def test_a_finished_job_cannot_be_suspended_or_scaled_or_restarted(allranks, job):
     job.status(phase="Failed", completionTime=stamp())
+    assert allranks("restart", "penguins") == (1, "", "error: penguins is Failed: submit a new job\n")
     assert allranks("suspend", "penguins") == (1, "", "error: penguins is Failed: there is nothing to suspend\n")
     error = "error: penguins is Failed: submit a new job with the size you want\n"
     assert allranks("scale", "penguins", "--replicas", "4") == (1, "", error)

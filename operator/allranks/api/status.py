@@ -159,7 +159,9 @@ class PastAttempt(TextPart):
     end_time: Annotated[Time, Field(description="When the attempt was ended.")]
     reason: Annotated[
         Reason,
-        Field(description="Why the attempt ended: the reason of its first failure, Resized, Suspended, Completed, ..."),
+        Field(
+            description="Why the attempt ended: the reason of its first failure, Restarted, Suspended, Completed, ..."
+        ),
     ]
     counted: Annotated[bool, Field(description="Whether its end counts against maxRestarts.")] = False
     requeued: Annotated[bool | None, Field(description="After it, the job waited in its queue.")] = None
@@ -359,7 +361,9 @@ class ProgressStatus(TextPart):
 class CheckpointRequest(TextPart):
     """Ranks are asked for a checkpoint before their pods are deleted."""
 
-    reason: Annotated[Reason, Field(description="Why the pods go: Suspended, Resized, Grown, Evicted or QueueAdded.")]
+    reason: Annotated[
+        Reason, Field(description="Why the pods go: Suspended, Restarted, Resized, Grown, Evicted or QueueAdded.")
+    ]
     time: Annotated[
         Time, Field(description="When the ranks were asked. A checkpoint that is stored later ends the wait.")
     ]

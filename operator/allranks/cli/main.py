@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cp": ("allranks.cli.commands.kubectl:cp", "Copy files from or to the pod of a rank."),
     "suspend": ("allranks.cli.commands.actions:suspend", "Suspend jobs: delete their pods and keep the jobs."),
     "resume": ("allranks.cli.commands.actions:resume", "Resume suspended jobs."),
+    "restart": ("allranks.cli.commands.actions:restart", "Restart all ranks of jobs in new pods."),
     "promote": ("allranks.cli.commands.promote:promote", "Print the job that continues a trial of a sweep."),
     "scale": ("allranks.cli.commands.actions:scale", "Change the number of workers of a job."),
     "delete": ("allranks.cli.commands.actions:delete", "Delete jobs and everything they own."),
@@ -68,7 +69,7 @@ SECTIONS = {
     "On a cluster": (
         *("submit", "get", "describe", "queue", "top", "ui", "report", "logs", "stacks", "debug", "wait"),
         *("exec", "attach", "port-forward", "cp"),
-        *("suspend", "resume", "promote", "scale", "delete"),
+        *("suspend", "resume", "restart", "promote", "scale", "delete"),
     ),
     "About allranks": ("doctor", "completion", "version"),
 }

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from typing import Any, NamedTuple
 
-from allranks.api.status import FINISHED
+from allranks.api.status import FINISHED, WITHOUT_PODS
+from allranks.core.facts.restarts import RESTART_ANNOTATION
 from allranks.errors import ClusterError
 from allranks.frameworks import FRAMEWORKS
 from allranks.kube.cluster import Cluster, Manifest
@@ -84,6 +85,18 @@ async def set_suspended(cluster: Cluster, job: Manifest, suspended: bool) -> Cha
     if bool(job["spec"].get("suspend")) == suspended:
         return Changed(f"{name} is already suspended" if suspended else f"{name} is not suspended", job)
     return Changed(f"{name} {done}", await patch_job(cluster, name, {"suspend": suspended}))
+
+
+async def restart_job(cluster: Cluster, job: Manifest) -> Changed:
+    """Request a new attempt in place of the current one. Raises ClusterError if the job has none."""
+    name, status = job["metadata"]["name"], status_of(job)
+    if status.phase in FINISHED:
+        raise ClusterError(f"{name} is {status.phase}: submit a new job")
+    if status.phase in WITHOUT_PODS or status.attempt_time is None:
+        raise ClusterError(f"{name} is {status.phase or 'new'}: it has no pods to restart")
+    change = {"metadata": {"annotations": {RESTART_ANNOTATION: str(status.attempt)}}}
+    changed = await cluster.request("PATCH", job_path(cluster.namespace, name), {"fieldManager": "allranks"}, change)
+    return Changed(f"{name} restarts: attempt {status.attempt + 1} replaces attempt {status.attempt}", changed)
 
 
 async def scale_job(cluster: Cluster, job: Manifest, replicas: int) -> Changed:

@@ -67,6 +67,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     failure.handle_failures,
     failure.handle_hang,
     utilization.judge,
+    lifecycle.restart,
     resize.resize_to_spec,
     resize.shrink_to_capacity,
     resize.grow_to_capacity,

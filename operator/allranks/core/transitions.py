@@ -117,8 +117,8 @@ def _next_attempt(job: Job, status: Status, now: datetime) -> Status:
     return _attempt(job, fresh, number, now)
 
 
-def resize(job: Job, status: Status, reason: str, message: str, now: datetime) -> Status:
-    """Restart all ranks at another size; this counts against nothing."""
+def restart_on_request(job: Job, status: Status, reason: str, message: str, now: datetime) -> Status:
+    """Restart all ranks for another reason than a failure, such as another size; this counts against nothing."""
     ended = replace(status, history=_ended(status, reason, now))
     return with_phase(_attempt(job, ended, status.attempt + 1, now), "Restarting", now, reason, message)
 

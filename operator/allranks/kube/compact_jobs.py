@@ -13,7 +13,7 @@ import msgspec
 from allranks.api import sweep
 from allranks.api.job import API_VERSION, KIND
 from allranks.api.validation import MAX_TEMPLATE_BYTES, too_large
-from allranks.core.facts import queue, rank_reports
+from allranks.core.facts import queue, rank_reports, restarts
 from allranks.core.facts.model import Manifest
 from allranks.kube.decoding import ListMeta, ObjectMeta, decoder
 from allranks.kube.job_codec import DecodeError
@@ -45,7 +45,7 @@ class _Owner(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 _LONGEST_REQUEST = 63
-"""Characters of a request for stacks. A longer one is not ours."""
+"""Characters of a request for stacks or a restart. A longer one is not ours."""
 
 
 class _Labels(msgspec.Struct, omit_defaults=True):
@@ -61,6 +61,7 @@ class _Annotations(msgspec.Struct, omit_defaults=True):
 
     gated_by: str | None = msgspec.field(default=None, name=queue.GATED_BY)
     stacks: str | None = msgspec.field(default=None, name=rank_reports.STACKS_ANNOTATION)
+    restart: str | None = msgspec.field(default=None, name=restarts.RESTART_ANNOTATION)
 
 
 class _JobMeta(ObjectMeta, rename="camel", omit_defaults=True):
@@ -245,6 +246,8 @@ def _metadata(metadata: _JobMeta) -> Manifest:
     """Return what decisions may depend on. Of the owners, this is the sweep of a trial."""
     if len(metadata.annotations.stacks or "") > _LONGEST_REQUEST:
         metadata.annotations.stacks = None
+    if len(metadata.annotations.restart or "") > _LONGEST_REQUEST:
+        metadata.annotations.restart = None
     metadata.owner_references = [
         owner for owner in metadata.owner_references if owner.controller and owner.kind == sweep.KIND
     ]

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from allranks.api.status import FINISHED, Phase, ProgressStatus, Status
 from allranks.client import interrupt
 from allranks.client.follow import Deleted, Follower
-from allranks.client.jobs import delete_job, events_of, get_job, scale_job, set_suspended
+from allranks.client.jobs import delete_job, events_of, get_job, restart_job, scale_job, set_suspended
 from allranks.client.submission import read_differences
 from allranks.client.waiting import wait_for_job
 from allranks.core.facts.model import Pod
@@ -142,6 +142,10 @@ class Job:
     def resume(self) -> None:
         """Start the ranks of a suspended job again, from their checkpoint."""
         self._run(lambda cluster, job: set_suspended(cluster, job, False))
+
+    def restart(self) -> None:
+        """Restart all ranks, from their checkpoint, in new pods. Raises ClusterError for a job without pods."""
+        self._run(restart_job)
 
     def scale(self, replicas: int) -> None:
         """Change the number of workers."""

@@ -151,7 +151,7 @@ class Watchdog:
         elif attempts:
             resumed = before["phase"] == "Suspended" and status["phase"] == "Pending"
             reasons = {c["type"]: c["reason"] for c in status["conditions"]}
-            resized = reasons.get("Restarting") in ("Resized", "Shrunk", "Grown")
+            resized = reasons.get("Restarting") in ("Restarted", "Resized", "Shrunk", "Grown")
             # The cause may itself not be counted, if another replica failed in the same way in that minute.
             lost = status["history"][-1].get("failure") if status["history"] else None
             followed = lost is not None and any(_same(lost, failure) for failure in self._alone)

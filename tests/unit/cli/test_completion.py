@@ -83,7 +83,7 @@ def test_a_format_or_a_file_is_completed():
     assert complete("report -o ./") == ["<files>"]
 
 
-JOBS = ("get", "list", "describe", "top", "logs", "wait", "suspend", "resume", "scale", "delete", "report")
+JOBS = ("get", "list", "describe", "top", "logs", "wait", "suspend", "resume", "restart", "scale", "delete", "report")
 
 
 @pytest.mark.parametrize("command", JOBS)

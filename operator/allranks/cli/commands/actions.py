@@ -1,4 +1,4 @@
-"""Commands that change jobs: `allranks suspend`, `resume`, `scale` and `delete`."""
+"""Commands that change jobs: `allranks suspend`, `resume`, `restart`, `scale` and `delete`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from allranks.cli.options import (
     on_cluster,
     print_jobs,
 )
-from allranks.client.jobs import Changed, delete_job, get_job, scale_job, set_suspended
+from allranks.client.jobs import Changed, delete_job, get_job, restart_job, scale_job, set_suspended
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
@@ -70,6 +70,26 @@ async def resume(cluster: Cluster, names: tuple[str, ...], output: str | None) -
     A new attempt starts. It does not count against spec.restart.maxRestarts.
     """
     return await for_each_job(cluster, names, lambda job: set_suspended(cluster, job, False), output)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  allranks restart penguins
+"""
+)
+@_names_argument
+@object_output_option
+@on_cluster
+async def restart(cluster: Cluster, names: tuple[str, ...], output: str | None) -> int:
+    """Restart all ranks of jobs in new pods.
+
+    Use it when a job hangs, or when a volume, a Secret or an image tag has changed.
+
+    Ranks that store checkpoints on request are asked for one first; else the work since the last checkpoint is lost.
+    The new attempt does not count against spec.restart.maxRestarts.
+    """
+    return await for_each_job(cluster, names, lambda job: restart_job(cluster, job), output)
 
 
 @click.command(

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from allranks.api.job import GROUP
 from allranks.api.status import ReplicaRestarts, Status
+
+RESTART_ANNOTATION = f"{GROUP}/restart-attempt"
+"""On a job, written with the right to change it: the number of the attempt that a new one is to replace. It is no
+request any more when that attempt has ended, so that nothing else has to be recorded."""
 
 CORRELATION_SECONDS = 60
 """Failures within this time of an upstream failure (a lost parameter server, say) are taken for its consequences."""

@@ -12,6 +12,7 @@ from allranks.core import checkpoints, transitions
 from allranks.core.beginning import refuse, reject
 from allranks.core.facts import naming, resume_source, topology
 from allranks.core.facts.model import Event, Plan, Pod
+from allranks.core.facts.restarts import RESTART_ANNOTATION
 from allranks.core.outcomes import Act, Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
 from allranks.core.transfers import pods as transfers
@@ -70,6 +71,17 @@ def suspend(snapshot: Snapshot) -> Outcome:
         return wait
     message = f"suspended{checkpoints.result(snapshot)}: the pods are deleted"
     return write(transitions.suspend(status, now), Event("Suspended", message))
+
+
+def restart(snapshot: Snapshot) -> Outcome:
+    """Replace the attempt that a user names with a new one."""
+    job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
+    if job.metadata.annotations.get(RESTART_ANNOTATION) != str(status.attempt):
+        return None
+    if wait := checkpoints.ask_first(snapshot, "Restarted", "the job restarts"):
+        return wait
+    restarted = transitions.restart_on_request(job, status, "Restarted", "on request", now)
+    return write(restarted, Event("Restarted", f"on request: a new attempt begins{checkpoints.result(snapshot)}"))
 
 
 def exceed_active_deadline(snapshot: Snapshot) -> Outcome:

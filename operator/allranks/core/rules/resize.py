@@ -34,7 +34,7 @@ def resize_to_spec(snapshot: Snapshot) -> Outcome:
     reason = "the size changed"
     if wait := checkpoints.ask_first(snapshot, "Resized", "the job restarts at another size"):
         return wait
-    restarted = transitions.resize(job, status, "Resized", reason, now)
+    restarted = transitions.restart_on_request(job, status, "Resized", reason, now)
     return write(restarted, Event("Resized", f"{reason}: a new attempt begins{checkpoints.result(snapshot)}"))
 
 
@@ -67,5 +67,5 @@ def _resize_to_capacity(snapshot: Snapshot, room: int, reason: str) -> Outcome:
     job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     message = f"there is room for {room} of {topology.wanted_sizes(job)[topology.ELASTIC_ROLE]} workers"
     fitted = elasticity.fit_workers(job, status, room)
-    restarted = transitions.resize(job, fitted, reason, message, now)
+    restarted = transitions.restart_on_request(job, fitted, reason, message, now)
     return write(restarted, Event(reason, f"{message}: a new attempt begins{checkpoints.result(snapshot)}"))
