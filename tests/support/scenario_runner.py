@@ -414,6 +414,9 @@ _CHANGES: Mapping[str, Callable[[World, Any], None]] = {
         how["pod"], node_of(how["pod"]), lambda pod, now: pod_status.stopped(pod, now, how["code"])
     ),
     "shut_down": lambda w, how: w.kubelet(how, node_of(how), pod_status.shut_down),
+    "unhealthy_device": lambda w, how: w.kubelet(
+        how["pod"], node_of(how["pod"]), lambda pod, _: pod_status.with_unhealthy_device(pod, how["device"])
+    ),
     "reject": lambda w, how: w.kubelet(
         how["pod"], node_of(how["pod"]), lambda pod, _: pod_status.rejected(pod, how["reason"], how["reason"])
     ),

@@ -60,6 +60,10 @@
   value: {{ .Values.settings.requestTimeout | toString | quote }}
 - name: ALLRANKS_WATCH_TIMEOUT
   value: {{ .Values.settings.watchTimeout | int | quote }}
+- name: ALLRANKS_NODE_CONDITIONS
+  value: {{ if include "allranks.nodeHealth" . }}{{ join "," .Values.nodeHealth.conditions | quote }}{{ else }}""{{ end }}
+- name: ALLRANKS_NODE_TAINTS
+  value: {{ if include "allranks.nodeHealth" . }}{{ join "," .Values.nodeHealth.taints | quote }}{{ else }}""{{ end }}
 - name: ALLRANKS_NODE_LOST_SECONDS
   value: {{ .Values.settings.nodeLostSeconds | int | quote }}
 - name: ALLRANKS_NAMESPACE_POLICIES

@@ -103,6 +103,12 @@ From (list $ image), where image has the fields of the value `image`.
 {{- if $enabled }}true{{ end }}
 {{- end }}
 
+{{- define "allranks.nodeHealth" -}}
+{{- $enabled := .Values.nodeHealth.enabled }}
+{{- if kindIs "invalid" $enabled }}{{ $enabled = empty .Values.namespaces }}{{ end }}
+{{- if $enabled }}true{{ end }}
+{{- end }}
+
 {{- define "allranks.reports" -}}
 {{- $enabled := .Values.reports.enabled }}
 {{- if kindIs "invalid" $enabled }}{{ $enabled = empty .Values.namespaces }}{{ end }}

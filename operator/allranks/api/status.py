@@ -45,6 +45,7 @@ class Condition(TextPart):
             "Complete",
             "Failed",
             "ReportsLost",
+            "HardwareUnhealthy",
             "GangScheduling",
             "LowUtilization",
             "OutputsUploaded",
@@ -101,7 +102,15 @@ class RoleStatus(StatusPart):
 
 
 Because = Literal[
-    "LostPeer", "CompletedEarly", "NeverWhole", "NotJoined", "DeviceError", "InitContainer", "CheckpointUnreadable"
+    "LostPeer",
+    "CompletedEarly",
+    "NeverWhole",
+    "NotJoined",
+    "DeviceError",
+    "DeviceUnhealthy",
+    "NodeUnhealthy",
+    "InitContainer",
+    "CheckpointUnreadable",
 ]
 """Evidence about a failure."""
 

@@ -20,7 +20,7 @@ from functools import reduce
 from allranks.core import checkpoints
 from allranks.core.accounting import cost, notifications, progress, time_accounting
 from allranks.core.beginning import begin_small
-from allranks.core.diagnosis import report_loss
+from allranks.core.diagnosis import hardware, report_loss
 from allranks.core.facts import limits
 from allranks.core.facts import queue as queues
 from allranks.core.facts.model import Observed, Plan
@@ -28,7 +28,7 @@ from allranks.core.facts.stage import Stage, stage_of
 from allranks.core.objects.gangs import choice
 from allranks.core.objects.queueing.sync import plan_of_manager, with_workload
 from allranks.core.outcomes import Act, Outcome, WaitForCheckpoint, WaitUntil
-from allranks.core.rules import failure, gang, lifecycle, queue, resize, utilization
+from allranks.core.rules import failure, gang, lifecycle, placement, queue, resize, utilization
 from allranks.core.rules import transfers as transfer_rules
 from allranks.core.snapshot import Snapshot
 from allranks.core.sync.active import sync_objects
@@ -48,6 +48,7 @@ PREPARE: tuple[Prepare, ...] = (
     begin_small,
     progress.with_reports,
     report_loss.with_report_loss,
+    hardware.with_hardware,
     uploads.with_checkpoints,
 )
 
@@ -72,6 +73,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     resize.shrink_to_capacity,
     resize.grow_to_capacity,
     gang.give_up_pods,
+    placement.accept_excluded_nodes,
 )
 RULES: dict[Stage, tuple[Rule, ...]] = {
     Stage.ELSEWHERE: (),

@@ -6,6 +6,7 @@ import signal
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import NamedTuple
 
 from allranks.api.job import KIND
@@ -112,8 +113,24 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
         last_exit=_last_exit(looping, trainer, metadata) if looping else None,
         # Thousands of pods have the same image.
         image_id=sys.intern(trainer.image_id.removeprefix("docker-pullable://")) if trainer else "",
+        unhealthy_devices=_unhealthy_devices(status),
         user=_user(trainer),
     )
+
+
+_MOST_DEVICES = 16
+"""Unhealthy devices that are kept of a pod."""
+
+
+def _unhealthy_devices(status: RawStatus) -> tuple[str, ...]:
+    devices = (
+        f"{resource.name} {device.resource_id}"[:256]
+        for container in status.container_statuses
+        for resource in container.allocated_resources_status
+        for device in resource.resources
+        if device.health == "Unhealthy"
+    )
+    return tuple(islice(devices, _MOST_DEVICES))
 
 
 def _user(trainer: Container | None) -> tuple[int, int] | None:

@@ -80,6 +80,18 @@ class User(_Fields):
     linux: LinuxUser | None = None
 
 
+class DeviceHealth(_Fields):
+    resource_id: str = msgspec.field(default="", name="resourceID")
+    health: str = ""
+
+
+class ResourceHealth(_Fields):
+    """The devices of a resource, or of a claim (`claim:NAME/REQUEST`), that a container has: KEP-4680."""
+
+    name: str = ""
+    resources: list[DeviceHealth] = []
+
+
 class Container(_Fields):
     name: str = ""
     image_id: str = msgspec.field(default="", name="imageID")
@@ -87,6 +99,7 @@ class Container(_Fields):
     state: State = msgspec.field(default_factory=State)
     last_state: State = msgspec.field(default_factory=State)
     restart_count: int = 0
+    allocated_resources_status: list[ResourceHealth] = []
 
 
 class Condition(_Fields):

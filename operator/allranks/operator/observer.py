@@ -98,6 +98,8 @@ class Observer:
     sources: ResumeSources | None = None
     """Jobs that others name in `resumeFrom`."""
     outbox: Notifier | None = None
+    node_problems: Callable[[], Mapping[str, str]] = dict
+    """As in `Observed`."""
     cache_use: Callable[[str], CacheUse | None] = lambda namespace: None
     """The keys that the jobs of a namespace use in the cache of inputs."""
     large: LargeJobs = field(default_factory=LargeJobs)
@@ -163,6 +165,7 @@ class Observer:
             optional=self.optional(metadata["uid"]),
             resume_source=self.sources.get(raw) if self.sources else None,
             cache_use=self.cache_use(job.namespace) if fetches(status) else None,
+            node_problems=self.node_problems(),
         )
         observed = replace(observed, reports=self._read_reports(key, observed, decoded))
         if self.gpus:

@@ -26,6 +26,7 @@ from allranks.operator.controller import Controller
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.leader_election import Lease
 from allranks.operator.metrics import GpuCounts, Metrics, Shares
+from allranks.operator.node_watch import NodeProblems
 from allranks.operator.notifier import Notifier
 from allranks.operator.observer import Observer
 from allranks.operator.optional_apis import OptionalApis, optional_kinds
@@ -78,6 +79,7 @@ class Session:
         self.jobs = JobCache(tombstone_ttl, clock, self._on_job)
         self.pods = PodCache(self.queue.enqueue_pod_event, tombstone_ttl, clock, self.queue.mark_changed)
         self.pools = Pools(self.client, settings, self.enqueue_users)
+        self.nodes = NodeProblems(self.client, settings, self.enqueue_node)
         self.namespaces = Namespaces(self.client, settings, self.enqueue_namespace, timing, clock)
         kinds, unusable = optional_kinds(settings)
         self.optional = OptionalApis(self.client, kinds, settings, self.enqueue_owner, timing, unusable)
@@ -126,6 +128,7 @@ class Session:
                 sources=ResumeSources(self.client, self.jobs),
                 outbox=self.notifier,
                 cache_use=self._cache_use,
+                node_problems=lambda: self.nodes.by_node,
             ),
             executor,
             self.recorder,
@@ -158,7 +161,7 @@ class Session:
         does not count unless there is no other."""
         listed = self.controller.listed_in
         synced = {ns for ns, watch in self._by_namespace() if ns in listed and watch.synced.is_set()}
-        others = self.pools.synced.is_set() and self.optional.synced.is_set()
+        others = all(part.synced.is_set() for part in (self.pools, self.nodes, self.optional))
         return others and bool(synced) and synced | self.unreadable >= set(self._namespaces)
 
     def _by_namespace(self) -> Iterable[tuple[str | None, Watch[pod_codec.CachedPod]]]:
@@ -188,6 +191,8 @@ class Session:
         yield from ((name, watch.age) for name, watch in self.watches.items())
         if self.pools.watch:
             yield "pools", self.pools.watch.age
+        if self.nodes.watch:
+            yield "nodes", self.nodes.watch.age
         yield from ((name, watch.age) for name, watch in self.optional.watches())
         if self.sweeps:
             yield from ((name, watch.age) for name, watch in self.sweeps.sweeps.watches.items())
@@ -201,7 +206,8 @@ class Session:
                 return
             self._began = self._using.clock.monotonic()
             runs = [watch.run() for watch in self.watches.values()]
-            runs += [self.pools.run(), self.optional.run(), self.recorder.run(), self.controller.run()]
+            runs += [self.pools.run(), self.nodes.run(), self.optional.run(), self.recorder.run()]
+            runs.append(self.controller.run())
             runs += [self._begin(ns, watch) for ns, watch in self._by_namespace()]
             runs.append(self.namespaces.run(lambda: {namespace for namespace, _ in self.jobs}))
             if self.sweeps:
@@ -254,6 +260,7 @@ class Session:
         """Run per namespace, so that an unreadable namespace does not block the others."""
         await watch.synced.wait()
         await self.pools.synced.wait()
+        await self.nodes.synced.wait()
         await self.optional.synced.wait()
         self.controller.start(namespace)
         logger.info("pod cache synced%s; starting reconciliation", f" in {namespace}" if namespace else "")
@@ -317,6 +324,13 @@ class Session:
             used = self._pool_name(key[0], compact_jobs.spec_of(self.jobs.get(key) or {}).pool)
             if used and pool in (None, used):
                 self.queue.enqueue(key)
+
+    def enqueue_node(self, node: str) -> None:
+        """Enqueue the jobs with pods on a node whose health changed."""
+        for cached in self.pods:
+            if cached.pod.node == node:
+                for name in cached.jobs:
+                    self.queue.enqueue((cached.namespace, name))
 
     def enqueue_owner(self, kind: OptionalKind, manifest: Manifest | None) -> None:
         """Enqueue the job that controls an object of an optional kind, or all jobs if it has no controller."""

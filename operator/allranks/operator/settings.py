@@ -133,6 +133,22 @@ class Settings(BaseSettings):
         description="ServiceAccounts that no job may use (comma-separated, NAMESPACE/NAME): the accounts of the "
         "operator, the archiver and the UI.",
     )
+    node_conditions: Annotated[tuple[str, ...], NoDecode] = Field(
+        (
+            *("Gpu*Watch", "SysLogsXIDError", "SysLogsSXIDError", "SysLogsGPUFallenOff"),
+            *("NVSwitchFatalError", "NVSwitchDown"),
+            *("KernelDeadlock", "ReadonlyFilesystem", "XfsShutdown"),
+        ),
+        description="Types of node conditions (comma-separated, with * as a wildcard) by which monitors say that a "
+        "node is unhealthy: TYPE for the status True, or TYPE=False. A job that fails or hangs with a pod on such a "
+        "node restarts without counting, on other nodes. Default: those of NVSentinel and node-problem-detector. Needs "
+        "`list` and `watch` of nodes. If this and `node_taints` are empty, nodes are not watched.",
+    )
+    node_taints: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("nvidia.com/*-error",),
+        description="Keys of taints (comma-separated, with * as a wildcard) with the same meaning. Default: those that "
+        "NVSentinel recommends.",
+    )
     node_lost_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
         NODE_LOST_SECONDS,
         description="tolerationSeconds of pods for unreachable and not-ready nodes. A failed node is marked after "
@@ -268,7 +284,14 @@ class Settings(BaseSettings):
         )
 
     @field_validator(
-        "namespaces", "helper_pull_secrets", "allowed_pools", "image_prefixes", "reserved_accounts", mode="before"
+        "namespaces",
+        "helper_pull_secrets",
+        "allowed_pools",
+        "image_prefixes",
+        "reserved_accounts",
+        "node_conditions",
+        "node_taints",
+        mode="before",
     )
     @classmethod
     def _split(cls, value: Any) -> Any:

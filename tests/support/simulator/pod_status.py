@@ -104,7 +104,9 @@ def exited(
     for name in _names(pod):
         state = before.get(name, {}).get("state", {})
         if name == container and "terminated" not in state:
-            containers.append(_container(name, _terminated(state, now, code, reason, message)))
+            ended = _container(name, _terminated(state, now, code, reason, message))
+            kept = {key: before[name][key] for key in ("allocatedResourcesStatus",) if key in before.get(name, {})}
+            containers.append(ended | kept)
         elif others is not None and "terminated" not in state:
             containers.append(_container(name, _terminated(state, now, others)))
         else:
@@ -113,6 +115,17 @@ def exited(
     waits = any("waiting" in status["state"] for status in containers)
     phase = "Pending" if waits else "Running" if None in codes else "Failed" if any(codes) else "Succeeded"
     return _with_condition(pod, now, "Ready", "False") | {"phase": phase, "containerStatuses": containers}
+
+
+def with_unhealthy_device(pod: Manifest, device: str) -> Manifest:
+    """The device plugin, or the DRA driver, says that a device of the training container is unhealthy: KEP-4680."""
+    name, _, identifier = device.partition(" ")
+    health = [{"name": name, "resources": [{"resourceID": identifier, "health": "Unhealthy"}]}]
+    containers = [
+        {**status, "allocatedResourcesStatus": health} if status["name"] == TRAINER else status
+        for status in pod["status"]["containerStatuses"]
+    ]
+    return {**pod["status"], "containerStatuses": containers}
 
 
 def crash_looping(pod: Manifest, now: datetime, code: int, restarts: int, message: str = "") -> Manifest:

@@ -200,6 +200,7 @@ ALLOWED = {
     ("", "configmaps"): {"create", "get", "delete"},
     ("", "secrets"): {"create"},
     ("", "namespaces"): {"get"},
+    ("", "nodes"): {"list", "watch"},
     ("", "events"): {"create", "patch"},
     ("networking.k8s.io", "networkpolicies"): {"create", "get"},
     ("policy", "poddisruptionbudgets"): {"create", "get"},
@@ -254,6 +255,17 @@ def test_namespaces_are_read_unless_the_policy_is_operator_wide_only(helm: Helm)
     made = helm.template({"policy": {"readNamespaces": False}})
     assert ("", "namespaces") not in granted(made)
     assert environment(made)["ALLRANKS_NAMESPACE_POLICIES"] == "false"
+
+
+def test_nodes_are_watched_with_exactly_the_right_for_it(helm: Helm) -> None:
+    assert environment(helm.template())["ALLRANKS_NODE_CONDITIONS"].split(",") == list(Settings().node_conditions)
+    assert environment(helm.template())["ALLRANKS_NODE_TAINTS"].split(",") == list(Settings().node_taints)
+    for values in ({"nodeHealth": {"enabled": False}}, {"namespaces": ["team-a"]}):
+        release = helm.template(values)
+        assert ("", "nodes") not in granted(release)
+        assert environment(release)["ALLRANKS_NODE_CONDITIONS"] == environment(release)["ALLRANKS_NODE_TAINTS"] == ""
+    confined = helm.template({"namespaces": ["team-a"], "nodeHealth": {"enabled": True}})
+    assert granted(confined)[("", "nodes")] == {"list", "watch"}
 
 
 def test_queues_come_with_exactly_the_rights_that_they_need(helm: Helm) -> None:

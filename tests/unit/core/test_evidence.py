@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from allranks.api.status import PastAttempt, ProgressStatus, Status
-from allranks.core.diagnosis import evidence, restart_policy
+from allranks.core.diagnosis import evidence, hardware, restart_policy
+from allranks.core.facts.attempt import Ranks
 from allranks.core.facts.failure_patterns import is_device_error, is_unreadable_data, joined
 from allranks.core.facts.model import RejectedCreate
 from allranks.core.facts.rank_reports import Reports
@@ -135,6 +137,94 @@ def test_a_device_error_makes_the_next_attempt_avoid_the_node():
     assert life.status.avoided_nodes == ["node-2"]
     assert life.status.last_failure is not None
     assert life.status.last_failure.because == "DeviceError"
+
+
+UNHEALTHY = ("nvidia.com/gpu GPU-7",)
+FLAGGED = {"node-2": "condition GpuMemWatch=True ([DCGM_FR_FAULTY_MEMORY] GPU 0)"}
+
+
+@table(
+    ("a device of the pod", pod("worker", 2, unhealthy_devices=UNHEALTHY), {}, "DeviceUnhealthy", "GPU-7 as unhealthy"),
+    ("the node of the pod", pod("worker", 2), FLAGGED, "NodeUnhealthy", "node node-2 has condition GpuMemWatch=True"),
+)
+def test_the_rank_that_others_lost_is_the_one_with_unhealthy_hardware(case):
+    unhealthy, problems, because, words = case
+    found = pods(failed("worker", 0), pod("worker", 1), unhealthy, pod("worker", 3))
+    cause = evidence.weigh(JOB, STEPPED, LOST, found, (), (), None, CLUSTER, problems)
+    assert (cause.index, cause.rank, cause.node, cause.because) == (2, 2, "node-2", because)
+    assert words in cause.message
+    assert "Connection closed by peer" in cause.message
+    decision = restart_policy.decide_restart(JOB, STEPPED, cause)
+    assert decision.action == "RestartUncounted"
+    assert decision.explanation.endswith("node node-2 is avoided")
+
+
+@table(
+    ("an exception", failure(index=2), "NodeUnhealthy"),
+    ("an init container", failure(index=2, reason="InitContainerFailed", because="InitContainer"), "NodeUnhealthy"),
+    ("a program that was not found", failure(index=2, reason="StartError", exit_code=128), "NodeUnhealthy"),
+    ("a limit of memory", failure(index=2, reason="OOMKilled", exit_code=137), None),
+    ("an exception of another rank", failure(index=1), None),
+)
+def test_a_failure_on_an_unhealthy_node_has_this_cause_unless_it_has_its_own(case):
+    cause, because = case
+    found = pods(failed("worker", 2), pod("worker", 1))
+    assert evidence.weigh(JOB, STEPPED, cause, found, (), (), None, CLUSTER, FLAGGED).because == because
+
+
+def test_a_hang_is_the_one_of_the_rank_with_unhealthy_hardware_and_does_not_count():
+    hang = failure(reason="Hang", exit_code=None, message="no rank has completed a step since 10:00:00 UTC")
+    found = [pod("worker", 0), pod("worker", 3, unhealthy_devices=UNHEALTHY)]
+    ranks = Ranks(JOB, STEPPED, CLUSTER)
+    cause = evidence.hang_on_hardware(hang, found, {}, ranks)
+    assert (cause.index, cause.rank, cause.node, cause.reason, cause.because) == (
+        *(3, 3, "node-3"),
+        *("Hang", "DeviceUnhealthy"),
+    )
+    of = job(roles={"worker": 4}, hang={"timeoutSeconds": 60})
+    decision = restart_policy.decide_after_hang(of, STEPPED, cause)
+    assert decision.action == "RestartUncounted"
+    assert decision.explanation == (
+        "no progress for 60 s (hang.timeoutSeconds); the platform reports its device as unhealthy: "
+        "node node-3 is avoided"
+    )
+    assert evidence.hang_on_hardware(hang, found[:1], FLAGGED, ranks) == hang
+
+
+def test_the_condition_names_pods_with_unhealthy_hardware_until_they_are_healthy():
+    life = started(JOB)
+    life.put(*(pod("worker", index, node="node-2") for index in (1, 2)))
+    unhealthy = hardware.with_hardware(replace(life.look(5), node_problems=FLAGGED)).current
+    condition = unhealthy.condition("HardwareUnhealthy")
+    assert condition is not None
+    assert (condition.status, condition.reason) == ("True", "NodeUnhealthy")
+    assert condition.message.startswith("worker-1: node node-2 has condition GpuMemWatch=True")
+    assert "; worker-2: node node-2 has" in condition.message
+    assert hardware.event(life.status, unhealthy) is not None
+    assert hardware.event(unhealthy, unhealthy) is None
+    life.status = unhealthy
+    healthy = hardware.with_hardware(life.look(6)).current
+    assert healthy.condition("HardwareUnhealthy").status == "False"
+
+
+def _failed_on(*nodes: str, because: str = "DeviceError", **last: Any) -> Status:
+    history = [
+        PastAttempt(end_time=NOW, reason="Error", failure=replace(DEVICE, because=because, node=n)) for n in nodes
+    ]
+    more = [PastAttempt(end_time=NOW, **last)] if last else []
+    return replace(RUNNING, history=[*history, *more])
+
+
+@table(
+    ("devices, newest first", _failed_on("a", "b", "a"), ["a", "b"]),
+    ("an init container on one node", _failed_on("a", "a", because="InitContainer"), ["a"]),
+    ("an init container everywhere", _failed_on("a", "b", because="InitContainer"), []),
+    ("exceptions of the program", _failed_on("a", because=None), []),
+    ("no others were free", _failed_on("a", reason="NoOtherNodes"), []),
+)
+def test_nodes_on_which_hardware_failed_are_excluded(case):
+    status, nodes = case
+    assert restart_policy.excluded_nodes(status) == nodes
 
 
 @table(

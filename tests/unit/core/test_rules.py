@@ -20,10 +20,10 @@ from allranks.core.outcomes import Act, WaitUntil
 from allranks.core.reconcile import RULES as TABLE
 from allranks.core.reconcile import Rule, reconcile
 from allranks.core.rules import failure as failure_rules
-from allranks.core.rules import gang, lifecycle, resize, utilization
+from allranks.core.rules import gang, lifecycle, placement, resize, utilization
 from allranks.core.rules.failure import handle_failures
 from allranks.core.snapshot import Snapshot
-from support.builders import Life, at, failure, job, observed, pending, pod, rank, started
+from support.builders import Life, at, failed, failure, job, observed, pending, pod, rank, started
 
 RULES = {rule for rules in TABLE.values() for rule in rules}
 ELASTIC = {"roles": {"worker": 3}, "elastic": {"minReplicas": 1, "maxReplicas": 3, "waitSeconds": 60}}
@@ -101,6 +101,15 @@ def in_a_window() -> Observed:
     return started(job(utilization={"minProductivePercent": 50, "windowSeconds": 100})).look(30)
 
 
+def without_other_nodes() -> Observed:
+    life = started(job())
+    life.put(failed("worker", 1, after=10, message="RuntimeError: CUDA error: uncorrectable ECC error encountered"))
+    life.settle(11)
+    assert life.status.restart_time is None
+    life.put(pending(attempt=1, waiting_reason="Unschedulable"))
+    return life.look(30)
+
+
 # Rule, an observation in which it waits, until when.
 WAITS: list[tuple[Rule, Callable[[], Observed], datetime]] = [
     (lifecycle.exceed_active_deadline, active_deadline, at(100)),
@@ -114,6 +123,7 @@ WAITS: list[tuple[Rule, Callable[[], Observed], datetime]] = [
     (resize.grow_to_capacity, room_for_one, at(35)),
     (lifecycle.expire, finished, at(70)),
     (gang.give_up_pods, half_placed, at(100)),
+    (placement.accept_excluded_nodes, without_other_nodes, at(311)),
     (utilization.judge, in_a_window, at(100)),
 ]
 

@@ -466,6 +466,14 @@ def test_a_program_that_was_not_executed_never_started() -> None:
     assert (found.started_at, found.exit.reason) == (None, "StartError")
 
 
+def test_devices_that_the_kubelet_reports_as_unhealthy_are_decoded() -> None:
+    health = [{"resourceID": "GPU-1", "health": "Healthy"}, {"resourceID": "GPU-2", "health": "Unhealthy"}]
+    resources = [{"name": "nvidia.com/gpu", "resources": health}, {"name": "claim:c/r", "resources": [health[1]]}]
+    status = {"name": "trainer", "state": {"running": {}}, "allocatedResourcesStatus": resources}
+    pod = with_containers(status)
+    assert pod.unhealthy_devices == ("nvidia.com/gpu GPU-2", "claim:c/r GPU-2")
+
+
 def test_the_image_and_the_user_of_the_training_container_are_decoded() -> None:
     """As a kubelet with containerd 2 writes them; older runtimes do not name the user."""
     digest = "ghcr.io/allranks/pytorch@sha256:" + "ab" * 32

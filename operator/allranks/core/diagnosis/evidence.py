@@ -9,14 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from types import MappingProxyType
 
 from allranks.api.job import Job
-from allranks.api.status import Failure, Status
-from allranks.core.diagnosis.root_cause import COMPLETED_EARLY, LOST_PEER, NEVER_WHOLE, NOT_JOINED, cause_line
+from allranks.api.status import Because, Failure, Status
+from allranks.core.diagnosis import hardware
+from allranks.core.diagnosis.exec_failure import CANNOT_START
+from allranks.core.diagnosis.root_cause import (
+    COMPLETED_EARLY,
+    HARDWARE,
+    LOST_PEER,
+    NEVER_WHOLE,
+    NOT_JOINED,
+    cause_line,
+)
 from allranks.core.facts import naming, topology
 from allranks.core.facts.attempt import Ranks
 from allranks.core.facts.failure_patterns import is_unreadable_data, joined
-from allranks.core.facts.model import Platform, Pod, RejectedCreate
+from allranks.core.facts.model import INIT_FAILED, Platform, Pod, RejectedCreate
 from allranks.core.facts.rank_reports import Reports
 from allranks.frameworks.base import Replica
 
@@ -35,18 +45,23 @@ def weigh(
     refused: Iterable[RejectedCreate],
     reports: Reports | None,
     platform: Platform,
+    node_problems: Mapping[str, str] = MappingProxyType({}),
 ) -> Failure:
     """Return the failure, or the one of the replica that it is a consequence of.
 
     `pods` are the pods of the attempt, `missing` the replicas without one, `refused` the creations that the API server
-    rejected.
+    rejected. `node_problems`: as in `Observed`.
     """
+    unhealthy = hardware.problem(pods.get((failure.role, failure.index)), node_problems)
+    if unhealthy and failure.reason in _ENDS_BY_HARDWARE and failure.because != LOST_PEER:
+        return replace(failure, because=unhealthy[0], message=f"{unhealthy[1]}\n{failure.message}"[:2048])
     if failure.reason != "Error" or topology.scope(job, failure.role, failure.index) != "Group":
         return failure
     ranks = Ranks(job, status, platform)
     if failure.because == LOST_PEER:
         return (
             _never_whole(status, failure, pods, missing, refused, ranks)
+            or _on_unhealthy_hardware(failure, pods, node_problems, ranks)
             or _completed_early(job, failure, pods, reports, ranks)
             or _not_joined(status, failure, pods, ranks)
             or failure
@@ -54,6 +69,38 @@ def weigh(
     if _could_not_resume(job, status) and is_unreadable_data(failure.message):
         return replace(failure, because="CheckpointUnreadable", message=_with_steps(status, failure.message))
     return failure
+
+
+_ENDS_BY_HARDWARE = frozenset({"Error", INIT_FAILED, *CANNOT_START})
+"""Reasons of failures that a device can cause. A limit of memory, or a deletion, has a cause of its own."""
+
+
+def hang_on_hardware(failure: Failure, pods: Iterable[Pod], node_problems: Mapping[str, str], ranks: Ranks) -> Failure:
+    """Return the hang as one of the rank with unhealthy hardware, if there is one."""
+    if not (unhealthy := hardware.first((pod for pod in pods if not pod.ended), node_problems)):
+        return failure
+    pod, because, text = unhealthy
+    return replace(
+        failure,
+        role=pod.role,
+        index=pod.index,
+        rank=ranks.rank(pod.role, pod.index),
+        pod=pod.name,
+        node=pod.node,
+        because=because,
+        message=f"{text}; {failure.message}"[:2048],
+    )
+
+
+def _on_unhealthy_hardware(
+    failure: Failure, pods: Mapping[Place, Pod], node_problems: Mapping[str, str], ranks: Ranks
+) -> Failure | None:
+    """Return the rank that others lost while its device or its node was unhealthy."""
+    running = (pod for pod in pods.values() if not pod.succeeded)
+    if not (unhealthy := hardware.first(running, node_problems)):
+        return None
+    pod, because, text = unhealthy
+    return replace(_of_pod(failure, pod, ranks, HARDWARE, text), because=because)
 
 
 def _never_whole(
@@ -148,7 +195,12 @@ def last_step(status: Status) -> int | None:
     return next((past.last_step for past in reversed(status.history) if past.last_step is not None), None)
 
 
-_EVIDENCE = {NEVER_WHOLE: "NeverWhole", NOT_JOINED: "NotJoined", COMPLETED_EARLY: "CompletedEarly"}
+_EVIDENCE: dict[str, Because] = {
+    HARDWARE: "NodeUnhealthy",
+    NEVER_WHOLE: "NeverWhole",
+    NOT_JOINED: "NotJoined",
+    COMPLETED_EARLY: "CompletedEarly",
+}
 
 
 def _of_pod(failure: Failure, pod: Pod, ranks: Ranks, reason: str, text: str) -> Failure:
@@ -171,6 +223,6 @@ def _of_place(
         exit_code=None,
         signal=None,
         reason=reason,
-        because=_EVIDENCE[reason],  # type: ignore[arg-type]  # a Literal
+        because=_EVIDENCE[reason],
         message=f"{text}\n{gave_up}: {line}"[-2048:] if line else text,
     )

@@ -9,7 +9,7 @@ from typing import Literal
 
 from allranks.api.job import Job, RestartRule
 from allranks.api.status import Failure, RestartCounts, Status
-from allranks.core.diagnosis import exec_failure, hang_detection
+from allranks.core.diagnosis import exec_failure, hang_detection, hardware
 from allranks.core.diagnosis.exit_codes import FAULTS, possible_signal, signal_name
 from allranks.core.diagnosis.root_cause import is_uncounted, same_way
 from allranks.core.facts import naming, topology
@@ -46,7 +46,8 @@ def decide_restart(job: Job, status: Status, failure: Failure, platform: Platfor
     if by_user := by_rules(rules, failure):
         return within_budget(job, status, failure, *by_user)
     trained = _has_trained(status, failure)
-    unexecuted = None if trained else exec_failure.explain(job, failure, platform.local)
+    by_platform = failure.because in hardware.BY_PLATFORM
+    unexecuted = None if trained or by_platform else exec_failure.explain(job, failure, platform.local)
     if unexecuted:
         return RestartDecision("Fail", unexecuted.sentence, failure.reason, unexecuted.named)
     before = _just_before(job, status, failure)
@@ -243,8 +244,10 @@ def _by_evidence(before: Failure | None, failure: Failure) -> tuple[Action, str]
     if failure.because == "NotJoined":
         action: Action = "Restart" if again and same_replica else "RestartUncounted"
         return action, "the group of ranks never formed"
+    where = f": node {failure.node} is avoided" if failure.node else ""
+    if failure.because in hardware.BY_PLATFORM:
+        return "RestartUncounted", f"the platform reports its {_HARDWARE[failure.because]} as unhealthy{where}"
     if failure.because in OF_NODE:
-        where = f": node {failure.node} is avoided" if failure.node else ""
         subject = "a device failed" if failure.because == "DeviceError" else "an init container of the pod failed"
         return "Restart", f"{subject}{where}"
     if failure.because == "CheckpointUnreadable":
@@ -256,8 +259,30 @@ def _by_evidence(before: Failure | None, failure: Failure) -> tuple[Action, str]
     return "Restart", "it lost other ranks, and none of them failed"
 
 
-OF_NODE = ("DeviceError", "InitContainer")
+_HARDWARE: dict[str | None, str] = {"DeviceUnhealthy": "device", "NodeUnhealthy": "node"}
+OF_NODE = ("DeviceError", "InitContainer", *hardware.BY_PLATFORM)
 """Evidence about the node of a pod, which later attempts avoid."""
+
+
+NO_OTHER_NODES = "NoOtherNodes"
+"""Reason of an attempt whose pods found no room outside of the excluded nodes."""
+
+
+def excluded_nodes(status: Status) -> list[str]:
+    """Return the nodes on which no pod of the attempt may run: their hardware failed an earlier one.
+
+    A preference for others is too weak here. The pods on the bad node end first, so while those of the healthy nodes
+    still end, it is the node with the most room. Nodes are not excluded any more after an attempt that found no others,
+    and an init container that fails on several nodes excludes none of them: the fault may be its own.
+    """
+    if any(past.reason == NO_OTHER_NODES for past in status.history):
+        return []
+    failures = [past.failure for past in reversed(status.history) if past.failure and past.failure.node]
+    of_hardware = [f for f in failures if f.because in OF_NODE]
+    everywhere = len({f.node for f in of_hardware if f.because == "InitContainer"}) > 1
+    return list(
+        dict.fromkeys(f.node for f in of_hardware if f.node and not (everywhere and f.because == "InitContainer"))
+    )
 
 
 def _again_on_node(status: Status, before: Failure, failure: Failure) -> bool:
@@ -297,6 +322,9 @@ def decide_after_hang(job: Job, status: Status, failure: Failure, platform: Plat
     if by_user := by_rules(job.spec.restart.rules or [], failure):
         return within_budget(job, status, failure, *by_user)
     action, explanation = _default_after_hang(job, status, failure)
+    if failure.because in hardware.BY_PLATFORM and action != "Ignore":
+        action, cause = _by_evidence(None, failure)
+        explanation = f"{explanation}; {cause}"
     if platform.local and action == "Restart" and job.spec.hang is None and not restarts_requested(job):
         return not_restarted(job, failure, platform)
     return within_budget(job, status, failure, action, explanation)

@@ -48,15 +48,16 @@ REJECTIONS = frozenset(
 )
 """`status.reason` of pods that the kubelet of their node rejects, besides OutOf... (OutOfcpu, OutOfnvidia.com/gpu)."""
 
-NEVER_WHOLE, NOT_JOINED, COMPLETED_EARLY = "NotStarted", "NotJoined", "CompletedEarly"
+NEVER_WHOLE, NOT_JOINED, COMPLETED_EARLY, HARDWARE = "NotStarted", "NotJoined", "CompletedEarly", "HardwareUnhealthy"
 """Reasons of failures that `evidence` finds: the replica is the cause, and another one failed because of it."""
 _SENTENCES = {
     NEVER_WHOLE: "had not started when another rank gave up",
     NOT_JOINED: "had not joined the group when another rank gave up",
     COMPLETED_EARLY: "completed before the other ranks",
+    HARDWARE: "had unhealthy hardware when another rank lost it",
 }
 UNCOUNTED = frozenset(
-    {*DISRUPTIONS.values(), *REJECTIONS, "Deleted", "Disrupted", UNKNOWN_END, FETCH_FAILED, NEVER_WHOLE}
+    {*DISRUPTIONS.values(), *REJECTIONS, "Deleted", "Disrupted", UNKNOWN_END, FETCH_FAILED, NEVER_WHOLE} | {HARDWARE}
 )
 """Reasons outside of the program: such restarts do not count against maxRestarts."""
 

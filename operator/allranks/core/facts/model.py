@@ -162,6 +162,8 @@ class Pod:
     """The last termination of a container in CrashLoopBackOff: the training container, or an init container."""
     image_id: str = ""
     """The image of the training container with its digest; empty before the container exists."""
+    unhealthy_devices: tuple[str, ...] = ()
+    """Devices of its containers that the kubelet reports as unhealthy: `nvidia.com/gpu GPU-1c2d`."""
     user: tuple[int, int] | None = None
     """(user ID, group ID) of the training container; None before it exists, or if its runtime does not say."""
 
@@ -319,6 +321,8 @@ class Observed:
     removed: Mapping[str, Pod] = field(default_factory=dict)
     """Name -> last state of a pod that is gone, if it succeeded, or its status said what ended it
     (`root_cause.says_what_ended_it`)."""
+    node_problems: Mapping[str, str] = field(default_factory=dict)
+    """Node -> what monitors of node health report about it; nodes without problems are left out."""
     prepared: Status | None = None
     """The current status, if `reconcile` has changed it. A driver leaves it out."""
 

@@ -130,7 +130,12 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
         )
     # Reports are expected while the job runs only, and no pod is placed after its end.
     active = ("Pending", "Running", "Restarting")
-    kinds = {"ReportsLost": ("Running",), "GangScheduling": active, "LowUtilization": (*active, "Queued", "Suspended")}
+    kinds = {
+        "ReportsLost": ("Running",),
+        "HardwareUnhealthy": active,
+        "GangScheduling": active,
+        "LowUtilization": (*active, "Queued", "Suspended"),
+    }
     kept = [
         condition
         for condition in status.conditions
@@ -141,7 +146,7 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
 
 def with_condition(
     status: Status,
-    kind: Literal["LowUtilization", "OutputsUploaded"],
+    kind: Literal["HardwareUnhealthy", "LowUtilization", "OutputsUploaded"],
     holds: bool,
     reason: str,
     message: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from allranks.api.job import Job
 from allranks.api.scheduling import Topology
 from allranks.api.status import Status
+from allranks.core.diagnosis import restart_policy
 from allranks.core.facts import naming
 from allranks.core.facts.model import Manifest, Platform
 from allranks.core.objects.gangs import members
@@ -26,8 +27,10 @@ def added(job: Job, pod_spec: Manifest, status: Status, gpus: bool, platform: Pl
     affinity = given_affinity = pod_spec.get("affinity") or {}
     if (topology := job.spec.scheduling.topology) and not _is_placed_close(status, topology):
         affinity = _close(job, affinity, topology)
-    if status.avoided_nodes:
-        affinity = _avoid(affinity, status.avoided_nodes)
+    if excluded := restart_policy.excluded_nodes(status):
+        affinity = _exclude(affinity, excluded)
+    if avoided := [node for node in status.avoided_nodes if node not in excluded]:
+        affinity = _avoid(affinity, avoided)
     return out if affinity is given_affinity else {**out, "affinity": affinity}
 
 
@@ -69,10 +72,23 @@ def _tolerations(tolerations: list[Manifest], gpus: bool, platform: Platform) ->
 def _avoid(affinity: Manifest, nodes: list[str]) -> Manifest:
     """Return the affinity with a preference for other nodes: where there are no others, the pods run on these."""
     kind = "preferredDuringSchedulingIgnoredDuringExecution"
-    # A matchFields entry takes exactly one value, so one entry per node; a term holds if all its entries do.
-    term = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]}
+    term = {"matchFields": _not_on(nodes)}
     node_affinity = affinity.get("nodeAffinity") or {}
     return {
         **affinity,
         "nodeAffinity": {**node_affinity, kind: [*node_affinity.get(kind, []), {"weight": 100, "preference": term}]},
     }
+
+
+def _exclude(affinity: Manifest, nodes: list[str]) -> Manifest:
+    """Return the affinity with the requirement of other nodes, beside each of the user's alternatives."""
+    kind = "requiredDuringSchedulingIgnoredDuringExecution"
+    node_affinity = affinity.get("nodeAffinity") or {}
+    terms = (node_affinity.get(kind) or {}).get("nodeSelectorTerms") or [{}]
+    others = [{**term, "matchFields": [*(term.get("matchFields") or []), *_not_on(nodes)]} for term in terms]
+    return {**affinity, "nodeAffinity": {**node_affinity, kind: {"nodeSelectorTerms": others}}}
+
+
+def _not_on(nodes: list[str]) -> list[Manifest]:
+    """Return entries of matchFields. One takes exactly one value, so each node has its own; all of them must hold."""
+    return [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]

@@ -14,6 +14,7 @@ from allranks.core.diagnosis import correlation, evidence, hang_detection, repor
 from allranks.core.diagnosis.correlation import EarlierFailures
 from allranks.core.diagnosis.root_cause import cause_line, describe_failure
 from allranks.core.facts import naming, topology
+from allranks.core.facts.attempt import Ranks
 from allranks.core.facts.model import Event, Pod
 from allranks.core.facts.restarts import CORRELATION_SECONDS, drop_details
 from allranks.core.outcomes import Outcome, WaitUntil, write
@@ -146,7 +147,9 @@ class _Evaluation:
     def _weighed(self, status: Status, failure: Failure) -> Failure:
         snapshot, o = self._snapshot, self._snapshot.observed
         missing = snapshot.missing
-        return evidence.weigh(self._job, status, failure, snapshot.pods, missing, o.refused, o.reports, o.platform)
+        return evidence.weigh(
+            self._job, status, failure, snapshot.pods, missing, o.refused, o.reports, o.platform, o.node_problems
+        )
 
     def _restart_alone(self, status: Status, failure: Failure, counted: bool | None) -> Status:
         restarted = transitions.restart_replica(self._job, status, failure, counted, self._now)
@@ -236,6 +239,9 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
     failure = hang_detection.failure(o.job, o.current, o.reports, stall, o.now)
     if not stall.confirmed:
         failure = hang_detection.silence_failure(failure, stall)
+    failure = evidence.hang_on_hardware(
+        failure, snapshot.pods.values(), o.node_problems, Ranks(o.job, o.current, o.platform)
+    )
     decision = restart_policy.decide_after_hang(o.job, o.current, failure, o.platform)
     event = Event(failure.reason, f"{failure.message}: {decision.explanation}", warning=True)
     if decision.action == "Fail":

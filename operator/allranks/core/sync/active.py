@@ -8,7 +8,7 @@ from datetime import datetime
 
 from allranks.api.status import Status
 from allranks.core.accounting.progress import newly_not_finite
-from allranks.core.diagnosis import elasticity, hang_detection, report_loss
+from allranks.core.diagnosis import elasticity, hang_detection, hardware, report_loss
 from allranks.core.diagnosis.stragglers import newly_slow
 from allranks.core.facts import naming, pod_template, pool_template, rank_reports, status_summary, topology
 from allranks.core.facts.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan, Pod
@@ -44,8 +44,8 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     events += _start_errors(status, summary, snapshot.start_errors)
     if dropped := read_back.event(status, summary):
         events.append(dropped)
-    if lost := report_loss.event(snapshot.persisted, status):
-        events.append(lost)
+    changes = report_loss.event(snapshot.persisted, status), hardware.event(snapshot.persisted, status)
+    events += [event for event in changes if event]
     if note and _begins_to_say(note, status, summary):
         events.append(Event(*note, warning=True))
     if summary.launched and not status.launched:
