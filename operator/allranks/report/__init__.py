@@ -116,8 +116,17 @@ def last_step() -> int | None:
 
 
 def waiting() -> Any:
-    """Exclude the time inside from `busy`, because the rank waits for others: `with waiting():
-    dist.all_reduce(totals)`."""
+    """Say that this rank waits for others: `with waiting(): dist.all_reduce(totals)`.
+
+    The time inside is no part of `busy`, and a rank that hangs there is not the cause of a hang.
+    """
+    try:
+        if _meter is None and is_enabled():
+            from allranks.report.meter import WaitMeter
+
+            use_meter(WaitMeter())
+    except Exception as error:
+        _warn_of_error(error)
     return _NOTHING if _meter is None else _meter.wait
 
 

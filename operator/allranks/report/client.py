@@ -52,7 +52,7 @@ class Client:
         """Seconds that the program has waited for data; None if nothing measures them."""
         self.program_reports = False
         """True if the program itself reports its steps. Then automatic callbacks do not."""
-        self.answer_stacks: Callable[[str], None] = dump_stacks
+        self.answer_stacks: Callable[[str], None] = self._dump_stacks
         self._transport = Transport(url, token_file)
         self._state = State()
         self._metrics: dict[str, float] = {}
@@ -327,6 +327,12 @@ class Client:
             self._bell.put(REQUESTED)  # the operator waits a few seconds for the positions of all ranks
             self.answer_stacks(stack_dump_id)
 
+    def _dump_stacks(self, stack_dump_id: str) -> None:
+        rank, state = number_in(RANK), self._state
+        who = f"process {os.getpid()}" if rank is None else f"rank {rank}"
+        idle = None if state.stepped_at is None else round(time.monotonic() - state.stepped_at, 1)
+        stacks.dump(who, reason_for(stack_dump_id), state.step, idle)
+
 
 class Fetcher:
     """Calls functions that may take long, or hang, in a separate thread."""
@@ -376,12 +382,6 @@ def interval_of(value: Any, default: float) -> float:
 
 def request_in(value: Any) -> int:
     return value if type(value) is int and 0 <= value <= LARGEST else 0
-
-
-def dump_stacks(stack_dump_id: str) -> None:
-    rank = number_in(RANK)
-    who = f"process {os.getpid()}" if rank is None else f"rank {rank}"
-    stacks.dump(who, reason_for(stack_dump_id))
 
 
 def reason_for(stack_dump_id: str) -> str:

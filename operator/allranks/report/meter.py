@@ -46,6 +46,13 @@ class Meter:
         self.wait.restart()
 
 
+class WaitMeter(Meter):
+    """Measures no busy time, because nothing marks when gradients are ready. It knows when the program waits."""
+
+    def waits(self) -> bool | None:
+        return True if self._began is not None and self.wait.depth > 0 else None
+
+
 class Wait:
     """`with meter.wait:` excludes the time inside. May be nested."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
 import socket
 import sys
@@ -17,17 +18,19 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+from allranks.report.position import position
 from allranks.report.warn import write
 
 
-def dump(who: str, reason: str) -> None:
-    """Write a line with the process and the reason, then the stacks of this process.
+def dump(who: str, reason: str, step: int | None = None, idle: float | None = None) -> None:
+    """Write a line with the process and the reason, then the stacks of this process, and its position as JSON.
 
-    Both in one write: a reader of the log may look at any time.
+    All in one write: a reader of the log may look at any time. `idle`: seconds since the last step.
     """
     head = f"allranks: {who} ({pod()}): stacks, asked for because {reason}\n"
     try:
-        write(head + "".join(threads_of_program()))
+        where = json.dumps({**position(), "step": step, "idle": idle})
+        write(head + "".join(threads_of_program()) + f"allranks: position {where}\n")
     except Exception:
         write(head)
         with contextlib.suppress(OSError, RuntimeError, ValueError):

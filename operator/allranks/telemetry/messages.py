@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -76,10 +76,16 @@ _Text = Annotated[str, Meta(max_length=200)]
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Where the main thread of a rank is that makes no progress. See `allranks.report.position`."""
+    """Where the main thread of a rank is that makes no progress. See `allranks.core.facts.rank_reports.Position`."""
 
     where: _Text = ""
+    function: _Text = ""
     call: _Text = ""
+    collective: bool = False
+    activity: Literal["", "data", "debugger", "input", "read", "write"] = ""
+    file: _Text = ""
+    stuck: bool = False
+    callers: Annotated[list[Annotated[str, Meta(max_length=60)]], Meta(max_length=12)] = []
     raising: _Text = ""
 
 

@@ -441,5 +441,18 @@ def _report(
 def _position(sent: messages.Position | None) -> Position | None:
     if sent is None:
         return None
-    where, call, raising = (clean_text(text, colour=False) for text in (sent.where, sent.call, sent.raising))
-    return Position(where, call, raising)
+    return Position(
+        where=_clean(sent.where),
+        function=_clean(sent.function),
+        call=_clean(sent.call),
+        collective=sent.collective,
+        activity=sent.activity,
+        file=_clean(sent.file),
+        stuck=sent.stuck,
+        callers=tuple(map(_clean, sent.callers)),
+        raising=_clean(sent.raising),
+    )
+
+
+def _clean(text: str) -> str:
+    return clean_text(text, colour=False)

@@ -162,7 +162,7 @@ RANK_1 = {"role": "worker", "index": 1, "rank": 1}
         WAITS_IN_FINALLY,
         {**TWO, **HANG, "command": TORCHRUN},
         RANK_1,
-        f"handles {BROKEN} (barrier at program.py:",
+        f"handles {BROKEN}, and waits in barrier, program.py:",
     ),
     (
         "another collective",
@@ -170,7 +170,7 @@ RANK_1 = {"role": "worker", "index": 1, "rank": 1}
         OTHER_COLLECTIVE,
         {**THREE, **HANG, "command": TORCHRUN},
         RANK_1,
-        "waits elsewhere (all_gather at program.py:",
+        "waits in all_gather, program.py:10; ranks 0 and 2 wait for it in all_reduce, program.py:11",
     ),
     (
         "a shorter shard",

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from allranks.cli.commands import stacks
 from allranks.cli.main import cli
+from allranks.client import rank_stacks
 from allranks.core.facts.rank_reports import STACKS_ANNOTATION, stack_dump_id
 from allranks.local import run_directories
 from allranks.report.client import reason_for
@@ -37,12 +39,14 @@ def call(api: JobApi, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["stacks", *arguments, "--kubeconfig", str(api.kubeconfig)])
 
 
-def dump(request: str, place: int) -> str:
+def dump(request: str, place: int, **position: Any) -> str:
     """What allranks.report.stacks writes."""
+    where = json.dumps({"where": "train.py:7", "call": "all_reduce", "step": 12, "idle": 40.0, **position})
     return (
         f"allranks: rank {place} (pod penguins-worker-{place}-0): stacks, asked for because "
         f"{reason_for(stack_dump_id(request, 0))}\n"
-        'Thread MainThread (most recent call first):\n  File "/train.py", line 7 in w\n'
+        f'Thread MainThread (most recent call first):\n  File "/train.py", line {position.get("line", 7)} in w\n'
+        f"allranks: position {where}\n"
     )
 
 
@@ -80,23 +84,55 @@ def answering(
         thread.join()
 
 
-def answer_of(api: JobApi, *places: int) -> Callable[[str], None]:
+def answer_of(api: JobApi, *places: int, **odd: Any) -> Callable[[str], None]:
+    """Let ranks answer. `odd`: the position of the last one, which differs."""
+
     def answer(request: str) -> None:
         for place in places:
-            lines = ["epoch 1", *dump(request, place).splitlines(), "epoch 2"]
+            position = odd if place == places[-1] else {}
+            lines = ["epoch 1", *dump(request, place, **position).splitlines(), "epoch 2"]
             api.logs[f"penguins-worker-{place}-0"] += [f"{stamp(0)[:19]}.0Z {line}\n".encode() for line in lines]
 
     return answer
 
 
-def test_the_stacks_of_all_ranks_are_printed_by_rank(api: JobApi):
-    with answering(lambda: request_of(api), answer_of(api, 2, 0, 1)):
+def test_the_rank_that_differs_comes_first_and_equal_stacks_are_printed_once(api: JobApi):
+    odd = {"where": "train.py:120", "function": "evaluate", "call": "", "line": 120}
+    with answering(lambda: request_of(api), answer_of(api, 0, 1, 2, **odd)):
         done = call(api, "penguins")
     assert done.exit_code == 0, done.output
-    heads = [line.partition(":")[0] for line in done.output.splitlines() if line.startswith("rank ")]
-    assert heads == [f"rank {place} (worker-{place})" for place in range(3)]
-    assert done.output.count('  File "/train.py", line 7 in w') == 3
+    sentence, _, *rest = done.output.splitlines()
+    assert sentence == (
+        "no step for 40s: rank 2 (worker-2) is in evaluate(), train.py:120; "
+        "ranks 0 and 1 wait for it in all_reduce, train.py:7"
+    )
+    heads = [line.partition(":")[0] for line in rest if line.startswith("rank ")]
+    assert heads == ["rank 0 (worker-0), rank 1 (worker-1)", "rank 2 (worker-2)"]
+    assert done.output.count('  File "/train.py", line 7 in w') == 1
     assert "epoch" not in done.output
+    assert "position" not in done.output
+
+
+def test_while_ranks_make_steps_the_first_line_says_only_where_they_are(api: JobApi):
+    with answering(lambda: request_of(api), answer_of(api, 0, 1, 2, where="train.py:9", call="", idle=1.5)):
+        done = call(api, "penguins")
+    assert done.output.splitlines()[0] == ("ranks 0 and 1 wait in all_reduce, train.py:7; rank 2 is at train.py:9")
+
+
+def test_a_rank_that_completed_is_the_one_for_which_the_others_wait(api: JobApi):
+    api.pods[2]["status"] |= {"phase": "Succeeded", "containerStatuses": []}
+    with answering(lambda: request_of(api), answer_of(api, 0, 1)):
+        done = call(api, "penguins")
+    assert done.exit_code == 0, done.output
+    assert "rank 2 (worker-2) completed; ranks 0 and 1 wait for it in all_reduce, train.py:7" in done.output
+
+
+@pytest.mark.parametrize("text", ["{", '{"idle": NaN}', '{"where": 7}', '{"where": "' + "x" * 300 + '"}', "[]"])
+def test_a_position_that_is_none_is_ignored(text: str):
+    title = "allranks: rank 3 (pod x): stacks, asked for because somebody requested them (0-1)"
+    lines = [title, "Thread MainThread (most recent call first):", f"allranks: position {text}"]
+    [found], _ = rank_stacks.answers("0-1", [("worker-0", [line.encode() for line in lines])], {"worker-0": 0})
+    assert (found.rank, found.place, found.lines) == (3, None, lines[1:2])
 
 
 def test_one_rank_in_json_has_the_form_of_the_rest_interface(api: JobApi):
@@ -105,6 +141,7 @@ def test_one_rank_in_json_has_the_form_of_the_rest_interface(api: JobApi):
     found = json.loads(done.stdout)
     assert (done.exit_code, found["request"], found["waiting"], found["notes"]) == (0, request_of(api), [], [])
     [one] = found["dumps"]
+    assert (found["groups"], one["place"]["call"]) == ([[0]], "all_reduce")
     assert (one["replica"], one["rank"], one["lines"][0]) == (
         "worker-1",
         1,
@@ -125,13 +162,6 @@ def test_if_no_rank_answers_the_operator_or_the_image_may_be_older(api: JobApi):
     done = call(api, "penguins", "--timeout", "0s")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "the operator, or the allranks in the image of the ranks, may be older than this request" in done.stderr
-
-
-def test_a_rank_that_has_ended_is_not_waited_for(api: JobApi):
-    api.pods[2]["status"] |= {"phase": "Succeeded", "containerStatuses": []}
-    with answering(lambda: request_of(api), answer_of(api, 0, 1)):
-        done = call(api, "penguins")
-    assert done.exit_code == 0, done.output
 
 
 def test_a_job_that_restarts_is_not_waited_for_in_vain(api: JobApi, answered: threading.Event):

@@ -129,3 +129,20 @@ def test_a_hang_tells_what_nccl_says(case: Any) -> None:
 def test_an_answer_is_recent_for_three_intervals() -> None:
     assert hang_detection.collectives_recent(EVEN, at(90) + timedelta(seconds=90))
     assert not hang_detection.collectives_recent(EVEN, at(90) + timedelta(seconds=91))
+
+
+@table(
+    ("a rank of the job is behind", replace(BEHIND, size=2, behind=(1,)), 1),
+    ("a rank of the job is gone", replace(EVEN, size=2, missing=(0,), missing_count=1), 0),
+    ("the numbers are not those of the job", BEHIND, None),
+    ("all are even", replace(EVEN, size=2), None),
+)
+def test_if_nothing_else_distinguishes_a_rank_the_one_that_nccl_names_is_named(case: Any) -> None:
+    collectives, number = case
+    status = Status(start_time=NOW, attempt_time=NOW, running_time=NOW, progress=ProgressStatus(first_step_time=at(5)))
+    reports = Reports(
+        NOW, tuple(rank(number, 3, stepped=5, received_at=at(85)) for number in range(2)), at(85), collectives
+    )
+    stall = hang_detection.detect_stall(JOB, status, reports)
+    assert stall
+    assert hang_detection.failure(JOB, status, reports, stall, at(92)).rank == number

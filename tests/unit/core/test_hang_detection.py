@@ -198,7 +198,7 @@ def test_when_it_is_said_that_hang_has_no_effect(case: Any) -> None:
         "a rank still works while the others wait",
         [rank(0, 9, waiting=True), rank(1, 9, waiting=True), rank(2, 9, waiting=False)],
         2,
-        "rank 2 (worker-2 on node-2) did not complete step 10, and the other ranks wait for it",
+        "rank 2 (worker-2 on node-2) did not complete step 10; ranks 0 and 1 wait for it",
     ),
     (
         "all have the same step",

@@ -53,6 +53,19 @@ def test_a_program_that_skips_pythons_exit_calls_finish_itself(hub):
     assert [hub.messages[-1][key] for key in ("step", "done")] == [41, True]
 
 
+def test_a_program_without_a_helper_says_when_it_waits_for_others(hub):
+    done = program(hub, PATIENT + """
+from allranks.report import report, waiting
+with waiting(): pass
+report(step=1)
+import allranks.report as library
+with waiting():
+    library.finish(300)
+""")  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [hub.messages[-1][key] for key in ("step", "waiting", "busySeconds")] == [1, True, None]
+
+
 def test_forked_processes_are_ranks_of_their_own(hub):
     done = program(hub, PATIENT + """
 import os

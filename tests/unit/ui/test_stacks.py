@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -23,6 +24,7 @@ def dump(request: str, who: str = "rank 0", function: str = "wait") -> str:
         f"allranks: {who} (pod penguins-worker-0-0): stacks, asked for because "
         f"{reason_for(stack_dump_id(request, 0))}\n"
         f'Thread MainThread (most recent call first):\n  File "/app/train.py", line 7 in {function}\n'
+        f"allranks: position {json.dumps({'where': 'train.py:7', 'call': function, 'step': 3, 'idle': 30})}\n"
     )
 
 
@@ -57,6 +59,8 @@ def test_the_ranks_are_asked_and_their_answers_are_read_from_their_logs(server, 
         (f"worker-{place}", place, 'File "/app/train.py", line 7 in wait') for place in range(3)
     ]
     assert "somebody requested them" in found["dumps"][0]["title"]
+    assert found["groups"] == [[0, 1, 2]]
+    assert found["sentence"] == "no step for 30s: all 3 ranks are at step 3: they wait in wait, train.py:7"
 
 
 def test_dumps_of_another_request_or_of_a_hang_are_no_answers(server, api):
@@ -145,12 +149,14 @@ def test_the_page_asks_and_shows_hostile_answers_as_text(server, api):
     assert 'data-refresh="1500"' in page
     assert "waiting for 3 ranks" in page
     for place in range(3):
-        api.logs[f"penguins-worker-{place}-0"] = stamped(dump(request_of(api), function=HOSTILE))
+        api.logs[f"penguins-worker-{place}-0"] = stamped(dump(request_of(api), f"rank {place}", HOSTILE))
     page = server.get(address).text
     assert "data-refresh" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert "<script>alert" not in page
     assert "3 processes have answered" in page
+    assert "rank 0, rank 1, rank 2 <small>the same stacks" in page
+    assert "all 3 ranks are at step 3" in page
 
 
 def test_a_run_of_this_machine_is_asked_by_a_file(tmp_path):

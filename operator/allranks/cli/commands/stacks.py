@@ -20,7 +20,7 @@ from allranks.kube.job_codec import pods_of, ranks_of, status_of
 from allranks.kube.paths import core_path
 
 if TYPE_CHECKING:
-    from allranks.client.rank_stacks import Stacks
+    from allranks.client.rank_stacks import Dump, Stacks
 
 POLL_SECONDS = 1.0
 
@@ -51,7 +51,7 @@ _OPTIONS = (
 Examples:
   allranks stacks penguins
   allranks stacks penguins --rank 0 --rank 3
-  allranks stacks penguins -o json | jq -r '.dumps[] | .replica, .lines[1]'
+  allranks stacks penguins -o json | jq -r .sentence
   allranks runs stacks penguins
 \b
 Exit status:
@@ -62,13 +62,17 @@ Exit status:
 @stacks_options
 @on_cluster
 async def stacks(cluster: Cluster, name: str, ranks: tuple[int, ...], timeout: float, output: str | None) -> int:
-    """Print the stacks of all threads of the ranks of a job, the main thread first.
+    """Print which rank the others wait for, and the stacks of all threads of the ranks of a job.
+
+    Ranks with the same stacks are printed together, the main thread first. While the ranks make steps, the first line
+    only says where they are.
 
     The ranks print them to their logs, and the program continues. Only ranks that report can be asked. It needs the
     rights to change the job (patch distributedtrainings), and to read its pods and their logs. A run of this machine is
     asked with allranks runs stacks.
 
-    With -o json, the output is an object with request, dumps, waiting and notes, as in the REST interface.
+    With -o json, the output is an object with request, sentence, dumps, groups, waiting and notes, as in the REST
+    interface.
     """
     from allranks.client import rank_stacks
 
@@ -79,17 +83,19 @@ async def stacks(cluster: Cluster, name: str, ranks: tuple[int, ...], timeout: f
         raise ClusterError(problem)
     request = await rank_stacks.ask(cluster, name, status.attempt, datetime.now(UTC))
     cluster.interrupted = f"{name} continues; its ranks print their stacks to their logs"
-    began, result = time.monotonic(), _no_answers(request)
+    began, result, completed = time.monotonic(), _no_answers(request), frozenset[str]()
     while True:
         age = time.monotonic() - began
-        ended = await _add_answers(cluster, name, status.attempt, missing, age, result)
+        ended, succeeded = await _add_answers(cluster, name, status.attempt, missing, age, result)
         missing -= ended | {dump.replica for dump in result.dumps}
+        completed |= succeeded
         if not missing or age >= timeout:
             break
         await asyncio.sleep(min(POLL_SECONDS, timeout))
     result.waiting = [replica for replica in rank_of if replica in missing]
     if missing:
         await _explain(cluster, name, status.attempt, result, timeout)
+    result.compare({replica: rank_of[replica] for replica in completed})
     return _show(result, output)
 
 
@@ -108,8 +114,9 @@ def _no_answers(request: str) -> Stacks:
 
 async def _add_answers(
     cluster: Cluster, name: str, attempt: int, missing: Collection[str], age: float, result: Stacks
-) -> frozenset[str]:
-    """Add the answers of pods that have not answered before. Return the replicas whose pods have ended."""
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Add the answers of pods that have not answered before. Return the replicas whose pods have ended, and of these
+    the ones that completed."""
     from allranks.client import rank_stacks
     from allranks.client.rank_stacks import lines_since
 
@@ -125,7 +132,8 @@ async def _add_answers(
     lines = [(replica_key(pod.role, pod.index), lines) for pod, lines in logs]
     dumps, _ = rank_stacks.answers(result.request, lines, ranks_of(job))
     result.dumps += dumps
-    return frozenset(replica for replica, pod in pods.items() if pod.ended)
+    ended = frozenset(replica for replica, pod in pods.items() if pod.ended)
+    return ended, frozenset(replica for replica in ended if pods[replica].succeeded)
 
 
 async def _explain(cluster: Cluster, name: str, attempt: int, result: Stacks, timeout: float) -> None:
@@ -167,12 +175,12 @@ async def stacks_of_run(stored: Any, ranks: tuple[int, ...], timeout: float, out
         await asyncio.sleep(min(POLL_SECONDS, timeout))
     if result.waiting:
         result.notes.append(f"within {timeout:g} s, {rank_stacks.silent(result.waiting)}")
+    result.compare()
     return _show(result, output)
 
 
 def _show(result: Stacks, output: str | None) -> int:
-    """Print the stacks by rank, and notes on missing answers. Return the exit status."""
-    result.dumps.sort(key=lambda dump: (dump.rank is None, dump.rank, dump.replica))
+    """Print the sentence, the stacks by rank, and notes on missing answers. Return the exit status."""
     if output:
         click.echo(result.model_dump_json(indent=2, exclude={"over"}))
     else:
@@ -184,9 +192,19 @@ def _show(result: Stacks, output: str | None) -> int:
 
 
 def _lines(result: Stacks) -> Iterator[str]:
-    for number, dump in enumerate(result.dumps):
+    if result.sentence:
+        yield from (result.sentence, "")
+    for number, group in enumerate(result.groups):
+        dumps = [result.dumps[place] for place in group]
         if number:
             yield ""
-        rank = dump.replica if dump.rank is None else f"rank {dump.rank} ({dump.replica})"
-        yield f"{rank}: {dump.title[max(0, dump.title.find('(')) :]}"
-        yield from dump.lines
+        if len(dumps) == 1:
+            title = dumps[0].title
+            yield f"{_name(dumps[0])}: {title[max(0, title.find('(')) :]}"
+        else:
+            yield f"{', '.join(map(_name, dumps))}: the same stacks"
+        yield from dumps[0].lines
+
+
+def _name(dump: Dump) -> str:
+    return dump.replica if dump.rank is None else f"rank {dump.rank} ({dump.replica})"

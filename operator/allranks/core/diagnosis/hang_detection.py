@@ -162,9 +162,10 @@ def failure(job: Job, status: Status, reports: Reports, stall: StallWindow, now:
         time=stall.moved_at,
         ran_seconds=max(0.0, (now - began).total_seconds()),
     )
-    if not suspects.ranks:
+    ranks = suspects.ranks or _behind_for_nccl(reports, stall.moved_at, now)
+    if not ranks:
         return hang
-    first = suspects.ranks[0]
+    first = ranks[0]
     return replace(hang, role=first.role, index=first.index, rank=first.rank, pod=first.pod, node=first.node)
 
 
@@ -217,6 +218,21 @@ def collectives_explanation(reports: Reports, since: datetime, now: datetime) ->
     if collectives is None or not collectives_recent(collectives, now) or collectives.received_at < since:
         return ""
     return f"; NCCL: {collectives_sentence(collectives)}"
+
+
+def _behind_for_nccl(reports: Reports, since: datetime, now: datetime) -> tuple[RankReport, ...]:
+    """Return the ranks that NCCL cannot reach or that have not launched what others have, if it numbers all ranks of
+    the job."""
+    collectives = reports.collectives
+    if (
+        collectives is None
+        or collectives.size != len(reports.ranks)
+        or not collectives_explanation(reports, since, now)
+    ):
+        return ()
+    numbers = sorted({*collectives.missing, *collectives.behind})
+    by_number = {rank.rank: rank for rank in reports.ranks}
+    return tuple(by_number[number] for number in numbers if number in by_number)
 
 
 def collectives_sentence(collectives: Collectives) -> str:

@@ -6,18 +6,31 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Literal
 
 from allranks.api.job import GROUP
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where the main thread of a rank is that makes no progress."""
+    """Where the main thread of a rank is."""
 
     where: str = ""
     """Line of the program: `train.py:88`."""
+    function: str = ""
+    """The function of the program that has this line."""
     call: str = ""
     """The function that it calls there: `all_reduce`; `ended` if the main thread has ended."""
+    collective: bool = False
+    """The call is one of a library of collectives."""
+    activity: Literal["", "data", "debugger", "input", "read", "write"] = ""
+    """It waits for a batch, in a debugger, for input from a terminal, or for a file."""
+    file: str = ""
+    """The file that it reads or writes."""
+    stuck: bool = False
+    """The kernel waits for a device, such as a disk (state D)."""
+    callers: tuple[str, ...] = ()
+    """The functions through which the program came there, the innermost first."""
     raising: str = ""
     """The exception that it handles meanwhile, in a `finally` for example; or the one that ended the main thread."""
 

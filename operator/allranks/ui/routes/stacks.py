@@ -121,7 +121,9 @@ async def _read(state: State, entry: Entry, request: str = "") -> Stacks:
     over = not waiting or seconds > ANSWER_SECONDS
     if over and waiting and entry.phase not in FINISHED:
         notes.append(rank_stacks.silent(waiting))
-    return Stacks(request=request, waiting=waiting, over=over, notes=notes, dumps=dumps)
+    answers = Stacks(request=request, waiting=waiting, over=over, notes=notes, dumps=dumps)
+    answers.compare()
+    return answers
 
 
 def _newest(entry: Entry) -> str:
