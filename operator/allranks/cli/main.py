@@ -18,6 +18,7 @@ from allranks.views.safe_output import guard_output
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("allranks.cli.commands.run:run", "Run a job on this machine."),
     "sweep": ("allranks.cli.commands.sweep:sweep", "Search for the best parameters of a job on this machine."),
+    "verify": ("allranks.cli.commands.verify:verify", "Find out whether a program resumes well after kills."),
     "runs": ("allranks.cli.commands.runs:runs", "List, print and remove the stored runs of this machine."),
     "init": ("allranks.cli.commands.init:init", "Write a commented manifest for a script."),
     "dev": ("allranks.cli.commands.dev:dev", "Run a job on this machine, and restart it when files change."),
@@ -65,7 +66,7 @@ IN_PODS = ("operator", "operator-frontend", "archiver", "inject", "ui-server")
 """Commands that images and the chart run. The reference describes them."""
 
 SECTIONS = {
-    "On this machine": ("run", "sweep", "runs", "init", "dev", "validate", "convert", "render"),
+    "On this machine": ("run", "sweep", "verify", "runs", "init", "dev", "validate", "convert", "render"),
     "On a cluster": (
         *("submit", "get", "describe", "queue", "top", "ui", "report", "logs", "stacks", "debug", "wait"),
         *("exec", "attach", "port-forward", "cp"),

@@ -38,6 +38,8 @@ class Options:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     backoff: Backoff = field(default_factory=Backoff)
     state_interval: float = WRITE_INTERVAL_SECONDS
+    step_log: Path | None = None
+    """Directory in which each rank records all of its reports."""
     restart_option: str = RESTART_OPTION
     """Option by which the user sets this number of restarts, on the command line or in Python."""
 

@@ -18,6 +18,7 @@ from allranks.core.facts.rank_reports import TOKEN_FILE, Reports
 from allranks.core.objects.report_env import disabled, trainer_variables
 from allranks.local import run_directories
 from allranks.pod_bundle import copy_library, copy_startup
+from allranks.report.step_log import DIRECTORY as STEP_LOG
 
 if TYPE_CHECKING:
     from allranks.telemetry import messages, server, store
@@ -29,8 +30,18 @@ EXAMPLE_URL = "http://127.0.0.1:8081/v1/report"
 class LocalReports:
     """The report server of one run. Calls `wake` when a report requires a reconcile."""
 
-    def __init__(self, job: tuple[str, str], uid: str, node: str, run_dir: Path, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        job: tuple[str, str],
+        uid: str,
+        node: str,
+        run_dir: Path,
+        wake: Callable[[], None],
+        step_log: Path | None = None,
+    ) -> None:
+        """`step_log`: the directory in which ranks record all of their reports."""
         self._job, self._uid, self._node, self._run_dir, self._wake = job, uid, node, run_dir, wake
+        self._step_log = step_log
         self._sources: dict[str, messages.ReportSource] = {}
         self._store: store.ReportStore | None = None
         self._server: server.Server[messages.ReportSource] | None = None
@@ -106,6 +117,8 @@ class LocalReports:
         env = list(container.get("env") or ())
         inherited = [{"name": name, "value": value} for name, value in os.environ.items()]
         added = {TOKEN_FILE: str(token), **trainer_variables(self.url, str(token), [*inherited, *env])}
+        if self._step_log:
+            added[STEP_LOG] = str(self._step_log)
         paths = [str(self._run_dir / "python"), os.environ.get("PYTHONPATH", "")]
         if not disabled({**os.environ, **{variable["name"]: str(variable.get("value")) for variable in env}}):
             paths.insert(0, str(self._run_dir / "startup"))

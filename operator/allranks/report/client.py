@@ -22,6 +22,8 @@ from allranks.report import stacks
 from allranks.report.meter import Meter
 from allranks.report.position import position
 from allranks.report.state import RANK, Means, State, advance, message, number_in
+from allranks.report.step_log import DIRECTORY as STEP_LOG
+from allranks.report.step_log import StepLog
 from allranks.report.transport import AttemptOver, Rejected, SendFailed, Transport
 from allranks.report.values import LARGEST, closest, is_finite, metric, seconds, whole
 from allranks.report.warn import warn_once
@@ -84,6 +86,8 @@ class Client:
         self._finishing = False
         self._process = os.getpid()
         self._watchdog = stacks.watchdog_by_environment()
+        directory = os.environ.get(STEP_LOG)
+        self._step_log = StepLog(directory) if directory else None
         atexit.register(self.finish)
         threading.Thread(target=self._run, name="allranks-report", daemon=True).start()
 
@@ -121,6 +125,8 @@ class Client:
         state = advance(old, time.monotonic(), step, total_steps, epoch, samples, bool(checkpoint), busy)
         self._state = state
         self._notes += 1
+        if self._step_log is not None:
+            self._step_log.write(state.step, metrics, bool(checkpoint))
         if self._new_names:
             self._warn_of_typing_errors(state)
         if self.meter is not None:

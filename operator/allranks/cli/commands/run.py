@@ -54,12 +54,12 @@ Exit status:
 """
 
 
-class _WithProgramArguments(click.Command):
+class WithProgramArguments(click.Command):
     """Takes everything after `--` as arguments of the program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
-        ctx.meta[_ARGUMENTS] = tuple(args[at + 1 :])
+        ctx.meta[PROGRAM_ARGUMENTS] = tuple(args[at + 1 :])
         try:
             return super().parse_args(ctx, args[:at])
         except click.NoSuchOption as error:
@@ -69,13 +69,13 @@ class _WithProgramArguments(click.Command):
             raise click.UsageError(message + error.option_name, ctx) from error
 
 
-_ARGUMENTS = "allranks.program_arguments"
+PROGRAM_ARGUMENTS = "allranks.program_arguments"
 _SIMILAR = 0.75
 """Required similarity of a suggested option: most unknown options belong to the program."""
 
 
 @click.command(
-    cls=_WithProgramArguments,
+    cls=WithProgramArguments,
     epilog=EXAMPLES,
     options_metavar="[OPTIONS]",
 )
@@ -187,7 +187,7 @@ def run(
     ctx.call_on_close(lambda: run_directories.remove_empty(reserved))  # of runs that did not start
     try:
         mapped = mapped_volumes(volumes)
-        additions = ctx.meta[_ARGUMENTS], _pairs(env)
+        additions = ctx.meta[PROGRAM_ARGUMENTS], _pairs(env)
         if script:
             try:
                 loaded, texts = load_script(
@@ -232,7 +232,7 @@ def run(
                     volumes=mapped,
                     claims=claims,
                     grace=grace_period,
-                    code=_bundle(loaded, job),
+                    code=bundle_of(loaded, job),
                     state_interval=state_interval,
                     restart_option=WORDS[caller].restarts,
                 ),
@@ -328,7 +328,7 @@ def _unused(loaded: Loaded) -> Iterator[tuple[str, str]]:
             yield "TrainingPool", pool.name
 
 
-def _bundle(loaded: Loaded, job: Job) -> Bundle | None:
+def bundle_of(loaded: Loaded, job: Job) -> Bundle | None:
     """Return the code that was collected for the job."""
     return loaded.bundles.get(job.spec.code.config_map or "") if job.spec.code else None
 
