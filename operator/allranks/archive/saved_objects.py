@@ -71,8 +71,10 @@ class SavedObjects:
         """UID -> an object that has not finished. It is written if the watch misses its deletion."""
         self._folders: dict[str, tuple[str, str]] = {}
         """UID -> kind, folder."""
-        self._waiting: OrderedDict[str, ObjectText] = OrderedDict()
-        self._share = Share(MOST_WAITING)
+        self._waiting: dict[str, OrderedDict[str, ObjectText]] = {}
+        """Namespace -> UID -> object. Namespaces have turns: the first one is the next one."""
+        self._places, self._writes = Share(MOST_WAITING), Share(WRITERS)
+        metrics.waiting.set_function(lambda: sum(map(len, self._waiting.values())))
         self._news = asyncio.Event()
         self._busy: set[str] = set()
         """UIDs of objects that are being written: an older state must not replace a newer one."""
@@ -80,12 +82,13 @@ class SavedObjects:
     @property
     def live(self) -> set[str]:
         """Return the folders of objects that exist, or wait to be written."""
-        return {*(folder for _, folder in self._folders.values()), *map(_folder, self._waiting.values())}
+        waiting = (_folder(text) for objects in self._waiting.values() for text in objects.values())
+        return {*(folder for _, folder in self._folders.values()), *waiting}
 
     @property
     def large(self) -> dict[str, float]:
         """Return `Share.large` of the objects that wait to be written."""
-        return self._share.large
+        return self._places.large
 
     @property
     def idle(self) -> bool:
@@ -128,22 +131,20 @@ class SavedObjects:
         self._attempts.forget(folder)
 
     def _wait(self, uid: str, text: ObjectText) -> None:
-        if uid not in self._waiting and not self._make_room(text.metadata["namespace"]):
+        namespace = text.metadata["namespace"]
+        if uid not in self._waiting.get(namespace, ()) and not self._make_room(namespace):
             self._lost(text, _TOO_MANY)
             return
-        self._waiting[uid] = text
-        self._metrics.waiting.set(len(self._waiting))
+        self._waiting.setdefault(namespace, OrderedDict())[uid] = text
         self._news.set()
 
     def _make_room(self, namespace: str) -> bool:
         """Take a place for an object, if there is no other the place of the oldest one of its namespace."""
-        if self._share.take(namespace):
+        if self._places.take(namespace):
             return True
-        items = self._waiting.items()
-        oldest = next((uid for uid, text in items if text.metadata["namespace"] == namespace), None)
-        if oldest is None:
+        if namespace not in self._waiting:
             return False
-        self._lost(self._waiting.pop(oldest), _TOO_MANY)
+        self._lost(self._waiting[namespace].popitem(last=False)[1], _TOO_MANY)
         return True
 
     async def run(self) -> None:
@@ -156,9 +157,8 @@ class SavedObjects:
         while True:
             await self._news.wait()
             await asyncio.sleep(SETTLE_SECONDS)
-            while uid := next((uid for uid in self._waiting if uid not in self._busy), None):
-                text = self._waiting.pop(uid)
-                self._share.give(text.metadata["namespace"])
+            while text := self._next():
+                uid = text.metadata["uid"]
                 self._busy.add(uid)
                 try:
                     await self._save(text.manifest())
@@ -169,8 +169,21 @@ class SavedObjects:
                     self._lost(text, "internal error")
                 finally:
                     self._busy.discard(uid)
-                    self._metrics.waiting.set(len(self._waiting))
+                    self._writes.give(text.metadata["namespace"])
             self._news.clear()
+
+    def _next(self) -> ObjectText | None:
+        """Take the oldest object of the namespace whose turn it is, and one of the `WRITERS` for it."""
+        for namespace, objects in self._waiting.items():
+            uid = next((uid for uid in objects if uid not in self._busy), None)
+            if uid is not None and self._writes.take(namespace):
+                self._places.give(namespace)
+                text = objects.pop(uid)
+                del self._waiting[namespace]
+                if objects:
+                    self._waiting[namespace] = objects  # behind all others
+                return text
+        return None
 
     async def _save(self, manifest: Manifest) -> None:
         """Write an object with its Events, masked. Raises ArchiveError."""

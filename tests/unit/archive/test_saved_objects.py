@@ -348,6 +348,60 @@ def test_jobs_that_wait_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert 'allranks_archive_lost_total{kind="job"} 1.0' in world.metrics.page().decode()
 
 
+def of_namespace(namespace: str, name: str) -> dict[str, Any]:
+    job = a_job(name, "Running")
+    job["metadata"] |= {"namespace": namespace, "uid": f"{namespace}-{name}"}
+    return job
+
+
+def test_namespaces_have_turns_however_many_jobs_of_one_of_them_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    written: list[str] = []
+    save = Writer.save
+
+    def recorded(self: Writer, manifest: dict[str, Any], *how: Any) -> bool:
+        written.append(manifest["metadata"]["namespace"])
+        return save(self, manifest, *how)
+
+    monkeypatch.setattr(Writer, "save", recorded)
+
+    async def scenario(world: World) -> None:
+        for number in range(100):
+            world.changed(of_namespace("loud", f"job-{number}"), False)
+        for number in range(3):
+            world.changed(of_namespace("calm", f"job-{number}"), False)
+        assert "allranks_archive_waiting_jobs 103.0" in world.metrics.page().decode()
+        await world.written()
+        assert "allranks_archive_waiting_jobs 0.0" in world.metrics.page().decode()
+
+    run(tmp_path, scenario)
+    assert len(written) == 103
+    last = max(place for place, namespace in enumerate(written) if namespace == "calm")
+    assert last < 2 * saved_objects.WRITERS + 3
+
+
+def test_jobs_of_one_namespace_that_take_long_leave_a_writer_for_others(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        answers, get = asyncio.Event(), world.cluster.get
+
+        async def slow(path: str, query: dict[str, Any] | None = None) -> dict[str, Any]:
+            if "/loud/" in path:
+                await answers.wait()
+            return await get(path, query)
+
+        world.cluster.get = slow  # type: ignore[method-assign]
+        for number in range(10):
+            world.changed(of_namespace("loud", f"job-{number}"), False)
+        world.changed(of_namespace("calm", "penguins"), False)
+        async with asyncio.timeout(300):
+            while not world.job("calm/penguins-calm-penguins/job.json"):
+                await asyncio.sleep(0.001)
+        answers.set()
+        await world.written()
+        assert world.job("loud/job-9-loud-job-9/job.json")
+
+    run(tmp_path, scenario)
+
+
 def test_an_access_that_hangs_fails_within_its_time(tmp_path: Path):
     import threading
 
