@@ -103,6 +103,7 @@ class RoleStatus(StatusPart):
 
 Because = Literal[
     "LostPeer",
+    "Absent",
     "CompletedEarly",
     "NeverWhole",
     "NotJoined",
@@ -110,6 +111,7 @@ Because = Literal[
     "DeviceUnhealthy",
     "NodeUnhealthy",
     "InitContainer",
+    "WriteFailed",
     "CheckpointUnreadable",
 ]
 """Evidence about a failure."""

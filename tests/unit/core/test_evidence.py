@@ -8,7 +8,7 @@ from typing import Any
 from allranks.api.status import PastAttempt, ProgressStatus, Status
 from allranks.core.diagnosis import evidence, hardware, restart_policy
 from allranks.core.facts.attempt import Ranks
-from allranks.core.facts.failure_patterns import is_device_error, is_unreadable_data, joined
+from allranks.core.facts.failure_patterns import absent, is_device_error, is_failed_write, is_unreadable_data, joined
 from allranks.core.facts.model import RejectedCreate
 from allranks.core.facts.rank_reports import Reports
 from support.builders import CLUSTER, NOW, at, failed, failure, job, pending, pod, rank, started, succeeded, table
@@ -90,6 +90,79 @@ def test_no_rank_is_named_if_several_ranks_may_be_the_one_that_had_not_joined():
     cause = weigh(RUNNING, GAVE_UP, failed("worker", 0), *(pod("worker", i) for i in (1, 2, 3)))
     assert (cause.index, cause.because) == (0, "NotJoined")
     assert cause.message.startswith("3 of 4 ranks had joined the group\n")
+
+
+# recorded: jax 0.10
+BARRIER_OF_JAX = """jax.errors.JaxRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Id: {id}. This usually happens \
+because a task triggered the barrier too early or too slowly. Please look at the task logs (both timed out and first \
+task) to debug further.
+# of tasks that reached the barrier: 2/4.
+The first task at the barrier: 0. Some timed out task names:
+3
+2
+
+RPC: /xla.coordination.CoordinationService/Barrier
+"""
+BARRIER_OF_TORCH = "RuntimeError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 8000 ms"
+STALL_OF_HOROVOD = """[2026-11-30 14:48:47.256978: W horovod/common/stall_inspector.cc:107] One or more tensors were
+Missing ranks:
+2: [allreduce.x, allreduce.y]
+3: [allreduce.x]
+"""
+
+
+@table(
+    ("torch", BARRIER_OF_TORCH, [2, 3]),
+    ("torch, one rank", "RuntimeError: Rank 2 failed to pass monitoredBarrier in 8000 ms", [2]),
+    ("jax", BARRIER_OF_JAX.format(id="sync0::0"), [2, 3]),
+    (
+        "jax, names",
+        "Timed out task names:\n/job:jax_worker/replica:0/task:3\n/job:jax_worker/replica:0/task:0\n",
+        [0, 3],
+    ),
+    ("Horovod", STALL_OF_HOROVOD, [2, 3]),
+    ("Horovod, before 0.20", "Stalled ops:HorovodBroadcast_dense_1_bias_0 [missing ranks: 1]", [1]),
+    ("nothing", "RuntimeError: Connection closed by peer [10.0.0.1]:3", []),
+)
+def test_the_ranks_that_an_output_says_were_waited_for(case):
+    text, ranks = case
+    assert absent(text) == ranks
+
+
+@table(
+    ("in the output that ended", BARRIER_OF_TORCH, ""),
+    ("in that of another rank", "RuntimeError: Connection closed by peer [10.0.0.1]:3", STALL_OF_HOROVOD),
+)
+def test_a_rank_that_an_output_says_was_waited_for_is_the_cause(case):
+    own, of_peer = case
+    ended = failure(because="LostPeer", message=own)
+    cause = weigh(STEPPED, ended, failed("worker", 0), failed("worker", 1, message=of_peer), *map(_worker, (2, 3)))
+    assert (cause.index, cause.rank, cause.reason, cause.because, cause.exit_code) == (2, 2, "Absent", "Absent", None)
+    assert cause.message.startswith("other ranks waited for worker-2, worker-3 (they run) in vain\nworker-0: ")
+    assert restart_policy.decide_restart(JOB, STEPPED, cause).action == "Restart"
+
+
+def _worker(index):
+    return pod("worker", index)
+
+
+def test_a_rank_that_raised_by_itself_is_the_cause_whatever_others_say_about_ranks_that_they_waited_for():
+    raised = replace(RAISED, index=1, rank=1)
+    peer = failed("worker", 0, message=BARRIER_OF_TORCH)
+    assert weigh(STEPPED, raised, peer, failed("worker", 1), pod("worker", 2), pod("worker", 3)) == raised
+
+
+def test_ranks_that_did_not_come_to_the_first_barrier_had_not_joined():
+    ended = failure(because="LostPeer", message=BARRIER_OF_JAX.format(id="[Init]Wait_for_all_tasks_to_register::0"))
+    cause = weigh(RUNNING, ended, failed("worker", 0), *map(_worker, (1, 2, 3)))
+    assert (cause.index, cause.because) == (2, "NotJoined")
+    assert cause.message.startswith("2 of 4 ranks had joined the group: worker-2, worker-3 (they run) had not")
+
+
+def test_the_cause_is_the_rank_that_raised_also_if_another_one_prints_it():
+    printed = replace(RAISED, index=0, rank=2, pod="job-worker-0-0")
+    cause = weigh(RUNNING, printed, failed("worker", 0), pod("worker", 1), pod("worker", 2), pod("worker", 3))
+    assert (cause.index, cause.rank, cause.pod) == (2, 2, "job-worker-2-0")
 
 
 TORN = failure(message="_pickle.UnpicklingError: pickle data was truncated")
@@ -279,7 +352,35 @@ def test_unreadable_data(case):
     assert is_unreadable_data(text) is (expected != [False])
 
 
+@table(
+    ("a full disk", "OSError: [Errno 28] No space left on device: 'model.pt'"),
+    ("a quota", "OSError: [Errno 122] Disk quota exceeded"),
+    ("torch", "RuntimeError: [enforce fail at inline_container.cc:664] . unexpected pos 4000 vs 3888"),
+    (
+        "shared memory",
+        "Error while creating shared memory segment /dev/shm/nccl-W, error: No space left on device (28)",
+    ),
+    ("memory is no file", "torch.OutOfMemoryError: CUDA out of memory", False),
+    ("nor is a file that cannot be read", "PermissionError: [Errno 13] Permission denied: 'data.csv'", False),
+)
+def test_files_that_cannot_be_written(case):
+    text, *expected = case
+    assert is_failed_write(text) is (expected != [False])
+
+
+def test_a_file_that_cannot_be_written_in_the_same_step_of_each_attempt_is_no_bug():
+    full = failure(because="WriteFailed", message="OSError: [Errno 28] No space left on device: 'model.pt'")
+    past = PastAttempt(end_time=NOW, reason="Error", failure=full, first_step=1, last_step=9)
+    decision = restart_policy.decide_restart(JOB, replace(STEPPED, attempt=2, history=[past, past]), full)
+    assert (decision.action, decision.explanation) == ("Restart", "a file could not be written")
+
+
 def test_the_number_of_processes_that_joined():
     assert joined("Timed out after 9 seconds waiting for clients. 1/2 clients joined.") == (1, 2)
-    assert joined("# of tasks that reached the barrier: 3/4.") == (3, 4)
+    assert joined(BARRIER_OF_JAX.format(id="[Init]Wait_for_all_tasks_to_register::0")) == (2, 4)
+    assert joined(BARRIER_OF_JAX.format(id="multihost_broadcast_sync0::0")) is None
+    assert joined("store based barrier on rank: 7, for key: x (world_size=8, worker_count=6, timeout=0:30:00)") == (
+        6,
+        8,
+    )
     assert joined("Connection closed by peer") is None

@@ -53,6 +53,50 @@ THROWN = """terminate called after throwing an instance of 'std::runtime_error'
   what():  sample 4711 is broken
 Fatal Python error: Aborted
 """
+IGNORED = """Exception ignored in atexit callback: <function _MultiProcessingDataLoaderIter._clean_up_worker at 0x7fc7fa34f7f0>
+Traceback (most recent call last):
+  File "/env/lib/python3.10/site-packages/torch/utils/data/dataloader.py", line 1475, in _clean_up_worker
+    w.join(timeout=_utils.MP_STATUS_CHECK_INTERVAL)
+RuntimeError: DataLoader worker (pid 56811) is killed by signal: Terminated.
+"""
+CHECKPOINT = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "/app/train.py", line 9, in <module>
+[rank0]:     dcp.load(state, checkpoint_id=folder)
+[rank0]: torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([2])
+[rank0]: Traceback (most recent call last): (RANK 2)
+[rank0]:   File "/env/lib/python3.11/site-packages/torch/distributed/checkpoint/utils.py", line 192, in reduce_scatter
+[rank0]:     local_data = map_fun()
+[rank0]:   File "/env/lib/python3.11/site-packages/torch/distributed/checkpoint/default_planner.py", line 500, in f
+[rank0]:     raise RuntimeError(f"Missing key in checkpoint state_dict: {fqn}.")
+[rank0]: RuntimeError: Missing key in checkpoint state_dict: v.
+"""
+OUT_OF_MEMORY = """[rank2]: Traceback (most recent call last):
+[rank2]:   File "/app/train.py", line 225, in <module>
+[rank2]: torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 336.00 MiB. GPU 2 has 141.25 MiB free.
+"""
+WATCHDOG = """[rank5]:[E ProcessGroupNCCL.cpp:583] To avoid data inconsistency, we are taking the entire process down.
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG 0 Rank 5] NCCL watchdog thread terminated with exception: [Rank 5] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15734, OpType=ALLREDUCE)
+"""
+SHARED_MEMORY = """Traceback (most recent call last):
+  File "/app/train.py", line 9, in <module>
+    dist.broadcast(tensor, 0)
+torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1331, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+Error while creating shared memory segment /dev/shm/nccl-WU88OE (size 9637888), error: No space left on device (28)
+"""
+RULE = "-" * 74
+NO_HOST = "ssh: Could not resolve hostname job-worker-1-0.job: Name or service not known"
+NO_DAEMON = "ORTE was unable to reliably start one or more daemons."
+BOX = f"""{RULE}
+{NO_DAEMON}
+This usually is caused by:
+
+* not finding the required libraries and/or binaries on
+  one or more nodes.
+{RULE}
+"""
 
 
 @table(
@@ -87,6 +131,25 @@ Fatal Python error: Aborted
     ("an exception that the program survived long ago, then a kill", RAISED + FOOTER + "step 9\n", 137, "step 9"),
     ("an exception that the program survived long ago, then a fault", RAISED + FOOTER + "step 9\n", 139, "step 9"),
     ("no output", "", 1, ""),
+    ("an exception that Python ignores at exit", RAISED + IGNORED, 1, "ValueError: sample 4711 is broken"),
+    ("only an exception that Python ignores", IGNORED, 1, "RuntimeError: DataLoader worker"),
+    (
+        "one rank raised, which another one prints",
+        CHECKPOINT,
+        1,
+        "RuntimeError: Missing key in checkpoint state_dict: v.",
+    ),
+    (
+        "one rank raised, and others waited until they aborted",
+        OUT_OF_MEMORY + WATCHDOG,
+        1,
+        "torch.cuda.OutOfMemoryError",
+    ),
+    ("a rank waited until it aborted", RAISED + WATCHDOG, 134, "what():  [PG 0 Rank 5] NCCL watchdog"),
+    ("what NCCL says about its error", SHARED_MEMORY, 1, "Error while creating shared memory segment"),
+    ("a message of mpirun in a box", BOX, 1, NO_DAEMON),
+    ("ssh says more than mpirun", f"{NO_HOST}\n{BOX}", 1, NO_HOST),
+    ("a rule alone", f"epoch 3\n{RULE}\n", 1, RULE),
 )
 def test_the_line_that_says_what_ended_a_program(case):
     output, code, line = case
@@ -116,6 +179,12 @@ def test_the_rank_of_an_exception_is_the_one_that_its_lines_name():
     assert words.rank == 1
 
 
+def test_the_rank_of_an_exception_that_another_rank_prints_is_the_one_that_raised_it():
+    words = last_words(CHECKPOINT, 1)
+    assert words is not None
+    assert words.rank == 2
+
+
 def test_an_excerpt_has_the_exception_and_the_end_within_its_limits():
     text = excerpt(RAISED + FOOTER, 1, 20, 2048)
     assert "ValueError: sample 4711 is broken" in text
@@ -133,5 +202,10 @@ def test_an_excerpt_of_a_short_output_is_the_output():
 
 def test_a_large_or_strange_output_takes_little_time():
     """The work is linear: 40 times the output of a kubelet's limit, with a head of a traceback in each line."""
-    for line in ("Traceback (most recent call last):\n", "[rank1]: Traceback (most recent call last):\n", '  File "\n'):
+    for line in (
+        "Traceback (most recent call last):\n",
+        "[rank1]: Traceback (most recent call last):\n",
+        '  File "\n',
+        RULE + "\n",
+    ):
         last_words(line * 2000, 1)

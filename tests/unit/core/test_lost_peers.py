@@ -47,6 +47,18 @@ TEXTS = [
     ("torch", "3/4 clients joined"),
     ("torch", "RuntimeError: wait timeout after 300000ms, keys: store_based_barrier_key"),
     ("torch", "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"),
+    (
+        "torch",
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: 4330, for key: store_based_barrier_key:522 (world_size=2048, worker_count=1792, timeout=0:30:00)",
+    ),
+    # recorded: torch 2.15, rank 2 of 3 did not come to a monitored barrier
+    ("torch", "RuntimeError: [Rank 0]: Rank 2 failed to pass monitoredBarrier in 8000 ms"),
+    ("torch", "RuntimeError: [Rank 0]: Ranks 4, 5, 6, 7 failed to pass monitoredBarrier in 2000000 ms"),
+    (
+        "torch",
+        "RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.",
+    ),
+    ("torch", "RuntimeError: Rank 1 timed out in monitoredBarrier after 8000 ms."),
     # recorded: torchrun got SIGTERM
     ("torch", "torch.distributed.elastic.multiprocessing.api.SignalException: Process 618 got signal: 15"),
     ("torch", "RuntimeError: DataLoader worker (pid 77) is killed by signal: Terminated."),

@@ -1,7 +1,7 @@
 """Finds the replica that a failure is a consequence of, from the other pods of the attempt and from the reports.
 
 A rank that only says that it lost its peers is not the cause. The cause may be a pod that never started, a rank that
-never joined the group, or one that completed before the others.
+never joined the group or did not come to a collective, or one that completed before the others.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from allranks.api.status import Because, Failure, Status
 from allranks.core.diagnosis import hardware
 from allranks.core.diagnosis.exec_failure import CANNOT_START
 from allranks.core.diagnosis.root_cause import (
+    ABSENT,
     COMPLETED_EARLY,
     HARDWARE,
     LOST_PEER,
@@ -25,7 +26,7 @@ from allranks.core.diagnosis.root_cause import (
 )
 from allranks.core.facts import naming, topology
 from allranks.core.facts.attempt import Ranks
-from allranks.core.facts.failure_patterns import is_unreadable_data, joined
+from allranks.core.facts.failure_patterns import absent, is_unreadable_data, joined
 from allranks.core.facts.model import INIT_FAILED, Platform, Pod, RejectedCreate
 from allranks.core.facts.rank_reports import Reports
 from allranks.frameworks.base import Replica
@@ -64,8 +65,10 @@ def weigh(
             or _on_unhealthy_hardware(failure, pods, node_problems, ranks)
             or _completed_early(job, failure, pods, reports, ranks)
             or _not_joined(status, failure, pods, ranks)
+            or _absent(failure, pods, ranks)
             or failure
         )
+    failure = _of_rank(failure, pods, ranks)
     if _could_not_resume(job, status) and is_unreadable_data(failure.message):
         return replace(failure, because="CheckpointUnreadable", message=_with_steps(status, failure.message))
     return failure
@@ -166,13 +169,47 @@ def _not_joined(status: Status, failure: Failure, pods: Mapping[Place, Pod], ran
     if numbers is None or (status.progress is not None and status.progress.first_step_time is not None):
         return None
     present, size = numbers
-    running = [pod for place, pod in pods.items() if not pod.ended and ranks.rank(*place) is not None]
     text = f"{present} of {size} ranks had joined the group"
-    if len(running) != size - present or not running:
+    ranked = [pod for place, pod in pods.items() if ranks.rank(*place) is not None]
+    running = [pod for pod in ranked if not pod.ended]
+    missing = _named(failure, ranked, ranks) or (running if len(running) == size - present else [])
+    if not missing:
         return replace(failure, because="NotJoined", message=f"{text}\n{failure.message}"[-2048:])
-    names = ", ".join(naming.replica_key(pod.role, pod.index) for pod in running[:8])
-    text = f"{text}: {names} ({'it runs' if len(running) == 1 else 'they run'}) had not"
-    return _of_pod(failure, running[0], ranks, NOT_JOINED, text)
+    return _of_pod(failure, missing[0], ranks, NOT_JOINED, f"{text}: {_names(missing)} had not")
+
+
+def _absent(failure: Failure, pods: Mapping[Place, Pod], ranks: Ranks) -> Failure | None:
+    """Return the rank for which others waited in vain in a collective, as the output of one of them names it."""
+    ranked = [pod for place, pod in pods.items() if ranks.rank(*place) is not None]
+    missing = _named(failure, ranked, ranks)
+    if not missing:
+        return None
+    return _of_pod(failure, missing[0], ranks, ABSENT, f"other ranks waited for {_names(missing)} in vain")
+
+
+def _named(failure: Failure, ranked: list[Pod], ranks: Ranks) -> list[Pod]:
+    """Return the pods of the ranks that an output says were waited for, but for those that say themselves that they
+    waited."""
+    texts = [failure.message, *(pod.exit.message for pod in ranked if pod.exit and not pod.succeeded)]
+    numbers = next((numbers for text in texts if (numbers := absent(text))), [])
+    others = [pod for pod in ranked if (pod.role, pod.index) != (failure.role, failure.index)]
+    return [pod for pod in others if not pod.succeeded and ranks.rank(pod.role, pod.index) in numbers]
+
+
+def _names(pods: list[Pod]) -> str:
+    named = ", ".join(naming.replica_key(pod.role, pod.index) for pod in pods[:8])
+    if any(pod.ended for pod in pods):
+        return named
+    return f"{named} ({'it runs' if len(pods) == 1 else 'they run'})"
+
+
+def _of_rank(failure: Failure, pods: Mapping[Place, Pod], ranks: Ranks) -> Failure:
+    """Return the failure with the pod of the rank that raised, if the output of another rank says which one did."""
+    own = ranks.rank(failure.role, failure.index)
+    if own is None or failure.rank is None or failure.rank == own:
+        return failure
+    pod = next((pod for place, pod in pods.items() if ranks.rank(*place) == failure.rank), None)
+    return replace(failure, role=pod.role, index=pod.index, pod=pod.name, node=pod.node) if pod else failure
 
 
 def _could_not_resume(job: Job, status: Status) -> bool:
@@ -199,6 +236,7 @@ _EVIDENCE: dict[str, Because] = {
     HARDWARE: "NodeUnhealthy",
     NEVER_WHOLE: "NeverWhole",
     NOT_JOINED: "NotJoined",
+    ABSENT: "Absent",
     COMPLETED_EARLY: "CompletedEarly",
 }
 

@@ -45,9 +45,21 @@ def last_words(text: str, code: int | None = 1) -> LastWords | None:
     if code not in _OF_EXCEPTIONS:
         exceptions = [words for words in exceptions if fatal or len(lines) - words.end <= _NEAR_THE_END]
     last = _most_telling(exceptions)
-    if fatal and (last is None or fatal.begin >= last.end or last.from_launcher):
+    if fatal and not _says_more(last, fatal):
         return fatal
-    return last
+    return last or _boxed(lines)
+
+
+def _says_more(exception: LastWords | None, fatal: LastWords) -> bool:
+    """Return whether the exception, and not the fatal error, says what ended the program.
+
+    PyTorch prints the rank before uncaught exceptions only: if that of one rank is no lost peer, other ranks may still
+    wait for it until they abort.
+    """
+    if exception is None or exception.from_launcher:
+        return False
+    uncaught = exception.rank is not None and not exception.lost_peer
+    return fatal.begin < exception.end or (uncaught and fatal.lost_peer)
 
 
 _OF_EXCEPTIONS = frozenset({None, 1, 143})
@@ -117,13 +129,16 @@ def _of_each_rank(exceptions: list[LastWords]) -> list[LastWords]:
 
 _PREFIX = r"(?P<prefix>(?:[\[(][^\[\]()]{0,60}[\])](?:<stderr>)?:? ?)?)"
 """Before each line: [rank1]: of torch.distributed, [1]<stderr>: of launchers, (Worker pid=7) of Ray."""
-_HEAD = re.compile(_PREFIX + r"Traceback \(most recent call last\):\s*$")
+_HEAD = re.compile(_PREFIX + r"Traceback \(most recent call last\):(?: \(RANK (?P<raised>\d+)\))?\s*$")
+"""With a rank: torch.distributed.checkpoint (api.py, CheckpointException) raises in all ranks what one raised."""
 _FRAME = re.compile(_PREFIX + r'\s+(?:File ".*", line \d+|\^+$|~+\^*~*$)')
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: .*|:)?$")
 _CHAIN = re.compile(
     r"(?:During handling of the above exception, another exception occurred:"
     r"|The above exception was the direct cause of the following exception:)\s*$"
 )
+_IGNORED = re.compile(r"Exception ignored (?:in|while)\b")
+"""Python prints the traceback of an exception that ends nothing: in a destructor, or at exit."""
 _RANK = re.compile(r"\[(?:rank|\d+,)?(?P<rank>\d+)\]")
 _DETAILS = 12
 """Lines after the first one of an exception that may belong to its message."""
@@ -141,6 +156,8 @@ class _Exception:
     begin: int
     end: int
     prefix: str
+    raised: int | None = None
+    """The rank that raised it, if another one prints it."""
 
 
 def _exceptions(lines: list[str]) -> Iterator[LastWords]:
@@ -151,6 +168,8 @@ def _exceptions(lines: list[str]) -> Iterator[LastWords]:
     for prefix, exceptions in by_prefix.items():
         chain: list[_Exception] = []
         for exception in exceptions:
+            if exception.raised is not None:
+                chain = []  # the exception before it only says that this one was raised
             between = lines[chain[-1].end : exception.begin] if chain else []
             if chain and not any(_CHAIN.match(line.removeprefix(prefix)) for line in between):
                 yield _words(chain)
@@ -170,7 +189,7 @@ def _words(chain: list[_Exception]) -> LastWords:
         begin=first.begin,
         end=last.end,
         lost_peer=lost,
-        rank=int(match["rank"]) if match else None,
+        rank=int(match["rank"]) if match and last.raised is None else last.raised,
         from_launcher=_LAUNCHERS.match(last.line) is not None,
     )
 
@@ -180,7 +199,12 @@ def _innermost(exception: _Exception) -> str:
     if "Original Traceback (most recent call last)" in exception.details:
         inner = [line for line in exception.details.splitlines() if _EXCEPTION.match(line)]
         return inner[-1] if inner else exception.line
-    return exception.line
+    last_error = _LAST_ERROR.search(exception.details)
+    return last_error["text"] if last_error else exception.line
+
+
+_LAST_ERROR = re.compile(r"^Last error:\s*\n\s*(?P<text>\S.*)$", re.MULTILINE)
+"""What NCCL says about its own error: torch, NCCLUtils.cpp."""
 
 
 def _tracebacks(lines: list[str]) -> Iterator[_Exception]:
@@ -195,8 +219,15 @@ def _tracebacks(lines: list[str]) -> Iterator[_Exception]:
             number += 1
             continue
         line, end = exception
-        yield _Exception(line, "\n".join(_details(lines, end, head["prefix"])), number, end, head["prefix"])
+        if not _is_ignored(lines, number, head["prefix"]):
+            details = "\n".join(_details(lines, end, head["prefix"]))
+            raised = head.groupdict().get("raised")
+            yield _Exception(line, details, number, end, head["prefix"], int(raised) if raised else None)
         number = number + 1 if head["prefix"] else end  # other ranks may print theirs between these lines
+
+
+def _is_ignored(lines: list[str], number: int, prefix: str) -> bool:
+    return number > 0 and _IGNORED.match(lines[number - 1].removeprefix(prefix)) is not None
 
 
 def _cut_off(line: str, number: int, begun: set[str]) -> re.Match[str] | None:
@@ -262,3 +293,27 @@ def _last_fatal(lines: list[str]) -> LastWords | None:
     if end < len(lines) and _MESSAGE_OF_CPP.match(lines[end]):
         line, end = lines[end].strip(), end + 1
     return LastWords(line, number, end, is_lost_peer("\n".join(lines[number : number + 4])))
+
+
+# --- messages of launchers in a box -----------------------------------------------------------------------------------
+
+_RULE = re.compile(r"([-=*#])\1{19,}\s*$")
+_OF_SSH = re.compile(r"ssh: (?:Could not resolve hostname|connect to host) ")
+
+
+def _boxed(lines: list[str]) -> LastWords | None:
+    """Return the first line of the message between two rules with which the output ends, as Open MPI prints it; or the
+    line of ssh before it, which says more."""
+    end = len(lines)
+    while end and not lines[end - 1].strip():
+        end -= 1
+    begin = next((number for number in range(end - 2, -1, -1) if _RULE.match(lines[number])), None)
+    if begin is None or not _RULE.match(lines[end - 1]):
+        return None
+    text = [line for line in lines[begin + 1 : end - 1] if line.strip()]
+    if not text:
+        return None
+    lost = is_lost_peer("\n".join(text))
+    if begin and _OF_SSH.match(lines[begin - 1]):
+        return LastWords(lines[begin - 1].strip(), begin - 1, end, lost, from_launcher=True)
+    return LastWords(text[0].strip(), begin, end, lost, from_launcher=True)

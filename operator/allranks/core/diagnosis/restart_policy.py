@@ -254,6 +254,10 @@ def _by_evidence(before: Failure | None, failure: Failure) -> tuple[Action, str]
         if again and before is not None and same_way(before, failure):
             return "Fail", "its newest checkpoint cannot be read, twice: set it aside, so that an older one is used"
         return "Restart", "its newest checkpoint cannot be read"
+    if failure.because == "WriteFailed":
+        return "Restart", "a file could not be written"
+    if failure.because == "Absent":
+        return "Restart", "the other ranks waited for it in vain"
     if failure.because == "CompletedEarly":
         return "Restart", "the other ranks could not continue without it"
     return "Restart", "it lost other ranks, and none of them failed"

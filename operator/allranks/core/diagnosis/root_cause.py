@@ -16,7 +16,7 @@ from allranks.core.diagnosis.exit_codes import SIGTERM, possible_signal
 from allranks.core.diagnosis.last_words import LastWords
 from allranks.core.facts import naming, topology
 from allranks.core.facts.attempt import Ranks
-from allranks.core.facts.failure_patterns import is_device_error
+from allranks.core.facts.failure_patterns import is_device_error, is_failed_write
 from allranks.core.facts.model import (
     ANY_PLATFORM,
     BY_KUBELET,
@@ -48,11 +48,13 @@ REJECTIONS = frozenset(
 )
 """`status.reason` of pods that the kubelet of their node rejects, besides OutOf... (OutOfcpu, OutOfnvidia.com/gpu)."""
 
-NEVER_WHOLE, NOT_JOINED, COMPLETED_EARLY, HARDWARE = "NotStarted", "NotJoined", "CompletedEarly", "HardwareUnhealthy"
+NEVER_WHOLE, NOT_JOINED, COMPLETED_EARLY = "NotStarted", "NotJoined", "CompletedEarly"
+ABSENT, HARDWARE = "Absent", "HardwareUnhealthy"
 """Reasons of failures that `evidence` finds: the replica is the cause, and another one failed because of it."""
 _SENTENCES = {
     NEVER_WHOLE: "had not started when another rank gave up",
     NOT_JOINED: "had not joined the group when another rank gave up",
+    ABSENT: "had not come to a collective when another rank gave up",
     COMPLETED_EARLY: "completed before the other ranks",
     HARDWARE: "had unhealthy hardware when another rank lost it",
 }
@@ -321,7 +323,9 @@ def _because(ending: _Ending) -> Because | None:
         return LOST_PEER
     if ending.by_itself and ending.reason == "Error":
         line = ending.words.line if ending.words else ""
-        return "DeviceError" if is_device_error(line or _last_lines(ending.message)) else None
+        if is_device_error(line or _last_lines(ending.message)):
+            return "DeviceError"
+        return "WriteFailed" if is_failed_write(line or _last_lines(ending.message)) else None
     init = ending.pod.init
     if ending.reason == INIT_FAILED and init and not init.name.startswith(_OWN_CONTAINERS):
         return "InitContainer"

@@ -1,4 +1,5 @@
-"""What programs print when a device of their node fails, and when a checkpoint cannot be read.
+"""What programs print when a device of their node fails, when a file cannot be written or a checkpoint cannot be read,
+and when they wait for other ranks in vain.
 
 The tests with the real texts: tests/unit/core/test_evidence.py.
 """
@@ -35,7 +36,7 @@ _UNREADABLE = re.compile(
     r"|Failed to interpret file .* as a pickle|cannot reshape array of size|No data left in file"
     # torch.load: caffe2/serialize/inline_container.cc and torch/serialization.py
     r"|PytorchStreamReader failed|failed finding central directory|unexpected EOF, expected|invalid load key"
-    r"|The file might be corrupted|Couldn't read .*\.metadata|CheckpointException"
+    r"|The file might be corrupted|Couldn't read .*\.metadata"
     # safetensors, HDF5 (Keras), TensorFlow, orbax and tensorstore
     r"|SafetensorError|MetadataIncompleteBuffer|HeaderTooLarge|InvalidHeader"
     r"|Unable to (?:synchronously )?open (?:file|object) .*(?:truncated|signature)|truncated file: eof"
@@ -50,9 +51,25 @@ def is_unreadable_data(text: str) -> bool:
     return _UNREADABLE.search(text) is not None
 
 
+_NOT_WRITTEN = re.compile(
+    r"No space left on device|Disk quota exceeded|Read-only file system|\[Errno (?:27|28|30|122)\]"
+    # torch.save: caffe2/serialize/inline_container.cc
+    r"|PytorchStreamWriter failed writing file|inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+"
+)
+
+
+def is_failed_write(text: str) -> bool:
+    """Return whether the text says that a file could not be written: its disk is full, for example."""
+    return _NOT_WRITTEN.search(text) is not None
+
+
 _JOINED = re.compile(
     r"\b(?P<joined>\d+)/(?P<size>\d+) clients joined"  # torch, TCPStore.cpp
-    r"|tasks that reached the barrier: (?P<reached>\d+)/(?P<tasks>\d+)"  # xla, coordination_service.cc
+    # torch, distributed_c10d.py: _store_based_barrier
+    r"|store based barrier on .*\(world_size=(?P<world>\d+), (?:worker_count|num_workers_joined)=(?P<counted>\d+)"
+    # xla, coordination_service.cc: the barrier at which tasks register
+    r"|Barrier timed out\. (?:Id: \[Init\]|Barrier_id: PjRT_Client_Connect)[^#]*"
+    r"# of tasks that reached the barrier: (?P<reached>\d+)/(?P<tasks>\d+)"
 )
 
 
@@ -62,4 +79,30 @@ def joined(text: str) -> tuple[int, int] | None:
     if not matches:
         return None
     last = matches[-1]
-    return int(last["joined"] or last["reached"]), int(last["size"] or last["tasks"])
+    present, size = last["joined"] or last["counted"] or last["reached"], last["size"] or last["world"] or last["tasks"]
+    return int(present), int(size)
+
+
+_ABSENT = re.compile(
+    # torch, ProcessGroupGloo.cpp: monitoredBarrier
+    r"Ranks? (?P<barrier>\d+(?:, \d+)*) failed to pass monitoredBarrier"
+    # xla, coordination_service.cc: names of tasks, or their numbers, one a line
+    r"|[Tt]imed out task names:\s*(?P<tasks>(?:\n(?:/job:\w+/replica:\d+/task:)?\d+[ \t]*(?=\n|$))+)"
+    # horovod, stall_inspector.cc
+    r"|Missing ranks:(?P<stalled>(?:\n\d+: \[.*)+)|\[missing ranks:(?P<missing> ?\d+(?:, ?\d+)*)"
+)
+_NUMBER = {
+    "barrier": re.compile(r"\d+"),
+    "tasks": re.compile(r"\d+[ \t]*$", re.MULTILINE),
+    "stalled": re.compile(r"^\d+(?=: \[)", re.MULTILINE),
+    "missing": re.compile(r"\d+"),
+}
+
+
+def absent(text: str) -> list[int]:
+    """Return the ranks for which the rank that printed the text waited in vain, as it names them."""
+    matches = [*_ABSENT.finditer(text)]
+    if not matches:
+        return []
+    group = matches[-1].lastgroup or ""
+    return sorted({int(number) for number in _NUMBER[group].findall(matches[-1][group])})
