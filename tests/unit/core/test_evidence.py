@@ -316,6 +316,14 @@ def test_the_same_failure_in_the_same_step_of_each_attempt(case):
         assert words in decision.explanation
 
 
+def test_a_rank_that_is_killed_in_the_same_step_of_each_attempt_is_not_called_a_bug():
+    killed = failure(exit_code=137, signal=9, message="step 9")
+    past = PastAttempt(end_time=NOW, reason="Error", failure=killed, first_step=1, last_step=9)
+    decision = restart_policy.decide_restart(JOB, replace(STEPPED, attempt=2, history=[past, past]), killed)
+    assert decision.action == "Fail"
+    assert "in step 10 of 3 attempts: something kills it there, often for its memory" in decision.explanation
+
+
 def test_failures_in_different_steps_are_not_the_same():
     past = PastAttempt(end_time=NOW, reason="Error", failure=RAISED, first_step=1, last_step=7)
     assert restart_policy.same_step(replace(STEPPED, history=[past, past]), RAISED) is None

@@ -86,6 +86,15 @@ ncclSystemError: System call (e.g. socket, malloc) or external library call fail
 Last error:
 Error while creating shared memory segment /dev/shm/nccl-WU88OE (size 9637888), error: No space left on device (28)
 """
+# recorded: Open MPI 4.1, a rank that reads address 0
+SIGNAL = """[node-1:01402] *** Process received signal ***
+[node-1:01402] Signal: Segmentation fault (11)
+[node-1:01402] Signal code: Address not mapped (1)
+[node-1:01402] Failing at address: (nil)
+""" + "".join(f"[node-1:01402] [{n:2}] /usr/lib/libpython3.11.so.1.0(+0x1117a)[0x7ff5152ed17a]\n" for n in range(25))
+UCX = (
+    "[node-1:132060:0:132730] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x11000078)"
+)
 RULE = "-" * 74
 NO_HOST = "ssh: Could not resolve hostname job-worker-1-0.job: Name or service not known"
 NO_DAEMON = "ORTE was unable to reliably start one or more daemons."
@@ -147,6 +156,19 @@ This usually is caused by:
     ),
     ("a rank waited until it aborted", RAISED + WATCHDOG, 134, "what():  [PG 0 Rank 5] NCCL watchdog"),
     ("what NCCL says about its error", SHARED_MEMORY, 1, "Error while creating shared memory segment"),
+    (
+        "a signal that Open MPI catches",
+        f"{SIGNAL}[node-1:01402] *** End of error message ***\n",
+        139,
+        "[node-1:01402] Signal: ",
+    ),
+    ("a signal that UCX catches", f"{UCX}\n==== backtrace (tid: 132732) ====\n 0  0x12990 f()\n", 139, UCX),
+    (
+        "what aborted, before Open MPI's frames",
+        THROWN + SIGNAL.replace("11", "6"),
+        134,
+        "what():  sample 4711 is broken",
+    ),
     ("a message of mpirun in a box", BOX, 1, NO_DAEMON),
     ("ssh says more than mpirun", f"{NO_HOST}\n{BOX}", 1, NO_HOST),
     ("a rule alone", f"epoch 3\n{RULE}\n", 1, RULE),

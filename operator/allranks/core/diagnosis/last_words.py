@@ -275,16 +275,17 @@ _FATAL = re.compile(
     r"|terminate called after throwing an instance of "
     r"|Fatal Python error: (?!.*at interpreter shutdown)"
     r"|(?:\S+: )?\S+:\d+: .*Assertion `.*' failed"
+    r"|\[\S+:\d+\] (?:Signal: \w[\w ]* \(\d+\)|Caught signal \d+ )"  # Open MPI, stacktrace.c; UCX, debug.c
 )
 _MESSAGE_OF_CPP = re.compile(r"\s+what\(\):\s+\S")
-_FAULT = "Fatal Python error: Aborted"
-"""Python's own line about an abort, whose cause native code printed before."""
+_ABORTED = re.compile(r"Fatal Python error: Aborted|\[\S+\] (?:Signal: |Caught signal )")
+"""What others print about a signal, whose cause native code may have printed before."""
 
 
 def _last_fatal(lines: list[str]) -> LastWords | None:
-    """Return the last fatal error; of an abort, what native code printed before it."""
+    """Return the last fatal error; of a signal, what native code printed before it."""
     numbers = [number for number, line in enumerate(lines) if _FATAL.match(line)]
-    causes = [number for number in numbers if not lines[number].startswith(_FAULT)]
+    causes = [number for number in numbers if not _ABORTED.match(lines[number])]
     if not numbers:
         return None
     number = (causes or numbers)[-1]

@@ -10,7 +10,7 @@ from typing import Literal
 from allranks.api.job import Job, RestartRule
 from allranks.api.status import Failure, RestartCounts, Status
 from allranks.core.diagnosis import exec_failure, hang_detection, hardware
-from allranks.core.diagnosis.exit_codes import FAULTS, possible_signal, signal_name
+from allranks.core.diagnosis.exit_codes import FAULTS, SIGKILL, possible_signal, signal_name
 from allranks.core.diagnosis.root_cause import is_uncounted, same_way
 from allranks.core.facts import naming, topology
 from allranks.core.facts.model import ANY_PLATFORM, FETCH_FAILED, LIMIT_EXCEEDED, Platform
@@ -59,8 +59,14 @@ def decide_restart(job: Job, status: Status, failure: Failure, platform: Platfor
     if action == "Restart" and not failure.because and (repeated := same_step(status, failure)):
         explanation = f"failed in the same way in step {repeated[0]} of {repeated[1]} attempts"
         if repeated[1] >= SAME_STEP_ATTEMPTS:
-            return RestartDecision("Fail", f"{explanation}: a bug in the program or in its data", failure.reason)
+            return RestartDecision("Fail", f"{explanation}: {_explain_repetition(failure)}", failure.reason)
     return within_budget(job, status, failure, action, explanation)
+
+
+def _explain_repetition(failure: Failure) -> str:
+    if possible_signal(failure.exit_code, failure.signal) == SIGKILL:
+        return "something kills it there, often for its memory"
+    return "a bug in the program or in its data"
 
 
 def restarts_requested(job: Job) -> bool:
