@@ -207,6 +207,31 @@ def test_the_rank_of_an_exception_that_another_rank_prints_is_the_one_that_raise
     assert words.rank == 2
 
 
+# recorded: torch 2.15, torch.multiprocessing.spawn
+SPAWN = """Traceback (most recent call last):
+  File "/app/train.py", line 14, in <module>
+    mp.spawn(train, nprocs=2)
+"""
+CHILD_ENDED = f"{SPAWN}torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGSEGV\n"
+CHILD_RAISED = f"""{SPAWN}torch.multiprocessing.spawn.ProcessRaisedException:
+
+-- Process 1 terminated with the following error:
+{RAISED}"""
+
+
+@table(
+    ("a signal", CHILD_ENDED, "torch.multiprocessing.spawn.ProcessExitedException: process 1", True),
+    ("an exception", CHILD_RAISED, "ValueError: sample 4711 is broken", True),
+    ("an exception of the program itself", RAISED, "ValueError: sample 4711 is broken", False),
+)
+def test_a_process_that_the_program_started_itself_has_no_known_rank(case):
+    output, line, of_child = case
+    words = last_words(output, 1)
+    assert words is not None
+    assert words.line.startswith(line)
+    assert words.of_child is of_child
+
+
 def test_an_excerpt_has_the_exception_and_the_end_within_its_limits():
     text = excerpt(RAISED + FOOTER, 1, 20, 2048)
     assert "ValueError: sample 4711 is broken" in text

@@ -245,11 +245,16 @@ def test_of_a_replica_restarted_alone_the_newest_pod_is_named():
     assert (first(of, status=status, missing=[gone]).pod, gone.role) == ("job-ps-1-0-2", "ps")
 
 
+SPAWNED = """Traceback (most recent call last):
+  File "/app/train.py", line 14, in <module>
+torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGSEGV
+"""
 # Sentence, job, failed pod, its rank.
 RANKS = [
     ("the master is rank 0", GROUP, failed("master"), 0),
     ("the workers follow", GROUP, failed("worker", 1), 2),
     ("a parameter server has no rank", PS_JOB, failed("ps"), None),
+    ("a process that the program started itself has no rank", GROUP, failed("master", message=SPAWNED), None),
     (
         "where 8 processes run in a pod, its index is no rank",
         {"pytorch": {"processesPerNode": 8}},

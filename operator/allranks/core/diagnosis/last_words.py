@@ -28,6 +28,8 @@ class LastWords:
     """The rank that printed it, where the output says that."""
     from_launcher: bool = False
     """A launcher says that its processes failed, or that it was ended."""
+    of_child: bool = False
+    """A process that the program started itself failed, whose rank is unknown."""
 
 
 def last_words(text: str, code: int | None = 1) -> LastWords | None:
@@ -139,6 +141,10 @@ _CHAIN = re.compile(
 )
 _IGNORED = re.compile(r"Exception ignored (?:in|while)\b")
 """Python prints the traceback of an exception that ends nothing: in a destructor, or at exit."""
+_OF_CHILD = re.compile(
+    r"torch\.multiprocessing\.spawn\.ProcessExitedException\b|-- Process \d+ terminated with the following error:"
+)
+"""torch/multiprocessing/spawn.py: an exception, and the line before the traceback of another process."""
 _RANK = re.compile(r"\[(?:rank|\d+,)?(?P<rank>\d+)\]")
 _DETAILS = 12
 """Lines after the first one of an exception that may belong to its message."""
@@ -158,6 +164,7 @@ class _Exception:
     prefix: str
     raised: int | None = None
     """The rank that raised it, if another one prints it."""
+    of_child: bool = False
 
 
 def _exceptions(lines: list[str]) -> Iterator[LastWords]:
@@ -191,6 +198,7 @@ def _words(chain: list[_Exception]) -> LastWords:
         lost_peer=lost,
         rank=int(match["rank"]) if match and last.raised is None else last.raised,
         from_launcher=_LAUNCHERS.match(last.line) is not None,
+        of_child=last.of_child or _OF_CHILD.match(last.line) is not None,
     )
 
 
@@ -222,7 +230,8 @@ def _tracebacks(lines: list[str]) -> Iterator[_Exception]:
         if not _is_ignored(lines, number, head["prefix"]):
             details = "\n".join(_details(lines, end, head["prefix"]))
             raised = head.groupdict().get("raised")
-            yield _Exception(line, details, number, end, head["prefix"], int(raised) if raised else None)
+            of_child = number > 0 and _OF_CHILD.match(lines[number - 1]) is not None
+            yield _Exception(line, details, number, end, head["prefix"], int(raised) if raised else None, of_child)
         number = number + 1 if head["prefix"] else end  # other ranks may print theirs between these lines
 
 

@@ -300,11 +300,12 @@ def _describe(status: Status, ending: _Ending, ranks: Ranks) -> Failure:
     if ending.words and ending.words.rank is not None:
         reported = ending.words.rank
     code = _within(ending.code, -(2**31))
+    rank = ranks.rank(pod.role, pod.index) if reported is None else _within(reported, 0)
     return Failure(
         attempt=status.attempt,
         role=pod.role,
         index=pod.index,
-        rank=ranks.rank(pod.role, pod.index) if reported is None else _within(reported, 0),
+        rank=None if ending.words and ending.words.of_child else rank,
         pod=pod.name,
         node=pod.node,
         exit_code=code,
