@@ -105,6 +105,12 @@ R0, R1, R2 = "rank 0 (worker-0 on node-0)", "rank 1 (worker-1 on node-1)", "rank
         f"the main thread of {R1} has ended, and another thread keeps the process; rank 0 waits for it",
     ),
     (
+        "a main thread that ended, after all steps of all ranks",
+        [rank(0, 10, total_steps=10, done=True), rank(1, 10, total_steps=10, position=KEPT)],
+        [1],
+        "the main thread of rank 1 (worker-1 on node-1) has ended; another thread keeps the process",
+    ),
+    (
         "a rank that completed",
         [rank(0, 10, position=REDUCE), rank(1, 10, total_steps=20, done=True), rank(2, 10, position=REDUCE)],
         [1],

@@ -29,7 +29,7 @@ class Suspects:
 def suspects(ranks: Sequence[RankReport]) -> Suspects:
     """Return the ranks for which the others wait, by the first rule that finds some, but not all."""
     active = [rank for rank in ranks if not rank.done]
-    for rule in (_raising, _behind, _completed, _ended, _silent, _outside, _elsewhere):
+    for rule in (_raising, _behind, _ended, _completed, _silent, _outside, _elsewhere):
         if result := rule(ranks, active):
             return Suspects(_sorted(result.ranks), result.sentence)
     return Suspects((), _all_at(active))
@@ -65,6 +65,15 @@ def _behind(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects |
     return Suspects(tuple(behind), f"{sentence}{_others(active, behind) if place else ''}")
 
 
+def _ended(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects | None:
+    """Ranks whose main thread has ended, while another thread keeps the process."""
+    ended = [rank for rank in active if _position(rank).call == "ended"]
+    if not ended or len(ended) == len(ranks):
+        return None
+    sentence = f"{_main_threads(ended)} ended, and another thread keeps the process{_others(active, ended)}"
+    return Suspects(tuple(ended), sentence)
+
+
 def _completed(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects | None:
     """Ranks that completed, and made no more steps than the ranks that still run."""
     furthest = max((_step(rank) for rank in active), default=0)
@@ -77,15 +86,6 @@ def _completed(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspect
     early = any(rank.total_steps and _step(rank) < rank.total_steps for rank in done)
     others = _others(active, done, wait=early) or f"; {numbered(active)} still {_verb(active, 'runs')}"
     return Suspects(tuple(done), f"{named(done)} completed{at}{others}")
-
-
-def _ended(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects | None:
-    """Ranks whose main thread has ended, while another thread keeps the process."""
-    ended = [rank for rank in active if _position(rank).call == "ended"]
-    if not ended or len(ended) == len(active):
-        return None
-    sentence = f"{_main_threads(ended)} ended, and another thread keeps the process{_others(active, ended)}"
-    return Suspects(tuple(ended), sentence)
 
 
 def _silent(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects | None:
