@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from allranks.core.diagnosis.stalled_ranks import numbered, suspects
 from allranks.core.facts.rank_reports import Position
 from support.builders import at, rank, table
@@ -93,6 +95,21 @@ R0, R1, R2 = "rank 0 (worker-0 on node-0)", "rank 1 (worker-1 on node-1)", "rank
         f"{R1} is in evaluate(), train.py:120 (forward); rank 0 waits for it in barrier, train.py:12",
     ),
     (
+        "an exception in a handler, and fewer steps",
+        [rank(0, 9, position=REDUCE), rank(1, 8, position=IN_FINALLY)],
+        [1],
+        f"{R1} handles ValueError: sample 4711 is broken, and waits in barrier, train.py:12; rank 0 waits for it",
+    ),
+    (
+        "a rank that handles the loss of a peer",
+        [
+            rank(0, 9, position=replace(IN_FINALLY, raising="RuntimeError: Connection closed by peer [::1]:3")),
+            rank(1, 8),
+        ],
+        [1],
+        f"{R1} at step 8, the others at 9",
+    ),
+    (
         "a main thread that ended by an exception",
         [rank(0, 9, position=REDUCE), rank(1, 9, position=ENDED)],
         [1],
@@ -108,7 +125,7 @@ R0, R1, R2 = "rank 0 (worker-0 on node-0)", "rank 1 (worker-1 on node-1)", "rank
         "a main thread that ended, after all steps of all ranks",
         [rank(0, 10, total_steps=10, done=True), rank(1, 10, total_steps=10, position=KEPT)],
         [1],
-        "the main thread of rank 1 (worker-1 on node-1) has ended; another thread keeps the process",
+        f"the main thread of {R1} has ended, and another thread keeps the process",
     ),
     (
         "a rank that completed",
