@@ -133,6 +133,68 @@ if os.environ["RANK"] == "1":
     raise ValueError("sample 4711 is broken")
 time.sleep(30)
 """
+LATE_AT_A_BARRIER = """
+import time
+from datetime import timedelta
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    time.sleep(120)
+dist.monitored_barrier(timeout=timedelta(seconds=8))
+"""
+LATE_AT_A_BARRIER_OF_JAX = """
+import time
+import jax
+from jax._src import distributed
+
+jax.distributed.initialize()
+if jax.process_index() == 1:
+    time.sleep(120)
+distributed.global_state.client.wait_at_barrier("load", timeout_in_ms=8000)
+"""
+ANOTHER_CHECKPOINT = """
+import os
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+
+dist.init_process_group("gloo")
+folder = os.environ["ALLRANKS_CHECKPOINT_DIR"]
+dcp.save({"w": torch.ones(4)}, checkpoint_id=folder)
+names = ("w", "v") if dist.get_rank() == 1 else ("w",)
+dcp.load({name: torch.ones(4) for name in names}, checkpoint_id=folder)
+"""
+FULL_DISK = """
+import os
+import torch
+from allranks.report import report
+
+for step in range(1, 20):
+    report(step=step, total_steps=20)
+    if step == 10 and os.environ["RANK"] == "1":
+        torch.save({"weights": torch.ones(10**6)}, "/dev/full")
+"""
+SPAWNS = """
+import ctypes
+import torch.multiprocessing as mp
+
+
+def train(index):
+    if index == 1:
+        ctypes.string_at(0)
+
+
+if __name__ == "__main__":
+    mp.spawn(train, nprocs=2)
+"""
+KEPT_BY_A_THREAD = """
+import os, threading, time
+from allranks.report import report
+
+if os.environ["RANK"] == "1":
+    threading.Thread(target=time.sleep, args=(10**6,)).start()
+for step in range(1, 11):
+    report(step=step, total_steps=10)
+"""
 PYTHON, TORCHRUN = ["python3", "program.py"], ["torchrun", "program.py"]
 TWO, THREE = {"roles": {"worker": 2}}, {"roles": {"worker": 3}}
 HANG = {"hang": {"timeoutSeconds": 10}}
@@ -195,6 +257,47 @@ RANK_1 = {"role": "worker", "index": 1, "rank": 1}
         {**SPMD, **RESTARTS, "checkpoint": {"claim": "torn"}},
         {"because": "CheckpointUnreadable"},
         "a checkpoint of step 4 was stored before",
+    ),
+    (
+        "a rank is late at a monitored barrier",
+        "pytorch",
+        LATE_AT_A_BARRIER,
+        {**TWO, "command": PYTHON},
+        {**RANK_1, "because": "Absent"},
+        "other ranks waited for worker-1 (it runs) in vain",
+    ),
+    (
+        "a process is late at a barrier of JAX",
+        "jax",
+        LATE_AT_A_BARRIER_OF_JAX,
+        {**TWO, "command": PYTHON},
+        {**RANK_1, "because": "Absent"},
+        "other ranks waited for worker-1 (it runs) in vain",
+    ),
+    (
+        "one rank asks for what its checkpoint has not",
+        "pytorch",
+        ANOTHER_CHECKPOINT,
+        {**TWO, "command": PYTHON, "checkpoint": {"claim": "another"}},
+        {**RANK_1, "because": None},
+        "Missing key in checkpoint state_dict: v",
+    ),
+    ("a full disk", "spmd", FULL_DISK, SPMD, {**RANK_1, "because": "WriteFailed"}, "inline_container"),
+    (
+        "a process of the program itself",
+        "pytorch",
+        SPAWNS,
+        {"roles": {"worker": 1}, "command": PYTHON},
+        {"role": "worker", "index": 0, "rank": None},
+        "process 1 terminated with signal SIGSEGV",
+    ),
+    (
+        "a thread keeps a rank whose program has ended",
+        "spmd",
+        KEPT_BY_A_THREAD,
+        {**SPMD, **HANG},
+        RANK_1,
+        "the main thread of rank 1",
     ),
     ("the same step in each attempt", "spmd", SAME_STEP, {**SPMD, **RESTARTS}, {"index": 0, "attempt": 2}, BROKEN),
 )
