@@ -121,6 +121,7 @@ Missing ranks:
         [0, 3],
     ),
     ("Horovod", STALL_OF_HOROVOD, [2, 3]),
+    ("Horovod, which ends the job", STALL_OF_HOROVOD.replace("2: ", "2!: "), [2, 3]),
     ("Horovod, before 0.20", "Stalled ops:HorovodBroadcast_dense_1_bias_0 [missing ranks: 1]", [1]),
     ("nothing", "RuntimeError: Connection closed by peer [10.0.0.1]:3", []),
 )

@@ -89,12 +89,12 @@ _ABSENT = re.compile(
     # xla, coordination_service.cc: names of tasks, or their numbers, one a line
     r"|[Tt]imed out task names:\s*(?P<tasks>(?:\n(?:/job:\w+/replica:\d+/task:)?\d+[ \t]*(?=\n|$))+)"
     # horovod, stall_inspector.cc
-    r"|Missing ranks:(?P<stalled>(?:\n\d+: \[.*)+)|\[missing ranks:(?P<missing> ?\d+(?:, ?\d+)*)"
+    r"|Missing ranks:(?P<stalled>(?:\n\d+!?: \[.*)+)|\[missing ranks:(?P<missing> ?\d+(?:, ?\d+)*)"
 )
 _NUMBER = {
     "barrier": re.compile(r"\d+"),
     "tasks": re.compile(r"\d+[ \t]*$", re.MULTILINE),
-    "stalled": re.compile(r"^\d+(?=: \[)", re.MULTILINE),
+    "stalled": re.compile(r"^\d+(?=!?: \[)", re.MULTILINE),
     "missing": re.compile(r"\d+"),
 }
 
