@@ -95,6 +95,12 @@ SIGNAL = """[node-1:01402] *** Process received signal ***
 UCX = (
     "[node-1:132060:0:132730] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x11000078)"
 )
+NO_ADDRESS = "[W1130 15:13:21.198883138 socket.cpp:764] [c10d] The IPv6 network addresses of (job-worker-0.job, 29500) cannot be retrieved (gai error: -2 - Name or service not known)."
+NOT_REACHED = """Traceback (most recent call last):
+  File "/app/train.py", line 6, in <module>
+    dist.init_process_group("gloo")
+torch.distributed.DistNetworkError: The client socket has timed out after 10000ms while trying to connect to (job-worker-0.job, 29500).
+"""
 RULE = "-" * 74
 NO_HOST = "ssh: Could not resolve hostname job-worker-1-0.job: Name or service not known"
 NO_DAEMON = "ORTE was unable to reliably start one or more daemons."
@@ -168,6 +174,13 @@ This usually is caused by:
         THROWN + SIGNAL.replace("11", "6"),
         134,
         "what():  sample 4711 is broken",
+    ),
+    ("a host without an address", f"{NO_ADDRESS}\n{NOT_REACHED}", 1, NO_ADDRESS),
+    (
+        "a host that does not answer",
+        NOT_REACHED,
+        1,
+        "torch.distributed.DistNetworkError: The client socket has timed out",
     ),
     ("a message of mpirun in a box", BOX, 1, NO_DAEMON),
     ("ssh says more than mpirun", f"{NO_HOST}\n{BOX}", 1, NO_HOST),

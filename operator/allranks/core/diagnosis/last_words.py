@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from allranks.core.facts.lost_peers import is_lost_peer
 
@@ -49,7 +49,7 @@ def last_words(text: str, code: int | None = 1) -> LastWords | None:
     last = _most_telling(exceptions)
     if fatal and not _says_more(last, fatal):
         return fatal
-    return last or _boxed(lines)
+    return _with_unresolved(last, lines) if last else _boxed(lines)
 
 
 def _says_more(exception: LastWords | None, fatal: LastWords) -> bool:
@@ -119,6 +119,18 @@ def _most_telling(exceptions: list[LastWords]) -> LastWords | None:
     program = [words for words in exceptions if not words.from_launcher] or exceptions[-1:]
     causes = [words for words in program if not words.lost_peer]
     return next(iter(causes or program), None)
+
+
+def _with_unresolved(words: LastWords, lines: list[str]) -> LastWords:
+    """Return the words with the line that says why a host could not be reached, if its name has no address."""
+    client = _CLIENT.search(words.line)
+    addresses = f"network addresses of ({client['host']}, " if client else ""
+    reasons = [line.strip() for line in lines if addresses and addresses in line and "(gai error: " in line]
+    return replace(words, line=reasons[-1]) if reasons else words
+
+
+_CLIENT = re.compile(r"The client socket has .* to \((?P<host>[^ ,]+), \d+\)")
+"""torch/csrc/distributed/c10d/socket.cpp, which also warns about names without addresses."""
 
 
 def _of_each_rank(exceptions: list[LastWords]) -> list[LastWords]:
@@ -317,8 +329,10 @@ def _boxed(lines: list[str]) -> LastWords | None:
     end = len(lines)
     while end and not lines[end - 1].strip():
         end -= 1
+    if not end or not _RULE.match(lines[end - 1]):
+        return None
     begin = next((number for number in range(end - 2, -1, -1) if _RULE.match(lines[number])), None)
-    if begin is None or not _RULE.match(lines[end - 1]):
+    if begin is None:
         return None
     text = [line for line in lines[begin + 1 : end - 1] if line.strip()]
     if not text:

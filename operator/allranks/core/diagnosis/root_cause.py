@@ -323,10 +323,10 @@ def _because(ending: _Ending) -> Because | None:
     if ending.lost_peer:
         return LOST_PEER
     if ending.by_itself and ending.reason == "Error":
-        line = ending.words.line if ending.words else ""
-        if is_device_error(line or _last_lines(ending.message)):
+        end = ending.words.line if ending.words else _last_lines(ending.message)
+        if is_device_error(end):
             return "DeviceError"
-        return "WriteFailed" if is_failed_write(line or _last_lines(ending.message)) else None
+        return "WriteFailed" if is_failed_write(end) else None
     init = ending.pod.init
     if ending.reason == INIT_FAILED and init and not init.name.startswith(_OWN_CONTAINERS):
         return "InitContainer"
