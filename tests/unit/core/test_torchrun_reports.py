@@ -225,3 +225,43 @@ def test_a_rank_out_of_range_is_dropped():
     text = log("kill-2").replace("  rank      : ", "  rank      : 99999999999")
     failure = first(job(), replace(failed(index=0), exit=Exit(1, at(5), "Error", as_kubelet(text))))
     assert failure.rank is None
+
+
+# recorded: torch 2.15, two ranks in the pod; rank 3 read address 0
+LOST_BY_ANOTHER_RANK = """[rank2]: Traceback (most recent call last):
+[rank2]:   File "/app/train.py", line 9, in <module>
+[rank2]:     dist.all_reduce(torch.ones(4))
+[rank2]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.0.0.1]:4
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+=======================================================
+train.py FAILED
+-------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-30_15:18:01
+  host      : localhost
+  rank      : 2 (local_rank: 0)
+  exitcode  : -15 (pid: 26289)  (SIGTERM)
+  error_file: <N/A>
+  traceback : Signal 15 (SIGTERM) received by PID 26289
+-------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-30_15:18:01
+  host      : localhost
+  rank      : 3 (local_rank: 1)
+  exitcode  : -11 (pid: 26290)  (SIGSEGV)
+  error_file: <N/A>
+  traceback : Signal 11 (SIGSEGV) received by PID 26290
+=======================================================
+"""
+
+
+def test_a_rank_that_lost_the_one_in_the_report_is_not_the_cause_although_only_it_printed_an_exception():
+    of = job(roles={"worker": 2}, pytorch={"processesPerNode": 2})
+    cause = first(of, failed("worker", 0, after=59, message=LOST), failed("worker", 1, message=LOST_BY_ANOTHER_RANK))
+    assert (cause.index, cause.rank, cause.exit_code, cause.signal, cause.because) == (1, 3, 139, 11, None)
+    assert "Connection closed by peer" not in cause.message
+
+
+LOST = LOST_BY_ANOTHER_RANK[: LOST_BY_ANOTHER_RANK.index("torch.distributed.elastic")].replace("rank2", "rank0")

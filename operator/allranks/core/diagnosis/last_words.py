@@ -89,6 +89,12 @@ def cause_line(text: str, code: int | None = 1) -> str:
     return lines[-1].strip() if lines else ""
 
 
+def of_rank(text: str, rank: int) -> str:
+    """Return the output without the lines that begin with the number of another rank."""
+    numbered = ((line, _RANK.match(line)) for line in text.splitlines())
+    return "\n".join(line for line, match in numbered if match is None or int(match["rank"]) == rank)
+
+
 def excerpt(text: str, code: int | None, lines: int, characters: int) -> str:
     """Return the end of an output, and before it what ended the program, if that is not part of the end."""
     whole = text.rstrip().splitlines()

@@ -283,11 +283,24 @@ class _Ending:
     def message(self) -> str:
         pod = self.pod
         if not self.disrupted and pod.exit:
-            text = pod.exit.message[: self.watched.start()] if self.watched else pod.exit.message
-            return (self.cause.message if self.cause else None) or without_exit_warnings(text)
+            return self._output
         if pod.disruption:
             return pod.disruption.message
         return _DELETED if pod.deleted_at else pod.waiting_text if pod.start_error else pod.waiting_message
+
+    @cached_property
+    def _output(self) -> str:
+        """What the program printed; without the lines of other ranks of the pod, if these lost the one that failed."""
+        ended, cause = self.pod.exit, self.cause
+        text = ended.message if ended else ""
+        text = (cause.message if cause else None) or without_exit_warnings(
+            text[: self.watched.start()] if self.watched else text
+        )
+        if cause is None or cause.rank is None:
+            return text
+        words = last_words.last_words(text, self.code)
+        lost = words is not None and words.lost_peer and words.rank not in (None, cause.rank)
+        return last_words.of_rank(text, cause.rank) if lost else text
 
 
 _WATCHED = re.compile(r"^allranks: the program was ended by signal (?P<signal>[0-9]{1,2}) \(\w+\)\s*\Z", re.MULTILINE)
