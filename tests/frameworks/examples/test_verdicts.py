@@ -186,6 +186,16 @@ def train(index):
 if __name__ == "__main__":
     mp.spawn(train, nprocs=2)
 """
+FAULT = """
+import ctypes
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+for step in range(1, 20):
+    if step == 10 and dist.get_rank() == 3:
+        ctypes.string_at(0)
+    dist.all_reduce(torch.ones(4))
+"""
 KEPT_BY_A_THREAD = """
 import os, threading, time
 from allranks.report import report
@@ -290,6 +300,14 @@ RANK_1 = {"role": "worker", "index": 1, "rank": 1}
         {"roles": {"worker": 1}, "command": PYTHON},
         {"role": "worker", "index": 0, "rank": None},
         "process 1 terminated with signal SIGSEGV",
+    ),
+    (
+        "a fault of native code beside another rank",
+        "pytorch",
+        FAULT,
+        {**TWO, "command": TORCHRUN, "pytorch": {"processesPerNode": 2}},
+        {"role": "worker", "index": 1, "rank": 3, "signal": 11},
+        "",
     ),
     (
         "a thread keeps a rank whose program has ended",
