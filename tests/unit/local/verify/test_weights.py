@@ -61,7 +61,13 @@ def test_equal_files_need_no_library_and_unknown_formats_are_not_compared(tmp_pa
 
 
 def test_a_directory_of_a_distributed_checkpoint_is_one_checkpoint(tmp_path: Path) -> None:
-    for name in ("step-8/.metadata", "step-8/__0_0.distcp", "model/ckpt.index", "model/ckpt.data-00000-of-00001", "a.pt"):
+    for name in (
+        "step-8/.metadata",
+        "step-8/__0_0.distcp",
+        "model/ckpt.index",
+        "model/ckpt.data-00000-of-00001",
+        "a.pt",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / ".claim-00001").touch()
