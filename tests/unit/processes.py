@@ -32,6 +32,7 @@ PROCESSES: dict[str, set[str]] = {
         "test_a_job_starts_from_the_newest_run_of_another_one_and_leaves_its_checkpoints_alone"
     },
     "local/test_sweep.py": {"test_the_manifest_of_the_best_trial_is_printed_and_stored_ready_to_run"},
+    "local/verify/test_verify_command.py": {"test_a_program_that_resumes_well_is_trusted"},
     "sdk/test_run_function.py": {
         "test_the_value_of_rank_0_is_returned",
         "test_the_exception_of_the_rank_that_failed_first_is_raised_with_its_traceback",

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -126,15 +126,18 @@ class Verification:
             return None
         if unbroken.ending == "TimedOut":  # the comparison ends where it has ended
             evidence = replace(evidence, until=max((start.last for start in unbroken.starts), default=0))
+        if unbroken.ending == "Failed" or not unbroken.starts or not unbroken.saves:
+            return evidence
         planned = plan(unbroken.starts, watched.saves, self._left(self._unbroken), options.kills, options.seed)
-        if unbroken.ending == "Failed" or not unbroken.saves or not planned.aims:
+        if not planned.aims:
             return evidence
         self._last = max(start.last for start in unbroken.starts)
         killed, watched = await self._run(self._killed, evidence.until, planned)
         if self._stopped:
             return None
         self._watch = None
-        evidence = replace(evidence, killed=killed, kills=tuple(watched.kills))
+        torn = tuple(torn_files(self._folder(self._killed), planned.checkpoints))
+        evidence = replace(evidence, killed=killed, kills=tuple(watched.kills), torn=torn)
         if evidence.until is None and killed.ending == "Succeeded":
             python = next((line.python for line in watched.lines if line.python), "")
             evidence = replace(evidence, files=tuple(await self._compare(python, watched.kills)))
@@ -251,6 +254,13 @@ def _times(folder: Path) -> dict[str, float]:
 def _written(path: Path) -> float:
     files: Iterable[Path] = path.rglob("*") if path.is_dir() else (path,)
     return max((file.stat().st_mtime for file in files), default=0.0)
+
+
+def torn_files(folder: Path, checkpoints: Collection[str]) -> Iterator[str]:
+    """Yield `NAME: REASON` for each checkpoint of these patterns that is not complete."""
+    for path in sorted(os.path.relpath(path, folder) for path in folder.rglob("*") if path.is_file()):
+        if pattern_of(path) in checkpoints and (problem := weights.incomplete(folder / path)):
+            yield f"{path}: {problem}"
 
 
 def pair(folder: dict[str, float], other: dict[str, float]) -> list[tuple[str, str]]:

@@ -146,6 +146,8 @@ class Evidence:
     killed: Run | None
     kills: tuple[Kill, ...] = ()
     files: tuple[FileResult, ...] = ()
+    torn: tuple[str, ...] = ()
+    """Checkpoints of the run with kills that are not complete at its end: `NAME: REASON`."""
     tolerance: float | None = None
     """The relative difference that the user accepts; None: equal bits, where the program is reproducible."""
     until: int | None = None

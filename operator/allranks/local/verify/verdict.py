@@ -65,6 +65,8 @@ class Resumption:
     """The first step that the killed rank reported after it, of several the lowest one; None if there was none."""
     repeated: int
     """Number of steps that had been reported before."""
+    from_the_beginning: bool = False
+    """Whether all ranks began with their first step. One rank alone may have a checkpoint of its own, or none yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def _answer(evidence: Evidence, killed: Run, losses: Losses, resumptions: tuple[
     return (
         _nothing_to_say(evidence)
         or _not_over_it(evidence, killed)
-        or _started_again(evidence, resumptions)
+        or _started_again(resumptions)
         or _ended_early(evidence, killed)
         or _different(evidence, losses, killed)
         or _untested(evidence, losses, resumptions)
@@ -132,7 +134,8 @@ def _nothing_to_say(evidence: Evidence) -> _Answer | None:
 
 
 def _not_over_it(evidence: Evidence, killed: Run) -> _Answer | None:
-    torn = [f"a kill in a save left a torn checkpoint, {file}" for kill in evidence.kills for file in kill.torn]
+    files = dict.fromkeys([*(file for kill in evidence.kills for file in kill.torn), *evidence.torn])
+    torn = [f"a kill left a torn checkpoint, {file}" for file in files]
     if killed.ending == "Failed":
         text = killed.failures[-1][1] if killed.failures else "its ranks failed"
         hint = "Save to a temporary name and rename it, or load the checkpoint before a damaged one." if torn else ""
@@ -144,18 +147,15 @@ def _not_over_it(evidence: Evidence, killed: Run) -> _Answer | None:
     return None
 
 
-def _started_again(evidence: Evidence, resumptions: tuple[Resumption, ...]) -> _Answer | None:
-    beginning = evidence.unbroken.starts[0].first
+def _started_again(resumptions: tuple[Resumption, ...]) -> _Answer | None:
     for resumption in resumptions:
-        if resumption.first is not None and resumption.first <= beginning:
+        if resumption.from_the_beginning:
             if resumption.kill.stored:
                 reason = f"it started again with step {resumption.first}, although a complete checkpoint was stored"
                 return "No", (reason,), "Load the newest checkpoint of ALLRANKS_CHECKPOINT_DIR at the start."
             if resumption.kill.torn:
                 reason = f"it started again with step {resumption.first}: the only checkpoint was torn"
-                hint = (
-                    "Save to a temporary name, and rename it: then the one before stays until the new one is complete."
-                )
+                hint = "Save to a temporary name, and rename it: until then the checkpoint before it stays."
                 return "No", (reason, *resumption.kill.torn), hint
     return None
 
@@ -318,13 +318,18 @@ def _within(file: FileResult, losses: Losses, tolerance: float | None) -> bool:
 def _resumptions(killed: Run, kills: tuple[Kill, ...]) -> Iterator[Resumption]:
     for number, kill in enumerate(kills):
         until = kills[number + 1].time if number + 1 < len(kills) else math.inf
-        starts = killed.ranks.get(kill.ranks[0], ())
-        after = next((start for start in starts if kill.time < start.began < until), None)
-        if after is None:
+        after = {
+            rank: next((start for start in starts if kill.time < start.began < until), None)
+            for rank, starts in killed.ranks.items()
+        }
+        resumed = after.get(kill.ranks[0])
+        if resumed is None:
             yield Resumption(kill, None, 0)
             continue
-        known = {step for start in starts if start.began < after.began for step in start.steps}
-        yield Resumption(kill, after.first, len(known & after.steps.keys()))
+        starts = killed.ranks[kill.ranks[0]]
+        known = {step for start in starts if start.began < resumed.began for step in start.steps}
+        again = all(start is not None and start.first <= killed.ranks[rank][0].first for rank, start in after.items())
+        yield Resumption(kill, resumed.first, len(known & resumed.steps.keys()), again)
 
 
 def _percent(difference: float) -> str:

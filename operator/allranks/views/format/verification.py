@@ -66,6 +66,7 @@ def document(job: str, seed: int, evidence: Evidence, verdict: Verdict, director
                 "relative": _finite(first.relative),
             },
         },
+        "torn": list(evidence.torn),
         "checkpoints": [
             {
                 "path": file.path,
@@ -111,7 +112,7 @@ def _kills(verdict: Verdict) -> Iterator[list[Any]]:
         after = "" if resumption.first is None else f"step {resumption.first}"
         left = [*(f"torn: {file}" for file in kill.torn), *(f"unfinished: {file}" for file in kill.unfinished)]
         if not left:
-            left = ["complete checkpoint"] if kill.stored else ["no checkpoint yet"]
+            left = ["complete checkpoint"] if kill.stored else ["no complete checkpoint"]
         yield [number, when, ", ".join(kill.ranks), after, resumption.repeated, "; ".join(left)]
 
 

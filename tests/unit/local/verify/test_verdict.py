@@ -80,6 +80,13 @@ def test_a_program_that_starts_again_is_not_trusted_although_its_results_are_the
     assert "started again with step 1" in result.reasons[0]
 
 
+def test_a_rank_that_starts_again_alone_may_have_had_no_checkpoint_of_its_own() -> None:
+    ranks = {"rank 0": resumed().starts, "rank 1": resumed(first=1).starts}
+    both = replace(UNBROKEN, ranks={"rank 0": UNBROKEN.starts, "rank 1": UNBROKEN.starts})
+    result = verdict(replace(resumed(), ranks=ranks), unbroken=both, kills=(replace(KILL, ranks=("rank 1",)),))
+    assert result.answer == "Yes"
+
+
 def test_a_start_at_the_beginning_is_right_before_the_first_checkpoint() -> None:
     result = verdict(resumed(first=1), kills=(replace(KILL, stored=False),))
     assert result.answer == "Unknown"
@@ -101,7 +108,7 @@ def test_a_run_that_cannot_load_its_torn_checkpoint_is_not_trusted() -> None:
     assert result.answer == "No"
     assert result.reasons == (
         "the run with kills failed: worker-0 failed: EOFError",
-        "a kill in a save left a torn checkpoint, last.pt: it is empty",
+        "a kill left a torn checkpoint, last.pt: it is empty",
     )
 
 
