@@ -69,9 +69,7 @@ def test_a_checkpoint_that_is_written_in_place_is_torn(frameworks: Path, tmp_pat
         ("digits-jax", ["--epochs=4"]),
     ],
 )
-def test_an_example_can_be_trusted_to_resume(
-    frameworks: Path, tmp_path: Path, name: str, arguments: list[str]
-) -> None:
+def test_an_example_can_be_trusted_to_resume(frameworks: Path, tmp_path: Path, name: str, arguments: list[str]) -> None:
     options = ("--kills", "2", "--seed", "5", "--", *arguments)
     page = verify(frameworks, tmp_path / "run", f"examples/{name}.yaml", *options, status=0)
     assert page["losses"]["compared"] > 0

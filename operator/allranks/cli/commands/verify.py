@@ -110,7 +110,7 @@ def verify(ctx: click.Context, /, file: str, **options: Any) -> None:
     """
     from allranks.errors import AllranksError
     from allranks.local import run_directories
-    from allranks.local.verify.check import NoCheckpoints
+    from allranks.local.verify.check import KILLED, UNBROKEN, NoCheckpoints
 
     exit_on_ctrl_c()
     seed = options["seed"] if options["seed"] is not None else secrets.randbelow(_SEEDS)
@@ -126,9 +126,11 @@ def verify(ctx: click.Context, /, file: str, **options: Any) -> None:
         sys.exit(NOTHING_TO_SAY if isinstance(error, NoCheckpoints) else BAD_MANIFEST)
     finally:
         if not finished and directory:
-            for name in ("unbroken", "killed"):
+            for name in (UNBROKEN, KILLED):
                 shutil.rmtree(directory / name, ignore_errors=True)
-        run_directories.remove_empty([*reserved, *([directory] if directory and not finished else [])])
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+        run_directories.remove_empty(reserved)
     if evidence is None:
         click.echo(f"{job}: interrupted, and nothing is left of both runs", err=True)
         sys.exit(128 + (received or signal.SIGTERM))

@@ -31,6 +31,8 @@ _CHECKPOINT = "checkpoint"
 """The name of the volume for checkpoints."""
 _SPARE_RESTARTS = 3
 _COMPARE_SECONDS = 600.0
+_LONGEST = 200
+"""Characters of a failure, of which some libraries write a paragraph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Verification:
         self._killed = self._local_run(KILLED, job, restart)
         self._current: LocalRun | None = None
         self._watch: Watch | None = None
+        self._comparison: asyncio.subprocess.Process | None = None
         self._stopped = False
         self._last: int | None = options.until
 
@@ -114,6 +117,8 @@ class Verification:
         again, self._stopped = self._stopped, True
         if self._current:
             self._current.stop(at_once=again)
+        if self._comparison and self._comparison.returncode is None:
+            self._comparison.kill()
 
     async def run(self) -> Evidence | None:
         """Run the job twice; then none of its processes is left. Return None if it was stopped.
@@ -196,7 +201,7 @@ class Verification:
         pairs = pair(_times(folder), {path: at for path, at in _times(other).items() if at >= since})
         # Not the directory of this script, but that of the program's own packages.
         environment = {**os.environ, "PYTHONSAFEPATH": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-        process = await asyncio.create_subprocess_exec(
+        process = self._comparison = await asyncio.create_subprocess_exec(
             *(python or shutil.which("python3") or "python3", weights.__file__),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -241,7 +246,8 @@ class _Failures(NullListener):
         failure = status.last_failure
         if failure and failure.signal != signal.SIGKILL:
             line = cause_line(failure)
-            self.failures[failure.attempt] = describe_failure(failure) + (f": {line}" if line else "")
+            text = describe_failure(failure) + (f": {line}" if line else "")
+            self.failures[failure.attempt] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
         elif failure:
             self.failures.pop(failure.attempt, None)  # later evidence corrects the cause
 

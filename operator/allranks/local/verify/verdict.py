@@ -6,6 +6,7 @@ Steps before the first kill show how reproducible the program is. A metric that 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -44,7 +45,7 @@ class Losses:
     varying: Mapping[str, float]
     """Metric -> how much it differs before the first kill. It is not compared."""
     compared: int = 0
-    """Number of values after a kill that were compared."""
+    """Number of results after a kill that were compared, without schedules such as a learning rate."""
     first: Difference | None = None
     worst: float = 0.0
 
@@ -53,7 +54,7 @@ class Losses:
         """Return whether the losses of both runs, or without a loss all metrics, are the same before the first kill."""
         if any(_is_loss(name) for name in self.varying):
             return False
-        return bool(self.metrics)
+        return any(_is_result(name) for name in self.metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +271,7 @@ def compare_losses(unbroken: Run, killed: Run, kills: tuple[Kill, ...], toleranc
     differences: list[Difference] = []
     for rank, start, step, name, first, second in _pairs(unbroken, killed, begin, math.inf):
         if name in metrics:
-            compared += 1
+            compared += _is_result(name)
             difference = relative(first, second)
             worst = max(worst, difference)
             if difference > metrics[name]:
@@ -295,6 +296,14 @@ def _pairs(unbroken: Run, killed: Run, since: float, until: float) -> Iterator[t
 
 def _is_loss(metric: str) -> bool:
     return "loss" in metric.lower()
+
+
+def _is_result(metric: str) -> bool:
+    """Return whether the metric follows from the weights, and not from the number of the step alone."""
+    return _PLANNED.isdisjoint(re.split(r"[^a-z]+", metric.lower()))
+
+
+_PLANNED = frozenset({"lr", "learning", "rate", "epoch", "step", "momentum", "beta", "decay", "scale"})
 
 
 def relative(first: float, second: float) -> float:

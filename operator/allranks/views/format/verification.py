@@ -132,9 +132,12 @@ def _kill_document(resumption: Resumption) -> dict[str, Any]:
 
 
 def _failures(run: Run) -> Iterator[str]:
-    """Yield a line for each attempt that failed by itself."""
+    """Yield a line for the attempts that failed by themselves in the same way."""
+    attempts: dict[str, list[str]] = {}
     for attempt, text in run.failures:
-        yield f"  attempt {attempt} failed by itself: {cell(text)}"
+        attempts.setdefault(text, []).append(str(attempt))
+    for text, numbers in attempts.items():
+        yield f"  without a kill, attempt {' and '.join(numbers)}: {cell(text)}"
 
 
 def _losses(verdict: Verdict) -> Iterator[str]:
@@ -144,7 +147,7 @@ def _losses(verdict: Verdict) -> Iterator[str]:
         yield f"Metric {cell(name)}: {how}"
     for name, difference in losses.varying.items():
         yield f"Metric {cell(name)}: not compared, because it differs by {100 * difference:.2g} % before the first kill"
-    if losses.metrics:
+    if losses.compared:
         first = losses.first
         text = (
             "all are the same"
@@ -158,9 +161,7 @@ def _losses(verdict: Verdict) -> Iterator[str]:
 def _files(evidence: Evidence) -> Iterator[str]:
     if evidence.until is not None:
         yield f"Checkpoints: not compared, because both runs were ended at step {evidence.until}"
-    elif not evidence.files:
-        yield "Checkpoints: none of both runs belong together"
-    else:
+    elif evidence.files:
         yield "Checkpoints at the end:"
         rows = [[_name(file), file.result, _detail(file)] for file in evidence.files[:_MOST_FILES]]
         yield from Grid(["file", "result", "detail"], rows).plain()
@@ -173,4 +174,4 @@ def _name(file: FileResult) -> str:
 
 
 def _detail(file: FileResult) -> str:
-    return f"{file.detail}, {100 * file.worst:.2g} %" if file.worst else file.detail
+    return f"{file.detail}, {100 * file.worst:.2g} %" if 0 < file.worst < math.inf else file.detail

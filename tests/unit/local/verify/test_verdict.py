@@ -180,6 +180,15 @@ def test_a_run_without_evidence_says_what_is_missing(unbroken: Run, kills: tuple
     assert result.hint
 
 
+def test_a_learning_rate_that_is_the_same_does_not_show_that_a_program_is_reproducible() -> None:
+    def rate_only(loss_run: Run) -> Run:
+        return run(*(Start(s.attempt, s.began, {k: {"lr": 0.1} for k in s.steps}, s.times) for s in loss_run.starts))
+
+    result = verdict(rate_only(resumed()), unbroken=rate_only(UNBROKEN), files=(DIFFERENT,))
+    assert result.answer == "Unknown"
+    assert verdict(rate_only(resumed()), unbroken=rate_only(UNBROKEN), files=()).answer == "Unknown"
+
+
 def test_a_run_with_kills_that_does_not_end_is_unknown() -> None:
     assert verdict(run(start(1, 25, 101), ending="TimedOut", seconds=600)).answer == "Unknown"
 
