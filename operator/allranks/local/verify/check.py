@@ -82,8 +82,7 @@ class Verification:
         changes = {"restart": restart, "outputs": None, "suspend": False}
         job = job.model_copy(update={"spec": job.spec.model_copy(update=changes)})
         run_dir = self._options.run.run_dir / name
-        own = {_CHECKPOINT: run_dir / "volumes" / _CHECKPOINT}
-        volumes = {**self._options.run.volumes, **own}
+        volumes = {**self._options.run.volumes, _CHECKPOINT: run_dir / "volumes" / _CHECKPOINT}
         return LocalRun(
             job, replace(self._options.run, run_dir=run_dir, volumes=volumes, claims={}, step_log=run_dir / STEPS)
         )

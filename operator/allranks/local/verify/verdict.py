@@ -336,9 +336,9 @@ def _resumptions(killed: Run, kills: tuple[Kill, ...]) -> Iterator[Resumption]:
             yield Resumption(kill, None, 0)
             continue
         starts = killed.ranks[kill.ranks[0]]
-        known = {step for start in starts if start.began < resumed.began for step in start.steps}
+        earlier = {step for start in starts if start.began < resumed.began for step in start.steps}
         again = all(start is not None and start.first <= killed.ranks[rank][0].first for rank, start in after.items())
-        yield Resumption(kill, resumed.first, len(known & resumed.steps.keys()), again)
+        yield Resumption(kill, resumed.first, len(earlier & resumed.steps.keys()), again)
 
 
 def _percent(difference: float) -> str:

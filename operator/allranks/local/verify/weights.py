@@ -81,7 +81,7 @@ def _incomplete_safetensors(name: str, size: int) -> str:
 
 
 class NotComparedError(Exception):
-    """The format is not known, or its library is not there."""
+    """There is no reader for the format, or its library is not installed."""
 
 
 def torch_file(path: str) -> Any:
@@ -185,14 +185,15 @@ def read(path: str) -> dict[str, Any]:
     if os.path.isdir(path):
         reader = next(reader for marker, reader in DIRECTORIES.items() if os.path.exists(os.path.join(path, marker)))
     else:
-        known = next((reader for end, reader in FILES.items() if path.endswith(end)), None)
-        if known is None:
-            raise NotComparedError(f"format of {os.path.basename(path)}")
-        reader = known
+        reader = next((reader for end, reader in FILES.items() if path.endswith(end)), _no_reader)
     try:
         return dict(_leaves("", reader(path)))
     except ImportError as error:
         raise NotComparedError(f"the Python of the program has no {error.name}") from error
+
+
+def _no_reader(path: str) -> Any:
+    raise NotComparedError(f"format of {os.path.basename(path)}")
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -268,7 +269,7 @@ def _difference(value: Any, other: Any) -> tuple[float, bool]:
 
 
 def _array(value: Any) -> Any:
-    """Return a NumPy array. Tensors of types that NumPy lacks, such as bfloat16, become float32."""
+    """Return a NumPy array. Tensors of types that NumPy does not have, such as bfloat16, become float32."""
     import numpy as np
 
     if hasattr(value, "detach"):

@@ -51,7 +51,7 @@ def test_a_program_whose_losses_and_checkpoints_are_the_same_can_be_trusted() ->
     assert (resumption.first, resumption.repeated) == (21, 5)
 
 
-def test_a_loss_that_differs_in_the_first_step_blames_weights_batch_or_random_numbers() -> None:
+def test_a_loss_that_differs_in_the_first_step_points_at_weights_batch_or_random_numbers() -> None:
     result = verdict(resumed(lambda step: loss_of(step) * 1.5))
     assert result.answer == "No"
     assert result.losses.first
@@ -59,7 +59,7 @@ def test_a_loss_that_differs_in_the_first_step_blames_weights_batch_or_random_nu
     assert "the position of the sampler" in result.hint
 
 
-def test_a_loss_that_differs_from_the_second_step_on_blames_the_state_of_the_optimizer() -> None:
+def test_a_loss_that_differs_from_the_second_step_on_points_at_the_state_of_the_optimizer() -> None:
     result = verdict(resumed(lambda step: loss_of(step) * (1.0 if step == 21 else 1.5)))
     assert result.answer == "No"
     assert result.losses.first
@@ -93,7 +93,7 @@ def test_a_start_at_the_beginning_is_right_before_the_first_checkpoint() -> None
     assert "no checkpoint was stored before a kill" in result.reasons[0]
 
 
-def test_a_start_at_the_beginning_after_a_torn_checkpoint_is_blamed_on_it() -> None:
+def test_a_start_at_the_beginning_after_a_torn_checkpoint_names_it() -> None:
     torn = replace(KILL, stored=False, torn=("last.pt: the end of the zip archive is missing",))
     result = verdict(resumed(first=1), kills=(torn,))
     assert result.answer == "No"

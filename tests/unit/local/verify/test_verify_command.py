@@ -138,7 +138,7 @@ def test_a_program_that_writes_in_place_leaves_a_torn_checkpoint(verify: Verify)
     assert any("it is not complete JSON" in reason for reason in page["reasons"]), page
 
 
-def test_a_program_that_reports_no_step_is_told_how(verify: Verify) -> None:
+def test_a_program_that_reports_no_step_reads_how_to_report(verify: Verify) -> None:
     status, page = verify("silent")
     assert (status, page["trusted"]) == (3, "Unknown"), page
     assert "report(step=..., loss=...)" in page["hint"]
