@@ -256,6 +256,12 @@ def test_an_excerpt_has_the_exception_and_the_end_within_its_limits():
     assert len(short) <= 300
 
 
+def test_an_excerpt_has_the_warning_that_a_host_has_no_address():
+    text = excerpt(f"{NO_ADDRESS}\n{FOOTER}{NOT_REACHED}", 1, 20, 2048)
+    assert cause_line(text) == NO_ADDRESS
+    assert "torch.distributed.DistNetworkError: The client socket has timed out" in text
+
+
 def test_an_excerpt_of_a_short_output_is_the_output():
     assert excerpt(f"epoch 3\n{RAISED}", 1, 20, 2048) == f"epoch 3\n{RAISED}".rstrip()
 

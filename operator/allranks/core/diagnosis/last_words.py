@@ -102,7 +102,10 @@ def excerpt(text: str, code: int | None, lines: int, characters: int) -> str:
     words = last_words(text, code)
     if words is None or words.line in end:
         return end
-    block = _shortened(whole[words.begin : words.end], words.line, lines * 2 // 3, characters * 2 // 3)
+    said = whole[words.begin : words.end]
+    if not any(words.line in line for line in said):
+        said.append(words.line)
+    block = _shortened(said, words.line, lines * 2 // 3, characters * 2 // 3)
     rest_lines, rest_characters = lines - len(block.splitlines()) - 1, characters - len(block) - len(_LEFT_OUT) - 2
     rest = "\n".join(whole[words.end :][-max(1, rest_lines) :])[-max(1, rest_characters) :]
     return f"{block}\n{_LEFT_OUT}\n{rest}"
