@@ -160,6 +160,23 @@ def test_ranks_that_did_not_come_to_the_first_barrier_had_not_joined():
     assert cause.message.startswith("2 of 4 ranks had joined the group: worker-2, worker-3 (they run) had not")
 
 
+# recorded: jax 0.10, process 1 of 2 started late
+REGISTERING = """F1130 15:24:09.257865 3356 client.h:80] Terminating process because the JAX distributed service \
+detected fatal errors. absl::Status: DEADLINE_EXCEEDED: Deadline Exceeded
+
+RPC: /xla.coordination.CoordinationService/RegisterTask
+"""
+
+
+def test_the_only_rank_that_still_runs_had_not_joined_if_the_others_waited_for_the_group():
+    ended = failure(because="LostPeer", exit_code=134, signal=6, message=REGISTERING)
+    others = [failed("worker", index) for index in (0, 1, 2)]
+    cause = weigh(RUNNING, ended, *others, pod("worker", 3))
+    assert (cause.index, cause.because) == (3, "NotJoined")
+    assert cause.message.startswith("the group of ranks never formed: worker-3 (it runs) had not joined")
+    assert weigh(RUNNING, ended, others[0], *map(_worker, (1, 2, 3))).index == 0
+
+
 def test_the_cause_is_the_rank_that_raised_also_if_another_one_prints_it():
     printed = replace(RAISED, index=0, rank=2, pod="job-worker-0-0")
     cause = weigh(RUNNING, printed, failed("worker", 0), pod("worker", 1), pod("worker", 2), pod("worker", 3))

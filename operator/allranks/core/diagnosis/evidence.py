@@ -26,7 +26,7 @@ from allranks.core.diagnosis.root_cause import (
 )
 from allranks.core.facts import naming, topology
 from allranks.core.facts.attempt import Ranks
-from allranks.core.facts.failure_patterns import absent, is_unreadable_data, joined
+from allranks.core.facts.failure_patterns import absent, is_unreadable_data, joined, was_joining
 from allranks.core.facts.model import INIT_FAILED, Platform, Pod, RejectedCreate
 from allranks.core.facts.rank_reports import Reports
 from allranks.frameworks.base import Replica
@@ -165,17 +165,18 @@ def _not_joined(status: Status, failure: Failure, pods: Mapping[Place, Pod], ran
 
     The rank is only named if the numbers leave no doubt: as many pods still run as processes are missing.
     """
-    numbers = joined(failure.message)
-    if numbers is None or (status.progress is not None and status.progress.first_step_time is not None):
+    stepped = status.progress is not None and status.progress.first_step_time is not None
+    if stepped or not was_joining(failure.message):
         return None
-    present, size = numbers
-    text = f"{present} of {size} ranks had joined the group"
+    numbers = joined(failure.message)
+    present, size = numbers or (0, 1)
+    text = f"{present} of {size} ranks had joined the group" if numbers else "the group of ranks never formed"
     ranked = [pod for place, pod in pods.items() if ranks.rank(*place) is not None]
     running = [pod for pod in ranked if not pod.ended]
     missing = _named(failure, ranked, ranks) or (running if len(running) == size - present else [])
     if not missing:
         return replace(failure, because="NotJoined", message=f"{text}\n{failure.message}"[-2048:])
-    return _of_pod(failure, missing[0], ranks, NOT_JOINED, f"{text}: {_names(missing)} had not")
+    return _of_pod(failure, missing[0], ranks, NOT_JOINED, f"{text}: {_names(missing)} had not joined")
 
 
 def _absent(failure: Failure, pods: Mapping[Place, Pod], ranks: Ranks) -> Failure | None:

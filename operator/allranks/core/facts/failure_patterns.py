@@ -83,6 +83,14 @@ def joined(text: str) -> tuple[int, int] | None:
     return int(present), int(size)
 
 
+_REGISTERING = re.compile(r"DEADLINE_EXCEEDED: Deadline Exceeded\s+RPC: /\S*CoordinationService/RegisterTask")
+
+
+def was_joining(text: str) -> bool:
+    """Return whether the process waited in vain for others while it joined the group: xla, coordination_service.cc."""
+    return joined(text) is not None or _REGISTERING.search(text) is not None
+
+
 _ABSENT = re.compile(
     # torch, ProcessGroupGloo.cpp: monitoredBarrier
     r"Ranks? (?P<barrier>\d+(?:, \d+)*) failed to pass monitoredBarrier"
