@@ -154,6 +154,22 @@ def test_the_cause_of_a_failed_job_is_corrected_when_the_rank_that_raised_ends_l
     assert life.settle(80).empty
 
 
+def test_the_cause_of_a_failed_job_is_corrected_when_another_rank_says_which_one_it_waited_for():
+    life = started(job(**GROUP, restart={"maxRestarts": 0}, cleanPodPolicy="None"))
+    life.put(failed("worker", 0, message=LOST))
+    life.settle(61)
+    life.put(
+        failed("master", after=62, message="RuntimeError: [Rank 0]: Rank 2 failed to pass monitoredBarrier in 8 ms")
+    )
+    life.put(failed("worker", 1, after=69, code=143, deleted_at=at(61)))
+    life.settle(70)
+    cause = life.status.last_failure
+    assert cause is not None
+    assert (cause.role, cause.index, cause.rank, cause.because) == ("worker", 1, 2, "Absent")
+    assert condition(life, "Failed")[2].startswith("worker-1 had not come to a collective when another rank gave up")
+    assert life.settle(80).empty
+
+
 def held(**spec: Any) -> Life:
     restart = {"maxRestarts": 0, "holdSeconds": 100}
     life = started(job(**GROUP, restart=restart, resources={"limits": {"nvidia.com/gpu": 2}}, **spec))

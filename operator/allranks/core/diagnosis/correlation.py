@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, PastAttempt, ReplicaRestarts, Status
-from allranks.core.diagnosis import restart_policy, root_cause
+from allranks.core.diagnosis import evidence, restart_policy, root_cause
 from allranks.core.diagnosis.exit_codes import SIGKILL, possible_signal
 from allranks.core.diagnosis.root_cause import Way, same_way, way
 from allranks.core.facts import naming, topology
@@ -116,6 +116,10 @@ def corrected_cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime
                 earliest = root_cause.earlier_failure(job, status, earliest, pod, now, ranks) or earliest
         if earliest is not past.failure:
             return earliest
+        if earliest and earliest.because == root_cause.LOST_PEER:
+            by_place = {(pod.role, pod.index): pod for pod in of_then}
+            if absent := evidence.waited_for(earliest, by_place, ranks):
+                return absent
     return None
 
 

@@ -65,7 +65,7 @@ def weigh(
             or _on_unhealthy_hardware(failure, pods, node_problems, ranks)
             or _completed_early(job, failure, pods, reports, ranks)
             or _not_joined(status, failure, pods, ranks)
-            or _absent(failure, pods, ranks)
+            or waited_for(failure, pods, ranks)
             or failure
         )
     failure = _of_rank(failure, pods, ranks)
@@ -179,7 +179,7 @@ def _not_joined(status: Status, failure: Failure, pods: Mapping[Place, Pod], ran
     return _of_pod(failure, missing[0], ranks, NOT_JOINED, f"{text}: {_names(missing)} had not joined")
 
 
-def _absent(failure: Failure, pods: Mapping[Place, Pod], ranks: Ranks) -> Failure | None:
+def waited_for(failure: Failure, pods: Mapping[Place, Pod], ranks: Ranks) -> Failure | None:
     """Return the rank for which others waited in vain in a collective, as the output of one of them names it."""
     ranked = [pod for place, pod in pods.items() if ranks.rank(*place) is not None]
     missing = _named(failure, ranked, ranks)
