@@ -86,6 +86,24 @@
       The jobs continue, but their progress is unknown and hangs are not detected. `kubectl get dt -A -o yaml` shows
       condition ReportsLost. Check NetworkPolicies, DNS and the Service of the operator, and whether all of the job's
       processes are frozen.
+- alert: AllranksHardwareUnhealthy
+  expr: max(allranks_jobs_hardware_unhealthy{ {{- .at -}} }) > 0
+  for: 10m
+  labels: {severity: warning}
+  annotations:
+    summary: "{{ "{{ $value }}" }} jobs have pods on unhealthy hardware."
+    description: >-
+      The kubelet reports a device of a pod as unhealthy, or a monitor its node. `kubectl get dt -A -o yaml` shows it in the
+      condition HardwareUnhealthy. The jobs continue until the hardware fails them.
+- alert: AllranksNodeAvoided
+  expr: max by (node) (allranks_node_avoiding_jobs{ {{- .at -}} }) > 1
+  for: 10m
+  labels: {severity: warning}
+  annotations:
+    summary: "{{ "{{ $value }}" }} jobs avoid node {{ "{{ $labels.node }}" }}, where they failed."
+    description: >-
+      `allranks nodes -A` shows the failures on the node. Repair it or cordon it; `allranks nodes forgive
+      {{ "{{ $labels.node }}" }} -A` lets the jobs run there again.
 - alert: AllranksJobsStuckRestarting
   expr: sum by (job_namespace) (max by (job_namespace, framework) (allranks_jobs{ {{- .at -}} ,phase="Restarting"})) > 0
   for: 30m

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "get": ("allranks.cli.commands.get:get", "Print jobs as a table, YAML or JSON; watch them."),
     "describe": ("allranks.cli.commands.describe:describe", "Show details of a job: ranks, last failure, events."),
     "queue": ("allranks.cli.commands.queue:queue", "Show queues: quota, who waits, and for how long."),
+    "nodes": ("allranks.cli.commands.nodes:nodes", "Show what failed on nodes, and which jobs avoid them."),
     "top": ("allranks.cli.commands.top:top", "Show live progress, rates, ranks and goodput of jobs."),
     "ui": ("allranks.cli.commands.ui:ui", "Show jobs and runs in the browser."),
     "report": ("allranks.cli.commands.report:report", "Print a one-page report on a job, as text, HTML or JSON."),
@@ -68,7 +69,7 @@ IN_PODS = ("operator", "operator-frontend", "archiver", "inject", "ui-server")
 SECTIONS = {
     "On this machine": ("run", "sweep", "verify", "runs", "init", "dev", "validate", "convert", "render"),
     "On a cluster": (
-        *("submit", "get", "describe", "queue", "top", "ui", "report", "logs", "stacks", "debug", "wait"),
+        *("submit", "get", "describe", "queue", "nodes", "top", "ui", "report", "logs", "stacks", "debug", "wait"),
         *("exec", "attach", "port-forward", "cp"),
         *("suspend", "resume", "restart", "promote", "scale", "delete"),
     ),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from allranks.api.status import FINISHED, WITHOUT_PODS
+from allranks.core.facts.forgiveness import FORGIVEN_ANNOTATION, as_text, forgiven_nodes
 from allranks.core.facts.restarts import RESTART_ANNOTATION
 from allranks.errors import ClusterError
 from allranks.frameworks import FRAMEWORKS
@@ -97,6 +100,21 @@ async def restart_job(cluster: Cluster, job: Manifest) -> Changed:
     change = {"metadata": {"annotations": {RESTART_ANNOTATION: str(status.attempt)}}}
     changed = await cluster.request("PATCH", job_path(cluster.namespace, name), {"fieldManager": "allranks"}, change)
     return Changed(f"{name} restarts: attempt {status.attempt + 1} replaces attempt {status.attempt}", changed)
+
+
+async def forgive_nodes(cluster: Cluster, job: Manifest, nodes: Collection[str], now: datetime) -> Changed | None:
+    """Let a job that avoids some of these nodes run there again. Return None if it avoids none."""
+    metadata, status = job["metadata"], status_of(job)
+    avoided = [node for node in status.avoided_nodes if node in nodes]
+    if not avoided or status.phase in FINISHED:
+        return None
+    before = forgiven_nodes((metadata.get("annotations") or {}).get(FORGIVEN_ANNOTATION, ""))
+    forgiven = {node: time for node, time in before.items() if node in status.avoided_nodes}
+    text = as_text(forgiven | dict.fromkeys(avoided, now))
+    path = job_path(metadata["namespace"], metadata["name"])
+    change = {"metadata": {"annotations": {FORGIVEN_ANNOTATION: text}}}
+    changed = await cluster.request("PATCH", path, {"fieldManager": "allranks"}, change)
+    return Changed(f"{metadata['namespace']}/{metadata['name']} may run on {joined(avoided, 'and')} again", changed)
 
 
 async def scale_job(cluster: Cluster, job: Manifest, replicas: int) -> Changed:

@@ -73,6 +73,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     resize.shrink_to_capacity,
     resize.grow_to_capacity,
     gang.give_up_pods,
+    placement.forgive_nodes,
     placement.accept_excluded_nodes,
 )
 RULES: dict[Stage, tuple[Rule, ...]] = {

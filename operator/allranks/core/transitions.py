@@ -15,6 +15,7 @@ from allranks.core.accounting.progress import finalize, reset_for_attempt
 from allranks.core.diagnosis import elasticity, restart_policy
 from allranks.core.diagnosis.root_cause import cause_line, describe_failure, is_rejection
 from allranks.core.facts import naming
+from allranks.core.facts.forgiveness import without_forgiven
 from allranks.core.facts.model import FETCH_FAILED
 from allranks.core.facts.queue import queue_of
 from allranks.core.facts.status_summary import ended_early, with_phase
@@ -265,7 +266,7 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
         replica_restarts={},
         ignored=[],
         done={},
-        avoided_nodes=_failed_nodes(status.history),
+        avoided_nodes=_failed_nodes(job, status.history),
         progress=reset_for_attempt(status.progress),
         gang=None,
         checkpoint_request=None,
@@ -307,9 +308,9 @@ def _ended(
     return [*status.history, past][-_HISTORY:]
 
 
-def _failed_nodes(history: list[PastAttempt]) -> list[str]:
+def _failed_nodes(job: Job, history: list[PastAttempt]) -> list[str]:
     """Return the nodes that were lost, evicted or rejected a pod, or had a device that failed, newest first."""
-    failures = [past.failure for past in reversed(history) if past.failure]
+    failures = without_forgiven(job, [past.failure for past in reversed(history) if past.failure])
     return list(dict.fromkeys(f.node for f in failures if f.node and _is_nodes_fault(f)))
 
 

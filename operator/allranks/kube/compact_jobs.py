@@ -13,7 +13,7 @@ import msgspec
 from allranks.api import sweep
 from allranks.api.job import API_VERSION, KIND
 from allranks.api.validation import MAX_TEMPLATE_BYTES, too_large
-from allranks.core.facts import queue, rank_reports, restarts
+from allranks.core.facts import forgiveness, queue, rank_reports, restarts
 from allranks.core.facts.model import Manifest
 from allranks.kube.decoding import ListMeta, ObjectMeta, decoder
 from allranks.kube.job_codec import DecodeError
@@ -62,6 +62,7 @@ class _Annotations(msgspec.Struct, omit_defaults=True):
     gated_by: str | None = msgspec.field(default=None, name=queue.GATED_BY)
     stacks: str | None = msgspec.field(default=None, name=rank_reports.STACKS_ANNOTATION)
     restart: str | None = msgspec.field(default=None, name=restarts.RESTART_ANNOTATION)
+    forgiven: str | None = msgspec.field(default=None, name=forgiveness.FORGIVEN_ANNOTATION)
 
 
 class _JobMeta(ObjectMeta, rename="camel", omit_defaults=True):
@@ -248,6 +249,8 @@ def _metadata(metadata: _JobMeta) -> Manifest:
         metadata.annotations.stacks = None
     if len(metadata.annotations.restart or "") > _LONGEST_REQUEST:
         metadata.annotations.restart = None
+    if len(metadata.annotations.forgiven or "") > forgiveness.LONGEST:
+        metadata.annotations.forgiven = None
     metadata.owner_references = [
         owner for owner in metadata.owner_references if owner.controller and owner.kind == sweep.KIND
     ]

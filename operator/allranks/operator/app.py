@@ -12,16 +12,18 @@ import logging
 import os
 import random
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
-from allranks.core.diagnosis import report_loss
+from allranks.api.status import FINISHED
+from allranks.core.diagnosis import hardware, report_loss
 from allranks.kube import pod_codec, raw_pod
 from allranks.kube.auth import Connection, own_namespace
 from allranks.kube.client import Client, Transport
 from allranks.kube.errors import ApiError
 from allranks.operator.leader_election import Lease
-from allranks.operator.metrics import JobSample, Metrics, Sampled, dict_field
+from allranks.operator.metrics import HardwareSample, JobSample, Metrics, Sampled, dict_field
 from allranks.operator.ports.http_servers import HttpServers, Ports
 from allranks.operator.ports.local_backend import LocalBackend
 from allranks.operator.ports.metrics_auth import MetricsGate
@@ -75,6 +77,7 @@ class Operator:
                 lambda: len(self.session.unreadable) if self.session else 0,
                 self.metrics.namespaces,
                 lambda: self.session.shares if self.session else {},
+                self._hardware,
             )
         )
 
@@ -191,6 +194,17 @@ class Operator:
             return 0
         statuses = (dict_field(self.session.jobs.get(key) or {}, "status") for key in self.session.jobs)
         return sum(_is_true(status.get("conditions"), report_loss.CONDITION) for status in statuses)
+
+    def _hardware(self) -> HardwareSample:
+        if not self.session:
+            return HardwareSample(0, 0, {})
+        jobs, avoiding = 0, Counter[str]()
+        for key in self.session.jobs:
+            status = dict_field(self.session.jobs.get(key) or {}, "status")
+            jobs += _is_true(status.get("conditions"), hardware.CONDITION)
+            nodes = status.get("avoidedNodes") if status.get("phase") not in FINISHED else None
+            avoiding.update(node for node in (nodes if isinstance(nodes, list) else []) if isinstance(node, str))
+        return HardwareSample(len(self.session.nodes.by_node), jobs, avoiding)
 
     def _ages(self) -> Iterable[tuple[str, float]]:
         return self.session.ages() if self.session else ()

@@ -12,7 +12,8 @@ import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from heapq import nlargest
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -350,6 +351,32 @@ def share_gauge(name: str, shares: Shares, label: Callable[[str], str] = str) ->
     return family
 
 
+MOST_NODES = 100
+"""Nodes that have a series: those that most jobs avoid."""
+
+
+class HardwareSample(NamedTuple):
+    """What the operator knows about hardware at the moment."""
+
+    unhealthy_nodes: int
+    unhealthy_jobs: int
+    avoiding_jobs: Mapping[str, int]
+    """Node -> unfinished jobs that avoid it."""
+
+
+def hardware_gauges(sample: HardwareSample) -> Iterator[GaugeMetricFamily]:
+    """Yield the metrics of nodes."""
+    nodes, jobs = sample.unhealthy_nodes, sample.unhealthy_jobs
+    yield GaugeMetricFamily("allranks_unhealthy_nodes", "Nodes that monitors report as unhealthy.", value=nodes)
+    text = "Jobs whose condition HardwareUnhealthy is True."
+    yield GaugeMetricFamily("allranks_jobs_hardware_unhealthy", text, value=jobs)
+    text = f"Unfinished jobs that avoid a node, of the {MOST_NODES} nodes that most jobs avoid."
+    avoiding = GaugeMetricFamily("allranks_node_avoiding_jobs", text, labels=["node"])
+    for node, count in nlargest(MOST_NODES, sample.avoiding_jobs.items(), key=lambda item: item[1]):
+        avoiding.add_metric([node], count)
+    yield avoiding
+
+
 class Sampled(Collector):
     """Metrics that are computed when Prometheus scrapes."""
 
@@ -363,9 +390,10 @@ class Sampled(Collector):
         unreadable: Callable[[], int] = lambda: 0,
         namespaces: BoundedLabel | None = None,
         shares: Callable[[], Shares] = dict,
+        hardware: Callable[[], HardwareSample] = lambda: HardwareSample(0, 0, {}),
     ) -> None:
         self._families, self._label = Families(namespaces), namespaces or str
-        self._shares = shares
+        self._shares, self._hardware = shares, hardware
         self._jobs, self._depth, self._ages = jobs, depth, ages
         self._reporting, self._reports_lost, self._unreadable = reporting, reports_lost, unreadable
 
@@ -382,6 +410,7 @@ class Sampled(Collector):
         yield share_gauge("allranks_shared_resource_ratio", self._shares(), self._label)
         lost = self._reports_lost()
         yield GaugeMetricFamily("allranks_jobs_reports_lost", "Jobs whose condition ReportsLost is True.", value=lost)
+        yield from hardware_gauges(self._hardware())
         ages = GaugeMetricFamily(
             "allranks_watch_age_seconds", "Time since the last activity of a watch.", labels=["resource"]
         )

@@ -120,7 +120,7 @@ class NodeProblems:
         """Go on without the health of nodes: no job depends on it."""
         if not self.synced.is_set():
             logger.warning(
-                "the health of nodes is not known: the operator needs the right to list and watch Nodes (%s)", message
+                "the health of nodes cannot be read: the operator needs the right to list and watch Nodes (%s)", message
             )
         self.synced.set()
         self._replace({})

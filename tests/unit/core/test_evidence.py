@@ -303,7 +303,7 @@ def _failed_on(*nodes: str, because: str = "DeviceError", **last: Any) -> Status
         PastAttempt(end_time=NOW, reason="Error", failure=replace(DEVICE, because=because, node=n)) for n in nodes
     ]
     more = [PastAttempt(end_time=NOW, **last)] if last else []
-    return replace(RUNNING, history=[*history, *more])
+    return replace(RUNNING, history=[*history, *more], avoided_nodes=sorted({*nodes}))
 
 
 @table(

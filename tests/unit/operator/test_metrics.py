@@ -12,7 +12,16 @@ from allranks.api.cost import CostStatus, GpuTime
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Failure, ProgressStatus, RestartCounts, Status, Straggler, Times
 from allranks.core.facts.policy import Policy
-from allranks.operator.metrics import OTHER, BoundedLabel, Families, GpuCounts, JobSample, Metrics, Sampled
+from allranks.operator.metrics import (
+    OTHER,
+    BoundedLabel,
+    Families,
+    GpuCounts,
+    HardwareSample,
+    JobSample,
+    Metrics,
+    Sampled,
+)
 from support.builders import CLUSTER, NOW, at, job, observed
 
 
@@ -69,6 +78,7 @@ def test_sampled_metrics_have_the_values_of_the_moment() -> None:
             lambda: [("pods", 1.5)],
             reports_lost=lambda: 2,
             shares=lambda: {"results": {"team": 0.5}},
+            hardware=lambda: HardwareSample(3, 4, {f"node-{number}": number for number in range(200)}),
         )
     )
     page = generate_latest(metrics.registry).decode()
@@ -77,6 +87,10 @@ def test_sampled_metrics_have_the_values_of_the_moment() -> None:
     assert "allranks_queue_depth 3.0" in page
     assert 'allranks_shared_resource_ratio{job_namespace="team",resource="results"} 0.5' in page
     assert "allranks_jobs_reports_lost 2.0" in page
+    assert "allranks_unhealthy_nodes 3.0" in page
+    assert "allranks_jobs_hardware_unhealthy 4.0" in page
+    assert 'allranks_node_avoiding_jobs{node="node-199"} 199.0' in page
+    assert page.count("allranks_node_avoiding_jobs{") == 100
     assert 'allranks_watch_age_seconds{resource="pods"} 1.5' in page
     jobs.clear()
     assert "allranks_jobs{" not in generate_latest(metrics.registry).decode()

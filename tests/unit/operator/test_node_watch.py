@@ -73,7 +73,7 @@ def test_without_conditions_and_taints_nodes_are_not_watched():
     assert read(status(500), Settings(node_conditions="", node_taints="")).watch is None
 
 
-def test_only_changes_of_problems_are_told():
+def test_only_changes_of_problems_are_reported():
     changes: list[str] = []
     nodes = NodeProblems(None, Settings(), changes.append)  # type: ignore[arg-type]  # it sends nothing
     healthy, bad = (_decoded(nodes, node(GpuMemWatch=state)) for state in ("False", "True"))

@@ -77,6 +77,24 @@ def test_jobs_whose_reports_are_lost_are_counted() -> None:
     asyncio.run(scenario())
 
 
+def test_jobs_on_unhealthy_hardware_and_jobs_that_avoid_a_node_are_counted() -> None:
+    async def scenario() -> None:
+        settings, connection = Settings(), Connection("http://127.0.0.1:1")
+        operator = Operator(settings, connection)
+        session = operator.session = Session(Dependencies(settings, connection, operator.metrics), None)
+        for name, phase in (("a", "Running"), ("b", "Restarting"), ("c", "Failed")):
+            metadata = {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "1"}
+            conditions = [{"type": "HardwareUnhealthy", "status": "False" if phase == "Failed" else "True"}]
+            status = {"phase": phase, "avoidedNodes": ["gpu-7"], "conditions": conditions}
+            session.controller.on_job_event({"metadata": metadata, "status": status}, deleted=False)
+        page = generate_latest(operator.metrics.registry).decode()
+        assert "allranks_jobs_hardware_unhealthy 2.0" in page
+        assert 'allranks_node_avoiding_jobs{node="gpu-7"} 2.0' in page
+        await session.client.close()
+
+    asyncio.run(scenario())
+
+
 def test_shutdown_does_not_wait_for_an_api_server_that_does_not_respond() -> None:
     _, _, took = lived(hangs, 1)
     assert took < 5
@@ -124,7 +142,10 @@ def test_readiness_needs_every_namespace_that_can_be_read_and_at_least_one(
     """A deleted namespace must not keep the others from reporting."""
 
     async def scenario() -> None:
-        settings, connection = Settings(namespaces=("a", "b"), pools=False), Connection("http://127.0.0.1:1")
+        settings, connection = (
+            Settings(namespaces=("a", "b"), pools=False, node_conditions=(), node_taints=()),
+            Connection("http://127.0.0.1:1"),
+        )
         operator = Operator(settings, connection)
         session = operator.session = Session(Dependencies(settings, connection, operator.metrics), None)
         for namespace in listed:

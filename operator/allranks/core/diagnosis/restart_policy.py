@@ -288,7 +288,7 @@ def excluded_nodes(status: Status) -> list[str]:
     if any(past.reason == NO_OTHER_NODES for past in status.history):
         return []
     failures = [past.failure for past in reversed(status.history) if past.failure and past.failure.node]
-    of_hardware = [f for f in failures if f.because in OF_NODE]
+    of_hardware = [f for f in failures if f.because in OF_NODE and f.node in status.avoided_nodes]
     everywhere = len({f.node for f in of_hardware if f.because == "InitContainer"}) > 1
     return list(
         dict.fromkeys(f.node for f in of_hardware if f.node and not (everywhere and f.because == "InitContainer"))

@@ -5,16 +5,13 @@ The sentences below fields describe them in the OpenAPI document as well.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, Response
-from pydantic import ConfigDict
 
-from allranks.api.status import FINISHED, Failure
 from allranks.core.facts import gpu_count
 from allranks.core.facts.naming import JOB_LABEL, TRAINER
 from allranks.core.facts.quantity import quantity
@@ -25,22 +22,18 @@ from allranks.ui.rendering import render, stream_address
 from allranks.ui.routes.rest import StateOf, as_printed
 from allranks.ui.state import State
 from allranks.views.format.duration import age, elapsed, human
-from allranks.views.format.json_form import CONFIG, as_json
+from allranks.views.format.json_form import as_json
+from allranks.views.job_view import total_gpus
+from allranks.views.nodes import MOST_JOBS, Avoidance, JobStatus, NodeHistory, histories
 
 api = APIRouter(prefix="/api/v1", responses=RESPONSES)
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
-MOST_JOBS = 20
-"""Names of jobs that a node lists."""
-
 
 @dataclass
-class Node:
+class Node(NodeHistory):
     """A node: the GPUs that jobs hold there, what was lost there, and which jobs avoid it."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = CONFIG
-
-    name: str
     gpus: int | None = None
     """Allocatable; null without the right to list Nodes."""
     gpus_used: int = 0
@@ -48,12 +41,8 @@ class Node:
     unschedulable: bool = False
     jobs: list[str] = field(default_factory=list)
     """NAMESPACE/NAME of jobs with pods there, the first 20."""
-    failures: Counter[str] = field(default_factory=Counter)
-    """Root causes of failures there, by reason."""
-    lost_seconds: float = 0.0
-    """Work that was lost by them."""
     avoided_by: list[str] = field(default_factory=list)
-    """NAMESPACE/NAME of jobs whose pods prefer other nodes, the first 20."""
+    """NAMESPACE/NAME of jobs whose pods prefer or require other nodes, the first 20."""
 
 
 def nodes(
@@ -74,12 +63,19 @@ def nodes(
         shown.unschedulable = (manifest.get("spec") or {}).get("unschedulable") is True
     for pod in pods:
         _add_pod(pod, node)
-    for entry in entries:
-        _add_job(entry, node)
+    for name, history in histories(_job(entry) for entry in entries).items():
+        shown = node(name)
+        for part in fields(NodeHistory):
+            setattr(shown, part.name, getattr(history, part.name))
+        shown.avoided_by = [avoidance.job for avoidance in history.avoidances]
     return sorted(
         by_name.values(),
         key=lambda node: (-sum(node.failures.values()), not node.avoided_by, -node.gpus_used, node.name),
     )
+
+
+def _job(entry: Entry) -> JobStatus:
+    return JobStatus(f"{entry.group}/{entry.name}", entry.status, lambda: total_gpus(entry.manifest, entry.status))
 
 
 def _add_pod(pod: Mapping[str, Any], node_of: Callable[[str], Node]) -> None:
@@ -93,31 +89,6 @@ def _add_pod(pod: Mapping[str, Any], node_of: Callable[[str], Node]) -> None:
     job = f"{metadata.get('namespace', '')}/{(metadata.get('labels') or {}).get(JOB_LABEL, '')}"
     if job not in node.jobs and len(node.jobs) < MOST_JOBS:
         node.jobs.append(job)
-
-
-def _add_job(entry: Entry, node_of: Callable[[str], Node]) -> None:
-    status = entry.status
-    for past in status.history:
-        if past.failure and past.failure.node:
-            _add_failure(node_of(past.failure.node), past.failure, past.lost_seconds or 0.0)
-    recorded = {past.failure.attempt for past in status.history if past.failure}
-    alone = [restarts.failure for restarts in status.replica_restarts.values() if restarts.failure]
-    last = [status.last_failure] if status.last_failure and status.last_failure.attempt not in recorded else []
-    counted = set()
-    for failure in [*alone, *last]:
-        key = (failure.pod, failure.time)
-        if failure.node and key not in counted:
-            counted.add(key)
-            _add_failure(node_of(failure.node), failure, 0.0)
-    for name in status.avoided_nodes if status.phase not in FINISHED else ():
-        avoided_by = node_of(name).avoided_by
-        if len(avoided_by) < MOST_JOBS:
-            avoided_by.append(f"{entry.group}/{entry.name}")
-
-
-def _add_failure(node: Node, failure: Failure, lost: float) -> None:
-    node.failures[failure.reason] += 1
-    node.lost_seconds += lost
 
 
 # --- routes ----------------------------------------------------------------------------------------------------------
@@ -157,8 +128,9 @@ async def nodes_page(state: StateOf) -> Response:
             f"{node.gpus_used} of {node.gpus}" if node.gpus is not None else str(node.gpus_used or ""),
             node.gpus_used / node.gpus if node.gpus else None,
             ", ".join(f"{reason} {count}" for reason, count in node.failures.most_common()),
-            elapsed(node.lost_seconds) if node.lost_seconds else "",
-            node.avoided_by,
+            _last_failure(node),
+            _lost(node),
+            [(job.job, _cause(job)) for job in node.avoidances],
             node.jobs,
             node.unschedulable,
         )
@@ -167,6 +139,20 @@ async def nodes_page(state: StateOf) -> Response:
     return render(
         "nodes", live=stream_address(source="jobs"), warning=state.problem if state.jobs else "", rows=rows, note=note
     )
+
+
+def _last_failure(node: Node) -> str:
+    last = node.last_failure
+    return f"{last.time:%Y-%m-%d %H:%M} UTC, {last.pod}: {last.message}" if last else ""
+
+
+def _lost(node: Node) -> str:
+    hours = f", {node.lost_gpu_hours:.1f} GPUh" if node.lost_gpu_hours else ""
+    return f"{elapsed(node.lost_seconds)}{hours}" if node.lost_seconds else ""
+
+
+def _cause(avoidance: Avoidance) -> str:
+    return ", ".join(filter(None, (avoidance.kind, "excluded" if avoidance.excluded else "")))
 
 
 # --- queues ----------------------------------------------------------------------------------------------------------
