@@ -142,6 +142,9 @@ class Failure(TextPart):
         Because | None,
         Field(description="The evidence about the cause, beyond the end of the pod: docs/reference/semantics.md."),
     ] = None
+    checkpoint_step: Annotated[
+        Count | None, Field(description="Step of the checkpoint that could not be read, if it is certain.")
+    ] = None
     message: Annotated[
         Message, Field(description="What ended the program, as it printed it, with the last lines of its output.")
     ] = ""
@@ -385,6 +388,37 @@ class CheckpointRequest(TextPart):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredCheckpoint(TextPart):
+    """A checkpoint of the job."""
+
+    step: Annotated[Count, Field(description="Step whose state it has.")]
+    time: Annotated[Time, Field(description="When it was stored.")]
+    path: Annotated[
+        Annotated[str, StringConstraints(max_length=256)],
+        Field(description="The file or folder in a pod. Empty: the program has reported it, and no name has the step."),
+    ] = ""
+    complete: Annotated[
+        bool | None,
+        Field(
+            description="Whether all files have the sizes in the manifest, which is written last. None: no manifest."
+        ),
+    ] = None
+    verified: Annotated[
+        bool | None,
+        Field(description="Whether the files had the hashes in the manifest. None: they were not compared."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollback(StatusPart):
+    """The current attempt continues from an older checkpoint, because the newest one could not be read."""
+
+    step: Annotated[Count, Field(description="Step of the checkpoint from which it continues.")]
+    unreadable_step: Annotated[Count, Field(description="Step of the checkpoint that is set aside.")]
+    attempt: Annotated[Count, Field(description="Number of the attempt that could not read it.")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class CodeStatus(TextPart):
     """The code that the current attempt runs."""
 
@@ -513,6 +547,13 @@ class Status(TextPart):
     resumed_from: Annotated[
         Annotated[str, StringConstraints(max_length=512), EXACT] | None,
         Field(description="Where the checkpoints are that spec.resumeFrom names: claim://CLAIM/FOLDER, or an address."),
+    ] = None
+    checkpoints: Annotated[
+        list[StoredCheckpoint], Field(max_length=5, description="The newest checkpoints, the oldest first.")
+    ] = field(default_factory=list)
+    rollback: Annotated[
+        Rollback | None,
+        Field(description="Set if the current attempt continues from an older checkpoint than the newest one."),
     ] = None
     code: Annotated[
         CodeStatus | None, Field(description="The code that the current attempt runs, if spec.code names it.")

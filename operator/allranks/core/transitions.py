@@ -10,11 +10,11 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.scheduling import Eviction, QueueStatus
-from allranks.api.status import CodeStatus, Failure, PastAttempt, ReplicaRestarts, RestartCounts, Status
+from allranks.api.status import CodeStatus, Failure, PastAttempt, ReplicaRestarts, RestartCounts, Rollback, Status
 from allranks.core.accounting.progress import finalize, reset_for_attempt
 from allranks.core.diagnosis import elasticity, restart_policy
 from allranks.core.diagnosis.root_cause import cause_line, describe_failure, is_rejection
-from allranks.core.facts import naming
+from allranks.core.facts import naming, stored_checkpoints
 from allranks.core.facts.forgiveness import without_forgiven
 from allranks.core.facts.model import FETCH_FAILED
 from allranks.core.facts.queue import queue_of
@@ -143,7 +143,18 @@ def restart(job: Job, status: Status, failure: Failure, counted: bool, explanati
         last_failure=failure,
         restart_time=now + wait if wait else None,
     )
+    if rollback := _rollback(job, status, failure):
+        begun = replace(begun, rollback=rollback)
     return with_phase(begun, "Restarting", now, failure.reason, f"{describe_failure(failure)}: {explanation}")
+
+
+def _rollback(job: Job, status: Status, failure: Failure) -> Rollback | None:
+    """Return from where the next attempt continues, if this one could not read the newest checkpoint."""
+    step = failure.checkpoint_step
+    older = None if step is None else stored_checkpoints.before(job, status, step)
+    if step is None or older is None:
+        return None
+    return Rollback(step=older.step, unreadable_step=step, attempt=status.attempt)
 
 
 def restart_after_upstream_failure(
@@ -270,6 +281,7 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
         progress=reset_for_attempt(status.progress),
         gang=None,
         checkpoint_request=None,
+        rollback=status.rollback if status.running_time is None else None,
         code=_code(job),
         inputs=data.inputs_of_attempt(job, status.inputs),
         active_since=status.active_since or now,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -18,17 +17,12 @@ from allranks.data.cache import sync_directory
 from allranks.data.errors import ChangedError, explain
 from allranks.data.upload import is_data, open_data
 from allranks.errors import DataError
+from allranks.report.checkpoints import steps_in
 
 TRIES = 5
 QUIET_SECONDS = 3.0
 """Time without changes that is required if the names do not say which files belong together. NFS shows the changes of
 other machines after up to three seconds."""
-_NUMBERED = re.compile(
-    r"(?:^|[^a-z0-9])(?:checkpoint|ckpt|chkpt|cp|steps?|iter|iteration|global_?step)[-_=.]?(\d{1,18})(?!\d)",
-    re.IGNORECASE,
-)
-_DATE = re.compile(r"(?<!\d)20\d\d([-_.]?)(0[1-9]|1[0-2])\1(0[1-9]|[12]\d|3[01])(?!\d)")
-"""In a name: a date is no step."""
 _OTHERS = (".allranks-", "lost+found")
 """Beginnings of names that belong to no checkpoint."""
 Stat = dict[str, tuple[int, int, int]]
@@ -87,7 +81,7 @@ def _copy(source: Path, step: int, target: Path, sleep: Callable[[float], None])
 
 def choose(source: Path, step: int) -> tuple[list[str], bool]:
     """Return (names of the files and folders of the checkpoint, whether their names have its step). Raise DataError."""
-    numbers = {path.name: _numbers(path) for path in sorted(source.iterdir()) if not path.name.startswith(_OTHERS)}
+    numbers = {path.name: steps_in(path) for path in sorted(source.iterdir()) if not path.name.startswith(_OTHERS)}
     if named := [name for name, steps in numbers.items() if step in steps]:
         return named, True
     if newer := [name for name, steps in numbers.items() if steps and max(steps) > step]:
@@ -96,12 +90,6 @@ def choose(source: Path, step: int) -> tuple[list[str], bool]:
             f"{source}: no name has step {step}, which was reported, but there is {newest}: another checkpoint"
         )
     return list(numbers), False
-
-
-def _numbers(path: Path) -> set[int]:
-    """Return the steps in a name: checkpoint-500, step=500.ckpt, and 500 if it is a folder."""
-    steps = {int(digits) for digits in _NUMBERED.findall(_DATE.sub("", path.name))}
-    return steps | ({int(path.name)} if re.fullmatch(r"\d{1,18}", path.name) and path.is_dir() else set())
 
 
 def _stat(source: Path, names: list[str]) -> Stat:

@@ -17,6 +17,7 @@ from pathlib import Path
 MARKER = ".allranks-resumed"
 """In the folder of this job: the checkpoints that it starts from are complete."""
 UNFINISHED = ".allranks-copy"
+_OTHERS = (MARKER, UNFINISHED, ".allranks-set-aside", "lost+found")
 _POLL_SECONDS = 0.5
 
 
@@ -53,7 +54,7 @@ def copy(source: Path, target: Path, name: str, step: int | None = None, may_be_
 
 def _choose(source: Path, name: str, step: int | None) -> list[Path]:
     job = name if "://" in name else name.partition("/")[0]
-    entries = sorted(path for path in source.iterdir() if path.name not in (MARKER, UNFINISHED, "lost+found"))
+    entries = sorted(path for path in source.iterdir() if path.name not in _OTHERS)
     if not entries:
         raise Unusable(f"{job} has no checkpoints: its folder is empty")
     if step is None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from allranks.api.data import RESUME_INPUT
 from allranks.api.job import Job
-from allranks.core.facts import resume_source
+from allranks.api.status import Rollback
+from allranks.core.facts import resume_source, stored_checkpoints
 from allranks.core.facts.model import Event
 from allranks.core.transfers import data
 from allranks.errors import CannotRun
@@ -19,6 +20,7 @@ from allranks.local import run_directories
 from allranks.local.errors import explain
 from allranks.local.run_directories import StoredRun
 from allranks.local.volumes import Volumes
+from allranks.report import checkpoints
 
 LINK = "checkpoint"
 """In a run directory: a link to the folder with the checkpoints, wherever it is."""
@@ -29,6 +31,7 @@ class LocalCheckpoints:
 
     def __init__(self, job: Job, volumes: Volumes, run_dir: Path) -> None:
         self._job, self._volumes, self._run_dir = job, volumes, run_dir
+        self._rollback: Rollback | None = None
         self._fetched = volumes.mapped.get(data.input_volume(RESUME_INPUT), run_dir)
 
     def check(self) -> None:
@@ -58,6 +61,19 @@ class LocalCheckpoints:
                 link = self._run_dir / LINK
                 link.unlink(missing_ok=True)
                 link.symlink_to(os.path.relpath(folder, self._run_dir))
+
+    async def set_aside(self, rollback: Rollback, tell: Callable[[Event], None]) -> None:
+        """Set the checkpoint aside that the attempt before could not read, once."""
+        if rollback == self._rollback:
+            return
+        self._rollback = rollback
+        if folder := self.folder:
+            name = stored_checkpoints.aside_name(self._job, rollback)
+            try:
+                done = await asyncio.to_thread(checkpoints.set_aside, folder, rollback.unreadable_step, name)
+            except OSError as error:
+                done = f"the checkpoint of step {rollback.unreadable_step} cannot be set aside: {explain(error)}"
+            tell(Event("CheckpointSetAside", done))
 
     @property
     def folder(self) -> Path | None:

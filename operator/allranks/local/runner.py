@@ -253,6 +253,8 @@ class LocalRun:
                 self.status = replace(self.status, checkpoint_request=None)
                 self.stop()
                 continue
+            if plan.create and self.status.rollback:
+                await self._checkpoints.set_aside(self.status.rollback, self._listener.event)
             self._apply(plan)
             # Lets the event loop read output and exits of processes between two plans.
             await asyncio.sleep(0)

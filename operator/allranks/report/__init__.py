@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from allranks.report.client import Client
     from allranks.report.meter import Meter
 
-__all__ = ["checkpoint_requested", "finish", "loading", "report", "waiting"]
+__all__ = ["checkpoint_requested", "finish", "loading", "report", "resume_from", "waiting"]
 
 _client: Client | None = None
 _meter: Meter | None = None
@@ -31,23 +31,27 @@ def report(
     total_steps: Any = None,
     epoch: Any = None,
     samples: Any = None,
-    checkpoint: bool = False,
+    checkpoint: Any = False,
     busy: Any = None,
     **metrics: Any,
 ) -> None:
     """Report the progress of this rank. Omitted values keep their last value.
 
     `step`: optimizer steps done in all epochs. `total_steps`: steps of the whole training. `epoch`: epochs done.
-    `samples`: samples of this rank since its last call. `checkpoint`: the state of `step` is stored safely. `busy`:
-    seconds of this rank's own work in a step, without waiting for other ranks (the helpers measure it). `metrics`: up
-    to 32 numbers. A separate thread copies a number from a GPU later: pass a tensor that is not overwritten.
+    `samples`: samples of this rank since its last call. `checkpoint`: the state of `step` is stored safely, or
+    the path where all ranks have stored it: rank 0 writes a manifest then, and `resume_from` skips what has none.
+    `busy`: seconds of this rank's own work in a step, without waiting for other ranks (the helpers measure it).
+    `metrics`: up to 32 numbers. A separate thread copies a number from a GPU later: pass a tensor that is not
+    overwritten.
     """
     try:
         client = _client if _initialized else _initialize()
         if client is not None:
             if step is not None:
                 client.program_reports = True
-            client.note(step, total_steps, epoch, samples, checkpoint, busy, metrics)
+            if isinstance(checkpoint, (str, os.PathLike)):
+                _record_checkpoint(checkpoint, client.last_step if step is None else step)
+            client.note(step, total_steps, epoch, samples, bool(checkpoint), busy, metrics)
     except Exception as error:  # an error in reporting must not end the training
         _warn_of_error(error)
 
@@ -68,6 +72,28 @@ def report_automatically(
             client.note(step, total_steps, epoch, samples, checkpoint, busy, metrics)
     except Exception as error:
         _warn_of_error(error)
+
+
+def _record_checkpoint(path: Any, step: Any) -> None:
+    from allranks.report import checkpoints
+
+    try:
+        checkpoints.record(path, step)
+    except (OSError, TypeError) as error:
+        from allranks.report.warn import warn_once
+
+        warn_once("manifest", f"report(): the checkpoint has no manifest: {type(error).__name__}: {error}")
+
+
+def resume_from(directory: str | os.PathLike[str] | None = None) -> str | None:
+    """Return the path of the newest complete checkpoint in a directory; None if there is none.
+
+    `directory`: by default the one of ALLRANKS_CHECKPOINT_DIR. A checkpoint has its step in its name, or was reported
+    with its path. After one that could not be read, the one before is returned. Raise OSError.
+    """
+    from allranks.report import checkpoints
+
+    return checkpoints.resume_from(directory)
 
 
 def checkpoint_requested() -> bool:
@@ -237,3 +263,17 @@ class _Nothing:
 
 
 _NOTHING = _Nothing()
+
+
+def _watch_checkpoints() -> None:
+    """List the checkpoints from the start of the program: it may fail while it reads the newest one."""
+    try:
+        from allranks.report import checkpoints
+
+        checkpoints.start_watch()
+    except Exception as error:
+        _warn_of_error(error)
+
+
+if "ALLRANKS_CHECKPOINT_DIR" in os.environ:
+    _watch_checkpoints()

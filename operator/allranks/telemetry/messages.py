@@ -89,6 +89,20 @@ class Position(msgspec.Struct, frozen=True):
     raising: _Text = ""
 
 
+CHECKPOINTS = 5
+"""Checkpoints that a message names."""
+
+
+class StoredCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint in the directory of the job. See `allranks.report.checkpoints`."""
+
+    step: Annotated[int, Meta(ge=0, lt=2**31)]
+    path: Annotated[str, Meta(max_length=256)] = ""
+    ago: Seconds = 0.0
+    complete: bool | None = None
+    verified: bool | None = None
+
+
 class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """The state of one rank. Durations are measured by its own clock."""
 
@@ -113,6 +127,8 @@ class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     trainer_status: TrainerStatus | None = None
     """Sent instead of all other fields."""
     nccl: Nccl | None = None
+    """Likewise."""
+    checkpoints: Annotated[list[StoredCheckpoint], Meta(max_length=CHECKPOINTS)] | None = None
     """Likewise."""
 
 

@@ -11,10 +11,11 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from allranks.api.status import StoredCheckpoint
 from allranks.control_sequences import clean_text
 from allranks.core.diagnosis.report_loss import SILENCE
 from allranks.core.facts.rank_reports import Collectives, Position, RankReport, Reports
@@ -89,6 +90,7 @@ class _Job:
     since: datetime | None = None
     """End of the last silence."""
     collectives: Collectives | None = None
+    checkpoints: tuple[StoredCheckpoint, ...] | None = None
 
     @property
     def namespace(self) -> str:
@@ -172,6 +174,11 @@ class ReportStore:
             job.collectives = _collectives(message.nccl, job.collectives, self._any_job_at)
             self._notifier.notify(sender.job)
             return Answer(200, {"interval": interval, "stacks": "", "checkpoint": 0})
+        if message.checkpoints is not None:
+            self._any_job_at = self._now()
+            job.checkpoints = _checkpoints(message.checkpoints, job.checkpoints or (), self._any_job_at)
+            self._notifier.notify(sender.job)
+            return Answer(200, {"interval": interval, "stacks": "", "checkpoint": 0})
         key = message.local_rank if message.trainer_status is None else trainer_status.KEY
         if not self._is_declared(job, replica, sender.role, key):
             error = f"the job declares {self._most(job, sender.role)} processes for this pod, and this is a further one"
@@ -200,7 +207,7 @@ class ReportStore:
         if attempt != kept.attempt:
             return Reports(since, any_job_at=self._any_job_at)
         ranks = tuple(rank for replica in kept.replicas.values() for rank in trainer_status.effective(replica.ranks))
-        return Reports(since, ranks, self._any_job_at, kept.collectives)
+        return Reports(since, ranks, self._any_job_at, kept.collectives, kept.checkpoints)
 
     def bound(self, job: Job, uid: str, processes: Mapping[str, int] | None) -> None:
         """Set role -> the number of ranks that each of its pods may report. None changes nothing.
@@ -275,7 +282,8 @@ class ReportStore:
         job.attempt = attempt
         job.replicas, job.names = {}, {}
         job.ranks = job.values = 0
-        job.stepped, job.stacks, job.checkpoint, job.collectives = False, "", 0, None
+        job.stepped, job.stacks, job.checkpoint = False, "", 0
+        job.collectives = job.checkpoints = None
 
     def _replica(self, job: _Job, sender: ReportSource, moment: float) -> _Replica | None:
         """Return the replica of a sender; None if it has been restarted since."""
@@ -378,6 +386,25 @@ def _collectives(message: messages.Nccl, before: Collectives | None, now: dateti
         missing=tuple(message.missing),
         missing_count=message.missing_count,
     )
+
+
+_JITTER = timedelta(seconds=1)
+
+
+def _checkpoints(
+    sent: list[messages.StoredCheckpoint], before: tuple[StoredCheckpoint, ...], now: datetime
+) -> tuple[StoredCheckpoint, ...]:
+    """Convert ages to times, which stay the same for the same file."""
+    recorded = {(checkpoint.step, checkpoint.path): checkpoint.time for checkpoint in before}
+    out = []
+    for item in sent:
+        time = now - timedelta(seconds=item.ago)
+        checkpoint = StoredCheckpoint(
+            step=item.step, time=time, path=item.path, complete=item.complete, verified=item.verified
+        )
+        last = recorded.get((checkpoint.step, checkpoint.path))
+        out.append(replace(checkpoint, time=last) if last and abs(last - time) <= _JITTER else checkpoint)
+    return tuple(sorted(out, key=lambda checkpoint: checkpoint.step))
 
 
 def _report(

@@ -589,6 +589,43 @@ def test_what_nccl_says_is_bounded(world: World, state: dict[str, Any]) -> None:
     assert world.store.snapshot(JOB, "uid-1", 0).collectives is None
 
 
+def test_a_list_of_checkpoints_is_kept_for_the_job_and_is_no_report_of_a_rank(world: World) -> None:
+    def kept() -> list[tuple[Any, ...]]:
+        reports = world.store.snapshot(JOB, "uid-1", 0)
+        assert reports.ranks == ()
+        assert reports.checkpoints is not None
+        return [(each.step, each.time - START, each.path, each.complete) for each in reports.checkpoints]
+
+    world.clock.advance(100)
+    entries = [{"step": 8, "ago": 10, "path": "/c/step-8", "complete": True}, {"step": 4, "ago": 50}]
+    assert world.say(checkpoints=entries).status == 200
+    assert world.notified
+    expected = [(4, timedelta(seconds=50), "", None), (8, timedelta(seconds=90), "/c/step-8", True)]
+    assert kept() == expected
+    world.clock.advance(1)
+    world.say(checkpoints=[{**entry, "ago": entry["ago"] + 1.4} for entry in entries])  # type: ignore[operator]
+    assert kept() == expected, "the same files have the same times"
+    world.say(checkpoints=[{"step": 1, "path": "\x1b[31m/c"}])
+    assert kept()[0][2] == "/c"
+    assert world.store.snapshot(JOB, "uid-1", 1).checkpoints is None, "another attempt"
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [{}],
+        [{"step": -1}],
+        [{"step": 2**31}],
+        [{"step": 1, "path": "x" * 257}],
+        [{"step": 1}] * 6,
+        [{"step": 1, "ago": -1}],
+    ],
+)
+def test_a_list_of_checkpoints_is_bounded(world: World, entries: list[dict[str, Any]]) -> None:
+    assert world.say(checkpoints=entries).status == 400
+    assert world.store.snapshot(JOB, "uid-1", 0).checkpoints is None
+
+
 def test_after_a_silence_of_all_ranks_listening_starts_again(world: World) -> None:
     world.say(step=1)
     world.say(worker(1, ("team", "other")), step=1)

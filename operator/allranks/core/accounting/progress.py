@@ -15,7 +15,7 @@ from operator import itemgetter
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, CurvePoint, ProgressStatus, RankProgress, Status
 from allranks.core.diagnosis.stragglers import stragglers
-from allranks.core.facts import topology
+from allranks.core.facts import stored_checkpoints, topology
 from allranks.core.facts.model import Observed, Pod
 from allranks.core.facts.naming import replica_key
 from allranks.core.facts.rank_reports import RankReport, Reports
@@ -113,7 +113,8 @@ def with_reports(o: Observed) -> Observed:
     if o.persisted.phase in FINISHED:
         return o
     reports = with_ranks(o.job, o.current, drop_stale(o.reports, o.pods))
-    return replace(o, reports=reports).with_current(observe(o.job, o.current, reports))
+    status = stored_checkpoints.observe(observe(o.job, o.current, reports), reports)
+    return replace(o, reports=reports).with_current(status)
 
 
 def reset_for_attempt(progress: ProgressStatus | None) -> ProgressStatus | None:

@@ -24,7 +24,7 @@ from allranks.core.diagnosis.root_cause import (
     NOT_JOINED,
     cause_line,
 )
-from allranks.core.facts import naming, topology
+from allranks.core.facts import naming, stored_checkpoints, topology
 from allranks.core.facts.attempt import Ranks
 from allranks.core.facts.failure_patterns import absent, is_unreadable_data, joined, was_joining
 from allranks.core.facts.model import INIT_FAILED, Platform, Pod, RejectedCreate
@@ -70,7 +70,7 @@ def weigh(
         )
     failure = _of_rank(failure, pods, ranks)
     if _could_not_resume(job, status) and is_unreadable_data(failure.message):
-        return replace(failure, because="CheckpointUnreadable", message=_with_steps(status, failure.message))
+        return _unreadable(job, status, failure, reports)
     return failure
 
 
@@ -217,6 +217,24 @@ def _could_not_resume(job: Job, status: Status) -> bool:
     """Return whether the attempt made no step, and the program may have read a checkpoint."""
     stepped = status.progress is not None and status.progress.first_step_time is not None
     return not stepped and (job.spec.checkpoint is not None or last_step(status) is not None)
+
+
+def _unreadable(job: Job, status: Status, failure: Failure, reports: Reports | None) -> Failure:
+    """Return the failure of a checkpoint that cannot be read, with its step if a rank has listed the directory."""
+    newest = stored_checkpoints.newest(reports)
+    if newest is not None and newest.verified:
+        return failure  # the files are as they were stored
+    if newest is None:
+        return replace(failure, because="CheckpointUnreadable", message=_with_steps(status, failure.message))
+    older = stored_checkpoints.before(job, status, newest.step)
+    text = f"the checkpoint of step {newest.step}, {newest.path}, cannot be read"
+    text += f"; the one before it is of step {older.step}" if older else "; there is no older one"
+    return replace(
+        failure,
+        because="CheckpointUnreadable",
+        checkpoint_step=newest.step,
+        message=f"{text}\n{failure.message}"[:4096],
+    )
 
 
 def _with_steps(status: Status, message: str) -> str:

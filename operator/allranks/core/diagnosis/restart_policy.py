@@ -12,7 +12,7 @@ from allranks.api.status import Failure, RestartCounts, Status
 from allranks.core.diagnosis import exec_failure, hang_detection, hardware
 from allranks.core.diagnosis.exit_codes import FAULTS, SIGKILL, possible_signal, signal_name
 from allranks.core.diagnosis.root_cause import is_uncounted, same_way
-from allranks.core.facts import naming, topology
+from allranks.core.facts import naming, stored_checkpoints, topology
 from allranks.core.facts.model import ANY_PLATFORM, FETCH_FAILED, LIMIT_EXCEEDED, Platform
 from allranks.core.facts.restarts import MAX_IDLE_RESTARTS
 
@@ -51,7 +51,10 @@ def decide_restart(job: Job, status: Status, failure: Failure, platform: Platfor
     if unexecuted:
         return RestartDecision("Fail", unexecuted.sentence, failure.reason, unexecuted.named)
     before = _just_before(job, status, failure)
-    action, explanation = _by_default(before, failure, _made_steps(status))
+    if failure.because == "CheckpointUnreadable":
+        action, explanation = _without_checkpoint(job, status, before, failure)
+    else:
+        action, explanation = _by_default(before, failure, _made_steps(status))
     if failure.because in OF_NODE and before and _again_on_node(status, before, failure):
         action, explanation = "RestartUncounted", f"again on node {failure.node}, which is avoided"
     if platform.local and action == "Restart" and not trained and not restarts_requested(job):
@@ -256,10 +259,6 @@ def _by_evidence(before: Failure | None, failure: Failure) -> tuple[Action, str]
     if failure.because in OF_NODE:
         subject = "a device failed" if failure.because == "DeviceError" else "an init container of the pod failed"
         return "Restart", f"{subject}{where}"
-    if failure.because == "CheckpointUnreadable":
-        if again and before is not None and same_way(before, failure):
-            return "Fail", "its newest checkpoint cannot be read, twice: set it aside, so that an older one is used"
-        return "Restart", "its newest checkpoint cannot be read"
     if failure.because == "WriteFailed":
         return "Restart", "a file could not be written"
     if failure.because == "Absent":
@@ -267,6 +266,21 @@ def _by_evidence(before: Failure | None, failure: Failure) -> tuple[Action, str]
     if failure.because == "CompletedEarly":
         return "Restart", "the other ranks could not continue without it"
     return "Restart", "it lost other ranks, and none of them failed"
+
+
+def _without_checkpoint(job: Job, status: Status, before: Failure | None, failure: Failure) -> tuple[Action, str]:
+    """Return the decision about a failure while a checkpoint was read. One is set aside, and not the next one as well:
+    if that cannot be read either, the cause may be something else."""
+    again = before is not None and before.because == failure.because and same_way(before, failure)
+    step, last = failure.checkpoint_step, before.checkpoint_step if before and again else None
+    if step is not None and last is not None and step < last:
+        return "Fail", f"the checkpoint of step {last} could not be read either, and was set aside"
+    older = stored_checkpoints.before(job, status, step) if step is not None and last is None else None
+    if older:
+        return "Restart", f"the checkpoint of step {step} is set aside, and the job continues from step {older.step}"
+    if again:
+        return "Fail", "its newest checkpoint cannot be read, twice: set it aside, so that an older one is used"
+    return "Restart", "its newest checkpoint cannot be read"
 
 
 _HARDWARE: dict[str | None, str] = {"DeviceUnhealthy": "device", "NodeUnhealthy": "node"}

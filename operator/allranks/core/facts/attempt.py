@@ -40,7 +40,7 @@ def attempt_context(
         own_command=frozenset(role for role, spec in job.spec.roles.items() if spec.command is not None),
         commands={role: _command(template) for role, template in templates.items()},
         values={role: _values(template) for role, template in templates.items()},
-        variables={role: _variable_names(job, template, platform) for role, template in templates.items()},
+        variables={role: _variable_names(job, status, template, platform) for role, template in templates.items()},
         grace_seconds=min(pod_template.grace_period(template) for template in templates.values()),
         elastic=ElasticBounds(elastic.min_replicas, elastic.max_replicas, elastic.wait_seconds) if elastic else None,
         local=platform.local,
@@ -129,12 +129,13 @@ def _values(template: Manifest) -> dict[str, str]:
     return {item["name"]: str(item["value"]) for item in variables if item.get("value") is not None}
 
 
-def _variable_names(job: Job, template: Manifest, platform: Platform) -> tuple[str, ...]:
+def _variable_names(job: Job, status: Status, template: Manifest, platform: Platform) -> tuple[str, ...]:
     names = [
         "ALLRANKS_JOB",
         "ALLRANKS_JOB_UID",
         "ALLRANKS_ATTEMPT",
         *(["ALLRANKS_CHECKPOINT_DIR"] if job.spec.checkpoint else []),
+        *(["ALLRANKS_RESUME_STEP"] if status.rollback else []),
         *([rank_reports.URL, rank_reports.TOKEN_FILE] if platform.report_url else []),
     ]
     user = [variable["name"] for variable in pod_template.trainer(template).get("env", [])]

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from allranks.api.job import GROUP
+from allranks.api.status import StoredCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,8 @@ class Reports:
     """Time of the last report of any job: evidence that reports can arrive."""
     collectives: Collectives | None = None
     """From NCCL, if rank 0 could ask it while it reported no step."""
+    checkpoints: tuple[StoredCheckpoint, ...] | None = None
+    """The newest checkpoints in the directory of the job, the oldest first; None if no rank has listed them."""
 
 
 URL, TOKEN_FILE = "ALLRANKS_REPORT_URL", "ALLRANKS_REPORT_TOKEN_FILE"

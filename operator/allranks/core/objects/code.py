@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from allranks.api.job import Job
-from allranks.api.status import Status
-from allranks.core.facts import naming, resume_source
+from allranks.api.job import Checkpoint, Job
+from allranks.api.status import Rollback, Status
+from allranks.core.facts import naming, resume_source, stored_checkpoints
 from allranks.core.facts.model import Manifest, Platform
 from allranks.core.facts.pod_template import PACKAGES_DIR
 from allranks.core.facts.resume_source import CHECKPOINT_VOLUME
@@ -154,25 +154,54 @@ def resume_container(
     arguments += ["--may-be-empty"] if start and start.may_be_empty else []
     arguments += ["--step", str(step)] if step is not None else []
     if resume_source.shared(checkpoint):
-        # All pods share the volume: one of them copies, and the others wait for it.
-        arguments += [
-            "--copier",
-            str(int(role == next(name for name, spec in job.spec.roles.items() if spec.replicas))),
-        ]
-    target = {"subPath": checkpoint.sub_path} if checkpoint.sub_path else {}
+        arguments += ["--copier", _acts(job, role)]
     volume, below = source
-    index = {"fieldRef": {"fieldPath": f"metadata.labels['{naming.INDEX_LABEL}']"}}
+    mounts = [{"name": volume, "mountPath": SOURCE_DIR, "readOnly": True, **below}]
     return {
         "name": RESUME_CONTAINER,
-        **{key: trainer[key] for key in ("image", "imagePullPolicy") if trainer.get(key)},
+        **_checkpoint_container(checkpoint, trainer, mounts),
         "command": [python(trainer), f"{HELPER_DIR}/copy_checkpoint.py", *arguments],
+        **({"resources": resources} if resources else {}),
+        "securityContext": security,
+    }
+
+
+SET_ASIDE_CONTAINER = "allranks-set-aside"
+
+
+def set_aside_container(
+    job: Job, rollback: Rollback, role: str, trainer: Manifest, security: Manifest, resources: Manifest
+) -> Manifest:
+    """Return the init container that sets a checkpoint aside which could not be read."""
+    checkpoint = job.spec.checkpoint
+    assert checkpoint is not None
+    name = stored_checkpoints.aside_name(job, rollback)
+    arguments = [checkpoint.path, str(rollback.unreadable_step), name, "--mover", _acts(job, role)]
+    return {
+        "name": SET_ASIDE_CONTAINER,
+        **_checkpoint_container(checkpoint, trainer, []),
+        "command": [python(trainer), f"{HELPER_DIR}/set_aside.py", *arguments],
+        **({"resources": resources} if resources else {}),
+        "securityContext": security,
+    }
+
+
+def _acts(job: Job, role: str) -> str:
+    """Return 1 for the role whose pod with index 0 acts on the volume that all pods share; the others wait for it."""
+    return str(int(role == next(name for name, spec in job.spec.roles.items() if spec.replicas)))
+
+
+def _checkpoint_container(checkpoint: Checkpoint, trainer: Manifest, mounts: list[Manifest]) -> Manifest:
+    """Return what init containers have in common that change the checkpoints."""
+    target = {"subPath": checkpoint.sub_path} if checkpoint.sub_path else {}
+    index = {"fieldRef": {"fieldPath": f"metadata.labels['{naming.INDEX_LABEL}']"}}
+    return {
+        **{key: trainer[key] for key in ("image", "imagePullPolicy") if trainer.get(key)},
         "env": [{"name": "ALLRANKS_INDEX", "valueFrom": index}],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": "allranks-helper", "mountPath": HELPER_DIR, "readOnly": True},
             {"name": CHECKPOINT_VOLUME, "mountPath": checkpoint.path, **target},
-            {"name": volume, "mountPath": SOURCE_DIR, "readOnly": True, **below},
+            *mounts,
         ],
-        **({"resources": resources} if resources else {}),
-        "securityContext": security,
     }

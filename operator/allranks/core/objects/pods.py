@@ -315,6 +315,8 @@ def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, sha
     }
     if job.spec.checkpoint:
         variables["ALLRANKS_CHECKPOINT_DIR"] = job.spec.checkpoint.path
+    if status.rollback:
+        variables["ALLRANKS_RESUME_STEP"] = str(status.rollback.step)
     variables |= data.environment(job, status) | shared.report_env
     user: list[dict[str, Any]] = shared.trainer.get("env", [])
     set_by_user = {variable["name"] for variable in user}
@@ -396,7 +398,14 @@ def _attachments(
     if token := report_env.token_volume(platform):
         attach("allranks-token", report_env.TOKEN_DIR, token, readOnly=True)
     with_code, resumes = code.needs_helper(job, platform), resume_source.needed(job, status, platform.local)
-    if with_code or wiring.helper or resumes or report_env.needs_helper(job, wiring, user.get("command"), platform):
+    rollback = None if platform.local else status.rollback
+    if (
+        with_code
+        or wiring.helper
+        or resumes
+        or rollback
+        or report_env.needs_helper(job, wiring, user.get("command"), platform)
+    ):
         attach(HELPER, HELPER_DIR, {"emptyDir": {"sizeLimit": "4Mi"}})
         init.append(_helper_init_container(job, user, platform, unpacks=with_code))
     if with_code:
@@ -408,6 +417,8 @@ def _attachments(
         if name not in {volume["name"] for volume in volumes}:
             volumes.append({"name": name, **source})
         init.append(code.resume_container(job, (name, below), role, user, security, _compute_resources(user)))
+    if rollback:
+        init.append(code.set_aside_container(job, rollback, role, user, security, _compute_resources(user)))
     if with_code and job.spec.packages:
         init.append(code.packages_container(job, user, security, _compute_resources(user)))
     return mounts, volumes, init

@@ -2,7 +2,8 @@
 
 The handler is in C and does not need the GIL, so it also works inside a hung collective. In JAX jobs it also prepares
 `jax.distributed.initialize()`, and in Ray jobs the Keras of `TensorflowTrainer`. Programs of Hugging Face, Lightning,
-Keras and Ray Train get a callback that reports. A `sitecustomize` of the environment itself runs as well.
+Keras and Ray Train get a callback that reports. In jobs with a directory for checkpoints, the checkpoints in it are
+reported. A `sitecustomize` of the environment itself runs as well.
 """
 
 from __future__ import annotations
@@ -22,10 +23,20 @@ def main() -> None:
 
         allranks_import_hooks.before_import("ray.train.tensorflow", _use_legacy_keras)
     if _reports_automatically():
+        if "ALLRANKS_CHECKPOINT_DIR" in os.environ:
+            _watch_checkpoints()
         import allranks_automatic_reports  # type: ignore[import-not-found]
 
         allranks_automatic_reports.install()
     _run_original_sitecustomize()
+
+
+def _watch_checkpoints() -> None:
+    """Import the library, which lists the checkpoints: the program itself may report nothing."""
+    try:  # noqa: SIM105
+        import allranks.report  # noqa: F401
+    except ImportError:
+        pass  # PYTHONPATH is the program's own
 
 
 def _use_legacy_keras() -> None:

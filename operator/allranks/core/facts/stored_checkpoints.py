@@ -1,0 +1,58 @@
+"""The checkpoints of a job in its status: those in its directory, as a rank lists them, and reported ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from allranks.api.job import Job
+from allranks.api.status import Rollback, Status, StoredCheckpoint
+from allranks.core.facts import resume_source
+from allranks.core.facts.rank_reports import Reports
+
+MOST = 5
+
+
+def observe(status: Status, reports: Reports | None) -> Status:
+    """Update `status.checkpoints`; return the same object if nothing changed.
+
+    A list of the directory replaces what is there. A checkpoint that a rank has reported is added if it is newer than
+    the list.
+    """
+    progress = status.progress
+    listed = reports.checkpoints if reports and reports.checkpoints is not None else status.checkpoints
+    checkpoints = list(listed or status.checkpoints)
+    if progress and progress.checkpoint_step is not None and progress.checkpoint_time:
+        last = max((checkpoint.time for checkpoint in checkpoints), default=None)
+        others = [checkpoint for checkpoint in checkpoints if checkpoint.step != progress.checkpoint_step]
+        if len(others) == len(checkpoints) and (last is None or progress.checkpoint_time > last):
+            reported = StoredCheckpoint(step=progress.checkpoint_step, time=progress.checkpoint_time)
+            checkpoints = sorted([*others, reported], key=lambda checkpoint: checkpoint.step)
+    checkpoints = checkpoints[-MOST:]
+    return status if checkpoints == status.checkpoints else replace(status, checkpoints=checkpoints)
+
+
+def newest(reports: Reports | None) -> StoredCheckpoint | None:
+    """Return the newest checkpoint in the directory, as a rank of this attempt has listed it: that is what the program
+    reads. None if none did."""
+    listed = reports.checkpoints if reports else None
+    return listed[-1] if listed else None
+
+
+def before(job: Job, status: Status, step: int) -> StoredCheckpoint | None:
+    """Return the newest checkpoint in the directory that is older than the one of `step`, and not recorded as damaged.
+
+    None if the directory ends with its pod.
+    """
+    if not resume_source.shared(job.spec.checkpoint):
+        return None
+    older = [
+        checkpoint
+        for checkpoint in status.checkpoints
+        if checkpoint.path and checkpoint.step < step and False not in (checkpoint.complete, checkpoint.verified)
+    ]
+    return older[-1] if older else None
+
+
+def aside_name(job: Job, rollback: Rollback) -> str:
+    """Return the name of the folder for the checkpoint that is set aside: jobs one after another may share a claim."""
+    return f"{job.name}-{job.metadata.uid[:8]}-attempt-{rollback.attempt}"
