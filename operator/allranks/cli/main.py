@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ui": ("allranks.cli.commands.ui:ui", "Show jobs and runs in the browser."),
     "report": ("allranks.cli.commands.report:report", "Print a one-page report on a job, as text, HTML or JSON."),
     "logs": ("allranks.cli.commands.logs:logs", "Print the merged logs of all ranks."),
+    "checkpoints": ("allranks.cli.commands.checkpoints:checkpoints", "Print the newest checkpoints of a job."),
     "stacks": ("allranks.cli.commands.stacks:stacks", "Print what the threads of each rank do at the moment."),
     "debug": ("allranks.cli.commands.debug:debug", "Write everything about a job into one archive."),
     "wait": ("allranks.cli.commands.wait:wait", "Wait until a job has finished."),
@@ -69,8 +70,8 @@ IN_PODS = ("operator", "operator-frontend", "archiver", "inject", "ui-server")
 SECTIONS = {
     "On this machine": ("run", "sweep", "verify", "runs", "init", "dev", "validate", "convert", "render"),
     "On a cluster": (
-        *("submit", "get", "describe", "queue", "nodes", "top", "ui", "report", "logs", "stacks", "debug", "wait"),
-        *("exec", "attach", "port-forward", "cp"),
+        *("submit", "get", "describe", "queue", "nodes", "top", "ui", "report", "logs", "stacks", "checkpoints"),
+        *("debug", "wait", "exec", "attach", "port-forward", "cp"),
         *("suspend", "resume", "restart", "promote", "scale", "delete"),
     ),
     "About allranks": ("doctor", "completion", "version"),

@@ -182,3 +182,42 @@ def test_a_job_of_the_cluster_is_never_mistaken_for_a_run(folder: Path, api: Job
     result = allranks("describe", "whales")
     assert result.exit_code == 1
     assert not notes(result)
+
+
+STORED = {
+    "checkpoints": [
+        {"step": 4, "time": "2026-03-04T10:00:00Z", "path": "/c/step-4", "complete": True, "verified": True},
+        {"step": 8, "time": "2026-03-04T10:01:00Z", "path": "/c/step-8", "complete": False},
+        {"step": 12, "time": "2026-03-04T10:02:00Z"},
+    ],
+    "rollback": {"step": 4, "unreadableStep": 8, "attempt": 1},
+}
+
+
+def test_checkpoints_are_those_of_the_newest_run_without_a_cluster(folder: Path):
+    file = folder / RUN / "job.json"
+    file.write_text(
+        json.dumps({"metadata": {"name": "penguins"}, "status": {"phase": "Running", "attempt": 2, **STORED}})
+    )
+    result = allranks("checkpoints", "penguins")
+    assert result.exit_code == 0
+    headers, *rows, last = result.stdout.splitlines()
+    assert headers.split() == ["STEP", "AGE", "COMPLETE", "VERIFIED", "PATH"]
+    assert [[row.split()[0], *row.split()[2:]] for row in rows] == [
+        ["4", "yes", "yes", "/c/step-4"],
+        ["8", "no", "/c/step-8"],
+        ["12"],
+    ]
+    assert last == "Attempt 2 resumes from step 4: attempt 1 could not read the one of step 8."
+    assert json.loads(allranks("checkpoints", "penguins", "-o", "json").stdout) == STORED
+
+
+@pytest.mark.usefixtures("api")
+def test_checkpoints_of_a_job_on_a_cluster():
+    result = allranks("checkpoints", "whales")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "No rank of whales has reported a checkpoint.\n"
+
+
+def test_checkpoints_of_a_job_that_is_nowhere():
+    assert allranks("checkpoints", "dolphins").exit_code == 1
