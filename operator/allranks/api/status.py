@@ -357,6 +357,9 @@ class ProgressStatus(TextPart):
     stragglers: Annotated[
         list[Straggler], Field(max_length=64, description="Ranks that are slower than their peers.")
     ] = field(default_factory=list)
+    stalled: Annotated[
+        Message | None, Field(description="For which rank the others wait, while no rank makes a step, and since when.")
+    ] = None
     ranks: Annotated[
         list[RankProgress], Field(max_length=16, description="The ranks that lag most, then the slowest, at most 16.")
     ] = field(default_factory=list)

@@ -36,6 +36,8 @@ RETRY_SECONDS = 1.0
 """Between two tries to send the last checkpoint, on average."""
 LAST_CHECKPOINT_SECONDS = 15.0
 """Longest wait of a program that ends until the operator knows of its last checkpoint."""
+POSITION_SECONDS = 45.0
+"""After this time without a step a rank says where it is, also if it is not asked."""
 FETCH_SECONDS = 0.2
 """Longest wait of a message for numbers that a GPU still computes."""
 _MOMENT_TRIES, _MOMENT_PAUSE_SECONDS = 50, 0.001
@@ -299,7 +301,8 @@ class Client:
         )
         if not_finite:
             content["notFinite"] = not_finite
-        if self._stalled_at == state.step and not done:
+        still = state.stepped_at is not None and self._sent_at - state.stepped_at > POSITION_SECONDS
+        if (still or self._stalled_at == state.step) and not done:
             content["position"] = good("position", position, lambda ask: ask())
         return content
 

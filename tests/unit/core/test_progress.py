@@ -15,8 +15,9 @@ from allranks.api.status import ProgressStatus, Status
 from allranks.core.accounting import progress
 from allranks.core.diagnosis.stragglers import newly_slow
 from allranks.core.facts.model import Exit
-from allranks.core.facts.rank_reports import RankReport, Reports
-from support.builders import NOW, at, job, pod, rank, table
+from allranks.core.facts.rank_reports import Position, RankReport, Reports
+from allranks.core.reconcile import reconcile
+from support.builders import NOW, at, job, observed, pod, rank, started, table
 
 BEGUN = Status(start_time=NOW, attempt_time=NOW)
 
@@ -269,6 +270,61 @@ def test_a_metric_that_is_not_finite_does_not_keep_its_last_value_and_is_said_on
     assert [point.value for point in lost.curve] == [0.5, None]
     assert progress.newly_not_finite(finite, lost) == ["loss is not finite since step 20"]
     assert progress.newly_not_finite(lost, lost) == []
+
+
+REDUCE, EVALUATE = Position("train.py:88", "step", "all_reduce", collective=True), Position("train.py:120", "evaluate")
+EARLY = rank(1, 10, total_steps=20, done=True)
+SENTENCE = (
+    "no rank has completed a step since 10:00:00 UTC: rank 1 (worker-1 on node-1) completed at step 10 of 20; "
+    "rank 0 waits for it in all_reduce, train.py:88"
+)
+
+
+def stalled(seconds: float, *ranks: RankReport, before: ProgressStatus | None = None) -> tuple[str | None, list[str]]:
+    """What is said of a job some seconds after its last step, and the Events."""
+    life = started(job())
+    o = observed(job(), replace(life.status, progress=before), life.pods.values(), seconds)
+    heard = tuple(replace(each, received_at=at(seconds)) for each in ranks)
+    plan = reconcile(replace(o, reports=Reports(NOW, heard)))
+    after = (plan.next or o.persisted).progress
+    assert after
+    return after.stalled, [event.message for event in plan.events if event.reason == "Stalled"]
+
+
+@table(
+    ("gone, after a minute", 61, (rank(0, 10, position=REDUCE), EARLY), SENTENCE),
+    ("gone, before a minute", 59, (rank(0, 10, position=REDUCE), EARLY), None),
+    ("gone, within the time of ten steps", 100, (rank(0, 10, position=REDUCE, step_seconds=9.0), EARLY), None),
+    (
+        "present, after five minutes",
+        301,
+        (rank(0, 10, position=REDUCE), rank(1, 10, position=EVALUATE)),
+        "no rank has completed a step since 10:00:00 UTC: rank 1 (worker-1 on node-1) is in evaluate(), train.py:120; "
+        "rank 0 waits for it in all_reduce, train.py:88",
+    ),
+    (
+        "present, before five minutes",
+        200,
+        (rank(0, 10, position=REDUCE), rank(1, 10, position=EVALUATE)),
+        None,
+    ),
+    ("no rank differs", 900, (rank(0, 10, position=REDUCE), rank(1, 10, position=REDUCE)), None),
+    ("no rank waits", 900, (rank(0, 10, position=EVALUATE), rank(1, 10, done=True)), None),
+    (
+        "all steps are made",
+        900,
+        (rank(0, 20, total_steps=20, position=REDUCE), rank(1, 20, total_steps=20, done=True)),
+        None,
+    ),
+)
+def test_for_which_rank_the_others_wait_is_said_once_in_each_stall(case: Any) -> None:
+    seconds, ranks, sentence = case
+    assert stalled(seconds, *ranks) == (sentence, [sentence] if sentence else [])
+    if sentence:
+        recorded = ProgressStatus(step=10, total_steps=20, first_step_time=NOW, last_report=NOW, stalled=sentence)
+        assert stalled(seconds + 60, *ranks, before=recorded) == (sentence, [])
+        stepped = [replace(each, step=11, stepped_at=at(seconds + 50), done=False) for each in ranks]
+        assert stalled(seconds + 60, *stepped, before=recorded) == (None, [])
 
 
 def test_the_largest_float_stays_finite():

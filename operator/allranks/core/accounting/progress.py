@@ -14,6 +14,7 @@ from operator import itemgetter
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, CurvePoint, ProgressStatus, RankProgress, Status
+from allranks.core.diagnosis import stalls
 from allranks.core.diagnosis.stragglers import stragglers
 from allranks.core.facts import stored_checkpoints, topology
 from allranks.core.facts.model import Observed, Pod
@@ -114,7 +115,26 @@ def with_reports(o: Observed) -> Observed:
         return o
     reports = with_ranks(o.job, o.current, drop_stale(o.reports, o.pods))
     status = stored_checkpoints.observe(observe(o.job, o.current, reports), reports)
+    status = _with_stall(status, o.current, reports, o.now)
     return replace(o, reports=reports).with_current(status)
+
+
+def _with_stall(status: Status, before: Status, reports: Reports | None, now: datetime) -> Status:
+    """Record for which rank the others wait."""
+    if reports is None or status.progress is None or not reports.ranks:
+        return status
+    running = status.phase not in WITHOUT_PODS
+    recorded = before.progress or ProgressStatus()
+    stalled = stalls.sentence(recorded, status.progress, reports, now) if running else None
+    if stalled == status.progress.stalled:
+        return status
+    return replace(status, progress=replace(status.progress, stalled=stalled))
+
+
+def newly_stalled(before: ProgressStatus | None, after: ProgressStatus | None) -> str:
+    """Return the sentence about a stall that began; empty if there is none, or it is recorded."""
+    stalled = after.stalled if after else None
+    return stalled if stalled and not (before and before.stalled) else ""
 
 
 def reset_for_attempt(progress: ProgressStatus | None) -> ProgressStatus | None:
@@ -140,7 +160,14 @@ def finalize(progress: ProgressStatus | None) -> ProgressStatus | None:
 
 def _without_pods(progress: ProgressStatus) -> ProgressStatus:
     return replace(
-        progress, eta_seconds=None, eta="", samples_per_second=None, stragglers=[], reporting=0, saves_on_request=None
+        progress,
+        eta_seconds=None,
+        eta="",
+        samples_per_second=None,
+        stragglers=[],
+        reporting=0,
+        saves_on_request=None,
+        stalled=None,
     )
 
 

@@ -24,6 +24,10 @@ class Suspects:
 
     ranks: tuple[RankReport, ...]
     sentence: str = ""
+    gone: bool = False
+    """They have ended, and take no further part."""
+    awaited: bool = False
+    """At least one other rank waits for them."""
 
 
 def suspects(ranks: Sequence[RankReport]) -> Suspects:
@@ -31,7 +35,8 @@ def suspects(ranks: Sequence[RankReport]) -> Suspects:
     active = [rank for rank in ranks if not rank.done]
     for rule in (_raising, _behind, _ended, _completed, _silent, _outside, _elsewhere):
         if result := rule(ranks, active):
-            return Suspects(_sorted(result.ranks), result.sentence)
+            awaited = result.awaited or any(_waits(rank) for rank in active if rank not in result.ranks)
+            return Suspects(_sorted(result.ranks), result.sentence, result.gone, awaited)
     return Suspects((), _all_at(active))
 
 
@@ -47,7 +52,7 @@ def _raising(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects 
     else:
         verb, place = _verb(raising, "handles"), _doing(raising)
         doing = f"{named(raising)} {verb} {first.raising}{f', and {place}' if place else ''}"
-    return Suspects(tuple(raising), f"{doing}{_others(active, raising)}")
+    return Suspects(tuple(raising), f"{doing}{_others(active, raising)}", gone=True)
 
 
 def _behind(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects | None:
@@ -71,7 +76,7 @@ def _ended(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects | 
     if not ended or len(ended) == len(ranks):
         return None
     sentence = f"{_main_threads(ended)} ended, and another thread keeps the process{_others(active, ended)}"
-    return Suspects(tuple(ended), sentence)
+    return Suspects(tuple(ended), sentence, gone=True)
 
 
 def _completed(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects | None:
@@ -85,7 +90,7 @@ def _completed(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspect
     at = f" at step {first.step}{total}" if first.step is not None else ""
     early = any(rank.total_steps and _step(rank) < rank.total_steps for rank in done)
     others = _others(active, done, wait=early) or f"; {numbered(active)} still {_verb(active, 'runs')}"
-    return Suspects(tuple(done), f"{named(done)} completed{at}{others}")
+    return Suspects(tuple(done), f"{named(done)} completed{at}{others}", gone=True, awaited=early)
 
 
 def _silent(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects | None:

@@ -73,7 +73,7 @@ class RankReport:
     waiting: bool | None = None
     """The rank finished its own work of the next step and waits for others; None if the program does not report it."""
     position: Position | None = None
-    """Sent after a request for stacks, until the next step."""
+    """Sent after a request for stacks, and after 45 s without a step, until the next step."""
     heartbeat: bool = True
     """True if messages also arrive between two steps. If not, silence of the rank means that there was no step."""
 

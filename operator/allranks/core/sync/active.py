@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from allranks.api.status import Status
-from allranks.core.accounting.progress import newly_not_finite
+from allranks.core.accounting.progress import newly_not_finite, newly_stalled
 from allranks.core.diagnosis import elasticity, hang_detection, hardware, report_loss
 from allranks.core.diagnosis.stragglers import newly_slow
 from allranks.core.facts import naming, pod_template, pool_template, rank_reports, status_summary, topology
@@ -41,6 +41,8 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     events = [Event("Straggler", sentence, warning=True) for sentence in slow]
     bad = newly_not_finite(snapshot.persisted.progress, status.progress)
     events += [Event("NotFinite", sentence, warning=True) for sentence in bad]
+    if stalled := newly_stalled(snapshot.persisted.progress, status.progress):
+        events.append(Event("Stalled", stalled, warning=True))
     events += _start_errors(status, summary, snapshot.start_errors)
     if dropped := read_back.event(status, summary):
         events.append(dropped)
