@@ -152,4 +152,19 @@ def _apply_policy(snapshot: Snapshot) -> Plan:
             wake_at = grace_end
         else:
             delete.append(pod)
-    return plan_objects(snapshot, snapshot.summarised_at_end, delete=[*delete, *snapshot.outdated], wake_at=wake_at)
+    interrupted = [pod for pod in delete if pod.phase == "Running" and not pod.ended and pod.deleted_at is None]
+    events = _stopped(status, [pod for pod in interrupted if pod.role not in services])
+    status = snapshot.summarised_at_end
+    return plan_objects(snapshot, status, delete=[*delete, *snapshot.outdated], events=events, wake_at=wake_at)
+
+
+def _stopped(status: Status, pods: list[Pod]) -> list[Event]:
+    """Return an Event about pods that still ran after the success of the job, such as an evaluator."""
+    if status.phase != "Succeeded" or not pods:
+        return []
+    names = ", ".join(pod.name for pod in pods[:8]) + (f" and {len(pods) - 8} more" if len(pods) > 8 else "")
+    message = (
+        f"{names} still ran {CLEANUP_GRACE.seconds} s after the success, and {'is' if len(pods) == 1 else 'are'} "
+        "stopped; success: All waits for all pods"
+    )
+    return [Event("Stopped", message, warning=True)]
