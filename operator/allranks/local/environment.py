@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from allranks.core.facts import naming
 from allranks.core.facts.model import Manifest
 from allranks.core.facts.quantity import quantity
 from allranks.frameworks import FRAMEWORKS
@@ -60,6 +61,12 @@ def loopback_defaults(environ: Mapping[str, str]) -> dict[str, str]:
         for name in ("no_proxy", "NO_PROXY"):
             defaults[name] = ",".join(filter(None, (environ.get(name), "localhost", "127.0.0.1")))
     return defaults
+
+
+def hash_seed_default(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the seed of Python's hashes, the same in all ranks of a job, if `environ` sets none."""
+    uid = environ.get("ALLRANKS_JOB_UID")
+    return {} if uid is None or "PYTHONHASHSEED" in environ else {"PYTHONHASHSEED": naming.hash_seed(uid)}
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:

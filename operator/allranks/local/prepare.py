@@ -11,7 +11,7 @@ from typing import Any
 
 from allranks.core.facts.gpu_count import gpus
 from allranks.core.facts.model import Manifest
-from allranks.local.environment import Variables, expand, loopback_defaults
+from allranks.local.environment import Variables, expand, hash_seed_default, loopback_defaults
 from allranks.local.gpus import VISIBLE
 from allranks.local.process import Command
 from allranks.local.volumes import Mounts, Volumes, mounts
@@ -101,7 +101,7 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
             problems.append(f"container {container['name']} has a NUL character in its command or variables")
         plans[container["name"]] = ContainerPlan(
             container["name"],
-            Command(argv, {**env, **loopback_defaults(env)}, directory or machine.workdir),
+            Command(argv, {**env, **loopback_defaults(env), **hash_seed_default(env)}, directory or machine.workdir),
             restarts=container.get("restartPolicy") == "Always",
             policy=container.get("restartPolicy"),
         )

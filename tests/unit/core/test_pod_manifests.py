@@ -127,6 +127,7 @@ def test_the_smallest_job_has_this_service_and_this_pod():
                                 "LOCAL_RANK": "0",
                                 "LOCAL_WORLD_SIZE": "1",
                                 "PYTHONUNBUFFERED": "1",
+                                "PYTHONHASHSEED": "1193985894",
                                 "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
                                 "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
                                 "TORCH_FR_BUFFER_SIZE": "2000",
@@ -253,6 +254,13 @@ ENVIRONMENTS = [
     ("the template's variables are kept", [("X", "1")], [], [("Y", "2")], {"X": "1", "Y": "2"}),
     ("the job's variable overrides the template's", [("X", "1")], [], [("X", "2")], {"X": "1"}),
     ("PYTHONUNBUFFERED is set", [], [], [], {"PYTHONUNBUFFERED": "1"}),
+    (
+        "the seed of hashes that the user sets overrides that of the job",
+        [("PYTHONHASHSEED", "0")],
+        [],
+        [],
+        {"PYTHONHASHSEED": "0"},
+    ),
     (
         "a variable that the user sets overrides the default",
         [("PYTHONUNBUFFERED", "0")],

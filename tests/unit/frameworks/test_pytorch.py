@@ -16,6 +16,7 @@ from support.builders import CLUSTER, job, table
 GPUS = {"limits": {"nvidia.com/gpu": 8}}
 DEFAULTS = {
     "PYTHONUNBUFFERED",
+    "PYTHONHASHSEED",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "TORCH_NCCL_DUMP_ON_TIMEOUT",
     "TORCH_FR_BUFFER_SIZE",

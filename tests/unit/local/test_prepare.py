@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from allranks.core.facts.model import Manifest
-from allranks.local.environment import expand, loopback_defaults, machine_environment, quantity
+from allranks.local.environment import expand, hash_seed_default, loopback_defaults, machine_environment, quantity
 from allranks.local.prepare import Machine, PodPlan, prepare
 from allranks.local.volumes import Mounts, Volumes
 
@@ -261,3 +261,10 @@ def test_a_manifest_that_sets_visible_gpus_is_not_changed(tmp_path: Path) -> Non
         "resources": {"limits": {"nvidia.com/gpu": 1}},
     }
     assert planned(pod(container), machine(tmp_path)).gpus is None
+
+
+def test_all_ranks_of_a_job_have_one_seed_of_hashes_unless_the_user_sets_it():
+    rank = {"ALLRANKS_JOB_UID": "uid-1"}
+    assert hash_seed_default(rank | {"RANK": "0"}) == hash_seed_default(rank | {"RANK": "1"}) != {}
+    assert hash_seed_default(rank) != hash_seed_default({"ALLRANKS_JOB_UID": "uid-2"})
+    assert hash_seed_default(rank | {"PYTHONHASHSEED": "0"}) == {}

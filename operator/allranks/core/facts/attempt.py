@@ -139,7 +139,7 @@ def _variable_names(job: Job, status: Status, template: Manifest, platform: Plat
         *([rank_reports.URL, rank_reports.TOKEN_FILE] if platform.report_url else []),
     ]
     user = [variable["name"] for variable in pod_template.trainer(template).get("env", [])]
-    return (*names, "PYTHONUNBUFFERED", *(name for name in user if name != "PYTHONUNBUFFERED"))
+    return tuple(dict.fromkeys((*names, "PYTHONUNBUFFERED", "PYTHONHASHSEED", *user)))
 
 
 @dataclass(frozen=True)

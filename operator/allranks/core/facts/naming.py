@@ -4,6 +4,7 @@ Names are computed, so that creating an object twice is harmless."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -28,6 +29,11 @@ NO_RANKS = frozenset({PLACEHOLDER, FETCH, UPLOAD})
 
 TRAINER = "trainer"
 """Name of the training container."""
+
+
+def hash_seed(uid: str) -> str:
+    """Return the PYTHONHASHSEED of a job: with it, sets have the same order in all ranks and attempts."""
+    return str(zlib.crc32(uid.encode()))
 
 
 def hostname(job: str, role: str, index: int, attempt: int) -> str:

@@ -296,6 +296,8 @@ def _shared_part(
     spec |= gang.spec
     sidecars = [container for container in spec["containers"] if container["name"] != naming.TRAINER]
     defaults = report_env.defaults(job, platform, trainer.get("env", []))
+    if not platform.local:  # on one machine, also the environment of the command may set it
+        defaults |= {"PYTHONHASHSEED": naming.hash_seed(job.metadata.uid)}
     return _Shared(spec, trainer, sidecars, report_env.environment(job, platform), defaults, gang)
 
 
