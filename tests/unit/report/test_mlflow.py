@@ -1,0 +1,78 @@
+"""One MLflow run for a job, with a module that stands for MLflow: its client as far as the helper uses it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from allranks.report import mlflow as helper
+
+
+class Server:
+    """Runs with their tags, in the order of their creation."""
+
+    def __init__(self) -> None:
+        self.runs: list[Any] = []
+
+    def create_run(self, experiment: str, tags: dict[str, str], run_name: str | None) -> Any:
+        info = SimpleNamespace(run_id=f"run-{len(self.runs)}", experiment=experiment, name=run_name)
+        self.runs.append(SimpleNamespace(info=info, tags=tags))
+        return self.runs[-1]
+
+    def search_runs(self, experiments: list[str], query: str, max_results: int, order_by: list[str]) -> list[Any]:
+        match = re.fullmatch(r"tags\.`(\S+)` = '(\S+)'", query)
+        assert match
+        assert order_by == ["start_time ASC"]
+        chosen = [run for run in self.runs if run.tags.get(match[1]) == match[2] and run.info.experiment in experiments]
+        return chosen[:max_results]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    server, mlflow, fluent = Server(), ModuleType("mlflow"), ModuleType("mlflow.tracking.fluent")
+    mlflow.MlflowClient = lambda: server  # type: ignore[attr-defined]
+    fluent._get_experiment_id = lambda: "7"  # type: ignore[attr-defined]
+    for name, module in {"mlflow": mlflow, "mlflow.tracking": ModuleType("tracking"), fluent.__name__: fluent}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(helper, "SEARCH_SECONDS", 0.01)
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "JAX_PROCESS_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALLRANKS_JOB", "penguins")
+    monkeypatch.setenv("ALLRANKS_JOB_UID", "uid-1")
+    return server
+
+
+def test_all_ranks_and_attempts_have_the_run_that_rank_0_creates(server: Server, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RANK", "1")
+    answers: list[str | None] = []
+    waiting = threading.Thread(target=lambda: answers.append(helper.job_run_id(60)))
+    waiting.start()
+    server.create_run("7", {helper.TAG: "uid-2"}, "another job")
+    server.create_run("8", {helper.TAG: "uid-1"}, "another experiment")
+    run = server.create_run("7", {helper.TAG: "uid-1"}, "penguins")
+    waiting.join()
+    monkeypatch.setenv("RANK", "0")
+    assert [*answers, helper.job_run_id()] == [run.info.run_id] * 2
+    assert len(server.runs) == 3
+
+
+def test_rank_0_creates_one_run_with_the_name_of_the_job(server: Server):
+    assert helper.job_run_id() == helper.job_run_id() == "run-0"
+    [run] = server.runs
+    assert (run.info.name, run.tags) == ("penguins", {helper.TAG: "uid-1"})
+
+
+def test_a_run_that_rank_0_does_not_create_is_said(server: Server, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(TimeoutError, match=r"rank 0 has created no MLflow run with the tag allranks\.job_uid"):
+        helper.job_run_id(timeout=0)
+
+
+def test_outside_a_job_mlflow_begins_a_run_of_its_own(server: Server, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("ALLRANKS_JOB_UID")
+    assert (helper.job_run_id(), server.runs) == (None, [])
