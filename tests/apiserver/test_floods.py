@@ -33,6 +33,8 @@ FLOOD_BYTES = int(os.environ.get("ALLRANKS_FLOOD_BYTES", 60_000_000))
 FEW_BYTES = 12_000_000
 MOST = 1000
 AT_ONCE = 4
+NOISY = "noisy"
+"""A job of the tenant who floods."""
 NIGHTLY = pytest.mark.nightly
 EACH_CHANGE = {"jobs with the largest template"}
 
@@ -97,6 +99,16 @@ class Services:
         code, body = get(self._ui, f"/api/v1{address}", Authorization=f"Bearer {self._token}")
         return code, json.loads(body)
 
+    def show(self, namespace: str) -> None:
+        """Read everything that the UI lists, of the tenant who floods, also at the same time."""
+        addresses = (
+            "/nodes",
+            "/sweeps",
+            *(f"/jobs/{namespace}/{NOISY}/{part}" for part in ("pods", "events", "ranks")),
+        )
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            assert [code for code, _ in threads.map(self.ui, 2 * addresses)] == [200] * 2 * len(addresses)
+
     @property
     def metrics(self) -> str:
         return get(self._operator, "/metrics")[1].decode()
@@ -120,7 +132,10 @@ class Tenant:
         took["shown"] = time.monotonic() - began
         took["failure"] = self._time(lambda: self._hand.end(f"{name}-worker-0-1", 1), name, "Failed", 1)
         began = time.monotonic()
-        self._services.until(lambda: self._archived(name) == "Failed", "the end of the job in the archive")
+        self._services.until(
+            lambda: archived_phase(self._services, self._namespace, name) == "Failed",
+            "the end of the job in the archive",
+        )
         took["archived"] = time.monotonic() - began
         self._api.delete(KIND, self._namespace, name)
         return took
@@ -142,10 +157,11 @@ class Tenant:
         self._services.until(reached, f"{name} is {phase} in attempt {attempt}")
         return time.monotonic() - began
 
-    def _archived(self, name: str) -> str:
-        for file in (self._services.archive / self._namespace).glob(f"{name}-*/job.json"):
-            return str(json.loads(file.read_bytes())["status"]["phase"])
-        return ""
+
+def archived_phase(services: Services, namespace: str, name: str) -> str:
+    for file in (services.archive / namespace).glob(f"{name}-*/job.json"):
+        return str(json.loads(file.read_bytes())["status"]["phase"])
+    return ""
 
 
 @pytest.fixture
@@ -168,19 +184,25 @@ def flood(control_plane: ControlPlane, namespace: str, kind: str, size: int) -> 
     def create(part: list[str]) -> list[tuple[str, str | None, str]]:
         api = Api(control_plane.url, control_plane.ca_file, control_plane.admin_token)
         with contextlib.closing(api):
-            return [_created(api, make(name), namespace) for name in part]
+            return [entry for name in part for entry in _created(api, make(name), namespace)]
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
         parts = threads.map(create, [names[begin::AT_ONCE] for begin in range(AT_ONCE)])
         return [entry for part in parts for entry in part]
 
 
-def _created(api: Api, manifest: dict[str, Any], namespace: str) -> tuple[str, str | None, str]:
+def _created(api: Api, manifest: dict[str, Any], namespace: str) -> list[tuple[str, str | None, str]]:
+    """Return the object; nothing if the API server is too busy to accept it."""
     where = None if manifest["kind"] in floods.CLUSTER_WIDE else namespace
     if about := manifest.get("involvedObject"):
         about["namespace"] = namespace
-    api.create(manifest, where)
-    return manifest["kind"], where, manifest["metadata"]["name"]
+    try:
+        api.create(manifest, where)
+    except ApiError as answer:
+        if answer.code != 504:
+            raise
+        return []
+    return [(manifest["kind"], where, manifest["metadata"]["name"])]
 
 
 def removed(api: Api, objects: list[tuple[str, str | None, str]]) -> None:
@@ -208,8 +230,7 @@ def test_another_tenant_is_served_and_memory_stays_in_the_limits_of_the_chart(
     try:
         with kubelet:
             services.start()
-            if kind == "Events of a job":
-                control_plane.api.create(job("noisy", roles={"worker": {"replicas": 10_000}}), flooder)
+            control_plane.api.create(job(NOISY, roles={"worker": {"replicas": 1}}), flooder)
             tenant.life("warm")
             quiet = tenant.life("quiet")
             with ThreadPoolExecutor(1) as thread:
@@ -217,9 +238,15 @@ def test_another_tenant_is_served_and_memory_stays_in_the_limits_of_the_chart(
                 work = thread.submit(flood, control_plane, flooder, kind, size)
                 during = tenant.life("during")
                 objects = work.result()
+            services.show(flooder)
+            control_plane.api.patch(KIND, flooder, NOISY, {"spec": {"suspend": True}})
+            services.until(
+                lambda: archived_phase(services, flooder, NOISY) == "Suspended", "the flooded job in the archive"
+            )
             services.check()
             services.stop()
             services.start()
+            services.show(flooder)
             after = tenant.life("after")
             services.until(lambda: named(services, kind, flooder, control_plane.api), f"the name of {flooder}")
     finally:
