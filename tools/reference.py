@@ -6,10 +6,16 @@ import difflib
 import sys
 from pathlib import Path
 
-from reference import cli, fields, metrics, settings
+from reference import cli, fields, metrics, settings, verdicts
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
-PAGES = {"fields.md": fields.page, "cli.md": cli.page, "settings.md": settings.page, "metrics.md": metrics.page}
+PAGES = {
+    "fields.md": fields.page,
+    "cli.md": cli.page,
+    "settings.md": settings.page,
+    "metrics.md": metrics.page,
+    "verdicts.md": verdicts.page,
+}
 
 
 def main() -> None:

@@ -106,15 +106,21 @@ Because = Literal[
     "Absent",
     "CompletedEarly",
     "NeverWhole",
+    "PodRefused",
     "NotJoined",
     "DeviceError",
     "DeviceUnhealthy",
     "NodeUnhealthy",
     "InitContainer",
+    "InitContainerOfNode",
+    "NetworkError",
     "WriteFailed",
     "CheckpointUnreadable",
 ]
 """Evidence about a failure."""
+
+Verdict = Literal["Program", "Checkpoint", "Input", "Node", "Network", "Capacity", "Platform", "User", "Unknown"]
+"""Whose fault a failure is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +146,10 @@ class Failure(TextPart):
     reason: Annotated[Reason, Field(description="OOMKilled, Evicted, NodeLost, Deleted, Error, ...")] = "Error"
     because: Annotated[
         Because | None,
-        Field(description="The evidence about the cause, beyond the end of the pod: docs/reference/semantics.md."),
+        Field(description="The evidence about the cause, beyond the end of the pod: docs/reference/verdicts.md."),
+    ] = None
+    verdict: Annotated[
+        Verdict | None, Field(description="Whose fault it is, as the evidence shows: docs/reference/verdicts.md.")
     ] = None
     checkpoint_step: Annotated[
         Count | None, Field(description="Step of the checkpoint that could not be read, if it is certain.")

@@ -13,7 +13,8 @@ from allranks.api.scheduling import Eviction, QueueStatus
 from allranks.api.status import CodeStatus, Failure, PastAttempt, ReplicaRestarts, RestartCounts, Rollback, Status
 from allranks.core.accounting.progress import finalize, reset_for_attempt
 from allranks.core.diagnosis import elasticity, restart_policy
-from allranks.core.diagnosis.root_cause import cause_line, describe_failure, is_rejection
+from allranks.core.diagnosis.exec_failure import is_rejection
+from allranks.core.diagnosis.root_cause import cause_line, describe_failure
 from allranks.core.facts import naming, stored_checkpoints
 from allranks.core.facts.forgiveness import without_forgiven
 from allranks.core.facts.model import FETCH_FAILED

@@ -299,6 +299,8 @@ def _failure(status: Status, now: datetime) -> Iterator[str]:
     if failure is None:
         return
     yield f"  {outcome.describe(failure)}"
+    if whose := outcome.verdict(failure):
+        yield f"  verdict: {whose}"
     yield f"  pod {failure.pod}{f' on node {failure.node}' if failure.node else ''}, {age(failure.time, now)} ago"
     yield from (f"  | {clean(line.encode(), colour=False)}" for line in failure.message.splitlines())
 

@@ -212,23 +212,24 @@ HANG = {"hang": {"timeoutSeconds": 10}}
 SPMD = {**TWO, "command": PYTHON, "spmd": {"ranks": ["worker"]}}
 RESTARTS = {"restart": {"maxRestarts": 3, "backoffSeconds": 0}}
 RANK_1 = {"role": "worker", "index": 1, "rank": 1}
+RAISED_BY_1 = {**RANK_1, "verdict": "Program"}
 
 
 @table(
-    ("the culprit exits last", "pytorch", SLOW_EXIT, {**TWO, "command": PYTHON}, RANK_1, BROKEN),
-    ("the culprit exits last, torchrun", "pytorch", SLOW_EXIT, {**TWO, "command": TORCHRUN}, RANK_1, BROKEN),
-    ("all exit together", "pytorch", TIDY_EXIT, {**TWO, "command": PYTHON}, RANK_1, BROKEN),
+    ("the culprit exits last", "pytorch", SLOW_EXIT, {**TWO, "command": PYTHON}, RAISED_BY_1, BROKEN),
+    ("the culprit exits last, torchrun", "pytorch", SLOW_EXIT, {**TWO, "command": TORCHRUN}, RAISED_BY_1, BROKEN),
+    ("all exit together", "pytorch", TIDY_EXIT, {**TWO, "command": PYTHON}, RAISED_BY_1, BROKEN),
     (
         "all exit together, four ranks",
         "pytorch",
         TIDY_EXIT,
         {"roles": {"worker": 4}, "command": PYTHON},
-        RANK_1,
+        RAISED_BY_1,
         BROKEN,
     ),
-    ("the culprit exits last, Horovod", "horovod", HOROVOD, {**TWO, "command": PYTHON}, RANK_1, BROKEN),
-    ("JAX", "jax", JAX, {**TWO, "command": PYTHON}, RANK_1, BROKEN),
-    ("a tracker prints after the traceback", "spmd", FOOTER, SPMD, RANK_1, BROKEN),
+    ("the culprit exits last, Horovod", "horovod", HOROVOD, {**TWO, "command": PYTHON}, RAISED_BY_1, BROKEN),
+    ("JAX", "jax", JAX, {**TWO, "command": PYTHON}, RAISED_BY_1, BROKEN),
+    ("a tracker prints after the traceback", "spmd", FOOTER, SPMD, RAISED_BY_1, BROKEN),
     (
         "the exception waits in a finally",
         "pytorch",
@@ -250,7 +251,7 @@ RANK_1 = {"role": "worker", "index": 1, "rank": 1}
         "pytorch",
         ENDS_EARLY,
         {**THREE, "command": PYTHON},
-        {**RANK_1, "because": "CompletedEarly"},
+        {**RANK_1, "because": "CompletedEarly", "verdict": "Program"},
         "worker-1 completed at step 10 of 20",
     ),
     (
@@ -258,7 +259,7 @@ RANK_1 = {"role": "worker", "index": 1, "rank": 1}
         "pytorch",
         JOINS_LATE,
         {**TWO, "command": PYTHON},
-        {**RANK_1, "because": "NotJoined"},
+        {**RANK_1, "because": "NotJoined", "verdict": "Unknown"},
         "1 of 2 ranks had joined the group: worker-1 (it runs) had not",
     ),
     (
@@ -310,7 +311,14 @@ RANK_1 = {"role": "worker", "index": 1, "rank": 1}
         RANK_1,
         "the main thread of rank 1",
     ),
-    ("the same step in each attempt", "spmd", SAME_STEP, {**SPMD, **RESTARTS}, {"index": 0, "attempt": 2}, BROKEN),
+    (
+        "the same step in each attempt",
+        "spmd",
+        SAME_STEP,
+        {**SPMD, **RESTARTS},
+        {"index": 0, "attempt": 2, "verdict": "Program"},
+        BROKEN,
+    ),
 )
 def test_the_verdict(case: tuple[Any, ...], run_job: Any, tmp_path: Path) -> None:
     framework, program, fields, expected, words = case

@@ -43,7 +43,7 @@ def test_a_pod_that_the_api_server_refused_is_the_cause_too():
     refused = RejectedCreate("Pod", "job-worker-3-0", "Forbidden", "exceeded quota: pods=3")
     absent = [replica for replica in _replicas() if replica.index == 3]
     cause = weigh(NEVER_WHOLE, LOST, pod("worker", 1), missing=absent, refused=[refused])
-    assert (cause.index, cause.because) == (3, "NeverWhole")
+    assert (cause.index, cause.because) == (3, "PodRefused")
     assert "exceeded quota: pods=3" in cause.message
 
 

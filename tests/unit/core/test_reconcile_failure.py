@@ -39,6 +39,7 @@ def test_a_group_restart_is_written_first_then_pods_are_replaced_at_once():
         node="node-1",
         exit_code=1,
         reason="Error",
+        verdict="Unknown",
         message="ValueError: no data",
         time=at(60),
         ran_seconds=58.0,

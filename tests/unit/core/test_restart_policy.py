@@ -215,7 +215,7 @@ DEFAULTS = [
         "a container that cannot be started twice in the same way fails the job",
         failure(**BROKEN_NODE, attempt=1),
         failure(**BROKEN_NODE),
-        replace(TWICE, reason="StartError"),
+        RestartDecision("Fail", "failed the same way twice before any progress", "StartError"),
     ),
     ("exit 255 restarts", failure(exit_code=255), None, SIGNAL),
     (

@@ -267,8 +267,9 @@ def test_a_bug_fails_the_job_with_its_last_lines_and_the_path_of_the_log(cli: Cl
     assert block[0].startswith("First failure: worker-0 (rank 1) in attempt 1, after ")
     assert block[0].endswith("s: exit code 1")
     assert block[1:3] == ["  | loading", "  | ValueError: no such column"]
-    assert block[3].startswith("Full log: runs/job/")
-    assert "ValueError" in (cli.directory / block[3].removeprefix("Full log: ")).read_text()
+    assert block[3] == "Verdict: Program (the program, its arguments, or what it needs beyond its limits)"
+    assert block[4].startswith("Full log: runs/job/")
+    assert "ValueError" in (cli.directory / block[4].removeprefix("Full log: ")).read_text()
     assert cli.status()["phase"] == "Failed"
 
 

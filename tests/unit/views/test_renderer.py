@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from allranks.api.status import CurvePoint, Failure, ProgressStatus, RestartCounts, Status
+from allranks.api.status import CurvePoint, Failure, ProgressStatus, RestartCounts, Status, Verdict
 from allranks.core.facts.model import Event, Exit, Pod
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.hints import LogReader
@@ -156,6 +156,17 @@ def test_a_failure_by_input_has_a_hint(case: tuple[str, int]) -> None:
         "Hint: the standard input of a rank is always empty; pass values as arguments or environment variables "
         "instead of input()"
     ]
+
+
+@table(
+    ("a verdict", "Node", "Verdict: Node (the node of the pod, or one of its devices)"),
+    ("a status of an older version", None, ""),
+)
+def test_the_verdict_is_below_the_lines_of_the_failure(case: tuple[Verdict | None, str]) -> None:
+    verdict, line = case
+    failure = Failure(role="worker", exit_code=1, message="ECC error", verdict=verdict, time=NOW)
+    lines = [*failure_block(status("Failed", last_failure=failure))]
+    assert lines[lines.index("  | ECC error") + 1 :] == ([line] if line else [])
 
 
 def drawn(summary: Summary, width: int = 70, height: int = 24) -> list[str]:

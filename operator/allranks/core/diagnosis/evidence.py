@@ -56,6 +56,8 @@ def weigh(
     unhealthy = hardware.problem(pods.get((failure.role, failure.index)), node_problems)
     if unhealthy and failure.reason in _ENDS_BY_HARDWARE and failure.because != LOST_PEER:
         return replace(failure, because=unhealthy[0], message=f"{unhealthy[1]}\n{failure.message}"[:2048])
+    if failure.because == "InitContainer" and _passed_elsewhere(failure, pods):
+        return replace(failure, because="InitContainerOfNode")
     if failure.reason != "Error" or topology.scope(job, failure.role, failure.index) != "Group":
         return failure
     ranks = Ranks(job, status, platform)
@@ -106,6 +108,14 @@ def _on_unhealthy_hardware(
     return replace(_of_pod(failure, pod, ranks, HARDWARE, text), because=because)
 
 
+def _passed_elsewhere(failure: Failure, pods: Mapping[Place, Pod]) -> bool:
+    """Return whether the init containers of this role succeeded on other nodes."""
+    if failure.node is None:
+        return False
+    started = (pod for pod in pods.values() if pod.role == failure.role and pod.started_at is not None)
+    return any(pod.node is not None and pod.node != failure.node for pod in started)
+
+
 def _never_whole(
     status: Status,
     failure: Failure,
@@ -127,7 +137,8 @@ def _never_whole(
     if rejected is None or replica is None:
         return None
     text = f"pod {rejected.name} was not created: {rejected.message}"
-    return _of_place(failure, (replica.role, replica.index), rejected.name, None, ranks, NEVER_WHOLE, text)
+    place = replica.role, replica.index
+    return replace(_of_place(failure, place, rejected.name, None, ranks, NEVER_WHOLE, text), because="PodRefused")
 
 
 def _completed_early(

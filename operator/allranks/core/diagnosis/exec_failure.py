@@ -1,4 +1,5 @@
-"""Pods whose program did not run: it could not be executed, or an init container could not fetch an input.
+"""Pods whose program did not run: it could not be executed, an init container could not fetch an input, or the kubelet
+rejected the pod.
 
 The same image fails in the same way in each attempt, so a program that cannot be executed ends the job."""
 
@@ -29,6 +30,18 @@ CANNOT_START = frozenset({"StartError", "ContainerCannotRun"})
 128, is the runtime's."""
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 """Exit codes of POSIX shells, env, nohup and the helper in the pod."""
+
+
+REJECTIONS = frozenset(
+    {"NodeShutdown", "UnexpectedAdmissionError", "NodeAffinity", "NodeName", "NodePorts", "TaintToleration"}
+    | {"TopologyAffinityError", "SMTAlignmentError", "InvalidNodeInfo", "VolumeAttachmentLimitExceeded"}
+)
+"""`status.reason` of pods that the kubelet of their node rejects, besides OutOf... (OutOfcpu, OutOfnvidia.com/gpu)."""
+
+
+def is_rejection(reason: str) -> bool:
+    """Return whether the kubelet rejected the pod at admission."""
+    return reason in REJECTIONS or reason.startswith("OutOf")
 
 
 @dataclass(frozen=True, slots=True)

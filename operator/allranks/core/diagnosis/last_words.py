@@ -30,6 +30,8 @@ class LastWords:
     """A launcher says that its processes failed, or that it was ended."""
     of_child: bool = False
     """A process that the program started itself failed, whose rank is unknown."""
+    exception: bool = True
+    """It is an exception of Python, not a fatal error of native code."""
 
 
 def last_words(text: str, code: int | None = 1) -> LastWords | None:
@@ -323,7 +325,8 @@ def _last_fatal(lines: list[str]) -> LastWords | None:
     line = lines[number].strip()
     if end < len(lines) and _MESSAGE_OF_CPP.match(lines[end]):
         line, end = lines[end].strip(), end + 1
-    return LastWords(line, number, end, is_lost_peer("\n".join(lines[number : number + 4])))
+    lost = is_lost_peer("\n".join(lines[number : number + 4]))
+    return LastWords(line, number, end, lost, exception=False)
 
 
 # --- messages of launchers in a box -----------------------------------------------------------------------------------

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
 from allranks.api.job import Job, RestartRule
 from allranks.api.status import Failure, RestartCounts, Status
-from allranks.core.diagnosis import exec_failure, hang_detection, hardware
+from allranks.core.diagnosis import exec_failure, hang_detection, hardware, verdict
 from allranks.core.diagnosis.exit_codes import FAULTS, SIGKILL, possible_signal, signal_name
 from allranks.core.diagnosis.root_cause import is_uncounted, same_way
 from allranks.core.facts import naming, stored_checkpoints, topology
@@ -45,6 +45,7 @@ def decide_restart(job: Job, status: Status, failure: Failure, platform: Platfor
         rules = [rule for rule in rules if rule.action != "Ignore"]  # no other replica can complete the job
     if by_user := by_rules(rules, failure):
         return within_budget(job, status, failure, *by_user)
+    failure = judged(job, status, failure)
     trained = _has_trained(status, failure)
     by_platform = failure.because in hardware.BY_PLATFORM
     unexecuted = None if trained or by_platform else exec_failure.explain(job, failure, platform.local)
@@ -62,14 +63,33 @@ def decide_restart(job: Job, status: Status, failure: Failure, platform: Platfor
     if action == "Restart" and not failure.because and (repeated := same_step(status, failure)):
         explanation = f"failed in the same way in step {repeated[0]} of {repeated[1]} attempts"
         if repeated[1] >= SAME_STEP_ATTEMPTS:
-            return RestartDecision("Fail", f"{explanation}: {_explain_repetition(failure)}", failure.reason)
+            return RestartDecision("Fail", f"{explanation}{_explain_repetition(failure)}", failure.reason)
     return within_budget(job, status, failure, action, explanation)
 
 
 def _explain_repetition(failure: Failure) -> str:
-    if possible_signal(failure.exit_code, failure.signal) == SIGKILL:
-        return "something kills it there, often for its memory"
-    return "a bug in the program or in its data"
+    if _killed(failure):
+        return ": something kills it there, often for its memory"
+    return ": a bug in the program or in its data" if failure.verdict == "Program" else ""
+
+
+def _killed(failure: Failure) -> bool:
+    return possible_signal(failure.exit_code, failure.signal) == SIGKILL
+
+
+def judged(job: Job, status: Status, failure: Failure) -> Failure:
+    """Return the failure with its verdict.
+
+    `status`: of the attempt that failed, before the failure is recorded. An empty one if the attempts before it are not
+    to be compared.
+    """
+    if failure.verdict is not None:
+        return failure
+    same = same_step(status, failure) if not _killed(failure) else None
+    repeated = _twice_before_progress(_just_before(job, status, failure), failure, _made_steps(status))
+    executed = _has_trained(status, failure) or exec_failure.explain(job, failure, local=False) is None
+    case = verdict.Case(failure, executed, repeated or (same is not None and same[1] >= SAME_STEP_ATTEMPTS))
+    return replace(failure, verdict=verdict.decide(case))
 
 
 def restarts_requested(job: Job) -> bool:
@@ -226,16 +246,13 @@ def _by_default(before: Failure | None, failure: Failure, stepped: bool) -> tupl
         return "Restart", "out of memory for the first time"
     signal = possible_signal(failure.exit_code, failure.signal)
     unstarted = failure.reason in exec_failure.CANNOT_START
-    failed = failure.exit_code is not None and 1 <= failure.exit_code <= 127 and signal is None
-    idle = not stepped and before is not None and _no_progress(before) and _no_progress(failure)
-    if before and idle and same_way(before, failure):
-        if failed or unstarted:
-            return "Fail", "failed the same way twice before any progress: a bug in the program, not a fault"
-        if signal in FAULTS and (before.role, before.index) == (failure.role, failure.index):
-            return "Fail", "ended by the same signal twice before any progress: a bug in the program, not a fault"
+    if _twice_before_progress(before, failure, stepped):
+        how = "ended by the same signal" if signal in FAULTS and not unstarted else "failed the same way"
+        bug = ": a bug in the program, not a fault" if failure.verdict == "Program" else ""
+        return "Fail", f"{how} twice before any progress{bug}"
     if unstarted:
         return "Restart", "its container could not be started"
-    if failed:
+    if failure.exit_code is not None and 1 <= failure.exit_code <= 127 and signal is None:
         return "Restart", "the program failed"
     if failure.exit_code is None:
         return "Restart", "the pod failed before its program ran"
@@ -248,7 +265,7 @@ def _by_evidence(before: Failure | None, failure: Failure) -> tuple[Action, str]
     """Return the decision about a failure whose cause is not the program of the replica, or is unknown."""
     again = before is not None and before.because == failure.because
     same_replica = before is not None and (before.role, before.index) == (failure.role, failure.index)
-    if failure.because == "NeverWhole":
+    if failure.because in ("NeverWhole", "PodRefused"):
         return "RestartUncounted", "the attempt was never whole"
     if failure.because == "NotJoined":
         action: Action = "Restart" if again and same_replica else "RestartUncounted"
@@ -263,6 +280,8 @@ def _by_evidence(before: Failure | None, failure: Failure) -> tuple[Action, str]
         return "Restart", "a file could not be written"
     if failure.because == "Absent":
         return "Restart", "the other ranks waited for it in vain"
+    if failure.because == "NetworkError":
+        return "Restart", "a host could not be reached, or its name could not be resolved"
     if failure.because == "CompletedEarly":
         return "Restart", "the other ranks could not continue without it"
     return "Restart", "it lost other ranks, and none of them failed"
@@ -284,7 +303,7 @@ def _without_checkpoint(job: Job, status: Status, before: Failure | None, failur
 
 
 _HARDWARE: dict[str | None, str] = {"DeviceUnhealthy": "device", "NodeUnhealthy": "node"}
-OF_NODE = ("DeviceError", "InitContainer", *hardware.BY_PLATFORM)
+OF_NODE = ("DeviceError", "InitContainer", "InitContainerOfNode", *hardware.BY_PLATFORM)
 """Evidence about the node of a pod, which later attempts avoid."""
 
 
@@ -335,6 +354,21 @@ def same_step(status: Status, failure: Failure) -> tuple[int, int] | None:
 
 SAME_STEP_ATTEMPTS = 3
 """Attempts that fail in the same way in the same step: no fault of a machine does that."""
+
+
+def _twice_before_progress(before: Failure | None, failure: Failure, stepped: bool) -> bool:
+    """Return whether the program failed in the same way twice in a row, both times before any progress.
+
+    `stepped`: ranks reported a step in the attempt of the second failure. A signal that a program causes itself repeats
+    itself only in the same replica; other signals come from outside.
+    """
+    if before is None or stepped or not (_no_progress(before) and _no_progress(failure) and same_way(before, failure)):
+        return False
+    signal = possible_signal(failure.exit_code, failure.signal)
+    if signal in FAULTS and failure.reason not in exec_failure.CANNOT_START:
+        return (before.role, before.index) == (failure.role, failure.index)
+    exited = failure.exit_code is not None and 1 <= failure.exit_code <= 127 and signal is None
+    return exited or failure.reason in exec_failure.CANNOT_START
 
 
 def _no_progress(failure: Failure) -> bool:

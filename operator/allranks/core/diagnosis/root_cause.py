@@ -11,12 +11,12 @@ from functools import cached_property
 from allranks.api.job import Job
 from allranks.api.status import Because, Failure, Status
 from allranks.core.diagnosis import exit_codes, last_words
-from allranks.core.diagnosis.exec_failure import CANNOT_START
+from allranks.core.diagnosis.exec_failure import CANNOT_START, REJECTIONS, is_rejection
 from allranks.core.diagnosis.exit_codes import SIGTERM, possible_signal
 from allranks.core.diagnosis.last_words import LastWords
 from allranks.core.facts import naming, topology
 from allranks.core.facts.attempt import Ranks
-from allranks.core.facts.failure_patterns import is_device_error, is_failed_write
+from allranks.core.facts.failure_patterns import is_device_error, is_failed_write, is_network_error
 from allranks.core.facts.model import (
     ANY_PLATFORM,
     BY_KUBELET,
@@ -41,13 +41,6 @@ DISRUPTIONS: dict[str, str] = {
 }
 """Reason of the pod condition `DisruptionTarget` -> reason of the failure."""
 
-
-REJECTIONS = frozenset(
-    {"NodeShutdown", "UnexpectedAdmissionError", "NodeAffinity", "NodeName", "NodePorts", "TaintToleration"}
-    | {"TopologyAffinityError", "SMTAlignmentError", "InvalidNodeInfo", "VolumeAttachmentLimitExceeded"}
-)
-"""`status.reason` of pods that the kubelet of their node rejects, besides OutOf... (OutOfcpu, OutOfnvidia.com/gpu)."""
-
 NEVER_WHOLE, NOT_JOINED, COMPLETED_EARLY = "NotStarted", "NotJoined", "CompletedEarly"
 ABSENT, HARDWARE = "Absent", "HardwareUnhealthy"
 """Reasons of failures that `evidence` finds: the replica is the cause, and another one failed because of it."""
@@ -66,11 +59,6 @@ UNCOUNTED = frozenset(
 LOST_PEER: Because = "LostPeer"
 MESSAGE_LINES = 20
 MESSAGE_CHARACTERS = 2048
-
-
-def is_rejection(reason: str) -> bool:
-    """Return whether the kubelet rejected the pod at admission."""
-    return reason in REJECTIONS or reason.startswith("OutOf")
 
 
 def is_uncounted(reason: str) -> bool:
@@ -339,7 +327,9 @@ def _because(ending: _Ending) -> Because | None:
         end = ending.words.line if ending.words else _last_lines(ending.message)
         if is_device_error(end):
             return "DeviceError"
-        return "WriteFailed" if is_failed_write(end) else None
+        if is_failed_write(end):
+            return "WriteFailed"
+        return "NetworkError" if is_network_error(end) else None
     init = ending.pod.init
     if ending.reason == INIT_FAILED and init and not init.name.startswith(_OWN_CONTAINERS):
         return "InitContainer"

@@ -1,5 +1,5 @@
-"""What programs print when a device of their node fails, when a file cannot be written or a checkpoint cannot be read,
-and when they wait for other ranks in vain.
+"""What programs print when a device of their node or the network fails, when a file cannot be written or a checkpoint
+cannot be read, and when they wait for other ranks in vain.
 
 The tests with the real texts: tests/unit/core/test_evidence.py.
 """
@@ -28,6 +28,23 @@ _DEVICE = re.compile(
 def is_device_error(text: str) -> bool:
     """Return whether the text names an error of a device: a GPU, an accelerator, a network adapter or a disk."""
     return _DEVICE.search(text) is not None
+
+
+_NETWORK = re.compile(
+    # gai_strerror of glibc, musl and macOS, and what curl, urllib3, Java and gRPC make of it
+    r"Temporary failure in name resolution|Name or service not \w+|Name does not resolve|nodename nor servname"
+    r"|No address associated with hostname|NameResolutionError|Could not resolve host|UnknownHostException"
+    r"|DNS resolution failed"
+    # strerror
+    r"|No route to host|Network is unreachable|Network is down|Host is down"
+    # The interface that a variable such as GLOO_SOCKET_IFNAME names: gloo/transport/tcp/device.cc; NCCL, bootstrap.cc
+    r"|Unable to find (?:address|interface) for: |[Nn]o socket interface found"
+)
+
+
+def is_network_error(text: str) -> bool:
+    """Return whether the text says that a host name has no address, or that no network leads to it."""
+    return _NETWORK.search(text) is not None
 
 
 _UNREADABLE = re.compile(

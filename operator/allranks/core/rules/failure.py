@@ -28,6 +28,7 @@ def reattribute(snapshot: Snapshot) -> Outcome:
     counted = correlation.restart_counts(o.job, cause) if cause else None
     if cause is None or counted is None:
         return None
+    cause = restart_policy.judged(o.job, Status(), cause)
     corrected = transitions.reattribute(o.job, status, cause, counted)
     if corrected == status:
         return None
@@ -49,6 +50,7 @@ def reattribute_end(snapshot: Snapshot) -> Outcome:
     if cause is None or cause.attempt != status.attempt or cause == recorded:
         return None
     before = replace(status, history=status.history[:-1], phase="Running")
+    cause = restart_policy.judged(o.job, before, cause)
     decision = restart_policy.decide_restart(o.job, before, cause, o.platform)
     condition = status.condition("Failed")
     reason = decision.reason if decision.action == "Fail" else condition.reason if condition else cause.reason
@@ -111,7 +113,7 @@ class _Evaluation:
     def decide(self, status: Status, failure: Failure) -> tuple[_Kind, Status, list[Event]]:
         """Return the decision about the next failure, on the status that the previous decisions produced."""
         job, now = self._job, self._now
-        failure = self._weighed(status, failure)
+        failure = restart_policy.judged(job, status, self._weighed(status, failure))
         described = describe_failure(failure)
         upstream = self._earlier.upstream_of(failure)
         if upstream and upstream.failure:
@@ -186,6 +188,7 @@ def startup_failure(snapshot: Snapshot) -> Outcome:
         return WaitUntil(min(deadline for _, deadline in deadlines)) if deadlines else None
     message = f"{overdue.name}: {overdue.waiting_text}" + (f": {cure}" if (cure := root_image_cure(overdue)) else "")
     failure = root_cause.start_error(job, status, overdue, now, snapshot.observed.platform)
+    failure = restart_policy.judged(job, status, failure)
     failed = transitions.fail(snapshot.summarised, failure.reason, message, now, failure)
     return write(failed, Event(overdue.start_error, message, warning=True))
 
@@ -242,6 +245,7 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
     failure = evidence.hang_on_hardware(
         failure, snapshot.pods.values(), o.node_problems, Ranks(o.job, o.current, o.platform)
     )
+    failure = restart_policy.judged(o.job, o.current, failure)
     decision = restart_policy.decide_after_hang(o.job, o.current, failure, o.platform)
     event = Event(failure.reason, f"{failure.message}: {decision.explanation}", warning=True)
     if decision.action == "Fail":

@@ -32,7 +32,7 @@ from allranks.ui.state import USER, State
 from allranks.ui.users import remember_namespace
 from allranks.views.format.duration import age, human
 from allranks.views.format.events import group_events
-from allranks.views.format.outcome import describe, hint_for
+from allranks.views.format.outcome import describe, hint_for, verdict
 from allranks.views.report import html
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -157,6 +157,7 @@ async def job(state: StateOf, entry: EntryOf) -> Response:
         failure=failure,
         ended_badly=_ended_by_failure(entry),
         failure_title=describe(failure) if failure else "",
+        failure_verdict=verdict(failure) if failure else "",
         failure_age=age(failure.time, now) if failure else "",
         failure_log=_log_address(entry, replica_key(failure.role, failure.index), failure.attempt) if failure else "",
         hint=hint_for(failure) if failure else "",

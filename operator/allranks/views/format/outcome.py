@@ -14,6 +14,7 @@ from allranks.control_sequences import clean
 from allranks.core.diagnosis.exit_codes import describe as describe_exit_code
 from allranks.core.diagnosis.exit_codes import signal_name
 from allranks.core.diagnosis.root_cause import cause_line
+from allranks.core.diagnosis.verdict import MEANINGS
 from allranks.core.facts.naming import replica_key
 from allranks.core.facts.status_summary import ended_early
 from allranks.fields import encode
@@ -68,10 +69,17 @@ def failure_block(status: Status, logs: Path | None = None) -> Iterator[str]:
         return
     yield f"First failure: {describe(failure)}"
     yield from (f"  | {clean(line.encode(), colour=False)}" for line in failure.message.splitlines())
+    if whose := verdict(failure):
+        yield f"Verdict: {whose}"
     if hint := hint_for(failure):
         yield f"Hint: {hint}"
     if logs is not None and (log := logs / f"{failure.pod}.log").exists():
         yield f"Full log: {log}"
+
+
+def verdict(failure: Failure) -> str:
+    """Say whose fault it is: `Node (the node of the pod, or one of its devices)`; empty if the status does not."""
+    return f"{failure.verdict} ({MEANINGS[failure.verdict]})" if failure.verdict else ""
 
 
 def hint_for(failure: Failure) -> str:

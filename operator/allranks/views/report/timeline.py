@@ -46,6 +46,8 @@ class Cause:
     signal: int | None
     last_line: str
     """Of its log."""
+    verdict: str
+    """Whose fault it is: the `verdict` of the failure. Empty in statuses of older versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,4 +224,5 @@ def cause_of(failure: Failure) -> Cause:
         exit_code=failure.exit_code,
         signal=failure.signal,
         last_line=lines[-1] if lines else "",
+        verdict=failure.verdict or "",
     )

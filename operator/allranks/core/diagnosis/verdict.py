@@ -1,0 +1,178 @@
+"""Decides whose fault a failure is: one table from evidence to a verdict, read from top to bottom.
+
+The evidence is in fields of the failure, never in sentences that allranks wrote. `tools/reference/verdicts.py` writes
+the table for users.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from allranks.api.status import Because, Failure, Verdict
+from allranks.core.diagnosis import last_words
+from allranks.core.diagnosis.exec_failure import CANNOT_START, is_rejection
+from allranks.core.facts.model import CRASH_LOOP, FETCH_FAILED, INPUT_FAILED, LIMIT_EXCEEDED, UNKNOWN_END
+
+MEANINGS: dict[Verdict, str] = {
+    "Program": "the program, its arguments, or what it needs beyond its limits",
+    "Checkpoint": "a checkpoint that cannot be read",
+    "Input": "an input that cannot be fetched",
+    "Node": "the node of the pod, or one of its devices",
+    "Network": "the network, or a name that has no address",
+    "Capacity": "too little room in the cluster",
+    "Platform": "a decision of the cluster: a policy, a quota, an eviction",
+    "User": "the manifest, or somebody who deleted a pod",
+    "Unknown": "the evidence does not say",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A failure with what the failures before it, and the progress of the job, say about it."""
+
+    failure: Failure
+    executed: bool = True
+    """False: the command, or a file that it names, does not exist or cannot be executed."""
+    repeated: bool = False
+    """The same failure twice before any progress, or in the same step of three attempts."""
+
+    @property
+    def exception(self) -> str:
+        """The line of the uncaught exception of the program; empty without one."""
+        if self.failure.reason not in ("Error", CRASH_LOOP):
+            return ""
+        words = last_words.last_words(self.failure.message, self.failure.exit_code)
+        return words.line if words and words.exception and not words.from_launcher else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the table."""
+
+    verdict: Verdict
+    evidence: str
+    """For users, as Markdown."""
+    holds: Callable[[Case], bool]
+
+
+def _because(*kinds: Because) -> Callable[[Case], bool]:
+    return lambda case: case.failure.because in kinds
+
+
+def _reason(*reasons: str) -> Callable[[Case], bool]:
+    return lambda case: case.failure.because is None and case.failure.reason in reasons
+
+
+_OF_MANIFEST = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
+_OF_NODE = ("NodeLost", UNKNOWN_END)
+_OF_SYSTEM = re.compile(
+    r"(?:[\w.]+\.)?(?:OSError|IOError|BlockingIOError|InterruptedError|TimeoutError|BrokenPipeError"
+    r"|Connection\w*Error|\w*Timeout\w*|SSLError|HTTPError|ProtocolError|URLError|RemoteDisconnected)\b"
+)
+"""Exceptions that disks, other hosts and services cause as often as programs do."""
+
+TABLE: tuple[Row, ...] = (
+    Row("User", "`reason: Deleted`: a person or a controller deleted the pod", _reason("Deleted")),
+    Row(
+        "User",
+        "`reason: InvalidImageName`, `ErrImageNeverPull` or `CreateContainerConfigError`: an image, a Secret, a "
+        "ConfigMap or the user of the pod is not as the manifest says",
+        _reason(*_OF_MANIFEST),
+    ),
+    Row(
+        "User",
+        "the command, or a file that it names, does not exist or cannot be executed, and the job never made progress",
+        lambda case: not case.executed,
+    ),
+    Row("Input", "`reason: FetchFailed` or `InputFailed`", _reason(FETCH_FAILED, INPUT_FAILED)),
+    Row(
+        "Checkpoint",
+        "`because: CheckpointUnreadable`: before its first step, the program says that a file is torn or damaged, and "
+        "the job has checkpoints or came further before",
+        _because("CheckpointUnreadable"),
+    ),
+    Row(
+        "Node",
+        "`because: DeviceError`: the error that ended the program names a device: a GPU, a network adapter, a disk",
+        _because("DeviceError"),
+    ),
+    Row(
+        "Node",
+        "`because: DeviceUnhealthy` or `NodeUnhealthy`: the platform reports the device or the node as unhealthy",
+        _because("DeviceUnhealthy", "NodeUnhealthy"),
+    ),
+    Row(
+        "Node",
+        "`because: InitContainerOfNode`: an init container of the template failed here, and the same one succeeded on "
+        "another node",
+        _because("InitContainerOfNode"),
+    ),
+    Row(
+        "Node",
+        "`reason: NodeLost` or `ContainerStatusUnknown`, or the kubelet rejected the pod",
+        lambda case: _reason(*_OF_NODE)(case) or is_rejection(case.failure.reason),
+    ),
+    Row(
+        "Capacity",
+        "`because: NeverWhole` without a node: the attempt was never whole, because this pod found no place",
+        lambda case: case.failure.because == "NeverWhole" and case.failure.node is None,
+    ),
+    Row("Capacity", "`reason: Preempted`: pods of a higher priority took its place", _reason("Preempted")),
+    Row(
+        "Platform",
+        "`because: PodRefused`: the attempt was never whole, because the API server refused this pod",
+        _because("PodRefused"),
+    ),
+    Row(
+        "Platform",
+        "`reason: Evicted` or `Disrupted`: the node is drained, shuts down or is short of a resource, for example",
+        _reason("Evicted", "Disrupted"),
+    ),
+    Row(
+        "Network",
+        "`because: NetworkError`: the error that ended the program says that a name has no address, or that no network "
+        "leads to a host",
+        _because("NetworkError"),
+    ),
+    Row(
+        "Program",
+        "`because: CompletedEarly`: the rank completed while the others still needed it",
+        _because("CompletedEarly"),
+    ),
+    Row(
+        "Program",
+        "`reason: OOMKilled` or `LimitExceeded`: it used more than a limit allows",
+        _reason("OOMKilled", LIMIT_EXCEEDED),
+    ),
+    Row(
+        "Unknown",
+        "`because: LostPeer`, `NotJoined`, `Absent`, `InitContainer`, `WriteFailed`, or `NeverWhole` on a node: the "
+        "cause is elsewhere, or has several explanations",
+        lambda case: case.failure.because is not None,
+    ),
+    Row(
+        "Unknown",
+        "the exception is one of the operating system or of another service, such as `OSError` or `TimeoutError`, or "
+        "the container runtime could not start the container",
+        lambda case: _of_system(case) or case.failure.reason in CANNOT_START,
+    ),
+    Row(
+        "Program",
+        "the same failure twice in a row before any progress, or in the same step of three attempts",
+        lambda case: case.repeated,
+    ),
+    Row("Program", "any other uncaught exception of Python", lambda case: bool(case.exception)),
+    Row("Unknown", "anything else: a signal, an exit code without an exception, a hang", lambda case: True),
+)
+
+
+def _of_system(case: Case) -> bool:
+    line = case.exception or (last_words.cause_line(case.failure.message) if case.repeated else "")
+    return _OF_SYSTEM.match(line) is not None
+
+
+def decide(case: Case) -> Verdict:
+    """Return the verdict of the first row whose evidence the failure has."""
+    return next(row.verdict for row in TABLE if row.holds(case))

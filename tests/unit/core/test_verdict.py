@@ -1,0 +1,140 @@
+"""Whose fault a failure is. A row: what happened, the pod or the failure, and the verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from allranks.api.status import Failure, PastAttempt, ProgressStatus, Status
+from allranks.core.diagnosis import restart_policy, verdict
+from allranks.core.facts.model import InitContainer
+from support.builders import NOW, at, failed, failure, job, pending, pod, started, table
+
+
+def traceback(line: str) -> str:
+    return f'Traceback (most recent call last):\n  File "/app/train.py", line 12, in <module>\n    main()\n{line}\n'
+
+
+JOB = job(roles={"worker": 2})
+RUNNING = Status(attempt_time=at(0), running_time=at(1))
+BROKEN = failure(message=traceback("ValueError: sample 4711 is broken"))
+NO_TRACEBACK = failure(exit_code=3, message="giving up")
+KILLED = failure(exit_code=137, signal=9, message="")
+STEPS = ProgressStatus(step=9, first_step_time=at(2))
+
+
+def after(*failures: Failure, step: int | None = None) -> Status:
+    """The status of an attempt after others that ended with these failures, in the given step."""
+    first = None if step is None else 1
+    history = [
+        PastAttempt(attempt=n, end_time=NOW, reason=each.reason, failure=each, first_step=first, last_step=step)
+        for n, each in enumerate(failures)
+    ]
+    progress = STEPS if step is not None else None
+    return replace(RUNNING, attempt=len(failures), history=history, progress=progress)
+
+
+def lost(reason: str, **fields: object) -> Failure:
+    return failure(reason=reason, message="", **({"exit_code": None} | fields))
+
+
+def because(evidence: str, **fields: object) -> Failure:
+    return failure(because=evidence, **fields)
+
+
+VERDICTS = (
+    ("an exception", RUNNING, BROKEN, "Program"),
+    ("memory of a GPU", RUNNING, failure(message=traceback("torch.OutOfMemoryError: CUDA out of memory.")), "Program"),
+    ("memory of the pod", RUNNING, failure(exit_code=137, reason="OOMKilled"), "Program"),
+    ("more files than the pod may have", RUNNING, failure(exit_code=137, reason="LimitExceeded"), "Program"),
+    ("a rank whose shard is shorter", RUNNING, because("CompletedEarly", exit_code=None), "Program"),
+    ("an exit code, without an exception", RUNNING, NO_TRACEBACK, "Unknown"),
+    ("the same exit code twice before any progress", after(NO_TRACEBACK), NO_TRACEBACK, "Program"),
+    ("the same exit code in one step, twice", after(NO_TRACEBACK, step=9), NO_TRACEBACK, "Unknown"),
+    ("in three attempts", after(NO_TRACEBACK, NO_TRACEBACK, step=9), NO_TRACEBACK, "Program"),
+    ("a torn checkpoint", RUNNING, because("CheckpointUnreadable"), "Checkpoint"),
+    ("an input that does not arrive", RUNNING, failure(exit_code=None, reason="FetchFailed"), "Input"),
+    ("a bucket that does not exist", RUNNING, failure(exit_code=None, reason="InputFailed"), "Input"),
+    ("a GPU with memory errors", RUNNING, because("DeviceError"), "Node"),
+    ("a GPU that its plugin reports as unhealthy", RUNNING, because("DeviceUnhealthy"), "Node"),
+    ("a preflight that fails on one node", RUNNING, because("InitContainerOfNode", exit_code=None), "Node"),
+    ("an init container that fails", RUNNING, because("InitContainer", exit_code=None), "Unknown"),
+    ("a node without power", RUNNING, lost("NodeLost"), "Node"),
+    ("a reboot", RUNNING, lost("ContainerStatusUnknown"), "Node"),
+    ("a pod that its node rejects", RUNNING, lost("OutOfnvidia.com/gpu"), "Node"),
+    ("a name without an address", RUNNING, because("NetworkError"), "Network"),
+    ("a pod without a node", RUNNING, because("NeverWhole", exit_code=None, reason="NotStarted"), "Capacity"),
+    ("a pod whose image comes late", RUNNING, because("NeverWhole", node="node-2", reason="NotStarted"), "Unknown"),
+    ("a preemption", RUNNING, lost("Preempted"), "Capacity"),
+    ("a quota", RUNNING, because("PodRefused", exit_code=None, reason="NotStarted"), "Platform"),
+    ("a drained node", RUNNING, lost("Evicted"), "Platform"),
+    ("kubectl delete pod", RUNNING, lost("Deleted"), "User"),
+    ("an invalid image name", RUNNING, lost("InvalidImageName"), "User"),
+    ("an image that cannot be pulled", RUNNING, lost("ImagePullBackOff"), "Unknown"),
+    ("a misspelled command", RUNNING, failure(exit_code=127, message="sh: 1: torchrn: not found"), "User"),
+    ("a device that the runtime does not find", RUNNING, lost("StartError", exit_code=128), "Unknown"),
+    ("lost peers", RUNNING, because("LostPeer"), "Unknown"),
+    ("a rank that did not join", RUNNING, because("NotJoined", exit_code=None), "Unknown"),
+    ("a rank for which others waited", RUNNING, because("Absent", exit_code=None), "Unknown"),
+    ("a volume that is full", RUNNING, because("WriteFailed"), "Unknown"),
+    ("killed in the same step of three attempts", after(KILLED, KILLED, step=9), KILLED, "Unknown"),
+    ("kill -9", RUNNING, failure(exit_code=137, signal=9, message=""), "Unknown"),
+    ("a hang", RUNNING, failure(exit_code=None, reason="Hang", message=traceback("ValueError: of a stack")), "Unknown"),
+    ("a full disk", RUNNING, failure(message=traceback("OSError: [Errno 28] No space left on device")), "Unknown"),
+    (
+        "a service",
+        RUNNING,
+        failure(message=traceback("requests.exceptions.ReadTimeout: timed out")),
+        "Unknown",
+    ),
+)
+
+
+@table(*VERDICTS)
+def test_the_verdict_of_a_failure(case):
+    status, ended, expected = case
+    assert restart_policy.judged(JOB, status, ended).verdict == expected
+
+
+def test_each_line_of_the_table_decides_one_of_these_cases():
+    cases = [
+        verdict.Case(ended, repeated=status.attempt > 0, executed=ended.exit_code != 127)
+        for _, status, ended, _ in VERDICTS
+    ]
+    deciding = [next(row for row in verdict.TABLE if row.holds(case)) for case in cases]
+    assert [row.evidence for row in verdict.TABLE if row not in deciding] == []
+
+
+@table(
+    ("an exception of the program", BROKEN, ": a bug in the program, not a fault"),
+    ("a full disk", failure(message=traceback("OSError: [Errno 28] No space left on device")), ""),
+)
+def test_only_a_failure_of_the_program_is_called_a_bug(case):
+    ended, words = case
+    decision = restart_policy.decide_restart(JOB, after(ended), ended)
+    assert (decision.action, decision.explanation) == ("Fail", f"failed the same way twice before any progress{words}")
+
+
+def test_the_status_keeps_the_verdict_of_each_attempt():
+    life = started(JOB)
+    life.run(1)
+    life.put(failed("worker", 1, message=traceback("socket.gaierror: [Errno -2] Name or service not known")))
+    life.settle(61)
+    [past] = life.status.history
+    assert life.status.last_failure is not None
+    assert past.failure is not None
+    evidence = [(each.because, each.verdict) for each in (life.status.last_failure, past.failure)]
+    assert evidence == [("NetworkError", "Network")] * 2
+
+
+@table(("elsewhere", "node-3", "Node"), ("on the same node only", "node-2", "Unknown"))
+def test_an_init_container_that_succeeded_on_another_node_shows_that_the_node_is_bad(case):
+    node, expected = case
+    life = started(JOB)
+    life.put(pod("worker", 0, node=node))
+    preflight = InitContainer("preflight", 1, "GPU 3 failed the memory test")
+    failing = pending("worker", 1, node="node-2", waiting_reason="InitContainerFailed", init=preflight)
+    life.put(replace(failing, phase="Failed"))
+    life.settle(61)
+    assert life.status.last_failure is not None
+    assert (life.status.last_failure.reason, life.status.last_failure.verdict) == ("InitContainerFailed", expected)
+    assert life.status.avoided_nodes == ["node-2"]
