@@ -122,7 +122,8 @@ class ReportStore:
         """When this store started to listen."""
         self._window = (now(), 0, 0)
         """(start, ranks that reported since then, ranks that reported in the minute before)"""
-        self._any_job_at: datetime | None = None
+        self._heard: OrderedDict[str, datetime] = OrderedDict()
+        """Namespace -> time of its last message, in the order of these times."""
 
     @property
     def reporting(self) -> int:
@@ -170,13 +171,13 @@ class ReportStore:
         except messages.BadMessage as bad:
             return Answer(400, {"error": str(bad)})
         if message.nccl is not None:
-            self._any_job_at = self._now()
-            job.collectives = _collectives(message.nccl, job.collectives, self._any_job_at)
+            self._hear(job.namespace)
+            job.collectives = _collectives(message.nccl, job.collectives, self._now())
             self._notifier.notify(sender.job)
             return Answer(200, {"interval": interval, "stacks": "", "checkpoint": 0})
         if message.checkpoints is not None:
-            self._any_job_at = self._now()
-            job.checkpoints = _checkpoints(message.checkpoints, job.checkpoints or (), self._any_job_at)
+            self._hear(job.namespace)
+            job.checkpoints = _checkpoints(message.checkpoints, job.checkpoints or (), self._now())
             self._notifier.notify(sender.job)
             return Answer(200, {"interval": interval, "stacks": "", "checkpoint": 0})
         key = message.local_rank if message.trainer_status is None else trainer_status.KEY
@@ -198,16 +199,16 @@ class ReportStore:
 
     def snapshot(self, job: Job, uid: str, attempt: int) -> Reports:
         """Return the reports of this attempt. From now on, senders of older attempts get 409."""
-        kept = self._jobs.get(job)
+        kept, heard = self._jobs.get(job), self._heard.get(job[0])
         if kept is None or kept.uid != uid:
-            return Reports(self.since, any_job_at=self._any_job_at)
+            return Reports(self.since, any_job_at=heard)
         if attempt > kept.attempt:
             self._begin(kept, attempt)
         since = kept.since or self.since
         if attempt != kept.attempt:
-            return Reports(since, any_job_at=self._any_job_at)
+            return Reports(since, any_job_at=heard)
         ranks = tuple(rank for replica in kept.replicas.values() for rank in trainer_status.effective(replica.ranks))
-        return Reports(since, ranks, self._any_job_at, kept.collectives, kept.checkpoints)
+        return Reports(since, ranks, heard, kept.collectives, kept.checkpoints)
 
     def bound(self, job: Job, uid: str, processes: Mapping[str, int] | None) -> None:
         """Set role -> the number of ranks that each of its pods may report. None changes nothing.
@@ -314,13 +315,20 @@ class ReportStore:
         fits = self._share.fits(job.namespace)
         return fits or (self._make_room(moment) and self._share.fits(job.namespace))
 
+    def _hear(self, namespace: str) -> None:
+        """Record that messages of this namespace arrive."""
+        self._heard[namespace] = self._now()
+        self._heard.move_to_end(namespace)
+        if len(self._heard) > self._limits.jobs:
+            self._heard.popitem(last=False)
+
     def _keep(
         self, job: _Job, replica: _Replica, sender: ReportSource, key: int, message: messages.Message
     ) -> RankReport:
         before, now = replica.ranks.get(key), self._now()
         if message.trainer_status is not None:
             message = trainer_status.as_message(message.trainer_status, before)
-        self._any_job_at = now
+        self._hear(job.namespace)
         if before is None:
             job.ranks += 1
             self._share.take(job.namespace)

@@ -640,6 +640,15 @@ def test_after_a_silence_of_all_ranks_listening_starts_again(world: World) -> No
     assert world.store.snapshot(("team", "other"), "uid-1", 0).since == START
 
 
+def test_only_reports_of_the_same_namespace_show_that_reports_of_a_job_can_arrive(world: World) -> None:
+    world.say(step=1)
+    world.clock.advance(60)
+    world.say(worker(1, ("other", "job")), step=1)
+    assert world.store.snapshot(JOB, "uid-1", 0).any_job_at == START
+    world.say(worker(1, (JOB[0], "neighbour")), step=1)
+    assert world.store.snapshot(JOB, "uid-1", 0).any_job_at == START + timedelta(seconds=60)
+
+
 def test_a_pod_reports_no_more_ranks_than_its_job_declares(world: World) -> None:
     world.store.bound(JOB, "uid-1", {"worker": 2, "ps": 1})
     assert [world.say(localRank=local).status for local in (0, 1, 2, 127)] == [200, 200, 400, 400]

@@ -46,7 +46,7 @@ class StallWindow:
     heard_at: datetime
     """Until this time, messages of at least half of the ranks say that there was no step."""
     silent_due_at: datetime
-    """From this time on silence is a failure, if ranks of other jobs report."""
+    """From this time on silence is a failure, if ranks of other jobs of the namespace report."""
 
     @property
     def confirmed(self) -> bool:
@@ -147,7 +147,7 @@ def stopped_note(job: Job, reports: Reports | None, now: datetime) -> tuple[str,
 
 
 def path_works(reports: Reports, now: datetime) -> bool:
-    """Return whether ranks of any job report."""
+    """Return whether ranks of any job of the namespace report."""
     return reports.any_job_at is not None and now - reports.any_job_at < report_loss.SILENCE
 
 

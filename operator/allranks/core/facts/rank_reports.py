@@ -109,7 +109,8 @@ class Reports:
     nothing."""
     ranks: tuple[RankReport, ...] = ()
     any_job_at: datetime | None = None
-    """Time of the last report of any job: evidence that reports can arrive."""
+    """Time of the last report of any job of the namespace: evidence that reports can arrive. Reports of other
+    namespaces prove nothing: a NetworkPolicy, or a fault of DNS, may concern one of them."""
     collectives: Collectives | None = None
     """From NCCL, if rank 0 could ask it while it reported no step."""
     checkpoints: tuple[StoredCheckpoint, ...] | None = None
