@@ -238,6 +238,11 @@ class Progress(Model):
         description="Whether programs of Hugging Face, Lightning, Keras and Ray Train report their progress without a "
         "changed line, and NCCL is asked who is behind in a collective.",
     )
+    on_not_finite: Literal["Warn", "Fail", "Ignore"] = Field(
+        "Warn",
+        description="What follows when a metric becomes NaN or infinite. Warn: an Event. Fail: the job also fails if "
+        "it is the metric of the curve, loss for example. Ignore: nothing.",
+    )
 
 
 Compatibility = Annotated[

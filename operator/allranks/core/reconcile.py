@@ -67,6 +67,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     failure.startup_failure,
     failure.handle_failures,
     failure.handle_hang,
+    failure.fail_without_finite_loss,
     utilization.judge,
     lifecycle.restart,
     resize.resize_to_spec,

@@ -1,4 +1,4 @@
-"""Whose fault a failure is. A row: what happened, the pod or the failure, and the verdict."""
+"""Checks whose fault a failure is. A row: what happened, the status, the failure, and the verdict."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_only_a_failure_of_the_program_is_called_a_bug(case):
 def test_the_status_keeps_the_verdict_of_each_attempt():
     life = started(JOB)
     life.run(1)
-    life.put(failed("worker", 1, message=traceback("socket.gaierror: [Errno -2] Name or service not known")))
+    life.put(failed("worker", 1, message=traceback("socket.gaierror: [Errno -3] Temporary failure in name resolution")))
     life.settle(61)
     [past] = life.status.history
     assert life.status.last_failure is not None

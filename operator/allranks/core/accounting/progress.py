@@ -220,6 +220,16 @@ def newly_not_finite(before: ProgressStatus | None, after: ProgressStatus | None
     return [f"{name} is not finite since step {step}" for name, step in present.items() if name not in recorded]
 
 
+def curve_not_finite(progress: ProgressStatus | None) -> tuple[str, int] | None:
+    """Return (metric, step) if the metric of the curve is NaN or infinite since this step.
+
+    Other metrics may be infinite in a training that is well: the norm of gradients that a loss scaler skips.
+    """
+    present = (progress and progress.not_finite) or {}
+    metric = (progress and progress.curve_metric) or ("loss" if "loss" in present else next(iter(present), ""))
+    return (metric, present[metric]) if metric in present else None
+
+
 def _rate(ranks: Iterable[RankReport]) -> float | None:
     """Return the throughput of all ranks; None if a part of them reports none, or is done."""
     rates = [None if rank.done else rank.samples_per_second for rank in ranks]

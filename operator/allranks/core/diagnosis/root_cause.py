@@ -443,6 +443,8 @@ def describe_failure(failure: Failure) -> str:
     """Return the failure in one line: `worker-1 failed with exit code 1 (Error)`."""
     if not failure.role and failure.reason in ("Hang", "NoFirstStep"):
         return f"the ranks made no progress ({failure.reason})"
+    if not failure.role and failure.exit_code is None and failure.message:
+        return f"{cause_line(failure)} ({failure.reason})"
     who = naming.replica_key(failure.role, failure.index) if failure.role else "a pod"
     if is_rejection(failure.reason):
         return f"{who} was rejected by its node ({failure.reason})"

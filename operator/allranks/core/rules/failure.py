@@ -7,9 +7,10 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Literal
 
-from allranks.api.job import Job
+from allranks.api.job import Job, Progress
 from allranks.api.status import Failure, Status
 from allranks.core import transitions
+from allranks.core.accounting.progress import curve_not_finite
 from allranks.core.diagnosis import correlation, evidence, hang_detection, report_loss, restart_policy, root_cause
 from allranks.core.diagnosis.correlation import EarlierFailures
 from allranks.core.diagnosis.root_cause import cause_line, describe_failure
@@ -220,6 +221,28 @@ def startup_deadline(job: Job, status: Status, pod: Pod) -> datetime | None:
     begun = (alone.restart_time if alone else status.restart_time) or status.attempt_time
     placed = max([moment for moment in (begun, pod.placed_at) if moment], default=None)
     return placed + timedelta(seconds=job.spec.startup_deadline_seconds) if placed else None
+
+
+NOT_FINITE = "NotFinite"
+
+
+def fail_without_finite_loss(snapshot: Snapshot) -> Outcome:
+    """Fail the job if its loss is NaN or infinite and `progress.onNotFinite` is `Fail`.
+
+    A restart would continue from the same weights. No rank is named: the loss is mostly a mean over all of them.
+    """
+    o, status = snapshot.observed, snapshot.current
+    lost = curve_not_finite(status.progress)
+    if lost is None or (o.job.spec.progress or Progress()).on_not_finite != "Fail":
+        return None
+    message = f"{lost[0]} is not finite since step {lost[1]}"
+    began = status.running_time or status.attempt_time or o.now
+    ran = max(0.0, (o.now - began).total_seconds())
+    failure = Failure(attempt=status.attempt, reason=NOT_FINITE, message=message, time=o.now, ran_seconds=ran)
+    failure = restart_policy.judged(o.job, status, failure)
+    text = f"{message} (progress.onNotFinite: Fail)"
+    failed = transitions.fail(snapshot.summarised, NOT_FINITE, text, o.now, failure)
+    return write(failed, Event(NOT_FINITE, text, warning=True))
 
 
 def handle_hang(snapshot: Snapshot) -> Outcome:

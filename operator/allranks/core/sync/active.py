@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
+from allranks.api.job import Progress
 from allranks.api.status import Status
 from allranks.core.accounting.progress import newly_not_finite, newly_stalled
 from allranks.core.diagnosis import elasticity, hang_detection, hardware, report_loss
@@ -39,7 +40,8 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     probes, probe_at = _placeholders(snapshot)
     slow = newly_slow(snapshot.persisted.progress, status.progress)
     events = [Event("Straggler", sentence, warning=True) for sentence in slow]
-    bad = newly_not_finite(snapshot.persisted.progress, status.progress)
+    ignored = (o.job.spec.progress or Progress()).on_not_finite == "Ignore"
+    bad = [] if ignored else newly_not_finite(snapshot.persisted.progress, status.progress)
     events += [Event("NotFinite", sentence, warning=True) for sentence in bad]
     if stalled := newly_stalled(snapshot.persisted.progress, status.progress):
         events.append(Event("Stalled", stalled, warning=True))
