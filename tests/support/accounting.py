@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from allranks.api.status import Times
 from allranks.core.accounting import time_accounting
 from allranks.kube import job_codec
 
@@ -18,8 +19,12 @@ def status_up_to(job: dict[str, Any] | None, now: datetime) -> Any:
         return written
     status = job_codec.status(job)
     assert status.times
-    assert status.goodput == time_accounting.goodput(status.times), written
+    assert status.goodput == _goodput(status.times), written
     times = time_accounting.up_to(status, now)
     assert times
-    encoded = job_codec.encode(replace(status, times=times, goodput=time_accounting.goodput(times)))
+    encoded = job_codec.encode(replace(status, times=times, goodput=_goodput(times)))
     return written | {name: encoded.get(name) for name in ("times", "goodput")}
+
+
+def _goodput(times: Times) -> float | None:
+    return time_accounting.goodput(times) if times.measured else None

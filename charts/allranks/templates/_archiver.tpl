@@ -15,7 +15,7 @@ app.kubernetes.io/component: archiver
 {{- $root := index . 0 }}
 {{- with index . 1 }}
 name: {{ include "allranks.archiverName" $root }}
-namespace: {{ . }}
+namespace: {{ . | quote }}
 {{- else }}
 name: {{ include "allranks.clusterName" $root }}-archiver
 {{- end }}
@@ -61,7 +61,7 @@ labels:
 subjects:
   - kind: ServiceAccount
     name: {{ include "allranks.archiverName" . }}
-    namespace: {{ .Release.Namespace }}
+    namespace: {{ .Release.Namespace | quote }}
 {{- end }}
 
 {{/* From (list $ uses): the group of the files of a claim, for a pod that uses the archive. */}}

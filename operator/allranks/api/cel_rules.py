@@ -396,7 +396,7 @@ def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
     return (
         *(rule for framework in frameworks.values() for rule in _of_framework(framework)),
         *(rule for role in _roles(frameworks) for rule in _not_of_every(role, frameworks)),
-        _unknown_roles(frameworks),
+        *_unknown_roles(frameworks),
         Rule(
             rule="has(self.image) || has(self.template) || "
             "self.roles.all(r, has(self.roles[r].image) || has(self.roles[r].template))",
@@ -458,18 +458,16 @@ def _not_of_every(role: str, frameworks: Mapping[str, Framework]) -> Iterable[Ru
         )
 
 
-def _unknown_roles(frameworks: Mapping[str, Framework]) -> Rule:
-    """Return the rule against unknown roles. `allranks validate` reports each one by its name before."""
+def _unknown_roles(frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
+    """Yield the rules against unknown roles. `allranks validate` reports each one by its name before."""
     roles = _roles(frameworks)
-    return Rule(
-        rule=f"self.framework in {_list(_any_role(frameworks))} || self.roles.all(r, r in {_list(roles)})",
-        message=f"has an unknown role: there are {', '.join(roles)}",
-        field=".roles",
-    )
-
-
-def _any_role(frameworks: Mapping[str, Framework]) -> list[str]:
-    return [framework.name for framework in frameworks.values() if framework.any_role]
+    for framework in frameworks.values():
+        if not framework.any_role:
+            yield Rule(
+                rule=f"self.framework != '{framework.name}' || self.roles.all(r, r in {_list(roles)})",
+                message=f"has an unknown role: {framework.name} has {_joined(list(framework.roles))}",
+                field=".roles",
+            )
 
 
 def _elastic(frameworks: Mapping[str, Framework]) -> Iterable[Rule]:

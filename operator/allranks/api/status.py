@@ -530,7 +530,8 @@ class Status(TextPart):
     ] = 0.0
     times: Annotated[Times | None, Field(description="The job's time by category.")] = None
     goodput: Annotated[
-        Annotated[float, Field(ge=0, le=1)] | None, Field(description="Productive time divided by all time but queued.")
+        Annotated[float, Field(ge=0, le=1)] | None,
+        Field(description="Productive time divided by all time but queued. None without reported steps."),
     ] = None
     cost: Annotated[
         CostStatus | None, Field(description="The GPU time of the job and its price. None without GPUs.")

@@ -19,14 +19,23 @@ class _Text(logging.Formatter):
         return f"{self.formatTime(record)} {record.levelname.lower():7} {super().format(record)}{about}"
 
 
+class _Json(JsonFormatter):
+    """Writes no other attributes of a record: libraries add objects to theirs that cannot be written as JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        attributes = {name: value for name, value in vars(record).items() if name in _WRITTEN}
+        return super().format(logging.makeLogRecord(attributes))
+
+
+_WRITTEN = frozenset({*vars(logging.makeLogRecord({})), *_FIELDS})
+
+
 def configure(level: str, style: str) -> None:
     """Replace the configuration of logging. `style` is json or text."""
     handler = logging.StreamHandler(sys.stderr)
     if style == "json":
         names = {"levelname": "level", "asctime": "time", "name": "logger"}
-        handler.setFormatter(
-            JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=names, datefmt=None)
-        )
+        handler.setFormatter(_Json("%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=names, datefmt=None))
     else:
         handler.setFormatter(_Text())
     root = logging.getLogger()

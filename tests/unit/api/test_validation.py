@@ -546,7 +546,7 @@ def test_rule(case):
     assert problems(build(good)) == []
 
 
-OTHER_RULES = {"minReplicas must not be larger than maxReplicas", "has an unknown role: there are "}
+OTHER_RULES = {"minReplicas must not be larger than maxReplicas", "has an unknown role: "}
 """Rules of objects, whose messages have no field, and one that `allranks validate` replaces by one for each role."""
 
 

@@ -226,6 +226,15 @@ OPTIONAL = QUEUES | GANGS | {("authorization.k8s.io", "subjectaccessreviews"): {
 """With queues.enabled, with gangs.enabled, and with metrics.authentication."""
 
 
+def test_names_that_yaml_takes_for_other_types_stay_texts(helm: Helm) -> None:
+    names = ["y", "on", "no", "100", "1e3"]
+    values = {"pools": {"create": {name: {"gpu": {"count": 8}} for name in names}}, "priorityClassName": "100"}
+    objects = helm.template(values, namespace="1e3")
+    assert sorted(of["metadata"]["name"] for of in of_kind(objects, "TrainingPool")) == sorted(names)
+    assert {type(of["metadata"].get("namespace", "")) for of in objects} == {str}
+    assert {of["spec"].get("priorityClassName", "100") for of in pods(objects)} == {"100"}
+
+
 def granted(objects: list[Manifest]) -> dict[tuple[str, str], set[str]]:
     found: dict[tuple[str, str], set[str]] = {}
     for rule in rules(objects):

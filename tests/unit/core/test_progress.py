@@ -116,8 +116,11 @@ FAST = {"step_seconds": 0.3, "busy_seconds": 0.1}
 
 @table(
     ("own work shows the slow rank", [FAST, SLOW, FAST], [(1, 3.0)]),
-    ("without it step times are compared", [{"step_seconds": 0.1}, {"step_seconds": 0.2}], [(1, 2.0)]),
-    ("of two, both are compared with the other", [SLOW, FAST], [(0, 3.0)]),
+    (
+        "without it step times are compared",
+        [{"step_seconds": 0.1}, {"step_seconds": 0.2}, {"step_seconds": 0.1}],
+        [(1, 2.0)],
+    ),
     ("one alone has no peers", [SLOW], []),
     ("ranks that are done are not peers", [SLOW, {**FAST, "done": True}], []),
     ("a millisecond is noise", [{"busy_seconds": 0.001}, {"busy_seconds": 0.002}], []),
@@ -129,10 +132,24 @@ def test_stragglers(case: Any) -> None:
     assert [(of.rank, of.slowdown) for of in found.stragglers] == expected
 
 
+def test_of_two_ranks_one_is_slow_if_two_reports_in_a_row_say_so() -> None:
+    def reported(status: Status, step: int, *seconds: float) -> Status:
+        ranks = tuple(rank(number, step, busy_seconds=busy) for number, busy in enumerate(seconds))
+        return progress.observe(job(), status, Reports(NOW, ranks))
+
+    def named(status: Status) -> list[int | None]:
+        return [of.rank for of in status.progress.stragglers] if status.progress else []
+
+    first = reported(BEGUN, 5, 0.1, 0.3)
+    assert named(first) == named(reported(first, 5, 0.1, 0.3)) == [], "the same report again"
+    assert named(reported(first, 9, 0.3, 0.1)) == [], "another one is slow now"
+    assert named(reported(first, 9, 0.1, 0.3)) == [1]
+
+
 def test_a_straggler_stays_one_until_it_is_clearly_faster() -> None:
     def with_slow(seconds: float, status: Status) -> Status:
-        slow = rank(1, 5, busy_seconds=seconds)
-        return progress.observe(job(), status, Reports(NOW, (rank(0, 5, busy_seconds=0.1), slow)))
+        ranks = (rank(0, 5, busy_seconds=0.1), rank(1, 5, busy_seconds=seconds), rank(2, 5, busy_seconds=0.1))
+        return progress.observe(job(), status, Reports(NOW, ranks))
 
     def named(status: Status) -> int:
         return len(status.progress.stragglers) if status.progress else 0

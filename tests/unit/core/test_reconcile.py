@@ -159,6 +159,36 @@ def test_what_keeps_a_job_from_running_is_reported_in_its_condition(case):
     assert (plan.next.phase, found.status, found.reason, found.message) == ("Pending", "False", *reported)
 
 
+def test_a_pod_that_the_api_server_refuses_is_an_event_once():
+    life = Life(job(**GROUP))
+    life.settle(0)
+    refused = (RejectedCreate("Pod", "job-worker-1-0", "Forbidden", "exceeded quota: gpus"),)
+    plan = reconcile(replace(life.look(5), refused=refused))
+    event = Event("Forbidden", "Pod job-worker-1-0: exceeded quota: gpus", warning=True)
+    assert (plan.next is not None, plan.events) == (True, (event,))
+    life.status = plan.next or life.status
+    assert reconcile(replace(life.look(9), refused=refused)).events == ()
+
+
+def test_the_condition_running_of_a_failed_job_says_nothing_of_the_time_before():
+    life = started(job(restart={"maxRestarts": 0}, roles={"worker": 2}))
+    life.put(pending(index=1, waiting_reason="Unschedulable", waiting_message="0/3 nodes are available"))
+    life.settle(5)
+    running = life.status.condition("Running")
+    assert running is not None
+    assert "0/3 nodes are available" in running.message
+    life.put(failed("worker", 0, message="ValueError: no data"))
+    life.settle(61)
+    running = life.status.condition("Running")
+    assert running is not None
+    assert (life.status.phase, running.status, running.reason, running.message) == (
+        "Failed",
+        "False",
+        "MaxRestartsExceeded",
+        "",
+    )
+
+
 @pytest.mark.parametrize("reason", ["ImagePullBackOff", "ImageInspectError", "PostStartHookError", "DeviceOnFire"])
 def test_an_image_that_cannot_be_pulled_fails_the_job_after_the_startup_deadline(reason):
     life = Life(job(startupDeadlineSeconds=60))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from allranks.api.status import PastAttempt, Status, Times
+from dataclasses import replace
+from typing import Any
+
+from allranks.api.status import PastAttempt, ProgressStatus, Status, Times
 from allranks.core.accounting import time_accounting
 from allranks.core.facts.model import ANY_PLATFORM, Observed
 from allranks.core.facts.rank_reports import Reports
 from allranks.core.snapshot import Snapshot
-from support.builders import NOW, at, job
+from support.builders import NOW, at, job, table
 
 RESTARTED = [PastAttempt(attempt=0, end_time=NOW, reason="OOMKilled")]
 
@@ -34,6 +37,21 @@ def test_a_finished_job_accumulates_no_time() -> None:
 def test_goodput_leaves_out_the_queue() -> None:
     assert time_accounting.goodput(Times(queued=1000, starting=10, productive=85, lost=5, since=NOW)) == 0.85
     assert time_accounting.goodput(Times(queued=1000, since=NOW)) is None
+
+
+@table(("the ranks report steps", True, 0.5), ("they report none", False, None))
+def test_the_status_has_a_goodput_only_if_it_is_measured(case: Any) -> None:
+    measured, expected = case
+    before = Status(
+        start_time=NOW,
+        attempt_time=NOW,
+        running_time=at(50),
+        phase="Running",
+        times=Times(starting=50, productive=40, category="Productive", measured=measured, since=at(90)),
+        progress=ProgressStatus(step=9, first_step_time=at(50)) if measured else None,
+    )
+    observed = Observed(job(), before, (), at(100), ANY_PLATFORM, reports=Reports(NOW))
+    assert time_accounting.account(Snapshot(observed), replace(before, attempt=0, ready="1/1")).goodput == expected
 
 
 def test_a_clock_that_goes_back_subtracts_nothing() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
+from dataclasses import dataclass
 
 import pytest
 from click.testing import CliRunner
@@ -75,6 +77,17 @@ def test_a_json_log_line_contains_the_job_and_its_attempt(capsys: pytest.Capture
         "job": "ns/demo",
         "attempt": 2,
     }
+
+
+@pytest.mark.usefixtures("quiet_root")
+def test_a_record_of_a_library_with_objects_that_are_no_json_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    @dataclass
+    class Settings:
+        queue: object
+
+    log_config.configure("debug", "json")
+    logging.getLogger("some.library").debug("Handler is invoked.", extra={"settings": Settings(queue.SimpleQueue())})
+    assert json.loads(capsys.readouterr().err)["message"] == "Handler is invoked."
 
 
 @pytest.mark.usefixtures("quiet_root")

@@ -41,7 +41,7 @@ def account(snapshot: Snapshot, after: Status) -> Status:
         times = replace(times, productive_since=moment)
     elif category not in ("Productive", "Uploading"):  # the end of the attempt follows an upload
         times = replace(times, productive_since=None)
-    return replace(after, times=times, goodput=goodput(times))
+    return replace(after, times=times, goodput=goodput(times) if times.measured else None)
 
 
 def up_to(status: Status, now: datetime) -> Times | None:

@@ -40,12 +40,29 @@ def stragglers(job: Job, before: ProgressStatus, ranks: Iterable[RankReport]) ->
         if peers <= 0 or seconds - peers < _NOTICEABLE_SECONDS:
             continue
         replica = replica_key(rank.role, rank.index)
-        if seconds > peers * factor * (_RELEASE if (replica, rank.rank) in previous else 1.0):
+        recorded = (replica, rank.rank) in previous
+        if seconds > peers * factor * (_RELEASE if recorded else 1.0):
+            if len(times) == 2 and not recorded and not _slow_before(before, rank, factor, measured):
+                continue
             loading = _waits_for_data(rank, loads, seconds - peers) or None
             slowdown = round(seconds / peers, 1)
             slow.append(Straggler(rank=rank.rank, replica=replica, node=rank.node, slowdown=slowdown, loading=loading))
     slow.sort(key=lambda straggler: (-straggler.slowdown, straggler.replica, straggler.rank or 0))
     return slow[:STRAGGLERS]
+
+
+def _slow_before(before: ProgressStatus, rank: RankReport, factor: float, measured: bool) -> bool:
+    """Return whether the previous reports of two ranks show this rank as slow, at an earlier step.
+
+    One other rank is no statistics: whatever disturbs one of the two for some seconds makes it look slow.
+    """
+    ranks = {(progress.replica, progress.rank): progress for progress in before.ranks}
+    same = ranks.pop((replica_key(rank.role, rank.index), rank.rank), None)
+    if same is None or len(ranks) != 1 or (same.step or 0) >= (rank.step or 0):
+        return False
+    pair = (same, *ranks.values())
+    slow, other = (progress.busy_seconds if measured else progress.step_seconds for progress in pair)
+    return slow is not None and other is not None and slow > other * factor
 
 
 def _waits_for_data(rank: RankReport, loads: Sequence[float], excess: float) -> bool:

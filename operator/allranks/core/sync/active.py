@@ -12,7 +12,7 @@ from allranks.core.accounting.progress import newly_not_finite, newly_stalled
 from allranks.core.diagnosis import elasticity, hang_detection, hardware, report_loss
 from allranks.core.diagnosis.stragglers import newly_slow
 from allranks.core.facts import naming, pod_template, pool_template, rank_reports, status_summary, topology
-from allranks.core.facts.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan, Pod
+from allranks.core.facts.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan, Pod, RejectedCreate
 from allranks.core.objects import commands, companions, placeholders
 from allranks.core.objects import pods as pod_manifests
 from allranks.core.objects.gangs import choice as gang_choice
@@ -46,6 +46,7 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     if stalled := newly_stalled(snapshot.persisted.progress, status.progress):
         events.append(Event("Stalled", stalled, warning=True))
     events += _start_errors(status, summary, snapshot.start_errors)
+    events += _refusals(status, summary, o.refused)
     if dropped := read_back.event(status, summary):
         events.append(dropped)
     changes = report_loss.event(snapshot.persisted, status), hardware.event(snapshot.persisted, status)
@@ -128,6 +129,14 @@ def _start_errors(before: Status, after: Status, pods: Iterable[Pod]) -> list[Ev
     wait_reasons = _WAITS | {pod.start_error for pod in pods}
     waits = now is not None and now.reason in wait_reasons and (then is None or then.reason not in wait_reasons)
     return [Event(now.reason, now.message, warning=True)] if now and waits and after.ever_ran else []
+
+
+def _refusals(before: Status, after: Status, refused: Iterable[RejectedCreate]) -> list[Event]:
+    """Return an Event when the condition begins to say that the API server refused a pod or another object."""
+    then, now = before.condition("Running"), after.condition("Running")
+    if now is None or now.reason not in {rejection.reason for rejection in refused}:
+        return []
+    return [] if then and then.reason == now.reason else [Event(now.reason, now.message, warning=True)]
 
 
 _WAITS = START_ERRORS | {NOT_READY_TO_START}
