@@ -170,6 +170,37 @@ def test_a_pod_that_the_api_server_refuses_is_an_event_once():
     assert reconcile(replace(life.look(9), refused=refused)).events == ()
 
 
+@table(
+    ("while they end", {}, 70, 91, "; 2 pods of attempt 0 end until 10:01:31 UTC and hold 8 GPUs"),
+    ("when their time is over", {}, 100, None, ""),
+    (
+        "for their own grace period",
+        {"graceSeconds": 600},
+        70,
+        661,
+        "; 2 pods of attempt 0 end until 10:11:01 UTC and hold 8 GPUs",
+    ),
+)
+def test_the_condition_says_which_pods_of_older_attempts_still_hold_gpus(case):
+    restart, now, until, words = case
+    template = {"spec": {"terminationGracePeriodSeconds": 600}}
+    resources = {"limits": {"nvidia.com/gpu": 4}}
+    life = started(job(roles={"worker": 2}, resources=resources, template=template, restart=restart))
+    life.run(1)
+    life.put(failed("worker", 1, message="ValueError: no data"))
+    life.settle(61)
+    for index in (0, 1):
+        left = pod("worker", index, deleted_at=at(61))
+        life.pods[left.name] = left
+    unscheduled = {"waiting_reason": "Unschedulable", "waiting_message": "0/3 nodes are available"}
+    life.put(pending(index=0, attempt=1, **unscheduled), pending(index=1, attempt=1, **unscheduled))
+    plan = life.settle(now)
+    running = life.status.condition("Running")
+    assert running is not None
+    assert running.message == f"job-worker-0-1: 0/3 nodes are available{words}"
+    assert plan.wake_at == (at(until) if until else None)
+
+
 def test_the_condition_running_of_a_failed_job_says_nothing_of_the_time_before():
     life = started(job(restart={"maxRestarts": 0}, roles={"worker": 2}))
     life.put(pending(index=1, waiting_reason="Unschedulable", waiting_message="0/3 nodes are available"))

@@ -10,7 +10,15 @@ from typing import Literal
 from allranks.api.job import GROUP, KIND, VERSION, Job
 from allranks.api.status import WITHOUT_PODS, Condition, Phase, ProgressStatus, ReplicaRestarts, RoleStatus, Status
 from allranks.core.facts import naming, topology
-from allranks.core.facts.model import FETCH_FAILED, FETCH_RETRYING, FETCHING, Pod, RejectedCreate, is_start_error
+from allranks.core.facts.model import (
+    FETCH_FAILED,
+    FETCH_RETRYING,
+    FETCHING,
+    NOT_SCHEDULED,
+    Pod,
+    RejectedCreate,
+    is_start_error,
+)
 
 ConditionType = Literal["Running", "Restarting", "Suspended", "Complete", "Failed"]
 _MESSAGE_LENGTH = 4096
@@ -34,11 +42,13 @@ def summarise(
     now: datetime,
     blocked: tuple[str, str] | None = None,
     note: tuple[str, str] | None = None,
+    ending: str = "",
 ) -> Status:
     """Update the status of a running attempt: pod counts, `launched`, `running_time`, and why it is not running.
 
     `blocked` is the (reason, message) that prevents the creation of the missing pods. `note` is the (reason, sentence)
-    that a job has which runs: the sentence is appended to its message.
+    that a job has which runs: the sentence is appended to its message. `ending` says which pods of older attempts still
+    hold nodes: it is appended to the message about a pod without one.
     """
     count = topology.sizes(job, status)
     done = _done(status, count, pods)
@@ -64,6 +74,8 @@ def summarise(
     waits = blocked or _backoff(status, now) or _waits_for(pods, refused, now)
     if waits and waits[0] == FETCHING and (error := _last_fetch_error(status)):
         waits = FETCH_RETRYING, f"{waits[1]}; the last try failed: {error}"
+    if waits and waits[0] in NOT_SCHEDULED and ending:
+        waits = waits[0], f"{waits[1]}; {ending}"
     if not running_time:
         return with_phase(summary, summary.phase, now, *(waits or ("PodsPending", f"{ready} of {desired} pods run")))
     if waits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from allranks.api.job import Progress
 from allranks.api.status import Status
@@ -12,13 +12,22 @@ from allranks.core.accounting.progress import newly_not_finite, newly_stalled
 from allranks.core.diagnosis import elasticity, hang_detection, hardware, report_loss
 from allranks.core.diagnosis.stragglers import newly_slow
 from allranks.core.facts import naming, pod_template, pool_template, rank_reports, status_summary, topology
-from allranks.core.facts.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan, Pod, RejectedCreate
+from allranks.core.facts.model import (
+    NOT_READY_TO_START,
+    NOT_SCHEDULED,
+    START_ERRORS,
+    Event,
+    Manifest,
+    Plan,
+    Pod,
+    RejectedCreate,
+)
 from allranks.core.objects import commands, companions, placeholders
 from allranks.core.objects import pods as pod_manifests
 from allranks.core.objects.gangs import choice as gang_choice
 from allranks.core.objects.gangs import members, read_back
 from allranks.core.snapshot import Snapshot
-from allranks.core.sync.plans import DELETION_REFUSED, plan_objects
+from allranks.core.sync.plans import DELETION_REFUSED, gpus_of, plan_objects, shorter_grace
 from allranks.core.transfers import pods as transfers
 from allranks.frameworks.base import Replica
 
@@ -34,7 +43,8 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     unreported_at = hang_detection.unreported_at(o.job, status, o.reports)
     stopped, stopped_at = hang_detection.stopped_note(o.job, o.reports, o.now) if unreported_at else ("", None)
     note = (hang_detection.COLLECTIVES_STOPPED, stopped) if stopped else _unreported(snapshot, unreported_at)
-    summary = status_summary.summarise(o.job, status, snapshot.pods, o.refused, o.now, blocked, note)
+    ending, ending_until = _ending(snapshot)
+    summary = status_summary.summarise(o.job, status, snapshot.pods, o.refused, o.now, blocked, note, ending)
     create, restore = _manifests(snapshot, [] if blocked else due)
     summary = _read_back(snapshot, summary)
     probes, probe_at = _placeholders(snapshot)
@@ -59,7 +69,8 @@ def sync_objects(snapshot: Snapshot) -> Plan:
             remarks = commands.remarks(o.job, o.platform)
             events += [Event("Advice", f"{path}: {text}", warning=kind == "warning") for path, text, kind in remarks]
     lost_at = report_loss.due_at(status, o.reports, o.now)
-    times = (delayed_until, probe_at, lost_at, _next_slow_start(snapshot), stopped_at, None if note else unreported_at)
+    times = (delayed_until, probe_at, lost_at, _next_slow_start(snapshot), stopped_at, ending_until)
+    times += () if note else (unreported_at,)
     wake_at = min((time for time in times if time), default=None)
     plan = plan_objects(snapshot, summary, [*create, *probes], snapshot.outdated, events, wake_at)
     groups = members.superseded_groups(o.job, status, o.optional, over=False)
@@ -91,6 +102,32 @@ def _blocked(snapshot: Snapshot) -> tuple[str, str] | None:
     o = snapshot.observed
     refused = transfers.blocked(o) or _refused_deletion(snapshot) or pool_template.unavailable(o.job, o.platform)
     return refused or gang_choice.unavailable(o.job, o.current, o.platform, o.optional)
+
+
+def _ending(snapshot: Snapshot) -> tuple[str, datetime | None]:
+    """Return (sentence, time) about the pods of older attempts that hold their nodes while new pods find none.
+
+    They end by the time; until then, others may believe that another job uses the GPUs.
+    """
+    o, attempt = snapshot.observed, snapshot.current.attempt
+    if not any(pod.waiting_reason in NOT_SCHEDULED for pod in snapshot.pods.values()):
+        return "", None
+    older = [pod for pod in snapshot.outdated if pod.attempt < attempt and pod.node and not pod.ended]
+    shorter, longest = shorter_grace(snapshot, older), pod_template.longest_grace_period(o.job) if older else 0
+    ends = {
+        pod.uid: pod.deleted_at + timedelta(seconds=shorter.get((pod.attempt, pod.role), longest))
+        for pod in older
+        if pod.deleted_at
+    }
+    ending = [pod for pod in older if pod.uid in ends and ends[pod.uid] > o.now]
+    if not ending:
+        return "", None
+    attempts = sorted({pod.attempt for pod in ending})
+    pods = f"{len(ending)} pod{'s' * (len(ending) != 1)} of attempt{'s' * (len(attempts) != 1)}"
+    gpus, until = gpus_of(snapshot, ending), max(ends[pod.uid] for pod in ending)
+    hold = f" and hold{'s' * (len(ending) == 1)} {gpus} GPU{'s' * (gpus != 1)}" if gpus else ""
+    end = f"end{'s' * (len(ending) == 1)} until {until:%H:%M:%S} UTC"
+    return f"{pods} {', '.join(map(str, attempts))} {end}{hold}", until
 
 
 def _read_back(snapshot: Snapshot, summary: Status) -> Status:

@@ -1,7 +1,8 @@
-"""The plan of a stage in which no rule decides."""
+"""What the stages share in which no rule decides: their plan, and the GPUs of pods."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
@@ -30,17 +31,25 @@ def plan_objects(
 
 
 def _references(snapshot: Snapshot, pods: Sequence[Pod]) -> Iterator[PodRef]:
-    """Yield the pods to delete. `restart.graceSeconds` applies to pods whose attempt a failure has ended."""
+    """Yield the pods to delete."""
+    shorter = shorter_grace(snapshot, pods)
+    for pod in pods:
+        yield PodRef(pod.name, pod.uid, shorter.get((pod.attempt, pod.role)))
+
+
+def shorter_grace(snapshot: Snapshot, pods: Iterable[Pod]) -> dict[tuple[int, str], int]:
+    """Return (attempt, role) -> seconds, where `restart.graceSeconds` applies instead of the grace period of the pods:
+    to pods whose attempt a failure has ended."""
     o = snapshot.observed
     failed = {past.attempt for past in o.current.history if past.failure and past.failure.reason not in LEAVES_TIME}
-    shorter = dict[str, int]()
-    if any(pod.attempt in failed for pod in pods):
-        platform = ANY_PLATFORM if pool_template.unavailable(o.job, o.platform) else o.platform
-        grace = GRACE_SECONDS if (seconds := o.job.spec.restart.grace_seconds) is None else seconds
-        templates = pod_template.role_templates(o.job, platform)
-        shorter = {role: grace for role, template in templates.items() if grace < pod_template.grace_period(template)}
-    for pod in pods:
-        yield PodRef(pod.name, pod.uid, shorter.get(pod.role) if pod.attempt in failed else None)
+    attempts = failed & {pod.attempt for pod in pods}
+    if not attempts:
+        return {}
+    platform = ANY_PLATFORM if pool_template.unavailable(o.job, o.platform) else o.platform
+    grace = GRACE_SECONDS if (seconds := o.job.spec.restart.grace_seconds) is None else seconds
+    templates = pod_template.role_templates(o.job, platform)
+    roles = [role for role, template in templates.items() if grace < pod_template.grace_period(template)]
+    return {(attempt, role): grace for attempt in attempts for role in roles}
 
 
 GRACE_SECONDS = 30
@@ -50,3 +59,14 @@ LEAVES_TIME = frozenset({"Preempted", "Evicted", "Deleted", "Disrupted"})
 
 DELETION_REFUSED = "DeletionRefused"
 """Reason of a condition: pods that should be gone still run."""
+
+
+def gpus_of(snapshot: Snapshot, pods: Iterable[Pod]) -> int:
+    """Return the number of GPUs of the pods that have not ended."""
+    o, counts = snapshot.observed, Counter(pod.role for pod in pods if not pod.ended)
+    if not counts:
+        return 0
+    if pool_template.unavailable(o.job, o.platform):  # it was changed or deleted meanwhile
+        return o.current.hold.gpus if o.current.hold else 0
+    templates = pod_template.role_templates(o.job, o.platform)
+    return sum(pod_template.gpus(o.job, templates[role], o.platform) * count for role, count in counts.items())

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.status import Hold, RoleStatus, Status
-from allranks.core.facts import pod_template, pool_template, topology
+from allranks.core.facts import topology
 from allranks.core.facts.model import Event, Plan, Pod
 from allranks.core.facts.status_summary import with_phase
 from allranks.core.facts.topology import CLEANUP_GRACE
@@ -16,7 +14,7 @@ from allranks.core.objects.gangs import members
 from allranks.core.objects.queueing import reasons
 from allranks.core.objects.queueing.sync import active_pods
 from allranks.core.snapshot import Snapshot
-from allranks.core.sync.plans import DELETION_REFUSED, plan_objects
+from allranks.core.sync.plans import DELETION_REFUSED, gpus_of, plan_objects
 from allranks.core.transfers import pods as transfers
 from allranks.core.transfers import uploads
 
@@ -116,24 +114,13 @@ def _hold(snapshot: Snapshot, until: datetime) -> Plan:
     kept = {place: pod for place, pod in snapshot.pods.items() if pod.node is not None or pod.ended}
     delete = [pod for place, pod in sorted(snapshot.pods.items()) if place not in kept]
     present = [pod for pod in kept.values() if pod.deleted_at is None]
-    hold = Hold(until=until, pods=len(present), gpus=_gpus(snapshot, present)) if present else None
+    hold = Hold(until=until, pods=len(present), gpus=gpus_of(snapshot, present)) if present else None
     before, events = snapshot.current.hold, list[Event]()
     if hold and (before is None or before.until != until):
         message = f"{hold.pods} pods with {hold.gpus} GPUs are kept until {until:%Y-%m-%dT%H:%M:%SZ}"
         events.append(Event("Held", f"{message} (restart.holdSeconds); deletion or suspend: true ends it"))
     status = replace(snapshot.summarised_at_end, hold=hold)
     return plan_objects(snapshot, status, delete=[*delete, *snapshot.outdated], events=events, wake_at=until)
-
-
-def _gpus(snapshot: Snapshot, pods: Iterable[Pod]) -> int:
-    """Return the number of GPUs of the pods that have not ended."""
-    o, counts = snapshot.observed, Counter(pod.role for pod in pods if not pod.ended)
-    if not counts:
-        return 0
-    if pool_template.unavailable(o.job, o.platform):  # it was changed or deleted meanwhile
-        return o.current.hold.gpus if o.current.hold else 0
-    templates = pod_template.role_templates(o.job, o.platform)
-    return sum(pod_template.gpus(o.job, templates[role], o.platform) * count for role, count in counts.items())
 
 
 def _apply_policy(snapshot: Snapshot) -> Plan:
