@@ -16,6 +16,7 @@ from allranks.core.diagnosis import elasticity, restart_policy
 from allranks.core.diagnosis.exec_failure import is_rejection
 from allranks.core.diagnosis.root_cause import cause_line, describe_failure
 from allranks.core.facts import naming, stored_checkpoints
+from allranks.core.facts.bad_nodes import OF_NODE
 from allranks.core.facts.forgiveness import without_forgiven
 from allranks.core.facts.model import FETCH_FAILED
 from allranks.core.facts.queue import queue_of
@@ -336,7 +337,7 @@ def _avoided_after(status: Status, failure: Failure) -> list[str]:
 
 def _is_nodes_fault(failure: Failure) -> bool:
     of_node = failure.reason in ("NodeLost", "Evicted", FETCH_FAILED) or is_rejection(failure.reason)
-    return of_node or failure.because in restart_policy.OF_NODE
+    return of_node or failure.because in OF_NODE
 
 
 def _initial_roles(job: Job, status: Status) -> Status:

@@ -15,7 +15,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from allranks.api.status import FINISHED, Failure, Status
-from allranks.core.diagnosis.restart_policy import excluded_nodes
+from allranks.core.facts.bad_nodes import excluded_nodes
 from allranks.views.format.json_form import CONFIG
 
 MOST_JOBS = 20

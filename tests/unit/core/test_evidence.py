@@ -7,6 +7,7 @@ from typing import Any
 
 from allranks.api.status import PastAttempt, ProgressStatus, Status
 from allranks.core.diagnosis import evidence, hardware, restart_policy
+from allranks.core.facts import bad_nodes
 from allranks.core.facts.attempt import Ranks
 from allranks.core.facts.failure_patterns import absent, is_device_error, is_failed_write, is_unreadable_data, joined
 from allranks.core.facts.model import RejectedCreate
@@ -280,6 +281,8 @@ def test_a_hang_is_the_one_of_the_rank_with_unhealthy_hardware_and_does_not_coun
         "node node-3 is avoided"
     )
     assert evidence.hang_on_hardware(hang, found[:1], FLAGGED, ranks) == hang
+    fails = job(roles={"worker": 4}, hang={"timeoutSeconds": 60, "action": "Fail"})
+    assert restart_policy.decide_after_hang(fails, STEPPED, cause).action == "Fail"
 
 
 def test_the_condition_names_pods_with_unhealthy_hardware_until_they_are_healthy():
@@ -315,7 +318,7 @@ def _failed_on(*nodes: str, because: str = "DeviceError", **last: Any) -> Status
 )
 def test_nodes_on_which_hardware_failed_are_excluded(case):
     status, nodes = case
-    assert restart_policy.excluded_nodes(status) == nodes
+    assert bad_nodes.excluded_nodes(status) == nodes
 
 
 @table(

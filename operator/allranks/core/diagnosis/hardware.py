@@ -16,8 +16,6 @@ from allranks.core.facts.model import Event, Observed, Pod
 from allranks.core.facts.status_summary import with_condition
 
 CONDITION: Literal["HardwareUnhealthy"] = "HardwareUnhealthy"
-BY_PLATFORM: tuple[Because, ...] = ("DeviceUnhealthy", "NodeUnhealthy")
-"""Evidence of the platform: a failure for such a cause does not count."""
 _NAMED = 8
 """Pods that the condition names."""
 

@@ -9,10 +9,11 @@ from typing import Literal
 
 from allranks.api.job import Job, RestartRule
 from allranks.api.status import Failure, RestartCounts, Status
-from allranks.core.diagnosis import exec_failure, hang_detection, hardware, verdict
+from allranks.core.diagnosis import exec_failure, hang_detection, verdict
 from allranks.core.diagnosis.exit_codes import FAULTS, SIGKILL, possible_signal, signal_name
 from allranks.core.diagnosis.root_cause import is_uncounted, same_way
 from allranks.core.facts import naming, stored_checkpoints, topology
+from allranks.core.facts.bad_nodes import BY_PLATFORM, OF_NODE
 from allranks.core.facts.model import ANY_PLATFORM, FETCH_FAILED, LIMIT_EXCEEDED, Platform
 from allranks.core.facts.restarts import MAX_IDLE_RESTARTS
 
@@ -47,7 +48,7 @@ def decide_restart(job: Job, status: Status, failure: Failure, platform: Platfor
         return within_budget(job, status, failure, *by_user)
     failure = judged(job, status, failure)
     trained = _has_trained(status, failure)
-    by_platform = failure.because in hardware.BY_PLATFORM
+    by_platform = failure.because in BY_PLATFORM
     unexecuted = None if trained or by_platform else exec_failure.explain(job, failure, platform.local)
     if unexecuted:
         return RestartDecision("Fail", unexecuted.sentence, failure.reason, unexecuted.named)
@@ -271,7 +272,7 @@ def _by_evidence(before: Failure | None, failure: Failure) -> tuple[Action, str]
         action: Action = "Restart" if again and same_replica else "RestartUncounted"
         return action, "the group of ranks never formed"
     where = f": node {failure.node} is avoided" if failure.node else ""
-    if failure.because in hardware.BY_PLATFORM:
+    if failure.because in BY_PLATFORM:
         return "RestartUncounted", f"the platform reports its {_HARDWARE[failure.because]} as unhealthy{where}"
     if failure.because in OF_NODE:
         subject = "a device failed" if failure.because == "DeviceError" else "an init container of the pod failed"
@@ -303,29 +304,6 @@ def _without_checkpoint(job: Job, status: Status, before: Failure | None, failur
 
 
 _HARDWARE: dict[str | None, str] = {"DeviceUnhealthy": "device", "NodeUnhealthy": "node"}
-OF_NODE = ("DeviceError", "InitContainer", "InitContainerOfNode", *hardware.BY_PLATFORM)
-"""Evidence about the node of a pod, which later attempts avoid."""
-
-
-NO_OTHER_NODES = "NoOtherNodes"
-"""Reason of an attempt whose pods found no room outside of the excluded nodes."""
-
-
-def excluded_nodes(status: Status) -> list[str]:
-    """Return the nodes on which no pod of the attempt may run: their hardware failed an earlier one.
-
-    A preference for others is too weak here. The pods on the bad node end first, so while those of the healthy nodes
-    still end, it is the node with the most room. Nodes are not excluded any more after an attempt that found no others,
-    and an init container that fails on several nodes excludes none of them: the fault may be its own.
-    """
-    if any(past.reason == NO_OTHER_NODES for past in status.history):
-        return []
-    failures = [past.failure for past in reversed(status.history) if past.failure and past.failure.node]
-    of_hardware = [f for f in failures if f.because in OF_NODE and f.node in status.avoided_nodes]
-    everywhere = len({f.node for f in of_hardware if f.because == "InitContainer"}) > 1
-    return list(
-        dict.fromkeys(f.node for f in of_hardware if f.node and not (everywhere and f.because == "InitContainer"))
-    )
 
 
 def _again_on_node(status: Status, before: Failure, failure: Failure) -> bool:
@@ -380,7 +358,7 @@ def decide_after_hang(job: Job, status: Status, failure: Failure, platform: Plat
     if by_user := by_rules(job.spec.restart.rules or [], failure):
         return within_budget(job, status, failure, *by_user)
     action, explanation = _default_after_hang(job, status, failure)
-    if failure.because in hardware.BY_PLATFORM and action != "Ignore":
+    if failure.because in BY_PLATFORM and (action == "Restart" or job.spec.hang is None):
         action, cause = _by_evidence(None, failure)
         explanation = f"{explanation}; {cause}"
     if platform.local and action == "Restart" and job.spec.hang is None and not restarts_requested(job):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from allranks.api.job import Job
 from allranks.api.scheduling import Topology
 from allranks.api.status import Status
-from allranks.core.diagnosis import restart_policy
-from allranks.core.facts import naming
+from allranks.core.facts import bad_nodes, naming
 from allranks.core.facts.model import Manifest, Platform
 from allranks.core.objects.gangs import members
 
@@ -27,7 +26,7 @@ def added(job: Job, pod_spec: Manifest, status: Status, gpus: bool, platform: Pl
     affinity = given_affinity = pod_spec.get("affinity") or {}
     if (topology := job.spec.scheduling.topology) and not _is_placed_close(status, topology):
         affinity = _close(job, affinity, topology)
-    if excluded := restart_policy.excluded_nodes(status):
+    if excluded := bad_nodes.excluded_nodes(status):
         affinity = _exclude(affinity, excluded)
     if avoided := [node for node in status.avoided_nodes if node not in excluded]:
         affinity = _avoid(affinity, avoided)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from allranks.core import transitions
-from allranks.core.diagnosis import restart_policy
+from allranks.core.facts import bad_nodes
 from allranks.core.facts.forgiveness import newly_forgiven
 from allranks.core.facts.model import UNSCHEDULABLE, Event
 from allranks.core.outcomes import Outcome, WaitUntil, write
@@ -42,7 +42,7 @@ def _finds_no_node(snapshot: Snapshot) -> bool:
 def accept_excluded_nodes(snapshot: Snapshot) -> Outcome:
     """Give the excluded nodes up for the preference of others, if the pods of an attempt find no room without them."""
     o, status = snapshot.observed, snapshot.current
-    nodes = restart_policy.excluded_nodes(status)
+    nodes = bad_nodes.excluded_nodes(status)
     if not nodes or status.running_time is not None or status.attempt_time is None:
         return None
     if not _finds_no_node(snapshot):
@@ -54,5 +54,5 @@ def accept_excluded_nodes(snapshot: Snapshot) -> Outcome:
         f"no room on other nodes than {', '.join(nodes)} for {WAIT.seconds} s: the pods may run there again, "
         "although earlier attempts failed there"
     )
-    begun = transitions.give_up(o.job, snapshot.summarised, restart_policy.NO_OTHER_NODES, reason, timedelta(0), o.now)
-    return write(begun, Event(restart_policy.NO_OTHER_NODES, reason, warning=True))
+    begun = transitions.give_up(o.job, snapshot.summarised, bad_nodes.NO_OTHER_NODES, reason, timedelta(0), o.now)
+    return write(begun, Event(bad_nodes.NO_OTHER_NODES, reason, warning=True))
