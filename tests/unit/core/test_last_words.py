@@ -257,9 +257,12 @@ def test_an_excerpt_has_the_exception_and_the_end_within_its_limits():
 
 
 def test_an_excerpt_has_the_warning_that_a_host_has_no_address():
-    text = excerpt(f"{NO_ADDRESS}\n{FOOTER}{NOT_REACHED}", 1, 20, 2048)
-    assert cause_line(text) == NO_ADDRESS
-    assert "torch.distributed.DistNetworkError: The client socket has timed out" in text
+    frames = "".join(f'  File "/env/lib/torch/f{n}.py", line {n}, in f\n    g()\n' for n in range(20))
+    long = NOT_REACHED.replace("torch.distributed.Dist", f"{frames}torch.distributed.Dist", 1)
+    for raised in (NOT_REACHED, long):
+        text = excerpt(f"{NO_ADDRESS}\n{FOOTER}{raised}", 1, 20, 2048)
+        assert cause_line(text) == NO_ADDRESS
+        assert "torch.distributed.DistNetworkError: The client socket has timed out" in text
 
 
 def test_an_excerpt_of_a_short_output_is_the_output():

@@ -110,7 +110,7 @@ def excerpt(text: str, code: int | None, lines: int, characters: int) -> str:
     block = _shortened(said, words.line, lines * 2 // 3, characters * 2 // 3)
     rest_lines, rest_characters = lines - len(block.splitlines()) - 1, characters - len(block) - len(_LEFT_OUT) - 2
     rest = "\n".join(whole[words.end :][-max(1, rest_lines) :])[-max(1, rest_characters) :]
-    return f"{block}\n{_LEFT_OUT}\n{rest}"
+    return f"{block}\n{_LEFT_OUT}\n{rest}" if rest.strip() else block
 
 
 _LEFT_OUT = "..."
