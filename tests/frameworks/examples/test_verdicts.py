@@ -268,7 +268,7 @@ RAISED_BY_1 = {**RANK_1, "verdict": "Program"}
         LATE_AT_A_BARRIER,
         {**TWO, "command": PYTHON},
         {**RANK_1, "because": "Absent"},
-        "other ranks waited for worker-1 (it runs) in vain",
+        "other ranks waited for worker-1 (it runs) without success",
     ),
     (
         "a process is late at a barrier of JAX",
@@ -276,7 +276,7 @@ RAISED_BY_1 = {**RANK_1, "verdict": "Program"}
         LATE_AT_A_BARRIER_OF_JAX,
         {**TWO, "command": PYTHON},
         {**RANK_1, "because": "Absent"},
-        "other ranks waited for worker-1 (it runs) in vain",
+        "other ranks waited for worker-1 (it runs) without success",
     ),
     (
         "one rank asks for what its checkpoint has not",

@@ -140,7 +140,7 @@ def test_a_rank_that_an_output_says_was_waited_for_is_the_cause(case):
     ended = failure(because="LostPeer", message=own)
     cause = weigh(STEPPED, ended, failed("worker", 0), failed("worker", 1, message=of_peer), *map(_worker, (2, 3)))
     assert (cause.index, cause.rank, cause.reason, cause.because, cause.exit_code) == (2, 2, "Absent", "Absent", None)
-    assert cause.message.startswith("other ranks waited for worker-2, worker-3 (they run) in vain\nworker-0: ")
+    assert cause.message.startswith("other ranks waited for worker-2, worker-3 (they run) without success\nworker-0: ")
     assert restart_policy.decide_restart(JOB, STEPPED, cause).action == "Restart"
 
 

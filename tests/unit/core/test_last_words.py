@@ -95,14 +95,14 @@ SIGNAL = """[node-1:01402] *** Process received signal ***
 UCX = (
     "[node-1:132060:0:132730] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x11000078)"
 )
-NO_ADDRESS = "[W1130 15:13:21.198883138 socket.cpp:764] [c10d] The IPv6 network addresses of (job-worker-0.job, 29500) cannot be retrieved (gai error: -2 - Name or service not known)."
+NO_ADDRESS = "[W1130 15:13:21.198883138 socket.cpp:764] [c10d] The IPv6 network addresses of (job-worker-0.job, 29500) cannot be retrieved (gai error: -3 - Temporary failure in name resolution)."
 NOT_REACHED = """Traceback (most recent call last):
   File "/app/train.py", line 6, in <module>
     dist.init_process_group("gloo")
 torch.distributed.DistNetworkError: The client socket has timed out after 10000ms while trying to connect to (job-worker-0.job, 29500).
 """
 RULE = "-" * 74
-NO_HOST = "ssh: Could not resolve hostname job-worker-1-0.job: Name or service not known"
+NO_HOST = "ssh: Could not resolve hostname job-worker-1-0.job: Temporary failure in name resolution"
 NO_DAEMON = "ORTE was unable to reliably start one or more daemons."
 BOX = f"""{RULE}
 {NO_DAEMON}
@@ -237,7 +237,7 @@ CHILD_RAISED = f"""{SPAWN}torch.multiprocessing.spawn.ProcessRaisedException:
     ("an exception", CHILD_RAISED, "ValueError: sample 4711 is broken", True),
     ("an exception of the program itself", RAISED, "ValueError: sample 4711 is broken", False),
 )
-def test_a_process_that_the_program_started_itself_has_no_known_rank(case):
+def test_a_process_that_the_program_started_itself_has_no_rank(case):
     output, line, of_child = case
     words = last_words(output, 1)
     assert words is not None

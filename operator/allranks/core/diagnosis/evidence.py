@@ -191,12 +191,12 @@ def _not_joined(status: Status, failure: Failure, pods: Mapping[Place, Pod], ran
 
 
 def waited_for(failure: Failure, pods: Mapping[Place, Pod], ranks: Ranks) -> Failure | None:
-    """Return the rank for which others waited in vain in a collective, as the output of one of them names it."""
+    """Return the rank for which others waited without success in a collective, as the output of one of them names it."""
     ranked = [pod for place, pod in pods.items() if ranks.rank(*place) is not None]
     missing = _named(failure, ranked, ranks)
     if not missing:
         return None
-    return _of_pod(failure, missing[0], ranks, ABSENT, f"other ranks waited for {_names(missing)} in vain")
+    return _of_pod(failure, missing[0], ranks, ABSENT, f"other ranks waited for {_names(missing)} without success")
 
 
 def _named(failure: Failure, ranked: list[Pod], ranks: Ranks) -> list[Pod]:
@@ -217,8 +217,8 @@ def _names(pods: list[Pod]) -> str:
 
 def _of_rank(failure: Failure, pods: Mapping[Place, Pod], ranks: Ranks) -> Failure:
     """Return the failure with the pod of the rank that raised, if the output of another rank says which one did."""
-    own = ranks.rank(failure.role, failure.index)
-    if own is None or failure.rank is None or failure.rank == own:
+    printed_by = ranks.rank(failure.role, failure.index)
+    if printed_by is None or failure.rank is None or failure.rank == printed_by:
         return failure
     pod = next((pod for place, pod in pods.items() if ranks.rank(*place) == failure.rank), None)
     return replace(failure, role=pod.role, index=pod.index, pod=pod.name, node=pod.node) if pod else failure

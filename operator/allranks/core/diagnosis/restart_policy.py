@@ -280,7 +280,7 @@ def _by_evidence(before: Failure | None, failure: Failure) -> tuple[Action, str]
     if failure.because == "WriteFailed":
         return "Restart", "a file could not be written"
     if failure.because == "Absent":
-        return "Restart", "the other ranks waited for it in vain"
+        return "Restart", "the other ranks waited for it without success"
     if failure.because == "NetworkError":
         return "Restart", "a host could not be reached, or its name could not be resolved"
     if failure.because == "CompletedEarly":

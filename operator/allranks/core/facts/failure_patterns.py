@@ -1,5 +1,5 @@
 """What programs print when a device of their node or the network fails, when a file cannot be written or a checkpoint
-cannot be read, and when they wait for other ranks in vain.
+cannot be read, and when they wait for other ranks without success.
 
 The tests with the real texts: tests/unit/core/test_evidence.py.
 """
@@ -104,7 +104,7 @@ _REGISTERING = re.compile(r"DEADLINE_EXCEEDED: Deadline Exceeded\s+RPC: /\S*Coor
 
 
 def was_joining(text: str) -> bool:
-    """Return whether the process waited in vain for others while it joined the group: xla, coordination_service.cc."""
+    """Return whether the process waited without success for others while it joined the group: xla, coordination_service.cc."""
     return joined(text) is not None or _REGISTERING.search(text) is not None
 
 
@@ -125,7 +125,7 @@ _NUMBER = {
 
 
 def absent(text: str) -> list[int]:
-    """Return the ranks for which the rank that printed the text waited in vain, as it names them."""
+    """Return the ranks for which the rank that printed the text waited without success, as it names them."""
     matches = [*_ABSENT.finditer(text)]
     if not matches:
         return []
