@@ -191,7 +191,7 @@ def _not_joined(status: Status, failure: Failure, pods: Mapping[Place, Pod], ran
 
 
 def waited_for(failure: Failure, pods: Mapping[Place, Pod], ranks: Ranks) -> Failure | None:
-    """Return the rank for which others waited without success in a collective, as the output of one of them names it."""
+    """Return the rank for which others waited in a collective without success, as one of their outputs names it."""
     ranked = [pod for place, pod in pods.items() if ranks.rank(*place) is not None]
     missing = _named(failure, ranked, ranks)
     if not missing:

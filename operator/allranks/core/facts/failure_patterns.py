@@ -100,11 +100,12 @@ def joined(text: str) -> tuple[int, int] | None:
     return int(present), int(size)
 
 
+# xla, coordination_service.cc
 _REGISTERING = re.compile(r"DEADLINE_EXCEEDED: Deadline Exceeded\s+RPC: /\S*CoordinationService/RegisterTask")
 
 
 def was_joining(text: str) -> bool:
-    """Return whether the process waited without success for others while it joined the group: xla, coordination_service.cc."""
+    """Return whether the process waited for others without success while it joined the group."""
     return joined(text) is not None or _REGISTERING.search(text) is not None
 
 
