@@ -342,4 +342,4 @@ def _resumptions(killed: Run, kills: tuple[Kill, ...]) -> Iterator[Resumption]:
 
 
 def _percent(difference: float) -> str:
-    return f"{difference:.2g} of the value" if difference < 0.001 else f"{100 * difference:.2g} %"
+    return f"{difference:.2g} of the value" if difference < 0.001 else f"{100 * difference:.3g} %"

@@ -146,14 +146,14 @@ def _losses(verdict: Verdict) -> Iterator[str]:
         how = f"compared with a tolerance of {limit:g}" if limit else "compared bit by bit"
         yield f"Metric {cell(name)}: {how}"
     for name, difference in losses.varying.items():
-        yield f"Metric {cell(name)}: not compared, because it differs by {100 * difference:.2g} % before the first kill"
+        yield f"Metric {cell(name)}: not compared, because it differs by {100 * difference:.3g} % before the first kill"
     if losses.compared:
         first = losses.first
         text = (
             "all are the same"
             if first is None
             else f"the first that differs is {cell(first.metric)} of step {first.step}, the largest difference "
-            f"{100 * losses.worst:.2g} %"
+            f"{100 * losses.worst:.3g} %"
         )
         yield f"Values after a kill: {losses.compared}, {text}"
 
@@ -174,4 +174,4 @@ def _name(file: FileResult) -> str:
 
 
 def _detail(file: FileResult) -> str:
-    return f"{file.detail}, {100 * file.worst:.2g} %" if 0 < file.worst < math.inf else file.detail
+    return f"{file.detail}, {100 * file.worst:.3g} %" if 0 < file.worst < math.inf else file.detail
