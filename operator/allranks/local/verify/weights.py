@@ -174,6 +174,7 @@ def checkpoints(folder: str) -> Iterator[str]:
             subfolders.clear()
             yield os.path.relpath(directory, folder)
             continue
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]  # what a job has set aside
         indexes = tuple(file.removesuffix(".index") + ".data-" for file in files if file.endswith(".index"))
         for file in files:
             if not file.startswith(".") and not (indexes and file.startswith(indexes)):

@@ -71,6 +71,8 @@ def test_a_directory_of_a_distributed_checkpoint_is_one_checkpoint(tmp_path: Pat
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / ".claim-00001").touch()
+    (tmp_path / ".unreadable").mkdir()
+    (tmp_path / ".unreadable" / "b.pt").touch()
     assert sorted(checkpoints(str(tmp_path))) == ["a.pt", "model/ckpt.index", "step-8"]
 
 
