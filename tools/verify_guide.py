@@ -27,7 +27,14 @@ def main() -> None:
 
 def transcript(mistake: str, folder: str) -> str:
     """Run one verification, and return its command and output."""
-    words = [JOB, "--seed", str(SEEDS[mistake]), *([] if mistake == "none" else ["--", "--mistake", mistake])]
+    words = [
+        JOB,
+        "--kills",
+        "2",
+        "--seed",
+        str(SEEDS[mistake]),
+        *([] if mistake == "none" else ["--", "--mistake", mistake]),
+    ]
     at = words.index("--") if "--" in words else len(words)
     options = [*words[:at], "--run-dir", f"{folder}/run", *words[at:]]
     command = [sys.executable, "-m", "allranks", "verify", *options]

@@ -36,7 +36,7 @@ def verify(frameworks: Path, run_dir: Path, example: str, *options: str, status:
 
 def test_a_program_that_resumes_well_is_trusted(frameworks: Path, tmp_path: Path) -> None:
     page = verify(frameworks, tmp_path / "run", "examples/verify/job.yaml", status=0)
-    assert page["losses"]["metrics"] == {"loss": {"tolerance": 0.0}}, "bit by bit"
+    assert page["losses"]["worst"] == 0.0, "bit by bit: the sum of two ranks has one order"
     assert page["losses"]["compared"] > 0
     assert [file["result"] in ("equal", "same") for file in page["checkpoints"]] == [True]
 

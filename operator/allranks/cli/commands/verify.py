@@ -83,8 +83,8 @@ Exit status:
     "--tolerance",
     type=click.FloatRange(min=0),
     metavar="FRACTION",
-    help="Accept this relative difference, for example 1e-4. [default: none, if both runs are the same up to the first "
-    "kill]",
+    help="Accept this relative difference; 0: bit by bit. [default: 1e-5 for rounding, or 1e-2 if both runs already "
+    "differ a little before the first kill]",
 )
 @click.option(
     "--run-dir",
@@ -101,8 +101,8 @@ def verify(ctx: click.Context, /, file: str, **options: Any) -> None:
 
     The job runs on this machine without kills, and again with kills (SIGKILL): of one rank at a random time in a step,
     and of all ranks at a random time in a save. After each kill it restarts as usual. Then the losses of all steps and
-    the final checkpoints of both runs are compared: bit by bit, if the steps before the first kill are the same in both
-    runs, otherwise with a tolerance.
+    the final checkpoints of both runs are compared: up to rounding, if the steps before the first kill are the same in
+    both runs, otherwise with a larger tolerance.
 
     The job needs spec.checkpoint, and a program that reports its steps and losses. Each run has its own directory for
     checkpoints; outputs are not uploaded. ARGUMENTS after -- are appended to the arguments of the program, for example

@@ -16,8 +16,11 @@ from allranks.local.verify.records import Evidence, FileResult, Kill, Run
 REPRODUCIBLE = 1e-3
 """A metric whose values without kills differ by at most this is compared, with LIMIT."""
 LIMIT = 1e-2
-ROUNDING = 1e-4
-"""Smaller differences may be rounding."""
+ROUNDING = 1e-5
+"""The accepted difference if there is none before the first kill: DistributedDataParallel, for example, adds in another
+order in the first step of a process."""
+SMALL = 1e-3
+"""A smaller difference may be rounding that has grown in many steps."""
 
 Answer = Literal["Yes", "No", "Unknown"]
 
@@ -41,7 +44,7 @@ class Losses:
     """The comparison of what all ranks reported."""
 
     metrics: Mapping[str, float]
-    """Metric -> the accepted relative difference; 0: the values must be equal."""
+    """Metric -> the accepted relative difference."""
     varying: Mapping[str, float]
     """Metric -> how much it differs before the first kill. It is not compared."""
     compared: int = 0
@@ -214,8 +217,7 @@ def _untested(evidence: Evidence, losses: Losses, resumptions: tuple[Resumption,
 
 def _proofs(evidence: Evidence, losses: Losses) -> Iterator[str]:
     if losses.compared:
-        limit = max(losses.metrics.values())
-        how = f"within {_percent(limit)}" if limit else "bit by bit"
+        how = f"up to {_percent(losses.worst)}" if losses.worst else "bit by bit"
         names = ", ".join(losses.metrics)
         yield f"{losses.compared} values of {names} after a kill are those of the run without kills, {how}"
     same = [file for file in evidence.files if file.result in ("equal", "same")]
@@ -237,8 +239,8 @@ def _cause(first: Difference, killed: Run) -> str:
     """Return what is probably not restored."""
     if not _is_loss(first.metric):
         return ""
-    if first.relative < ROUNDING:
-        return f"It may be rounding: --tolerance {ROUNDING:g} accepts it."
+    if first.relative < SMALL:
+        return f"It may be rounding: --tolerance {SMALL:g} accepts it."
     steps = list(killed.ranks[first.rank][first.start].steps)
     if first.step == steps[0]:
         return (
@@ -262,7 +264,7 @@ def compare_losses(unbroken: Run, killed: Run, kills: tuple[Kill, ...], toleranc
         before[name] = max(before.get(name, 0.0), relative(first, second))
     metrics, varying = {}, {}
     for name, difference in before.items():
-        limit = tolerance if tolerance is not None else 0.0 if difference == 0.0 else LIMIT
+        limit = tolerance if tolerance is not None else ROUNDING if difference == 0.0 else LIMIT
         if difference <= (REPRODUCIBLE if tolerance is None else tolerance):
             metrics[name] = limit
         else:

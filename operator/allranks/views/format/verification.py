@@ -150,7 +150,7 @@ def _losses(verdict: Verdict) -> Iterator[str]:
     if losses.compared:
         first = losses.first
         text = (
-            "all are the same"
+            ("all are equal" if losses.worst == 0.0 else f"the largest difference is {100 * losses.worst:.3g} %")
             if first is None
             else f"the first that differs is {cell(first.metric)} of step {first.step}, the largest difference "
             f"{100 * losses.worst:.3g} %"

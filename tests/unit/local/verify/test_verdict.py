@@ -46,7 +46,8 @@ def test_a_program_whose_losses_and_checkpoints_are_the_same_can_be_trusted() ->
     result = verdict()
     assert result.answer == "Yes"
     assert result.losses.compared == 20
-    assert result.losses.metrics == {"loss": 0.0}
+    assert result.losses.worst == 0.0
+    assert "bit by bit" in result.reasons[0]
     (resumption,) = result.resumptions
     assert (resumption.first, resumption.repeated) == (21, 5)
 
@@ -67,11 +68,19 @@ def test_a_loss_that_differs_from_the_second_step_on_points_at_the_state_of_the_
     assert "optimizer" in result.hint
 
 
-def test_a_difference_in_the_last_digits_is_no_and_names_the_option() -> None:
-    nearly = resumed(lambda step: loss_of(step) * (1 + 1e-9))
+def test_rounding_is_accepted_and_said_unless_every_bit_counts() -> None:
+    nearly = resumed(lambda step: loss_of(step) * (1 + 1e-7))
+    near = replace(DIFFERENT, worst=1e-7)
+    assert verdict(nearly, files=(near,)).answer == "Yes"
+    assert "bit by bit" not in " ".join(verdict(nearly, files=(near,)).reasons)
+    assert verdict(nearly, files=(near,), tolerance=0.0).answer == "No"
+
+
+def test_a_small_difference_is_no_and_names_the_option() -> None:
+    nearly = resumed(lambda step: loss_of(step) * (1 + 1e-4))
     assert verdict(nearly).answer == "No"
     assert "--tolerance" in verdict(nearly).hint
-    assert verdict(nearly, tolerance=1e-6).answer == "Yes"
+    assert verdict(nearly, tolerance=1e-3).answer == "Yes"
 
 
 def test_a_program_that_starts_again_is_not_trusted_although_its_results_are_the_same() -> None:
