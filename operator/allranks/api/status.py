@@ -366,6 +366,9 @@ class ProgressStatus(TextPart):
     stragglers: Annotated[
         list[Straggler], Field(max_length=64, description="Ranks that are slower than their peers.")
     ] = field(default_factory=list)
+    copies: Annotated[
+        Message | None, Field(description="Which pods have ranks of the same number, and so do not train together.")
+    ] = None
     stalled: Annotated[
         Message | None, Field(description="For which rank the others wait, while no rank makes a step, and since when.")
     ] = None

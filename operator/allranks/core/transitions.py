@@ -20,7 +20,7 @@ from allranks.core.facts.bad_nodes import OF_NODE
 from allranks.core.facts.forgiveness import without_forgiven
 from allranks.core.facts.model import FETCH_FAILED
 from allranks.core.facts.queue import queue_of
-from allranks.core.facts.status_summary import ended_early, with_phase
+from allranks.core.facts.status_summary import remarks, with_phase
 from allranks.core.transfers import data
 
 _HISTORY = 10
@@ -242,8 +242,8 @@ def succeed(status: Status, now: datetime) -> Status:
         progress=finalize(status.progress),
         checkpoint_request=None,
     )
-    early = ended_early(done.progress)
-    return with_phase(done, "Succeeded", now, "Completed", f"training completed{f': {early}' if early else ''}")
+    remark = remarks(done.progress)
+    return with_phase(done, "Succeeded", now, "Completed", f"training completed{f': {remark}' if remark else ''}")
 
 
 def fail(status: Status, reason: str, message: str, now: datetime, failure: Failure | None = None) -> Status:

@@ -289,6 +289,20 @@ def test_a_metric_that_is_not_finite_does_not_keep_its_last_value_and_is_said_on
     assert progress.newly_not_finite(lost, lost) == []
 
 
+def test_ranks_of_the_same_number_in_several_pods_are_independent_copies_and_said_once():
+    first, second = rank(0), replace(rank(1), rank=0)
+    copied = progress_of(first, second)
+    sentence = "worker-0 and worker-1 have a rank 0 each: they are 2 independent copies that do not train together"
+    assert copied.copies == sentence
+    assert progress.newly_copied(None, copied) == sentence
+    assert progress.newly_copied(copied, copied) == ""
+    assert progress_of(rank(0), replace(rank(0), local_rank=1)).copies is None
+    assert progress_of(rank(0), rank(1)).copies is None
+    elastic = progress.observe(job("horovod"), BEGUN, Reports(NOW, (first, second))).progress
+    assert elastic
+    assert elastic.copies is None
+
+
 REDUCE, EVALUATE = Position("train.py:88", "step", "all_reduce", collective=True), Position("train.py:120", "evaluate")
 EARLY = rank(1, 10, total_steps=20, done=True)
 SENTENCE = (

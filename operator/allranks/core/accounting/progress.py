@@ -91,6 +91,7 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
         ranks=_slowest(ranks),
         reporting=len(ranks),
         saves_on_request=_saves_on_request(before, ranks),
+        copies=before.copies or _copies(job, ranks),
     )
     if before.first_step_time is None and firsts:
         first_step_time, first_step = min(firsts)
@@ -129,6 +130,33 @@ def _with_stall(status: Status, before: Status, reports: Reports | None, now: da
     if stalled == status.progress.stalled:
         return status
     return replace(status, progress=replace(status.progress, stalled=stalled))
+
+
+_NUMBERS_STAY = frozenset({"pytorch", "spmd", "jax"})
+"""Frameworks whose ranks keep their numbers for an attempt."""
+
+
+def _copies(job: Job, ranks: Iterable[RankReport]) -> str | None:
+    """Return `worker-0 and worker-1 have a rank 0 each: ...`; None if each number occurs once."""
+    if job.spec.framework not in _NUMBERS_STAY:
+        return None
+    pods: dict[int, list[str]] = {}
+    for report in ranks:
+        if report.rank is not None and report.pod not in pods.setdefault(report.rank, []):
+            pods[report.rank].append(report.pod)
+    number, same = min(pods.items(), key=lambda item: (-len(item[1]), item[0]), default=(0, []))
+    if len(same) < 2:
+        return None
+    replicas = {report.pod: replica_key(report.role, report.index) for report in ranks}
+    names = [replicas[pod] for pod in sorted(same)]
+    listed = f"{', '.join(names[:8])} and {len(names) - 8} more" if len(names) > 8 else " and ".join(names)
+    return f"{listed} have a rank {number} each: they are {len(same)} independent copies that do not train together"
+
+
+def newly_copied(before: ProgressStatus | None, after: ProgressStatus | None) -> str:
+    """Return the sentence about independent copies when it is new; else an empty text."""
+    copies = after.copies if after else None
+    return copies if copies and not (before and before.copies) else ""
 
 
 def newly_stalled(before: ProgressStatus | None, after: ProgressStatus | None) -> str:

@@ -316,6 +316,12 @@ def _is_slow(pod: Pod, now: datetime) -> bool:
     return begins is not None and begins <= now
 
 
+def remarks(progress: ProgressStatus | None) -> str:
+    """Return what is worth a look although the job succeeded: it ended early, or its ranks are independent copies."""
+    copies = progress.copies if progress else None
+    return "; ".join(filter(None, (ended_early(progress), copies)))
+
+
 def ended_early(progress: ProgressStatus | None) -> str:
     """Return `it ended at step 20 of 100`; empty if the program came to its last step, or does not report steps."""
     if progress is None or progress.step is None or not progress.total_steps:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Progress
 from allranks.api.status import Status
-from allranks.core.accounting.progress import newly_not_finite, newly_stalled
+from allranks.core.accounting.progress import newly_copied, newly_not_finite, newly_stalled
 from allranks.core.diagnosis import elasticity, hang_detection, hardware, report_loss
 from allranks.core.diagnosis.stragglers import newly_slow
 from allranks.core.facts import naming, pod_template, pool_template, rank_reports, status_summary, topology
@@ -53,6 +53,8 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     ignored = (o.job.spec.progress or Progress()).on_not_finite == "Ignore"
     bad = [] if ignored else newly_not_finite(snapshot.persisted.progress, status.progress)
     events += [Event("NotFinite", sentence, warning=True) for sentence in bad]
+    if copies := newly_copied(snapshot.persisted.progress, status.progress):
+        events.append(Event("IndependentCopies", copies, warning=True))
     if stalled := newly_stalled(snapshot.persisted.progress, status.progress):
         events.append(Event("Stalled", stalled, warning=True))
     events += _start_errors(status, summary, snapshot.start_errors)

@@ -3,7 +3,8 @@
 The handler is in C and does not need the GIL, so it also works inside a hung collective. In JAX jobs it also prepares
 `jax.distributed.initialize()`, and in Ray jobs the Keras of `TensorflowTrainer`. Programs of Hugging Face, Lightning,
 Keras and Ray Train get a callback that reports. In jobs with a directory for checkpoints, the checkpoints in it are
-reported. A `sitecustomize` of the environment itself runs as well.
+reported. A process in a group that is smaller than the job reports its rank. A `sitecustomize` of the environment itself
+runs as well.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ def main() -> None:
         import allranks_automatic_reports  # type: ignore[import-not-found]
 
         allranks_automatic_reports.install()
+        if _is_copy():
+            from allranks.report import report
+
+            report()  # its number shows that other pods have a rank of the same number
     _run_original_sitecustomize()
 
 
@@ -55,6 +60,12 @@ def _reports_automatically() -> bool:
     if env.get("DISABLE_ALLRANKS_INTEGRATION", "").upper() == "TRUE" or env.get("ALLRANKS_LOG_PATTERN"):
         return False
     return bool(env.get("ALLRANKS_REPORT_URL") and env.get("ALLRANKS_REPORT_TOKEN_FILE"))
+
+
+def _is_copy() -> bool:
+    """Return whether a launcher of the program's own gave this process a group that is smaller than the job."""
+    size, pods = os.environ.get("WORLD_SIZE", ""), os.environ.get("NNODES", "")
+    return size.isdecimal() and pods.isdecimal() and int(size) < int(pods)
 
 
 def _show_stacks_on_signal(number: str) -> None:

@@ -16,7 +16,7 @@ from allranks.core.diagnosis.exit_codes import signal_name
 from allranks.core.diagnosis.root_cause import cause_line
 from allranks.core.diagnosis.verdict import MEANINGS
 from allranks.core.facts.naming import replica_key
-from allranks.core.facts.status_summary import ended_early
+from allranks.core.facts.status_summary import remarks
 from allranks.fields import encode
 from allranks.views.format.duration import elapsed
 
@@ -55,8 +55,8 @@ def summary(name: str, status: Status, created: datetime | None, seconds: float,
     failed = status.condition("Failed")
     reason = f": {failed.reason}" if failed and failed.status == "True" else ""
     when = "in" if status.phase == "Succeeded" else "after"
-    early = ended_early(status.progress) if status.phase == "Succeeded" else ""
-    return f"{name} {status.phase} {when} {took}{reason} ({', '.join(parts)}){f': {early}' if early else ''}"
+    remark = clean(remarks(status.progress).encode(), colour=False) if status.phase == "Succeeded" else ""
+    return f"{name} {status.phase} {when} {took}{reason} ({', '.join(parts)}){f': {remark}' if remark else ''}"
 
 
 def failure_block(status: Status, logs: Path | None = None) -> Iterator[str]:
