@@ -749,3 +749,28 @@ def test_the_ranks_of_a_run_print_their_stacks_when_another_process_asks(cli: Cl
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=SECONDS)
+
+
+ALONE = """
+import os, subprocess, sys
+alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+sys.exit(subprocess.call([sys.executable, "-c", "print('trains')"], env={**os.environ, **alone}))
+"""
+
+
+def test_pods_that_a_launcher_of_the_program_lets_train_alone_are_said_at_the_end(cli: Cli) -> None:
+    cli.job(sys.executable, "-c", ALONE, roles={"worker": {"replicas": 2}})
+    done = cli.run()
+    assert done.returncode == 0, done.stderr
+    sentence = "worker-0 and worker-1 have a rank 0 each: they are 2 independent copies that do not train together"
+    [summary] = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("job Succeeded in ")]
+    assert summary.endswith(sentence)
+
+
+def test_pods_whose_ranks_have_numbers_of_their_own_are_no_copies(cli: Cli) -> None:
+    cli.job(
+        sys.executable, "-c", "from allranks.report import report; report(step=1)", roles={"worker": {"replicas": 2}}
+    )
+    done = cli.run()
+    assert done.returncode == 0, done.stderr
+    assert "copies" not in done.stdout + done.stderr
