@@ -65,15 +65,16 @@ class _JobHandler(_Handler):
         elif parts[-1] == "log":
             self._log(parts[-2], query)
         elif parts[-1] == "pods":
-            self._list(self.api.pods)
+            self._list(self.api.pods, query)
         elif parts[-1] == "events":
             selector = query.get("fieldSelector", [""])[0]
             about_pods = selector == "involvedObject.kind=Pod"
-            self._list([event for event in self.api.events if (event["involvedObject"]["kind"] == "Pod") == about_pods])
+            events = [event for event in self.api.events if (event["involvedObject"]["kind"] == "Pod") == about_pods]
+            self._list(events, query)
         elif parts[-1] == "distributedtrainings" and "watch" not in query:
             namespace = parts[4] if "namespaces" in parts else None
             jobs = self.api.jobs.values()
-            self._list([job for job in jobs if namespace in (None, job["metadata"]["namespace"])])
+            self._list([job for job in jobs if namespace in (None, job["metadata"]["namespace"])], query)
         elif "distributedtrainings" in parts or ("trainingsweeps" in parts and self.api.sweeps is not None):
             super().do_GET()
         else:
@@ -145,8 +146,11 @@ class _JobHandler(_Handler):
         self._answer(403, {"kind": "Status", "reason": "Forbidden", "message": message, "details": {}})
         return True
 
-    def _list(self, items: list[Manifest]) -> None:
-        self._answer(200, {"kind": "List", "metadata": {"resourceVersion": "100"}, "items": items})
+    def _list(self, items: list[Manifest], query: dict[str, list[str]]) -> None:
+        begin, limit = int(query.get("continue", ["0"])[0]), int(query.get("limit", [str(len(items))])[0])
+        end = begin + limit
+        metadata = {"resourceVersion": "100"} | ({"continue": str(end)} if end < len(items) else {})
+        self._answer(200, {"kind": "List", "metadata": metadata, "items": items[begin:end]})
 
     def _log(self, pod: str, query: dict[str, list[str]]) -> None:
         chunks = self.api.logs.get(pod)

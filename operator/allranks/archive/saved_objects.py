@@ -24,9 +24,9 @@ from allranks.archive.store import ArchiveError
 from allranks.archive.writer import Writer, folder_of
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster
+from allranks.kube.events import events_of_job, events_of_object
 from allranks.kube.object_text import ObjectText
-from allranks.kube.paths import core_path
-from allranks.shares import Share
+from allranks.shares import Share, Turns
 
 Manifest = dict[str, Any]
 logger = logging.getLogger("allranks.archiver")
@@ -37,8 +37,6 @@ MOST_WAITING = 10_000
 """Objects that wait to be written. Namespaces share this number. Beyond it, the oldest of the namespace is dropped."""
 _TOO_MANY = "too many jobs of its namespace wait to be written"
 WRITERS = 4
-EVENTS_OF_PODS = 5000
-"""Events of the pods of a namespace that are searched for the pods of a job."""
 _WORDS = {JOB: "job", SWEEP: "sweep"}
 
 
@@ -74,6 +72,8 @@ class SavedObjects:
         self._waiting: dict[str, OrderedDict[str, ObjectText]] = {}
         """Namespace -> UID -> object. Namespaces have turns: the first one is the next one."""
         self._places, self._writes = Share(MOST_WAITING), Share(WRITERS)
+        self._pages = Turns()
+        """For pages of Events: one is in memory at a time."""
         metrics.waiting.set_function(lambda: sum(map(len, self._waiting.values())))
         self._news = asyncio.Event()
         self._busy: set[str] = set()
@@ -195,23 +195,15 @@ class SavedObjects:
     async def _events(self, manifest: Manifest) -> list[Manifest] | None:
         """Return the Events of an object, for a job also of its pods; None if they cannot be read."""
         metadata = manifest["metadata"]
-        path = core_path(metadata["namespace"], "events")
-        cluster = self._cluster_of(metadata["namespace"])
+        namespace, cluster = metadata["namespace"], self._cluster_of(metadata["namespace"])
+
+        def turn() -> contextlib.AbstractAsyncContextManager[None]:
+            return self._pages.turn(namespace)
+
         with contextlib.suppress(ClusterError):
-            own_events = await cluster.get(path, {"fieldSelector": f"involvedObject.uid={metadata['uid']}"})
             if manifest["kind"] == SWEEP:
-                return list(own_events["items"])
-            pod_events = await cluster.get(path, {"fieldSelector": "involvedObject.kind=Pod", "limit": EVENTS_OF_PODS})
-            prefix, since = f"{metadata['name']}-", str(metadata.get("creationTimestamp"))
-            return [
-                *own_events["items"],
-                *(
-                    event
-                    for event in pod_events["items"]
-                    if event["involvedObject"].get("name", "").startswith(prefix)
-                    and event["metadata"]["creationTimestamp"] >= since
-                ),
-            ]
+                return await events_of_object(cluster, namespace, metadata["uid"], turn)
+            return await events_of_job(cluster, metadata, turn)
         return None
 
     def _lost(self, text: ObjectText, reason: str) -> None:

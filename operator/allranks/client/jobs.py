@@ -14,7 +14,7 @@ from allranks.errors import ClusterError
 from allranks.frameworks import FRAMEWORKS
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import status_of
-from allranks.kube.paths import core_path, job_path
+from allranks.kube.paths import job_path
 from allranks.text import joined
 
 
@@ -51,23 +51,14 @@ async def with_suggestion(cluster: Cluster, name: str, error: ClusterError) -> C
 
 async def events_of(cluster: Cluster, job: Manifest) -> list[Manifest] | str:
     """Read the Events of a job and its pods, or return the error if the user may not list them."""
-    path, uid = core_path(cluster.namespace, "events"), job["metadata"]["uid"]
+    from allranks.kube.events import events_of_job
+
     try:
-        of_job = await cluster.get(path, {"fieldSelector": f"involvedObject.uid={uid}"})
-        of_pods = await cluster.get(path, {"fieldSelector": "involvedObject.kind=Pod", "limit": 5000})
+        return await events_of_job(cluster, {**job["metadata"], "namespace": cluster.namespace})
     except ClusterError as error:
         if error.status != 403:
             raise
         return str(error)
-    prefix = f"{job['metadata']['name']}-"
-    since = job["metadata"]["creationTimestamp"]
-    pods = [
-        event
-        for event in of_pods["items"]
-        if event["involvedObject"].get("name", "").startswith(prefix)
-        and event["metadata"]["creationTimestamp"] >= since
-    ]
-    return [*of_job["items"], *pods]
 
 
 class Changed(NamedTuple):

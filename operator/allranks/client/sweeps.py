@@ -37,14 +37,14 @@ async def sweep_instead(cluster: Cluster, name: str, error: ClusterError) -> Man
 
 async def events_of_sweep(cluster: Cluster, sweep: Manifest) -> list[Manifest] | str:
     """Read the Events of the sweep itself, or return the error if the user may not list them. Raises ClusterError."""
-    query = {"fieldSelector": f"involvedObject.uid={sweep['metadata']['uid']}"}
+    from allranks.kube.events import events_of_object
+
     try:
-        events: list[Manifest] = (await cluster.get(paths.core_path(cluster.namespace, "events"), query))["items"]
+        return await events_of_object(cluster, cluster.namespace, sweep["metadata"]["uid"])
     except ClusterError as error:
         if error.status != 403:
             raise
         return str(error)
-    return events
 
 
 async def trials_of_cluster(cluster: Cluster, sweep: Mapping[str, Any], archived: ArchivedTrials) -> TrialJobs:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import click
 
@@ -21,12 +21,14 @@ from allranks.version import __version__
 
 if TYPE_CHECKING:
     import aiohttp
+    import msgspec
 
     from allranks.kube.auth import Connection
     from allranks.kube.client import Client
 
 Manifest = dict[str, Any]
 Query = Mapping[str, str | int | None]
+T = TypeVar("T")
 
 JSON = "application/json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
@@ -84,6 +86,36 @@ class Cluster:
 
     async def get(self, path: str, query: Query | None = None, accept: str = JSON) -> Manifest:
         return await self.request("GET", path, query, accept=accept)
+
+    async def items(
+        self,
+        path: str,
+        query: Query | None,
+        decode: Callable[[msgspec.Raw], T | None],
+        turn: Callable[[], contextlib.AbstractAsyncContextManager[None]] = contextlib.nullcontext,
+    ) -> list[T]:
+        """Return what `decode` keeps of each object at a path, and None of those that it skips.
+
+        One page is in memory at a time, within its `turn`.
+        """
+        from allranks.kube import watch
+
+        items: list[T] = []
+        reader = watch.Watch(
+            self.client,
+            path,
+            decode,
+            listed=lambda objects, _version: items.extend(item for item in objects if item is not None),
+            changed=lambda _item, _deleted: None,
+            parameters=parameters(query),
+            page=watch.PAGE_OF_LARGE_OBJECTS,
+            turn=turn,
+        )
+        try:
+            await reader.list_all()
+        except ApiError as error:
+            raise self.explain(error, path) from error
+        return items
 
     async def request(
         self,

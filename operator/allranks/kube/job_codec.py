@@ -278,9 +278,14 @@ def pods_of(job: Manifest, pods: Iterable[Manifest]) -> list[Pod]:
 
     uid = job["metadata"]["uid"]
     decoded = (pod(msgspec.convert(manifest, Raw)) for manifest in pods if controller_of(manifest).get("uid") == uid)
+    return by_rank(job, decoded)
+
+
+def by_rank(job: Manifest, pods: Iterable[Pod]) -> list[Pod]:
+    """Return the pods of ranks, by attempt, then rank. Without placeholders and transfers."""
     places = {key: place for place, key in enumerate(ranks_of(job))}
     return sorted(
-        (candidate for candidate in decoded if candidate.role not in NO_RANKS),
+        (candidate for candidate in pods if candidate.role not in NO_RANKS),
         key=lambda pod: (pod.attempt, places.get(replica_key(pod.role, pod.index), 1 << 30), pod.name),
     )
 

@@ -24,6 +24,8 @@ MAX_JOB_BYTES = 2 * MAX_TEMPLATE_BYTES
 """Size of a job's spec: its templates, and what has a schema."""
 MAX_METADATA_BYTES = 64 * 1024
 """Size of the labels, and likewise of the annotations."""
+_MAX_LABELS = 2 * MAX_LABELS
+"""Labels: those of a template, and those that the operator and admission webhooks add to a pod."""
 MAX_ANNOTATIONS = 256
 MAX_OWNERS = 16
 
@@ -92,6 +94,15 @@ def object_text(data: bytes | msgspec.Raw, kind: str = KIND) -> ObjectText:
     return ObjectText(raw.kind, metadata, _encode(raw))
 
 
+def name_only(text: ObjectText, reason: str) -> ObjectText:
+    """Return an object without its content, for which there is no room."""
+    kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+    metadata = {key: text.metadata[key] for key in kept if key in text.metadata}
+    metadata["annotations"] = {LEFT_OUT: f"all but its name: {reason}"}
+    content = {"apiVersion": "v1" if text.kind == "Pod" else API_VERSION, "kind": text.kind, "metadata": metadata}
+    return ObjectText(text.kind, metadata, _encode(content))
+
+
 def of_manifest(manifest: Manifest) -> ObjectText:
     """Return a decoded object as text."""
     return object_text(_encode(manifest))
@@ -114,7 +125,7 @@ def _bound_metadata(metadata: _Metadata) -> list[str]:
     """Remove the parts that are too large, and return their paths with the reason."""
     left_out = []
     for name, path, most in (
-        ("labels", "labels", MAX_LABELS),
+        ("labels", "labels", _MAX_LABELS),
         ("annotations", "annotations", MAX_ANNOTATIONS),
         ("owner_references", "ownerReferences", MAX_OWNERS),
         ("finalizers", "finalizers", MAX_OWNERS),

@@ -7,6 +7,7 @@ next page is asked for. Errors do not end a watch, cancellation does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -64,7 +65,7 @@ class Watch(Generic[T]):
     `forbidden(message)` is called when the API server rejects the watch. `on_error(error, failures)` replaces the log:
     it is called for each failure, with the number of failures in a row, and what it raises ends the watch.
     `on_open()` is called when the API server has accepted the watch, also after a lost connection. `page` is the number
-    of objects that one request lists.
+    of objects that one request lists. `turn()` is a block in which one page is in memory.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Watch(Generic[T]):
         on_error: Callable[[ApiError | msgspec.DecodeError, int], None] | None = None,
         on_open: Callable[[], None] = lambda: None,
         page: int = PAGE,
+        turn: Callable[[], contextlib.AbstractAsyncContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.path = path
         self.synced = asyncio.Event()
@@ -97,7 +99,7 @@ class Watch(Generic[T]):
         self._parameters, self._accept = dict(parameters or {}), accept
         self._renewed_after = renewed_after
         self._silence = SILENCE_SECONDS if silence is None else silence
-        self._page_size = page
+        self._page_size, self._turn = page, turn
         self._version = ""
 
     @property
@@ -158,12 +160,13 @@ class Watch(Generic[T]):
     async def _list_page(self, further: str, objects: list[T]) -> ListMeta:
         """Add the objects of the next page. A method of its own, so that the page is gone before the next one."""
         parameters = {**self._parameters, "limit": str(self._page_size)} | ({"continue": further} if further else {})
-        page = _page(await self._client.request("GET", self.path, None, parameters, accept=self._accept))
-        self.alive_at = time.monotonic()
-        self.columns = page.column_definitions or self.columns
-        items = page.items if page.rows is None else page.rows
-        objects += (decoded for item in items if (decoded := self._decoded(item)) is not None)
-        return page.metadata
+        async with self._turn():
+            page = _page(await self._client.request("GET", self.path, None, parameters, accept=self._accept))
+            self.alive_at = time.monotonic()
+            self.columns = page.column_definitions or self.columns
+            items = page.items if page.rows is None else page.rows
+            objects += (decoded for item in items if (decoded := self._decoded(item)) is not None)
+            return page.metadata
 
     async def _lines(self) -> AsyncIterator[bytes]:
         """Yield the lines of one watch request. They have any length, so aiohttp's own iterator does not serve."""

@@ -6,22 +6,28 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
 
-from allranks.client.jobs import events_of
 from allranks.client.queues import Queue, read_queues
+from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster
+from allranks.kube.decoding import decoder
 from allranks.kube.errors import ApiError
-from allranks.kube.job_codec import pods_of
-from allranks.kube.object_text import ObjectText, object_text, of_manifest
+from allranks.kube.events import events_of_job, events_of_object
+from allranks.kube.job_codec import by_rank
+from allranks.kube.object_text import ObjectText, name_only, object_text, of_manifest
 from allranks.kube.paths import core_path, job_path
-from allranks.kube.store import differences, without_managed_fields
+from allranks.kube.pod_codec import pod
+from allranks.kube.raw_pod import Raw
+from allranks.kube.store import differences
 from allranks.kube.watch import LAST_BACKOFF_SECONDS, PAGE_OF_LARGE_OBJECTS, Watch
+from allranks.shares import Share
 from allranks.ui.changes import Hub
 from allranks.ui.entries import Entry, Manifest
 from allranks.ui.problems import Problem
@@ -29,15 +35,23 @@ from allranks.ui.problems import Problem
 FRESH_SECONDS = 2.0
 """Time in which viewers share one answer of the API server."""
 MOST_READS = 256
+MOST_LISTED_BYTES = 32 * 2**20
+"""JSON text of a list of sweeps, or of the pods of a job. Of the others, a list has the names."""
 T = TypeVar("T")
 
 
 class ClusterJobs:
     """A mirror of the jobs of one namespace, or of all."""
 
-    def __init__(self, cluster: Cluster, namespace: str | None, hub: Hub) -> None:
-        """`namespace` None: all namespaces."""
-        self.cluster, self.namespace = cluster, namespace
+    def __init__(
+        self,
+        cluster: Cluster,
+        namespace: str | None,
+        hub: Hub,
+        turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    ) -> None:
+        """`namespace` None: all namespaces. `turn`: a block in which one page of a list is in memory."""
+        self.cluster, self.namespace, self._turn = cluster, namespace, turn
         self.problem = ""
         """Reason why the jobs are not current, as a sentence; empty if they are."""
         self.listed = asyncio.Event()
@@ -83,6 +97,7 @@ class ClusterJobs:
             on_error=self._on_error,
             on_open=lambda: self._say(""),
             page=PAGE_OF_LARGE_OBJECTS,
+            turn=self._turn,
         )
 
     async def run(self) -> None:
@@ -129,51 +144,75 @@ class ClusterJobs:
 
     # --- reads that viewers share; they raise ClusterError -----------------------------------------------------------
 
-    async def pods(self, entry: Entry) -> list[Manifest]:
-        """Return the manifests of the job's own pods, by attempt, then rank."""
+    async def pods(self, entry: Entry) -> list[Pod]:
+        """Return the job's own pods, by attempt, then rank."""
+        uid = _uid(entry)
 
-        async def read() -> list[Manifest]:
-            path = core_path(entry.group, "pods")
-            pods = (await self.cluster.get(path, {"labelSelector": f"{JOB_LABEL}={entry.name}"}))["items"]
-            manifests = {pod["metadata"]["uid"]: pod for pod in pods}
-            return [manifests[pod.uid] for pod in pods_of(entry.manifest, pods)]
+        def own(data: msgspec.Raw) -> Pod | None:
+            raw = _raw_pod(data)
+            return (
+                pod(raw) if uid in (owner.uid for owner in raw.metadata.owner_references if owner.controller) else None
+            )
 
-        return await self._reads.get(("pods", _uid(entry), entry.status.attempt, entry.status.ready), read)
+        async def read() -> list[Pod]:
+            return by_rank(entry.manifest, await self.items(*_pods_of(entry), own))
+
+        return await self._reads.get(("pods", uid, entry.status.attempt, entry.status.ready), read)
+
+    async def pod_texts(self, entry: Entry) -> list[ObjectText]:
+        """Return the objects of `pods`. Viewers do not share them: they are large."""
+        order = {pod.uid: place for place, pod in enumerate(await self.pods(entry))}
+        texts = await self.texts(*_pods_of(entry), "Pod")
+        own = (text for text in texts if text.metadata["uid"] in order)
+        return sorted(own, key=lambda text: order[text.metadata["uid"]])
 
     async def events(self, entry: Entry) -> list[Manifest]:
         """Return the Events of the job and its pods, the oldest first."""
 
         async def read() -> list[Manifest]:
-            events = await events_of(self.within(entry.group), entry.manifest)
-            if isinstance(events, str):
-                raise ClusterError(events, 403, "Forbidden")
-            return _oldest_first(map(without_managed_fields, events))
+            return _oldest_first(await events_of_job(self.cluster, dict(entry.metadata), self._turn))
 
         return await self._reads.get(("events", _uid(entry)), read)
 
     async def events_of(self, namespace: str, uid: str) -> list[Manifest]:
         """Return the Events of one object, the oldest first."""
-        path, query = core_path(namespace, "events"), {"fieldSelector": f"involvedObject.uid={uid}"}
-        return _oldest_first(await self.objects(path, query))
-
-    async def all_pods(self) -> list[Manifest]:
-        """Return the pods of all jobs that the server shows."""
-        return await self.objects(core_path(self.namespace, "pods"), {"labelSelector": JOB_LABEL})
-
-    async def nodes(self) -> list[Manifest]:
-        """Return the Nodes of the cluster."""
-        return await self.objects(core_path(None, "nodes"))
+        return await self._reads.get(
+            ("events", uid), lambda: events_of_object(self.cluster, namespace, uid, self._turn)
+        )
 
     async def queues(self, namespace: str) -> list[Queue]:
         return await self._reads.get(("queues", namespace), lambda: read_queues(self.within(namespace), ()))
 
-    async def objects(self, path: str, query: Mapping[str, str] | None = None) -> list[Manifest]:
-        """Return the objects at a path, without their managed fields."""
+    async def shared_items(
+        self, path: str, query: Mapping[str, str] | None, decode: Callable[[msgspec.Raw], T | None]
+    ) -> list[T]:
+        """Return what `decode` keeps of the objects at a path, which must be little."""
+        return await self._reads.get((path, str(query)), lambda: self.items(path, query, decode))
 
-        async def read() -> list[Manifest]:
-            return [without_managed_fields(item) for item in (await self.cluster.get(path, query))["items"]]
+    async def items(
+        self, path: str, query: Mapping[str, str] | None, decode: Callable[[msgspec.Raw], T | None]
+    ) -> list[T]:
+        return await self.cluster.items(path, query, decode, self._turn)
 
-        return await self._reads.get((path, str(query)), read)
+    async def texts(self, path: str, query: Mapping[str, str] | None, kind: str) -> list[ObjectText]:
+        """Return the objects at a path: of those for which there is no room, the name. Namespaces share the room."""
+        room = Share(MOST_LISTED_BYTES)
+
+        def keep(data: msgspec.Raw) -> ObjectText:
+            text = object_text(data, kind)
+            fits = room.take(str(text.metadata.get("namespace")), len(text.json))
+            return text if fits else name_only(text, _NO_ROOM)
+
+        return await self.items(path, query, keep)
+
+
+_raw_pod = decoder(Raw)
+_NO_ROOM = f"the list has more than {MOST_LISTED_BYTES >> 20} MiB, or too much of it is of this namespace"
+
+
+def _pods_of(entry: Entry) -> tuple[str, Mapping[str, str]]:
+    """Return the path and the query of a job's pods."""
+    return core_path(entry.group, "pods"), {"labelSelector": f"{JOB_LABEL}={entry.name}"}
 
 
 def _entry(job: ObjectText) -> Entry:

@@ -23,7 +23,6 @@ from allranks.errors import ClusterError
 from allranks.kube import pod_logs
 from allranks.kube.bounded_lines import LONGEST_LINE, MOST_KEPT, LastLines
 from allranks.kube.cluster import Cluster
-from allranks.kube.job_codec import pods_of
 from allranks.kube.pod_logs import Line, LogOptions, open_log, parse_line
 from allranks.local.stored_logs import StoredLog, matches
 from allranks.shares import Share, Turns
@@ -127,7 +126,7 @@ class LogRoom:
 
 async def last_lines(jobs: ClusterJobs, entry: Entry, query: LogQuery) -> LogTail:
     """Return the end of the logs of the job's pods. Raises ClusterError."""
-    pods = _selected(entry, await _pods(jobs, entry), query)
+    pods = _selected(entry, await jobs.pods(entry), query)
     if not pods:
         return LogTail([], [_no_pods(entry, query)])
     lines, notes = await _last_lines(jobs.within(entry.group), pods, query)
@@ -229,7 +228,7 @@ async def follow(
         while True:
             was_over, current = over(), _current(jobs, entry)
             try:
-                pods = _selected(current, await _pods(jobs, current), query)
+                pods = _selected(current, await jobs.pods(current), query)
             except ClusterError as error:
                 if error.status in (401, 403):
                     raise
@@ -272,10 +271,6 @@ def _current(jobs: ClusterJobs, entry: Entry) -> Entry:
 
 
 # --- pods ------------------------------------------------------------------------------------------------------------
-
-
-async def _pods(jobs: ClusterJobs, entry: Entry) -> list[Pod]:
-    return pods_of(entry.manifest, await jobs.pods(entry))
 
 
 def _selected(entry: Entry, pods: Sequence[Pod], query: LogQuery) -> list[Pod]:

@@ -11,9 +11,8 @@ from pydantic.alias_generators import to_camel
 from allranks.api.status import Failure
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import replica_key
-from allranks.kube.job_codec import pods_of
 from allranks.local.run_directories import INTERRUPTED
-from allranks.ui.entries import Entry, Manifest
+from allranks.ui.entries import Entry
 from allranks.views.format.outcome import ended_how
 from allranks.views.format.progress import pod_state
 
@@ -42,11 +41,11 @@ class Rank(BaseModel):
     slowdown: float | None = Field(None, description="Of a straggler: its step time divided by its peers' step time.")
 
 
-def ranks(entry: Entry, pods: Sequence[Manifest]) -> list[Rank]:
+def ranks(entry: Entry, pods: Sequence[Pod]) -> list[Rank]:
     """Return the replicas, by rank, then replicas without a rank. `pods`: none for a run of this machine."""
     status = entry.status
     newest: dict[str, Pod] = {}
-    for candidate in pods_of(entry.manifest, pods) if pods else ():
+    for candidate in pods:
         key = replica_key(candidate.role, candidate.index)
         if candidate.attempt == status.attempt and candidate.restart >= getattr(newest.get(key), "restart", 0):
             newest[key] = candidate

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from allranks.core.facts.model import Pod
 from allranks.errors import ClusterError
 from allranks.ui import logs
 from allranks.ui import runs as local_runs
@@ -107,7 +108,7 @@ class State:
         await self.entries("jobs")
         return jobs.get(group, name)
 
-    async def pods(self, entry: Entry) -> list[Manifest]:
+    async def pods(self, entry: Entry) -> list[Pod]:
         """Return the pods of a job; none for a run and a deleted job. Raises ClusterError."""
         return await self.cluster().pods(entry) if entry.source == "jobs" else []
 
@@ -122,11 +123,11 @@ class State:
 
         Raises Problem, ClusterError and ArchiveError.
         """
-        async with self.reads_logs():
+        async with self.reads_large():
             return await self._last_lines(entry, with_replica(entry, query))
 
-    def reads_logs(self) -> AbstractAsyncContextManager[None]:
-        """Wait for the turn to read the logs of a page. The turn ends with the block."""
+    def reads_large(self) -> AbstractAsyncContextManager[None]:
+        """Wait for the turn to read the logs of a page, or a list of whole objects. The turn ends with the block."""
         return self.log_room.page(self.account)
 
     async def _last_lines(self, entry: Entry, query: LogQuery) -> LogTail:

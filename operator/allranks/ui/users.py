@@ -44,6 +44,8 @@ MOST_SCOPES = 64
 """Watches of jobs, of all users together: each holds the jobs that it watches in memory."""
 MOST_REQUESTS, MOST_REQUESTS_OF_ONE = 1024, 128
 """Requests that are answered at the same time, streams included: of all accounts, and of one."""
+PAGES_OF_LISTS = 2
+"""Pages of lists that are in memory at the same time: 50 objects each, of any size."""
 CHECKS_AT_ONCE, SIGN_IN_SECONDS = 16, 15.0
 """New tokens that are checked at the same time, and the time in which one is."""
 NAMESPACE_COOKIE = "allranks-namespace"
@@ -146,13 +148,14 @@ class User:
                         "role view, or choose another namespace",
                     )
                 await users.make_room_for_watch(self.account)
-                scope = self.scopes[namespace] = self._open(namespace, users.archive, users.log_room)
+                scope = self.scopes[namespace] = self._open(namespace, users.archive, users.log_room, users.lists)
             scope.used = time.monotonic()
             return scope.state
 
-    def _open(self, namespace: str | None, archive: SharedArchive | None, log_room: LogRoom) -> _Scope:
+    def _open(self, namespace: str | None, archive: SharedArchive | None, log_room: LogRoom, lists: Turns) -> _Scope:
         hub = Hub()
-        jobs = ClusterJobs(replace(self.cluster, namespace=namespace or self.cluster.namespace), namespace, hub)
+        cluster = replace(self.cluster, namespace=namespace or self.cluster.namespace)
+        jobs = ClusterJobs(cluster, namespace, hub, lambda: lists.turn(self.account))
         state = State(hub, NoRuns(hub), jobs, choices=self._suggested, log_room=log_room, account=self.account)
         if archive:
             state.archive = AllowedArchive(archive, namespace, self.may, self.name)
@@ -233,7 +236,7 @@ class Users:
         self._api, self._suggested, self.archive = api, namespaces, archive
         self._users: dict[str, User] = {}
         self._room, self.log_room = Share(MOST_REQUESTS, MOST_REQUESTS_OF_ONE), LogRoom()
-        self._openings, self._checks = SharedReads(), Turns(CHECKS_AT_ONCE)
+        self._openings, self._checks, self.lists = SharedReads(), Turns(CHECKS_AT_ONCE), Turns(PAGES_OF_LISTS)
         self._closing: set[asyncio.Task[None]] = set()
 
     def cached(self, token: str) -> User | None:
@@ -256,7 +259,11 @@ class Users:
             if key not in self._users:
                 async with self._checks.turn(peer):
                     opened = await self._open(token)
-                self._make_room_for_token(opened.account)
+                try:
+                    self._make_room_for_token(opened.account)
+                except Problem:
+                    await opened.close()
+                    raise
                 self._users[key] = opened
             return self._users[key]
 

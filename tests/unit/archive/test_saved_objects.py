@@ -33,20 +33,22 @@ class Events:
     """A cluster with Events and Secrets."""
 
     def __init__(self) -> None:
-        self.items: list[dict[str, Any]] | None = []
+        self.events: list[dict[str, Any]] | None = []
         self.secrets: dict[str, dict[str, str]] = {}
 
-    async def get(self, path: str, query: dict[str, Any] | None = None) -> dict[str, Any]:
-        if query is None:
-            name = path.removeprefix("/api/v1/namespaces/team/secrets/")
-            if name not in self.secrets:
-                raise ClusterError("no such Secret", 404, "NotFound")
-            return {"data": self.secrets[name]}
-        if self.items is None:
+    async def get(self, path: str) -> dict[str, Any]:
+        name = path.removeprefix("/api/v1/namespaces/team/secrets/")
+        if name not in self.secrets:
+            raise ClusterError("no such Secret", 404, "NotFound")
+        return {"data": self.secrets[name]}
+
+    async def items(self, _path: str, query: dict[str, Any], decode: Callable[[bytes], Any], _turn: Any) -> list[Any]:
+        if self.events is None:
             raise ClusterError("you may not list events", 403, "Forbidden")
         key, _, value = query["fieldSelector"].partition("=")
         field = key.removeprefix("involvedObject.")
-        return {"items": [item for item in self.items if item["involvedObject"].get(field) == value]}
+        selected = (item for item in self.events if item["involvedObject"].get(field) == value)
+        return [kept for item in selected if (kept := decode(json.dumps(item).encode())) is not None]
 
 
 class World:
@@ -157,14 +159,14 @@ def test_a_list_of_one_namespace_says_nothing_about_the_others(tmp_path: Path):
 
 def test_events_of_the_job_and_its_pods_are_written_and_a_missing_right_loses_only_them(tmp_path: Path):
     async def scenario(world: World) -> None:
-        world.cluster.items = [
+        world.cluster.events = [
             event("penguins", "DistributedTraining", "Started", "attempt 0 started", uid="uid-penguins"),
             event("penguins-worker-1-0", "Pod", "BackOff", "Back-off restarting"),
             event("whales-worker-1-0", "Pod", "BackOff", "of another job"),
         ]
         world.changed(a_job("penguins", "Running"), False)
         await world.written()
-        world.cluster.items = None
+        world.cluster.events = None
         world.changed(a_job("penguins", "Succeeded"), False)
         await world.written()
 
@@ -228,7 +230,7 @@ def test_a_sweep_that_is_deleted_is_written_in_its_last_state(tmp_path: Path, no
 
 def test_a_sweep_has_its_own_events_and_not_those_of_its_trials(tmp_path: Path):
     async def scenario(world: World) -> None:
-        world.cluster.items = [
+        world.cluster.events = [
             event("search", KIND, "TrialStarted", "trial 0: lr=0.1", uid="uid-search"),
             event("search-0-worker-0-0", "Pod", "BackOff", "Back-off restarting"),
         ]
@@ -247,7 +249,7 @@ def test_values_of_secrets_are_masked_in_messages_and_stay_masked_when_the_secre
     said = event("penguins", "DistributedTraining", "Failed", "swordfish is wrong", uid="uid-penguins")
 
     async def scenario(world: World) -> None:
-        world.cluster.items = [said]
+        world.cluster.events = [said]
         world.cluster.secrets = {"db": {"word": "c3dvcmRmaXNo", "unused": "cGVuZ3VpbnM="}}
         world.changed(copy.deepcopy(job), False)
         await world.written()
@@ -381,14 +383,14 @@ def test_namespaces_have_turns_however_many_jobs_of_one_of_them_wait(tmp_path: P
 
 def test_jobs_of_one_namespace_that_take_long_leave_a_writer_for_others(tmp_path: Path):
     async def scenario(world: World) -> None:
-        answers, get = asyncio.Event(), world.cluster.get
+        answers, items = asyncio.Event(), world.cluster.items
 
-        async def slow(path: str, query: dict[str, Any] | None = None) -> dict[str, Any]:
+        async def slow(path: str, *how: Any) -> list[Any]:
             if "/loud/" in path:
                 await answers.wait()
-            return await get(path, query)
+            return await items(path, *how)
 
-        world.cluster.get = slow  # type: ignore[method-assign]
+        world.cluster.items = slow  # type: ignore[method-assign]
         for number in range(10):
             world.changed(of_namespace("loud", f"job-{number}"), False)
         world.changed(of_namespace("calm", "penguins"), False)

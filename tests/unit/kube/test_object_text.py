@@ -38,7 +38,7 @@ def test_an_ordinary_object_is_kept_as_it_is_but_for_managed_fields():
     [
         (manifest({**SPEC, "template": {"spec": {"x": "y" * 300_000}}}), "spec (its templates: more than 256 KiB)"),
         (manifest({**SPEC, "managedBy": "x.io/y", "env": ["x" * 600_000]}), "spec (more than 512 KiB)"),
-        (manifest(labels={f"label-{n}": "" for n in range(65)}), "metadata.labels (more than 64)"),
+        (manifest(labels={f"label-{n}": "" for n in range(129)}), "metadata.labels (more than 128)"),
         (manifest(annotations={"a": "x" * 70_000}), "metadata.annotations (more than 64 KiB)"),
         (manifest(annotations={f"a{n}": "" for n in range(300)}), "metadata.annotations (more than 256)"),
         (manifest(ownerReferences=[{"uid": str(n)} for n in range(17)]), "metadata.ownerReferences (more than 16)"),

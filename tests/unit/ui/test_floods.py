@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import copy
 import http.client
 import os
 import signal
@@ -18,10 +20,15 @@ from typing import Any
 
 import pytest
 
+from allranks.kube.auth import Connection
+from allranks.kube.client import Client
+from allranks.kube.cluster import user_client
+from allranks.ui import users
 from allranks.ui.bodies import MOST_BODY_BYTES
 from allranks.ui.http_server import LIMITS
 from allranks.ui.logs import FOLLOWED, MOST_OF_ALL, PAGES_AT_ONCE
-from allranks.ui.users import MOST_REQUESTS_OF_ONE, MOST_SCOPES, MOST_USERS
+from allranks.ui.problems import Problem
+from allranks.ui.users import MOST_REQUESTS_OF_ONE, MOST_SCOPES, MOST_USERS, Users
 from support.job_api import JobApi
 from support.live import eventually
 from support.ui_samples import a_job, pods_of
@@ -252,3 +259,41 @@ def test_large_answers_that_are_not_read_are_bounded_together_and_others_get_the
         assert server.length("alice") > 10_000_000
         assert server.status("bob") == 200
         assert server.peak - before < 300 * MIB
+
+
+def test_pods_nodes_and_events_of_any_size_are_read_in_pages_and_do_not_grow_the_process_together(server, api):
+    labels = {f"label-{number:05}": "x" for number in range(13_000)}
+    for number in range(60):
+        large = copy.deepcopy(api.pods[0])
+        large["metadata"] |= {"name": f"large-{number}", "uid": f"large-{number}", "annotations": labels}
+        api.pods.append(large)
+        event = {"metadata": {"name": f"e-{number}", "annotations": labels}, "reason": "Noise"}
+        api.events.append({**event, "involvedObject": {"kind": "DistributedTraining"}})
+    api.queues["/api/v1/nodes"] = {"metadata": {}, "items": []}
+    before = server.peak
+    paths = ("jobs/team/penguins/pods", "jobs/team/penguins/ranks", "jobs/team/penguins/events", "nodes")
+    flood = all_at_once(8, lambda place: server.status(TOKENS[0], f"/api/v1/{paths[place % 4]}?namespace=team", FLOOD))
+    assert flood == {200: 8}
+    assert [server.status("alice", f"/api/v1/{path}?namespace=team") for path in paths] == [200] * 4
+    assert server.peak - before < 120 * MIB
+
+
+def test_a_new_token_for_which_there_is_no_room_leaves_no_connection_open(api, monkeypatch):
+    clients: list[Client] = []
+
+    def recorded(connection: Connection) -> Client:
+        clients.append(user_client(connection))
+        return clients[-1]
+
+    monkeypatch.setattr(users, "user_client", recorded)
+    monkeypatch.setattr(users, "MOST_USERS", 1)
+
+    async def scenario() -> None:
+        signed_in = Users(Connection(api.url))
+        alice = await signed_in.signed_in("alice")
+        with alice.active(), pytest.raises(Problem, match="too many users"):
+            await signed_in.signed_in("bob")
+        assert [client.transport._connector.closed for client in clients] == [False, True]
+        await signed_in.close()
+
+    asyncio.run(scenario())

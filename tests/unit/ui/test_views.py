@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from allranks.ui.entries import Entry
 from allranks.ui.job_rows import job_row
 from allranks.ui.routes import compare, history
-from allranks.ui.routes.capacity import nodes
+from allranks.ui.routes.capacity import allocatable, nodes, placed_pod
 from support.job_api import JobApi
 from support.ui_samples import HOSTILE, a_job, a_run, failure, pods_of, progress, times
 from support.ui_server import UiServer
@@ -100,6 +102,10 @@ NODES = [
 ]
 
 
+def dumped(manifest: dict[str, Any]) -> bytes:
+    return json.dumps(manifest).encode()
+
+
 def test_nodes_have_the_gpus_of_pods_the_failures_and_who_avoids_them() -> None:
     past = {
         "attempt": 0,
@@ -109,7 +115,8 @@ def test_nodes_have_the_gpus_of_pods_the_failures_and_who_avoids_them() -> None:
         "failure": failure(),
     }
     running = a_job("penguins", "Running", attempt=1, history=[past], lastFailure=failure(), avoidedNodes=["node-7"])
-    found = {node.name: node for node in nodes([entry(running)], gpu_pods(), NODES)}
+    placed = filter(None, map(placed_pod, map(dumped, gpu_pods())))
+    found = {node.name: node for node in nodes([entry(running)], placed, map(allocatable, map(dumped, NODES)))}
     seven = found["node-7"]
     assert (seven.gpus, seven.gpus_used, seven.jobs) == (8, 4, ["team/penguins"])
     # The last failure is that of the attempt in the history: it counts once.
@@ -135,7 +142,7 @@ def test_differences_are_fields_with_the_names_of_list_items() -> None:
 
 def test_the_rest_interface_has_nodes_history_and_comparison(server: UiServer, api: JobApi, tmp_path) -> None:
     api.pods = gpu_pods()
-    api.queues["/api/v1/nodes"] = {"items": NODES}
+    api.queues["/api/v1/nodes"] = {"metadata": {}, "items": NODES}
     a_run(tmp_path / "runs", "hello", "20260304-101500", "Failed", {}, lastFailure=failure())
     found = {node["name"]: node for node in server.get("/api/v1/nodes").json}
     assert (found["node-7"]["gpus"], found["node-7"]["gpusUsed"]) == (8, 4)
@@ -164,7 +171,7 @@ def test_a_wrong_query_is_a_problem(server: UiServer, path: str, status: int) ->
 
 def test_the_pages_show_them(server: UiServer, api: JobApi) -> None:
     api.pods = gpu_pods()
-    api.queues["/api/v1/nodes"] = {"items": NODES}
+    api.queues["/api/v1/nodes"] = {"metadata": {}, "items": NODES}
     api.put(done("paid"))
     page = server.get("/nodes").text
     assert "4 of 8" in page

@@ -5,18 +5,19 @@ The sentences below fields describe them in the OpenAPI document as well.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TypeVar
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, Response
 
-from allranks.core.facts import gpu_count
-from allranks.core.facts.naming import JOB_LABEL, TRAINER
+from allranks.core.facts.naming import JOB_LABEL
 from allranks.core.facts.quantity import quantity
 from allranks.errors import ClusterError
-from allranks.ui.entries import Entry, Manifest
+from allranks.kube.paths import core_path
+from allranks.ui.entries import Entry
+from allranks.ui.placed_pods import Allocatable, PlacedPod, allocatable, placed_pod
 from allranks.ui.problems import RESPONSES
 from allranks.ui.rendering import render, stream_address
 from allranks.ui.routes.rest import StateOf, as_printed
@@ -28,6 +29,7 @@ from allranks.views.nodes import MOST_JOBS, Avoidance, JobStatus, NodeHistory, h
 
 api = APIRouter(prefix="/api/v1", responses=RESPONSES)
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+T = TypeVar("T")
 
 
 @dataclass
@@ -45,24 +47,18 @@ class Node(NodeHistory):
     """NAMESPACE/NAME of jobs whose pods prefer or require other nodes, the first 20."""
 
 
-def nodes(
-    entries: Iterable[Entry], pods: Iterable[Mapping[str, Any]], manifests: Sequence[Mapping[str, Any]] | None
-) -> list[Node]:
-    """Return the nodes: first those with failures, then those in use.
-
-    `pods`: the pods of jobs. `manifests`: the Nodes of the cluster, None if they cannot be read.
-    """
+def nodes(entries: Iterable[Entry], pods: Iterable[PlacedPod], allocatables: Iterable[Allocatable]) -> list[Node]:
+    """Return the nodes: first those with failures, then those in use."""
     by_name: dict[str, Node] = {}
 
     def node(name: str) -> Node:
         return by_name.setdefault(name, Node(name))
 
-    for manifest in manifests or ():
-        shown = node(manifest["metadata"]["name"])
-        shown.gpus = gpu_count.gpus({"limits": (manifest.get("status") or {}).get("allocatable") or {}})
-        shown.unschedulable = (manifest.get("spec") or {}).get("unschedulable") is True
+    for capacity in allocatables:
+        shown = node(capacity.name)
+        shown.gpus, shown.unschedulable = capacity.gpus, capacity.unschedulable
     for pod in pods:
-        _add_pod(pod, node)
+        _add_pod(pod, node(pod.node))
     for name, history in histories(_job(entry) for entry in entries).items():
         shown = node(name)
         for part in fields(NodeHistory):
@@ -78,17 +74,10 @@ def _job(entry: Entry) -> JobStatus:
     return JobStatus(f"{entry.group}/{entry.name}", entry.status, lambda: total_gpus(entry.manifest, entry.status))
 
 
-def _add_pod(pod: Mapping[str, Any], node_of: Callable[[str], Node]) -> None:
-    spec, metadata = pod.get("spec") or {}, pod["metadata"]
-    name = spec.get("nodeName")
-    if not name or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
-        return
-    node = node_of(name)
-    trainers = [container for container in spec.get("containers") or () if container.get("name") == TRAINER]
-    node.gpus_used += sum(gpu_count.gpus(trainer.get("resources")) for trainer in trainers)
-    job = f"{metadata.get('namespace', '')}/{(metadata.get('labels') or {}).get(JOB_LABEL, '')}"
-    if job not in node.jobs and len(node.jobs) < MOST_JOBS:
-        node.jobs.append(job)
+def _add_pod(pod: PlacedPod, node: Node) -> None:
+    node.gpus_used += pod.gpus
+    if pod.job not in node.jobs and len(node.jobs) < MOST_JOBS:
+        node.jobs.append(pod.job)
 
 
 # --- routes ----------------------------------------------------------------------------------------------------------
@@ -101,15 +90,17 @@ async def _nodes(state: State) -> tuple[list[Node], str]:
         return [], state.no_cluster
     notes: list[str] = []
 
-    async def read(objects: Awaitable[list[Manifest]]) -> list[Manifest] | None:
+    async def read(objects: Awaitable[list[T]]) -> list[T]:
         try:
             return await objects
         except ClusterError as error:
             notes.append(str(error))
-            return None
+            return []
 
-    pods, manifests = await read(state.jobs.all_pods()), await read(state.jobs.nodes())
-    return nodes(entries, pods or (), manifests), " ".join(notes)
+    of_jobs = core_path(state.jobs.namespace, "pods"), {"labelSelector": JOB_LABEL}
+    pods = await read(state.jobs.shared_items(*of_jobs, placed_pod))
+    allocatables = await read(state.jobs.shared_items(core_path(None, "nodes"), None, allocatable))
+    return nodes(entries, pods, allocatables), " ".join(notes)
 
 
 @api.get("/nodes", response_model=list[Node], summary="Nodes: GPUs in use, failures, avoided")

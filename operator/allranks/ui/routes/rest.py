@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from allranks.client.jobs import Changed, delete_job, scale_job, set_suspended
 from allranks.client.queues import Queue
 from allranks.core.facts.naming import TRAINER
+from allranks.kube.object_text import ObjectText
 from allranks.ui.changes import HEARTBEAT, PAUSE_SECONDS, SILENCE_SECONDS, event
 from allranks.ui.entries import Entry, Manifest, Source, in_order, selection
 from allranks.ui.logs import MOST_LINES, LogLine, LogQuery, with_replica
@@ -51,9 +52,10 @@ Item = "/{source}/{group}/{name}"
 """`jobs/NAMESPACE/NAME`, `runs/JOB/TIME` for a run of `allranks run`, or `archive/NAMESPACE/NAME-UID`."""
 
 
-def object_list(items: list[Any]) -> Response:
-    """Answer with objects in the form of `allranks get -o json`."""
-    return as_printed({"apiVersion": "v1", "kind": "List", "items": items})
+def object_list(items: Sequence[Any]) -> Response:
+    """Answer with objects in the form of `allranks get -o json`. Text is not decoded."""
+    raw = [msgspec.Raw(item.json) if isinstance(item, ObjectText) else item for item in items]
+    return as_printed({"apiVersion": "v1", "kind": "List", "items": raw})
 
 
 def as_printed(content: Any) -> Response:
@@ -188,7 +190,10 @@ async def ranks(state: StateOf, entry: EntryOf) -> Any:
 
 @router.get(Item + "/pods", response_model=ObjectList, summary="The pods of a job")
 async def pods(state: StateOf, entry: EntryOf) -> Response:
-    return object_list(await state.pods(entry))
+    if entry.source != "jobs":
+        return object_list([])
+    async with state.reads_large():
+        return object_list(await state.cluster().pod_texts(entry))
 
 
 @router.get(Item + "/events", response_model=ObjectList, summary="The Events of a job and its pods")

@@ -16,7 +16,6 @@ from allranks.client.rank_stacks import ANSWER_SECONDS, CLOCK_SECONDS, MOST_BYTE
 from allranks.core.facts import rank_reports
 from allranks.core.facts.naming import replica_key
 from allranks.errors import ClusterError
-from allranks.kube.job_codec import pods_of
 from allranks.local import run_directories
 from allranks.ui.entries import Entry
 from allranks.ui.logs import MOST_OF_ALL
@@ -136,11 +135,11 @@ async def _logs(state: State, entry: Entry, seconds: float) -> tuple[list[tuple[
     """Return (replica, lines since the request) of each rank, and sentences about what is missing."""
     if entry.directory is not None:
         return await asyncio.to_thread(rank_stacks.logs_of_run, entry.directory, entry.job, entry.status.attempt)
-    pods = [pod for pod in pods_of(entry.manifest, await state.pods(entry)) if pod.attempt == entry.status.attempt]
+    pods = [pod for pod in await state.pods(entry) if pod.attempt == entry.status.attempt]
     pods = list({(pod.role, pod.index): pod for pod in pods}.values())  # the newest of each replica
     since = max(1, round(seconds) + CLOCK_SECONDS)
     pods, left_out = pods[:MOST_PODS], len(pods) - MOST_PODS
-    async with state.reads_logs():
+    async with state.reads_large():
         most = min(MOST_BYTES, MOST_OF_ALL // max(1, len(pods)))
         ends, notes = await lines_since(state.cluster().within(entry.group), pods, since, most)
     if left_out > 0:

@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
 
+import msgspec
 from fastapi import APIRouter, Depends
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
+from allranks.api.sweep import KIND as SWEEP
 from allranks.archive.writer import folder_of
 from allranks.client.sweeps import deleted_trial, missing_jobs, trials_of_run
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube import paths
+from allranks.kube.decoding import ObjectMeta, decoder
 from allranks.kube.job_codec import DecodeError
+from allranks.kube.object_text import ObjectText, of_manifest
 from allranks.local.sweep_files import SWEEP_FILE, StoredSweep, read_sweep, stored_sweeps
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.entries import Entry, Item, Manifest, Source, newest_first, owner_sweep
@@ -53,8 +57,18 @@ def row(sweep: SweepEntry, now: datetime) -> tuple[str, tuple[str, ...]]:
 
 async def of_cluster(jobs: ClusterJobs, namespace: str | None) -> list[SweepEntry]:
     """Return the sweeps of a namespace, or of all. Raises ClusterError."""
-    manifests = await jobs.objects(paths.sweeps(namespace or jobs.namespace))
-    return [SweepEntry("jobs", item["metadata"]["namespace"], item["metadata"]["name"], item) for item in manifests]
+    return list(map(_entry, await jobs.texts(paths.sweeps(namespace or jobs.namespace), None, SWEEP)))
+
+
+class _Object(msgspec.Struct):
+    metadata: ObjectMeta
+
+
+_object = decoder(_Object)
+
+
+def _entry(sweep: ObjectText) -> SweepEntry:
+    return SweepEntry("jobs", sweep.metadata["namespace"], sweep.metadata["name"], sweep)
 
 
 async def deleted(state: State, namespace: str | None = None) -> list[SweepEntry]:
@@ -65,7 +79,8 @@ async def deleted(state: State, namespace: str | None = None) -> list[SweepEntry
     existing: set[str] = set()
     if state.jobs:
         with contextlib.suppress(ClusterError):
-            existing = {sweep.metadata["uid"] for sweep in await of_cluster(state.jobs, None)}
+            path = paths.sweeps(state.jobs.namespace)
+            existing = set(await state.jobs.shared_items(path, None, lambda data: _object(data).metadata.uid))
     return [
         sweep
         for sweep in newest_first(archived)
@@ -119,10 +134,12 @@ async def find(state: StateOf, source: Source, group: str, name: str) -> SweepEn
     jobs = state.cluster()
     if jobs.namespace not in (None, group):
         raise Problem(404, f"this server shows namespace {jobs.namespace}: allranks ui -n {group} shows {name}")
-    sweep = next((sweep for sweep in await of_cluster(jobs, group) if sweep.name == name), None)
-    if sweep is None:
-        raise Problem(404, f"there is no sweep {name} in namespace {group}")
-    return sweep
+    try:
+        return _entry(of_manifest(await jobs.cluster.get(paths.sweeps(group, name))))
+    except ClusterError as error:
+        if error.status == 404:
+            raise Problem(404, f"there is no sweep {name} in namespace {group}") from error
+        raise
 
 
 async def report(state: State, sweep: SweepEntry) -> SweepReport:
@@ -207,7 +224,8 @@ SweepOf = Annotated[SweepEntry, Depends(find)]
 
 @api.get("/sweeps", response_model=SweepList, summary="Sweeps of the cluster")
 async def list_sweeps(state: StateOf, namespace: str | None = None) -> Response:
-    return object_list([sweep.manifest for sweep in await of_cluster(state.cluster(), namespace)])
+    async with state.reads_large():
+        return object_list([sweep.content for sweep in await of_cluster(state.cluster(), namespace)])
 
 
 @api.get("/sweeps/archive", response_model=SweepList, summary="Deleted sweeps, from the archive")
@@ -240,19 +258,20 @@ async def report_page(state: StateOf, sweep: SweepOf) -> HTMLResponse:
 @pages.get("/sweeps")
 async def overview(state: StateOf, namespace: str = "") -> Response:
     """Show all sweeps, the newest first."""
-    existing: list[SweepEntry] = []
+    now = state.now()
+    existing = []
     note = state.no_cluster
     if state.jobs:
         try:
-            existing = newest_first(await of_cluster(state.jobs, namespace or None))
+            async with state.reads_large():
+                existing = [row(sweep, now) for sweep in newest_first(await of_cluster(state.jobs, namespace or None))]
         except ClusterError as error:
             note = str(error)
-    now = state.now()
     return render(
         "sweeps",
         live=stream_address(namespace=namespace),
         warning=state.problem if state.jobs else "",
-        rows=[row(sweep, now) for sweep in [*existing, *await of_machine(state)]],
+        rows=[*existing, *(row(sweep, now) for sweep in await of_machine(state))],
         archive=state.archive,
         note=note,
     )
