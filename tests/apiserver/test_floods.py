@@ -119,11 +119,13 @@ class Tenant:
 
     def __init__(self, control_plane: ControlPlane, services: Services, namespace: str) -> None:
         self._api, self._services, self._namespace = control_plane.api, services, namespace
+        self._writes: list[float] = []
         self._hand = Hand(self._api, namespace, lambda: datetime.now(UTC), lambda _: datetime.now(UTC))
 
     def life(self, name: str) -> Seconds:
         """Return how long a job takes to start, to restart after a failure, and to fail, and until this is shown."""
-        took = {"a write by the test itself": self._write(name)}
+        self._writes = []
+        took: Seconds = {}
         took["start"] = self._time(lambda: self._api.create(job(name), self._namespace), name, "Running", 0)
         took["restart"] = self._time(lambda: self._hand.end(f"{name}-worker-0-0", 1), name, "Running", 1)
         began = time.monotonic()
@@ -138,15 +140,16 @@ class Tenant:
         )
         took["archived"] = time.monotonic() - began
         self._api.delete(KIND, self._namespace, name)
-        return took
+        return {"a write by the test itself": sum(self._writes) / len(self._writes), **took}
 
-    def _write(self, name: str) -> float:
+    def _write(self) -> float:
         """Return how long the API server alone takes."""
         began = time.monotonic()
-        self._api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}, self._namespace)
+        self._api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "x-"}}, self._namespace)
         return time.monotonic() - began
 
     def _time(self, act: Callable[[], Any], name: str, phase: str, attempt: int) -> float:
+        self._writes.append(self._write())
         began = time.monotonic()
         act()
 

@@ -94,10 +94,12 @@ class Cluster:
         decode: Callable[[msgspec.Raw], T | None],
         turn: Callable[[], contextlib.AbstractAsyncContextManager[None]] = contextlib.nullcontext,
     ) -> list[T]:
-        """Return what `decode` keeps of each object at a path, and None of those that it skips.
+        """Return what `decode` returns for the objects at a path, without None.
 
         One page is in memory at a time, within its `turn`.
         """
+        import msgspec
+
         from allranks.kube import watch
 
         items: list[T] = []
@@ -115,6 +117,8 @@ class Cluster:
             await reader.list_all()
         except ApiError as error:
             raise self.explain(error, path) from error
+        except msgspec.DecodeError as error:
+            raise self._no_api_server(path) from error
         return items
 
     async def request(
@@ -136,8 +140,7 @@ class Cluster:
         except ApiError as error:
             raise self.explain(error, path, verb) from error
         except msgspec.DecodeError as error:
-            place = self._target(path).place
-            raise ClusterError(f"{place} is not an API server: its answer is not a JSON object") from error
+            raise self._no_api_server(path) from error
 
     @contextlib.asynccontextmanager
     async def stream(self, path: str, query: Query, silence: float | None) -> AsyncIterator[aiohttp.StreamReader]:
@@ -147,6 +150,9 @@ class Cluster:
                 yield content
         except ApiError as error:
             raise self.explain(error, path) from error
+
+    def _no_api_server(self, path: str) -> ClusterError:
+        return ClusterError(f"{self._target(path).place} is not an API server: its answer is not a JSON object")
 
     def explain(self, error: ApiError, path: str, verb: str = "GET") -> ClusterError:
         return explain(error, self._target(path, verb))

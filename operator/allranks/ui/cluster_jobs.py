@@ -148,14 +148,14 @@ class ClusterJobs:
         """Return the job's own pods, by attempt, then rank."""
         uid = _uid(entry)
 
-        def own(data: msgspec.Raw) -> Pod | None:
+        def own_pod(data: msgspec.Raw) -> Pod | None:
             raw = _raw_pod(data)
             return (
                 pod(raw) if uid in (owner.uid for owner in raw.metadata.owner_references if owner.controller) else None
             )
 
         async def read() -> list[Pod]:
-            return by_rank(entry.manifest, await self.items(*_pods_of(entry), own))
+            return by_rank(entry.manifest, await self.items(*_pods_of(entry), own_pod))
 
         return await self._reads.get(("pods", uid, entry.status.attempt, entry.status.ready), read)
 

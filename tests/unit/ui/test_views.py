@@ -10,8 +10,9 @@ import pytest
 
 from allranks.ui.entries import Entry
 from allranks.ui.job_rows import job_row
+from allranks.ui.placed_pods import allocatable, placed_pod
 from allranks.ui.routes import compare, history
-from allranks.ui.routes.capacity import allocatable, nodes, placed_pod
+from allranks.ui.routes.capacity import nodes
 from support.job_api import JobApi
 from support.ui_samples import HOSTILE, a_job, a_run, failure, pods_of, progress, times
 from support.ui_server import UiServer
