@@ -192,6 +192,11 @@ class Checkpoint(Model):
     model_config = {"json_schema_extra": rules(*cel.CHECKPOINT)}
 
     path: Path = Field("/checkpoints", description="Mount path. The program reads it from ALLRANKS_CHECKPOINT_DIR.")
+    keep: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None,
+        description="How many complete checkpoints rank 0 keeps: it deletes older ones that the program has reported "
+        "with their paths, but not the one from which the attempt resumed. Default: all.",
+    )
     claim: Name | None = Field(None, description="Name of a PersistentVolumeClaim.")
     volume: Volume | None = Field(None, description="Any other volume source, for example {csi: ...} or {nfs: ...}.")
     sub_path: Text | None = Field(

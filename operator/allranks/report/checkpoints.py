@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from allranks.report.state import RANK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 MOST = 5
 """The newest checkpoints of a directory: these are reported to the operator."""
@@ -32,6 +33,7 @@ LARGEST_STEP = 2**31 - 1
 MANIFESTS = ".allranks-checkpoints"
 SET_ASIDE = ".allranks-set-aside"
 DIRECTORY, RESUME_STEP = "ALLRANKS_CHECKPOINT_DIR", "ALLRANKS_RESUME_STEP"
+KEEP = "ALLRANKS_CHECKPOINT_KEEP"
 INTERVAL_SECONDS, REPEAT_SECONDS = 5.0, 60.0
 AT_EXIT_SECONDS = 1.0
 _NUMBERED = re.compile(
@@ -148,19 +150,54 @@ def write_manifest(path: str | os.PathLike[str], step: int | None) -> Path | Non
     return manifest
 
 
-_hashing: threading.Thread | None = None
+_background: threading.Thread | None = None
+_in_use: set[str] | None = None
+"""The checkpoints from which this process may have resumed; None before its first one."""
 
 
 def record(path: str | os.PathLike[str], step: int | None) -> None:
-    """Write the manifest of a checkpoint in the first rank, and add the hashes in the background. Raise OSError.
+    """Write the manifest of a checkpoint in the first rank. Raise OSError.
 
-    A checkpoint that is stored while the one before is read for its hashes gets none.
+    In the background, add the hashes, and delete old checkpoints if the job says how many to keep. A checkpoint that is
+    stored while the one before is read for its hashes gets none.
     """
-    global _hashing
-    manifest = write_manifest(path, step) if is_first_rank() else None
-    if manifest is not None and (_hashing is None or not _hashing.is_alive()):
-        _hashing = threading.Thread(target=_add_hashes, args=(manifest,), name="allranks-hashes", daemon=True)
-        _hashing.start()
+    global _background, _in_use
+    if not is_first_rank():
+        return
+    if _in_use is None:
+        resumed = resume_from(Path(path).parent)
+        _in_use = {resumed} if resumed else set()
+    manifest = write_manifest(path, step)
+    if manifest is not None and (_background is None or not _background.is_alive()):
+        _background = threading.Thread(target=_finish, args=(manifest,), name="allranks-manifest", daemon=True)
+        _background.start()
+
+
+def _finish(manifest: Path) -> None:
+    _add_hashes(manifest)
+    keep = os.environ.get(KEEP, "")
+    if keep.isdecimal() and int(keep):
+        with contextlib.suppress(OSError):
+            prune(manifest.parent.parent, int(keep), _in_use or ())
+
+
+def prune(directory: Path, keep: int, in_use: Collection[str]) -> None:
+    """Delete all but the newest complete checkpoints. Raise OSError.
+
+    Those without a manifest stay, as the program has not reported them with their paths.
+    """
+    complete = [checkpoint for checkpoint in stored(directory) if checkpoint.complete]
+    for checkpoint in complete[:-keep]:
+        if checkpoint.path in in_use:
+            continue
+        for name in checkpoint.names:
+            (directory / MANIFESTS / f"{name}.json").unlink(missing_ok=True)
+        for name in checkpoint.names:
+            path = directory / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _add_hashes(manifest: Path) -> None:
@@ -241,6 +278,7 @@ def _write(path: Path, content: object) -> None:
 
 _watch: Watch | None = None
 _MARK = "ALLRANKS_CHECKPOINTS_WATCHED_BY"
+_SETTINGS = (DIRECTORY, "ALLRANKS_REPORT_URL", "ALLRANKS_REPORT_TOKEN_FILE")
 
 
 def is_first_rank() -> bool:
@@ -258,24 +296,23 @@ def start_watch() -> None:
     global _watch
     import atexit
 
-    env, process = os.environ, str(os.getpid())
-    directory, url, token_file = (
-        env.get(name, "") for name in (DIRECTORY, "ALLRANKS_REPORT_URL", "ALLRANKS_REPORT_TOKEN_FILE")
-    )
-    if not (directory and url and token_file) or _watch is not None:
+    process, settings = str(os.getpid()), [os.environ.get(name, "") for name in _SETTINGS]
+    if not all(settings) or _watch is not None:
         return
-    if is_first_rank() and env.get(_MARK, process) == process:
-        env[_MARK] = process
-        _watch = Watch(directory, url, token_file)
+    if is_first_rank() and os.environ.get(_MARK, process) == process:
+        os.environ[_MARK] = process
+        _watch = Watch(*settings)
         atexit.register(_watch.finish)
     else:
-        atexit.register(_list_after_exception, directory, url, token_file, process)
+        atexit.register(list_after_exception, os.getpid())
 
 
-def _list_after_exception(directory: str, url: str, token_file: str, process: str) -> None:
+def list_after_exception(process: int) -> None:
+    """Report the checkpoints if an exception has ended the program of this process."""
     from allranks.report.transport import AttemptOver, Rejected, SendFailed, Transport
 
-    if getattr(sys, "last_value", None) is None or process != str(os.getpid()):
+    directory, url, token_file = (os.environ.get(name, "") for name in _SETTINGS)
+    if getattr(sys, "last_value", None) is None or process != os.getpid() or not (directory and url and token_file):
         return
     with contextlib.suppress(OSError, AttemptOver, Rejected, SendFailed):
         Transport(url, token_file).post({"checkpoints": _entries(newest(directory))}, AT_EXIT_SECONDS)
@@ -315,8 +352,10 @@ class Watch:
         threading.Thread(target=self._run, name="allranks-checkpoints", daemon=True).start()
 
     def finish(self) -> None:
-        """Send the last state; block for at most a second."""
+        """Send the last state, after old checkpoints are deleted; block for at most a second for each."""
         if os.getpid() == self._process:
+            if _background is not None:
+                _background.join(AT_EXIT_SECONDS)
             self._ending = True
             self._wake.set()
             self._over.wait(AT_EXIT_SECONDS)

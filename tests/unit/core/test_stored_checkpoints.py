@@ -188,3 +188,8 @@ def test_a_checkpoint_with_the_hashes_of_its_manifest_is_not_what_could_not_be_r
     assert life.status.last_failure is not None
     assert life.status.last_failure.because is None
     assert life.status.rollback is None
+
+
+def test_the_pods_get_the_number_of_checkpoints_to_keep():
+    made = pods.objects(job(checkpoint={**CHECKPOINT, "keep": 3}), Status(), CLUSTER)
+    assert environment(made, made.pods[0])["ALLRANKS_CHECKPOINT_KEEP"] == "3"

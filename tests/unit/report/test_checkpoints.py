@@ -145,6 +145,41 @@ def test_a_checkpoint_whose_files_have_their_hashes_stays(tmp_path: Path):
     assert checkpoints.stored(tmp_path)[0].verified is True
 
 
+def test_older_complete_checkpoints_are_deleted_but_not_those_in_use_or_without_a_manifest(tmp_path: Path):
+    for step in (1, 2, 3, 4, 5):
+        write(tmp_path, f"step-{step}/rank-0.pt", f"step-{step}/rank-1.pt")
+        if step != 3:
+            checkpoints.write_manifest(tmp_path / f"step-{step}", step)
+    checkpoints.prune(tmp_path, 2, {str(tmp_path / "step-1")})
+    assert paths(tmp_path) == [(step, f"step-{step}") for step in (1, 3, 4, 5)]
+    assert not (tmp_path / checkpoints.MANIFESTS / "step-2.json").exists()
+    (tmp_path / "step-5/rank-1.pt").unlink()
+    checkpoints.prune(tmp_path, 1, ())
+    assert 4 in [step for step, _ in paths(tmp_path)], "the only complete one"
+
+
+def test_the_first_rank_keeps_as_many_checkpoints_as_the_job_says(hub, tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    write(folder, "step-1.pt", "step-2.pt")
+    for step in (1, 2):
+        checkpoints.write_manifest(folder / f"step-{step}.pt", step)
+    program = f"""
+from pathlib import Path
+from allranks.report import report
+from allranks.report import checkpoints
+for step in range(3, 7):
+    path = Path({str(folder)!r}, f"step-{{step}}.pt")
+    path.write_text("weights")
+    report(step=step, checkpoint=path)
+    if step < 6:
+        checkpoints._background.join()
+"""
+    run(hub, folder, program, RANK="0", **{checkpoints.KEEP: "1"})
+    assert [step for step, _ in paths(folder)] == [2, 6], "the newest, and the one from which it resumed"
+    [*_, last] = [message["checkpoints"] for message in hub.messages if "checkpoints" in message]
+    assert [entry["step"] for entry in last] == [2, 6]
+
+
 def test_what_is_no_manifest_is_ignored(tmp_path: Path):
     write(tmp_path, "step-8.pt")
     for number, content in enumerate(("", "[]", '{"step": "8", "files": {}}', '{"step": 8, "files": {"a": 1}}')):
@@ -189,6 +224,16 @@ def test_another_rank_lists_the_checkpoints_only_if_it_fails(case, hub, tmp_path
     run(hub, folder, "import allranks.report", **env)
     assert hub.messages == []
     run(hub, folder, FAILS_AT_ONCE, **env)
+    assert [[entry["step"] for entry in message["checkpoints"]] for message in hub.messages] == [[7]]
+
+
+@table(("the first process", {}), ("below one that lists them", {"ALLRANKS_CHECKPOINTS_WATCHED_BY": "1"}))
+def test_a_program_that_reports_nothing_is_listed_by_the_startup_code(case, hub, tmp_path: Path):
+    [env] = case
+    folder = tmp_path / "checkpoints"
+    write(folder, "step-7.pt")
+    startup = SOURCE / "allranks" / "inpod" / "startup"
+    run(hub, folder, "1 / 0", RANK="0", PYTHONPATH=f"{startup}{os.pathsep}{SOURCE}", **env)
     assert [[entry["step"] for entry in message["checkpoints"]] for message in hub.messages] == [[7]]
 
 

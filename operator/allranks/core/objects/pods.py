@@ -317,6 +317,8 @@ def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, sha
     }
     if job.spec.checkpoint:
         variables["ALLRANKS_CHECKPOINT_DIR"] = job.spec.checkpoint.path
+        if job.spec.checkpoint.keep is not None:
+            variables["ALLRANKS_CHECKPOINT_KEEP"] = str(job.spec.checkpoint.keep)
     if status.rollback:
         variables["ALLRANKS_RESUME_STEP"] = str(status.rollback.step)
     variables |= data.environment(job, status) | shared.report_env

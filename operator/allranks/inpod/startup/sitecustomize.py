@@ -37,11 +37,27 @@ def main() -> None:
 
 
 def _watch_checkpoints() -> None:
-    """Import the library, which lists the checkpoints: the program itself may report nothing."""
+    """Import the library, which lists the checkpoints: the program itself may report nothing.
+
+    Below a process that lists them, such as torchrun, it is imported only if the program fails."""
+    if "ALLRANKS_CHECKPOINTS_WATCHED_BY" in os.environ:
+        import atexit
+
+        atexit.register(_list_checkpoints_after_exception, os.getpid())
+        return
     try:  # noqa: SIM105
         import allranks.report  # noqa: F401
     except ImportError:
         pass  # PYTHONPATH is the program's own
+
+
+def _list_checkpoints_after_exception(process: int) -> None:
+    if getattr(sys, "last_value", None) is not None:
+        try:
+            from allranks.report import checkpoints
+        except ImportError:
+            return
+        checkpoints.list_after_exception(process)
 
 
 def _use_legacy_keras() -> None:
