@@ -163,8 +163,8 @@ class ClusterJobs:
         """Return the objects of `pods`. Viewers do not share them: they are large."""
         order = {pod.uid: place for place, pod in enumerate(await self.pods(entry))}
         texts = await self.texts(*_pods_of(entry), "Pod")
-        own = (text for text in texts if text.metadata["uid"] in order)
-        return sorted(own, key=lambda text: order[text.metadata["uid"]])
+        owned = (text for text in texts if text.metadata["uid"] in order)
+        return sorted(owned, key=lambda text: order[text.metadata["uid"]])
 
     async def events(self, entry: Entry) -> list[Manifest]:
         """Return the Events of the job and its pods, the oldest first."""

@@ -71,8 +71,8 @@ def sync_objects(snapshot: Snapshot) -> Plan:
             remarks = commands.remarks(o.job, o.platform)
             events += [Event("Advice", f"{path}: {text}", warning=kind == "warning") for path, text, kind in remarks]
     lost_at = report_loss.due_at(status, o.reports, o.now)
-    times = (delayed_until, probe_at, lost_at, _next_slow_start(snapshot), stopped_at, ending_until)
-    times += () if note else (unreported_at,)
+    times = [delayed_until, probe_at, lost_at, _next_slow_start(snapshot), stopped_at, ending_until]
+    times += [] if note else [unreported_at]
     wake_at = min((time for time in times if time), default=None)
     plan = plan_objects(snapshot, summary, [*create, *probes], snapshot.outdated, events, wake_at)
     groups = members.superseded_groups(o.job, status, o.optional, over=False)

@@ -3,8 +3,8 @@
 The handler is in C and does not need the GIL, so it also works inside a hung collective. In JAX jobs it also prepares
 `jax.distributed.initialize()`, and in Ray jobs the Keras of `TensorflowTrainer`. Programs of Hugging Face, Lightning,
 Keras and Ray Train get a callback that reports. In jobs with a directory for checkpoints, the checkpoints in it are
-reported. A process in a group that is smaller than the job reports its rank. A `sitecustomize` of the environment itself
-runs as well.
+reported. A process in a group that is smaller than the job reports its rank. A `sitecustomize` of the environment
+itself runs as well.
 """
 
 from __future__ import annotations
