@@ -34,7 +34,17 @@ def blocks() -> list[tuple[str, str]]:
     return [(page.name, text) for page in PAGES for text in BLOCK.findall(page.read_text())]
 
 
+MLFLOW = """
+import contextlib, sys
+from types import ModuleType
+
+mlflow = sys.modules["mlflow"] = ModuleType("mlflow")
+mlflow.set_experiment, mlflow.start_run = str, lambda run_id: contextlib.nullcontext()
+"""
+"""MLflow is in no environment of the tests. `tests/unit/report/test_mlflow.py` tests the function with its client."""
+
 SNIPPETS = [
+    Snippet("with mlflow.start_run(run_id=job_run_id()):", before=MLFLOW),
     Snippet("total = torch.ones(1)", elsewhere="tests/frameworks/test_first_program.py"),
     Snippet("return rate * dist.get_world_size()", elsewhere="tests/frameworks/test_sdk.py"),
     Snippet("loss = torch.tensor(lr * dist.get_rank())", elsewhere="tests/frameworks/test_sdk.py"),
