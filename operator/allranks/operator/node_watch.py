@@ -20,7 +20,7 @@ import msgspec
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.decoding import ObjectMeta, decoder
-from allranks.kube.watch import Watch
+from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ class NodeProblems:
             changed=self._upsert,
             renewed_after=settings.watch_timeout,
             forbidden=self._forbidden,
+            page=PAGE_OF_LARGE_OBJECTS,
         )
 
     async def run(self) -> None:

@@ -18,6 +18,7 @@ from allranks.kube.pod_codec import to_cached_pod
 from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS
 from allranks.operator import job_watch
 from allranks.operator.cache import JobCache, PodCache
+from allranks.operator.node_watch import NodeProblems
 from allranks.operator.optional_apis import OptionalApis
 from allranks.operator.platform_cache import Pools
 from allranks.operator.pod_watch import pod_watch
@@ -64,6 +65,12 @@ async def sweeps(client: Client) -> None:
 
 async def pools(client: Client) -> None:
     watch = Pools(client, Settings(), lambda name: None).watch
+    assert watch
+    await watch.list_all()
+
+
+async def nodes(client: Client) -> None:
+    watch = NodeProblems(client, Settings(node_conditions=("Unhealthy",)), lambda node: None).watch
     assert watch
     await watch.list_all()
 

@@ -112,6 +112,7 @@ CASES: list[Any] = [
     pytest.param("sweeps", 150, SMALL_JOB, _with(SMALL_JOB, labels=MANY), id="sweeps, labels", marks=NIGHTLY),
     pytest.param("pod_groups", 150, GROUP, _with(GROUP, labels=MANY), id="PodGroups, labels", marks=NIGHTLY),
     pytest.param("pools", 150, SMALL_JOB, _with(SMALL_JOB, labels=MANY), id="pools, labels", marks=NIGHTLY),
+    pytest.param("nodes", 150, GROUP, _with(GROUP, labels=MANY), id="nodes, labels"),
 ]
 
 
