@@ -397,7 +397,8 @@ def set_aside(directory: str | Path, step: int, name: str) -> str:
     One whose files have the hashes in its manifest stays: something else could not be read.
     """
     folder = Path(directory)
-    checkpoint = next((candidate for candidate in stored(folder) if candidate.step == step), None)
+    checkpoints = stored(folder)
+    checkpoint = next((candidate for candidate in checkpoints if candidate.step == step), None)
     if checkpoint is None:
         return f"there is no checkpoint of step {step} in {folder}"
     if all(verify(folder, file) for file in checkpoint.names):
@@ -409,4 +410,29 @@ def set_aside(directory: str | Path, step: int, name: str) -> str:
         manifest = folder / MANIFESTS / f"{file}.json"
         if manifest.exists():
             manifest.replace(target / manifest.name)
+    if older := [candidate for candidate in checkpoints if candidate.step < step]:
+        _point_to(older[-1], checkpoint, folder, target)
     return f"{checkpoint.path} cannot be read: it is set aside in {target}"
+
+
+_POINTERS = ("checkpoint", "latest", "latest_checkpointed_iteration.txt")
+"""The files of TensorFlow, DeepSpeed and Megatron that name the newest checkpoint."""
+
+
+def _point_to(older: Stored, newest: Stored, folder: Path, target: Path) -> None:
+    """Let the files that name the newest checkpoint name the one before. What they were is kept in `target`."""
+    name = re.compile(rf"(?<!\w){re.escape(Path(newest.path).name)}(?!\d)")
+    for file in _POINTERS:
+        path = folder / file
+        if not path.is_file() or path.stat().st_size > _LONGEST_POINTER:
+            continue
+        before = path.read_text(encoding="utf-8", errors="surrogateescape")
+        after = name.sub(Path(older.path).name, before)
+        if before.strip() == str(newest.step):
+            after = str(older.step)
+        if after != before:
+            shutil.copy2(path, target / file)
+            path.write_text(after, encoding="utf-8", errors="surrogateescape")
+
+
+_LONGEST_POINTER = 1 << 16

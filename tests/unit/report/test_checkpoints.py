@@ -135,6 +135,28 @@ def test_a_checkpoint_that_cannot_be_read_is_moved_with_all_its_files(tmp_path: 
     assert "there is no checkpoint of step 8" in checkpoints.set_aside(tmp_path, 8, "job-1")
 
 
+@table(
+    (
+        "TensorFlow",
+        [f"ckpt-{step}.{part}" for step in (8, 10) for part in ("index", "data-00000-of-00001")],
+        "checkpoint",
+        'model_checkpoint_path: "ckpt-10"\nall_model_checkpoint_paths: "ckpt-8"\n',
+        'model_checkpoint_path: "ckpt-8"\nall_model_checkpoint_paths: "ckpt-8"\n',
+    ),
+    ("DeepSpeed", ["global_step8/0.pt", "global_step10/0.pt"], "latest", "global_step10", "global_step8"),
+    ("Megatron", ["iter_08/0.pt", "iter_10/0.pt"], "latest_checkpointed_iteration.txt", "10", "8"),
+    ("another file", ["step-8.pt", "step-10.pt"], "best", "step-10.pt", "step-10.pt"),
+)
+def test_files_that_name_the_newest_checkpoint_name_the_one_before(case, tmp_path: Path):
+    names, pointer, before, after = case
+    write(tmp_path, *names)
+    write(tmp_path, pointer, content=before)
+    checkpoints.set_aside(tmp_path, 10, "job-1")
+    assert (tmp_path / pointer).read_text() == after
+    copy = tmp_path / checkpoints.SET_ASIDE / "job-1" / pointer
+    assert not copy.exists() if after == before else copy.read_text() == before
+
+
 def test_a_checkpoint_whose_files_have_their_hashes_stays(tmp_path: Path):
     write(tmp_path, "step-8.pt")
     manifest = checkpoints.write_manifest(tmp_path / "step-8.pt", 8)
