@@ -75,9 +75,9 @@ class RestartCounts(TextPart):
         dict[Reason, Count], Field(max_length=64, description="Number of restarts by the reason of the failure.")
     ] = field(default_factory=dict)
     recent: Annotated[
-        list[Time],
+        list[Time] | None,
         Field(max_length=100, description="Times of the newest counted restarts, for restart.window."),
-    ] = field(default_factory=list)
+    ] = None
     without_progress: Annotated[
         Count | None,
         Field(
@@ -406,7 +406,7 @@ class CheckpointRequest(TextPart):
 class StoredCheckpoint(TextPart):
     """A checkpoint of the job."""
 
-    step: Annotated[Count, Field(description="Step whose state it has.")]
+    step: Annotated[Count, Field(description="The training step whose state it has.")]
     time: Annotated[Time, Field(description="When it was stored.")]
     path: Annotated[
         Annotated[str, StringConstraints(max_length=256)],

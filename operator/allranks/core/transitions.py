@@ -186,7 +186,7 @@ def reattribute(job: Job, status: Status, cause: Failure, counted: bool) -> Stat
         counted=status.restarts.counted - 1,
         disruptions=status.restarts.disruptions,
         by_reason={reason: count for reason, count in by_reason.items() if count},
-        recent=status.restarts.recent[:-1],
+        recent=(status.restarts.recent or [])[:-1] or None,
         without_progress=status.restarts.without_progress,
     )
     last = status.last_failure
@@ -358,6 +358,6 @@ def _count(job: Job, restarts: RestartCounts, reason: str, counted: bool, now: d
         counted=restarts.counted + counted,
         disruptions=restarts.disruptions + (not counted),
         by_reason=by_reason,
-        recent=[*restarts.recent, now][-_RECENT:] if counted and job.spec.restart.window else restarts.recent,
+        recent=[*(restarts.recent or ()), now][-_RECENT:] if counted and job.spec.restart.window else restarts.recent,
         without_progress=restarts.without_progress,
     )

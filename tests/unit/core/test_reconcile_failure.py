@@ -173,7 +173,7 @@ def test_a_disruption_does_not_count_in_a_window():
     life = started(job(**GROUP, restart={"window": {"seconds": 1000, "maxRestarts": 0}}))
     life.put(preempted("worker", 1))
     life.settle(60)
-    assert (life.status.phase, life.status.restarts.recent) == ("Restarting", [])
+    assert (life.status.phase, life.status.restarts.recent) == ("Restarting", None)
 
 
 def test_the_backoff_grows_with_the_restarts_within_the_window():

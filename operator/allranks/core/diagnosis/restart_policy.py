@@ -128,7 +128,7 @@ def number(job: Job, restarts: RestartCounts, now: datetime) -> int:
     if window is None:
         return restarts.counted
     begin = now - timedelta(seconds=window.seconds)
-    return sum(time > begin for time in restarts.recent)
+    return sum(time > begin for time in restarts.recent or ())
 
 
 def idle_restarts(status: Status, failure: Failure, alone: bool) -> int:
