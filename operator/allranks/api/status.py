@@ -407,7 +407,7 @@ class StoredCheckpoint(TextPart):
     """A checkpoint of the job."""
 
     step: Annotated[Count, Field(description="The training step whose state it has.")]
-    time: Annotated[Time, Field(description="When it was stored.")]
+    time: Annotated[Time, Field(description="When the checkpoint was stored.")]
     path: Annotated[
         Annotated[str, StringConstraints(max_length=256)],
         Field(description="The file or folder in a pod. Empty: the program has reported it, and no name has the step."),

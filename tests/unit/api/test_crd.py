@@ -93,11 +93,11 @@ def test_status_and_scale_are_subresources():
     }
 
 
-def test_kubectl_get_prints_framework_phase_reason_ready_restarts_progress_eta_age():
+def test_kubectl_get_prints_framework_phase_ready_restarts_progress_eta_age_reason():
     (version,) = crd()["spec"]["versions"]
     columns = version["additionalPrinterColumns"]
     shown = [column["name"] for column in columns if not column.get("priority")]
-    assert shown == ["Framework", "Phase", "Reason", "Ready", "Restarts", "Progress", "ETA", "Age"]
+    assert shown == ["Framework", "Phase", "Ready", "Restarts", "Progress", "ETA", "Age", "Reason"]
     assert all(column["description"] for column in columns)
 
 
