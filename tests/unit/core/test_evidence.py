@@ -9,7 +9,7 @@ from allranks.api.status import PastAttempt, ProgressStatus, Status
 from allranks.core.diagnosis import evidence, hardware, restart_policy
 from allranks.core.facts import bad_nodes
 from allranks.core.facts.attempt import Ranks
-from allranks.core.facts.failure_patterns import absent, is_device_error, is_failed_write, is_unreadable_data, joined
+from allranks.core.facts.failure_patterns import absent, is_unreadable_data, joined, kind_of_error
 from allranks.core.facts.model import RejectedCreate
 from allranks.core.facts.rank_reports import Reports
 from support.builders import CLUSTER, NOW, at, failed, failure, job, pending, pod, rank, started, succeeded, table
@@ -363,7 +363,7 @@ def test_failures_in_different_steps_are_not_the_same():
 )
 def test_device_errors(case):
     text, *expected = case
-    assert is_device_error(text) is (expected != [False])
+    assert (kind_of_error(text) == "DeviceError") is (expected != [False])
 
 
 @table(
@@ -394,7 +394,7 @@ def test_unreadable_data(case):
 )
 def test_files_that_cannot_be_written(case):
     text, *expected = case
-    assert is_failed_write(text) is (expected != [False])
+    assert (kind_of_error(text) == "WriteFailed") is (expected != [False])
 
 
 def test_a_file_that_cannot_be_written_in_the_same_step_of_each_attempt_is_no_bug():

@@ -58,18 +58,21 @@ class EarlierFailures:
         ]
         return self._entries[min(lost)[-1]][0] if lost else None
 
-    def counted(self, failure: Failure) -> bool:
-        """Return whether another individually restarted replica failed in the same way just before, and was counted."""
+    def counted(self, failure: Failure) -> Failure | None:
+        """Return the failure of another individually restarted replica, if it was in the same way just before, and was
+        counted."""
         if failure.reason != "Error" or topology.scope(self._job, failure.role, failure.index) == "Group":
-            return False
+            return None
         began = failure.time - timedelta(seconds=failure.ran_seconds or 0.0)
         replica = naming.replica_key(failure.role, failure.index)
-        return any(
-            key != replica
+        same = (
+            earlier
+            for key, earlier in self._counted.get(way(failure), {}).items()
+            if key != replica
             and began < earlier.time
             and abs(failure.time - earlier.time) <= timedelta(seconds=CORRELATION_SECONDS)
-            for key, earlier in self._counted.get(way(failure), {}).items()
         )
+        return next(same, None)
 
 
 NODE_LOSS_DETECTION = timedelta(minutes=3)

@@ -16,7 +16,7 @@ from allranks.core.diagnosis.exit_codes import SIGTERM, possible_signal
 from allranks.core.diagnosis.last_words import LastWords
 from allranks.core.facts import naming, topology
 from allranks.core.facts.attempt import Ranks
-from allranks.core.facts.failure_patterns import is_device_error, is_failed_write, is_network_error
+from allranks.core.facts.failure_patterns import kind_of_error
 from allranks.core.facts.model import (
     ANY_PLATFORM,
     BY_KUBELET,
@@ -325,11 +325,7 @@ def _because(ending: _Ending) -> Because | None:
         return LOST_PEER
     if ending.by_itself and ending.reason == "Error":
         end = ending.words.line if ending.words else _last_lines(ending.message)
-        if is_device_error(end):
-            return "DeviceError"
-        if is_failed_write(end):
-            return "WriteFailed"
-        return "NetworkError" if is_network_error(end) else None
+        return kind_of_error(end)
     init = ending.pod.init
     if ending.reason == INIT_FAILED and init and not init.name.startswith(_OWN_CONTAINERS):
         return "InitContainer"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from allranks.api.status import Because, Failure, Verdict
 from allranks.core.diagnosis import last_words
@@ -28,7 +29,7 @@ MEANINGS: dict[Verdict, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Case:
     """A failure with what the failures before it, and the progress of the job, say about it."""
 
@@ -38,7 +39,7 @@ class Case:
     repeated: bool = False
     """The same failure twice before any progress, or in the same step of three attempts."""
 
-    @property
+    @cached_property
     def exception(self) -> str:
         """The line of the uncaught exception of the program; empty without one."""
         if self.failure.reason not in ("Error", CRASH_LOOP):

@@ -7,6 +7,7 @@ The tests with the real texts: tests/unit/core/test_evidence.py.
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 _DEVICE = re.compile(
     # CUDA, cudaGetErrorString and cuGetErrorString: https://docs.nvidia.com/cuda/cuda-runtime-api (cudaError).
@@ -25,11 +26,6 @@ _DEVICE = re.compile(
 )
 
 
-def is_device_error(text: str) -> bool:
-    """Return whether the text names an error of a device: a GPU, an accelerator, a network adapter or a disk."""
-    return _DEVICE.search(text) is not None
-
-
 _NETWORK = re.compile(
     # gai_strerror of glibc, musl and macOS, and what curl, urllib3, Java and gRPC make of it
     r"Temporary failure in name resolution|Name or service not \w+|Name does not resolve|nodename nor servname"
@@ -40,11 +36,6 @@ _NETWORK = re.compile(
     # The interface that a variable such as GLOO_SOCKET_IFNAME names: gloo/transport/tcp/device.cc; NCCL, bootstrap.cc
     r"|Unable to find (?:address|interface) for: |[Nn]o socket interface found"
 )
-
-
-def is_network_error(text: str) -> bool:
-    """Return whether the text says that a host name has no address, or that no network leads to it."""
-    return _NETWORK.search(text) is not None
 
 
 _UNREADABLE = re.compile(
@@ -73,11 +64,6 @@ _NOT_WRITTEN = re.compile(
     # torch.save: caffe2/serialize/inline_container.cc
     r"|PytorchStreamWriter failed writing file|inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+"
 )
-
-
-def is_failed_write(text: str) -> bool:
-    """Return whether the text says that a file could not be written: its disk is full, for example."""
-    return _NOT_WRITTEN.search(text) is not None
 
 
 _JOINED = re.compile(
@@ -132,3 +118,12 @@ def absent(text: str) -> list[int]:
         return []
     group = matches[-1].lastgroup or ""
     return sorted({int(number) for number in _NUMBER[group].findall(matches[-1][group])})
+
+
+def kind_of_error(text: str) -> Literal["DeviceError", "WriteFailed", "NetworkError"] | None:
+    """Return the evidence in the line that ended a program; None if it names no device, file or network."""
+    if _DEVICE.search(text):
+        return "DeviceError"
+    if _NOT_WRITTEN.search(text):
+        return "WriteFailed"
+    return "NetworkError" if _NETWORK.search(text) else None

@@ -11,7 +11,14 @@ from allranks.api.job import Job, Progress
 from allranks.api.status import Failure, Status
 from allranks.core import transitions
 from allranks.core.accounting.progress import curve_not_finite
-from allranks.core.diagnosis import correlation, evidence, hang_detection, report_loss, restart_policy, root_cause
+from allranks.core.diagnosis import (
+    correlation,
+    evidence,
+    hang_detection,
+    report_loss,
+    restart_policy,
+    root_cause,
+)
 from allranks.core.diagnosis.correlation import EarlierFailures
 from allranks.core.diagnosis.root_cause import cause_line, describe_failure
 from allranks.core.facts import naming, topology
@@ -114,7 +121,7 @@ class _Evaluation:
     def decide(self, status: Status, failure: Failure) -> tuple[_Kind, Status, list[Event]]:
         """Return the decision about the next failure, on the status that the previous decisions produced."""
         job, now = self._job, self._now
-        failure = restart_policy.judged(job, status, self._weighed(status, failure))
+        failure = self._weighed(status, failure)
         described = describe_failure(failure)
         upstream = self._earlier.upstream_of(failure)
         if upstream and upstream.failure:
@@ -122,11 +129,13 @@ class _Evaluation:
             event = Event("RankFailed", f"{described}: {reason}", warning=True)
             restarted = transitions.restart_after_upstream_failure(job, status, upstream, upstream.failure, now)
             return "final", restarted, [event, Event("Restarting", reason)]
-        if self._earlier.counted(failure):
+        if counted_before := self._earlier.counted(failure):
+            failure = replace(failure, verdict=counted_before.verdict)
             reason = f"same failure as another replica within {CORRELATION_SECONDS} s; already counted"
             event = Event("RankFailed", f"{described}: {reason}", warning=True)
             return "restarted", self._restart_alone(status, failure, None), [event]
 
+        failure = restart_policy.judged(job, status, failure)
         decision = restart_policy.decide_restart(job, status, failure, self._snapshot.observed.platform)
         event = Event("RankFailed", f"{described}: {decision.explanation}", warning=True)
         if decision.action == "Fail":
