@@ -30,9 +30,7 @@ def main() -> None:
 
         allranks_automatic_reports.install()
         if _is_copy():
-            from allranks.report import report
-
-            report()  # its number shows that other pods have a rank of the same number
+            _report_rank()
     _run_original_sitecustomize()
 
 
@@ -76,6 +74,15 @@ def _reports_automatically() -> bool:
     if env.get("DISABLE_ALLRANKS_INTEGRATION", "").upper() == "TRUE" or env.get("ALLRANKS_LOG_PATTERN"):
         return False
     return bool(env.get("ALLRANKS_REPORT_URL") and env.get("ALLRANKS_REPORT_TOKEN_FILE"))
+
+
+def _report_rank() -> None:
+    """Report the number of this rank: it shows that other pods have a rank of the same number."""
+    try:
+        from allranks.report import report
+    except ImportError:
+        return  # PYTHONPATH is the program's own
+    report()
 
 
 def _is_copy() -> bool:
