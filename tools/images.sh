@@ -114,7 +114,7 @@ find_engine() {
   local candidate
   for candidate in ${engine:-docker podman buildah}; do
     # The docker client does not work without its daemon.
-    if timeout 20 "$candidate" info >/dev/null 2>&1; then
+    if timeout 120 "$candidate" info >/dev/null 2>&1; then
       engine=$candidate
       return
     fi

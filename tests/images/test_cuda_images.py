@@ -37,12 +37,14 @@ assert ctypes.CDLL(nvidia.nccl.__path__[0] + "/lib/libnccl.so.2").ncclGetVersion
 print(version.value)
 """
 
-LINKED = """
-import glob, importlib, subprocess, sys
+LOADED = """
+import glob, importlib, sys
 importlib.import_module("horovod." + sys.argv[1])
-[library] = glob.glob(sys.modules["horovod"].__path__[0] + f"/{sys.argv[1]}/mpi_lib*.so")
-print(subprocess.run(["ldd", library], capture_output=True, text=True, check=True).stdout)
+[library] = glob.glob(sys.modules["horovod"].__path__[0] + "/*/mpi_lib*.so")
+loaded = {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
+print("loaded:", library in loaded, *(name for name in loaded if "libnccl.so" in name))
 """
+"""The library of Horovod, the only one, needs the libraries of its framework, which has loaded them before."""
 
 
 def variant_of(image: Images, variant: str) -> Image:
@@ -85,17 +87,18 @@ print([plugin.name for plugin in entry_points(group="jax_plugins")], jax.devices
 
 
 @every_horovod
-def test_horovod_with_NCCL_is_built_for_one_framework(image: Images, variant: str, framework: str):
+def test_horovod_with_NCCL_is_built_with_all_operations(image: Images, variant: str, framework: str):
     said = succeeded(variant_of(image, variant).run("horovodrun", "--check-build", user=any_user(), timeout=900))
-    names = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
-    assert re.findall(r"\[X\] (\w+)", said) == [names[framework], "MPI", "Gloo", "NCCL", "MPI", "Gloo"], said
+    operations = said[said.index("Available Tensor Operations") :]
+    assert re.findall(r"\[X\] (\w+)", operations) == ["NCCL", "MPI", "Gloo"], said
 
 
 @every_horovod
-def test_horovod_with_NCCL_finds_all_its_libraries(image: Images, variant: str, framework: str):
-    said = succeeded(variant_of(image, variant).run("python3", "-c", LINKED, framework, user=any_user()))
-    assert re.search(r"libnccl\.so\.2 => \S+/nvidia/nccl/lib/libnccl\.so\.2", said), said
-    assert "not found" not in said, said
+def test_the_one_library_of_horovod_with_NCCL_loads_the_NCCL_of_its_framework(
+    image: Images, variant: str, framework: str
+):
+    said = succeeded(variant_of(image, variant).run("python3", "-c", LOADED, framework, user=any_user()))
+    assert re.search(r"loaded: True \S+/nvidia/nccl/lib/libnccl\.so\.2$", said, re.M), said
 
 
 @every_horovod
