@@ -295,6 +295,7 @@ class KubernetesWorld(World):
             "step": said.step,
             "totalSteps": said.total_steps,
             "metrics": said.metrics,
+            "notFinite": said.not_finite,
             "stepSeconds": said.step_seconds,
             "busySeconds": said.busy_seconds,
             "checkpoint": saved,

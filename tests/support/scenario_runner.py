@@ -150,7 +150,7 @@ class World(ABC):
 
     @abstractmethod
     def report(self, pod: str, **said: Any) -> None:
-        """The pod's rank reports: step, total_steps, checkpoint, rank, step_seconds, busy_seconds, waiting,
+        """The pod's rank reports: step, total_steps, checkpoint, rank, step_seconds, busy_seconds, waiting, not_finite,
         saves_on_request, handled (the request for a checkpoint)."""
 
     @abstractmethod

@@ -41,6 +41,7 @@ class Ranks:
         waiting: bool | None = None,
         done: bool = False,
         metrics: dict[str, float] | None = None,
+        not_finite: dict[str, int] | None = None,
         saves_on_request: bool | None = None,
         handled: bool = False,
     ) -> None:
@@ -62,6 +63,7 @@ class Ranks:
             step=before.step if step is None else step,
             total_steps=total_steps or before.total_steps,
             metrics=metrics or before.metrics,
+            not_finite=not_finite or before.not_finite,
             step_seconds=step_seconds or before.step_seconds,
             busy_seconds=busy_seconds or before.busy_seconds,
             checkpoint_step=(step or before.step) if checkpoint else before.checkpoint_step,
