@@ -25,6 +25,7 @@ FRAMEWORKS = {
     "ray.py": {"ray"},
     "transformers.py": {"transformers"},
     "jax.py": {"jax", "numpy"},  # JAX requires numpy
+    "mlflow.py": {"mlflow"},
 }
 
 
@@ -136,7 +137,7 @@ def test_an_in_pod_helper_needs_only_the_standard_library(helper):
     allowed = {"horovod"} if helper.name.startswith("horovod_") else set()
     if helper.name in ("ray_nodes.py", "ray_idle.py"):
         allowed = {"ray"}
-    if helper.name in ("watch.py", "allranks_automatic_reports.py"):
+    if helper.name in ("watch.py", "set_aside.py", "sitecustomize.py", "allranks_automatic_reports.py"):
         allowed = {"allranks"}  # the report library, which is copied beside it
     if helper.name == "call_function.py":
         allowed = {"cloudpickle"}  # inside a function, which works without it

@@ -120,7 +120,7 @@ class RestartWindow(Model):
     seconds: Annotated[int, Field(ge=1, le=31_536_000)] = Field(
         description="Length of the window, which ends with the failure."
     )
-    max_restarts: Annotated[int, Field(ge=0, le=100)] = Field(
+    max_restarts: Annotated[int, Field(ge=0, le=30)] = Field(
         description="Number of counted restarts within the window; the next failure of the program fails the job."
     )
 

@@ -31,6 +31,7 @@ WITHOUT_PODS: frozenset[str] = frozenset({"Suspended", "Queued"})
 """A job in these phases has no pods, except for those that still terminate."""
 
 Message = Annotated[str, StringConstraints(max_length=4096)]
+Sentence = Annotated[str, StringConstraints(max_length=2048)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ class RestartCounts(TextPart):
     ] = field(default_factory=dict)
     recent: Annotated[
         list[Time] | None,
-        Field(max_length=100, description="Times of the newest counted restarts, for restart.window."),
+        Field(max_length=30, description="Times of the newest counted restarts, for restart.window."),
     ] = None
     without_progress: Annotated[
         Count | None,
@@ -367,10 +368,11 @@ class ProgressStatus(TextPart):
         list[Straggler], Field(max_length=64, description="Ranks that are slower than their peers.")
     ] = field(default_factory=list)
     copies: Annotated[
-        Message | None, Field(description="Which pods have ranks of the same number, and so do not train together.")
+        Sentence | None, Field(description="Which pods have ranks of the same number, and so do not train together.")
     ] = None
     stalled: Annotated[
-        Message | None, Field(description="For which rank the others wait, while no rank makes a step, and since when.")
+        Sentence | None,
+        Field(description="For which rank the others wait, while no rank makes a step, and since when."),
     ] = None
     ranks: Annotated[
         list[RankProgress], Field(max_length=16, description="The ranks that lag most, then the slowest, at most 16.")

@@ -24,7 +24,7 @@ from allranks.core.facts.status_summary import remarks, with_phase
 from allranks.core.transfers import data
 
 _HISTORY = 10
-_RECENT = 100
+_RECENT = 30
 """As in the CRD, and at least the largest `restart.window.maxRestarts`."""
 
 

@@ -199,6 +199,8 @@ class Framework(ABC):
     """The job names the roles, and `for_job` describes them; `roles` has the most usual ones."""
     command_starts_ranks: ClassVar[bool] = False
     """The command of a pod is one process that starts its ranks, as torchrun does; else allranks starts each rank."""
+    ranks_keep_numbers: ClassVar[bool] = False
+    """Each rank has its number for the whole attempt. Ranks of others, elastic ones for example, may change it."""
     launcher_env: ClassVar[tuple[str, ...]] = ()
     """Further variables that the framework's launchers set in the processes that they start. A name that ends in `_` is
     a prefix. A local run removes these and `reserved_env` from the environment that it inherits."""

@@ -23,6 +23,7 @@ class Jax(Framework):
     description = "JAX"
     options = JaxOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {"worker": RoleKind("The processes. worker-0 runs the coordinator.")}
+    ranks_keep_numbers = True
     script = ScriptHints(imports=frozenset({"jax", "flax"}), joins_group=frozenset({"initialize"}))
     probe = DoctorProbe("jax")  # asking for its devices would take most of a GPU's memory
     reserved_env = frozenset({"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"})

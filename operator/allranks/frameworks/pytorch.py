@@ -81,6 +81,7 @@ class PyTorch(Framework):
     )
 
     command_starts_ranks = True
+    ranks_keep_numbers = True
     launcher_env = (
         "GROUP_RANK",
         "GROUP_WORLD_SIZE",

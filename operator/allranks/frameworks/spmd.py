@@ -72,6 +72,7 @@ class Spmd(Framework):
     description = "SPMD programs"
     options = SpmdOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {"worker": RoleKind("The ranks.")}
+    ranks_keep_numbers = True
     any_role = True
     script = ScriptHints(rank="$RANK")
     log = RankReports()

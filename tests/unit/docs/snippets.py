@@ -88,6 +88,14 @@ SNIPPETS = [
         "assert saved == ['model']",
     ),
     Snippet("def report(**what): ...", after="report(step=1)"),
+    Snippet(
+        "path = resume_from()",
+        "import os, pathlib, tempfile\n"
+        "os.environ['ALLRANKS_CHECKPOINT_DIR'] = str(folder := pathlib.Path(tempfile.mkdtemp(dir='.')))\n"
+        "total, train_step, load = 200, list, str\n"
+        "def save(step):\n    file = folder / f'step-{step}.pt'\n    file.write_text('weights')\n    return file",
+        "assert sorted(file.name for file in folder.glob('*.pt')) == ['step-100.pt', 'step-200.pt']",
+    ),
     Snippet("from allranks.report import checkpoint_requested, report", "first, total, train_step = 0, 2, list"),
     Snippet(
         "from allranks.report.pytorch import checkpoint_requested",

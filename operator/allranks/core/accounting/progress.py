@@ -132,13 +132,9 @@ def _with_stall(status: Status, before: Status, reports: Reports | None, now: da
     return replace(status, progress=replace(status.progress, stalled=stalled))
 
 
-_NUMBERS_STAY = frozenset({"pytorch", "spmd", "jax"})
-"""Frameworks whose ranks keep their numbers for an attempt."""
-
-
 def _copies(job: Job, ranks: Iterable[RankReport]) -> str | None:
     """Return `worker-0 and worker-1 have a rank 0 each: ...`; None if each number occurs once."""
-    if job.spec.framework not in _NUMBERS_STAY:
+    if not topology.framework_of(job).ranks_keep_numbers:
         return None
     pods: dict[int, list[str]] = {}
     for report in ranks:

@@ -12,6 +12,8 @@ GONE, PRESENT = timedelta(minutes=1), timedelta(minutes=5)
 """Time without a step after which a rank is named that is gone, or that may still come."""
 _STEPS = 10
 """It is also at least the time of this many steps."""
+_LONGEST = 2048
+"""Characters, as in the CRD."""
 
 
 def sentence(before: ProgressStatus, after: ProgressStatus, reports: Reports, now: datetime) -> str | None:
@@ -33,7 +35,7 @@ def sentence(before: ProgressStatus, after: ProgressStatus, reports: Reports, no
         return None
     if report_loss.heard_at(report_loss.active(reports), after.last_report) < after.last_report + GONE:
         return None  # ranks that are silent may make steps
-    return f"no rank has completed a step since {after.last_report:%H:%M:%S} UTC: {suspects.sentence}"
+    return f"no rank has completed a step since {after.last_report:%H:%M:%S} UTC: {suspects.sentence}"[:_LONGEST]
 
 
 def _complete(progress: ProgressStatus) -> bool:
