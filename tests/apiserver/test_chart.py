@@ -249,6 +249,7 @@ NEEDED = [
     *((verb, what) for what in ("services", "configmaps") for verb in ("create", "get")),
     ("delete", "configmaps"),
     *(("create", "secrets"), ("create", "events"), ("patch", "events"), ("get", "namespaces")),
+    *(("list", "nodes"), ("watch", "nodes")),
 ]
 FORBIDDEN = [
     *((verb, "secrets") for verb in ("get", "list", "watch", "update", "patch", "delete")),
@@ -263,7 +264,7 @@ FORBIDDEN = [
         ("create", "serviceaccounts"),
     ),
     *((verb, "namespaces") for verb in ("list", "watch", "create", "update", "patch", "delete")),
-    *(("list", "nodes"), ("create", "roles.rbac.authorization.k8s.io")),
+    *(("get", "nodes"), ("update", "nodes"), ("create", "roles.rbac.authorization.k8s.io")),
     *(("list", "customresourcedefinitions.apiextensions.k8s.io"), ("create", POOL), ("delete", POOL)),
     *(("get", "leases.coordination.k8s.io"), ("create", "leases.coordination.k8s.io")),
 ]

@@ -25,11 +25,11 @@ def test_get_prints_the_columns_of_kubectl(allranks, control_plane, job, namespa
         theirs = control_plane.kubectl("get", "dt", "-n", namespace, *wide).stdout.split()
         assert [w for w in ours if not w[0].isdigit()] == [w for w in theirs if not w[0].isdigit()]
     (header, row) = allranks("get", "penguins").stdout.splitlines()
-    assert header.split() == ["NAME", "FRAMEWORK", "PHASE", "READY", "RESTARTS", "PROGRESS", "ETA", "AGE"]
+    assert header.split() == ["NAME", "FRAMEWORK", "PHASE", "READY", "RESTARTS", "PROGRESS", "ETA", "AGE", "REASON"]
     assert row.split()[:8] == ["penguins", "pytorch", "Running", "3/3", "1", "(1", "disrupted)", "120/900"]
     job.status(goodput=0.7376, cost={"gpus": 8, "gpuSeconds": {}, "summary": "4.0 GPUh, 9.60 EUR"})
     (header, row) = allranks("get", "penguins", "-o", "wide").stdout.splitlines()
-    assert header.split()[-3:] == ["GOODPUT", "REASON", "COST"]
+    assert header.split()[-3:] == ["REASON", "GOODPUT", "COST"]
     assert "0.7376" in row
     assert row.rstrip().endswith("4.0 GPUh, 9.60 EUR")
     assert allranks("get", "--no-headers").stdout.split()[0] == "penguins"

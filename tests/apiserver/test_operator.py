@@ -379,7 +379,17 @@ def test_kubectl_waits_for_conditions_and_for_the_phase_as_argo_reads_it(
         assert wait("bad", "condition=Failed") == 0
         assert wait("bad", "jsonpath={.status.phase}=Failed") == 0
         table = control_plane.kubectl("get", "dt", "-n", namespace).stdout.splitlines()
-        assert table[0].split() == ["NAME", "FRAMEWORK", "PHASE", "READY", "RESTARTS", "PROGRESS", "ETA", "AGE"]
+        assert table[0].split() == [
+            "NAME",
+            "FRAMEWORK",
+            "PHASE",
+            "READY",
+            "RESTARTS",
+            "PROGRESS",
+            "ETA",
+            "AGE",
+            "REASON",
+        ]
         assert [line.split()[:3] for line in table[1:]] == [
             ["bad", "pytorch", "Failed"],
             ["good", "pytorch", "Succeeded"],
