@@ -184,7 +184,9 @@ class Controller(Reconciler[JobState]):
         elif await self._sync_objects(job):
             self.queue.add(key)  # One status write then covers the new objects as well.
             return True
-        if plan.next is not None and not self._writer.postpone(state.writes, observed, plan):
+        if plan.next is None:
+            self._emit(raw, plan.events, observed.persisted.attempt)
+        elif not self._writer.postpone(state.writes, observed, plan):
             await self._write_status(job, plan.next)
         if plan.delete_job and not plan.write_ahead and not await self._executor.delete_job(raw):
             return False
