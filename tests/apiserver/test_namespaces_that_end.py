@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -81,7 +82,14 @@ def test_a_namespace_that_is_being_deleted_gets_no_new_pods_and_says_so_once_for
             eventually(lambda: said() >= 2, what="the job and the sweep")
             assert operator.session
             session = operator.session
-            eventually(lambda: session.idle)
+
+            def quiet() -> bool:
+                """Whether no watch brings anything more that leads to a write."""
+                before = session.client.writes
+                time.sleep(1)
+                return session.idle and session.client.writes == before
+
+            eventually(quiet)
             requests = session.client.writes
             for name in ("demo", "search"):  # something about them changes
                 kind = KIND if name == "demo" else "TrainingSweep"
