@@ -368,7 +368,10 @@ class KubernetesWorld(World):
         change()
 
     def _leap(self, moment: datetime) -> None:
-        self.clock.set(moment)
+        if self._operator:
+            self._operator.leap(lambda: self.clock.set(moment), repeat_reports=not self._ranks.arrived)
+        else:
+            self.clock.set(moment)
         self._at_once(self._hand.stop_due)
         if self._operator:
             self._operator.enqueue_all(repeat_reports=not self._ranks.arrived)

@@ -141,6 +141,16 @@ class RunningOperator:
 
         return self._ask(ingest)
 
+    def leap(self, set_clock: Callable[[], None], repeat_reports: bool) -> None:
+        """Set the clock, and repeat the messages of the ranks, before anything else is decided."""
+
+        def change() -> None:
+            set_clock()
+            if self.operator.session and repeat_reports:
+                _repeat(self.operator.session.reports)
+
+        self._ask(change)
+
     def enqueue_all(self, repeat_reports: bool = False) -> None:
         """After the clock was set: timers were started by the clock before. Returns when the jobs are queued.
 
