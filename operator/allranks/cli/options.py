@@ -287,6 +287,15 @@ def check_role(name: str, ranks: Mapping[str, int | None], role: str) -> None:
 volume_option = click.option(
     "--volume", "volumes", multiple=True, metavar="NAME=DIR", help="Use DIR for the volume or claim NAME. Repeatable."
 )
+workdir_option = click.option(
+    "--workdir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=".",
+    help="Working directory of the programs. [default: the current directory]",
+)
+grace_period_option = click.option(
+    "--grace-period", type=click.FloatRange(min=0), metavar="SECONDS", help="Time between SIGTERM and SIGKILL."
+)
 _ADDED = ("dshm", "allranks-")
 """Prefixes of the names of volumes that allranks adds to pods."""
 

@@ -164,7 +164,7 @@ def answers(
 
 
 def _dump(replica: str, rank: int | None, title: str, stacks: list[str]) -> Dump:
-    """Return the dump of a process. The title has the rank of a process, the replica that of its pod."""
+    """Return the dump of a process. `rank` is the rank of its pod, for a title without one."""
     match = _RANK.search(title)
     places = [line.partition(_POSITION)[2] for line in stacks if _POSITION in line]
     place = None

@@ -138,7 +138,8 @@ def restart(job: Job, status: Status, failure: Failure, counted: bool, explanati
     restarts = _count(job, status.restarts, failure.reason, counted, now)
     ended = replace(status, history=_ended(status, failure.reason, now, failure, counted))
     idle = restart_policy.idle_restarts(status, failure, alone=False)
-    wait = restart_policy.delay(job, restart_policy.number(job, restarts, now) if counted else None, idle)
+    number = restart_policy.counted_restarts(job, restarts, now) if counted else None
+    wait = restart_policy.delay(job, number, idle)
     begun = replace(
         _attempt(job, ended, status.attempt + 1, now),
         restarts=replace(restarts, without_progress=idle or None),
@@ -211,7 +212,8 @@ def restart_replica(job: Job, status: Status, failure: Failure, counted: bool | 
     key = naming.replica_key(failure.role, failure.index)
     before = status.replica_restarts.get(key)
     idle = restart_policy.idle_restarts(status, failure, alone=True)
-    wait = restart_policy.delay(job, restart_policy.number(job, restarts, now) if counted else None, idle)
+    number = restart_policy.counted_restarts(job, restarts, now) if counted else None
+    wait = restart_policy.delay(job, number, idle)
     entry = ReplicaRestarts(
         count=before.count + 1 if before else 1,
         counted=bool(counted),

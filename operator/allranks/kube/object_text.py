@@ -25,7 +25,7 @@ MAX_JOB_BYTES = 2 * MAX_TEMPLATE_BYTES
 MAX_METADATA_BYTES = 64 * 1024
 """Size of the labels, and likewise of the annotations."""
 _MAX_LABELS = 2 * MAX_LABELS
-"""Labels: those of a template, and those that the operator and admission webhooks add to a pod."""
+"""Labels: of a template, and further ones that the operator and admission webhooks add to a pod."""
 MAX_ANNOTATIONS = 256
 MAX_OWNERS = 16
 

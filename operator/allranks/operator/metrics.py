@@ -352,7 +352,7 @@ def share_gauge(name: str, shares: Shares, label: Callable[[str], str] = str) ->
 
 
 MOST_NODES = 100
-"""Nodes that have a series: those that most jobs avoid."""
+"""Number of nodes that have a series: the ones that most jobs avoid."""
 
 
 class HardwareSample(NamedTuple):

@@ -146,7 +146,7 @@ class Settings(BaseSettings):
     )
     node_taints: Annotated[tuple[str, ...], NoDecode] = Field(
         ("nvidia.com/*-error",),
-        description="Keys of taints (comma-separated, with * as a wildcard) with the same meaning. Default: those that "
+        description="Keys of taints (comma-separated, with * as a wildcard) with the same meaning. By default what "
         "NVSentinel recommends.",
     )
     node_lost_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(

@@ -35,8 +35,8 @@ Exit status:
 @click.option("-o", "--output", type=click.Choice(["json"]), help="The output format. [default: a table]")
 @cluster_options
 def checkpoints(where: Where, name: str, output: str | None) -> None:
-    """Print the newest checkpoints of a job, the oldest first, at most five. If the cluster has no such job, those of
-    the newest run on this machine.
+    """Print the newest checkpoints of a job, the oldest first, at most five. Without such a job in the
+    cluster, they are of the newest run on this machine.
 
     COMPLETE: all files have the sizes in the manifest, which is written last. VERIFIED: they had the hashes in it when
     they were compared. Both are empty for a checkpoint without a manifest.

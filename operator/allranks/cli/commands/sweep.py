@@ -13,10 +13,12 @@ from allranks.cli.options import (
     BAD_MANIFEST,
     Count,
     code_option,
+    grace_period_option,
     mapped_volumes,
     print_error,
     set_option,
     volume_option,
+    workdir_option,
 )
 
 if TYPE_CHECKING:
@@ -77,21 +79,14 @@ Exit status:
 @set_option
 @code_option
 @volume_option
-@click.option(
-    "--workdir",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=".",
-    help="Working directory of the programs. [default: the current directory]",
-)
+@workdir_option
 @click.option(
     "--run-dir",
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory for the state, the trials and their logs. The directory of an interrupted sweep continues it. "
     "[default: runs/SWEEP/TIME]",
 )
-@click.option(
-    "--grace-period", type=click.FloatRange(min=0), metavar="SECONDS", help="Time between SIGTERM and SIGKILL."
-)
+@grace_period_option
 @click.option("--dry-run", is_flag=True, help="Print the TrainingSweep as YAML without running it.")
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), help="Print the sweep with its status at the end.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the result.")

@@ -25,11 +25,13 @@ from allranks.cli.options import (
     Count,
     Duration,
     code_option,
+    grace_period_option,
     mapped_volumes,
     print_error,
     set_option,
     unknown_volumes,
     volume_option,
+    workdir_option,
 )
 
 if TYPE_CHECKING:
@@ -60,12 +62,7 @@ Exit status:
 @set_option
 @code_option
 @volume_option
-@click.option(
-    "--workdir",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=".",
-    help="Working directory of the program. [default: the current directory]",
-)
+@workdir_option
 @click.option(
     "--kills", type=Count(min=1, max=100), default=4, show_default=True, metavar="N", help="How often ranks are killed."
 )
@@ -91,9 +88,7 @@ Exit status:
     type=click.Path(file_okay=False, path_type=Path),
     help="New directory for logs and checkpoints of both runs. [default: runs/JOB/TIME]",
 )
-@click.option(
-    "--grace-period", type=click.FloatRange(min=0), metavar="SECONDS", help="Time between SIGTERM and SIGKILL."
-)
+@grace_period_option
 @click.option("-o", "--output", type=click.Choice(["json"]), help="The output format. [default: text]")
 @click.pass_context
 def verify(ctx: click.Context, /, file: str, **options: Any) -> None:

@@ -200,8 +200,7 @@ def waited_for(failure: Failure, pods: Mapping[Place, Pod], ranks: Ranks) -> Fai
 
 
 def _named(failure: Failure, ranked: list[Pod], ranks: Ranks) -> list[Pod]:
-    """Return the pods of the ranks that an output says were waited for, but for those that say themselves that they
-    waited."""
+    """Return the pods of the ranks for which others waited, as an output says, without the rank that printed it."""
     texts = [failure.message, *(pod.exit.message for pod in ranked if pod.exit and not pod.succeeded)]
     numbers = next((numbers for text in texts if (numbers := absent(text))), [])
     others = [pod for pod in ranked if (pod.role, pod.index) != (failure.role, failure.index)]

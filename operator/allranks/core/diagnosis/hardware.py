@@ -69,7 +69,7 @@ def _observe(status: Status, pods: Iterable[Pod], node_problems: Mapping[str, st
 
 
 def event(before: Status, after: Status) -> Event | None:
-    """Return the Event when hardware becomes unhealthy, or that of other pods."""
+    """Return the Event when hardware becomes unhealthy, also if it is hardware of other pods than before."""
     old, new = before.condition(CONDITION), after.condition(CONDITION)
     if new is None or new.status != "True":
         return None

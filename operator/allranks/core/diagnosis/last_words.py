@@ -57,8 +57,8 @@ def last_words(text: str, code: int | None = 1) -> LastWords | None:
 def _says_more(exception: LastWords | None, fatal: LastWords) -> bool:
     """Return whether the exception, and not the fatal error, says what ended the program.
 
-    PyTorch prints the rank before uncaught exceptions only: if that of one rank is no lost peer, other ranks may still
-    wait for it until they abort.
+    PyTorch prints the rank before uncaught exceptions only: if one rank has an exception other than a lost peer, other
+    ranks may still wait for it until they abort.
     """
     if exception is None or exception.from_launcher:
         return False

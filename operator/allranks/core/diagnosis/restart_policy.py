@@ -114,7 +114,7 @@ def within_budget(job: Job, status: Status, failure: Failure, action: Action, ex
         )
         return RestartDecision("Fail", budget, "MaxRestartsExceeded")
     window = job.spec.restart.window
-    if action == "Restart" and window and number(job, status.restarts, failure.time) >= window.max_restarts:
+    if action == "Restart" and window and counted_restarts(job, status.restarts, failure.time) >= window.max_restarts:
         budget = f"{window.max_restarts} restarts in {window.seconds} s are used (restart.window)"
         return RestartDecision("Fail", budget, "MaxRestartsExceeded")
     if action == "RestartUncounted" and _is_exhausted(job, status, failure):
@@ -122,8 +122,8 @@ def within_budget(job: Job, status: Status, failure: Failure, action: Action, ex
     return RestartDecision(action, explanation, failure.reason)
 
 
-def number(job: Job, restarts: RestartCounts, now: datetime) -> int:
-    """Return the number of counted restarts, with `restart.window` of those within the window."""
+def counted_restarts(job: Job, restarts: RestartCounts, now: datetime) -> int:
+    """Return the number of counted restarts, with `restart.window` only of restarts within the window."""
     window = job.spec.restart.window
     if window is None:
         return restarts.counted

@@ -15,7 +15,7 @@ NO_OTHER_NODES = "NoOtherNodes"
 def excluded_nodes(status: Status) -> list[str]:
     """Return the nodes on which no pod of the attempt may run: their hardware failed an earlier one.
 
-    A preference for others is too weak here. The pods on the bad node end first, so while those of the healthy nodes
+    A preference for others is too weak here. The pods on the bad node end first, so while pods on healthy nodes
     still end, it is the node with the most room. Nodes are not excluded any more after an attempt that found no others,
     and an init container that fails on several nodes excludes none of them: the fault may be its own.
     """

@@ -128,7 +128,7 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
             continue
         explains = kind == primary or (kind == "Running" and phase == "Restarting")
         flipped = before is None or before.status != state
-        stays = before is not None and not flipped and kind != "Running"  # its reason is that of the phase
+        stays = before is not None and not flipped and kind != "Running"  # it has the reason of the phase
         kept_reason, kept_message = (before.reason, before.message) if before and stays else (phase, "")
         conditions.append(
             Condition(

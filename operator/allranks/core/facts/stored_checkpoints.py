@@ -1,4 +1,4 @@
-"""The checkpoints of a job in its status: those in its directory, as a rank lists them, and reported ones."""
+"""The checkpoints of a job in its status: from its directory, as a rank lists it, and from reports."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def observe(status: Status, reports: Reports | None) -> Status:
     checkpoints = list(listed or status.checkpoints)
     if progress and progress.checkpoint_step is not None and progress.checkpoint_time:
         last = max((checkpoint.time for checkpoint in checkpoints), default=None)
-        others = [checkpoint for checkpoint in checkpoints if checkpoint.step != progress.checkpoint_step]
-        if len(others) == len(checkpoints) and (last is None or progress.checkpoint_time > last):
+        listed_steps = {checkpoint.step for checkpoint in checkpoints}
+        if progress.checkpoint_step not in listed_steps and (last is None or progress.checkpoint_time > last):
             reported = StoredCheckpoint(step=progress.checkpoint_step, time=progress.checkpoint_time)
-            checkpoints = sorted([*others, reported], key=lambda checkpoint: checkpoint.step)
+            checkpoints = sorted([*checkpoints, reported], key=lambda checkpoint: checkpoint.step)
     checkpoints = checkpoints[-MOST:]
     return status if checkpoints == status.checkpoints else replace(status, checkpoints=checkpoints)
 

@@ -17,7 +17,7 @@ WAIT = timedelta(seconds=300)
 
 
 FORGIVEN = "NodesForgiven"
-"""Reason of an Event, and of an attempt whose pods wait for other nodes than those that a user forgives."""
+"""Reason of an Event, and of an attempt whose pods wait for other nodes when a user forgives some."""
 
 
 def forgive_nodes(snapshot: Snapshot) -> Outcome:

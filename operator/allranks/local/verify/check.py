@@ -198,7 +198,7 @@ class Verification:
         folder, other = self._folder(self._unbroken), self._folder(self._killed)
         since = kills[0].time if kills else 0.0
         pairs = pair(_times(folder), {path: at for path, at in _times(other).items() if at >= since})
-        # Not the directory of this script, but that of the program's own packages.
+        # The packages of the program, and not what lies beside this script.
         environment = {**os.environ, "PYTHONSAFEPATH": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
         process = self._comparison = await asyncio.create_subprocess_exec(
             *(python or shutil.which("python3") or "python3", weights.__file__),
@@ -269,8 +269,8 @@ def torn_files(folder: Path, checkpoints: Collection[str]) -> Iterator[str]:
 
 
 def pair(folder: dict[str, float], other: dict[str, float]) -> list[tuple[str, str]]:
-    """Return the checkpoints of both folders that belong together: those of the same name, and of the rest the newest
-    ones whose names differ only in numbers, such as that of the start of the program."""
+    """Return the checkpoints of both folders that belong together: with the same name, and of the rest the newest ones
+    whose names differ only in numbers, such as the time at which the program started."""
     pairs = [(path, path) for path in sorted(folder) if path in other]
     newest: dict[str, str] = {}
     for path in sorted((path for path in other if path not in folder), key=lambda path: (other[path], path)):

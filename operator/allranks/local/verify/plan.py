@@ -42,7 +42,7 @@ def plan(starts: Sequence[Start], saves: Sequence[Save], left: Collection[str], 
     """Aim every other kill at a save, in the order of their steps. The same seed gives the same steps.
 
     No kill is in the first tenth of the steps, which show whether both runs have the same losses without kills.
-    `left`: patterns of the files that are in the checkpoint directory at the end; those of temporary files are not."""
+    `left`: patterns of the files that are in the checkpoint directory at the end; temporary files are not."""
     generator = random.Random(seed)
     written: dict[str, int] = {}
     for save in saves:

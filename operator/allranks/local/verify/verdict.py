@@ -27,7 +27,7 @@ Answer = Literal["Yes", "No", "Unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first value of the run with kills that is not that of the unbroken run."""
+    """The first value of the run with kills that differs from the unbroken run."""
 
     rank: str
     start: int
@@ -219,7 +219,7 @@ def _proofs(evidence: Evidence, losses: Losses) -> Iterator[str]:
     if losses.compared:
         how = f"up to {_percent(losses.worst)}" if losses.worst else "bit by bit"
         names = ", ".join(losses.metrics)
-        yield f"{losses.compared} values of {names} after a kill are those of the run without kills, {how}"
+        yield f"{losses.compared} values of {names} after a kill agree with the run without kills, {how}"
     same = [file for file in evidence.files if file.result in ("equal", "same")]
     near = [file for file in evidence.files if file.result == "differs"]
     if same:
@@ -257,7 +257,7 @@ def _cause(first: Difference, killed: Run) -> str:
 
 
 def compare_losses(unbroken: Run, killed: Run, kills: tuple[Kill, ...], tolerance: float | None) -> Losses:
-    """Compare all metrics of all steps: first those before the first kill, then those after it."""
+    """Compare all metrics of all steps: first before the first kill, then after it."""
     begin = kills[0].time if kills else math.inf
     before: dict[str, float] = {}
     for _, _, _, name, first, second in _pairs(unbroken, killed, 0.0, begin):

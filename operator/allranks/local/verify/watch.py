@@ -247,7 +247,7 @@ class Watch:
         self.kills.append(Kill(aim.kind, step, now, names, delay, self._has_checkpoint(), torn, unfinished))
 
     def _torn(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the files of the interrupted save that are not complete, and those under temporary names."""
+        """Return the files of the interrupted save that are not complete, and files under temporary names."""
         paths = dict.fromkeys(path for _, path, _ in self._save)
         paths |= dict.fromkeys(path for path, state in _files(self._folder, "") if state != self._files.get(path))
         torn, unfinished = [], []
