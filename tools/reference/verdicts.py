@@ -22,7 +22,7 @@ is about one failure: the failure of the pod that the status names as the [root 
 AFTER = """
 Whether a restart counts does not depend on the verdict: the [rules](semantics.md#failure) decide that. The texts that
 libraries print when a device or the network fails, when a file is damaged, and when a rank lost its peers are in
-`core/facts/failure_patterns.py` and `core/facts/lost_peers.py`, with their sources.
+`core/diagnosis/patterns.py`, with their sources.
 """
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from allranks.api.status import PastAttempt, ProgressStatus, Status
 from allranks.core.diagnosis import evidence, hardware, restart_policy
+from allranks.core.diagnosis.patterns import absent, is_unreadable_data, joined, kind_of_error
 from allranks.core.facts import bad_nodes
 from allranks.core.facts.attempt import Ranks
-from allranks.core.facts.failure_patterns import absent, is_unreadable_data, joined, kind_of_error
 from allranks.core.facts.model import RejectedCreate
 from allranks.core.facts.rank_reports import Reports
 from support.builders import CLUSTER, NOW, at, failed, failure, job, pending, pod, rank, started, succeeded, table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from allranks.core.facts.lost_peers import LOST_PEERS, is_lost_peer
+from allranks.core.diagnosis.patterns import LOST_PEERS, is_lost_peer
 from support.builders import table
 
 # Library, text. Recorded from real ranks where a comment says so, else from the source that the row of the table names.

@@ -15,6 +15,7 @@ from allranks.api.job import Job
 from allranks.api.status import Because, Failure, Status
 from allranks.core.diagnosis import hardware
 from allranks.core.diagnosis.exec_failure import CANNOT_START
+from allranks.core.diagnosis.patterns import absent, is_unreadable_data, joined, was_joining
 from allranks.core.diagnosis.root_cause import (
     ABSENT,
     COMPLETED_EARLY,
@@ -26,7 +27,6 @@ from allranks.core.diagnosis.root_cause import (
 )
 from allranks.core.facts import naming, stored_checkpoints, topology
 from allranks.core.facts.attempt import Ranks
-from allranks.core.facts.failure_patterns import absent, is_unreadable_data, joined, was_joining
 from allranks.core.facts.model import INIT_FAILED, Platform, Pod, RejectedCreate
 from allranks.core.facts.rank_reports import Reports
 from allranks.frameworks.base import Replica

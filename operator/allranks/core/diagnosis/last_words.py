@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from allranks.core.facts.lost_peers import is_lost_peer
+from allranks.core.diagnosis.patterns import is_lost_peer
 
 
 @dataclass(frozen=True, slots=True)

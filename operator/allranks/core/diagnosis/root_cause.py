@@ -14,9 +14,9 @@ from allranks.core.diagnosis import exit_codes, last_words
 from allranks.core.diagnosis.exec_failure import CANNOT_START, REJECTIONS, is_rejection
 from allranks.core.diagnosis.exit_codes import SIGTERM, possible_signal
 from allranks.core.diagnosis.last_words import LastWords
+from allranks.core.diagnosis.patterns import kind_of_error
 from allranks.core.facts import naming, topology
 from allranks.core.facts.attempt import Ranks
-from allranks.core.facts.failure_patterns import kind_of_error
 from allranks.core.facts.model import (
     ANY_PLATFORM,
     BY_KUBELET,

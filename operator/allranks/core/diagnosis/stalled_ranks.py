@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from allranks.core.diagnosis.patterns import is_lost_peer
 from allranks.core.diagnosis.report_loss import SILENCE
 from allranks.core.facts import naming
-from allranks.core.facts.lost_peers import is_lost_peer
 from allranks.core.facts.rank_reports import Position, RankReport
 
 NAMED = 8

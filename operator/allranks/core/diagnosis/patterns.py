@@ -1,0 +1,211 @@
+"""What libraries print when other ranks are gone or do not come, when a device, a file or the network fails, and when a
+checkpoint cannot be read. Each pattern names its source.
+
+The tests with the real texts: tests/unit/core/test_lost_peers.py and test_evidence.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+# --- what ended the program -------------------------------------------------------------------------------------------
+
+_DEVICE = re.compile(
+    # CUDA, cudaGetErrorString and cuGetErrorString: https://docs.nvidia.com/cuda/cuda-runtime-api (cudaError).
+    r"uncorrectable (?:NVLink error|ECC error)|ECC_UNCORRECTABLE|hardware stack error|cudaErrorHardwareStackError"
+    r"|CUDA-capable device\(s\) is/are busy or unavailable|no CUDA-capable device is detected|cudaErrorNoDevice"
+    r"|CUDA driver initialization failed|the GPU is lost|GPU is lost|[Ff]allen off the bus"
+    r"|Unable to determine the device handle for (?:GPU|gpu)|Failed to initialize NVML|nvmlInit|NVML: Unknown Error"
+    r"|Driver/library version mismatch|\bXid\b.{0,40}\b(?:48|62|63|64|74|79|94|95|119|120|140)\b"
+    # ROCm, hipGetErrorString: https://rocm.docs.amd.com (hipError_t).
+    r"|hipErrorECCNotCorrectable|hipErrorNoDevice|HSA_STATUS_ERROR_OUT_OF_RESOURCES|GPU reset"
+    # Habana, Neuron, TPU.
+    r"|Device acquire failed|synStatus\b.*(?:synFail|synDeviceReset)|NRT_(?:EXEC_HW_ERR\w*|UNINITIALIZED)"
+    r"|TPU initialization failed|The TPU is already in use"
+    # RDMA and disks of the node.
+    r"|IBV_WC_\w+_ERR|ibv_\w+ failed|\[Errno 5\] Input/output error"
+)
+_NETWORK = re.compile(
+    # gai_strerror of glibc, musl and macOS, and what curl, urllib3, Java and gRPC make of it
+    r"Temporary failure in name resolution|Name or service not \w+|Name does not resolve|nodename nor servname"
+    r"|No address associated with hostname|NameResolutionError|Could not resolve host|UnknownHostException"
+    r"|DNS resolution failed"
+    # strerror
+    r"|No route to host|Network is unreachable|Network is down|Host is down"
+    # The interface that a variable such as GLOO_SOCKET_IFNAME names: gloo/transport/tcp/device.cc; NCCL, bootstrap.cc
+    r"|Unable to find (?:address|interface) for: |[Nn]o socket interface found"
+)
+_NOT_WRITTEN = re.compile(
+    r"No space left on device|Disk quota exceeded|Read-only file system|\[Errno (?:27|28|30|122)\]"
+    # torch.save: caffe2/serialize/inline_container.cc
+    r"|PytorchStreamWriter failed writing file|inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+"
+)
+
+
+def kind_of_error(text: str) -> Literal["DeviceError", "WriteFailed", "NetworkError"] | None:
+    """Return the evidence in the line that ended a program; None if it names no device, file or network."""
+    if _DEVICE.search(text):
+        return "DeviceError"
+    if _NOT_WRITTEN.search(text):
+        return "WriteFailed"
+    return "NetworkError" if _NETWORK.search(text) else None
+
+
+_UNREADABLE = re.compile(
+    # pickle, numpy, zip files
+    r"EOFError: Ran out of input|UnpicklingError|pickle data was truncated|BadZipFile|BadGzipFile|zlib\.error"
+    r"|Failed to interpret file .* as a pickle|cannot reshape array of size|No data left in file"
+    # torch.load: caffe2/serialize/inline_container.cc and torch/serialization.py
+    r"|PytorchStreamReader failed|failed finding central directory|unexpected EOF, expected|invalid load key"
+    r"|The file might be corrupted|Couldn't read .*\.metadata"
+    # safetensors, HDF5 (Keras), TensorFlow, orbax and tensorstore
+    r"|SafetensorError|MetadataIncompleteBuffer|HeaderTooLarge|InvalidHeader"
+    r"|Unable to (?:synchronously )?open (?:file|object) .*(?:truncated|signature)|truncated file: eof"
+    r"|DataLossError|Checksum does not match|not an sstable|Unable to open table file"
+    r"|Error reading .*zarr|DATA_LOSS|checkpoint .*(?:corrupt|incomplete)",
+    re.IGNORECASE,
+)
+
+
+def is_unreadable_data(text: str) -> bool:
+    """Return whether the text says that a file is torn or damaged, as a checkpoint whose writer was killed."""
+    return _UNREADABLE.search(text) is not None
+
+
+# --- other ranks that were gone ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LostPeer:
+    """One way in which a library says that it lost other ranks."""
+
+    library: str
+    pattern: str
+    source: str
+    """Where the text comes from."""
+
+
+LOST_PEERS: tuple[LostPeer, ...] = (
+    LostPeer("gloo", r"Connection closed by peer \[", "gloo/transport/tcp/pair.cc"),
+    LostPeer("gloo", r"(?:Read|Write) error \[.*\]\S*: (?:Connection reset by peer|Broken pipe)", "gloo, tcp/pair.cc"),
+    LostPeer("gloo", r"Application timeout caused pair closure", "gloo/transport/tcp/unbound_buffer.cc"),
+    LostPeer("gloo", r"Timed out waiting \d+ms for (?:recv|send) operation", "gloo/transport/tcp/unbound_buffer.cc"),
+    LostPeer("gloo", r"Gloo connectFullMesh failed", "torch, ProcessGroupGloo.cpp: a peer left at the rendezvous"),
+    LostPeer("gloo", r"\[.*gloo/\S+\.(?:cc|h):\d+\] .*(?:[Cc]onnection|timeout)", "gloo, gloo/common/error.h"),
+    LostPeer("NCCL", r"ncclRemoteError", "torch, NCCLUtils.hpp"),
+    LostPeer("NCCL", r"remote process exited or there was a network error", "NCCL, ncclGetErrorString"),
+    LostPeer("NCCL", r"NCCL communicator was aborted on rank", "torch, NCCLUtils.hpp"),
+    LostPeer("NCCL", r"Watchdog caught collective operation timeout", "torch, ProcessGroupNCCL.cpp"),
+    LostPeer("NCCL", r"signal of (?:exception|timeout) from (?:another|peer) rank", "torch, ProcessGroupNCCL.cpp"),
+    LostPeer(
+        "torch", r"DistNetworkError: (?:failed to recv|Connection was likely closed|The client socket)", "TCPStore"
+    ),
+    LostPeer("torch", r"failed to recv, got 0 bytes", "torch, c10d/Utils.hpp"),
+    LostPeer("torch", r"recvValue failed on|sendBytes failed on", "torch, TCPStore.cpp"),
+    LostPeer("torch", r"DistStoreError: (?:Timed out after|wait timeout after)", "torch, TCPStore.cpp"),
+    LostPeer("torch", r"DistStoreError: Socket Timeout|Socket Timeout\s*$", "torch, TCPStore.cpp"),
+    LostPeer("torch", r"\d+/\d+ clients joined", "torch, TCPStore.cpp"),
+    LostPeer("torch", r"wait timeout after \d+ms, keys:", "torch, TCPStore.cpp"),
+    LostPeer("torch", r"Timed out initializing process group in store based barrier", "torch, distributed_c10d.py"),
+    LostPeer("torch", r"Ranks? \d[\d, ]* failed to pass monitoredBarrier", "torch, ProcessGroupGloo.cpp: in rank 0"),
+    LostPeer("torch", r"successfully reached monitoredBarrier, but received errors", "torch, ProcessGroupGloo.cpp"),
+    LostPeer("torch", r"timed out in monitoredBarrier after", "torch, ProcessGroupGloo.cpp"),
+    LostPeer("torch", r"Rendezvous(?:Timeout|Connection|Closed)Error", "torch/distributed/elastic/rendezvous/api.py"),
+    LostPeer("torch", r"elastic\S*\.SignalException: |SignalException: Process \d+ got signal", "torchrun"),
+    LostPeer("torch", r"DataLoader worker \(pid[^)]*\) is killed by signal: Terminated", "torch, the pod is deleted"),
+    LostPeer(
+        "torch.rpc", r"(?:RPCErr:1|eof \(this error originated at|connection reset by peer \(this error)", "tensorpipe"
+    ),
+    LostPeer("TensorFlow", r"\bUnavailableError\b", "tensorflow/python/framework/errors_impl.py"),
+    LostPeer("TensorFlow", r"Collective ops is aborted by", "tf, base_collective_executor.cc"),
+    LostPeer("gRPC", r"Socket closed|failed to connect to all addresses", "grpc, chttp2_transport.cc"),
+    # Python's own ConnectionResetError, of a download for example, has "[Errno 104]" before it.
+    LostPeer("sockets", r"(?<!\] )Connection reset by peer", "strerror, as native code prints it"),
+    LostPeer(
+        "TensorFlow", r"/job:\w+/(?:replica:\d+/)?task:\d+ .*(?:is unreachable|has (?:already )?(?:died|exited))", "XLA"
+    ),
+    LostPeer("XLA", r"tasks are unhealthy \(stopped sending heartbeats\)", "xla, coordination_service.cc"),
+    LostPeer("XLA", r"failed heartbeat|heartbeat timeout|missed heartbeat", "xla, coordination_service.cc"),
+    LostPeer("XLA", r"Barrier (?:timed out|failed)", "xla, coordination_service.cc"),
+    LostPeer("XLA", r"(?:JAX|JAX distributed) service detected fatal errors", "jax, xla/pjrt/distributed/client.h"),
+    LostPeer("XLA", r"(?:UNAVAILABLE|CANCELLED|ABORTED): .*(?:task|peer|coordination|agent|connect)", "xla, status"),
+    LostPeer("XLA", r"DEADLINE_EXCEEDED: .*(?:task|barrier|Barrier|coordination|connect|RPC)", "xla, status codes"),
+    LostPeer("Horovod", r"Horovod has been shut down", "horovod, common.h: SHUT_DOWN_ERROR"),
+    LostPeer("Horovod", r"\bHorovodInternalError\b", "horovod/common/exceptions.py"),
+    LostPeer("MPI", r"MPI_ERR_(?:PROC_FAILED|REVOKED)|MPIX_ERR_PROC_FAILED", "ULFM"),
+    LostPeer("MPI", r"(?:ORTE|PRTE|PMIx).*(?:lost communication|lost connection)", "Open MPI, help-errmgr"),
+    LostPeer("MPI", r"Communication error with rank", "MPICH, errnames.txt"),
+    LostPeer(
+        "Ray", r"\b(?:ActorDiedError|ActorUnavailableError|WorkerCrashedError|NodeDiedError)\b", "ray/exceptions.py"
+    ),
+    LostPeer("Ray", r"The actor died unexpectedly|The actor is dead because", "ray/exceptions.py"),
+)
+
+_ANY = re.compile("|".join(f"(?:{row.pattern})" for row in LOST_PEERS), re.MULTILINE)
+
+
+def is_lost_peer(text: str) -> bool:
+    """Return whether the text says that a program ended because another rank, or the store in the first rank, was gone
+    or did not answer. Such a failure is a consequence.
+
+    `text`: an exception with the lines of its message, or a fatal line of native code.
+    """
+    return _ANY.search(text) is not None
+
+
+# --- other ranks that did not come ------------------------------------------------------------------------------------
+
+_JOINED = re.compile(
+    r"\b(?P<joined>\d+)/(?P<size>\d+) clients joined"  # torch, TCPStore.cpp
+    # torch, distributed_c10d.py: _store_based_barrier
+    r"|store based barrier on .*\(world_size=(?P<world>\d+), (?:worker_count|num_workers_joined)=(?P<counted>\d+)"
+    # xla, coordination_service.cc: the barrier at which tasks register
+    r"|Barrier timed out\. (?:Id: \[Init\]|Barrier_id: PjRT_Client_Connect)[^#]*"
+    r"# of tasks that reached the barrier: (?P<reached>\d+)/(?P<tasks>\d+)"
+)
+
+
+def joined(text: str) -> tuple[int, int] | None:
+    """Return (processes that joined the group, processes that it waits for), as a rendezvous prints them."""
+    matches = [*_JOINED.finditer(text)]
+    if not matches:
+        return None
+    last = matches[-1]
+    present, size = last["joined"] or last["counted"] or last["reached"], last["size"] or last["world"] or last["tasks"]
+    return int(present), int(size)
+
+
+# xla, coordination_service.cc
+_REGISTERING = re.compile(r"DEADLINE_EXCEEDED: Deadline Exceeded\s+RPC: /\S*CoordinationService/RegisterTask")
+
+
+def was_joining(text: str) -> bool:
+    """Return whether the process waited for others without success while it joined the group."""
+    return joined(text) is not None or _REGISTERING.search(text) is not None
+
+
+_ABSENT = re.compile(
+    # torch, ProcessGroupGloo.cpp: monitoredBarrier
+    r"Ranks? (?P<barrier>\d+(?:, \d+)*) failed to pass monitoredBarrier"
+    # xla, coordination_service.cc: names of tasks, or their numbers, one a line
+    r"|[Tt]imed out task names:\s*(?P<tasks>(?:\n(?:/job:\w+/replica:\d+/task:)?\d+[ \t]*(?=\n|$))+)"
+    # horovod, stall_inspector.cc
+    r"|Missing ranks:(?P<stalled>(?:\n\d+!?: \[.*)+)|\[missing ranks:(?P<missing> ?\d+(?:, ?\d+)*)"
+)
+_NUMBER = {
+    "barrier": re.compile(r"\d+"),
+    "tasks": re.compile(r"\d+[ \t]*$", re.MULTILINE),
+    "stalled": re.compile(r"^\d+(?=!?: \[)", re.MULTILINE),
+    "missing": re.compile(r"\d+"),
+}
+
+
+def absent(text: str) -> list[int]:
+    """Return the ranks for which the rank that printed the text waited without success, as it names them."""
+    matches = [*_ABSENT.finditer(text)]
+    if not matches:
+        return []
+    group = matches[-1].lastgroup or ""
+    return sorted({int(number) for number in _NUMBER[group].findall(matches[-1][group])})
