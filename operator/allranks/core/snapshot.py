@@ -7,7 +7,8 @@ from datetime import datetime
 from functools import cached_property
 
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
-from allranks.core.diagnosis import elasticity, exec_failure, hang_detection, root_cause
+from allranks.core.diagnosis import elasticity, hang_detection, pod_ends
+from allranks.core.diagnosis.culprit import Evidence
 from allranks.core.facts import naming, status_summary, topology
 from allranks.core.facts import workload as workloads
 from allranks.core.facts.model import Manifest, Observed, Pod, RejectedDelete
@@ -56,10 +57,10 @@ class Snapshot:
 
         It counts as not ended while its kubelet may still say why.
         """
-        pod = exec_failure.judge_fetches(self.observed.job, pod)
+        pod = pod_ends.judge_fetches(self.observed.job, pod)
         if pod.last_exit:
-            return root_cause.judge_crash_loop(self.observed.job, pod)
-        if self.current.phase in FINISHED or not root_cause.settles_at(pod, self.observed.now):
+            return pod_ends.judge_crash_loop(self.observed.job, pod)
+        if self.current.phase in FINISHED or not pod_ends.settles_at(pod, self.observed.now):
             return pod
         return replace(pod, exit=None)
 
@@ -67,7 +68,7 @@ class Snapshot:
     def settles_at(self) -> datetime | None:
         """The earliest time at which the end of a pod is judged although its kubelet has not set its phase."""
         now, pods = self.observed.now, self.observed.pods
-        times = (root_cause.settles_at(pod, now) for pod in pods if pod.settling and pod.owned)
+        times = (pod_ends.settles_at(pod, now) for pod in pods if pod.settling and pod.owned)
         return min((time for time in times if time), default=None)
 
     @cached_property
@@ -116,6 +117,12 @@ class Snapshot:
         return hang_detection.detect_stall(o.job, o.current, o.reports)
 
     @cached_property
+    def evidence(self) -> Evidence:
+        """What is observed of the attempt, to find which replica a failure is of."""
+        o = self.observed
+        return Evidence(o.job, self.current, o.platform, self.pods, self.missing, o.refused, o.reports, o.node_problems)
+
+    @cached_property
     def start_errors(self) -> list[Pod]:
         return [pod for pod in self.pods.values() if pod.start_error]
 
@@ -130,7 +137,7 @@ class Snapshot:
 
     @cached_property
     def failed(self) -> list[Pod]:
-        return [pod for place, pod in self.pods.items() if root_cause.failed(pod) and not self.settled(*place)]
+        return [pod for place, pod in self.pods.items() if pod_ends.failed(pod) and not self.settled(*place)]
 
     @cached_property
     def summarised(self) -> Status:

@@ -12,9 +12,8 @@ from allranks.api.job import Job
 from allranks.api.scheduling import Eviction, QueueStatus
 from allranks.api.status import CodeStatus, Failure, PastAttempt, ReplicaRestarts, RestartCounts, Rollback, Status
 from allranks.core.accounting.progress import finalize, reset_for_attempt
-from allranks.core.diagnosis import elasticity, restart_policy
-from allranks.core.diagnosis.exec_failure import is_rejection
-from allranks.core.diagnosis.root_cause import cause_line, describe_failure
+from allranks.core.diagnosis import comparison, elasticity, restart_policy
+from allranks.core.diagnosis.reasons import cause_line, describe_failure, is_rejection
 from allranks.core.facts import naming, stored_checkpoints
 from allranks.core.facts.bad_nodes import OF_NODE
 from allranks.core.facts.forgiveness import without_forgiven
@@ -137,7 +136,7 @@ def restart(job: Job, status: Status, failure: Failure, counted: bool, explanati
     """Replace all pods by the pods of a new attempt, after a backoff."""
     restarts = _count(job, status.restarts, failure.reason, counted, now)
     ended = replace(status, history=_ended(status, failure.reason, now, failure, counted))
-    idle = restart_policy.idle_restarts(status, failure, alone=False)
+    idle = comparison.idle_restarts(status, failure, alone=False)
     number = restart_policy.counted_restarts(job, restarts, now) if counted else None
     wait = restart_policy.delay(job, number, idle)
     begun = replace(
@@ -165,7 +164,7 @@ def restart_after_upstream_failure(
 ) -> Status:
     """Restart all replicas because of one that restarts individually; its failure is already counted."""
     ended = replace(status, history=_ended(status, cause.reason, now, cause))
-    idle = restart_policy.idle_restarts(status, cause, alone=False)
+    idle = comparison.idle_restarts(status, cause, alone=False)
     begin = max(lost.restart_time or now, now + restart_policy.delay(job, None, idle))
     begun = replace(
         _attempt(job, ended, status.attempt + 1, now),
@@ -211,7 +210,7 @@ def restart_replica(job: Job, status: Status, failure: Failure, counted: bool | 
     restarts = status.restarts if counted is None else _count(job, status.restarts, failure.reason, counted, now)
     key = naming.replica_key(failure.role, failure.index)
     before = status.replica_restarts.get(key)
-    idle = restart_policy.idle_restarts(status, failure, alone=True)
+    idle = comparison.idle_restarts(status, failure, alone=True)
     number = restart_policy.counted_restarts(job, restarts, now) if counted else None
     wait = restart_policy.delay(job, number, idle)
     entry = ReplicaRestarts(

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 
-from allranks.core.diagnosis.root_cause import says_what_ended_it
+from allranks.core.diagnosis.pod_ends import says_what_ended_it
 from allranks.core.facts.model import Manifest, Pod
 from allranks.kube import compact_jobs
 from allranks.kube.pod_codec import CachedPod

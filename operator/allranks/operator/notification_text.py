@@ -11,7 +11,7 @@ from allranks.api.job import PLURAL as JOBS
 from allranks.api.job import Metadata
 from allranks.api.status import Status
 from allranks.api.sweep import PLURAL as SWEEPS
-from allranks.core.diagnosis.root_cause import describe_failure
+from allranks.core.diagnosis.reasons import describe_failure
 from allranks.core.facts.model import Observed
 from allranks.core.sweeps.model import SweepObserved
 from allranks.fields import Model, printable

@@ -12,7 +12,7 @@ from typing import Any
 
 from allranks.api.status import ProgressStatus
 from allranks.control_sequences import clean_text
-from allranks.core.diagnosis.root_cause import describe_failure
+from allranks.core.diagnosis.reasons import describe_failure
 from allranks.errors import AllranksError
 from allranks.extras import install_command
 from allranks.kube.cluster import Manifest

@@ -8,7 +8,7 @@ from typing import Any
 
 from allranks.api.status import Condition, Status
 from allranks.control_sequences import clean
-from allranks.core.diagnosis.root_cause import describe_failure
+from allranks.core.diagnosis.reasons import describe_failure
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, replica_key
 from allranks.errors import CannotRun

@@ -9,7 +9,7 @@ from typing import Any
 
 from allranks.api.status import Failure as RecordedFailure
 from allranks.api.status import Status
-from allranks.core.diagnosis.root_cause import SETTLING
+from allranks.core.diagnosis.pod_ends import SETTLING
 from allranks.core.facts.model import Observed, Plan, Pod
 from allranks.core.facts.naming import ATTEMPT_LABEL, RESTART_LABEL
 from support.simulator import Audit, Cluster

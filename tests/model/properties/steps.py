@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from allranks.core.diagnosis.root_cause import SETTLING
+from allranks.core.diagnosis.pod_ends import SETTLING
 from allranks.core.facts.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOLDER, ROLE_LABEL
 from support.simulator import Cluster, Node
 from support.simulator.store import Key, controller_of, ended, key_of

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from allranks.api.status import ReplicaRestarts
 from allranks.core import checkpoints as checkpoint
 from allranks.core.accounting import time_accounting
-from allranks.core.diagnosis import hang_detection, restart_policy, root_cause
+from allranks.core.diagnosis import comparison, hang_detection, restart_policy, root_cause
 from allranks.core.facts.model import Observed, Plan
 from allranks.core.rules import lifecycle
 from model.scenarios.test_memory import SCENARIOS, MemoryWorld
@@ -116,7 +116,7 @@ def _never_waits(patch: Patch) -> None:
 
 
 def _forgets_the_previous_failure(patch: Patch) -> None:
-    patch.setattr(restart_policy, "_just_before", lambda job, status, failure: None)
+    patch.setattr(comparison, "_just_before", lambda job, status, failure: None)
 
 
 def _restarts_what_cannot_be_executed(patch: Patch) -> None:
@@ -124,7 +124,7 @@ def _restarts_what_cannot_be_executed(patch: Patch) -> None:
 
 
 def _takes_no_signal_for_a_bug(patch: Patch) -> None:
-    patch.setattr(restart_policy, "FAULTS", frozenset())
+    patch.setattr(comparison, "FAULTS", frozenset())
 
 
 def _resumes_the_old_attempt(patch: Patch) -> None:

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from allranks.api.status import PastAttempt, ProgressStatus, Status
-from allranks.core.diagnosis import evidence, hardware, restart_policy
+from allranks.core.diagnosis import hardware, restart_policy
+from allranks.core.diagnosis.comparison import Comparison
+from allranks.core.diagnosis.culprit import Evidence, culprit, culprit_of_hang
 from allranks.core.diagnosis.patterns import absent, is_unreadable_data, joined, kind_of_error
 from allranks.core.facts import bad_nodes
-from allranks.core.facts.attempt import Ranks
 from allranks.core.facts.model import RejectedCreate
 from allranks.core.facts.rank_reports import Reports
 from support.builders import CLUSTER, NOW, at, failed, failure, job, pending, pod, rank, started, succeeded, table
@@ -28,7 +29,7 @@ def pods(*of_job):
 
 
 def weigh(status, cause, *of_job, missing=(), refused=(), reports=None, of=JOB):
-    return evidence.weigh(of, status, cause, pods(*of_job), missing, refused, reports, CLUSTER)
+    return culprit(Evidence(of, status, CLUSTER, pods(*of_job), missing, refused, reports), cause)
 
 
 def test_a_pod_without_a_node_is_the_cause_of_an_attempt_that_was_never_whole():
@@ -242,7 +243,7 @@ FLAGGED = {"node-2": "condition GpuMemWatch=True ([DCGM_FR_FAULTY_MEMORY] GPU 0)
 def test_the_rank_that_others_lost_is_the_one_with_unhealthy_hardware(case):
     unhealthy, problems, because, words = case
     found = pods(failed("worker", 0), pod("worker", 1), unhealthy, pod("worker", 3))
-    cause = evidence.weigh(JOB, STEPPED, LOST, found, (), (), None, CLUSTER, problems)
+    cause = culprit(Evidence(JOB, STEPPED, CLUSTER, found, node_problems=problems), LOST)
     assert (cause.index, cause.rank, cause.node, cause.because) == (2, 2, "node-2", because)
     assert words in cause.message
     assert "Connection closed by peer" in cause.message
@@ -261,14 +262,13 @@ def test_the_rank_that_others_lost_is_the_one_with_unhealthy_hardware(case):
 def test_a_failure_on_an_unhealthy_node_has_this_cause_unless_it_has_its_own(case):
     cause, because = case
     found = pods(failed("worker", 2), pod("worker", 1))
-    assert evidence.weigh(JOB, STEPPED, cause, found, (), (), None, CLUSTER, FLAGGED).because == because
+    assert culprit(Evidence(JOB, STEPPED, CLUSTER, found, node_problems=FLAGGED), cause).because == because
 
 
 def test_a_hang_is_the_one_of_the_rank_with_unhealthy_hardware_and_does_not_count():
     hang = failure(reason="Hang", exit_code=None, message="no rank has completed a step since 10:00:00 UTC")
     found = [pod("worker", 0), pod("worker", 3, unhealthy_devices=UNHEALTHY)]
-    ranks = Ranks(JOB, STEPPED, CLUSTER)
-    cause = evidence.hang_on_hardware(hang, found, {}, ranks)
+    cause = culprit_of_hang(Evidence(JOB, STEPPED, CLUSTER, pods(*found)), hang)
     assert (cause.index, cause.rank, cause.node, cause.reason, cause.because) == (
         *(3, 3, "node-3"),
         *("Hang", "DeviceUnhealthy"),
@@ -280,7 +280,7 @@ def test_a_hang_is_the_one_of_the_rank_with_unhealthy_hardware_and_does_not_coun
         "no progress for 60 s (hang.timeoutSeconds); the platform reports its device as unhealthy: "
         "node node-3 is avoided"
     )
-    assert evidence.hang_on_hardware(hang, found[:1], FLAGGED, ranks) == hang
+    assert culprit_of_hang(Evidence(JOB, STEPPED, CLUSTER, pods(found[0]), node_problems=FLAGGED), hang) == hang
     fails = job(roles={"worker": 4}, hang={"timeoutSeconds": 60, "action": "Fail"})
     assert restart_policy.decide_after_hang(fails, STEPPED, cause).action == "Fail"
 
@@ -347,7 +347,7 @@ def test_a_rank_that_is_killed_in_the_same_step_of_each_attempt_is_not_called_a_
 
 def test_failures_in_different_steps_are_not_the_same():
     past = PastAttempt(end_time=NOW, reason="Error", failure=RAISED, first_step=1, last_step=7)
-    assert restart_policy.same_step(replace(STEPPED, history=[past, past]), RAISED) is None
+    assert Comparison(JOB, replace(STEPPED, history=[past, past]), RAISED).same_step == 0
 
 
 @table(

@@ -205,7 +205,7 @@ def test_the_line_that_says_what_ended_a_program(case):
 )
 def test_whether_only_peers_were_lost(case):
     output, lost = case
-    assert lost_peer(output, 1) is lost
+    assert lost_peer(output, last_words(output)) is lost
 
 
 def test_the_rank_of_an_exception_is_the_one_that_its_lines_name():

@@ -15,7 +15,8 @@ from allranks.api.job import Job
 from allranks.api.status import Failure, ReplicaRestarts, Status
 from allranks.core import transitions
 from allranks.core.diagnosis import restart_policy, root_cause
-from allranks.core.diagnosis.root_cause import describe_failure, same_way
+from allranks.core.diagnosis.comparison import same_way
+from allranks.core.diagnosis.reasons import describe_failure
 from allranks.core.facts import naming, topology
 from allranks.core.facts.model import Observed, Plan
 from allranks.core.outcomes import Act
@@ -31,7 +32,8 @@ CODES = [(1, "ValueError: no data"), (1, "ConnectionError: peer 17 closed"), (13
 @pytest.mark.parametrize("limit", [3, failure.MAX_DECISIONS])
 def test_the_decisions_of_a_write_are_those_of_one_failure_at_a_time(limit: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(failure, "MAX_DECISIONS", limit)
-    monkeypatch.setattr(restart_policy, "judged", lambda job, status, each: each)  # test_verdict.py has the verdicts
+    for module in (failure, restart_policy):  # test_verdict.py has the verdicts
+        monkeypatch.setattr(module, "judged", lambda job, status, each: each)
     several = upstream = 0
     for seed in range(SCENES):
         snapshot = _scene(random.Random(seed))

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from allranks.api.status import Failure, PastAttempt, ProgressStatus, ReplicaRestarts, RestartCounts, Status
-from allranks.core.diagnosis import restart_policy
+from allranks.core.diagnosis import comparison, restart_policy
 from allranks.core.diagnosis.correlation import EarlierFailures
 from allranks.core.diagnosis.restart_policy import RestartDecision
 from allranks.core.facts import topology
@@ -509,13 +509,13 @@ def test_progress_is_a_step_beyond_those_of_all_attempts_or_a_checkpoint(case):
     earlier, fields, made = case
     history = [PastAttempt(end_time=NOW, reason="Evicted", first_step=1, last_step=step) for step in earlier]
     status = Status(history=history, progress=ProgressStatus(**{"first_step_time": at(1), **fields}))
-    assert restart_policy.made_progress(status) is made
+    assert comparison.made_progress(status) is made
 
 
 def test_two_minutes_without_a_step_are_no_progress_of_a_program_that_reports_steps():
     before = Status(restarts=RestartCounts(without_progress=3), progress=ProgressStatus(step=7))
     cause = failure(reason="Evicted", ran_seconds=600.0)
-    assert restart_policy.idle_restarts(before, cause, alone=False) == 4
+    assert comparison.idle_restarts(before, cause, alone=False) == 4
 
 
 def test_an_elastic_worker_that_restarts_alone_never_ends_the_job():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from allranks.api.status import Failure, ReplicaRestarts, Status
-from allranks.core.diagnosis import root_cause
+from allranks.core.diagnosis import pod_ends, reasons, root_cause
 from allranks.core.facts import topology
 from allranks.core.facts.model import Disruption, Exit
 from support.builders import NOW, at, failed, job, pod, preempted, succeeded, table
@@ -222,7 +222,7 @@ def test_description(case):
 )
 def test_every_reason_of_DisruptionTarget_has_one_of_ours(kubernetes, ours):
     found = first(job(**GROUP), pod(index=1, disruption=Disruption(kubernetes, at(60))))
-    assert (found.reason, found.reason in root_cause.UNCOUNTED) == (ours, True)
+    assert (found.reason, found.reason in reasons.UNCOUNTED) == (ours, True)
 
 
 def test_a_missing_pod_was_deleted_by_someone():
@@ -298,4 +298,4 @@ def test_rank(case):
     ],
 )
 def test_failed(observed, has_failed):
-    assert root_cause.failed(observed) is has_failed
+    assert pod_ends.failed(observed) is has_failed

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.diagnosis import root_cause
+from allranks.core.diagnosis import comparison, root_cause
 from allranks.core.facts.model import Exit
 from allranks.frameworks.hints import RootCause
 from allranks.frameworks.torchrun_log import read_torchrun_report
@@ -205,13 +205,13 @@ def test_the_microsecond_decides_after_all_else():
 def test_two_different_errors_under_torchrun_are_not_the_same_failure():
     other = log("raise-1").replace("learning rate must not be negative: -0.1", "no such file: penguins.csv")
     one, two = (first(job(), failed(message=as_kubelet(text))) for text in (log("raise-1"), other))
-    assert not root_cause.same_way(one, two)
+    assert not comparison.same_way(one, two)
 
 
 def test_one_error_in_two_attempts_under_torchrun_is_the_same_failure():
     again = log("raise-1").replace("961", "17").replace("12:11:14", "12:12:33")
     one, two = (first(job(), failed(message=as_kubelet(text))) for text in (log("raise-1"), again))
-    assert root_cause.same_way(one, two)
+    assert comparison.same_way(one, two)
 
 
 @pytest.mark.parametrize(

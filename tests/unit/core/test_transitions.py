@@ -10,7 +10,7 @@ import pytest
 
 from allranks.api.status import Condition, Failure, PastAttempt, ReplicaRestarts, RestartCounts, RoleStatus, Status
 from allranks.core import transitions
-from allranks.core.diagnosis import root_cause
+from allranks.core.diagnosis import reasons
 from allranks.core.facts import status_summary
 from allranks.core.facts.model import Pod
 from allranks.fields import decode, encode
@@ -302,7 +302,7 @@ def test_conditions_follow_the_phase(before, after):
 )
 def test_a_failure_is_described_in_one_line(case):
     cause, line = case
-    assert root_cause.describe_failure(cause) == line
+    assert reasons.describe_failure(cause) == line
 
 
 # Sentence, workers' pods, the role's status.

@@ -92,7 +92,7 @@ VERDICTS = (
 @table(*VERDICTS)
 def test_the_verdict_of_a_failure(case):
     status, ended, expected = case
-    assert restart_policy.judged(JOB, status, ended).verdict == expected
+    assert verdict.judged(JOB, status, ended).verdict == expected
 
 
 def test_each_line_of_the_table_decides_one_of_these_cases():

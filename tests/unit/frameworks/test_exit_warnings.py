@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.diagnosis import root_cause
+from allranks.core.diagnosis import comparison, root_cause
 from allranks.text import without_exit_warnings
 from support.builders import at, failed, job
 
@@ -33,4 +33,4 @@ def test_two_errors_with_this_last_line_are_different_failures(framework: str) -
         for error in ("ValueError: lr", "OSError: disk is full")
     )
     assert (first.message, second.message) == ("ValueError: lr", "OSError: disk is full")
-    assert not root_cause.same_way(first, second)
+    assert not comparison.same_way(first, second)

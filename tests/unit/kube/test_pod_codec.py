@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.diagnosis import root_cause
+from allranks.core.diagnosis import pod_ends, reasons, root_cause
 from allranks.core.facts.model import Exit, InitContainer, Pod
 from allranks.kube.pod_codec import to_cached_pod
 from allranks.kube.raw_pod import Raw
@@ -260,7 +260,7 @@ def test_whether_a_container_has_ended_for_good(case):
     found = with_status(ended(code), spec, **status)
     assert (found.exit is not None) == final
     assert found.succeeded == (final and code == 0)
-    assert root_cause.failed(found) == (final and code != 0)
+    assert pod_ends.failed(found) == (final and code != 0)
 
 
 def test_a_failure_of_a_pod_that_is_being_deleted_is_final():
@@ -281,7 +281,7 @@ def test_a_crash_loop_has_its_last_exit_and_its_number_of_restarts():
     assert (found.exit, found.container_restarts) == (None, 4)
     assert found.last_exit == Exit(5, datetime(2026, 1, 1, 0, 0, 20, tzinfo=UTC))
     assert found.started_at == datetime(2026, 1, 1, 0, 0, 10, tzinfo=UTC)
-    judged = [root_cause.judge_crash_loop(job(restart={"maxRestarts": n}), found).exit for n in (0, 3, 4, 9_999)]
+    judged = [pod_ends.judge_crash_loop(job(restart={"maxRestarts": n}), found).exit for n in (0, 3, 4, 9_999)]
     assert [exit and (exit.code, exit.reason) for exit in judged] == [(5, "CrashLoopBackOff")] * 2 + [None] * 2
 
 
@@ -293,8 +293,8 @@ def test_an_init_container_in_a_crash_loop_fails_the_pod_too_but_not_a_sidecar()
         spec = {"restartPolicy": "OnFailure", "initContainers": [{"name": "fetch", "restartPolicy": policy}]}
         statuses = [{"name": "fetch", **looping}]
         found = with_status(trainer, spec, phase="Pending", initContainerStatuses=statuses)
-        judged = root_cause.judge_crash_loop(job(), found)
-        assert root_cause.failed(judged) == fails
+        judged = pod_ends.judge_crash_loop(job(), found)
+        assert pod_ends.failed(judged) == fails
         if fails:
             cause = next(root_cause.failures(job(), Status(), [judged], [], CREATED))
             assert (cause.reason, cause.exit_code) == ("InitContainerFailed", None)
@@ -320,7 +320,7 @@ def test_an_eviction_without_disruption_target_is_the_pods_own_limit(code: int):
     found = with_status(ended(code), **OWN_LIMIT)
     assert found.exit is not None
     assert (found.exit.code, found.exit.reason, found.exit.message) == (code or 137, "LimitExceeded", USAGE)
-    assert (found.disruption, found.succeeded, root_cause.failed(found)) == (None, False, True)
+    assert (found.disruption, found.succeeded, pod_ends.failed(found)) == (None, False, True)
 
 
 def test_a_kubelet_may_lose_the_end_of_a_container_that_it_evicts():
@@ -374,9 +374,9 @@ def test_a_pod_that_is_being_deleted_does_not_settle():
 @pytest.mark.parametrize("reason", ["Evicted", "NodeShutdown", "OutOfcpu", "UnexpectedAdmissionError", "NodeAffinity"])
 def test_a_rejected_pod_never_ran_and_does_not_count(reason: str):
     found = with_status({}, phase="Failed", reason=reason, message="Pod was rejected", containerStatuses=[])
-    assert root_cause.failed(found)
+    assert pod_ends.failed(found)
     cause = next(root_cause.failures(job(), Status(), [found], [], CREATED))
-    assert (cause.reason, cause.exit_code, root_cause.is_uncounted(cause.reason)) == (reason, None, True)
+    assert (cause.reason, cause.exit_code, reasons.is_uncounted(cause.reason)) == (reason, None, True)
 
 
 @pytest.mark.parametrize(("code", "reason"), [(255, "Unknown"), (137, "ContainerStatusUnknown")])
@@ -384,13 +384,13 @@ def test_a_container_that_a_reboot_ended_has_no_exit_code(code: int, reason: str
     found = with_status(ended(code, reason=reason), phase="Failed")
     cause = next(root_cause.failures(job(), Status(), [found], [], CREATED))
     assert (cause.reason, cause.exit_code, cause.signal) == ("ContainerStatusUnknown", None, None)
-    assert root_cause.is_uncounted(cause.reason)
+    assert reasons.is_uncounted(cause.reason)
 
 
 def test_exit_code_255_of_a_program_counts():
     found = with_status(ended(255), phase="Failed")
     cause = next(root_cause.failures(job(), Status(), [found], [], CREATED))
-    assert (cause.exit_code, root_cause.is_uncounted(cause.reason)) == (255, False)
+    assert (cause.exit_code, reasons.is_uncounted(cause.reason)) == (255, False)
 
 
 def with_native_sidecar(phase: str, trainer: int, sidecar: int, reason: str = "") -> Pod:
@@ -424,7 +424,7 @@ def test_a_program_beside_a_native_sidecar_completes_whatever_the_sidecars_exit_
 
 def test_a_program_that_failed_beside_a_native_sidecar_is_the_failure() -> None:
     pod = with_native_sidecar("Failed", 3, 137)
-    assert root_cause.failed(pod)
+    assert pod_ends.failed(pod)
     assert pod.exit is not None
     assert pod.exit.code == 3
     assert "proxy" not in pod.waiting_message

@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, PastAttempt, ReplicaRestarts, Status
-from allranks.core.diagnosis import evidence, restart_policy, root_cause
-from allranks.core.diagnosis.exit_codes import SIGKILL, possible_signal
-from allranks.core.diagnosis.root_cause import Way, same_way, way
+from allranks.core.diagnosis import pod_ends, restart_policy, root_cause
+from allranks.core.diagnosis.comparison import Way, same_way, way
+from allranks.core.diagnosis.culprit import Evidence, waited_for
+from allranks.core.diagnosis.reasons import LOST_PEER, is_uncounted, was_killed
 from allranks.core.facts import naming, topology
-from allranks.core.facts.attempt import Ranks
 from allranks.core.facts.model import LIMIT_EXCEEDED, Platform, Pod
 from allranks.core.facts.pod_template import longest_grace_period
 from allranks.core.facts.restarts import CORRELATION_SECONDS, MAX_IDLE_RESTARTS
@@ -41,8 +41,7 @@ class EarlierFailures:
 
     def upstream_of(self, failure: Failure) -> ReplicaRestarts | None:
         """Return the failure of an individually restarted replica, already counted, that caused this one."""
-        killed = possible_signal(failure.exit_code, failure.signal) == SIGKILL
-        noticed = failure.reason == "Error" and failure.exit_code is not None and not killed
+        noticed = failure.reason == "Error" and failure.exit_code is not None and not was_killed(failure)
         if not noticed or topology.scope(self._job, failure.role, failure.index) != "Group":
             return None
         if self._before and same_way(self._before, failure):
@@ -98,7 +97,7 @@ def corrected_cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime
     for past in status.history:
         failed_for_good = status.phase == "Failed" and past is status.history[-1] and past.failure is not None
         reason = past.failure.reason if failed_for_good and past.failure else past.reason
-        if not (past.counted or failed_for_good) or root_cause.is_uncounted(reason) or reason == LIMIT_EXCEEDED:
+        if not (past.counted or failed_for_good) or is_uncounted(reason) or reason == LIMIT_EXCEEDED:
             continue
         then = replace(status, attempt=past.attempt)
         # Labels may have been edited. Replicas that restart individually had their own failures, recorded at the time.
@@ -108,38 +107,37 @@ def corrected_cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime
             if replica.hostname in left and topology.scope(job, replica.role, replica.index) == "Group"
         ]
         for pod in of_then:
-            failed_at = root_cause.node_failed_at(pod)
-            if root_cause.exceeded_limit(pod) or (
+            failed_at = pod_ends.node_failed_at(pod)
+            if pod_ends.exceeded_limit(pod) or (
                 failed_at and failed_at <= _latest_node_failure(job, past, pod, platform)
             ):
                 return root_cause.kubelet_failure(job, status, pod, now, platform)
-        earliest, ranks = past.failure, Ranks(job, then, platform)
+        evidence = Evidence(job, then, platform, {(pod.role, pod.index): pod for pod in of_then})
+        earliest = past.failure
         for pod in of_then:
             if earliest:
-                earliest = root_cause.earlier_failure(job, status, earliest, pod, now, ranks) or earliest
+                earliest = root_cause.earlier_failure(job, status, earliest, pod, now, evidence.ranks) or earliest
         if earliest is not past.failure:
             return earliest
-        if earliest and earliest.because == root_cause.LOST_PEER:
-            by_place = {(pod.role, pod.index): pod for pod in of_then}
-            if absent := evidence.waited_for(earliest, by_place, ranks):
-                return absent
+        if earliest and earliest.because == LOST_PEER and (absent := waited_for(evidence, earliest)):
+            return absent
     return None
 
 
 def _latest_node_failure(job: Job, past: PastAttempt, pod: Pod, platform: Platform) -> datetime:
     """Return the latest time of an event of the pod's node that can have caused the end of the attempt."""
-    if past.failure and root_cause.ended_by_kubelet(pod):
+    if past.failure and pod_ends.ended_by_kubelet(pod):
         # The kubelet began at most a grace period before. Only then can a peer have failed because of it.
-        return past.failure.time + timedelta(seconds=longest_grace_period(job)) + root_cause.SETTLING
+        return past.failure.time + timedelta(seconds=longest_grace_period(job)) + pod_ends.SETTLING
     return past.end_time + NODE_LOSS_DETECTION + timedelta(seconds=platform.node_lost_seconds or 0)
 
 
 def _is_evidence(pod: Pod) -> bool:
-    return bool(pod.exit or root_cause.node_failed_at(pod) or root_cause.exceeded_limit(pod))
+    return bool(pod.exit or pod_ends.node_failed_at(pod) or pod_ends.exceeded_limit(pod))
 
 
 def restart_counts(job: Job, failure: Failure) -> bool | None:
     """Return whether a restart for this failure counts; None if a rule would not have restarted the job at all."""
-    by_default = "RestartUncounted" if root_cause.is_uncounted(failure.reason) else "Restart"
+    by_default = "RestartUncounted" if is_uncounted(failure.reason) else "Restart"
     action, _ = restart_policy.by_rules(job.spec.restart.rules or [], failure) or (by_default, "")
     return {"Restart": True, "RestartUncounted": False}.get(action)

@@ -1,47 +1,18 @@
-"""Pods whose program did not run: it could not be executed, an init container could not fetch an input, or the kubelet
-rejected the pod.
-
-The same image fails in the same way in each attempt, so a program that cannot be executed ends the job."""
+"""Programs that could not be executed. The same image fails in the same way in each attempt, so they end the job."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from allranks.api.job import Job
 from allranks.api.status import Failure
+from allranks.core.diagnosis.reasons import CANNOT_START
 from allranks.core.facts import pod_template
-from allranks.core.facts.model import (
-    ANY_PLATFORM,
-    FETCH_FAILED,
-    FETCH_RETRYING,
-    FETCHING,
-    INIT_FAILED,
-    INPUT_FAILED,
-    InitContainer,
-    Pod,
-)
-from allranks.core.facts.naming import FETCH_CONTAINER
-from allranks.core.facts.restarts import MAX_IDLE_RESTARTS
-from allranks.core.facts.uploads import result_in
+from allranks.core.facts.model import ANY_PLATFORM
 
-CANNOT_START = frozenset({"StartError", "ContainerCannotRun"})
-"""Reasons of container runtimes: the container was created, and its program was not executed. Its exit code, mostly
-128, is the runtime's."""
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 """Exit codes of POSIX shells, env, nohup and the helper in the pod."""
-
-
-REJECTIONS = frozenset(
-    {"NodeShutdown", "UnexpectedAdmissionError", "NodeAffinity", "NodeName", "NodePorts", "TaintToleration"}
-    | {"TopologyAffinityError", "SMTAlignmentError", "InvalidNodeInfo", "VolumeAttachmentLimitExceeded"}
-)
-"""`status.reason` of pods that the kubelet of their node rejects, besides OutOf... (OutOfcpu, OutOfnvidia.com/gpu)."""
-
-
-def is_rejection(reason: str) -> bool:
-    """Return whether the kubelet rejected the pod at admission."""
-    return reason in REJECTIONS or reason.startswith("OutOf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,43 +86,3 @@ _SHELL: _Patterns = (
     (re.compile(r": ([^\s:]+): (?:Permission denied|Is a directory)$"), _REFUSED),
     (re.compile(r": ([^\s:]+): (?:cannot execute binary file: )?Exec format error$"), _FORMAT),
 )
-
-
-def judge_fetches(job: Job, pod: Pod) -> Pod:
-    """Return the pod with the result of its fetches as its reason and message.
-
-    Such a pod failed for its own reason: FetchFailed does not count, because the program did not run, and InputFailed
-    ends the job.
-    """
-    if not job.spec.sources or pod.exit or pod.phase == "Running":
-        return pod
-    if pod.init is None or not pod.init.name.startswith(FETCH_CONTAINER):
-        return pod
-    name = pod.init.name.removeprefix(FETCH_CONTAINER)
-    if pod.last_exit and pod.last_exit.reason == INIT_FAILED:
-        # The pod has restartPolicy OnFailure, so its kubelet tries again for ever.
-        if result := _fetch_result(job, name, pod.init):
-            error, final = result
-            if pod.container_restarts >= MAX_IDLE_RESTARTS:
-                error, final = f"{error}; {pod.container_restarts} tries have failed", True
-            if final:
-                return replace(pod, phase="Failed", waiting_reason=INPUT_FAILED, waiting_message=error, last_exit=None)
-            text = f"{error}; try {pod.container_restarts + 1} follows"
-            return replace(pod, waiting_reason=FETCH_RETRYING, waiting_message=text, last_exit=None)
-    elif pod.phase == "Failed" and pod.waiting_reason == INIT_FAILED:
-        if result := _fetch_result(job, name, pod.init):
-            error, final = result
-            return replace(pod, waiting_reason=INPUT_FAILED if final else FETCH_FAILED, waiting_message=error)
-    elif pod.init.exit_code is None and not pod.start_error:
-        source = next((spec.source for spec in job.spec.sources if spec.name == name), "")
-        return replace(pod, waiting_reason=FETCHING, waiting_message=f"inputs are fetched: {name} from {source}")
-    return pod
-
-
-def _fetch_result(job: Job, name: str, container: InitContainer) -> tuple[str, bool] | None:
-    """Return (error with the path of the field, whether it is final); None if the kernel killed the program, for
-    example."""
-    result = result_in(container.message)
-    if not isinstance(result, dict) or not result.get("error"):
-        return None
-    return f"{job.spec.field_of(name)}: {result['error']}", result.get("final") is True

@@ -10,7 +10,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from allranks.api.status import Because
+from allranks.core.diagnosis import patterns
 from allranks.core.diagnosis.patterns import is_lost_peer
+from allranks.text import last_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +76,14 @@ _NEAR_THE_END = 30
 """Lines after an exception, for a program that ended by a signal: it may have survived one that is further away."""
 
 
-def lost_peer(text: str, code: int | None = 1) -> bool:
-    """Return whether the output says that the program ended because other ranks were gone."""
-    if words := last_words(text, code):
-        return words.lost_peer
-    return is_lost_peer("\n".join(text.rstrip().splitlines()[-_LAST_LINES:]))
+def lost_peer(text: str, words: LastWords | None) -> bool:
+    """Return whether the output says that the program ended because other ranks were gone. `words`: its last words."""
+    return words.lost_peer if words else patterns.is_lost_peer(last_lines(text, 5, len(text)))
 
 
-_LAST_LINES = 5
+def kind_of_error(text: str, words: LastWords | None) -> Because | None:
+    """Return the evidence in the output for a fault of a device, a file or the network. `words`: its last words."""
+    return patterns.kind_of_error(words.line if words else last_lines(text, 3, len(text)))
 
 
 def cause_line(text: str, code: int | None = 1) -> str:
@@ -100,7 +103,7 @@ def of_rank(text: str, rank: int) -> str:
 def excerpt(text: str, code: int | None, lines: int, characters: int) -> str:
     """Return the end of an output, and before it what ended the program, if that is not part of the end."""
     whole = text.rstrip().splitlines()
-    end = "\n".join(whole[-lines:])[-characters:]
+    end = last_lines(text, lines, characters)
     words = last_words(text, code)
     if words is None or words.line in end:
         return end

@@ -10,97 +10,19 @@ from functools import cached_property
 
 from allranks.api.job import Job
 from allranks.api.status import Because, Failure, Status
-from allranks.core.diagnosis import exit_codes, last_words
-from allranks.core.diagnosis.exec_failure import CANNOT_START, REJECTIONS, is_rejection
-from allranks.core.diagnosis.exit_codes import SIGTERM, possible_signal
+from allranks.core.diagnosis import last_words
 from allranks.core.diagnosis.last_words import LastWords
-from allranks.core.diagnosis.patterns import kind_of_error
+from allranks.core.diagnosis.pod_ends import failed
+from allranks.core.diagnosis.reasons import DISRUPTIONS, LOST_PEER, SIGTERM, possible_signal
 from allranks.core.facts import naming, topology
 from allranks.core.facts.attempt import Ranks
-from allranks.core.facts.model import (
-    ANY_PLATFORM,
-    BY_KUBELET,
-    CRASH_LOOP,
-    FETCH_FAILED,
-    INIT_FAILED,
-    LIMIT_EXCEEDED,
-    UNKNOWN_END,
-    Platform,
-    Pod,
-)
+from allranks.core.facts.model import ANY_PLATFORM, INIT_FAILED, UNKNOWN_END, Platform, Pod
 from allranks.frameworks.base import Replica
 from allranks.frameworks.hints import RootCause
 from allranks.text import without_exit_warnings
 
-DISRUPTIONS: dict[str, str] = {
-    "PreemptionByScheduler": "Preempted",
-    "DeletionByTaintManager": "NodeLost",
-    "EvictionByEvictionAPI": "Evicted",
-    "TerminationByKubelet": "Evicted",
-    "DeletionByPodGC": "NodeLost",
-}
-"""Reason of the pod condition `DisruptionTarget` -> reason of the failure."""
-
-NEVER_WHOLE, NOT_JOINED, COMPLETED_EARLY = "NotStarted", "NotJoined", "CompletedEarly"
-ABSENT, HARDWARE = "Absent", "HardwareUnhealthy"
-"""Reasons of failures that `evidence` finds: the replica is the cause, and another one failed because of it."""
-_SENTENCES = {
-    NEVER_WHOLE: "had not started when another rank gave up",
-    NOT_JOINED: "had not joined the group when another rank gave up",
-    ABSENT: "had not come to a collective when another rank gave up",
-    COMPLETED_EARLY: "completed before the other ranks",
-    HARDWARE: "had unhealthy hardware when another rank lost it",
-}
-UNCOUNTED = frozenset(
-    {*DISRUPTIONS.values(), *REJECTIONS, "Deleted", "Disrupted", UNKNOWN_END, FETCH_FAILED, NEVER_WHOLE} | {HARDWARE}
-)
-"""Reasons outside of the program: such restarts do not count against maxRestarts."""
-
-LOST_PEER: Because = "LostPeer"
 MESSAGE_LINES = 20
 MESSAGE_CHARACTERS = 2048
-
-
-def is_uncounted(reason: str) -> bool:
-    return reason in UNCOUNTED or is_rejection(reason)
-
-
-def failed(pod: Pod) -> bool:
-    """Return whether the program failed, whatever its sidecars do, or the pod is removed before the program
-    completed."""
-    return not pod.succeeded and (pod.ended or pod.deleted_at is not None or pod.disruption is not None)
-
-
-CRASH_LOOP_RESTARTS = 10
-
-
-def judge_crash_loop(job: Job, pod: Pod) -> Pod:
-    """Return the pod as failed if its kubelet restarted its container in place more often than `restart.maxRestarts`.
-
-    The limit is at most CRASH_LOOP_RESTARTS: the kubelet's backoff reaches its maximum of 300 s before that.
-    """
-    limit = min(job.spec.restart.max_restarts, CRASH_LOOP_RESTARTS)
-    if pod.last_exit is None or pod.exit or pod.container_restarts <= limit:
-        return pod
-    if pod.last_exit.reason == INIT_FAILED:
-        return replace(pod, phase="Failed", waiting_reason=INIT_FAILED, waiting_message=pod.last_exit.message)
-    reason = CRASH_LOOP if pod.last_exit.reason == "Error" else pod.last_exit.reason
-    return replace(pod, exit=replace(pod.last_exit, reason=reason))
-
-
-SETTLING = timedelta(seconds=15)
-"""The kubelet sets the phase of a pod when it has removed its network, usually within half a second of the end of its
-containers. If it does not, because of a broken network plugin for example, the end counts as it is."""
-
-
-def settles_at(pod: Pod, now: datetime) -> datetime | None:
-    """Return the time until which the end of a settling pod is not judged; None if it is judged now.
-
-    The end has the time of the node's clock. One that differs by more than SETTLING makes no pod wait.
-    """
-    if not pod.settling or pod.exit is None or abs(now - pod.exit.finished_at) >= SETTLING:
-        return None
-    return pod.exit.finished_at + SETTLING
 
 
 def failures(
@@ -226,8 +148,18 @@ class _Ending:
     @cached_property
     def lost_peer(self) -> bool:
         """The program only says that other ranks were gone, so it is not the one that failed first."""
-        counted = self.by_itself and self.reason == "Error"
-        return counted and last_words.lost_peer(self.message, self.code)
+        return self.by_itself and self.reason == "Error" and last_words.lost_peer(self.message, self.words)
+
+    @property
+    def because(self) -> Because | None:
+        """The evidence in the output of the pod, or in its init container."""
+        if self.lost_peer:
+            return LOST_PEER
+        if self.by_itself and self.reason == "Error":
+            return last_words.kind_of_error(self.message, self.words)
+        init = self.pod.init
+        of_user = init is not None and not init.name.startswith(_ADDED_CONTAINERS)
+        return "InitContainer" if of_user and self.reason == INIT_FAILED else None
 
     @property
     def was_stopped(self) -> bool:
@@ -291,6 +223,8 @@ class _Ending:
         return last_words.of_rank(text, cause.rank) if lost else text
 
 
+_ADDED_CONTAINERS = "allranks"
+"""The beginning of the names of init containers that allranks adds."""
 _WATCHED = re.compile(r"^allranks: the program was ended by signal (?P<signal>[0-9]{1,2}) \(\w+\)\s*\Z", re.MULTILINE)
 
 
@@ -312,63 +246,17 @@ def _describe(status: Status, ending: _Ending, ranks: Ranks) -> Failure:
         exit_code=code,
         signal=_within(ending.signal, 1, 128),
         reason=ending.reason[:128],
-        because=_because(ending),
+        because=ending.because,
         message=last_words.excerpt(ending.message, code, MESSAGE_LINES, MESSAGE_CHARACTERS),
         time=ending.time,
         ran_seconds=max(0.0, (ending.time - pod.started_at).total_seconds()) if pod.started_at else 0.0,
     )
 
 
-def _because(ending: _Ending) -> Because | None:
-    """Return the evidence in the output of the pod itself."""
-    if ending.lost_peer:
-        return LOST_PEER
-    if ending.by_itself and ending.reason == "Error":
-        end = ending.words.line if ending.words else _last_lines(ending.message)
-        return kind_of_error(end)
-    init = ending.pod.init
-    if ending.reason == INIT_FAILED and init and not init.name.startswith(_OWN_CONTAINERS):
-        return "InitContainer"
-    return None
-
-
-_OWN_CONTAINERS = "allranks"
-"""The beginning of the names of init containers that allranks adds."""
-
-
-def _last_lines(text: str) -> str:
-    return "\n".join(text.rstrip().splitlines()[-3:])
-
-
 def _within(number: int | None, least: int, most: int = 2**31 - 1) -> int | None:
     """Return the number, or None if it is out of range: a launcher's report comes from a log, which can contain
     anything."""
     return number if number is not None and least <= number <= most else None
-
-
-def node_failed_at(pod: Pod) -> datetime | None:
-    """Return when the pod's node was lost, shut down, rebooted, or ran out of a resource; None if it did not."""
-    if pod.exit and pod.exit.lost_by_runtime:
-        return pod.exit.finished_at
-    if pod.disruption and ended_by_kubelet(pod):
-        return pod.disruption.at
-    return pod.node_lost_at
-
-
-def ended_by_kubelet(pod: Pod) -> bool:
-    """Return whether the kubelet evicted the pod for a resource of its node, or its node shut down."""
-    lost = pod.exit is not None and pod.exit.lost_by_runtime
-    return not lost and pod.disruption is not None and pod.disruption.reason == BY_KUBELET
-
-
-def exceeded_limit(pod: Pod) -> bool:
-    """Return whether the kubelet evicted the pod for a limit of its own. It may have lost the end of the container."""
-    return pod.exit.reason == LIMIT_EXCEEDED if pod.exit else pod.waiting_reason == LIMIT_EXCEEDED
-
-
-def says_what_ended_it(pod: Pod) -> bool:
-    """Return whether the status of the pod says that a disruption, a reboot, or a limit of its own ended it."""
-    return bool(pod.disruption) or exceeded_limit(pod) or (pod.exit is not None and pod.exit.lost_by_runtime)
 
 
 def kubelet_failure(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = ANY_PLATFORM) -> Failure:
@@ -411,49 +299,3 @@ def start_error(job: Job, status: Status, pod: Pod, now: datetime, platform: Pla
     """Return the failure of a pod that cannot start because of its image or configuration. It never ran."""
     ending = _Ending(replace(pod, deleted_at=None, disruption=None), None, now)
     return _describe(status, ending, Ranks(job, status, platform))
-
-
-Way = tuple[object, ...]
-
-
-def same_way(failure: Failure, other: Failure) -> bool:
-    """Return whether two failures have the same code, signal, reason and last line, except for numbers."""
-    return way(failure) == way(other)
-
-
-def way(failure: Failure) -> Way:
-    """Return the hashable features that two failures of the same way have in common.
-
-    Numbers in the last line are left out: addresses, times and pids differ.
-    """
-    last = re.sub(r"0x[0-9a-f]+|\d+", "#", cause_line(failure))[-200:]
-    return failure.exit_code, failure.signal, failure.reason, last
-
-
-def cause_line(failure: Failure) -> str:
-    """Return the line of the failure's output that says what ended the program; empty without output."""
-    return last_words.cause_line(failure.message, failure.exit_code)
-
-
-def describe_failure(failure: Failure) -> str:
-    """Return the failure in one line: `worker-1 failed with exit code 1 (Error)`."""
-    if not failure.role and failure.reason in ("Hang", "NoFirstStep"):
-        return f"the ranks made no progress ({failure.reason})"
-    if not failure.role and failure.exit_code is None and failure.message:
-        return f"{cause_line(failure)} ({failure.reason})"
-    who = naming.replica_key(failure.role, failure.index) if failure.role else "a pod"
-    if is_rejection(failure.reason):
-        return f"{who} was rejected by its node ({failure.reason})"
-    if failure.reason == FETCH_FAILED:
-        return f"{who} could not fetch its inputs ({failure.reason})"
-    if failure.reason in _SENTENCES:
-        return f"{who} {_SENTENCES[failure.reason]} ({failure.reason})"
-    if failure.reason in UNCOUNTED:
-        return f"{who} was lost ({failure.reason})"
-    if failure.reason in CANNOT_START:
-        return f"{who} could not be started ({failure.reason})"
-    if failure.signal is not None:
-        return f"{who} was ended by signal {failure.signal} ({failure.reason})"
-    if failure.exit_code is None:
-        return f"{who} failed ({failure.reason})"
-    return f"{who} failed with {exit_codes.describe(failure.exit_code)} ({failure.reason})"

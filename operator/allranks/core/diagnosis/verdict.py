@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from allranks.api.status import Because, Failure, Verdict
-from allranks.core.diagnosis import last_words
-from allranks.core.diagnosis.exec_failure import CANNOT_START, is_rejection
+from allranks.api.job import Job
+from allranks.api.status import Because, Failure, Status, Verdict
+from allranks.core.diagnosis import exec_failure, last_words
+from allranks.core.diagnosis.comparison import SAME_STEP_ATTEMPTS, Comparison
+from allranks.core.diagnosis.reasons import CANNOT_START, is_rejection, was_killed
 from allranks.core.facts.model import CRASH_LOOP, FETCH_FAILED, INPUT_FAILED, LIMIT_EXCEEDED, UNKNOWN_END
 
 MEANINGS: dict[Verdict, str] = {
@@ -177,3 +179,17 @@ def _of_system(case: Case) -> bool:
 def decide(case: Case) -> Verdict:
     """Return the verdict of the first row whose evidence the failure has."""
     return next(row.verdict for row in TABLE if row.holds(case))
+
+
+def judged(job: Job, status: Status, failure: Failure) -> Failure:
+    """Return the failure with its verdict.
+
+    `status`: of the attempt that failed, before the failure is recorded. An empty one if the attempts before it are not
+    to be compared.
+    """
+    if failure.verdict is not None:
+        return failure
+    compared = Comparison(job, status, failure)
+    in_one_step = not was_killed(failure) and compared.same_step >= SAME_STEP_ATTEMPTS
+    executed = compared.has_trained or exec_failure.explain(job, failure, local=False) is None
+    return replace(failure, verdict=decide(Case(failure, executed, compared.twice_before_progress or in_one_step)))

@@ -11,18 +11,12 @@ from allranks.api.job import Job, Progress
 from allranks.api.status import Failure, Status
 from allranks.core import transitions
 from allranks.core.accounting.progress import curve_not_finite
-from allranks.core.diagnosis import (
-    correlation,
-    evidence,
-    hang_detection,
-    report_loss,
-    restart_policy,
-    root_cause,
-)
+from allranks.core.diagnosis import correlation, hang_detection, report_loss, restart_policy, root_cause
 from allranks.core.diagnosis.correlation import EarlierFailures
-from allranks.core.diagnosis.root_cause import cause_line, describe_failure
+from allranks.core.diagnosis.culprit import culprit, culprit_of_hang
+from allranks.core.diagnosis.reasons import LOST_PEER, cause_line, describe_failure
+from allranks.core.diagnosis.verdict import judged
 from allranks.core.facts import naming, topology
-from allranks.core.facts.attempt import Ranks
 from allranks.core.facts.model import Event, Pod
 from allranks.core.facts.restarts import CORRELATION_SECONDS, drop_details
 from allranks.core.outcomes import Outcome, WaitUntil, write
@@ -36,7 +30,7 @@ def reattribute(snapshot: Snapshot) -> Outcome:
     counted = correlation.restart_counts(o.job, cause) if cause else None
     if cause is None or counted is None:
         return None
-    cause = restart_policy.judged(o.job, Status(), cause)
+    cause = judged(o.job, Status(), cause)
     corrected = transitions.reattribute(o.job, status, cause, counted)
     if corrected == status:
         return None
@@ -51,14 +45,14 @@ def reattribute_end(snapshot: Snapshot) -> Outcome:
     """
     o, status = snapshot.observed, snapshot.current
     recorded = status.last_failure
-    if status.phase != "Failed" or not status.history or recorded is None or recorded.because != root_cause.LOST_PEER:
+    if status.phase != "Failed" or not status.history or recorded is None or recorded.because != LOST_PEER:
         return None
     pods = [*o.removed.values(), *snapshot.pods.values(), *snapshot.outdated]
     cause = correlation.corrected_cause(o.job, status, pods, o.now, o.platform)
     if cause is None or cause.attempt != status.attempt or cause == recorded:
         return None
     before = replace(status, history=status.history[:-1], phase="Running")
-    cause = restart_policy.judged(o.job, before, cause)
+    cause = judged(o.job, before, cause)
     decision = restart_policy.decide_restart(o.job, before, cause, o.platform)
     condition = status.condition("Failed")
     reason = decision.reason if decision.action == "Fail" else condition.reason if condition else cause.reason
@@ -121,7 +115,7 @@ class _Evaluation:
     def decide(self, status: Status, failure: Failure) -> tuple[_Kind, Status, list[Event]]:
         """Return the decision about the next failure, on the status that the previous decisions produced."""
         job, now = self._job, self._now
-        failure = self._weighed(status, failure)
+        failure = culprit(replace(self._snapshot.evidence, status=status), failure)
         described = describe_failure(failure)
         upstream = self._earlier.upstream_of(failure)
         if upstream and upstream.failure:
@@ -135,7 +129,7 @@ class _Evaluation:
             event = Event("RankFailed", f"{described}: {reason}", warning=True)
             return "restarted", self._restart_alone(status, failure, None), [event]
 
-        failure = restart_policy.judged(job, status, failure)
+        failure = judged(job, status, failure)
         decision = restart_policy.decide_restart(job, status, failure, self._snapshot.observed.platform)
         event = Event("RankFailed", f"{described}: {decision.explanation}", warning=True)
         if decision.action == "Fail":
@@ -155,13 +149,6 @@ class _Evaluation:
             restarted = transitions.restart(job, status, failure, counted, decision.explanation, now)
             return "final", restarted, [event, Event("Restarting", decision.explanation)]
         return "restarted", self._restart_alone(status, failure, counted), [event]
-
-    def _weighed(self, status: Status, failure: Failure) -> Failure:
-        snapshot, o = self._snapshot, self._snapshot.observed
-        missing = snapshot.missing
-        return evidence.weigh(
-            self._job, status, failure, snapshot.pods, missing, o.refused, o.reports, o.platform, o.node_problems
-        )
 
     def _restart_alone(self, status: Status, failure: Failure, counted: bool | None) -> Status:
         restarted = transitions.restart_replica(self._job, status, failure, counted, self._now)
@@ -198,7 +185,7 @@ def startup_failure(snapshot: Snapshot) -> Outcome:
         return WaitUntil(min(deadline for _, deadline in deadlines)) if deadlines else None
     message = f"{overdue.name}: {overdue.waiting_text}" + (f": {cure}" if (cure := root_image_cure(overdue)) else "")
     failure = root_cause.start_error(job, status, overdue, now, snapshot.observed.platform)
-    failure = restart_policy.judged(job, status, failure)
+    failure = judged(job, status, failure)
     failed = transitions.fail(snapshot.summarised, failure.reason, message, now, failure)
     return write(failed, Event(overdue.start_error, message, warning=True))
 
@@ -249,7 +236,7 @@ def fail_without_finite_loss(snapshot: Snapshot) -> Outcome:
     began = status.running_time or status.attempt_time or o.now
     ran = max(0.0, (o.now - began).total_seconds())
     failure = Failure(attempt=status.attempt, reason=NOT_FINITE, message=message, time=o.now, ran_seconds=ran)
-    failure = restart_policy.judged(o.job, status, failure)
+    failure = judged(o.job, status, failure)
     text = f"{message} (progress.onNotFinite: Fail)"
     failed = transitions.fail(snapshot.summarised, NOT_FINITE, text, o.now, failure)
     return write(failed, Event(NOT_FINITE, text, warning=True))
@@ -275,10 +262,7 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
     failure = hang_detection.failure(o.job, o.current, o.reports, stall, o.now)
     if not stall.confirmed:
         failure = hang_detection.silence_failure(failure, stall)
-    failure = evidence.hang_on_hardware(
-        failure, snapshot.pods.values(), o.node_problems, Ranks(o.job, o.current, o.platform)
-    )
-    failure = restart_policy.judged(o.job, o.current, failure)
+    failure = judged(o.job, o.current, culprit_of_hang(snapshot.evidence, failure))
     decision = restart_policy.decide_after_hang(o.job, o.current, failure, o.platform)
     event = Event(failure.reason, f"{failure.message}: {decision.explanation}", warning=True)
     if decision.action == "Fail":

@@ -10,7 +10,7 @@ from allranks.api.notify import Notification
 from allranks.api.status import Status
 from allranks.api.sweep import Sweep
 from allranks.api.sweep_status import SweepStatus, Trial
-from allranks.core.diagnosis.root_cause import is_uncounted
+from allranks.core.diagnosis.reasons import is_uncounted
 from allranks.core.facts.model import Event, Manifest
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from allranks.api.job import Job, Restart, RestartRule
 from allranks.api.status import Status
-from allranks.core.diagnosis.root_cause import cause_line, describe_failure
+from allranks.core.diagnosis.reasons import cause_line, describe_failure
 from allranks.core.facts.model import Pod
 from allranks.errors import CannotRun
 from allranks.local.options import NullListener, Options

@@ -11,9 +11,7 @@ from allranks.api.job import API_VERSION, KIND
 from allranks.api.status import Failure, Status
 from allranks.authoring.yaml_text import without_empty
 from allranks.control_sequences import clean
-from allranks.core.diagnosis.exit_codes import describe as describe_exit_code
-from allranks.core.diagnosis.exit_codes import signal_name
-from allranks.core.diagnosis.root_cause import cause_line
+from allranks.core.diagnosis.reasons import cause_line, describe_exit_code, signal_name
 from allranks.core.diagnosis.verdict import MEANINGS
 from allranks.core.facts.naming import replica_key
 from allranks.core.facts.status_summary import remarks
