@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from allranks.fields import Rule
 from allranks.frameworks.base import Framework
+from allranks.text import joined
 
 NAME = (
     Rule(
@@ -453,7 +454,7 @@ def _not_of_every(role: str, frameworks: Mapping[str, Framework]) -> Iterable[Ru
     if len(able) < len(frameworks):
         yield Rule(
             rule=f"!has(self.roles.{role}) || self.framework in {_list(able)}",
-            message=f"is a role of {_joined(able)} only: remove it or change framework",
+            message=f"is a role of {joined(able, 'and')} only: remove it or change framework",
             field=f".roles.{role}",
         )
 
@@ -465,7 +466,7 @@ def _unknown_roles(frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
         if not framework.any_role:
             yield Rule(
                 rule=f"self.framework != '{framework.name}' || self.roles.all(r, r in {_list(roles)})",
-                message=f"has an unknown role: {framework.name} has {_joined(list(framework.roles))}",
+                message=f"has an unknown role: {framework.name} has {joined(framework.roles, 'and')}",
                 field=".roles",
             )
 
@@ -474,7 +475,7 @@ def _elastic(frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
     able = [framework.name for framework in frameworks.values() if framework.elastic]
     yield Rule(
         rule=f"!has(self.elastic) || self.framework in {_list(able)}",
-        message=f"is supported by {_joined(able)} only: remove it. A change of replicas then restarts all ranks",
+        message=f"is supported by {joined(able, 'and')} only: remove it. A change of replicas then restarts all ranks",
         field=".elastic",
     )
     absorb = [framework.name for framework in frameworks.values() if framework.elastic == "absorbs"]
@@ -516,11 +517,6 @@ def pool(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
                 )
             )
     return tuple(rules)
-
-
-def _joined(names: list[str]) -> str:
-    """Return `a, b and c`."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _list(names: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ import click
 from allranks.cli.completers import complete_jobs
 from allranks.cli.options import FAILED, OK, Count, Duration, check_rank, name_callback, on_cluster, with_options
 from allranks.client.jobs import get_job
-from allranks.core.facts.naming import JOB_LABEL, replica_key
+from allranks.core.facts.naming import JOB_LABEL, rank_name, replica_key
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster
 from allranks.kube.job_codec import pods_of, ranks_of, status_of
@@ -207,4 +207,4 @@ def _lines(result: Stacks) -> Iterator[str]:
 
 
 def _name(dump: Dump) -> str:
-    return dump.replica if dump.rank is None else f"rank {dump.rank} ({dump.replica})"
+    return rank_name(dump.rank, dump.replica)

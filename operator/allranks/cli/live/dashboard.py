@@ -12,6 +12,7 @@ from typing import Any
 
 from allranks.api.status import ProgressStatus
 from allranks.core.accounting import time_accounting
+from allranks.core.facts.naming import rank_name
 from allranks.fields import encode
 from allranks.views.format import plots
 from allranks.views.format import progress as progress_text
@@ -232,7 +233,7 @@ def _facts(view: JobView) -> Iterator[Line]:
         where = f"on {cell(failure.node)}: " if failure.node else ""
         yield [("last failure ", "dim"), (f"{where}{cell(failure_line(failure))}", "red")]
     for place, slow in enumerate(status.progress.stragglers if status.progress else ()):
-        rank = cell(slow.replica) if slow.rank is None else f"rank {slow.rank} ({cell(slow.replica)})"
+        rank = rank_name(slow.rank, cell(slow.replica))
         where = f" on {cell(slow.node)}" if slow.node else ""
         cause = ", waits for data" if slow.loading else ""
         title = " " * 12 if place else "slow        "

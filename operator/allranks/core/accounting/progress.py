@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, CurvePoint, ProgressStatus, RankProgress, Status
-from allranks.core.diagnosis import stalls
+from allranks.core.diagnosis.hang_detection import stall_sentence
 from allranks.core.diagnosis.stragglers import stragglers
 from allranks.core.facts import stored_checkpoints, topology
 from allranks.core.facts.model import Observed, Pod
@@ -126,7 +126,7 @@ def _with_stall(status: Status, before: Status, reports: Reports | None, now: da
         return status
     running = status.phase not in WITHOUT_PODS
     recorded = before.progress or ProgressStatus()
-    stalled = stalls.sentence(recorded, status.progress, reports, now) if running else None
+    stalled = stall_sentence(recorded, status.progress, reports, now) if running else None
     if stalled == status.progress.stalled:
         return status
     return replace(status, progress=replace(status.progress, stalled=stalled))

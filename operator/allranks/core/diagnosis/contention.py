@@ -6,16 +6,18 @@ they share a TrainingPool or a namespace, and if the one could use the room of t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
-from allranks.core.diagnosis import node_demand
 from allranks.core.facts import topology
-from allranks.core.facts.contenders import Contender, Contention, near, timeout_seconds
-from allranks.core.facts.model import UNSCHEDULABLE, Observed, Pod
+from allranks.core.facts.contenders import Contender, Contention, NodeDemand, near, timeout_seconds
+from allranks.core.facts.model import UNSCHEDULABLE, Manifest, Observed, Pod
 from allranks.core.facts.pod_template import role_templates
+from allranks.core.facts.quantity import pod_requests, quantity
 
 REASON = "GangTimeout"
 """Reason of an attempt that gave its pods up."""
@@ -54,10 +56,10 @@ def contender(o: Observed, pods: Mapping[tuple[str, int], Pod]) -> Contender | N
             placed.append(pod)
         elif pod is None and replica.hostname in rejected:
             without_room.append(replica.role)
-            by_quota, placeable = True, placeable and node_demand.fits_quota(rejected[replica.hostname])
+            by_quota, placeable = True, placeable and _fits_quota(rejected[replica.hostname])
         elif pod and pod.waiting_reason == UNSCHEDULABLE:
             without_room.append(replica.role)
-            placeable = placeable and node_demand.helped_by_other_pods(pod.waiting_message)
+            placeable = placeable and _helped_by_other_pods(pod.waiting_message)
     if not placed or not without_room or _enough(job, status, without_room):
         return None
     templates = role_templates(job, o.platform)
@@ -68,8 +70,8 @@ def contender(o: Observed, pods: Mapping[tuple[str, int], Pod]) -> Contender | N
         placed_at=_last_placement(placed) or o.now,
         timeout_seconds=timeout_seconds(job),
         pool=o.pool_name,
-        held=frozenset(node_demand.of_template(templates[role]) for role in {pod.role for pod in placed}),
-        lacking=frozenset(node_demand.of_template(templates[role]) for role in set(without_room)),
+        held=frozenset(_demand(templates[role]) for role in {pod.role for pod in placed}),
+        lacking=frozenset(_demand(templates[role]) for role in set(without_room)),
         by_quota=by_quota,
         placeable=placeable,
         progress_at=_progress_at(status, placed),
@@ -170,3 +172,73 @@ def _may_help(job: Contender, other: Contender) -> bool:
 def _rank(job: Contender) -> tuple[int, datetime, tuple[str, str]]:
     """Return the sort key of jobs: the smallest keeps its pods."""
     return -job.priority, job.created_at, job.job
+
+
+# --- what pods demand, and whether other pods are in their way --------------------------------------------------------
+
+_CLAIMS = "claims"
+"""Stands for all devices of ResourceClaims."""
+
+
+def _demand(template: Manifest) -> NodeDemand:
+    """Return what the pods of a template demand."""
+    spec = template["spec"]
+    devices = {name for name, amount in pod_requests(spec).items() if "/" in name and amount}
+    if spec.get("resourceClaims"):
+        devices.add(_CLAIMS)
+    labels = {key: frozenset({value}) for key, value in (spec.get("nodeSelector") or {}).items()}
+    for expression in _expressions(spec):
+        if expression.get("operator") == "In":
+            values, key = frozenset(expression.get("values") or ()), expression["key"]
+            labels[key] = labels.get(key, values) & values
+    return NodeDemand(frozenset(devices), tuple(sorted(labels.items())))
+
+
+def _expressions(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the required node affinity. Of several terms a node needs to match only one, so they exclude little."""
+    required = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = required.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms: Sequence[Mapping[str, Any]] = required.get("nodeSelectorTerms") or ()
+    return list(terms[0].get("matchExpressions") or ()) if len(terms) == 1 else []
+
+
+_PREEMPTION = re.compile(r"preemption: 0/\d+ nodes are available: (?P<reasons>[^:]+?)\.*$")
+_NOT_HELPFUL = re.compile(r"\d+ Preemption is not helpful for scheduling")
+
+
+def _helped_by_other_pods(message: str) -> bool:
+    """Return whether a pod that the scheduler cannot place may have room when other pods are gone.
+
+    The scheduler says for each node whether the removal of pods could help. It could not if the node is too small,
+    does not match the selector, or has a taint. True if it says nothing about that.
+    """
+    match = _PREEMPTION.search(message)
+    if not match:
+        return True
+    return not all(_NOT_HELPFUL.fullmatch(reason) for reason in match["reasons"].split(", "))
+
+
+_QUOTA = "exceeded quota"
+_AMOUNTS = re.compile(r"requested: (?P<requested>\S+), used: \S+, limited: (?P<limited>\S+)")
+
+
+def _fits_quota(message: str) -> bool:
+    """Return whether a quota rejected a pod that it admits when other pods are gone."""
+    if _QUOTA not in message:
+        return False
+    match = _AMOUNTS.search(message)
+    if not match:
+        return True
+    limits = _amounts(match["limited"])
+    return all(value <= limits.get(name, value) for name, value in _amounts(match["requested"]).items())
+
+
+def _amounts(text: str) -> dict[str, float]:
+    out = {}
+    for part in text.split(","):
+        name, _, amount = part.rpartition("=")
+        try:
+            out[name] = quantity(amount)
+        except ValueError:
+            continue
+    return out

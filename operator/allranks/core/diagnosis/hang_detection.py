@@ -1,7 +1,8 @@
 """Detects hangs: no rank completed a step for `hang.timeoutSeconds`, or no first step within `startupDeadlineSeconds`.
 
 Only messages are evidence: half of the ranks must say that there was no step, for silence is usually a fault of the
-network (`report_loss`)."""
+network (`report_loss`).
+"""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
-from allranks.api.status import Failure, Status
+from allranks.api.status import Failure, ProgressStatus, Status
 from allranks.core.diagnosis import report_loss, stalled_ranks
 from allranks.core.diagnosis.stalled_ranks import Suspects
 from allranks.core.facts.rank_reports import Collectives, RankReport, Reports
+from allranks.text import joined
 
 REASON = "Hang"
 NO_FIRST_STEP = "NoFirstStep"
@@ -112,6 +114,8 @@ def _announces_steps(ranks: Sequence[RankReport]) -> bool:
     return announced
 
 
+# --- a job whose ranks do not report ----------------------------------------------------------------------------------
+
 COLLECTIVES_STOPPED = "CollectivesStopped"
 """Reason of an Event and of the condition Running: `hang` is set, no rank reports, and NCCL says that no rank launches
 collectives."""
@@ -139,11 +143,14 @@ def stopped_note(job: Job, reports: Reports | None, now: datetime) -> tuple[str,
     collectives = reports.collectives if reports else None
     if collectives is None or job.spec.hang is None or not collectives_recent(collectives, now):
         return "", None
-    stopped_at = collectives_stopped_at(collectives, timedelta(seconds=job.spec.hang.timeout_seconds))
+    stopped_at = collectives.moved_at + timedelta(seconds=job.spec.hang.timeout_seconds)
     if now < stopped_at:
         return "", stopped_at
     since = f"no rank has launched a collective since {collectives.moved_at:%H:%M:%S} UTC"
     return f"{_NOT_REPORTED}; {since}; NCCL: {collectives_sentence(collectives)}", None
+
+
+# --- what is said about a hang ----------------------------------------------------------------------------------------
 
 
 def path_works(reports: Reports, now: datetime) -> bool:
@@ -192,20 +199,55 @@ def _message(job: Job, reports: Reports, suspects: Suspects, stall: StallWindow)
         reporting = f"ranks that report: {stalled_ranks.named(active)}"
         details = f"{reporting}; {suspects.sentence}" if suspects.ranks else reporting
         return f"{problem} (startupDeadlineSeconds: raise it if the start takes longer); {details}"
-    stalled = f"no rank has completed a step since {stall.moved_at:%H:%M:%S} UTC"
+    stalled = _stalled(stall.moved_at)
     if not suspects.ranks and not any(rank.heartbeat for rank in active):
         furthest = max(rank.step or 0 for rank in active)
         return f"{stalled}: the trainer of {stalled_ranks.named(active)} has sent no status after step {furthest}"
     return f"{stalled}: {suspects.sentence}"
 
 
+def _stalled(moved_at: datetime) -> str:
+    return f"no rank has completed a step since {moved_at:%H:%M:%S} UTC"
+
+
+GONE, PRESENT = timedelta(minutes=1), timedelta(minutes=5)
+"""Time without a step after which a rank is named that is gone, or that may still come."""
+_STEPS = 10
+"""The time is also at least the time of this many steps."""
+_LONGEST = 2048
+"""Characters, as in the CRD."""
+
+
+def stall_sentence(before: ProgressStatus, after: ProgressStatus, reports: Reports, now: datetime) -> str | None:
+    """Return for which rank the others wait, also in a job without `hang`; nothing restarts for that.
+
+    For example `no rank has completed a step since 14:03:12 UTC: rank 1 ...`; None if the job makes steps, has made all
+    of them, or no rank waits for another one. During a stall the first sentence stays.
+    """
+    if after.last_report is None or after.first_step_time is None or _complete(after):
+        return None
+    if before.stalled and before.step == after.step:
+        return before.stalled
+    durations = [rank.step_seconds for rank in reports.ranks if rank.step_seconds]
+    still = now - after.last_report - _STEPS * timedelta(seconds=max(durations, default=0.0))
+    if still < GONE:
+        return None
+    suspects = stalled_ranks.suspects(reports.ranks)
+    if not suspects.awaited or still < (GONE if suspects.gone else PRESENT):
+        return None
+    if report_loss.heard_at(report_loss.active(reports), after.last_report) < after.last_report + GONE:
+        return None  # ranks that are silent may make steps
+    return f"{_stalled(after.last_report)}: {suspects.sentence}"[:_LONGEST]
+
+
+def _complete(progress: ProgressStatus) -> bool:
+    return progress.total_steps is not None and (progress.step or 0) >= progress.total_steps
+
+
+# --- what NCCL says ---------------------------------------------------------------------------------------------------
+
 COLLECTIVES_RECENT = timedelta(seconds=90)
 """Rank 0 asks every 30 s."""
-
-
-def collectives_stopped_at(collectives: Collectives, timeout: timedelta) -> datetime:
-    """Return when the ranks will have launched no collective for `timeout`."""
-    return collectives.moved_at + timeout
 
 
 def collectives_recent(collectives: Collectives, now: datetime) -> bool:
@@ -253,5 +295,5 @@ def _some_ranks(named: tuple[int, ...], count: int, size: int) -> str:
     numbers = [str(rank) for rank in named]
     if count > len(named):
         numbers.append(f"{count - len(named)} more")
-    listed = " and ".join(part for part in (", ".join(numbers[:-1]), numbers[-1]) if part) if numbers else "some"
+    listed = joined(numbers, "and") if numbers else "some"
     return f"{'rank' if count == 1 else 'ranks'} {listed} of {size}"

@@ -7,13 +7,13 @@ operator (network policy, DNS, Service, RBAC) than a hang.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from allranks.api.status import Condition, Status
+from allranks.api.status import Status
 from allranks.core.facts.model import Event, Observed
 from allranks.core.facts.rank_reports import RankReport, Reports
+from allranks.core.facts.status_summary import with_condition
 
 CONDITION: Literal["ReportsLost"] = "ReportsLost"
 SILENCE = timedelta(seconds=120)
@@ -75,15 +75,7 @@ def observe(status: Status, reports: Reports | None, now: datetime) -> Status:
     if lost == was_lost:
         return status
     reason, message = ("RanksSilent", _message(since, reports, now)) if lost and since else ("RanksReport", "")
-    condition = Condition(
-        type=CONDITION,
-        status="True" if lost else "False",
-        reason=reason,
-        message=message,
-        last_transition_time=now,
-        observed_generation=status.observed_generation,
-    )
-    return replace(status, conditions=[*(c for c in status.conditions if c.type != CONDITION), condition])
+    return with_condition(status, CONDITION, lost, reason, message, now)
 
 
 def with_report_loss(o: Observed) -> Observed:

@@ -14,6 +14,7 @@ from allranks.core.diagnosis.patterns import is_lost_peer
 from allranks.core.diagnosis.report_loss import SILENCE
 from allranks.core.facts import naming
 from allranks.core.facts.rank_reports import Position, RankReport
+from allranks.text import joined
 
 NAMED = 8
 
@@ -287,8 +288,7 @@ def numbered(ranks: Sequence[RankReport]) -> str:
     texts = [str(number) for number in numbers[:NAMED]]
     if len(numbers) > NAMED:
         texts.append(f"{len(numbers) - NAMED} more")
-    listed = " and ".join(part for part in (", ".join(texts[:-1]), texts[-1]) if part)
-    return f"{'rank' if len(numbers) == 1 else 'ranks'} {listed}"
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {joined(texts, 'and')}"
 
 
 def named(ranks: Sequence[RankReport]) -> str:
@@ -299,8 +299,7 @@ def named(ranks: Sequence[RankReport]) -> str:
 
 def label(rank: RankReport) -> str:
     """Return the name of a rank: `rank 3 (worker-1 on node-7)`."""
-    where = naming.replica_key(rank.role, rank.index) + (f" on {rank.node}" if rank.node else "")
-    return where if rank.rank is None else f"rank {rank.rank} ({where})"
+    return naming.rank_name(rank.rank, naming.replica_key(rank.role, rank.index), rank.node)
 
 
 def _sorted(ranks: Sequence[RankReport]) -> tuple[RankReport, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from allranks.api.job import Job, Progress
 from allranks.api.status import ProgressStatus, Straggler
-from allranks.core.facts.naming import replica_key
+from allranks.core.facts.naming import rank_name, replica_key
 from allranks.core.facts.rank_reports import RankReport
 
 STRAGGLERS = 64
@@ -83,8 +83,7 @@ def newly_slow(before: ProgressStatus | None, after: ProgressStatus | None) -> l
 
 
 def _sentence(straggler: Straggler) -> str:
-    where = straggler.replica + (f" on {straggler.node}" if straggler.node else "")
-    who = where if straggler.rank is None else f"rank {straggler.rank} ({where})"
+    who = rank_name(straggler.rank, straggler.replica, straggler.node)
     reason = ", because it waits for data" if straggler.loading else ""
     return f"{who} takes {straggler.slowdown} times as long as its peers{reason}"
 

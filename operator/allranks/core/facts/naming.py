@@ -51,6 +51,12 @@ def pod_name(job: str, role: str, index: int, attempt: int, restart: int = 0) ->
     return f"{base}-{restart}" if restart else base
 
 
+def rank_name(rank: int | None, replica: str, node: str | None = None) -> str:
+    """Return the name of a rank for people: `rank 3 (worker-1 on node-7)`; `worker-1` if its number is unknown."""
+    where = f"{replica} on {node}" if node else replica
+    return where if rank is None else f"rank {rank} ({where})"
+
+
 def replica_key(role: str, index: int) -> str:
     """Return the name of a replica in the status and before its log lines."""
     return f"{role}-{index}"

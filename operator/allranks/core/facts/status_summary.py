@@ -159,7 +159,7 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
 
 def with_condition(
     status: Status,
-    kind: Literal["HardwareUnhealthy", "LowUtilization", "OutputsUploaded"],
+    kind: Literal["HardwareUnhealthy", "LowUtilization", "OutputsUploaded", "ReportsLost"],
     holds: bool,
     reason: str,
     message: str,

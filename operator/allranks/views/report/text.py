@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 
 from allranks.control_sequences import clean
+from allranks.core.facts.naming import rank_name
 from allranks.local.run_directories import INTERRUPTED
 from allranks.views.format import cost as costs
 from allranks.views.format import plots
@@ -155,7 +156,7 @@ def _who(cause: Cause | None) -> str:
     """Write `rank 3 (worker-2)`."""
     if cause is None:
         return ""
-    return cause.who if cause.rank is None else f"rank {cause.rank} ({cause.who})"
+    return rank_name(cause.rank, cause.who)
 
 
 def _where_and_how(cause: Cause | None) -> tuple[str, str, str]:
