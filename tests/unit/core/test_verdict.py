@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from allranks.api.status import Failure, PastAttempt, ProgressStatus, Status
 from allranks.core.diagnosis import restart_policy, verdict
+from allranks.core.diagnosis.comparison import Comparison
 from allranks.core.facts.model import InitContainer
 from support.builders import NOW, at, failed, failure, job, pending, pod, started, table
 
@@ -96,10 +97,7 @@ def test_the_verdict_of_a_failure(case):
 
 
 def test_each_line_of_the_table_decides_one_of_these_cases():
-    cases = [
-        verdict.Case(ended, repeated=status.attempt > 0, executed=ended.exit_code != 127)
-        for _, status, ended, _ in VERDICTS
-    ]
+    cases = [Comparison(JOB, status, ended) for _, status, ended, _ in VERDICTS]
     deciding = [next(row for row in verdict.TABLE if row.holds(case)) for case in cases]
     assert [row.evidence for row in verdict.TABLE if row not in deciding] == []
 

@@ -111,12 +111,12 @@ def corrected_cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime
             if pod_ends.exceeded_limit(pod) or (
                 failed_at and failed_at <= _latest_node_failure(job, past, pod, platform)
             ):
-                return root_cause.kubelet_failure(job, status, pod, now, platform)
+                return root_cause.end_of_pod(job, then, pod, now, platform)
         evidence = Evidence(job, then, platform, {(pod.role, pod.index): pod for pod in of_then})
         earliest = past.failure
         for pod in of_then:
             if earliest:
-                earliest = root_cause.earlier_failure(job, status, earliest, pod, now, evidence.ranks) or earliest
+                earliest = root_cause.earlier_failure(job, then, earliest, pod, now, evidence.ranks) or earliest
         if earliest is not past.failure:
             return earliest
         if earliest and earliest.because == LOST_PEER and (absent := waited_for(evidence, earliest)):

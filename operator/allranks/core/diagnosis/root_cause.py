@@ -259,18 +259,20 @@ def _within(number: int | None, least: int, most: int = 2**31 - 1) -> int | None
     return number if number is not None and least <= number <= most else None
 
 
-def kubelet_failure(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = ANY_PLATFORM) -> Failure:
-    """Return the end of a pod, as the kubelet or the node controller describes it, as a failure of the pod's
-    attempt."""
-    then = replace(status, attempt=pod.attempt)
-    ending = _Ending(replace(pod, deleted_at=None), None, now)  # the deletion was our own
-    return _describe(then, ending, Ranks(job, then, platform))
+def end_of_pod(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = ANY_PLATFORM) -> Failure:
+    """Return the end of a pod, as its kubelet or the node controller describes it, as a failure of its attempt.
+
+    `status`: with the number of this attempt. The deletion of the pod was our own.
+    """
+    return _describe(status, _Ending(replace(pod, deleted_at=None), None, now), Ranks(job, status, platform))
 
 
 def earlier_failure(
     job: Job, status: Status, recorded: Failure, pod: Pod, now: datetime, ranks: Ranks
 ) -> Failure | None:
     """Return the failure of a pod that was deleted with its attempt, if it was earlier than the recorded root cause.
+
+    `status`: with the number of the attempt.
 
     The deletion was our own and is no evidence, nor is an exit that the deletion may have caused. Clocks differ and
     Kubernetes has whole seconds: within one second, only a launcher's report shows that a failure was earlier.
@@ -279,7 +281,7 @@ def earlier_failure(
         return None
     report = topology.framework_of(job).log.root_cause(pod.exit.message)
     ending = _Ending(replace(pod, deleted_at=None), report, now)
-    failure = _describe(replace(status, attempt=pod.attempt), ending, ranks)
+    failure = _describe(status, ending, ranks)
     after_deletion = pod.deleted_at is not None and pod.exit.finished_at >= pod.deleted_at.replace(microsecond=0)
     if recorded.because == LOST_PEER and ending.words and not ending.lost_peer and not ending.words.from_launcher:
         # It was raised before the peers were lost; only its process took longer to end. A signal was the deletion's.
@@ -293,9 +295,3 @@ def earlier_failure(
 
 def _precedence_of(failure: Failure) -> int:
     return _precedence(failure.reason, failure.exit_code, possible_signal(failure.exit_code, failure.signal))
-
-
-def start_error(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = ANY_PLATFORM) -> Failure:
-    """Return the failure of a pod that cannot start because of its image or configuration. It never ran."""
-    ending = _Ending(replace(pod, deleted_at=None, disruption=None), None, now)
-    return _describe(status, ending, Ranks(job, status, platform))

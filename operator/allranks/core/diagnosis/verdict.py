@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from allranks.api.job import Job
 from allranks.api.status import Because, Failure, Status, Verdict
@@ -31,23 +30,7 @@ MEANINGS: dict[Verdict, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """A failure with what the failures before it, and the progress of the job, say about it."""
-
-    failure: Failure
-    executed: bool = True
-    """False: the command, or a file that it names, does not exist or cannot be executed."""
-    repeated: bool = False
-    """The same failure twice before any progress, or in the same step of three attempts."""
-
-    @cached_property
-    def exception(self) -> str:
-        """The line of the uncaught exception of the program; empty without one."""
-        if self.failure.reason not in ("Error", CRASH_LOOP):
-            return ""
-        words = last_words.last_words(self.failure.message, self.failure.exit_code)
-        return words.line if words and words.exception and not words.from_launcher else ""
+_Condition = Callable[[Comparison], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +40,14 @@ class Row:
     verdict: Verdict
     evidence: str
     """For users, as Markdown."""
-    holds: Callable[[Case], bool]
+    holds: _Condition
 
 
-def _because(*kinds: Because) -> Callable[[Case], bool]:
+def _because(*kinds: Because) -> _Condition:
     return lambda case: case.failure.because in kinds
 
 
-def _reason(*reasons: str) -> Callable[[Case], bool]:
+def _reason(*reasons: str) -> _Condition:
     return lambda case: case.failure.because is None and case.failure.reason in reasons
 
 
@@ -87,7 +70,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         "User",
         "the command, or a file that it names, does not exist or cannot be executed, and the job never made progress",
-        lambda case: not case.executed,
+        lambda case: not _executed(case),
     ),
     Row("Input", "`reason: FetchFailed` or `InputFailed`", _reason(FETCH_FAILED, INPUT_FAILED)),
     Row(
@@ -164,32 +147,42 @@ TABLE: tuple[Row, ...] = (
     Row(
         "Program",
         "the same failure twice in a row before any progress, or in the same step of three attempts",
-        lambda case: case.repeated,
+        lambda case: _repeated(case),
     ),
-    Row("Program", "any other uncaught exception of Python", lambda case: bool(case.exception)),
+    Row("Program", "any other uncaught exception of Python", lambda case: bool(_exception(case.failure))),
     Row("Unknown", "anything else: a signal, an exit code without an exception, a hang", lambda case: True),
 )
 
 
-def _of_system(case: Case) -> bool:
-    line = case.exception or (last_words.cause_line(case.failure.message) if case.repeated else "")
+def _executed(case: Comparison) -> bool:
+    return case.has_trained or exec_failure.explain(case.job, case.failure, local=False) is None
+
+
+def _repeated(case: Comparison) -> bool:
+    in_one_step = not was_killed(case.failure) and case.same_step >= SAME_STEP_ATTEMPTS
+    return in_one_step or case.twice_before_progress
+
+
+def _exception(failure: Failure) -> str:
+    """Return the line of the uncaught exception of the program; empty without one."""
+    if failure.reason not in ("Error", CRASH_LOOP):
+        return ""
+    words = last_words.last_words(failure.message, failure.exit_code)
+    return words.line if words and words.exception and not words.from_launcher else ""
+
+
+def _of_system(case: Comparison) -> bool:
+    line = _exception(case.failure) or (last_words.cause_line(case.failure.message) if _repeated(case) else "")
     return _OF_SYSTEM.match(line) is not None
 
 
-def decide(case: Case) -> Verdict:
-    """Return the verdict of the first row whose evidence the failure has."""
-    return next(row.verdict for row in TABLE if row.holds(case))
-
-
 def judged(job: Job, status: Status, failure: Failure) -> Failure:
-    """Return the failure with its verdict.
+    """Return the failure with its verdict: that of the first row of the table whose evidence it has.
 
     `status`: of the attempt that failed, before the failure is recorded. An empty one if the attempts before it are not
     to be compared.
     """
     if failure.verdict is not None:
         return failure
-    compared = Comparison(job, status, failure)
-    in_one_step = not was_killed(failure) and compared.same_step >= SAME_STEP_ATTEMPTS
-    executed = compared.has_trained or exec_failure.explain(job, failure, local=False) is None
-    return replace(failure, verdict=decide(Case(failure, executed, compared.twice_before_progress or in_one_step)))
+    case = Comparison(job, status, failure)
+    return replace(failure, verdict=next(row.verdict for row in TABLE if row.holds(case)))

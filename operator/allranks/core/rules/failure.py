@@ -184,7 +184,7 @@ def startup_failure(snapshot: Snapshot) -> Outcome:
     if overdue is None:
         return WaitUntil(min(deadline for _, deadline in deadlines)) if deadlines else None
     message = f"{overdue.name}: {overdue.waiting_text}" + (f": {cure}" if (cure := root_image_cure(overdue)) else "")
-    failure = root_cause.start_error(job, status, overdue, now, snapshot.observed.platform)
+    failure = root_cause.end_of_pod(job, status, replace(overdue, disruption=None), now, snapshot.observed.platform)
     failure = judged(job, status, failure)
     failed = transitions.fail(snapshot.summarised, failure.reason, message, now, failure)
     return write(failed, Event(overdue.start_error, message, warning=True))
