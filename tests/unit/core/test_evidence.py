@@ -13,6 +13,7 @@ from allranks.core.diagnosis.patterns import absent, is_unreadable_data, joined,
 from allranks.core.facts import bad_nodes
 from allranks.core.facts.model import RejectedCreate
 from allranks.core.facts.rank_reports import Reports
+from allranks.core.facts.status_summary import warning
 from support.builders import CLUSTER, NOW, at, failed, failure, job, pending, pod, rank, started, succeeded, table
 
 JOB = job(roles={"worker": 4})
@@ -294,8 +295,8 @@ def test_the_condition_names_pods_with_unhealthy_hardware_until_they_are_healthy
     assert (condition.status, condition.reason) == ("True", "NodeUnhealthy")
     assert condition.message.startswith("worker-1: node node-2 has condition GpuMemWatch=True")
     assert "; worker-2: node node-2 has" in condition.message
-    assert hardware.event(life.status, unhealthy) is not None
-    assert hardware.event(unhealthy, unhealthy) is None
+    assert warning(life.status, unhealthy, hardware.CONDITION) is not None
+    assert warning(unhealthy, unhealthy, hardware.CONDITION) is None
     life.status = unhealthy
     healthy = hardware.with_hardware(life.look(6)).current
     assert healthy.condition("HardwareUnhealthy").status == "False"

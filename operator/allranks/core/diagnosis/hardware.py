@@ -12,7 +12,7 @@ from typing import Literal
 
 from allranks.api.status import Because, Status
 from allranks.core.facts import naming
-from allranks.core.facts.model import Event, Observed, Pod
+from allranks.core.facts.model import Observed, Pod
 from allranks.core.facts.status_summary import with_condition
 
 CONDITION: Literal["HardwareUnhealthy"] = "HardwareUnhealthy"
@@ -66,13 +66,3 @@ def _observe(status: Status, pods: Iterable[Pod], node_problems: Mapping[str, st
     if before and (before.status, before.reason, before.message) == ("True", reason, message):
         return status
     return with_condition(status, CONDITION, True, reason, message, now)
-
-
-def event(before: Status, after: Status) -> Event | None:
-    """Return the Event when hardware becomes unhealthy, also if it is hardware of other pods than before."""
-    old, new = before.condition(CONDITION), after.condition(CONDITION)
-    if new is None or new.status != "True":
-        return None
-    if old is not None and (old.status, old.message) == ("True", new.message):
-        return None
-    return Event(CONDITION, new.message, warning=True)

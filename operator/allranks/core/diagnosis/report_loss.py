@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from allranks.api.status import Status
-from allranks.core.facts.model import Event, Observed
+from allranks.core.facts.model import Observed
 from allranks.core.facts.rank_reports import RankReport, Reports
 from allranks.core.facts.status_summary import with_condition
 
@@ -86,14 +86,6 @@ def with_report_loss(o: Observed) -> Observed:
 def _is_new(reports: Reports | None) -> bool:
     """Return whether this operator has received no report yet, so that it cannot say that the silence is over."""
     return reports is None or not reports.ranks
-
-
-def event(before: Status, after: Status) -> Event | None:
-    """Return the Event when reports become lost."""
-    old, new = before.condition(CONDITION), after.condition(CONDITION)
-    if new is None or new.status != "True" or (old is not None and old.status == "True"):
-        return None
-    return Event(CONDITION, new.message, warning=True)
 
 
 def _message(since: datetime, reports: Reports | None, now: datetime) -> str:

@@ -15,6 +15,7 @@ from allranks.core.facts.model import (
     FETCH_RETRYING,
     FETCHING,
     NOT_SCHEDULED,
+    Event,
     Pod,
     RejectedCreate,
     is_start_error,
@@ -159,7 +160,7 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
 
 def with_condition(
     status: Status,
-    kind: Literal["HardwareUnhealthy", "LowUtilization", "OutputsUploaded", "ReportsLost"],
+    kind: Literal["HardwareUnhealthy", "LowUtilization", "OutputsUploaded", "ReportsLost", "GangScheduling"],
     holds: bool,
     reason: str,
     message: str,
@@ -177,6 +178,14 @@ def with_condition(
         observed_generation=status.observed_generation,
     )
     return replace(status, conditions=[*(c for c in status.conditions if c.type != kind), condition])
+
+
+def warning(before: Status, after: Status, kind: str) -> Event | None:
+    """Return the Event when a condition about a fault becomes True, or says something new."""
+    old, new = before.condition(kind), after.condition(kind)
+    if new is None or new.status != "True" or (old and (old.status, old.message) == ("True", new.message)):
+        return None
+    return Event(kind, new.message, warning=True)
 
 
 def _done(status: Status, sizes: Mapping[str, int], pods: Mapping[tuple[str, int], Pod]) -> dict[str, str]:

@@ -61,8 +61,10 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     events += _refusals(status, summary, o.refused)
     if dropped := read_back.event(status, summary):
         events.append(dropped)
-    changes = report_loss.event(snapshot.persisted, status), hardware.event(snapshot.persisted, status)
-    events += [event for event in changes if event]
+    warnings = (
+        status_summary.warning(snapshot.persisted, status, kind) for kind in (report_loss.CONDITION, hardware.CONDITION)
+    )
+    events += [event for event in warnings if event]
     if note and _begins_to_say(note, status, summary):
         events.append(Event(*note, warning=True))
     if summary.launched and not status.launched:

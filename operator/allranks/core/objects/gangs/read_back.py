@@ -12,15 +12,15 @@ from datetime import datetime
 from typing import Any, Literal
 
 from allranks.api.job import Job
-from allranks.api.status import Condition, Status
+from allranks.api.status import Status
 from allranks.core.facts.model import Event, Manifest, Pod
 from allranks.core.facts.optional_kinds import Object, OptionalObjects
+from allranks.core.facts.status_summary import with_condition
 from allranks.core.objects.gangs import members
 
 CONDITION: Literal["GangScheduling"] = "GangScheduling"
 DROPPED = "FieldDropped"
 UNSCHEDULABLE = "Unschedulable"
-_MESSAGE_LENGTH = 4096
 
 
 def observe(
@@ -44,15 +44,7 @@ def observe(
     fulfilled, reason, message = _verdict(job, status, list(pods), group_sent, group)
     if before and (before.status, before.reason, before.message) == (fulfilled, reason, message):
         return status if before in status.conditions else replace(status, conditions=[*others, before])
-    after = Condition(
-        type=CONDITION,
-        status=fulfilled,
-        reason=reason,
-        message=message[:_MESSAGE_LENGTH],
-        last_transition_time=before.last_transition_time if before and before.status == fulfilled else now,
-        observed_generation=status.observed_generation,
-    )
-    return replace(status, conditions=[*others, after])
+    return with_condition(status, CONDITION, fulfilled == "True", reason, message, now)
 
 
 def event(before: Status, after: Status) -> Event | None:
