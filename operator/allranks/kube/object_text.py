@@ -27,6 +27,8 @@ MAX_METADATA_BYTES = 64 * 1024
 _MAX_LABELS = 2 * MAX_LABELS
 """Labels: of a template, and further ones that the operator and admission webhooks add to a pod."""
 MAX_ANNOTATIONS = 256
+SMALL_METADATA_BYTES = 4 * 1024
+"""Size of metadata that an object keeps for whose spec there is no room."""
 MAX_OWNERS = 16
 
 
@@ -96,11 +98,31 @@ def object_text(data: bytes | msgspec.Raw, kind: str = KIND) -> ObjectText:
 
 def name_only(text: ObjectText, reason: str) -> ObjectText:
     """Return an object without its content, for which there is no room."""
-    kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
-    metadata = {key: text.metadata[key] for key in kept if key in text.metadata}
-    metadata["annotations"] = {LEFT_OUT: f"all but its name: {reason}"}
+    metadata = {**_names(text), "annotations": {LEFT_OUT: f"all but its name: {reason}"}}
     content = {"apiVersion": "v1" if text.kind == "Pod" else API_VERSION, "kind": text.kind, "metadata": metadata}
     return ObjectText(text.kind, metadata, _encode(content))
+
+
+def without_spec(text: ObjectText, reason: str) -> ObjectText:
+    """Return a job or sweep with its status and small metadata, but without its spec, for which there is no room."""
+    raw = _object(text.json)
+    small = len(text.json) - len(bytes(raw.spec)) - len(_status_of(raw)) <= SMALL_METADATA_BYTES
+    parts = "spec" if small else "spec, labels, annotations, ownerReferences, finalizers"
+    metadata = {**(text.metadata if small else _names(text))}
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), LEFT_OUT: f"{parts}: {reason}"}
+    content: Manifest = {"apiVersion": API_VERSION, "kind": text.kind, "metadata": metadata, "spec": None}
+    if raw.status is not msgspec.UNSET:
+        content["status"] = raw.status
+    return ObjectText(text.kind, metadata, _encode(content))
+
+
+def _names(text: ObjectText) -> Manifest:
+    kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+    return {key: text.metadata[key] for key in kept if key in text.metadata}
+
+
+def _status_of(raw: _Object) -> bytes:
+    return b"" if raw.status is msgspec.UNSET else bytes(raw.status)
 
 
 def of_manifest(manifest: Manifest) -> ObjectText:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -30,39 +30,70 @@ class Answers:
         self._app, self._reject, self._unread = app, reject, Share(MOST_UNREAD_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        large: Message | None = None
+        if scope.get("method") != "GET":
+            await self._app(scope, receive, send)
+            return
+        user = scope.get(USER_HEADER)
+        account, size, deadline, ended = user.account if user else "", 0, 0.0, False
 
         async def send_in_parts(message: Message) -> None:
-            nonlocal large
-            if message["type"] == "http.response.start" and _is_large(message):
-                large = message  # sent with the first part, because a refusal has another status
-            elif large is not None:
-                head, large = large, None
-                await self._send(scope, receive, send, head, message["body"])
-            else:
-                await send(message)
+            nonlocal size, deadline, ended
+            if message["type"] == "http.response.start" and (length := _length(message)) > PART_BYTES:
+                if not self._unread.take(account, min(length, MOST_OF_ANSWER)):
+                    ended = True
+                    await self._reject(scope, Problem(503, FULL))(scope, receive, send)
+                    return
+                size = min(length, MOST_OF_ANSWER)
+                deadline = asyncio.get_running_loop().time() + READ_SECONDS + length / READ_BYTES_PER_SECOND
+            if ended:
+                return
+            try:
+                async with asyncio.timeout_at(deadline or None):
+                    for part in _parts(message):
+                        await send(part)
+            except TimeoutError:
+                ended = True
+                close(scope)
 
-        await self._app(scope, receive, send_in_parts if scope.get("method") == "GET" else send)
-
-    async def _send(self, scope: Scope, receive: Receive, send: Send, head: Message, body: bytes) -> None:
-        user, size = scope.get(USER_HEADER), min(len(body), MOST_OF_ANSWER)
-        account = user.account if user else ""
-        if not self._unread.take(account, size):
-            await self._reject(scope, Problem(503, FULL))(scope, receive, send)
-            return
         try:
-            async with asyncio.timeout(READ_SECONDS + len(body) / READ_BYTES_PER_SECOND):
-                await send(head)
-                for begin in range(0, len(body), PART_BYTES):
-                    end = begin + PART_BYTES
-                    await send({"type": "http.response.body", "body": body[begin:end], "more_body": end < len(body)})
-        except TimeoutError:
-            close(scope)
+            await self._app(scope, receive, send_in_parts)
         finally:
-            self._unread.give(account, size)
+            if size:
+                self._unread.give(account, size)
 
 
-def _is_large(start: Message) -> bool:
-    """Return whether an answer, which is no stream, has several parts."""
+def _length(start: Message) -> int:
+    """Return the length of an answer; 0 for a stream."""
     length = Headers(raw=start["headers"]).get("content-length", "")
-    return length.isdecimal() and int(length) > PART_BYTES
+    return int(length) if length.isdecimal() else 0
+
+
+def _parts(message: Message) -> Iterator[Message]:
+    body = message.get("body", b"")
+    if len(body) <= PART_BYTES:
+        yield message
+        return
+    for begin in range(0, len(body), PART_BYTES):
+        end = begin + PART_BYTES
+        more = end < len(body) or message.get("more_body", False)
+        yield {"type": "http.response.body", "body": body[begin:end], "more_body": more}
+
+
+class Parts(Response):
+    """A JSON list of texts, which is sent without a copy of all of them in memory."""
+
+    def __init__(self, begin: bytes, texts: Sequence[bytes], end: bytes, media_type: str) -> None:
+        length = len(begin) + sum(map(len, texts)) + max(0, len(texts) - 1) + len(end)
+        super().__init__(headers={"content-length": str(length)}, media_type=media_type)
+        self._begin, self._texts, self._end = begin, texts, end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        part = bytearray(self._begin)
+        for place, text in enumerate(self._texts):
+            part += b"," * (place > 0)
+            part += text
+            if len(part) > PART_BYTES:
+                await send({"type": "http.response.body", "body": bytes(part), "more_body": True})
+                part.clear()
+        await send({"type": "http.response.body", "body": bytes(part + self._end)})

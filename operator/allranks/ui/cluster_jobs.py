@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from allranks.kube.decoding import decoder
 from allranks.kube.errors import ApiError
 from allranks.kube.events import events_of_job, events_of_object
 from allranks.kube.job_codec import by_rank
-from allranks.kube.object_text import ObjectText, name_only, object_text, of_manifest
+from allranks.kube.object_text import ObjectText, name_only, object_text, of_manifest, without_spec
 from allranks.kube.paths import core_path, job_path
 from allranks.kube.pod_codec import pod
 from allranks.kube.raw_pod import Raw
@@ -37,7 +37,42 @@ FRESH_SECONDS = 2.0
 MOST_READS = 256
 MOST_LISTED_BYTES = 32 * 2**20
 """JSON text of a list of sweeps, or of the pods of a job. Of the others, a list has the names."""
+MOST_JOB_BYTES = 192 * 2**20
+"""JSON text of the jobs that all users of a server in the cluster watch. Of further jobs, there is no spec."""
+_NO_ROOM_FOR_JOBS = (
+    f"the jobs that users look at have more than {MOST_JOB_BYTES >> 20} MiB, or this user's are too much of it"
+)
 T = TypeVar("T")
+
+
+class JobRoom:
+    """The place for the jobs of one mirror, in a room that all mirrors share. Accounts have shares of it."""
+
+    def __init__(self, share: Share, account: str) -> None:
+        self._share, self._account = share, account
+        self._sizes: dict[tuple[str, str], int] = {}
+        """Job -> bytes that it takes; 0 for a job without its spec."""
+
+    def fitting(self, job: ObjectText) -> ObjectText:
+        """Return the job, without its spec if there is no room."""
+        key, size = (job.metadata["namespace"], job.metadata["name"]), len(job.json)
+        self.forget(*key)
+        fits = self._share.take(self._account, size)
+        self._sizes[key] = size if fits else 0
+        return job if fits else without_spec(job, _NO_ROOM_FOR_JOBS)
+
+    def is_reduced(self, namespace: str, name: str) -> bool:
+        return self._sizes.get((namespace, name)) == 0
+
+    def forget(self, namespace: str, name: str) -> None:
+        """Give back the place of a job."""
+        if size := self._sizes.pop((namespace, name), 0):
+            self._share.give(self._account, size)
+
+    def keep_only(self, jobs: Collection[tuple[str, str]]) -> None:
+        """Give back the places of all other jobs."""
+        for key in [key for key in self._sizes if key not in jobs]:
+            self.forget(*key)
 
 
 class ClusterJobs:
@@ -49,9 +84,10 @@ class ClusterJobs:
         namespace: str | None,
         hub: Hub,
         turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        room: JobRoom | None = None,
     ) -> None:
         """`namespace` None: all namespaces. `turn`: a block in which one page of a list is in memory."""
-        self.cluster, self.namespace, self._turn = cluster, namespace, turn
+        self.cluster, self.namespace, self._turn, self._room = cluster, namespace, turn, room
         self.problem = ""
         """Reason why the jobs are not current, as a sentence; empty if they are."""
         self.listed = asyncio.Event()
@@ -77,6 +113,12 @@ class ClusterJobs:
             raise Problem(404, f"there is no job {name} in namespace {namespace}{reason}")
         return entry
 
+    async def whole(self, entry: Entry) -> Entry:
+        """Return the job with its spec, which is read again if there was no room for it. Raises ClusterError."""
+        if self._room is None or not self._room.is_reduced(entry.group, entry.name):
+            return entry
+        return _entry(of_manifest(await self.cluster.get(job_path(entry.group, entry.name))))
+
     def within(self, namespace: str) -> Cluster:
         """Return the session for requests in a namespace."""
         return replace(self.cluster, namespace=namespace)
@@ -91,7 +133,7 @@ class ClusterJobs:
         return Watch(
             self.cluster.client,
             job_path(self.namespace),
-            object_text,
+            self._decode,
             listed=self._on_list,
             changed=self._on_change,
             on_error=self._on_error,
@@ -114,10 +156,25 @@ class ClusterJobs:
 
     async def close(self) -> None:
         await self._reads.close()
+        if self._room:
+            self._room.keep_only(())
+
+    def _decode(self, data: msgspec.Raw) -> ObjectText:
+        text = object_text(data)
+        if self._room is None:
+            return text
+        key = (text.metadata["namespace"], text.metadata["name"])
+        before = self._entries.get(key)
+        unchanged = before is not None and _version(before) == text.metadata["resourceVersion"]
+        if before and unchanged and not self._room.is_reduced(*key) and isinstance(before.content, ObjectText):
+            return before.content  # listed again: it has its place
+        return self._room.fitting(text)
 
     def _on_list(self, jobs: Sequence[ObjectText], _resource_version: int) -> None:
         before = self._entries
         self._entries = {(entry.group, entry.name): entry for entry in map(_entry, jobs)}
+        if self._room:
+            self._room.keep_only(self._entries)
         for kind, entry in differences(before, self._entries, _version):
             self._hub.publish(kind, entry)
         self._say("")
@@ -127,6 +184,8 @@ class ClusterJobs:
         key = (entry.group, entry.name)
         if deleted:
             self._entries.pop(key, None)
+            if self._room:
+                self._room.forget(*key)
             self._hub.publish("deleted", entry)
         else:
             self._hub.publish("changed" if key in self._entries else "added", entry)

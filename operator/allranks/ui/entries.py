@@ -133,9 +133,9 @@ class Entry(Item):
         return created if created.tzinfo else created.replace(tzinfo=UTC)
 
 
-def owner_sweep(job: Mapping[str, Any]) -> dict[str, str] | None:
+def owner_sweep(job: Item) -> dict[str, str] | None:
     """Return `name` and `uid` of the sweep of which the job is a trial."""
-    owners = (job.get("metadata") or {}).get("ownerReferences")
+    owners = job.metadata.get("ownerReferences")
     for owner in owners if isinstance(owners, list) else ():
         if isinstance(owner, dict) and owner.get("kind") == SWEEP and owner.get("controller"):
             return {key: str(owner.get(key) or "") for key in ("name", "uid")}

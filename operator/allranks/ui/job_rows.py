@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
+from allranks.kube.object_text import ObjectText
 from allranks.ui.entries import Entry
 from allranks.views.format.duration import age
 from allranks.views.format.plots import scaled
 from allranks.views.job_view import JobView
 
+COUNTED_BYTES = 32 * 1024
+"""Size of a job whose GPUs are counted in a list. A hundred jobs with the largest templates would take ten seconds."""
 SPARK_WIDTH, SPARK_HEIGHT = 90, 20
 
 
@@ -21,14 +24,21 @@ class JobRow:
 
     entry: Entry
     view: JobView
+    """Without the spec, of which a hundred large ones would take half a gigabyte."""
+    framework: str
+    gpus: int
+    """0 if it is unknown: it is not counted for a job of more than COUNTED_BYTES."""
     age: str
     spark: str
     """The curve as points of a polyline of SPARK_WIDTH x SPARK_HEIGHT; empty if there is none."""
 
 
 def job_row(entry: Entry, now: datetime) -> JobRow:
-    view = JobView(entry.manifest, entry.status, entry.until(entry.status, now), entry.active)
-    return JobRow(entry, view, age(entry.created, now) if entry.created else "", _spark(view.curve))
+    whole = JobView(entry.manifest, entry.status, entry.until(entry.status, now), entry.active)
+    view = replace(whole, manifest={"metadata": whole.metadata})
+    created = age(entry.created, now) if entry.created else ""
+    is_large = isinstance(entry.content, ObjectText) and len(entry.content.json) > COUNTED_BYTES
+    return JobRow(entry, view, whole.framework, 0 if is_large else whole.gpus, created, _spark(view.curve))
 
 
 def _spark(values: Sequence[float | None]) -> str:

@@ -99,14 +99,14 @@ class State:
         return self.jobs.all()
 
     async def find(self, source: Source, group: str, name: str) -> Entry:
-        """Return a job or a run. Raises Problem if there is none, and ArchiveError."""
+        """Return a job or a run. Raises Problem if there is none, ArchiveError and ClusterError."""
         if source == "runs":
             return await self.runs.get(group, name)
         if source == "archive":
             return await self.archived().get(group, name)
         jobs = self.cluster()
         await self.entries("jobs")
-        return jobs.get(group, name)
+        return await jobs.whole(jobs.get(group, name))
 
     async def pods(self, entry: Entry) -> list[Pod]:
         """Return the pods of a job; none for a run and a deleted job. Raises ClusterError."""

@@ -25,7 +25,7 @@ from allranks.kube.cluster import Cluster, user_client
 from allranks.shares import Share, Turns, largest_share
 from allranks.ui.archive import AllowedArchive, Right, SharedArchive
 from allranks.ui.changes import Hub
-from allranks.ui.cluster_jobs import ClusterJobs, SharedReads
+from allranks.ui.cluster_jobs import MOST_JOB_BYTES, ClusterJobs, JobRoom, SharedReads
 from allranks.ui.entries import Entry
 from allranks.ui.logs import LogRoom
 from allranks.ui.problems import Problem
@@ -148,17 +148,18 @@ class User:
                         "role view, or choose another namespace",
                     )
                 await users.make_room_for_watch(self.account)
-                scope = self.scopes[namespace] = self._open(namespace, users.archive, users.log_room, users.lists)
+                scope = self.scopes[namespace] = self._open(namespace, users)
             scope.used = time.monotonic()
             return scope.state
 
-    def _open(self, namespace: str | None, archive: SharedArchive | None, log_room: LogRoom, lists: Turns) -> _Scope:
+    def _open(self, namespace: str | None, users: Users) -> _Scope:
         hub = Hub()
         cluster = replace(self.cluster, namespace=namespace or self.cluster.namespace)
-        jobs = ClusterJobs(cluster, namespace, hub, lambda: lists.turn(self.account))
-        state = State(hub, NoRuns(hub), jobs, choices=self._suggested, log_room=log_room, account=self.account)
-        if archive:
-            state.archive = AllowedArchive(archive, namespace, self.may, self.name)
+        room = JobRoom(users.jobs, self.account)
+        jobs = ClusterJobs(cluster, namespace, hub, lambda: users.lists.turn(self.account), room)
+        state = State(hub, NoRuns(hub), jobs, choices=self._suggested, log_room=users.log_room, account=self.account)
+        if users.archive:
+            state.archive = AllowedArchive(users.archive, namespace, self.may, self.name)
         return _Scope(state, asyncio.create_task(jobs.run()))
 
     async def may_list(self, namespace: str | None) -> bool:
@@ -236,6 +237,7 @@ class Users:
         self._api, self._suggested, self.archive = api, namespaces, archive
         self._users: dict[str, User] = {}
         self._room, self.log_room = Share(MOST_REQUESTS, MOST_REQUESTS_OF_ONE), LogRoom()
+        self.jobs = Share(MOST_JOB_BYTES)
         self._openings, self._checks, self.lists = SharedReads(), Turns(CHECKS_AT_ONCE), Turns(PAGES_OF_LISTS)
         self._closing: set[asyncio.Task[None]] = set()
 

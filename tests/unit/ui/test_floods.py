@@ -261,6 +261,17 @@ def test_large_answers_that_are_not_read_are_bounded_together_and_others_get_the
         assert server.peak - before < 300 * MIB
 
 
+def test_a_list_and_a_page_of_large_jobs_take_little_more_memory_than_their_text(server, api):
+    for number in range(150):  # decoded, each takes 5 MB
+        job = a_job(f"large-{number}", "Running")
+        job["spec"]["template"] = {"spec": {"containers": [{}] * 64_000}}
+        api.put(job)
+    eventually(lambda: server.length("alice") > 150 * 190_000, seconds=120)
+    before = server.peak
+    assert [server.status("alice", path) for path in ("/?namespace=team", "/api/v1/jobs?namespace=team")] == [200, 200]
+    assert server.peak - before < 100 * MIB
+
+
 def test_pods_nodes_and_events_of_any_size_are_read_in_pages_and_do_not_grow_the_process_together(server, api):
     labels = {f"label-{number:05}": "x" for number in range(13_000)}
     for number in range(60):

@@ -226,7 +226,7 @@ def _sweep_of(entry: Entry) -> tuple[str, str]:
     if entry.source == "jobs":
         name = (entry.metadata.get("labels") or {}).get(SWEEP_LABEL, "")
         return name, f"/sweeps/jobs/{quote(entry.group, safe='')}/{quote(name, safe='')}" if name else ""
-    owner = owner_sweep(entry.manifest) if entry.source == "archive" else None
+    owner = owner_sweep(entry) if entry.source == "archive" else None
     if owner is None:
         return "", ""
     folder = quote("{name}-{uid}".format(**owner), safe="")

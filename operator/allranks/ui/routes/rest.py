@@ -15,6 +15,7 @@ from allranks.client.jobs import Changed, delete_job, scale_job, set_suspended
 from allranks.client.queues import Queue
 from allranks.core.facts.naming import TRAINER
 from allranks.kube.object_text import ObjectText
+from allranks.ui.answers import Parts
 from allranks.ui.changes import HEARTBEAT, PAUSE_SECONDS, SILENCE_SECONDS, event
 from allranks.ui.entries import Entry, Manifest, Source, in_order, selection
 from allranks.ui.logs import MOST_LINES, LogLine, LogQuery, with_replica
@@ -54,8 +55,8 @@ Item = "/{source}/{group}/{name}"
 
 def object_list(items: Sequence[Any]) -> Response:
     """Answer with objects in the form of `allranks get -o json`. Text is not decoded."""
-    raw = [msgspec.Raw(item.json) if isinstance(item, ObjectText) else item for item in items]
-    return as_printed({"apiVersion": "v1", "kind": "List", "items": raw})
+    texts = [item.json if isinstance(item, ObjectText) else msgspec.json.encode(item) for item in items]
+    return Parts(b'{"apiVersion":"v1","kind":"List","items":[', texts, b"]}", media_type="application/json")
 
 
 def as_printed(content: Any) -> Response:
@@ -108,7 +109,8 @@ async def archive(state: StateOf, namespace: Namespace = None, phase: Phase = No
 
 async def _list(state: State, source: Source, namespace: str | None, phase: str | None, label: str | None) -> Response:
     selects = selection(namespace, phase, label)
-    return object_list([entry.printed for entry in in_order(await state.entries(source)) if selects(entry)])
+    entries = (entry for entry in in_order(await state.entries(source)) if selects(entry))
+    return object_list([entry.content if isinstance(entry.content, ObjectText) else entry.printed for entry in entries])
 
 
 @router.get(

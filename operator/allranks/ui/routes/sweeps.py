@@ -184,7 +184,7 @@ async def _trial_jobs(state: State, sweep: SweepEntry) -> Callable[[], TrialJobs
 
 
 def _is_trial(entry: Entry, uid: str | None) -> bool:
-    owner = owner_sweep(entry.manifest)
+    owner = owner_sweep(entry)
     return owner is not None and owner["uid"] == uid
 
 
