@@ -223,12 +223,12 @@ def of_role(number: int, role: str) -> str:
 
 
 def gpus_per_pod(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] = ()) -> dict[str, int]:
-    """Return role -> GPUs of each of its pods, without roles that have none.
+    """Return role -> GPUs of each of its pods, without roles that have none; nothing for a job that cannot be decoded.
 
     The `pods` of the job come before its manifest, because a TrainingPool can add GPUs to them.
     """
     parsed = job_of(dict(job))
-    if parsed is None:
+    if parsed is None or not pod_template.has_valid_types(parsed):
         return {}
     templates = pod_template.role_templates(parsed, ANY_PLATFORM)
     gpus = {role: pod_template.gpus(parsed, template, ANY_PLATFORM) for role, template in templates.items()}

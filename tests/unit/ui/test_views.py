@@ -209,3 +209,23 @@ def test_hostile_text_stays_text(server: UiServer, api: JobApi) -> None:
         assert page.status == 200
         assert "<script>alert" not in page.text
         assert "<img src=x" not in page.text
+
+
+MISTAKES = {
+    "a container without a name": {"spec": {"containers": [{}]}},
+    "no container at all": {"spec": {"containers": [None]}},
+    "a pod spec that is a list": {"spec": [1]},
+    "metadata that are a text": {"metadata": "x"},
+    "labels that are a list": {"metadata": {"labels": ["x"]}},
+    "resources that are a text": {"spec": {"containers": [{"name": "trainer", "resources": "x"}]}},
+    "a list that patches": {"spec": {"containers": [{"$patch": "replace"}]}},
+}
+
+
+@pytest.mark.parametrize("template", MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.parametrize("part", ["spec", "role"])
+def test_a_template_with_a_mistake_hides_no_job_of_others_in_the_lists(template: Any, part: str):
+    job = a_job("penguins", "Running")
+    (job["spec"] if part == "spec" else job["spec"]["roles"]["worker"])["template"] = template
+    row = job_row(entry(job), NOW)
+    assert (row.gpus, row.framework) == (0, "pytorch")

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from allranks.api.job import Job, RoleSpec
+from allranks.api.job import Container, Job, RoleSpec
+from allranks.api.pod_template import is_valid
 from allranks.api.pool import PoolSpec
 from allranks.core.facts import gpu_count, naming, pool_template, topology
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
@@ -24,6 +25,12 @@ _DEFAULTS: Manifest = {
     "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
 }
 """The lowest layer: the restricted Pod Security Standard, no service account token, no variables of Services."""
+
+
+def has_valid_types(job: Job) -> bool:
+    """Return whether the templates have the types that `role_templates` relies on: it raises any error for others."""
+    parts: list[Container] = [job.spec, *job.spec.roles.values()]
+    return all(is_valid(part.template) for part in parts if part.template)
 
 
 def role_templates(job: Job, platform: Platform) -> dict[str, Manifest]:
