@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from allranks.api import validation
+from allranks.api import sweep_validation, validation
 from allranks.api.job import API_VERSION, KIND
 from support.builders import manifest
 
@@ -17,6 +17,12 @@ LARGEST_BYTES = 1_000_000
 LABELS = {f"k{number:04}-{'x' * 54}": "x" * 60 for number in range(1_500)}
 """Kubernetes bounds annotations, and not labels. With more entries, a busy API server does not answer in time."""
 ANNOTATIONS = {f"k{number:04}-{'x' * 54}": "x" * 110 for number in range(1_500)}
+
+FINALIZERS = [f"example.com/{number:04}-{'x' * 40}" for number in range(1_500)]
+OWNERS = [
+    {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": f"{number:08}-0000-4000-8000-000000000000"}
+    for number in range(1_500)
+]
 
 
 def template(size: int) -> Manifest:
@@ -52,6 +58,14 @@ def _annotations(name: str) -> Manifest:
     return _job(name, {"annotations": ANNOTATIONS}, suspend=True)
 
 
+def _finalizers(name: str) -> Manifest:
+    return _job(name, {"finalizers": FINALIZERS}, suspend=True)
+
+
+def _owners(name: str) -> Manifest:
+    return _job(name, {"ownerReferences": OWNERS}, suspend=True)
+
+
 def _pod(name: str) -> Manifest:
     """Return a pod with the label by which services select pods."""
     labels = {**LABELS, "allranks.dev/job-name": "flood", "allranks.dev/role": "worker"}
@@ -60,10 +74,14 @@ def _pod(name: str) -> Manifest:
     return _object("v1", "Pod", name, {"labels": labels}, spec=spec)
 
 
-def _sweep(name: str) -> Manifest:
+def _sweep(name: str, size: int = LARGEST_BYTES, **more: Any) -> Manifest:
     spec = {"parameters": {"lr": {"values": [1, 2]}}, "objective": {"metric": "loss", "goal": "Minimize"}, "trials": 2}
-    inner = {**manifest()["spec"], "template": template(LARGEST_BYTES)}
-    return _object(API_VERSION, "TrainingSweep", name, {}, spec={**spec, "template": {"spec": inner}})
+    inner = {**manifest()["spec"], "template": template(size)}
+    return _object(API_VERSION, "TrainingSweep", name, {}, spec={**spec, **more, "template": {"spec": inner}})
+
+
+def _largest_sweep(name: str) -> Manifest:
+    return _sweep(name, sweep_validation.MAX_SPEC_BYTES - 2_000, suspend=True)
 
 
 def _event(name: str) -> Manifest:
@@ -89,7 +107,10 @@ KINDS: dict[str, Callable[[str], Manifest]] = {
     "jobs of another manager": _of_another_manager,
     "jobs with labels": _labels,
     "jobs with annotations": _annotations,
+    "jobs with finalizers": _finalizers,
+    "jobs with owners": _owners,
     "pods with labels": _pod,
+    "sweeps with the largest template": _largest_sweep,
     "sweeps that are too large": _sweep,
     "Events of a job": _event,
     "pools with labels": _pool,
