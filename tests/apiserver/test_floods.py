@@ -192,7 +192,8 @@ class Tenant:
                 took[what] = self._time(act, name, phase, attempt)
                 took[f"{what}, plain client"] = work.result()
 
-            step("start", lambda: self._api.create(job(name), self._namespace), "Running", 0)
+            of_job = job(name, restart={"maxRestarts": 1, "backoffSeconds": 0})
+            step("start", lambda: self._api.create(of_job, self._namespace), "Running", 0)
             step("restart", lambda: self._hand.end(f"{name}-worker-0-0", 1), "Running", 1)
             took["shown"] = _seconds(
                 lambda: self._services.until(lambda: self._shown(name) == 1, "the restart in the UI")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +13,7 @@ from allranks.archive.layout import EVENTS_FILE, JOB_FILE, SWEEP_FILE, Entry, Lo
 from allranks.archive.store import Store, open_store
 from allranks.archive.writer import file_of, folder_of
 from allranks.kube.bounded_lines import joined
+from allranks.kube.object_text import ObjectText, of_manifest, without_large_spec
 from allranks.kube.pod_logs import Line, parse_line
 
 Manifest = dict[str, Any]
@@ -31,7 +32,7 @@ class Reader:
     def __init__(self, store: Store) -> None:
         self.url = store.url
         self._store = store
-        self._read: dict[str, dict[str, tuple[Entry, Manifest | None]]] = {JOB_FILE: {}, SWEEP_FILE: {}}
+        self._read: dict[str, dict[str, tuple[Entry, ObjectText | None]]] = {JOB_FILE: {}, SWEEP_FILE: {}}
         """Name of a file in its folder -> path -> entry and content: unchanged files are not read again."""
 
     @classmethod
@@ -42,19 +43,38 @@ class Reader:
     def jobs(self, namespace: str | None = None, names: Iterable[str] = (), most: int | None = None) -> list[Manifest]:
         """Return the jobs of a namespace, or of all namespaces, the oldest first. `names` empty: with any name.
 
-        `most`: limit; the jobs that were written last are returned. A file that has not changed since an earlier call
-        is not read again.
+        `most`: limit; the jobs that were written last are returned.
         """
-        return self._objects(JOB_FILE, namespace, names, most)
+        return self._manifests(JOB_FILE, namespace, names, most)
 
     def sweeps(
         self, namespace: str | None = None, names: Iterable[str] = (), most: int | None = None
     ) -> list[Manifest]:
         """Return the sweeps, with the parameters of `jobs`."""
-        return self._objects(SWEEP_FILE, namespace, names, most)
+        return self._manifests(SWEEP_FILE, namespace, names, most)
 
-    def _objects(self, file: str, namespace: str | None, names: Iterable[str], most: int | None) -> list[Manifest]:
-        selected, cached = set(names), self._read[file]
+    def job_list(
+        self, namespace: str | None = None, names: Iterable[str] = (), most: int | None = None
+    ) -> list[ObjectText]:
+        """Return the same as `jobs`, without large specs, which `get` reads.
+
+        A file that has not changed since an earlier call is not read again.
+        """
+        return self._listed(JOB_FILE, namespace, names, most)
+
+    def sweep_list(self, namespace: str | None = None, most: int | None = None) -> list[ObjectText]:
+        """Return the sweeps, as `job_list` does."""
+        return self._listed(SWEEP_FILE, namespace, (), most)
+
+    def _manifests(self, file: str, namespace: str | None, names: Iterable[str], most: int | None) -> list[Manifest]:
+        selected = set(names)
+        paths = [entry.name for entry in self._files(file, namespace, selected, most)]
+        with ThreadPoolExecutor(_THREADS) as threads:
+            objects = threads.map(lambda path: _object(self._store.get(path), path, file), paths)
+            manifests = [manifest for manifest in objects if manifest and _is_selected(manifest, selected)]
+        return sorted(manifests, key=_age)
+
+    def _files(self, file: str, namespace: str | None, selected: Set[str], most: int | None) -> list[Entry]:
         beginnings = tuple(f"{name}-" for name in selected)
         files = [
             entry
@@ -62,23 +82,22 @@ class Reader:
             if _is_object(entry.name, file)
             if not selected or entry.name.split("/")[1].startswith(beginnings)
         ]
-        if most is not None:
-            files = sorted(files, key=lambda entry: entry.modified)[-most:]
-        entries = {entry.name: entry for entry in files}
+        return files if most is None else sorted(files, key=lambda entry: entry.modified)[-most:]
+
+    def _listed(self, file: str, namespace: str | None, names: Iterable[str], most: int | None) -> list[ObjectText]:
+        selected, cached = set(names), self._read[file]
+        entries = {entry.name: entry for entry in self._files(file, namespace, selected, most)}
         if not selected:
             others = f"{namespace}/" if namespace else ""
             cached = {name: read for name, read in cached.items() if name in entries or not name.startswith(others)}
         changed = [entry for name, entry in entries.items() if cached.get(name, (None,))[0] != entry]
         if changed:
             with ThreadPoolExecutor(_THREADS) as threads:
-                contents = list(threads.map(self._store.get, [entry.name for entry in changed]))
-            for entry, data in zip(changed, contents, strict=True):
-                cached[entry.name] = (entry, _object(data, entry.name, file))
+                texts = threads.map(lambda entry: _text(self._store.get(entry.name), entry.name, file), changed)
+                cached |= {entry.name: (entry, text) for entry, text in zip(changed, texts, strict=True)}
         self._read[file] = cached
-        manifests = [manifest for name in entries if (manifest := cached[name][1])]
-        if selected:
-            manifests = [manifest for manifest in manifests if manifest["metadata"]["name"] in selected]
-        return sorted(manifests, key=_age)
+        listed = [text for name in entries if (text := cached[name][1])]
+        return sorted((text for text in listed if _is_selected({"metadata": text.metadata}, selected)), key=_age_of)
 
     def find(self, namespace: str, name: str, uid: str | None = None) -> Manifest | None:
         """Return the newest job of a name, or the job with a UID."""
@@ -99,13 +118,15 @@ class Reader:
         return max([*self.jobs(namespace, [name]), *self.sweeps(namespace, [name])], key=_age, default=None)
 
     def find_trial(self, sweep: Manifest, job: str) -> Manifest | None:
-        """Return the newest job of a name that the sweep owned."""
+        """Return the newest job of a name that the sweep owned, without its spec."""
         return next(reversed(self.trials(sweep, [job])), None)
 
     def trials(self, sweep: Manifest, names: Iterable[str]) -> list[Manifest]:
-        """Return the jobs of these names that the sweep owned, the oldest first."""
+        """Return the jobs of these names that the sweep owned, the oldest first, without their specs."""
         metadata = sweep["metadata"]
-        return [job for job in self.jobs(metadata["namespace"], names) if metadata["uid"] in _owners(job)]
+        jobs = self.job_list(metadata["namespace"], names)
+        owned = (job for job in jobs if metadata["uid"] in _owners({"metadata": job.metadata}))
+        return [{"kind": job.kind, "metadata": job.metadata, "status": job.status} for job in owned]
 
     def get(self, namespace: str, folder: str) -> Manifest | None:
         """Return the job in a folder `NAME-UID` of a namespace."""
@@ -156,6 +177,14 @@ def _age(manifest: Manifest) -> tuple[str, str]:
     return str(manifest["metadata"].get("creationTimestamp")), folder_of(manifest)
 
 
+def _age_of(text: ObjectText) -> tuple[str, str]:
+    return _age({"metadata": text.metadata})
+
+
+def _is_selected(manifest: Manifest, names: Set[str]) -> bool:
+    return not names or manifest["metadata"]["name"] in names
+
+
 def _owners(job: Manifest) -> list[Any]:
     """Return the UIDs of the owners of a job."""
     owners = job["metadata"].get("ownerReferences")
@@ -173,6 +202,11 @@ def _unpacked(data: bytes) -> Iterator[bytes]:
             yield chunk
     except zlib.error:
         return
+
+
+def _text(data: bytes | None, path: str, file: str) -> ObjectText | None:
+    manifest = _object(data, path, file)
+    return without_large_spec(of_manifest(manifest), "a list has no large ones") if manifest else None
 
 
 def _object(data: bytes | None, path: str, file: str) -> Manifest | None:

@@ -204,6 +204,12 @@ def _raw_spec(text: bytes) -> RawSpec:
     return RawSpec(text, framework, pool, resume_from)
 
 
+def names_in(spec: bytes) -> Manifest:
+    """Return `framework` and `pool` of the JSON of a spec."""
+    raw = _raw_spec(spec)
+    return {"framework": raw.framework, **({"pool": raw.pool} if raw.pool else {})}
+
+
 def has_large_templates(spec: bytes) -> bool:
     """Return whether the templates in the JSON of a spec are larger than allowed: the operator never runs such a
     job."""

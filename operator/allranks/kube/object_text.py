@@ -27,7 +27,7 @@ MAX_METADATA_BYTES = 64 * 1024
 _MAX_LABELS = 2 * MAX_LABELS
 """Labels: of a template, and further ones that the operator and admission webhooks add to a pod."""
 MAX_ANNOTATIONS = 256
-SMALL_METADATA_BYTES = 4 * 1024
+SMALL_METADATA_BYTES = 16 * 1024
 """Size of metadata that an object keeps for whose spec there is no room."""
 MAX_OWNERS = 16
 
@@ -104,25 +104,36 @@ def name_only(text: ObjectText, reason: str) -> ObjectText:
 
 
 def without_spec(text: ObjectText, reason: str) -> ObjectText:
-    """Return a job or sweep with its status and small metadata, but without its spec, for which there is no room."""
+    """Return a job or sweep with its status and small metadata, for whose rest there is no room.
+
+    Of the spec of a job, `framework` and `pool` are left.
+    """
     raw = _object(text.json)
-    small = len(text.json) - len(bytes(raw.spec)) - len(_status_of(raw)) <= SMALL_METADATA_BYTES
+    small = _metadata_bytes(text, raw) <= SMALL_METADATA_BYTES
     parts = "spec" if small else "spec, labels, annotations, ownerReferences, finalizers"
     metadata = {**(text.metadata if small else _names(text))}
     metadata["annotations"] = {**(metadata.get("annotations") or {}), LEFT_OUT: f"{parts}: {reason}"}
-    content: Manifest = {"apiVersion": API_VERSION, "kind": text.kind, "metadata": metadata, "spec": None}
+    spec = compact_jobs.names_in(bytes(raw.spec)) if text.kind == KIND else None
+    content: Manifest = {"apiVersion": API_VERSION, "kind": text.kind, "metadata": metadata, "spec": spec}
     if raw.status is not msgspec.UNSET:
         content["status"] = raw.status
     return ObjectText(text.kind, metadata, _encode(content))
 
 
+def without_large_spec(text: ObjectText, reason: str) -> ObjectText:
+    """Return the same object, `without_spec` if that or the metadata are large."""
+    raw = _object(text.json)
+    is_small = len(bytes(raw.spec)) <= compact_jobs.LARGE_BYTES and _metadata_bytes(text, raw) <= SMALL_METADATA_BYTES
+    return text if is_small else without_spec(text, reason)
+
+
+def _metadata_bytes(text: ObjectText, raw: _Object) -> int:
+    return len(text.json) - len(bytes(raw.spec)) - (0 if raw.status is msgspec.UNSET else len(bytes(raw.status)))
+
+
 def _names(text: ObjectText) -> Manifest:
     kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
     return {key: text.metadata[key] for key in kept if key in text.metadata}
-
-
-def _status_of(raw: _Object) -> bytes:
-    return b"" if raw.status is msgspec.UNSET else bytes(raw.status)
 
 
 def of_manifest(manifest: Manifest) -> ObjectText:

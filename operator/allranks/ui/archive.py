@@ -21,6 +21,7 @@ from allranks.archive.writer import folder_of
 from allranks.client.rank_stacks import MOST_PODS
 from allranks.core.facts.naming import TRAINER, replica_key
 from allranks.kube.bounded_lines import LastLines
+from allranks.kube.object_text import ObjectText
 from allranks.kube.pod_logs import Line
 from allranks.local.stored_logs import matches
 from allranks.ui.entries import Entry, Manifest
@@ -57,7 +58,7 @@ class ArchivedJobs:
     def __init__(self, reader: Reader, namespace: str | None = None, most: int | None = None) -> None:
         """`namespace`: only its jobs. `most`: limit of the list; None: MOST_JOBS."""
         self._reader, self._namespace, self._most = reader, namespace, most
-        self._entries, self._sweeps = _Recent[list[Entry]](), _Recent[list[Manifest]]()
+        self._entries, self._sweeps = _Recent[list[Entry]](), _Recent[list[ObjectText]]()
 
     @property
     def url(self) -> str:
@@ -66,11 +67,11 @@ class ArchivedJobs:
     async def all(self) -> list[Entry]:
         """Return the jobs that were written last, whether or not they exist on the cluster."""
         most = MOST_JOBS if self._most is None else self._most
-        return await self._entries.get(lambda: list(map(_entry, self._reader.jobs(self._namespace, most=most))))
+        return await self._entries.get(lambda: list(map(_entry, self._reader.job_list(self._namespace, most=most))))
 
-    async def sweeps(self) -> list[Manifest]:
+    async def sweeps(self) -> list[ObjectText]:
         """Return the sweeps that were written last, whether or not they exist on the cluster."""
-        return await self._sweeps.get(lambda: self._reader.sweeps(self._namespace, most=MOST_SWEEPS))
+        return await self._sweeps.get(lambda: self._reader.sweep_list(self._namespace, most=MOST_SWEEPS))
 
     async def sweep(self, namespace: str, folder: str) -> Manifest:
         """Return the sweep in a folder NAME-UID. Raises Problem."""
@@ -144,8 +145,9 @@ def _merged(ends: list[tuple[LogName, list[Line]]], tail: int) -> tuple[list[tup
     return list(merged), merged.cut
 
 
-def _entry(job: Manifest) -> Entry:
-    namespace, _, folder = folder_of(job).partition("/")
+def _entry(job: Manifest | ObjectText) -> Entry:
+    about = {"metadata": job.metadata} if isinstance(job, ObjectText) else job
+    namespace, _, folder = folder_of(about).partition("/")
     return Entry("archive", namespace, folder, job, active=False)
 
 
@@ -216,9 +218,9 @@ class AllowedArchive:
         """Return the jobs of the namespaces in which the user may read jobs."""
         return await self._visible(JOBS, ArchivedJobs.all, lambda entry: entry.group)
 
-    async def sweeps(self) -> list[Manifest]:
+    async def sweeps(self) -> list[ObjectText]:
         """Return the sweeps of the namespaces in which the user may read sweeps."""
-        return await self._visible(SWEEPS, ArchivedJobs.sweeps, lambda sweep: str(sweep["metadata"]["namespace"]))
+        return await self._visible(SWEEPS, ArchivedJobs.sweeps, lambda sweep: str(sweep.metadata["namespace"]))
 
     async def _visible(
         self, right: Right, read: Callable[[ArchivedJobs], Awaitable[list[T]]], namespace_of: Callable[[T], str]

@@ -14,6 +14,7 @@ from allranks.archive.layout import LogName
 from allranks.archive.reader import Reader
 from allranks.archive.store import ArchiveError, DirectoryStore, Store
 from allranks.archive.writer import folder_of
+from allranks.kube.object_text import LEFT_OUT
 from support.archives import WrittenArchive, stamp
 from support.sweep_samples import a_sweep, trial_of
 from support.ui_samples import a_job, event
@@ -83,15 +84,15 @@ def test_only_files_that_changed_are_read_again(tmp_path: Path, monkeypatch: pyt
     read: list[str] = []
     get = DirectoryStore.get
     monkeypatch.setattr(DirectoryStore, "get", lambda self, name: (read.append(name), get(self, name))[1])
-    assert len(reader.jobs()) == len(read) == 5
+    assert len(reader.job_list()) == len(read) == 5
     jobs[3]["status"]["phase"] = "Failed"
     archive.job(jobs[3])
     read.clear()
-    phases = {job["metadata"]["name"]: job["status"]["phase"] for job in reader.jobs()}
+    phases = {job.metadata["name"]: job.status["phase"] for job in reader.job_list()}
     assert read == ["team/job-3-u3/job.json"]
     assert phases["job-3"] == "Failed"
     DirectoryStore(tmp_path).remove("team/job-0-u0/job.json")
-    assert len(reader.jobs()) == 4
+    assert len(reader.job_list()) == 4
 
 
 def test_events_and_logs_of_a_job(store: Store):
@@ -170,6 +171,26 @@ def test_only_the_newest_jobs_are_read_if_so_asked(tmp_path: Path):
         os.utime(tmp_path / f"team/job-{number}-u{number}/job.json", (number, number))
     assert uids(reader.jobs(most=2)) == ["u3", "u4"]
     assert uids(reader.jobs(most=10)) == ["u0", "u1", "u2", "u3", "u4"]
+
+
+@pytest.mark.parametrize("part", ["spec", "metadata"])
+def test_a_list_holds_no_large_part_of_a_job_and_the_job_itself_is_read_whole(tmp_path: Path, part: str):
+    archive, reader = WrittenArchive(tmp_path), Reader.open(str(tmp_path))
+    job = created("penguins", "u1", "2026-03-01T00:00:00Z")
+    job["spec"]["pool"] = "a100"
+    large: dict = {
+        "spec": {"template": {"spec": {"x": [{}] * 9000}}},
+        "metadata": {"annotations": {"note": "x" * 60_000}},
+    }
+    job[part] |= large[part]
+    archive.job(job)
+    [text] = reader.job_list()
+    assert len(text.json) < 8_000
+    assert text.metadata["annotations"][LEFT_OUT].startswith("spec")
+    assert (text.manifest()["spec"], text.status["phase"]) == ({"framework": "pytorch", "pool": "a100"}, "Succeeded")
+    [whole] = reader.jobs("team", ["penguins"])
+    assert whole == reader.get("team", "penguins-u1") == reader.jobs()[0]
+    assert whole[part].items() >= large[part].items()
 
 
 def test_an_archive_that_does_not_exist_is_an_error(tmp_path: Path):

@@ -55,7 +55,7 @@ def names(archive: AllowedArchive) -> list[str]:
 
 
 def sweeps(archive: AllowedArchive) -> list[str]:
-    return sorted(sweep["metadata"]["namespace"] for sweep in do(archive.sweeps()))
+    return sorted(sweep.metadata["namespace"] for sweep in do(archive.sweeps()))
 
 
 def folder(namespace: str) -> tuple[str, str]:

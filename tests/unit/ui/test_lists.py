@@ -76,9 +76,9 @@ def test_jobs_without_room_keep_their_status_and_are_read_whole_when_they_are_sh
     assert 4 <= len(reduced) <= 7
     assert reduced[-1].left_out == f"spec: {cluster_jobs._NO_ROOM_FOR_JOBS}"
     assert (reduced[-1].phase, reduced[-1].metadata["labels"]) == ("Running", {"stage": "test"})
-    assert reduced[-1].manifest["spec"] is None
+    assert reduced[-1].manifest["spec"] == {"framework": "pytorch"}
     whole = asyncio.run(mirrors[-1].whole(reduced[-1]))
-    assert whole.manifest["spec"]["framework"]
+    assert whole.manifest["spec"]["roles"]
     calm = ClusterJobs(cluster, None, Hub(), room=JobRoom(share, "calm"))
     calm.watch()._process(event("ADDED", 0))
     assert calm.get("team", "job-0").left_out == ""

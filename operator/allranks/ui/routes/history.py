@@ -80,10 +80,11 @@ def groupings(entries: Iterable[Entry], kinds: Sequence[By], now: datetime) -> l
     """Return the groups of each kind. Each status is decoded once, and not kept."""
     by_kind: list[dict[str, HistoryGroup]] = [{} for _ in kinds]
     for entry in entries:
-        status = status_of(entry.manifest)
+        manifest = entry.manifest
+        status = status_of(manifest)
         until = entry.until(status, now)
         for by, of_kind in zip(kinds, by_kind, strict=True):
-            name = _NAMES[by](entry.manifest, status, until)
+            name = _NAMES[by](manifest, status, until)
             _add(of_kind.setdefault(name, HistoryGroup(name)), status, until)
     return [_in_order(of_kind, by) for by, of_kind in zip(kinds, by_kind, strict=True)]
 

@@ -93,9 +93,10 @@ async def of_machine(state: State) -> list[SweepEntry]:
     return await asyncio.to_thread(_runs, state)
 
 
-def _archived(manifest: Manifest) -> SweepEntry:
-    namespace, _, folder = folder_of(manifest).partition("/")
-    return SweepEntry("archive", namespace, folder, manifest, active=False)
+def _archived(sweep: Manifest | ObjectText) -> SweepEntry:
+    about = {"metadata": sweep.metadata} if isinstance(sweep, ObjectText) else sweep
+    namespace, _, folder = folder_of(about).partition("/")
+    return SweepEntry("archive", namespace, folder, sweep, active=False)
 
 
 def _directories(state: State) -> list[Path]:
@@ -231,7 +232,7 @@ async def list_sweeps(state: StateOf, namespace: str | None = None) -> Response:
 @api.get("/sweeps/archive", response_model=SweepList, summary="Deleted sweeps, from the archive")
 async def archive(state: StateOf, namespace: Namespace = None) -> Response:
     state.archived()
-    return object_list([sweep.manifest for sweep in await deleted(state, namespace)])
+    return object_list([sweep.content for sweep in await deleted(state, namespace)])
 
 
 @api.get(ITEM, response_model=Sweep, summary="A sweep with its status")
