@@ -106,6 +106,11 @@ class AttemptContext:
         endpoint = self.endpoints.get((replica.hostname, port))
         return endpoint or (f"{replica.hostname}.{self.job}.{self.namespace}.svc", port)
 
+    def threads(self, role: str, processes: int) -> str:
+        """Return the number of threads for each of several processes in a pod: its share of the CPUs, or 1, as torchrun
+        does, if the pod requests none."""
+        return str(max(1, self.cpus.get(role, 0) // processes))
+
     def host_port(self, replica: Replica, port: int) -> str:
         """Return the address as HOST:PORT."""
         return "{}:{}".format(*self.address(replica, port))
@@ -162,6 +167,9 @@ Wire = Callable[[Replica], Wiring]
 FILES_DIR = "/etc/allranks"
 SSH_DIR = "/etc/allranks-ssh"
 SECRET_DIR = "/etc/allranks-rendezvous"
+THREADS = "ALLRANKS_THREADS"
+"""The helper that starts several ranks in a pod sets OMP_NUM_THREADS to it, unless the user, the image or a ConfigMap
+does."""
 HELPER_DIR = "/allranks"
 """Where an init container copies the helper files. They need only the standard library."""
 

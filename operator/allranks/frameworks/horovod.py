@@ -12,6 +12,7 @@ from allranks.frameworks import mpirun
 from allranks.frameworks.base import (
     HELPER_DIR,
     SECRET_DIR,
+    THREADS,
     AttemptContext,
     Framework,
     Replica,
@@ -130,6 +131,7 @@ def _gloo_wire(context: AttemptContext) -> Wire:
         "HOROVOD_SIZE": str(slots * len(workers)),
         "HOROVOD_LOCAL_SIZE": str(slots),
         "HOROVOD_CROSS_SIZE": str(len(workers)),
+        **_threads(context),
     }
     # The helper makes the list of hosts from it: a list of thousands does not fit into a variable.
     before, _, attempt = first.hostname.rsplit("-", 2)
@@ -164,6 +166,11 @@ def _rendezvous(context: AttemptContext, first: Replica) -> dict[str, str]:
     }
 
 
+def _threads(context: AttemptContext) -> dict[str, str]:
+    slots = mpirun.slots(context)
+    return {THREADS: context.threads("worker", slots)} if slots > 1 else {}
+
+
 def _elastic_wire(context: AttemptContext) -> Wire:
     """Wire an elastic job: the helper in each worker offers its slots to Horovod's elastic driver, in the first
     worker's pod.
@@ -178,6 +185,7 @@ def _elastic_wire(context: AttemptContext) -> Wire:
         "HOROVOD_ELASTIC": "1",
         **_rendezvous(context, first),
         "HOROVOD_LOCAL_SIZE": str(mpirun.slots(context)),
+        **_threads(context),
         "ALLRANKS_HOROVOD_MIN": str(context.elastic.min_workers),
         "ALLRANKS_HOROVOD_MAX": str(context.elastic.max_workers),
         "ALLRANKS_HOROVOD_WAIT_SECONDS": str(context.elastic.wait_seconds),

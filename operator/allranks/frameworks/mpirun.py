@@ -105,6 +105,8 @@ def wire(
     """
     ranks = slots * len(context.in_roles("worker"))
     mpi = IMPLEMENTATIONS[implementation]
+    if slots > 1 and not context.local:
+        defaults = {**defaults, "OMP_NUM_THREADS": context.threads("worker", slots)}
 
     def wiring(replica: Replica) -> Wiring:
         if replica.role == "worker":

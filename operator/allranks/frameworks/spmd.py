@@ -12,6 +12,7 @@ from allranks.fields import Model, Port, Rule
 from allranks.frameworks.base import (
     FILES_DIR,
     HELPER_DIR,
+    THREADS,
     AttemptContext,
     Framework,
     Replica,
@@ -138,6 +139,8 @@ class Spmd(Framework):
                 rank = first_rank[replica.role] + replica.index * count
                 env |= of_ranks | {"NODE_RANK": str(replica.node_rank), "RANK": str(rank), "LOCAL_RANK": "0"}
                 env["LOCAL_WORLD_SIZE"] = str(count)
+            if count > 1:
+                env[THREADS] = context.threads(replica.role, count)
             # The helper starts the other processes of the pod, with ranks that follow.
             prefix = ("python3", f"{HELPER_DIR}/local_ranks.py", "--") if count > 1 else ()
             return Wiring(env=env, ports={"spmd": port}, prefix=prefix, helper=bool(prefix), files=True)

@@ -25,6 +25,7 @@ import time
 from typing import Any
 
 from horovod_gloo import host_name_problem  # type: ignore[import-not-found]  # in the same directory
+from rank_processes import limit_threads  # type: ignore[import-not-found]
 from rendezvous_secret import headers  # type: ignore[import-not-found]
 from watch import write_line, write_signal  # type: ignore[import-not-found]
 
@@ -166,6 +167,7 @@ class Agent:
         shared = dict(os.environ, HOROVOD_GLOO_RENDEZVOUS_ADDR=self._address)
         shared.setdefault("PYTHONUNBUFFERED", "1")  # as horovodrun does
         shared.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", GLOO_TIMEOUT_SECONDS)
+        limit_threads(shared)
         if self._address.startswith("127."):
             shared.setdefault("HOROVOD_GLOO_IFACE", "lo0" if sys.platform == "darwin" else "lo")
         for local in sorted(set(map(int, assigned)) - set(self._ranks)):

@@ -43,6 +43,7 @@ def run(program: list[str], ranks: dict[int, dict[str, str]]) -> int:
     signal.signal(signal.SIGTERM, forward)
     signal.signal(signal.SIGINT, forward)
     for local, (number, environment) in enumerate(ranks.items()):
+        limit_threads(environment)
         if "SLURM_PROCID" in environment:  # a job with compatibility: [Slurm]
             environment.update(SLURM_PROCID=str(number), SLURM_LOCALID=str(local))
         try:
@@ -65,6 +66,12 @@ def run(program: list[str], ranks: dict[int, dict[str, str]]) -> int:
     if code < 0 and not failed.stderr and not received:
         write_signal(-code)
     return code if code > 0 else 128 - code
+
+
+def limit_threads(environment: dict[str, str]) -> None:
+    """Set OMP_NUM_THREADS, unless it is set: each rank of a pod would start as many threads as its node has CPUs."""
+    if "ALLRANKS_THREADS" in environment:
+        environment.setdefault("OMP_NUM_THREADS", environment["ALLRANKS_THREADS"])
 
 
 def _start(number: int, program: list[str], environment: dict[str, str], alone: bool) -> _Rank:

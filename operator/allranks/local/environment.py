@@ -69,6 +69,15 @@ def hash_seed_default(environ: Mapping[str, str]) -> dict[str, str]:
     return {} if uid is None or "PYTHONHASHSEED" in environ else {"PYTHONHASHSEED": naming.hash_seed(uid)}
 
 
+def threads_default(environ: Mapping[str, str], ranks: int) -> dict[str, str]:
+    """Return the threads of each of several ranks on this machine, if `environ` sets none. Otherwise each rank starts
+    one for every CPU."""
+    if ranks < 2 or "ALLRANKS_JOB_UID" not in environ or "OMP_NUM_THREADS" in environ:
+        return {}
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"OMP_NUM_THREADS": str(max(1, cpus // ranks))}
+
+
 def expand(text: str, variables: Mapping[str, str]) -> str:
     """Expand Kubernetes' `$(NAME)`. `$$(NAME)` becomes `$(NAME)`; a reference to an undefined variable stays."""
 

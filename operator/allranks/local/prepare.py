@@ -11,7 +11,7 @@ from typing import Any
 
 from allranks.core.facts.gpu_count import gpus
 from allranks.core.facts.model import Manifest
-from allranks.local.environment import Variables, expand, hash_seed_default, loopback_defaults
+from allranks.local.environment import Variables, expand, hash_seed_default, loopback_defaults, threads_default
 from allranks.local.gpus import VISIBLE
 from allranks.local.process import Command
 from allranks.local.volumes import Mounts, Volumes, mounts
@@ -57,6 +57,8 @@ class Machine:
     volumes: Volumes
     workdir: Path
     """Working directory of containers that name none, or one that does not exist here."""
+    ranks: int = 1
+    """Number of ranks that share its CPUs."""
 
 
 def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[str]]:
@@ -101,7 +103,7 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
             problems.append(f"container {container['name']} has a NUL character in its command or variables")
         plans[container["name"]] = ContainerPlan(
             container["name"],
-            Command(argv, {**env, **loopback_defaults(env), **hash_seed_default(env)}, directory or machine.workdir),
+            Command(argv, {**env, **_defaults(env, machine)}, directory or machine.workdir),
             restarts=container.get("restartPolicy") == "Always",
             policy=container.get("restartPolicy"),
         )
@@ -118,6 +120,10 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
         lost_directories=tuple(lost),
         gpus=None if chosen else sum(gpus(container.get("resources")) for container in spec["containers"]),
     ), []
+
+
+def _defaults(env: Mapping[str, str], machine: Machine) -> dict[str, str]:
+    return loopback_defaults(env) | hash_seed_default(env) | threads_default(env, machine.ranks)
 
 
 def arguments(container: Manifest, variables: Mapping[str, str], mapping: Mounts) -> tuple[str, ...] | None:

@@ -94,7 +94,12 @@ class LocalRun:
         provided = self._code.directories | self._inputs.directories | self._outputs.directories
         self._volumes = Volumes(run_dir, {**provided, **options.volumes}, options.claims)
         self._checkpoints = LocalCheckpoints(self.job, self._volumes, run_dir)
-        self._machine = Machine(machine_environment(options.environ), self._volumes, options.workdir)
+        self._machine = Machine(
+            machine_environment(options.environ),
+            self._volumes,
+            options.workdir,
+            pods.ranks_of_one_machine(self.job, options.platform({}, "")),
+        )
         self._gpus: Gpus | None = None
         self._pods: dict[str, LocalPod] = {}
         self._reported_remaining = False

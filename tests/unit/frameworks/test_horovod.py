@@ -94,6 +94,14 @@ def test_gloo(case):
     assert [environment(trainer, "HOROVOD_", "ALLRANKS_HOROVOD_") for trainer in found] == expected
 
 
+@pytest.mark.parametrize("elastic", [None, {"minReplicas": 1, "maxReplicas": 4}])
+def test_each_of_several_slots_gets_threads_for_its_share_of_the_cpus(elastic):
+    fields = {"roles": {"worker": 2}, "resources": {"limits": {"cpu": 8}}, "elastic": elastic}
+    for slots, expected in ((4, {"ALLRANKS_THREADS": "2"}), (1, {})):
+        found = trainers(objects(horovod={"slotsPerWorker": slots}, **fields)).values()
+        assert [environment(trainer, "ALLRANKS_THREADS") for trainer in found] == [expected] * 2
+
+
 def test_with_gloo_every_worker_is_started_by_the_helper_and_there_is_no_ssh():
     made = objects(roles={"worker": 2}, command=["python3", "train.py"], args=["--epochs=3"])
     for trainer in trainers(made).values():

@@ -59,7 +59,17 @@ def test_each_implementation_has_its_own_hosts_file_and_variables(case):
 def test_open_mpi_starts_the_program_for_each_slot_and_forwards_variables_by_name():
     found = command(made(env=[{"name": "MY", "value": "1"}], mpi={"slotsPerWorker": 3}))
     assert found[:10] == [*LAUNCH, "mpirun", "-np", "6", "--allow-run-as-root", "--bind-to", "none"]
-    assert found[-4:] == ["-x", "MY", "python3", "train.py"]
+    assert found[-6:] == ["-x", "MY", "-x", "OMP_NUM_THREADS", "python3", "train.py"]
+
+
+def test_each_of_several_slots_gets_threads_for_its_share_of_the_cpus_of_a_worker():
+    roles = {"launcher": 1, "worker": {"replicas": 2, "resources": {"limits": {"cpu": 8}}}}
+    objects = made(roles=roles, mpi={"slotsPerWorker": 4})
+    assert environment(objects, launcher(objects))["OMP_NUM_THREADS"] == "2"
+    assert command(objects)[-4:] == ["-x", "OMP_NUM_THREADS", "python3", "train.py"]
+    of_user = made(roles=roles, mpi={"slotsPerWorker": 4}, env=[{"name": "OMP_NUM_THREADS", "value": "3"}])
+    assert environment(of_user, launcher(of_user))["OMP_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in command(made(roles=roles, mpi={"slotsPerWorker": 1}))
 
 
 @pytest.mark.parametrize("implementation", ["MPICH", "Intel"])

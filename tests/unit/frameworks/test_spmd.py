@@ -66,6 +66,19 @@ def test_several_processes_in_a_pod_are_started_by_a_helper_with_consecutive_ran
     assert commands["job-data-0-0"] == ["python3", "train.py"]
 
 
+@table(
+    ("one, as with torchrun, in a pod without CPUs", {}, "1"),
+    ("the share of a limit", {"limits": {"cpu": "8"}}, "2"),
+    ("the share of a request without a limit", {"requests": {"cpu": 12}}, "3"),
+    ("at least one", {"limits": {"cpu": "500m"}}, "1"),
+)
+def test_each_of_several_processes_in_a_pod_gets_threads_for_its_share_of_the_cpus(case):
+    resources, threads = case
+    of_pod = {"ranks": ["trainer"], "processesPerPod": 4}
+    assert variables(made(spmd=of_pod, resources=resources))["trainer-1"]["ALLRANKS_THREADS"] == threads
+    assert "ALLRANKS_THREADS" not in variables(made(resources=resources))["trainer-1"]
+
+
 def test_a_pod_with_gpus_has_a_process_for_each_and_roles_may_differ():
     gpus = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
     found = variables(made(roles={"a": {"replicas": 1, **gpus}, "b": 2}, spmd={"ranks": ["a", "b"]}))

@@ -91,7 +91,7 @@ def ready(out: Path, *names: str) -> None:
 
 
 def test_the_ranks_of_all_workers_are_started_with_their_numbers(start, out):
-    workers = [start(index, 2, *loop(), slots=2) for index in (1, 0)]
+    workers = [start(index, 2, *loop(), slots=2, ALLRANKS_THREADS="3") for index in (1, 0)]
     ready(out, "0-0", "0-1", "1-0", "1-1")
     assert [worker.poll() for worker in workers] == [None, None]
     (out / "end").touch()
@@ -103,6 +103,7 @@ def test_the_ranks_of_all_workers_are_started_with_their_numbers(start, out):
         numbers[file.name] = " ".join(env[f"HOROVOD_{name}"] for name in names)
         assert env["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "127.0.0.1", "a number: Horovod's client does not retry names"
         assert env["HOROVOD_GLOO_IFACE"] == "lo"
+        assert env["OMP_NUM_THREADS"] == "3"
         assert re.fullmatch(rf"job-worker-{file.name[5]}-0-\w{{8}}", env["HOROVOD_HOSTNAME"])
     assert numbers == {
         "rank-0-0": "0 4 0 2 0 2",

@@ -16,9 +16,9 @@ ENVIRONMENT = {**os.environ, "RANK": "4", "LOCAL_WORLD_SIZE": "3"}
 WAIT = "import os, sys, time; rank = os.environ['RANK']\n"
 
 
-def run(program: str, size: int = 3) -> subprocess.CompletedProcess[str]:
+def run(program: str, size: int = 3, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [*HELPER, "--", sys.executable, "-c", WAIT + program]
-    environment = {**ENVIRONMENT, "LOCAL_WORLD_SIZE": str(size)}
+    environment = {**ENVIRONMENT, "LOCAL_WORLD_SIZE": str(size), **variables}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -27,6 +27,12 @@ def test_each_process_has_its_rank():
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["4 0", "5 1", "6 2"]
     assert done.stderr == ""
+
+
+def test_the_threads_of_the_user_or_the_image_are_not_replaced():
+    program = "sys.stdout.write(os.environ['OMP_NUM_THREADS'] + '\\n')"
+    assert run(program, ALLRANKS_THREADS="2").stdout == "2\n2\n2\n"
+    assert run(program, ALLRANKS_THREADS="2", OMP_NUM_THREADS="5").stdout == "5\n5\n5\n"
 
 
 def test_the_first_failure_ends_the_others_and_is_reported():

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from allranks.core.facts.model import Manifest
-from allranks.local.environment import expand, hash_seed_default, loopback_defaults, machine_environment, quantity
+from allranks.local.environment import (
+    expand,
+    hash_seed_default,
+    loopback_defaults,
+    machine_environment,
+    quantity,
+    threads_default,
+)
 from allranks.local.prepare import Machine, PodPlan, prepare
 from allranks.local.volumes import Mounts, Volumes
 
@@ -268,3 +275,15 @@ def test_all_ranks_of_a_job_have_one_seed_of_hashes_unless_the_user_sets_it():
     assert hash_seed_default(rank | {"RANK": "0"}) == hash_seed_default(rank | {"RANK": "1"}) != {}
     assert hash_seed_default(rank) != hash_seed_default({"ALLRANKS_JOB_UID": "uid-2"})
     assert hash_seed_default(rank | {"PYTHONHASHSEED": "0"}) == {}
+
+
+def test_ranks_that_share_this_machine_share_its_cpus_unless_the_user_sets_their_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
+    rank = {"ALLRANKS_JOB_UID": "uid-1"}
+    assert threads_default(rank, 4) == {"OMP_NUM_THREADS": "2"}
+    assert threads_default(rank, 16) == {"OMP_NUM_THREADS": "1"}
+    assert threads_default(rank, 1) == {}
+    assert threads_default(rank | {"OMP_NUM_THREADS": "6"}, 4) == {}
+    assert threads_default({}, 4) == {}, "a container beside the ranks"

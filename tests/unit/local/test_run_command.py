@@ -154,7 +154,7 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 
 
 def test_all_ranks_find_each_other_and_the_job_succeeds(cli: Cli) -> None:
-    cli.job("sh", "-c", f"echo $RANK/$WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT; {UNTIL_GO}")
+    cli.job("sh", "-c", f"echo $RANK/$WORLD_SIZE, $OMP_NUM_THREADS, at $MASTER_ADDR:$MASTER_PORT; {UNTIL_GO}")
     process = cli.start()
     began = cli.read_until(process, "s Running, 3/3 pods running")
     (cli.directory / "go").touch()
@@ -163,11 +163,13 @@ def test_all_ranks_find_each_other_and_the_job_succeeds(cli: Cli) -> None:
     lines = [*began, *out.splitlines()]
     ranks = sorted(line for line in lines if " | " in line)
     port = ranks[0].rsplit(":")[-1]
-    assert ranks == [f"{who} | {n}/3 at 127.0.0.1:{port}" for n, who in enumerate(("master-0", "worker-0", "worker-1"))]
+    threads = max(1, len(os.sched_getaffinity(0)) // 3)
+    pods = ("master-0", "worker-0", "worker-1")
+    assert ranks == [f"{pod} | {n}/3, {threads}, at 127.0.0.1:{port}" for n, pod in enumerate(pods)]
     assert lines[0] == "note: image me/train:1 is not used here: programs come from this machine"
     assert any(line.startswith("job Succeeded in ") and line.endswith("(3 pods, no restarts)") for line in lines)
     assert cli.status()["phase"] == "Succeeded"
-    assert cli.log("job-worker-0-0") == f"1/3 at 127.0.0.1:{port}\n"
+    assert cli.log("job-worker-0-0") == f"1/3, {threads}, at 127.0.0.1:{port}\n"
 
 
 def test_a_run_ends_with_its_outcome_the_report_command_and_the_logs(cli: Cli) -> None:

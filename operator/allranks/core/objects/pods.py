@@ -123,6 +123,15 @@ def listening_ports(job: Job, status: Status) -> list[tuple[str, int]]:
     return [(replica.hostname, port) for replica in context.replicas for port in wire(replica).ports.values()]
 
 
+def ranks_of_one_machine(job: Job, platform: Platform) -> int:
+    """Return the number of ranks that share a machine in a local run; 0 if a launcher in each pod starts several, and
+    limits their threads itself."""
+    framework, context = topology.framework_of(job), attempt_context(job, Status(), platform)
+    if framework.command_starts_ranks and any(framework.processes(context, role) > 1 for role in context.gpus):
+        return 0
+    return framework.copies(context)
+
+
 def problems(job: Job, platform: Platform = ANY_PLATFORM) -> list[tuple[str, str]]:
     """Return (field path, message) of mistakes that the CRD's schema cannot find.
 
