@@ -54,7 +54,8 @@ def trained(tour: Tour) -> None:
         f"The job is `{EXAMPLE}`. Its rank 1 takes three times as long for its own work, and sleeps in step 150 of the "
         "second attempt. `hang` and `progress` are in the manifest; the program calls `report()`.",
     )
-    tour.show(f"allranks submit {EXAMPLE} --set 'args=[{ARGS}]' --set hang.timeoutSeconds=15")
+    changes = f"--set roles.worker.replicas=3 --set 'args=[{ARGS}]' --set hang.timeoutSeconds=15"
+    tour.show(f"allranks submit {EXAMPLE} {changes}")
     team.reports(JOB, '"stragglers":[{"node":')
     team.says(f"{JOB}-worker-0-0", "epoch 6/30")
     tour.show("kubectl get dt")
@@ -73,7 +74,7 @@ def trained(tour: Tour) -> None:
 
     tour.tell(
         "## A rank hangs",
-        "Rank 1 sleeps, rank 0 waits for it in a collective, and both processes are alive. After 15 s without a step "
+        "Rank 1 sleeps, the others wait for it in a collective, and all processes are alive. After 15 s without a step "
         "each rank prints its stacks to its log:",
     )
     log = team.says(f"{JOB}-worker-1-1", "stacks, asked for because")

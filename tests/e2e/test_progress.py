@@ -19,21 +19,22 @@ HANG = 30
 
 def test_a_slow_rank_is_named_a_hang_is_found_and_lost_work_is_counted(team: Team) -> None:
     slow = ["--work=0.05", "--slow-rank=1", "--hang-rank=1", "--hang-attempt=1", "--hang-at-step=140"]
-    job = team.start(example(JOB, args=["--epochs=30", *slow], hang={"timeoutSeconds": HANG}))
+    three = {"worker": {"replicas": 3}}
+    job = team.start(example(JOB, args=["--epochs=30", *slow], hang={"timeoutSeconds": HANG}, roles=three))
     team.reports(job, '"stragglers":[{"node":')
     progress = team.status(job)["progress"]
     [straggler] = progress["stragglers"]
     assert (straggler["rank"], straggler["replica"]) == (1, "worker-1")
     assert straggler["slowdown"] > 2
     assert progress["totalSteps"] > progress["step"] > 0
-    assert progress["reporting"] == 2
+    assert progress["reporting"] == 3
     assert "%" in team.kubectl("get", "dt", job)
 
     team.says(f"{job}-worker-0-0", "epoch 6/30")
     team.run(f"{job}-worker-0-0", "python3", "-c", KILL_RANK)
     team.attempt(job, 1)
 
-    # Rank 1 sleeps forever in step 140, the other one waits in the collective.
+    # Rank 1 sleeps forever in step 140, the others wait in the collective.
     log = team.says(f"{job}-worker-1-1", "stacks, asked for because")
     assert "train/common" in log or "penguins_pytorch.py" in log
     team.attempt(job, 2)

@@ -281,11 +281,10 @@ def test_a_killed_driver_or_head_restarts_all_from_the_checkpoint(command: str, 
 
 
 @pytest.mark.nightly
-def test_a_slow_rank_is_named_and_a_hang_is_detected_and_the_ranks_show_their_stacks(run_job, tmp_path: Path) -> None:
+def test_a_hang_is_detected_and_the_ranks_show_their_stacks(run_job, tmp_path: Path) -> None:
     arguments = "args=[--epochs=16, --work=0.05, --slow-rank=1, --hang-rank=1, --hang-at-step=110]"
     hang = ("--set", arguments, "--set", "hang.timeoutSeconds=40")
     run = run_job("examples/penguins-ray.yaml", *hang, "--volume", f"penguins-ray={tmp_path / 'claim'}")
-    run.wait_for(r"rank 1 \(worker-\d on \S+\) takes \d\.\d times as long as its peers", TIMEOUT)
     run.wait_for(r"stacks, asked for because the job makes no progress", TIMEOUT)
     run.wait_for(r"rank 1 .* did not complete step 110", TIMEOUT)
     run.finish(TIMEOUT)
@@ -374,19 +373,19 @@ def train():
         ray.train.report({"epoch": epoch, "loss": 1 / epoch + rank, "total_steps": 20})
 
 run_config = RunConfig(storage_path="PATH")
-TorchTrainer(train, scaling_config=ScalingConfig(num_workers=2), run_config=run_config).fit()
+TorchTrainer(train, scaling_config=ScalingConfig(num_workers=3), run_config=run_config).fit()
 """
 
 
 @pytest.mark.nightly
 def test_ranks_of_ray_train_report_without_a_changed_line_and_the_slow_one_is_named(run_job, tmp_path: Path) -> None:
-    job = manifest(tmp_path, REPORTS.replace("PATH", str(tmp_path)), progress={})
+    job = manifest(tmp_path, REPORTS.replace("PATH", str(tmp_path)), workers=3, progress={})
     run = run_job(job).finish(TIMEOUT)
     assert run.code == 0, run.output
     progress = run.status["progress"]
     assert [progress[name] for name in ("step", "totalSteps", "epoch")] == [20, 20, 20]
     assert progress["metrics"] == {"loss": 0.05}
-    assert sorted((rank["rank"], rank["step"]) for rank in progress["ranks"]) == [(0, 20), (1, 20)]
+    assert sorted((rank["rank"], rank["step"]) for rank in progress["ranks"]) == [(0, 20), (1, 20), (2, 20)]
     assert re.search(r"rank 1 \(worker-\d on \S+\) takes \d\.\d times as long as its peers", run.output), run.output
 
 

@@ -10,6 +10,7 @@ from allranks.api.status import ProgressStatus, Straggler
 from allranks.core.facts.naming import rank_name, replica_key
 from allranks.core.facts.rank_reports import RankReport
 
+LEAST_RANKS = 3
 STRAGGLERS = 64
 """Limit of status.progress.stragglers."""
 _NOTICEABLE_SECONDS = 0.002
@@ -22,7 +23,8 @@ def stragglers(job: Job, before: ProgressStatus, ranks: Iterable[RankReport]) ->
     """Return the ranks whose step takes longer than `stragglerPercent` percent of the median of their peers.
 
     Ranks that synchronize in each step all have the step time of the slowest one. If every program measures its own
-    work (`busy_seconds`), only that is compared.
+    work (`busy_seconds`), only that is compared. Of two ranks none is a straggler: nothing says which of them is as
+    fast as it should be.
     """
     factor = (job.spec.progress or Progress()).straggler_percent / 100
     previous = {(straggler.replica, straggler.rank) for straggler in before.stragglers}
@@ -30,7 +32,7 @@ def stragglers(job: Job, before: ProgressStatus, ranks: Iterable[RankReport]) ->
     measured = bool(active) and all(rank.busy_seconds is not None for rank in active)
     pairs = [(rank, rank.busy_seconds if measured else rank.step_seconds) for rank in active]
     times = [(rank, seconds) for rank, seconds in pairs if seconds is not None]
-    if len(times) < 2:
+    if len(times) < LEAST_RANKS:
         return []
     slow = []
     loads = sorted(rank.load_seconds for rank in active if rank.load_seconds is not None)
@@ -42,27 +44,11 @@ def stragglers(job: Job, before: ProgressStatus, ranks: Iterable[RankReport]) ->
         replica = replica_key(rank.role, rank.index)
         recorded = (replica, rank.rank) in previous
         if seconds > peers * factor * (_RELEASE if recorded else 1.0):
-            if len(times) == 2 and not recorded and not _slow_before(before, rank, factor, measured):
-                continue
             loading = _waits_for_data(rank, loads, seconds - peers) or None
             slowdown = round(seconds / peers, 1)
             slow.append(Straggler(rank=rank.rank, replica=replica, node=rank.node, slowdown=slowdown, loading=loading))
     slow.sort(key=lambda straggler: (-straggler.slowdown, straggler.replica, straggler.rank or 0))
     return slow[:STRAGGLERS]
-
-
-def _slow_before(before: ProgressStatus, rank: RankReport, factor: float, measured: bool) -> bool:
-    """Return whether the previous reports of two ranks show this rank as slow, at an earlier step.
-
-    One other rank is no statistics: whatever disturbs one of the two for some seconds makes it look slow.
-    """
-    ranks = {(progress.replica, progress.rank): progress for progress in before.ranks}
-    same = ranks.pop((replica_key(rank.role, rank.index), rank.rank), None)
-    if same is None or len(ranks) != 1 or (same.step or 0) >= (rank.step or 0):
-        return False
-    pair = (same, *ranks.values())
-    slow, other = (progress.busy_seconds if measured else progress.step_seconds for progress in pair)
-    return slow is not None and other is not None and slow > other * factor
 
 
 def _waits_for_data(rank: RankReport, loads: Sequence[float], excess: float) -> bool:
