@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
@@ -18,6 +19,7 @@ class Server:
 
     def __init__(self) -> None:
         self.runs: list[Any] = []
+        self.looks = 0
 
     def create_run(self, experiment: str, tags: dict[str, str], run_name: str | None) -> Any:
         info = SimpleNamespace(run_id=f"run-{len(self.runs)}", experiment=experiment, name=run_name)
@@ -31,6 +33,10 @@ class Server:
         chosen = [run for run in self.runs if run.tags.get(match[1]) == match[2] and run.info.experiment in experiments]
         return chosen[:max_results]
 
+    def get_experiment_by_name(self, name: str) -> Any:
+        self.looks += 1
+        return name if self.looks > 2 else None
+
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
@@ -40,6 +46,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     for name, module in {"mlflow": mlflow, "mlflow.tracking": ModuleType("tracking"), fluent.__name__: fluent}.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(helper, "SEARCH_SECONDS", 0.01)
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "JAX_PROCESS_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ALLRANKS_JOB", "penguins")
@@ -76,3 +83,32 @@ def test_a_run_that_rank_0_does_not_create_is_said(server: Server, monkeypatch: 
 def test_outside_a_job_mlflow_begins_a_run_of_its_own(server: Server, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("ALLRANKS_JOB_UID")
     assert (helper.job_run_id(), server.runs) == (None, [])
+
+
+@pytest.mark.parametrize("run_id", ["uid-1", "a run of the user", None])
+def test_a_program_that_is_not_changed_continues_the_run_of_the_job_if_the_variable_has_its_uid(
+    server: Server, monkeypatch: pytest.MonkeyPatch, run_id: str | None
+):
+    if run_id:
+        monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
+    started: list[str | None] = []
+
+    def start_run() -> None:  # MLflow takes the variable once
+        started.append(os.environ.pop("MLFLOW_RUN_ID", None))
+
+    fluent = SimpleNamespace(start_run=start_run, set_experiment=lambda name: name)
+    helper.share_run(fluent)
+    fluent.start_run()
+    fluent.start_run()
+    assert started == ["run-0" if run_id == "uid-1" else run_id, None]
+    assert len(server.runs) == (run_id == "uid-1")
+
+
+@pytest.mark.parametrize(("rank", "looks"), [("0", 0), ("1", 3)])
+def test_only_rank_0_creates_the_experiment(server: Server, monkeypatch: pytest.MonkeyPatch, rank: str, looks: int):
+    monkeypatch.setenv("MLFLOW_RUN_ID", "uid-1")
+    monkeypatch.setenv("RANK", rank)
+    fluent = SimpleNamespace(start_run=lambda: None, set_experiment=lambda experiment_name: experiment_name)
+    helper.share_run(fluent)
+    assert fluent.set_experiment(experiment_name="penguins") == "penguins"
+    assert server.looks == looks

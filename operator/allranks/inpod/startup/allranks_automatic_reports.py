@@ -31,6 +31,8 @@ def install() -> None:
     hooks.after_import("tf_keras.src.callbacks", _extend_keras)
     hooks.after_import(_RAY_RANKS, _extend_ray)
     hooks.after_import("ray.train", _check_ray)
+    if os.environ.get("MLFLOW_RUN_ID"):
+        hooks.after_import("mlflow.tracking.fluent", _share_mlflow_run)
     if os.environ.get("ALLRANKS_HANG_SECONDS"):
         for name in ("torch.distributed", "jax"):
             hooks.after_import(name, _watch_nccl)
@@ -73,6 +75,13 @@ def _extend_ray(worker: Any) -> None:
         return original(self, *args, **kwargs)
 
     kind.init_train_context = initialize
+
+
+def _share_mlflow_run(fluent: Any) -> None:
+    from allranks.report import mlflow
+
+    if mlflow.is_requested():
+        mlflow.share_run(fluent)
 
 
 def _check_ray(train: Any) -> None:
