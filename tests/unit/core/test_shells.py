@@ -17,6 +17,26 @@ from support.builders import table
         "a failure of python3 is not noticed if echo succeeds: begin the script with set -e",
         "bash gets SIGTERM and python3 does not",
     ),
+    (
+        "a success after a failure",
+        ["bash", "-c", "torchrun train.py || true"],
+        "a failure of torchrun is not noticed, because true follows after ||: remove it",
+        "bash gets SIGTERM",
+    ),
+    ("an exit after a failure", ["bash", "-c", "torchrun train.py || exit 3"], "", "bash gets SIGTERM"),
+    (
+        "it waits for all",
+        ["bash", "-c", "python3 train.py & wait"],
+        "a failure of python3 is not noticed, because wait alone succeeds: write wait $!",
+        "bash gets SIGTERM",
+    ),
+    ("it waits for the program", ["bash", "-c", "python3 train.py & wait $!"], "", "bash gets SIGTERM"),
+    (
+        "the script always succeeds",
+        ["bash", "-c", "python3 train.py; exit 0"],
+        "a failure of python3 is not noticed, because the script ends with exit 0: write exit $? after the program",
+        "bash gets SIGTERM",
+    ),
     ("the script ends at errors", ["bash", "-ec", "set -e\npython3 train.py\necho done"], "", "bash gets SIGTERM"),
     ("a command after a success", ["bash", "-c", "python3 train.py && echo done"], "", "bash gets SIGTERM"),
     (

@@ -21,6 +21,8 @@ def shell_warnings(command: Sequence[str]) -> list[Note]:
     number, name = of_script.index(program), _name(program)
     after, separator = of_script[number + 1 :], program.separator.text if program.separator else ""
     script = command[place]
+    if hidden := _always_succeeds(separator, after):
+        return [(place, f"a failure of {name} is not noticed, because {hidden}")]
     if separator == "&" and not any(_first(call) == "wait" for call in after):
         return [(place, f"{name} runs in the background, and is killed when the script ends: remove &, or add wait")]
     if separator == "|" and "pipefail" not in script:
@@ -32,6 +34,21 @@ def shell_warnings(command: Sequence[str]) -> list[Note]:
             (place, f"a failure of {name} is not noticed if {_first(after[-1])} succeeds: begin the script with set -e")
         ]
     return []
+
+
+def _always_succeeds(separator: str, after: Sequence[Call]) -> str:
+    """Return why the script succeeds whatever the program returns, with the cure; empty if it does not."""
+    words = [[word.text for word in call.words] for call in after]
+    if separator == "||" and words[0][0] in _SUCCEEDING:
+        return f"{words[0][0]} follows after ||: remove it"
+    if separator == "&" and words and words[-1] == ["wait"]:
+        return "wait alone succeeds: write wait $!"
+    if separator in (";", "\n", "||", "&") and words and words[-1] == ["exit", "0"]:
+        return "the script ends with exit 0: write exit $? after the program"
+    return ""
+
+
+_SUCCEEDING = frozenset({"true", ":", "echo", "printf"})
 
 
 def shell_notes(command: Sequence[str]) -> list[Note]:
