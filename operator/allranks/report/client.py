@@ -12,6 +12,7 @@ import os
 import queue
 import random
 import re
+import sys
 import threading
 import time
 from collections import deque
@@ -20,7 +21,7 @@ from typing import Any
 
 from allranks.report import stacks
 from allranks.report.meter import Meter
-from allranks.report.position import position
+from allranks.report.position import exception, position
 from allranks.report.state import RANK, Means, State, advance, message, number_in
 from allranks.report.step_log import DIRECTORY as STEP_LOG
 from allranks.report.step_log import StepLog
@@ -304,6 +305,8 @@ class Client:
         still = state.stepped_at is not None and self._sent_at - state.stepped_at > POSITION_SECONDS
         if (still or self._stalled_at == state.step) and not done:
             content["position"] = good("position", position, lambda ask: ask())
+        if done and (raised := exception(getattr(sys, "last_value", None))):
+            content["position"] = {"call": "ended", "raising": raised}
         return content
 
     def _moment(self) -> tuple[State, dict[str, float], dict[str, int]]:

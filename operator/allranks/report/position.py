@@ -70,7 +70,7 @@ def place(frame: FrameType | None, read_source: bool = True) -> dict[str, Any]:
     depth, code = frames.index(program[0]), program[0].f_code
     below = frames[:depth]
     collective = next((number for number in reversed(range(depth)) if is_collective(below, number)), None)
-    names = [name_of(level.f_code) for level in below]
+    names = [qualified(level.f_code) for level in below]
     if collective is not None:
         call, between = names[collective], names[collective + 1 :]
     else:
@@ -127,6 +127,14 @@ def is_loader(code: CodeType) -> bool:
 def name_of(code: CodeType) -> str:
     """Return the name of a function of a library; empty if it says nothing."""
     return "" if code.co_name in _WRAPPERS or code.co_name.startswith("<") else code.co_name
+
+
+def qualified(code: CodeType) -> str:
+    """Return the name of a function, with its module if that is one of Python: `subprocess.wait` waits for no rank."""
+    name = name_of(code)
+    if not name or not code.co_filename.startswith(_LIBRARY):
+        return name
+    return f"{Path(code.co_filename.removeprefix(_LIBRARY)).parts[0].removesuffix('.py')}.{name}"
 
 
 def line_of(frame: FrameType) -> str:

@@ -92,6 +92,15 @@ def test_the_last_report_is_sent_at_the_end(hub, client):
     note(one, step=9, checkpoint=True)  # too late: ignored
 
 
+def test_the_last_message_of_a_rank_has_the_exception_that_ended_it(hub, client, monkeypatch):
+    one = client()
+    monkeypatch.setattr(sys, "last_value", ValueError("sample 4711 is broken"), raising=False)
+    note(one, step=8)
+    finish(hub, one)
+    position = {"call": "ended", "raising": "ValueError: sample 4711 is broken"}
+    assert (hub.messages[-1]["done"], hub.messages[-1]["position"]) == (True, position)
+
+
 def finish(hub, one, done=1):
     """Waits for the last message, longer than the second that a program waits at its end."""
     one.finish(300)

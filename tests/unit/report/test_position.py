@@ -97,12 +97,22 @@ def answer_of(program, folder):
     (
         "a call into a library",
         WAITING,
-        {"where": "numbers.get()", "function": "drain", "call": "get", "callers": ["wait", "get", "main", "<module>"]},
+        {
+            "where": "numbers.get()",
+            "function": "drain",
+            "call": "queue.get",
+            "callers": ["threading.wait", "queue.get", "main", "<module>"],
+        },
     ),
     (
         "a finally",
         RAISING,
-        {"where": "queue.Queue().get()", "call": "get", "raising": BROKEN, "callers": ["wait", "get"]},
+        {
+            "where": "queue.Queue().get()",
+            "call": "queue.get",
+            "raising": BROKEN,
+            "callers": ["threading.wait", "queue.get"],
+        },
     ),
     ("a main thread that has ended", ENDED, {"call": "ended", "raising": BROKEN}),
     (
