@@ -12,7 +12,7 @@ from allranks.core.diagnosis.culprit import Evidence, culprit, culprit_of_hang
 from allranks.core.diagnosis.patterns import absent, is_unreadable_data, joined, kind_of_error
 from allranks.core.facts import bad_nodes
 from allranks.core.facts.model import RejectedCreate
-from allranks.core.facts.rank_reports import Reports
+from allranks.core.facts.rank_reports import Position, Reports
 from allranks.core.facts.status_summary import warning
 from support.builders import CLUSTER, NOW, at, failed, failure, job, pending, pod, rank, started, succeeded, table
 
@@ -68,6 +68,19 @@ def test_a_rank_that_completed_just_before_is_the_peer_that_was_lost():
     cause = weigh(STEPPED, LOST, failed("worker", 0), done, pod("worker", 2), pod("worker", 3), reports=reports)
     assert (cause.index, cause.reason, cause.because, cause.exit_code) == (1, "CompletedEarly", "CompletedEarly", None)
     assert cause.message.startswith("worker-1 completed at step 10 of 20 while other ranks still needed it")
+
+
+def test_a_rank_that_completed_under_a_launcher_that_waits_is_the_peer_that_was_lost():
+    launched = [failed("worker", 0), pod("worker", 1), pod("worker", 2), pod("worker", 3)]
+    raised = Position(call="ended", raising="RuntimeError: Connection closed by peer [10.0.0.1]:3")
+    done = replace(rank(1, 10, total_steps=20, done=True), received_at=at(59))
+    lost = replace(rank(2, 10, total_steps=20, done=True, position=raised), received_at=at(60))
+    cause = weigh(STEPPED, LOST, *launched, reports=Reports(NOW, (done, lost)))
+    assert (cause.index, cause.because) == (1, "CompletedEarly")
+    assert cause.message.startswith("worker-1 completed at step 10 of 20 while other ranks still needed it")
+    later = replace(done, received_at=at(70))
+    for ranks in ((lost,), (later, lost), (done, replace(done, local_rank=1, done=False))):
+        assert weigh(STEPPED, LOST, *launched, reports=Reports(NOW, ranks)).because == "LostPeer"
 
 
 @table(
@@ -144,6 +157,26 @@ def test_a_rank_that_an_output_says_was_waited_for_is_the_cause(case):
     assert (cause.index, cause.rank, cause.reason, cause.because, cause.exit_code) == (2, 2, "Absent", "Absent", None)
     assert cause.message.startswith("other ranks waited for worker-2, worker-3 (they run) without success\nworker-0: ")
     assert restart_policy.decide_restart(JOB, STEPPED, cause).action == "Restart"
+
+
+TIMED_OUT = "RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 8000ms for recv operation"
+
+
+def test_the_only_rank_that_does_not_give_up_is_the_one_for_which_the_others_waited():
+    of = job(roles={"worker": 3})
+    ended = failure(because="LostPeer", message=TIMED_OUT)
+    gave_up, runs = failed("worker", 2, message=TIMED_OUT), pod("worker", 1)
+    cause = weigh(STEPPED, ended, failed("worker", 0), runs, gave_up, of=of)
+    assert (cause.index, cause.rank, cause.because, cause.exit_code) == (1, 1, "Absent", None)
+    assert cause.message.startswith("other ranks waited for worker-1 (it runs) without success\nworker-0: ")
+    others = (
+        (runs, pod("worker", 2)),  # another one may be the cause too
+        (failed("worker", 1, message="ValueError"), gave_up),  # it failed by itself
+        (runs, failed("worker", 2, message="MemoryError")),
+    )
+    for pods_of_others in others:
+        assert weigh(STEPPED, ended, failed("worker", 0), *pods_of_others, of=of).because == "LostPeer"
+    assert weigh(STEPPED, LOST, failed("worker", 0), runs, gave_up, of=of).because == "LostPeer"
 
 
 def _worker(index):
@@ -349,6 +382,16 @@ def test_a_rank_that_is_killed_in_the_same_step_of_each_attempt_is_not_called_a_
 def test_failures_in_different_steps_are_not_the_same():
     past = PastAttempt(end_time=NOW, reason="Error", failure=RAISED, first_step=1, last_step=7)
     assert Comparison(JOB, replace(STEPPED, history=[past, past]), RAISED).same_step == 0
+
+
+@table(
+    ("it requests none", {}, None),
+    ("it requests one", {"limits": {"nvidia.com/gpu": 1}}, "DeviceError"),
+)
+def test_a_program_that_finds_no_gpu_accuses_its_node_only_if_its_pod_requests_one(case):
+    resources, because = case
+    ended = failure(because="DeviceError", message="RuntimeError: CUDA error: no CUDA-capable device is detected")
+    assert weigh(RUNNING, ended, of=job(roles={"worker": 4}, resources=resources)).because == because
 
 
 @table(

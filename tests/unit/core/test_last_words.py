@@ -112,6 +112,96 @@ This usually is caused by:
   one or more nodes.
 {RULE}
 """
+# recorded: Python 3.11
+THREAD = """Exception in thread Thread-1 (_pin_memory_loop):
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/threading.py", line 1045, in _bootstrap_inner
+    self.run()
+ConnectionResetError: [Errno 104] Connection reset by peer
+"""
+CHILD = """Process Process-1:
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/multiprocessing/process.py", line 314, in _bootstrap
+    self.run()
+EOFError: the pipe is closed
+"""
+TASK = """Task exception was never retrieved
+future: <Task finished name='Task-2' coro=<a() done, defined at /app/train.py:2> exception=OSError(5, 'background')>
+Traceback (most recent call last):
+  File "/app/train.py", line 2, in a
+    async def a(): raise OSError(5, "background")
+OSError: [Errno 5] background
+"""
+LOGGING = f"""--- Logging error ---
+{RAISED}{CHAIN}Traceback (most recent call last):
+  File "/usr/lib/python3.11/logging/__init__.py", line 1110, in emit
+    msg = self.format(record)
+TypeError: %d format: a real number is required, not str
+Call stack:
+  File "/app/train.py", line 10, in <module>
+    main()
+Message: 'cannot %d'
+Arguments: ('x',)
+"""
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "/app/train.py", line 6, in <module>
+  |     asyncio.run(main())
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/app/train.py", line 2, in a
+    |     raise ValueError("sample 4711 is broken")
+    | ValueError: sample 4711 is broken
+    +------------------------------------
+"""
+# recorded: rich 13, as typer and others install it
+RICH = """╭───────────────────── Traceback (most recent call last) ──────────────────────╮
+│ /app/train.py:7 in <module>                                                  │
+│                                                                              │
+│ ❱ 7 load(3)                                                                  │
+╰──────────────────────────────────────────────────────────────────────────────╯
+"""
+# the layout of loguru 0.7: _better_exceptions.py
+LOGURU = """2026-11-30 10:00:00.000 | ERROR    | __main__:<module>:9 - An error has been caught in function '<module>'
+Traceback (most recent call last):
+
+> File "/app/train.py", line 9, in <module>
+    main()
+    └ <function main at 0x7f3ad2b9c4a0>
+
+  File "/app/train.py", line 6, in main
+    raise ValueError("sample 4711 is broken")
+
+ValueError: sample 4711 is broken
+"""
+RAY = """Traceback (most recent call last):
+  File "/app/train.py", line 20, in <module>
+    ray.get([worker.step.remote() for worker in workers])
+ray.exceptions.RayTaskError(ValueError): ray::Worker.step() (pid=77, ip=127.0.0.1, actor_id=0c1, repr=<train.Worker>)
+  File "/app/train.py", line 12, in step
+    raise ValueError("sample 4711 is broken")
+ValueError: sample 4711 is broken
+"""
+# recorded: TensorFlow 2.21
+GRAPH = """Traceback (most recent call last):
+  File "/app/train.py", line 11, in <module>
+    print(step(2)[0]); print(step(n)[0])
+tensorflow.python.framework.errors_impl.InvalidArgumentError: Graph execution error:
+
+Detected at node CollectiveReduceV2 defined at (most recent call last):
+  File "/app/train.py", line 11, in <module>
+
+  File "/app/train.py", line 10, in step
+
+Collective ops is aborted by: Shape mismatch in the collective instance 101. Op at device /job:worker/replica:0/task:1
+The error could be from a previous operation. Restart your program to reset.
+\t [[{{node CollectiveReduceV2}}]] [Op:__inference_step_66]
+"""
+TEED = "".join(f"[default1]:[rank1]: {line}\n" for line in RAISED.splitlines())
+TEED_PEER = "".join(f"[default0]:[rank0]: {line}\n" for line in LOST.splitlines())
+# recorded: lightning 2.6
+FORCED = "[rank: 1] Child process with PID 7 terminated with code 1. Forcefully terminating all other processes to avoid zombies"
+DEEP_LOADER = LOADER.replace("fetch(index)\n", "fetch(index)\n" + '  File "/app/data.py", line 3, in f\n    g()\n' * 20)
 
 
 @table(
@@ -126,6 +216,38 @@ This usually is caused by:
     ),
     ("a chain that ends with a lost peer", f"{RAISED}{CHAIN}{LOST}", 1, "ValueError: sample 4711 is broken"),
     ("the exception of a worker process", LOADER, 1, "ValueError: sample 4711 is broken"),
+    ("one with a long traceback", DEEP_LOADER + FOOTER, 1, "ValueError: sample 4711 is broken"),
+    ("an error of a graph of TensorFlow", GRAPH, 1, "Collective ops is aborted by: Shape mismatch in the collective"),
+    ("the same in colours", RAY.replace("ray::", "\x1b[36mray::") + FOOTER, 1, "ValueError: sample 4711 is broken"),
+    ("the exception of a task of Ray", RAY + FOOTER, 1, "ValueError: sample 4711 is broken"),
+    ("a thread fails after the program", RAISED + THREAD, 1, "ValueError: sample 4711 is broken"),
+    ("only a thread fails", THREAD, 1, "ConnectionResetError: [Errno 104] Connection reset by peer"),
+    ("a child process fails after the program", RAISED + CHILD, 1, "ValueError: sample 4711 is broken"),
+    ("only a child process fails", CHILD, 1, "EOFError: the pipe is closed"),
+    ("a task for which nobody waits", RAISED + TASK, 1, "ValueError: sample 4711 is broken"),
+    (
+        "a handler of loguru fails",
+        f"{RAISED}--- Logging error in Loguru Handler #1 ---\nRecord was: {{'level': 'INFO'}}\n{THREAD.split(chr(10), 1)[1]}",
+        1,
+        "ValueError: sample 4711 is broken",
+    ),
+    (
+        "a launcher of accelerate, in a box",
+        f"{RICH}ValueError: sample 4711 is broken\n{RICH}ChildFailedError: \n{RULE}\ntrain.py FAILED\n{RULE}\n",
+        1,
+        "ValueError: sample 4711 is broken",
+    ),
+    ("a handler of a log fails", RAISED + LOGGING, 1, "ValueError: sample 4711 is broken"),
+    (
+        "a function at exit, before Python 3.12",
+        RAISED + IGNORED.replace("Exception ignored in atexit callback", "Error in atexit._run_exitfuncs"),
+        1,
+        "ValueError: sample 4711 is broken",
+    ),
+    ("a group of exceptions", GROUP + FOOTER, 1, "ValueError: sample 4711 is broken"),
+    ("a traceback in a box", f"{RICH}ValueError: sample 4711 is broken\n{FOOTER}", 1, "ValueError: sample 4711"),
+    ("loguru", LOGURU + FOOTER, 1, "ValueError: sample 4711 is broken"),
+    ("torchrun --tee", TEED + TEED_PEER + FOOTER, 1, "ValueError: sample 4711 is broken"),
     ("the beginning was cut off", RAISED.split("\n", 1)[1], 1, "ValueError: sample 4711 is broken"),
     (
         "the beginning of the lines of a rank was cut off",
@@ -142,9 +264,12 @@ This usually is caused by:
         134,
         "V",
     ),
-    ("an exit code of its own", RAISED + "error: no data\n", 3, "error: no data"),
+    ("a program that handles its exception, and ends", RAISED + "summary: failed\n", 3, "ValueError: sample 4711"),
+    ("an exit code of its own, long after an exception", RAISED + FOOTER + "error: no data\n", 3, "error: no data"),
+    ("the code of `timeout`", RAISED + "error: no data\n", 124, "error: no data"),
     ("an exception that the program survived long ago, then a kill", RAISED + FOOTER + "step 9\n", 137, "step 9"),
     ("an exception that the program survived long ago, then a fault", RAISED + FOOTER + "step 9\n", 139, "step 9"),
+    ("a program that kills itself, because its child raised", f"{RAISED}{FORCED}\n", 137, "ValueError: sample 4711"),
     ("no output", "", 1, ""),
     ("an exception that Python ignores at exit", RAISED + IGNORED, 1, "ValueError: sample 4711 is broken"),
     ("only an exception that Python ignores", IGNORED, 1, "RuntimeError: DataLoader worker"),
@@ -200,16 +325,19 @@ def test_the_line_that_says_what_ended_a_program(case):
     ("a coordinator that is gone", ABORT, True),
     ("a download that was reset", "ConnectionResetError: [Errno 104] Connection reset by peer", False),
     ("one rank of the pod raised", TWO_RANKS, False),
+    ("a rank that prints that, and ends with a code of its own", LOST + FOOTER[:600], True, 3),
     ("a single line", "torch.distributed.DistStoreError: Timed out after 9 seconds waiting for clients.", True),
     ("no output", "", False),
 )
 def test_whether_only_peers_were_lost(case):
-    output, lost = case
-    assert lost_peer(output, last_words(output)) is lost
+    output, lost, *code = case
+    assert lost_peer(output, last_words(output, *code)) is lost
 
 
-def test_the_rank_of_an_exception_is_the_one_that_its_lines_name():
-    words = last_words(TWO_RANKS, 1)
+@table(("torch", TWO_RANKS), ("torchrun --tee", TEED_PEER + TEED))
+def test_the_rank_of_an_exception_is_the_one_that_its_lines_name(case):
+    [output] = case
+    words = last_words(output, 1)
     assert words is not None
     assert words.rank == 1
 
@@ -254,6 +382,21 @@ def test_an_excerpt_has_the_exception_and_the_end_within_its_limits():
     short = excerpt(RAISED + FOOTER, 1, 20, 300)
     assert "ValueError: sample 4711 is broken" in short
     assert len(short) <= 300
+
+
+@table(
+    ("a traceback", RAISED.replace("    raise", "    raise  # a long line\n" * 30 + "    raise")),
+    ("the traceback of a task of Ray", RAY.replace("    raise", "    raise  # a long line\n" * 30 + "    raise")),
+    ("a traceback in a box", RICH.replace("╰", "│ 8 │\n" * 30 + "╰") + "ValueError: sample 4711 is broken\n"),
+)
+def test_what_ended_a_program_is_also_in_an_excerpt(case):
+    [output] = case
+    text = excerpt(output + FOOTER, 1, 20, 600)
+    words = last_words(text, 1)
+    assert words is not None
+    assert words.line == "ValueError: sample 4711 is broken"
+    assert len(text) <= 600
+    assert len(text.splitlines()) <= 20
 
 
 def test_an_excerpt_has_the_warning_that_a_host_has_no_address():

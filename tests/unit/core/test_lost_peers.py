@@ -101,7 +101,22 @@ def test_each_row_of_the_table_has_a_text():
 
 @table(
     ("an error of a program", "ValueError: sample 4711 is broken"),
-    ("a download", "requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'reset'))"),
+    (
+        "a download",
+        "requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))",
+    ),
+    (
+        "a bucket",
+        "google.api_core.exceptions.ServiceUnavailable: 503 failed to connect to all addresses; last error: ...",
+    ),
+    (
+        "ranks of TensorFlow that ask for different things",
+        "tensorflow.python.framework.errors_impl.InvalidArgumentError: Collective ops is aborted by: Shape mismatch in the collective instance 106. Op at device /job:worker/replica:0/task:1/device:CPU:0 expected shape [49]",
+    ),
+    (
+        "ranks of Horovod that ask for different things",
+        "horovod.common.exceptions.HorovodInternalError: Mismatched allreduce tensor shapes: One rank sent a tensor of shape [3]",
+    ),
     ("a missing file", "FileNotFoundError: [Errno 2] No such file or directory: 'data.csv'"),
     ("memory of a GPU", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."),
     ("an assertion of a kernel", "RuntimeError: CUDA error: device-side assert triggered"),

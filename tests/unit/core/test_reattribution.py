@@ -125,6 +125,34 @@ def test_exits_that_are_detected_later(case):
         assert found.reason != "Deleted"
 
 
+def test_the_rank_that_ran_until_the_deletion_is_the_one_for_which_all_others_waited():
+    timed_out = "RuntimeError: [../gloo/unbound_buffer.cc:84] Timed out waiting 8000ms for recv operation to complete"
+    history = past(failure=failure(time=at(99), because="LostPeer", message=timed_out))
+    status, of = Status(attempt=1, history=[history]), job(roles={"worker": 3})
+    gave_up = replace(pod("worker", 2), deleted_at=at(100), exit=Exit(1, at(100), message=timed_out))
+    found = correlation.corrected_cause(of, status, [gave_up, ended(130, 143)], NOW, CLUSTER)
+    assert found is not None
+    assert (found.attempt, found.role, found.index, found.because) == (0, "worker", 1, "Absent")
+    assert correlation.corrected_cause(of, status, [ended(130, 143)], NOW, CLUSTER) is None, "one rank is still unknown"
+
+
+def test_a_rank_that_lost_the_cause_does_not_replace_it_whatever_the_clocks_say():
+    frame = f"{'=' * 60}\ntrain.py FAILED\n{'-' * 60}\nFailures:\n"
+    lost = "Traceback (most recent call last):\nRuntimeError: [pair.cc:1] Connection closed by peer [10.0.0.1]:3\n"
+    raised = "[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: sample 4711 is broken\n"
+    first = replace(failure(time=at(98), because="LostPeer", message=lost), index=1, rank=1, pod="job-worker-1-0")
+    remaining = [
+        replace(pod("worker", 0), deleted_at=at(100), exit=Exit(1, at(102), message=raised + frame + killed(99, 1))),
+        ended(102, 1, lost + frame + killed(98, 1)),
+    ]
+    of, status = job(roles={"worker": 2}), Status(attempt=1, history=[past(failure=first)])
+    cause = correlation.corrected_cause(of, status, remaining, NOW, CLUSTER)
+    assert cause is not None
+    assert (cause.index, cause.rank, cause.because) == (0, 1, None)
+    again = replace(status, history=[past(failure=cause)])
+    assert correlation.corrected_cause(of, again, remaining, NOW, CLUSTER) is None
+
+
 def test_times_are_compared_in_whole_seconds():
     """Kubelet rejected the recorded pod (time of the observation); its peer ended because of the deletion."""
     refused = failure(time=at(99.4), exit_code=None, reason="UnexpectedAdmissionError")

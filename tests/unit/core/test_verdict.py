@@ -87,6 +87,35 @@ VERDICTS = (
         failure(message=traceback("requests.exceptions.ReadTimeout: timed out")),
         "Unknown",
     ),
+    *(
+        (line.partition(":")[0], RUNNING, failure(message=traceback(line)), "Unknown")
+        for line in (
+            "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co",
+            'botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: "https://s3.test/"',
+            "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the GetObject operation",
+            "httpx.ConnectError: [Errno 111] Connection refused",
+            "google.api_core.exceptions.ServiceUnavailable: 503 Getting metadata failed",
+            "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host s3.test:443",
+            "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='data.test', port=443)",
+        )
+    ),
+    *(
+        (line.partition(":")[0], RUNNING, failure(message=traceback(line)), "Program")
+        for line in (
+            "botocore.exceptions.ClientError: An error occurred (NoSuchKey) when calling the GetObject operation",
+            "yaml.scanner.ScannerError: mapping values are not allowed here",
+            "KeyError: 'http'",
+        )
+    ),
+    *(
+        (f"a child, {line[:40]}", RUNNING, failure(message=traceback(line)), "Unknown")
+        for line in (
+            "RuntimeError: DataLoader worker (pid 56811) is killed by signal: Killed. ",
+            "RuntimeError: DataLoader worker (pid(s) 77, 78) exited unexpectedly",
+            "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly",
+            "RuntimeError: One of the subprocesses has abruptly died during map operation.",
+        )
+    ),
 )
 
 

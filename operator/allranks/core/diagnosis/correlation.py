@@ -16,6 +16,7 @@ from allranks.core.facts import naming, topology
 from allranks.core.facts.model import LIMIT_EXCEEDED, Platform, Pod
 from allranks.core.facts.pod_template import longest_grace_period
 from allranks.core.facts.restarts import CORRELATION_SECONDS, MAX_IDLE_RESTARTS
+from allranks.frameworks.base import Replica
 
 
 class EarlierFailures:
@@ -119,9 +120,21 @@ def corrected_cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime
                 earliest = root_cause.earlier_failure(job, then, earliest, pod, now, evidence.ranks) or earliest
         if earliest is not past.failure:
             return earliest
-        if earliest and earliest.because == LOST_PEER and (absent := waited_for(evidence, earliest)):
-            return absent
+        if earliest and earliest.because == LOST_PEER:
+            unseen = _without_evidence(job, then, evidence, earliest)
+            if absent := waited_for(replace(evidence, missing=unseen), earliest):
+                return absent
     return None
+
+
+def _without_evidence(job: Job, then: Status, evidence: Evidence, failure: Failure) -> list[Replica]:
+    """Return the replicas with a rank whose end is unknown, besides the one of the failure."""
+    places = {*evidence.pods, (failure.role, failure.index)}
+    return [
+        replica
+        for replica in topology.replicas(job, then)
+        if (replica.role, replica.index) not in places and evidence.ranks.rank(replica.role, replica.index) is not None
+    ]
 
 
 def _latest_node_failure(job: Job, past: PastAttempt, pod: Pod, platform: Platform) -> datetime:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 
 from allranks.api.job import Job
 from allranks.api.status import Because, Failure, Status
-from allranks.core.diagnosis import hardware, patterns
+from allranks.core.diagnosis import hardware, last_words, patterns
 from allranks.core.diagnosis.comparison import made_steps
 from allranks.core.diagnosis.reasons import CANNOT_START, LOST_PEER, OF_OTHERS, cause_line
-from allranks.core.facts import naming, stored_checkpoints, topology
+from allranks.core.facts import naming, pod_template, pool_template, stored_checkpoints, topology
 from allranks.core.facts.attempt import Ranks
 from allranks.core.facts.model import INIT_FAILED, Platform, Pod, RejectedCreate
 from allranks.core.facts.rank_reports import Reports
@@ -60,6 +60,8 @@ def culprit(evidence: Evidence, failure: Failure) -> Failure:
     unhealthy = hardware.problem(pod, evidence.node_problems)
     if unhealthy and failure.reason in _ENDS_BY_HARDWARE and failure.because != LOST_PEER:
         return replace(failure, because=unhealthy[0], message=f"{unhealthy[1]}\n{failure.message}"[:2048])
+    if failure.because == "DeviceError" and _requests_no_gpu(evidence, failure):
+        return replace(failure, because=None)
     if failure.because == "InitContainer" and _passed_elsewhere(evidence, failure):
         return replace(failure, because="InitContainerOfNode")
     if failure.reason != "Error" or topology.scope(evidence.job, failure.role, failure.index) != "Group":
@@ -71,6 +73,15 @@ def culprit(evidence: Evidence, failure: Failure) -> Failure:
     if _could_not_resume(evidence) and patterns.is_unreadable_data(failure.message):
         return _unreadable(evidence, failure)
     return failure
+
+
+def _requests_no_gpu(evidence: Evidence, failure: Failure) -> bool:
+    """Return whether the program found no GPU, and its pod requests none."""
+    job, platform = evidence.job, evidence.platform
+    if not patterns.is_without_device(failure.message) or pool_template.unavailable(job, platform):
+        return False
+    template = pod_template.role_templates(job, platform).get(failure.role)
+    return template is not None and pod_template.gpus(job, template, platform) == 0
 
 
 _ENDS_BY_HARDWARE = frozenset({"Error", INIT_FAILED, *CANNOT_START})
@@ -135,17 +146,27 @@ def _completed_early(evidence: Evidence, failure: Failure) -> Failure | None:
     framework = topology.framework_of(evidence.job)
     services = framework.long_running_roles({role: 1 for role, _ in evidence.pods})
     ranked = [pod for pod in evidence.ranked if pod.role not in services]
-    completed = [
-        pod
-        for pod in ranked
-        if pod.succeeded and pod.exit and timedelta(0) <= failure.time - pod.exit.finished_at + _SECOND <= TOGETHER
-    ]
+    ends = [(time, pod.role, pod.index, pod) for pod in ranked if (time := _completed_at(pod, evidence.reports))]
+    completed = [end for end in ends if timedelta(0) <= failure.time - end[0] + _SECOND <= TOGETHER]
     if not completed or 2 * len(completed) > len(ranked):
         return None
-    first = min(completed, key=lambda pod: (pod.exit.finished_at if pod.exit else failure.time, pod.role, pod.index))
+    *_, first = min(completed, key=lambda end: end[:3])
     steps = _steps(evidence.reports, first)
     text = f"{naming.replica_key(first.role, first.index)} completed{steps} while other ranks still needed it"
     return _of_pod(evidence, failure, first, "CompletedEarly", text)
+
+
+def _completed_at(pod: Pod, reports: Reports | None) -> datetime | None:
+    """Return when the ranks of a pod completed; None if they did not.
+
+    torchrun keeps the pod of ranks that have completed until the ranks of the other pods have.
+    """
+    if pod.succeeded or pod.ended or pod.terminating:
+        return pod.exit.finished_at if pod.succeeded and pod.exit else None
+    ranks = [rank for rank in reports.ranks if rank.pod == pod.name] if reports else []
+    if not ranks or not all(rank.done and (rank.position is None or not rank.position.raising) for rank in ranks):
+        return None
+    return max(rank.received_at for rank in ranks)
 
 
 _SECOND = timedelta(seconds=1)
@@ -177,8 +198,9 @@ def _not_joined(evidence: Evidence, failure: Failure) -> Failure | None:
 
 
 def waited_for(evidence: Evidence, failure: Failure) -> Failure | None:
-    """Return the rank for which others waited in a collective without success, as one of their outputs names it."""
-    missing = _awaited(evidence, failure)
+    """Return the rank for which others waited in a collective without success: one of their outputs names it, or all
+    others gave up."""
+    missing = _awaited(evidence, failure) or _only_one_left(evidence, failure)
     if not missing:
         return None
     text = f"other ranks waited for {_names(missing)} without success"
@@ -192,6 +214,22 @@ def _awaited(evidence: Evidence, failure: Failure) -> list[Pod]:
     numbers = next((numbers for text in texts if (numbers := patterns.absent(text))), [])
     others = [pod for pod in ranked if (pod.role, pod.index) != (failure.role, failure.index)]
     return [pod for pod in others if not pod.succeeded and evidence.ranks.rank(pod.role, pod.index) in numbers]
+
+
+def _only_one_left(evidence: Evidence, failure: Failure) -> list[Pod]:
+    """Return the pod that ran until it was stopped, if all others waited in a collective until they gave up."""
+    if evidence.missing or not patterns.timed_out(failure.message):
+        return []
+    others = [pod for pod in evidence.ranked if (pod.role, pod.index) != (failure.role, failure.index)]
+    left = [pod for pod in others if not _gave_up(pod)]
+    stopped = [pod for pod in left if pod.exit is None or pod.terminating]
+    return stopped if len(left) == 1 else []
+
+
+def _gave_up(pod: Pod) -> bool:
+    if pod.exit is None:
+        return False
+    return last_words.lost_peer(pod.exit.message, last_words.last_words(pod.exit.message, pod.exit.code))
 
 
 def _names(pods: list[Pod]) -> str:

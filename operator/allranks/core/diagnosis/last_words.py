@@ -35,6 +35,8 @@ class LastWords:
     """A process that the program started itself failed, whose rank is unknown."""
     exception: bool = True
     """It is an exception of Python, not a fatal error of native code."""
+    beside: bool = False
+    """It ended another thread or a child process, so an exception of the program itself says more."""
 
 
 def last_words(text: str, code: int | None = 1) -> LastWords | None:
@@ -42,11 +44,14 @@ def last_words(text: str, code: int | None = 1) -> LastWords | None:
     fit to one.
 
     `code`: the exit code, 128 + n for signal n. Python ends with 1 after an uncaught exception. While it ends, native
-    code may still abort (134, 139), or the pod may be deleted (143); then the exception is what began the end.
+    code may still abort (134, 139), or the pod may be deleted (143); then the exception is what began the end. A
+    program that prints its exception and exits with a code of its own does that at its end.
     """
+    lines = text.splitlines()
+    if code == _KILLED and any(_ENDS_ITSELF.search(line) for line in lines[-_NEAR_THE_END:]):
+        code = 1
     if code not in _FITTING:
         return None
-    lines = text.splitlines()
     exceptions = _of_each_rank(list(_exceptions(lines)))
     fatal = _last_fatal(lines)
     if code not in _OF_EXCEPTIONS:
@@ -70,8 +75,12 @@ def _says_more(exception: LastWords | None, fatal: LastWords) -> bool:
 
 
 _OF_EXCEPTIONS = frozenset({None, 1, 143})
-_FITTING = _OF_EXCEPTIONS | {132, 133, 134, 135, 136, 139}
-"""Exit codes after an exception, and after a fault of native code."""
+_FITTING = _OF_EXCEPTIONS | {132, 133, 134, 135, 136, 139} | {*range(2, 124), 255}
+"""Exit codes after an exception, after a fault of native code, and of programs; 124 to 127 are those of `timeout` and
+of shells."""
+_KILLED = 137
+_ENDS_ITSELF = re.compile(r"Child process with PID \d+ terminated with code \d+\. Forcefully terminating")
+"""lightning/fabric/strategies/launchers/subprocess_script.py: a program whose child failed sends itself SIGKILL."""
 _NEAR_THE_END = 30
 """Lines after an exception, for a program that ended by a signal: it may have survived one that is further away."""
 
@@ -96,8 +105,14 @@ def cause_line(text: str, code: int | None = 1) -> str:
 
 def of_rank(text: str, rank: int) -> str:
     """Return the output without the lines that begin with the number of another rank."""
-    numbered = ((line, _RANK.match(line)) for line in text.splitlines())
-    return "\n".join(line for line, match in numbered if match is None or int(match["rank"]) == rank)
+    return "\n".join(line for line in text.splitlines() if _rank_before(line) in (None, rank))
+
+
+def _rank_before(line: str) -> int | None:
+    """Return the number of a rank with which a line begins, alone or after the name that a launcher gives it."""
+    prefix = _BEGINNING.match(line)
+    match = _RANK.search(prefix["prefix"]) if prefix else None
+    return int(match["rank"]) if match else None
 
 
 def excerpt(text: str, code: int | None, lines: int, characters: int) -> str:
@@ -120,17 +135,19 @@ _LEFT_OUT = "..."
 
 
 def _shortened(block: list[str], line: str, lines: int, characters: int) -> str:
-    """Return the end of a traceback, which has its innermost frames and the exception."""
-    text = "\n".join(block[-lines:])
+    """Return the end of a traceback, which has its innermost frames and the exception, with its first line."""
+    head = f"{block[0]}\n" if len(block) > 1 and _HEAD.match(block[0]) and len(block[0]) < characters // 4 else ""
+    text = "\n".join(block[1 if head else 0 :][-lines + (1 if head else 0) :])
     if line not in text:  # an exception with a long message
         text = line
-    end = text[-characters:]
-    return end if line in end else line[:characters]
+    end = text[len(head) - characters :]
+    return head + end if line in end else line[:characters]
 
 
 def _most_telling(exceptions: list[LastWords]) -> LastWords | None:
     """Return the exception of a rank that lost no peer, if there is one; the first of several ranks."""
-    program = [words for words in exceptions if not words.from_launcher] or exceptions[-1:]
+    main = [words for words in exceptions if not words.beside] or exceptions
+    program = [words for words in main if not words.from_launcher] or main[-1:]
     causes = [words for words in program if not words.lost_peer]
     return next(iter(causes or program), None)
 
@@ -149,24 +166,41 @@ _CLIENT = re.compile(r"The client socket has .* to \((?P<host>[^ ,]+), \d+\)")
 
 def _of_each_rank(exceptions: list[LastWords]) -> list[LastWords]:
     """Return the last exception of each rank, and of the launcher."""
-    last = {(words.rank, words.from_launcher): words for words in exceptions}
+    last = {(words.rank, words.from_launcher, words.beside): words for words in exceptions}
     return sorted(last.values(), key=lambda words: words.begin)
 
 
 # --- exceptions of Python ---------------------------------------------------------------------------------------------
 
-_PREFIX = r"(?P<prefix>(?:[\[(][^\[\]()]{0,60}[\])](?:<stderr>)?:? ?)?)"
-"""Before each line: [rank1]: of torch.distributed, [1]<stderr>: of launchers, (Worker pid=7) of Ray."""
-_HEAD = re.compile(_PREFIX + r"Traceback \(most recent call last\):(?: \(RANK (?P<raised>\d+)\))?\s*$")
-"""With a rank: torch.distributed.checkpoint (api.py, CheckpointException) raises in all ranks what one raised."""
+_PREFIX = r"(?P<prefix>(?:[\[(][^\[\]()]{0,60}[\])](?:<stderr>)?:? ?){0,3}(?: {2,20}\| )?)"
+"""Before each line: [rank1]: of torch.distributed, [1]<stderr>: of launchers, [default1]:[rank1]: of both,
+(Worker pid=7) of Ray, and the bars of a group of exceptions."""
+_BEGINNING = re.compile(_PREFIX)
+_HEAD = re.compile(
+    _PREFIX + r"(?:Traceback \(most recent call last\):(?: \(RANK (?P<raised>\d+)\))?"
+    r"|[╭+][─-]+ Traceback \(most recent call last\) [─-]+[╮+])\s*$"
+)
+"""With a rank: torch.distributed.checkpoint (api.py, CheckpointException) raises in all ranks what one raised. In a
+box: rich.traceback, which typer uses."""
+_OF_BOX = ("│", "╰", "|", "+-", "> File ")
+"""Beginnings of lines of a traceback that are not indented: the box of rich, and the frame that loguru marks."""
 _FRAME = re.compile(_PREFIX + r'\s+(?:File ".*", line \d+|\^+$|~+\^*~*$)')
-_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: .*|:)?$")
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:\(\w+\))?(?:: .*|:)?$")
 _CHAIN = re.compile(
     r"(?:During handling of the above exception, another exception occurred:"
     r"|The above exception was the direct cause of the following exception:)\s*$"
 )
-_IGNORED = re.compile(r"Exception ignored (?:in|while)\b")
-"""Python prints the traceback of an exception that ends nothing: in a destructor, or at exit."""
+_IGNORED = re.compile(
+    r"Exception ignored (?:in|while)\b|Error in atexit\._run_exitfuncs:|--- Logging error\b"
+    r"|Task exception was never retrieved|Exception in callback |Unhandled exception in event loop"
+    r"|unhandled exception during asyncio\.run\(\) shutdown"
+)
+"""Python prints the traceback of an exception that ends nothing: in a destructor, at exit, or in a handler of a log. So
+does asyncio, for tasks and callbacks for which nobody waits."""
+_BESIDE = re.compile(r"Exception in thread |Process \S+:\s*$")
+"""Before the traceback of another thread (threading.py), or of a child process (multiprocessing/process.py)."""
+_ABOUT = re.compile(r"(?:future|handle|task|protocol|transport|source_traceback|message|Record was): ")
+"""Lines of asyncio and of loguru between the reason and the traceback."""
 _OF_CHILD = re.compile(
     r"torch\.multiprocessing\.spawn\.ProcessExitedException\b|-- Process \d+ terminated with the following error:"
 )
@@ -174,10 +208,13 @@ _OF_CHILD = re.compile(
 _RANK = re.compile(r"\[(?:rank|\d+,)?(?P<rank>\d+)\]")
 _DETAILS = 12
 """Lines after the first one of an exception that may belong to its message."""
+_FRAMES = 120
+"""The same for an exception that has the traceback of another process in its message."""
 _SKIPPED = 40
 """Lines of other ranks between two lines of one rank."""
 _LAUNCHERS = re.compile(
-    r"torch\.distributed\.elastic\.|subprocess\.CalledProcessError: Command |KeyboardInterrupt\b|SystemExit\b"
+    r"torch\.distributed\.elastic\.|ChildFailedError\b|subprocess\.CalledProcessError: Command "
+    r"|(?:KeyboardInterrupt|SystemExit)\b"
 )
 
 
@@ -191,6 +228,7 @@ class _Exception:
     raised: int | None = None
     """The rank that raised it, if another one prints it."""
     of_child: bool = False
+    beside: bool = False
 
 
 def _exceptions(lines: list[str]) -> Iterator[LastWords]:
@@ -216,7 +254,7 @@ def _words(chain: list[_Exception]) -> LastWords:
     lost = is_lost_peer(f"{first.line}\n{first.details}")
     # A rank that raised, and lost its peers while it handled that, was the first to fail.
     telling = first if not lost and is_lost_peer(f"{last.line}\n{last.details}") else last
-    match = _RANK.match(last.prefix)
+    match = _RANK.search(last.prefix)
     return LastWords(
         line=_innermost(telling),
         begin=first.begin,
@@ -225,24 +263,34 @@ def _words(chain: list[_Exception]) -> LastWords:
         rank=int(match["rank"]) if match and last.raised is None else last.raised,
         from_launcher=_LAUNCHERS.match(last.line) is not None,
         of_child=last.of_child or _OF_CHILD.match(last.line) is not None,
+        beside=first.beside,
     )
 
 
 def _innermost(exception: _Exception) -> str:
     """Return the line of an exception, or of the one in another process that it passes on."""
-    if "Original Traceback (most recent call last)" in exception.details:
-        inner = [line for line in exception.details.splitlines() if _EXCEPTION.match(line)]
-        return inner[-1] if inner else exception.line
+    if _PASSES_ON.search(f"{exception.line}\n{exception.details}"):
+        _, _, rest = f"\n{exception.details}".rpartition(f"\n{_ORIGINAL}")
+        inner = _exception_after(rest.splitlines(), 0, "")
+        return inner[0] if inner else exception.line
     last_error = _LAST_ERROR.search(exception.details)
     return last_error["text"] if last_error else exception.line
 
 
-_LAST_ERROR = re.compile(r"^Last error:\s*\n\s*(?P<text>\S.*)$", re.MULTILINE)
-"""What NCCL says about its own error: torch, NCCLUtils.cpp."""
+_ORIGINAL = "Original Traceback (most recent call last):"
+_PASSES_ON = re.compile(rf"^{re.escape(_ORIGINAL)}|^\S*RayTaskError\(\w+\): (?:\x1b\[\d+m)?ray::", re.MULTILINE)
+"""Before the traceback of another process: torch/_utils.py (ExceptionWrapper), ray/exceptions.py."""
+_LAST_ERROR = re.compile(
+    r"^(?:Last error:\s*\n\s*"
+    r"|Detected at node [^\n]*\n(?:[ \t][^\n]*\n|\n|<stack traces unavailable>\n)*)(?P<text>\S.*)$",
+    re.MULTILINE,
+)
+"""What NCCL says about its own error: torch, NCCLUtils.cpp; and TensorFlow about that of an operation of a graph."""
 
 
 def _tracebacks(lines: list[str]) -> Iterator[_Exception]:
     number, begun = 0, set[str]()
+    ignored_end: int | None = None
     while number < len(lines):
         head = _HEAD.match(lines[number]) or _cut_off(lines[number], number, begun)
         exception = None
@@ -253,16 +301,23 @@ def _tracebacks(lines: list[str]) -> Iterator[_Exception]:
             number += 1
             continue
         line, end = exception
-        if not _is_ignored(lines, number, head["prefix"]):
-            details = "\n".join(_details(lines, end, head["prefix"]))
-            raised = head.groupdict().get("raised")
-            of_child = number > 0 and _OF_CHILD.match(lines[number - 1]) is not None
-            yield _Exception(line, details, number, end, head["prefix"], int(raised) if raised else None, of_child)
+        prefix, before = head["prefix"], _reason(lines, number, head["prefix"])
+        chained = ignored_end is not None and any(_CHAIN.match(between) for between in lines[ignored_end:number])
+        if _IGNORED.match(before) or chained:
+            ignored_end = end
+        else:
+            ignored_end = None
+            details = "\n".join(_details(lines, end, prefix, _DETAILS if "RayTaskError(" not in line else _FRAMES))
+            raised = int(head["raised"]) if head.groupdict().get("raised") else None
+            of_child, beside = _OF_CHILD.match(before) is not None, _BESIDE.match(before) is not None
+            yield _Exception(line, details, number, end, prefix, raised, of_child, beside)
         number = number + 1 if head["prefix"] else end  # other ranks may print theirs between these lines
 
 
-def _is_ignored(lines: list[str], number: int, prefix: str) -> bool:
-    return number > 0 and _IGNORED.match(lines[number - 1].removeprefix(prefix)) is not None
+def _reason(lines: list[str], number: int, prefix: str) -> str:
+    """Return the line before a traceback that says where the exception was raised."""
+    before = next((line for line in reversed(lines[max(0, number - 3) : number]) if not _ABOUT.match(line)), "")
+    return before.removeprefix(prefix)
 
 
 def _cut_off(line: str, number: int, begun: set[str]) -> re.Match[str] | None:
@@ -283,22 +338,23 @@ def _exception_after(lines: list[str], begin: int, prefix: str) -> tuple[str, in
                 return None
             continue
         line = line[len(prefix) :]
-        if not line.strip() or line[:1].isspace():
+        if not line.strip() or line[:1].isspace() or line.startswith(_OF_BOX):
             continue
         return (line.rstrip(), number + 1) if _EXCEPTION.match(line.rstrip()) else None
     return None
 
 
-def _details(lines: list[str], begin: int, prefix: str) -> list[str]:
-    """Return the lines that may belong to the message of an exception."""
+def _details(lines: list[str], begin: int, prefix: str, most: int) -> list[str]:
+    """Return the lines that may belong to the message of an exception, which may have a traceback in it."""
     details: list[str] = []
-    for line in lines[begin : begin + _DETAILS * (3 if prefix else 1)]:
+    for line in lines[begin : begin + _FRAMES * 3]:
         if not line.startswith(prefix.rstrip()):
             continue
-        rest = line[len(prefix) :]
-        if _HEAD.match(rest) or _CHAIN.match(rest) or len(details) == _DETAILS:
+        rest = line[len(prefix) :].rstrip()
+        if _HEAD.match(rest) or _CHAIN.match(rest) or len(details) == most:
             break
-        details.append(rest.rstrip())
+        most = _FRAMES if rest == _ORIGINAL else most
+        details.append(rest)
     return details
 
 

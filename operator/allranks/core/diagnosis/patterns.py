@@ -15,17 +15,20 @@ from typing import Literal
 _DEVICE = re.compile(
     # CUDA, cudaGetErrorString and cuGetErrorString: https://docs.nvidia.com/cuda/cuda-runtime-api (cudaError).
     r"uncorrectable (?:NVLink error|ECC error)|ECC_UNCORRECTABLE|hardware stack error|cudaErrorHardwareStackError"
-    r"|CUDA-capable device\(s\) is/are busy or unavailable|no CUDA-capable device is detected|cudaErrorNoDevice"
+    r"|CUDA-capable device\(s\) is/are busy or unavailable"
     r"|CUDA driver initialization failed|the GPU is lost|GPU is lost|[Ff]allen off the bus"
-    r"|Unable to determine the device handle for (?:GPU|gpu)|Failed to initialize NVML|nvmlInit|NVML: Unknown Error"
+    r"|Unable to determine the device handle for (?:GPU|gpu)|NVML: Unknown Error"
     r"|Driver/library version mismatch|\bXid\b.{0,40}\b(?:48|62|63|64|74|79|94|95|119|120|140)\b"
     # ROCm, hipGetErrorString: https://rocm.docs.amd.com (hipError_t).
-    r"|hipErrorECCNotCorrectable|hipErrorNoDevice|HSA_STATUS_ERROR_OUT_OF_RESOURCES|GPU reset"
+    r"|hipErrorECCNotCorrectable|HSA_STATUS_ERROR_OUT_OF_RESOURCES|GPU reset"
     # Habana, Neuron, TPU.
     r"|Device acquire failed|synStatus\b.*(?:synFail|synDeviceReset)|NRT_(?:EXEC_HW_ERR\w*|UNINITIALIZED)"
     r"|TPU initialization failed|The TPU is already in use"
     # RDMA and disks of the node.
     r"|IBV_WC_\w+_ERR|ibv_\w+ failed|\[Errno 5\] Input/output error"
+)
+_NO_DEVICE = re.compile(
+    r"no CUDA-capable device is detected|cudaErrorNoDevice|Failed to initialize NVML|nvmlInit|hipErrorNoDevice"
 )
 _NETWORK = re.compile(
     # gai_strerror of glibc, musl and macOS, and what curl, urllib3, Java and gRPC make of it
@@ -46,11 +49,16 @@ _NOT_WRITTEN = re.compile(
 
 def kind_of_error(text: str) -> Literal["DeviceError", "WriteFailed", "NetworkError"] | None:
     """Return the evidence in the line that ended a program; None if it names no device, file or network."""
-    if _DEVICE.search(text):
+    if _DEVICE.search(text) or is_without_device(text):
         return "DeviceError"
     if _NOT_WRITTEN.search(text):
         return "WriteFailed"
     return "NetworkError" if _NETWORK.search(text) else None
+
+
+def is_without_device(text: str) -> bool:
+    """Return whether the text says that there is no GPU. In a pod that requests none, that is no fault of its node."""
+    return _NO_DEVICE.search(text) is not None
 
 
 _UNREADABLE = re.compile(
@@ -119,7 +127,12 @@ LOST_PEERS: tuple[LostPeer, ...] = (
         "torch.rpc", r"(?:RPCErr:1|eof \(this error originated at|connection reset by peer \(this error)", "tensorpipe"
     ),
     LostPeer("TensorFlow", r"\bUnavailableError\b", "tensorflow/python/framework/errors_impl.py"),
-    LostPeer("TensorFlow", r"Collective ops is aborted by", "tf, base_collective_executor.cc"),
+    # Members that differ in what they ask for are told so: tf, collective_param_resolver_distributed.cc
+    LostPeer(
+        "TensorFlow",
+        r"Collective ops is aborted by: (?!(?:\[_Derived_\])?(?:Shape|Device) mismatch|Inconsistent|Group)",
+        "tf, base_collective_executor.cc",
+    ),
     LostPeer("gRPC", r"Socket closed|failed to connect to all addresses", "grpc, chttp2_transport.cc"),
     # Python's own ConnectionResetError, of a download for example, has "[Errno 104]" before it.
     LostPeer("sockets", r"(?<!\] )Connection reset by peer", "strerror, as native code prints it"),
@@ -133,7 +146,8 @@ LOST_PEERS: tuple[LostPeer, ...] = (
     LostPeer("XLA", r"(?:UNAVAILABLE|CANCELLED|ABORTED): .*(?:task|peer|coordination|agent|connect)", "xla, status"),
     LostPeer("XLA", r"DEADLINE_EXCEEDED: .*(?:task|barrier|Barrier|coordination|connect|RPC)", "xla, status codes"),
     LostPeer("Horovod", r"Horovod has been shut down", "horovod, common.h: SHUT_DOWN_ERROR"),
-    LostPeer("Horovod", r"\bHorovodInternalError\b", "horovod/common/exceptions.py"),
+    # Ranks that ask for different things are told that they do: horovod/common/controller.cc, ConstructResponse.
+    LostPeer("Horovod", r"\bHorovodInternalError\b(?!: Mismatched )", "horovod/common/exceptions.py"),
     LostPeer("MPI", r"MPI_ERR_(?:PROC_FAILED|REVOKED)|MPIX_ERR_PROC_FAILED", "ULFM"),
     LostPeer("MPI", r"(?:ORTE|PRTE|PMIx).*(?:lost communication|lost connection)", "Open MPI, help-errmgr"),
     LostPeer("MPI", r"Communication error with rank", "MPICH, errnames.txt"),
@@ -152,7 +166,13 @@ def is_lost_peer(text: str) -> bool:
 
     `text`: an exception with the lines of its message, or a fatal line of native code.
     """
-    return _ANY.search(text) is not None
+    return _ANY.search(text) is not None and _OF_CLIENTS.match(text) is None
+
+
+_OF_CLIENTS = re.compile(
+    r"(?:requests|urllib3|httpx|httpcore|aiohttp|huggingface_hub|botocore|s3transfer|google|azure|fsspec|gcsfs|s3fs)\."
+)
+"""Exceptions of clients of services, which lose connections too."""
 
 
 # --- other ranks that did not come ------------------------------------------------------------------------------------
@@ -184,6 +204,17 @@ _REGISTERING = re.compile(r"DEADLINE_EXCEEDED: Deadline Exceeded\s+RPC: /\S*Coor
 def was_joining(text: str) -> bool:
     """Return whether the process waited for others without success while it joined the group."""
     return joined(text) is not None or _REGISTERING.search(text) is not None
+
+
+_TIMED_OUT = re.compile(
+    r"Timed out waiting \d+ms for (?:recv|send) operation"  # gloo/transport/tcp/unbound_buffer.cc
+    r"|Watchdog caught collective operation timeout"  # torch, ProcessGroupNCCL.cpp
+)
+
+
+def timed_out(text: str) -> bool:
+    """Return whether the process waited in a collective until its own timeout, and no connection was lost before."""
+    return _TIMED_OUT.search(text) is not None
 
 
 _ABSENT = re.compile(

@@ -286,6 +286,8 @@ def earlier_failure(
     if recorded.because == LOST_PEER and ending.words and not ending.lost_peer and not ending.words.from_launcher:
         # It was raised before the peers were lost; only its process took longer to end. A signal was the deletion's.
         return replace(failure, exit_code=None, signal=None) if ending.was_stopped else failure
+    if ending.lost_peer and recorded.because != LOST_PEER:
+        return None  # whatever the clocks say: it lost the rank that is recorded
     if after_deletion and (not ending.sure or possible_signal(failure.exit_code, failure.signal) == SIGTERM):
         return None
     at, then = failure.time.replace(microsecond=0), recorded.time.replace(microsecond=0)

@@ -54,10 +54,21 @@ def _reason(*reasons: str) -> _Condition:
 _OF_MANIFEST = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
 _OF_NODE = ("NodeLost", UNKNOWN_END)
 _OF_SYSTEM = re.compile(
-    r"(?:[\w.]+\.)?(?:OSError|IOError|BlockingIOError|InterruptedError|TimeoutError|BrokenPipeError"
-    r"|Connection\w*Error|\w*Timeout\w*|SSLError|HTTPError|ProtocolError|URLError|RemoteDisconnected)\b"
+    r"(?:[\w.]+\.)?(?:OSError|IOError|BlockingIOError|InterruptedError|BrokenPipeError"
+    r"|\w*Connect\w*Error|\w*Timeout\w*|SSL\w*Error|\w*H(?:TTP|ttp)\w*Error|\w*ProtocolError|URLError|RemoteDisconnected"
+    r"|MaxRetryError|\w*ServiceUnavailable\w*|TooManyRequests|ServerDisconnectedError|\w*RpcError|CommError"
+    # botocore: the code of the service is in the message
+    r"|ClientError(?=: An error occurred \((?:5\d\d|SlowDown|Throttling|RequestTimeout|\w*Unavailable|InternalError)))"
+    r"(?![\w.])"
 )
 """Exceptions that disks, other hosts and services cause as often as programs do."""
+_OF_CHILD = re.compile(
+    # torch/utils/data/_utils/signal_handling.py, dataloader.py, torch/multiprocessing/spawn.py
+    r"DataLoader worker \(pid.{1,80}\) (?:is killed by signal|exited unexpectedly)|process \d+ terminated with signal"
+    # concurrent/futures/process.py, joblib (loky), datasets (py_utils.py), subprocess.py
+    r"|\bBrokenProcessPool\b|\bTerminatedWorkerError\b|subprocesses has abruptly died|died with <Signals\."
+)
+"""A process that the program started was ended, by a signal mostly: SIGKILL for memory, SIGBUS for /dev/shm."""
 
 TABLE: tuple[Row, ...] = (
     Row("User", "`reason: Deleted`: a person or a controller deleted the pod", _reason("Deleted")),
@@ -143,6 +154,11 @@ TABLE: tuple[Row, ...] = (
         "the exception is one of the operating system or of another service, such as `OSError` or `TimeoutError`, or "
         "the container runtime could not start the container",
         lambda case: _of_system(case) or case.failure.reason in CANNOT_START,
+    ),
+    Row(
+        "Unknown",
+        "the exception says only that a process which the program started was ended, often by a signal",
+        lambda case: _OF_CHILD.search(_exception(case.failure)) is not None,
     ),
     Row(
         "Program",

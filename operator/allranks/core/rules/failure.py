@@ -49,7 +49,7 @@ def reattribute_end(snapshot: Snapshot) -> Outcome:
         return None
     pods = [*o.removed.values(), *snapshot.pods.values(), *snapshot.outdated]
     cause = correlation.corrected_cause(o.job, status, pods, o.now, o.platform)
-    if cause is None or cause.attempt != status.attempt or cause == recorded:
+    if cause is None or cause.attempt != status.attempt or _same_evidence(cause, recorded):
         return None
     before = replace(status, history=status.history[:-1], phase="Running")
     cause = judged(o.job, before, cause)
@@ -61,6 +61,11 @@ def reattribute_end(snapshot: Snapshot) -> Outcome:
     message = message if decision.names_cause else _with_last_line(message, cause)
     corrected = transitions.reattribute_end(status, cause, reason, message, o.now)
     return write(corrected, Event("CauseFound", f"corrected: the job failed because {described}"))
+
+
+def _same_evidence(cause: Failure, recorded: Failure) -> bool:
+    """Return whether nothing is new: a correction that would be found again after it was written would never end."""
+    return (cause.pod, cause.rank, cause.because) == (recorded.pod, recorded.rank, recorded.because)
 
 
 def handle_failures(snapshot: Snapshot) -> Outcome:
