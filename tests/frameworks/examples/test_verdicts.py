@@ -206,6 +206,91 @@ if os.environ["RANK"] == "1":
 for step in range(1, 11):
     report(step=step, total_steps=10)
 """
+TWO_IN_A_POD = {"pytorch": {"processesPerNode": 2}}
+SHAPES_OF_HOROVOD = """
+import torch, horovod.torch as hvd
+
+hvd.init()
+for step in range(1, 20):
+    hvd.allreduce(torch.ones(3 if step == 10 and hvd.rank() == 1 else 2), name="gradient")
+"""
+SHAPES_OF_TENSORFLOW = """
+import json, os
+import tensorflow as tf
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+
+@tf.function
+def total(size):
+    return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.ones(size)))
+
+
+total(2)
+total(49 if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1 else 64)
+"""
+MPI_HOOK = """
+import sys, time, traceback
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+
+
+def hook(kind, value, trace):
+    sys.stderr.write(f"{'*' * 53}\\nUncaught exception was detected on rank {comm.Get_rank()}.\\n")
+    traceback.print_exception(kind, value, trace)
+    sys.stderr.write(f"{'*' * 53}\\n\\nCalling MPI_Abort() to shut down MPI processes...\\n")
+    sys.stderr.flush()
+    comm.Abort(1)
+
+
+sys.excepthook = hook
+for step in range(100):
+    if step == 30 and comm.Get_rank() == 1:
+        raise ValueError("sample 4711 is broken")
+    comm.allreduce(1)
+    time.sleep(0.01)
+"""
+ACTORS = """
+import atexit, ray
+
+ray.init()
+atexit.register(lambda: [print("tracker: metric", n, "." * 80, flush=True) for n in range(40)])
+
+
+@ray.remote(num_cpus=1)
+class Worker:
+    def step(self, index):
+        if index == 1:
+            raise ValueError("sample 4711 is broken")
+
+
+workers = [Worker.remote() for _ in range(2)]
+ray.get([worker.step.remote(index) for index, worker in enumerate(workers)])
+"""
+WAITS_FOR_A_CHILD = """
+import subprocess
+import torch, torch.distributed as dist
+from allranks.report import report
+
+dist.init_process_group("gloo")
+for step in range(1, 100):
+    if step == 30 and dist.get_rank() == 1:
+        subprocess.Popen(["sleep", "1000"]).wait()
+    dist.all_reduce(torch.ones(2))
+    report(step=step, total_steps=99)
+"""
+LONG_EVALUATION = """
+import time
+from datetime import timedelta
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=8))
+for step in range(1, 100):
+    if step == 30 and dist.get_rank() == 1:
+        time.sleep(300)
+    dist.all_reduce(torch.ones(2))
+"""
 PYTHON, TORCHRUN = ["python3", "program.py"], ["torchrun", "program.py"]
 TWO, THREE = {"roles": {"worker": 2}}, {"roles": {"worker": 3}}
 HANG = {"hang": {"timeoutSeconds": 10}}
@@ -310,6 +395,70 @@ RAISED_BY_1 = {**RANK_1, "verdict": "Program"}
         {**SPMD, **HANG},
         RANK_1,
         "the main thread of rank 1",
+    ),
+    (
+        "the lines of each rank begin with two prefixes",
+        "pytorch",
+        SLOW_EXIT,
+        {**TWO, **TWO_IN_A_POD, "command": ["torchrun", "--tee", "3", "program.py"]},
+        {"role": "worker", "index": 0, "rank": 1, "verdict": "Program"},
+        BROKEN,
+    ),
+    (
+        "a shorter shard under torchrun",
+        "pytorch",
+        ENDS_EARLY,
+        {**THREE, "command": TORCHRUN},
+        {**RANK_1, "because": "CompletedEarly", "verdict": "Program"},
+        "worker-1 completed at step 10 of 20",
+    ),
+    (
+        "tensors of other shapes, Horovod",
+        "horovod",
+        SHAPES_OF_HOROVOD,
+        {**TWO, "command": PYTHON},
+        {"because": None, "verdict": "Program"},
+        "Mismatched ALLREDUCE tensor shapes",
+    ),
+    (
+        "tensors of other shapes, TensorFlow",
+        "tensorflow",
+        SHAPES_OF_TENSORFLOW,
+        {**TWO, "command": PYTHON},
+        {"because": None, "verdict": "Program"},
+        "Collective ops is aborted by: Shape mismatch",
+    ),
+    (
+        "a hook that aborts all ranks of MPI",
+        "mpi",
+        MPI_HOOK,
+        {"roles": {"launcher": 1, "worker": 2}, "command": ["mpirun", "python3", "program.py"]},
+        {"role": "launcher", "rank": 1, "verdict": "Program"},
+        BROKEN,
+    ),
+    (
+        "an actor of Ray",
+        "ray",
+        ACTORS,
+        {"roles": {"head": 1, "worker": 2}, "command": PYTHON, "resources": {"requests": {"cpu": 1}}},
+        {"role": "head", "rank": None, "verdict": "Program"},
+        BROKEN,
+    ),
+    (
+        "a rank waits for a child process",
+        "pytorch",
+        WAITS_FOR_A_CHILD,
+        {**TWO, **HANG, "command": TORCHRUN},
+        RANK_1,
+        "(subprocess.wait); rank 0 waits for it in all_reduce",
+    ),
+    (
+        "a rank evaluates longer than the others wait",
+        "pytorch",
+        LONG_EVALUATION,
+        {**THREE, "command": PYTHON},
+        {**RANK_1, "because": "Absent", "verdict": "Unknown"},
+        "other ranks waited for worker-1",
     ),
     (
         "the same step in each attempt",
