@@ -15,6 +15,7 @@ def copy(directory: Path) -> None:
     """Copy the in-pod helpers and the report library. Raises OSError."""
     copy_modules(HELPERS, directory, "[!_]*.py")
     copy_modules(HELPERS, directory, "*.sh")
+    copy_modules(PACKAGE / "core" / "diagnosis", directory, "patterns.py")
     copy_startup(directory / "startup")
     copy_library(directory / "python")
 

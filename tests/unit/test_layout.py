@@ -143,6 +143,8 @@ def test_an_in_pod_helper_needs_only_the_standard_library(helper):
         allowed = {"cloudpickle"}  # inside a function, which works without it
     if helper.name == "plain_value.py":
         allowed = {"numpy"}  # inside a function, for an array that the program has made
+    if helper.name == "preflight.py":
+        allowed = {"torch", "patterns"}  # inside functions: torch may be missing, and the other is copied
     beside = {other.stem for other in HELPERS}
     assert imports(tree) - set(sys.stdlib_module_names) - allowed - beside == set()
     top = ast.Module([node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.Try))], [])

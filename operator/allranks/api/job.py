@@ -250,6 +250,29 @@ class Progress(Model):
     )
 
 
+class Preflight(Model):
+    """Tests that the pods with ranks make before their program starts. Without a check, nothing is tested."""
+
+    gpu: bool | None = Field(
+        None,
+        description="Whether each GPU, or without GPUs the CPU, multiplies matrices whose product is exact, and its "
+        "memory keeps patterns. It needs torch in the image.",
+    )
+    network: bool | None = Field(
+        None,
+        description="Whether ranks exchange data in rounds of pairs, so that the node is found that fails with all "
+        "others. It needs torch in the image, and names no node among two.",
+    )
+    disk: bool | None = Field(
+        None, description="Whether a file in the directory for temporary files is read as it was written."
+    )
+    timeout_seconds: Annotated[int, Field(ge=10, le=3600)] | None = Field(
+        None,
+        description="Longest time of all tests, with the wait of the network's test for the other ranks. A test "
+        "without a result until then fails nothing. Default: 180.",
+    )
+
+
 Compatibility = Annotated[
     list[Literal["SageMaker", "AzureML", "Slurm"]],
     Field(min_length=1, max_length=3, json_schema_extra=rules(*cel.EACH_ONCE)),
@@ -364,6 +387,11 @@ class SpecBase(Container):
     )
     hang: Hang | None = Field(
         None, description="Hang detection for programs that report their steps. Default: no hang detection."
+    )
+    preflight: Preflight | None = Field(
+        None,
+        description="Tests that the pods with ranks make before their program starts. It replaces the pool's. Default: "
+        "the pool's, or nothing until two errors of devices on one node.",
     )
     progress: Progress | None = Field(
         None, description="How progress is reported and compared. Default: the program's own reports."

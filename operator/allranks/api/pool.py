@@ -12,7 +12,7 @@ from pydantic import Field
 
 from allranks.api import cel_rules as cel
 from allranks.api.cost import Price, Utilization
-from allranks.api.job import Environment, Resources
+from allranks.api.job import Environment, Preflight, Resources
 from allranks.api.notify import Notifications
 from allranks.fields import Count, Model, Name, Opaque, Path, Quantity, Text, rules
 from allranks.frameworks import FRAMEWORKS
@@ -146,6 +146,10 @@ class PoolSpec(Model):
     utilization: Utilization | None = Field(
         None,
         description="What happens to jobs of this pool that train too little. It replaces the job's `utilization`.",
+    )
+    preflight: Preflight | None = Field(
+        None,
+        description="Tests that the pods of jobs without `preflight` make before their program starts.",
     )
     template: Opaque | None = Field(
         None,

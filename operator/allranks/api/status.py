@@ -112,6 +112,7 @@ Because = Literal[
     "DeviceError",
     "DeviceUnhealthy",
     "NodeUnhealthy",
+    "PreflightFailed",
     "InitContainer",
     "InitContainerOfNode",
     "NetworkError",

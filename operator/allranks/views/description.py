@@ -11,6 +11,8 @@ from allranks.control_sequences import clean
 from allranks.core.diagnosis.reasons import describe_failure
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, replica_key
+from allranks.core.facts.preflight import DEFAULT_SECONDS
+from allranks.core.objects import preflight
 from allranks.errors import CannotRun
 from allranks.kube.cluster import Manifest
 from allranks.kube.job_codec import DecodeError, pods_of, ranks_of
@@ -146,6 +148,7 @@ def _head_of_job(view: JobView, pods: list[Manifest]) -> Iterator[Fact]:
         ("Progress", _progress(view)),
         ("Checkpoint", _checkpoint(status, now)),
         ("Hang", _hang(spec)),
+        ("Preflight", _preflight(spec, pods)),
         ("Time", ", ".join(filter(None, (_since_start(since_start), *_times(view))))),
         ("Goodput", _goodput(view)),
         ("GPU time", costs.line(view.cost)),
@@ -208,6 +211,19 @@ def _checkpoint(status: Status, now: datetime) -> str:
 def _hang(spec: Mapping[str, Any]) -> str:
     seconds = (spec.get("hang") or {}).get("timeoutSeconds")
     return f"after {human(seconds)} without a step of any rank" if seconds else ""
+
+
+def _preflight(spec: Mapping[str, Any], pods: list[Manifest]) -> str:
+    """Write `disk, gpu, in at most 3m`: the tests of the pods, which also a pool or two faults may have chosen."""
+    trainers = (c for pod in pods for c in pod["spec"]["containers"] if c["name"] == TRAINER)
+    variables = (v for trainer in trainers for v in trainer.get("env") or () if v["name"] == preflight.VARIABLE)
+    if variable := next(variables, None):
+        checks, seconds = preflight.chosen(variable.get("value") or "")
+    else:
+        chosen = spec.get("preflight") or {}
+        checks = [check for check in ("disk", "gpu", "network") if chosen.get(check)]
+        seconds = chosen.get("timeoutSeconds") or DEFAULT_SECONDS
+    return f"{', '.join(checks)}, in at most {human(seconds)}" if checks else ""
 
 
 def _since_start(seconds: float | None) -> str:

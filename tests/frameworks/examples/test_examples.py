@@ -27,7 +27,13 @@ MANIFESTS = [
     for name in sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))
     if name not in (*LOSS_ONLY, *SWEEPS)
 ]
-RANKS = {"penguins-pytorch": 3, "rpc-parameter-server": 3, "rpc-model-parallel": 1, "penguins-tensorflow-model": 1}
+RANKS = {
+    "penguins-pytorch": 3,
+    "penguins-preflight": 3,
+    "rpc-parameter-server": 3,
+    "rpc-model-parallel": 1,
+    "penguins-tensorflow-model": 1,
+}
 """Number of ranks that print an accuracy, if it is not two. With parameter servers only the chief does."""
 PREDICT = (
     *("penguins-pytorch", "penguins-pytorch-elastic", "penguins-pytorch-watched", "penguins-horovod"),

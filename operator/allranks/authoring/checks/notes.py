@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from allranks.api.job import Job
+from allranks.api.status import Status
 from allranks.authoring.checks.problem import Problem
 from allranks.core.facts import gpu_count, pod_template, topology
+from allranks.core.facts.attempt import attempt_context
 from allranks.core.facts.model import ANY_PLATFORM, Platform
 from allranks.core.facts.naming import TRAINER
-from allranks.core.objects import commands
+from allranks.core.objects import commands, preflight
 from allranks.frameworks import FRAMEWORKS
 
 
@@ -28,7 +30,8 @@ def notes_of(
     """
     about_commands = (Problem(*remark) for remark in commands.remarks(job, platform))
     claims = _about_claims(job, claim_templates or {})
-    return [*_about_log_pattern(job), *_about_sidecars(job), *claims, *about_commands]
+    tests = _about_preflight(job, platform)
+    return [*_about_log_pattern(job), *_about_sidecars(job), *claims, *tests, *about_commands]
 
 
 def _about_log_pattern(job: Job) -> Iterator[Problem]:
@@ -38,6 +41,21 @@ def _about_log_pattern(job: Job) -> Iterator[Problem]:
         problem = f"group {near[0]} becomes a metric, did you mean step?" if near else "no group is named step"
         without = "without the step there is no progress bar, no ETA and no hang detection"
         yield Problem("spec.progress.logPattern", f"{problem}: {without}", "warning" if near else "note")
+
+
+def _about_preflight(job: Job, platform: Platform) -> Iterator[Problem]:
+    """Yield notes on tests that pods cannot make, or that cannot name a node."""
+    context = attempt_context(job, Status(), platform)
+    tests = preflight.pod_tests(job, Status(), platform, context)
+    if tests is None:
+        return
+    path = "spec.preflight" if job.spec.preflight else "spec.pool"
+    for role in dict.fromkeys(replica.role for replica in context.ranked() if replica.role not in tests.roles):
+        cure = "allranks cannot start the image's entrypoint after a test: set its command"
+        yield Problem(path, f"preflight: pods of role {role} are not tested: {cure}", "warning")
+    if "network" in tests.tests.checks and len(tests.meeting) < 3:
+        ranks = f"{len(tests.meeting) or 'no'} pods with ranks start together"
+        yield Problem(path, f"preflight: network names no node, because {ranks}: it needs three", "note")
 
 
 _USUAL_NAMES = frozenset({"main", "train", "training", "worker", "master", "chief", "job", "app", *FRAMEWORKS})

@@ -16,7 +16,7 @@ from allranks.api.status import Because, Failure, Status
 from allranks.core.diagnosis import hardware, last_words, patterns
 from allranks.core.diagnosis.comparison import made_steps
 from allranks.core.diagnosis.reasons import CANNOT_START, LOST_PEER, OF_OTHERS, cause_line
-from allranks.core.facts import naming, pod_template, pool_template, stored_checkpoints, topology
+from allranks.core.facts import naming, pod_template, pool_template, preflight, stored_checkpoints, topology
 from allranks.core.facts.attempt import Ranks
 from allranks.core.facts.model import INIT_FAILED, Platform, Pod, RejectedCreate
 from allranks.core.facts.rank_reports import Reports
@@ -56,6 +56,8 @@ class Evidence:
 
 def culprit(evidence: Evidence, failure: Failure) -> Failure:
     """Return the failure with the evidence about its pod, or the failure of the replica that it is a consequence of."""
+    if bad := _not_passed(evidence, failure):
+        return bad
     pod = evidence.pods.get((failure.role, failure.index))
     unhealthy = hardware.problem(pod, evidence.node_problems)
     if unhealthy and failure.reason in _ENDS_BY_HARDWARE and failure.because != LOST_PEER:
@@ -112,6 +114,19 @@ def _passed_elsewhere(evidence: Evidence, failure: Failure) -> bool:
         return False
     started = (pod for pod in evidence.pods.values() if pod.role == failure.role and pod.started_at is not None)
     return any(pod.node is not None and pod.node != failure.node for pod in started)
+
+
+def _not_passed(evidence: Evidence, failure: Failure) -> Failure | None:
+    """Return the replica that did not pass its preflight, as the pod that failed says in its last line."""
+    outcome = preflight.failed_test(failure.message) if failure.reason == "Error" else None
+    if outcome is None or not preflight.settings(evidence.job, evidence.status, evidence.platform):
+        return None
+    pods = evidence.pods.values()
+    pod = next((pod for pod in pods if naming.replica_key(pod.role, pod.index) == outcome.replica), None)
+    if pod is None:
+        return None
+    text = f"{outcome.check}: {outcome.text}"
+    return replace(_of_pod(evidence, failure, pod, "PreflightFailed", text), message=text)
 
 
 # --- the replica that other ranks lost --------------------------------------------------------------------------------

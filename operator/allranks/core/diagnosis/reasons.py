@@ -34,6 +34,7 @@ def is_rejection(reason: str) -> bool:
 LOST_PEER: Because = "LostPeer"
 _STARTING = "NotStarted", "had not started when another rank gave up"
 _UNHEALTHY = "HardwareUnhealthy", "had unhealthy hardware when another rank lost it"
+_PREFLIGHT = "PreflightFailed", "did not pass the preflight of its node"
 OF_OTHERS: dict[Because, tuple[str, str]] = {
     "NeverWhole": _STARTING,
     "PodRefused": _STARTING,
@@ -42,11 +43,14 @@ OF_OTHERS: dict[Because, tuple[str, str]] = {
     "CompletedEarly": ("CompletedEarly", "completed before the other ranks"),
     "DeviceUnhealthy": _UNHEALTHY,
     "NodeUnhealthy": _UNHEALTHY,
+    "PreflightFailed": _PREFLIGHT,
 }
-"""Evidence against a replica that other ranks lost -> the reason of its failure, and what it did, for a sentence."""
+"""Evidence against a replica, mostly of other ranks that lost it -> the reason of its failure, and what it did, for a
+sentence."""
 
 UNCOUNTED = frozenset(
-    {*DISRUPTIONS.values(), *REJECTIONS, "Deleted", "Disrupted", UNKNOWN_END, FETCH_FAILED, _STARTING[0], _UNHEALTHY[0]}
+    {*DISRUPTIONS.values(), *REJECTIONS, "Deleted", "Disrupted", UNKNOWN_END, FETCH_FAILED}
+    | {_STARTING[0], _UNHEALTHY[0], _PREFLIGHT[0]}
 )
 """Reasons outside of the program: such restarts do not count against maxRestarts."""
 

@@ -58,6 +58,8 @@ def decide_restart(job: Job, status: Status, failure: Failure, platform: Platfor
         action, explanation = _by_default(compared, failure)
     if failure.because in OF_NODE and compared.again_on_node:
         action, explanation = "RestartUncounted", f"again on node {failure.node}, which is avoided"
+    if platform.local and failure.because == "PreflightFailed":
+        return RestartDecision("Fail", "not restarted: there is no other node", failure.reason)
     if platform.local and action == "Restart" and not compared.has_trained and not restarts_requested(job):
         return not_restarted(job, failure, platform)
     if action == "Restart" and not failure.because and (attempts := compared.same_step):
@@ -194,6 +196,7 @@ _BY_EVIDENCE: dict[Because, tuple[Action, str]] = {
     "CompletedEarly": ("Restart", "the other ranks could not continue without it"),
     "DeviceUnhealthy": ("RestartUncounted", "the platform reports its device as unhealthy"),
     "NodeUnhealthy": ("RestartUncounted", "the platform reports its node as unhealthy"),
+    "PreflightFailed": ("RestartUncounted", "its program did not run"),
     "DeviceError": ("Restart", "a device failed"),
     "InitContainer": ("Restart", "an init container of the pod failed"),
     "InitContainerOfNode": ("Restart", "an init container of the pod failed"),

@@ -102,6 +102,11 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "Node",
+        "`because: PreflightFailed`: a GPU, the disk or the network of the node failed the test before the program",
+        _because("PreflightFailed"),
+    ),
+    Row(
+        "Node",
         "`because: InitContainerOfNode`: an init container of the template failed here, and the same one succeeded on "
         "another node",
         _because("InitContainerOfNode"),

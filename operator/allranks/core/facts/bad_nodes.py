@@ -6,7 +6,13 @@ from allranks.api.status import Because, Status
 
 BY_PLATFORM: tuple[Because, ...] = ("DeviceUnhealthy", "NodeUnhealthy")
 """Evidence of the platform: a failure for such a cause does not count."""
-OF_NODE: tuple[Because, ...] = ("DeviceError", "InitContainer", "InitContainerOfNode", *BY_PLATFORM)
+OF_NODE: tuple[Because, ...] = (
+    "DeviceError",
+    "PreflightFailed",
+    "InitContainer",
+    "InitContainerOfNode",
+    *BY_PLATFORM,
+)
 """Evidence about the node of a pod, which later attempts avoid."""
 NO_OTHER_NODES = "NoOtherNodes"
 """Reason of an attempt whose pods found no room outside of the excluded nodes."""

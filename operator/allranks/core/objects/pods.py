@@ -24,7 +24,7 @@ from allranks.core.facts import (
 from allranks.core.facts.attempt import attempt_context
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.strategic_merge import merge
-from allranks.core.objects import code, commands, companions, report_env, scheduling
+from allranks.core.objects import code, commands, companions, preflight, report_env, scheduling
 from allranks.core.objects.gangs import members
 from allranks.core.objects.gangs.base import PodPart
 from allranks.core.objects.queueing import admission
@@ -79,7 +79,8 @@ def objects(
     if group := members.pod_group(job, status, templates, platform):
         beside.append(group)
     references = {role: compatibility.references(job, framework, context, role) for role in templates}
-    return Objects(beside, _pods(job, status, wired, templates, platform, references))
+    tests = preflight.pod_tests(job, status, platform, context)
+    return Objects(beside, _pods(job, status, wired, templates, platform, references, tests))
 
 
 def _publish_before_ready(job: Job, context: AttemptContext, templates: Mapping[str, Manifest]) -> bool:
@@ -120,7 +121,10 @@ def listening_ports(job: Job, status: Status) -> list[tuple[str, int]]:
     """Return (pod hostname, port) on which pods of the current attempt listen. A local run maps each to a free port."""
     context = attempt_context(job, status, ANY_PLATFORM)
     wire = topology.framework_of(job).wire(context)
-    return [(replica.hostname, port) for replica in context.replicas for port in wire(replica).ports.values()]
+    out = [(replica.hostname, port) for replica in context.replicas for port in wire(replica).ports.values()]
+    tests = preflight.pod_tests(job, status, ANY_PLATFORM, context)
+    first = next(iter(tests.meeting), None) if tests else None
+    return [*out, (first.hostname, preflight.PORT)] if first else out
 
 
 def ranks_of_one_machine(job: Job, platform: Platform) -> int:
@@ -208,6 +212,8 @@ class _Shared:
     """The fields that make the pod a member of the attempt's gang."""
     references: Sequence[Manifest] = ()
     """Variables whose values the kubelet knows. The user may set them instead."""
+    tests: preflight.PodTests | None = None
+    """The tests that the pods make before their program starts."""
 
 
 def _pods(
@@ -217,6 +223,7 @@ def _pods(
     templates: Mapping[str, Manifest],
     platform: Platform,
     references: Mapping[str, list[Manifest]],
+    tests: preflight.PodTests | None,
 ) -> list[Manifest]:
     """Return the pods. `references`: role -> variables whose values the kubelet knows."""
     shared: dict[object, _Shared] = {}
@@ -235,7 +242,8 @@ def _pods(
         )
         if key not in shared:
             gang = members.gang_part(job, status, replica.role, templates, platform)
-            part = _shared_part(job, status, replica.role, wiring, template, platform, gang)
+            of_role = tests if tests and replica.role in tests.roles else None
+            part = _shared_part(job, status, replica.role, wiring, template, platform, gang, of_role)
             shared[key] = replace(part, references=references[replica.role])
         out.append(_pod(job, status, replica, wiring, template, shared[key]))
     return out
@@ -263,9 +271,17 @@ def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, template: M
 
 
 def _shared_part(
-    job: Job, status: Status, role: str, wiring: Wiring, template: Manifest, platform: Platform, gang: PodPart
+    job: Job,
+    status: Status,
+    role: str,
+    wiring: Wiring,
+    template: Manifest,
+    platform: Platform,
+    gang: PodPart,
+    tests: preflight.PodTests | None,
 ) -> _Shared:
-    mounts, volumes, init = _attachments(job, status, wiring, template, platform, role)
+    helper = wiring.helper or tests is not None
+    mounts, volumes, init = _attachments(job, status, wiring, template, platform, role, helper)
     user = pod_template.trainer(template)
     trainer = {"name": naming.TRAINER, **merge(_TRAINER_DEFAULTS, user)}
     if wiring.command is not None:
@@ -275,6 +291,8 @@ def _shared_part(
         trainer["command"] = [*report_env.HELPER, *wiring.prefix, *user.get("command", [])]
     elif wiring.prefix:
         trainer["command"] = [*wiring.prefix, *user.get("command", [])]
+    if tests:
+        trainer["command"] = preflight.command(trainer["command"])
     if wiring.ports:
         declared = {port.get("containerPort") for port in user.get("ports", [])}
         trainer["ports"] = [
@@ -307,7 +325,7 @@ def _shared_part(
     defaults = report_env.defaults(job, platform, trainer.get("env", []))
     if not platform.local:  # on one machine, also the environment of the command may set it
         defaults |= {"PYTHONHASHSEED": naming.hash_seed(job.metadata.uid)}
-    return _Shared(spec, trainer, sidecars, report_env.environment(job, platform), defaults, gang)
+    return _Shared(spec, trainer, sidecars, report_env.environment(job, platform), defaults, gang, tests=tests)
 
 
 def _has_our_image(container: str) -> bool:
@@ -330,6 +348,8 @@ def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, sha
             variables["ALLRANKS_CHECKPOINT_KEEP"] = str(job.spec.checkpoint.keep)
     if status.rollback:
         variables["ALLRANKS_RESUME_STEP"] = str(status.rollback.step)
+    if shared.tests:
+        variables[preflight.VARIABLE] = shared.tests.variable(replica)
     variables |= data.environment(job, status) | shared.report_env
     user: list[dict[str, Any]] = shared.trainer.get("env", [])
     set_by_user = {variable["name"] for variable in user}
@@ -375,9 +395,10 @@ def _literal(variables: Mapping[str, str]) -> list[Manifest]:
 
 
 def _attachments(
-    job: Job, status: Status, wiring: Wiring, template: Manifest, platform: Platform, role: str
+    job: Job, status: Status, wiring: Wiring, template: Manifest, platform: Platform, role: str, helper: bool
 ) -> tuple[list[Manifest], list[Manifest], list[Manifest]]:
-    """Return (volume mounts, volumes, init containers) that allranks adds to the pod of the user."""
+    """Return (volume mounts, volumes, init containers) that allranks adds to the pod of the user. `helper`: the pod
+    needs the helper files."""
     mounts: list[Manifest] = []
     volumes: list[Manifest] = []
     init: list[Manifest] = []
@@ -414,7 +435,7 @@ def _attachments(
     rollback = None if platform.local else status.rollback
     if (
         with_code
-        or wiring.helper
+        or helper
         or resumes
         or rollback
         or report_env.needs_helper(job, wiring, user.get("command"), platform)

@@ -1,0 +1,42 @@
+"""What `allranks describe` says about the tests of a job's pods."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from allranks.api.pool import PoolSpec
+from allranks.api.status import Status
+from allranks.core.objects import pods
+from allranks.views.description import describe_job
+from support.builders import CLUSTER, NOW, job, manifest, table
+
+CREATED = {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+TESTS = {"gpu": True, "network": True}
+
+
+def described(of_pool: dict[str, Any] | None = None, **spec: Any) -> list[str]:
+    pool = PoolSpec.model_validate({"preflight": of_pool}) if of_pool else None
+    made = pods.objects(job(**spec), Status(), replace(CLUSTER, pool=pool)).pods
+    listed = [pod | {"metadata": pod["metadata"] | CREATED} for pod in made]
+    of = manifest(**spec)
+    of["metadata"] |= CREATED
+    lines = describe_job(of, listed, "", [], NOW)
+    return [line for line in lines if isinstance(line, str) and line.startswith("Preflight:")]
+
+
+@table(
+    ("none", {}, []),
+    ("of the job", {"preflight": TESTS}, ["Preflight:   gpu, network, in at most 3m"]),
+    ("of the pool", {"pool": "h", "of_pool": {"disk": True}}, ["Preflight:   disk, in at most 3m"]),
+)
+def test_describe_says_which_tests_the_pods_make(case):
+    fields, expected = case
+    assert described(**fields) == expected
+
+
+def test_describe_says_which_tests_a_job_without_pods_will_make():
+    of = manifest(preflight=TESTS | {"timeoutSeconds": 120})
+    of["metadata"] |= CREATED
+    lines = [line for line in describe_job(of, [], "", [], NOW) if isinstance(line, str)]
+    assert "Preflight:   gpu, network, in at most 2m" in lines
