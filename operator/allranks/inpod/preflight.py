@@ -311,7 +311,7 @@ _GROUPS: list[Any] = []
 
 def exchange(store: Any, number: int, limit: timedelta) -> str:
     """Sum numbers with one other rank, as rank `number` of two; return the error, or an empty text."""
-    import torch  # type: ignore[import-not-found]
+    import torch
 
     numbers = torch.arange(NETWORK_NUMBERS, dtype=torch.float32) % 1024
     try:
@@ -326,7 +326,7 @@ def exchange(store: Any, number: int, limit: timedelta) -> str:
 
 def pair(torch: Any, store: Any, number: int, limit: timedelta) -> tuple[str, Any]:
     """Return (device, group of two ranks): with NCCL on the first GPU, or with gloo without a GPU."""
-    import torch.distributed as dist  # type: ignore[import-not-found]
+    import torch.distributed as dist
 
     if not torch.cuda.is_available():
         return "cpu", dist.ProcessGroupGloo(store, number, 2, limit)
