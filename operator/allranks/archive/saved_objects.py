@@ -33,8 +33,12 @@ logger = logging.getLogger("allranks.archiver")
 
 SETTLE_SECONDS = 1.0
 """Changes of an object within this time are written once."""
-MOST_WAITING = 10_000
-"""Objects that wait to be written. Namespaces share this number. Beyond it, the oldest of the namespace is dropped."""
+MOST_WAITING_BYTES = 192 * 2**20
+"""JSON text of objects that wait to be written. Namespaces share it. Beyond it, the oldest of the namespace is
+dropped."""
+MOST_UNFINISHED_BYTES = 192 * 2**20
+"""JSON text of objects that have not finished. Of an object for which there is no room, the archive has the last state
+that was written, if the watch misses its deletion."""
 _TOO_MANY = "too many jobs of its namespace wait to be written"
 WRITERS = 4
 _WORDS = {JOB: "job", SWEEP: "sweep"}
@@ -71,7 +75,8 @@ class SavedObjects:
         """UID -> kind, folder."""
         self._waiting: dict[str, OrderedDict[str, ObjectText]] = {}
         """Namespace -> UID -> object. Namespaces have turns: the first one is the next one."""
-        self._places, self._writes = Share(MOST_WAITING), Share(WRITERS)
+        self._places, self._writes = Share(MOST_WAITING_BYTES), Share(WRITERS)
+        self._room = Share(MOST_UNFINISHED_BYTES)
         self._pages = Turns()
         """For pages of Events: one is in memory at a time."""
         metrics.waiting.set_function(lambda: sum(map(len, self._waiting.values())))
@@ -119,33 +124,38 @@ class SavedObjects:
         if self._states.get(uid) != state and state.phase:
             self._wait(uid, text)
         self._states[uid], self._folders[uid] = state, (text.kind, folder)
-        if state.phase in FINISHED:
-            self._unfinished.pop(uid, None)
-        else:
+        self._drop_unfinished(uid)
+        if state.phase not in FINISHED and self._room.take(text.metadata["namespace"], len(text.json)):
             self._unfinished[uid] = text
+
+    def _drop_unfinished(self, uid: str) -> None:
+        if text := self._unfinished.pop(uid, None):
+            self._room.give(text.metadata["namespace"], len(text.json))
 
     def _forget(self, uid: str) -> None:
         self._states.pop(uid, None)
-        self._unfinished.pop(uid, None)
+        self._drop_unfinished(uid)
         _, folder = self._folders.pop(uid, ("", ""))
         self._attempts.forget(folder)
 
     def _wait(self, uid: str, text: ObjectText) -> None:
         namespace = text.metadata["namespace"]
-        if uid not in self._waiting.get(namespace, ()) and not self._make_room(namespace):
-            self._lost(text, _TOO_MANY)
-            return
-        self._waiting.setdefault(namespace, OrderedDict())[uid] = text
+        waiting = self._waiting.get(namespace, OrderedDict())
+        if before := waiting.get(uid):
+            self._places.give(namespace, len(before.json))
+        while not self._places.take(namespace, len(text.json)):
+            oldest = next((key for key in waiting if key != uid), None)
+            if oldest is None:
+                self._lost(text, _TOO_MANY)
+                if before:
+                    self._places.take(namespace, len(before.json))  # it keeps its place
+                return
+            dropped = waiting.pop(oldest)
+            self._places.give(namespace, len(dropped.json))
+            self._lost(dropped, _TOO_MANY)
+        waiting[uid] = text
+        self._waiting[namespace] = waiting
         self._news.set()
-
-    def _make_room(self, namespace: str) -> bool:
-        """Take a place for an object, if there is no other the place of the oldest one of its namespace."""
-        if self._places.take(namespace):
-            return True
-        if namespace not in self._waiting:
-            return False
-        self._lost(self._waiting[namespace].popitem(last=False)[1], _TOO_MANY)
-        return True
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -177,8 +187,8 @@ class SavedObjects:
         for namespace, objects in self._waiting.items():
             uid = next((uid for uid in objects if uid not in self._busy), None)
             if uid is not None and self._writes.take(namespace):
-                self._places.give(namespace)
                 text = objects.pop(uid)
+                self._places.give(namespace, len(text.json))
                 del self._waiting[namespace]
                 if objects:
                     self._waiting[namespace] = objects  # behind all others

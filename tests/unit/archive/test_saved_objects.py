@@ -329,25 +329,49 @@ def test_the_attempts_of_jobs_are_recorded_while_they_exist_and_after_their_dele
 
 
 def test_jobs_that_wait_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(saved_objects, "MOST_WAITING", 4)
+    size = len(object_text(json.dumps(a_job("job-a", "Running")).encode()).json)
+    monkeypatch.setattr(saved_objects, "MOST_WAITING_BYTES", 4 * size)
 
     async def scenario(world: World) -> None:
         calm = a_job("calm", "Running")
         calm["metadata"]["namespace"] = "calm"
         world.changed(calm, False)
-        for name in ("a", "b", "c"):
+        for name in ("job-a", "job-b", "job-c", "job-c"):
             world.changed(a_job(name, "Running"), False)
-        assert world.jobs.large == {"team": 2 / 4}
+        assert 0.4 < world.jobs.large["team"] <= 0.6
         await world.written()
         assert world.jobs.large == {}
 
     world = run(tmp_path, scenario)
     assert [entry.name for entry in world.store.list() if entry.name.endswith("job.json")] == [
         "calm/calm-uid-calm/job.json",
-        "team/b-uid-b/job.json",
-        "team/c-uid-c/job.json",
+        "team/job-b-uid-job-b/job.json",
+        "team/job-c-uid-job-c/job.json",
     ]
     assert 'allranks_archive_lost_total{kind="job"} 1.0' in world.metrics.page().decode()
+
+
+def test_unfinished_jobs_are_held_within_a_size_and_all_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    size = len(object_text(json.dumps(a_job("job-0", "Running")).encode()).json)
+    monkeypatch.setattr(saved_objects, "MOST_UNFINISHED_BYTES", 10 * size)
+
+    async def scenario(world: World) -> None:
+        for version in range(3):
+            for number in range(20):
+                world.changed(changed(a_job(f"job-{number}", "Running"), attempt=version), False)
+        await world.written()
+        held = world.jobs._unfinished
+        assert 5 <= len(held) <= 8
+        world.changed(a_job("job-0", "Succeeded"), False)
+        world.listed([], "team")
+        await world.written()
+        assert held == {}
+        assert world.jobs._room.fits("team", 7 * size)
+
+    world = run(tmp_path, scenario)
+    jobs = [json.loads(world.store.get(entry.name) or b"") for entry in world.store.list() if "job.json" in entry.name]
+    assert len(jobs) == 20
+    assert {job["status"]["attempt"] for job in jobs if job["metadata"]["name"] != "job-0"} == {2}
 
 
 def of_namespace(namespace: str, name: str) -> dict[str, Any]:
