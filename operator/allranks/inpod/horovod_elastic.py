@@ -18,13 +18,12 @@ import math
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
 from typing import Any
 
-from horovod_gloo import host_name_problem  # type: ignore[import-not-found]  # in the same directory
+from horovod_gloo import host_name_problem, ipv4_address  # type: ignore[import-not-found]  # in the same directory
 from rank_processes import limit_threads  # type: ignore[import-not-found]
 from rendezvous_secret import headers  # type: ignore[import-not-found]
 from watch import write_line, write_signal  # type: ignore[import-not-found]
@@ -148,8 +147,7 @@ class Agent:
         ended = {local: rank.returncode for local, rank in self._ranks.items() if rank.returncode is not None}
         try:
             if not self._address:  # an IP address: Horovod's client does not retry names that do not resolve yet
-                addresses = socket.getaddrinfo(self._host, self.port, socket.AF_INET, socket.SOCK_STREAM)
-                self._address = str(addresses[0][4][0])
+                self._address = ipv4_address(self._host, self.port)
             connection = http.client.HTTPConnection(self._address, self.port, timeout=CALL_SECONDS)
             with contextlib.closing(connection):
                 connection.request("POST", "/allranks", json.dumps(self._request | {"ended": ended}), headers())

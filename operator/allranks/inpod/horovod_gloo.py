@@ -94,7 +94,7 @@ def _meet(host: str, port: int, worker: int, workers: int) -> str:
     missing = set(range(workers))
     while time.monotonic() < deadline:
         try:
-            address = str(socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+            address = ipv4_address(host, port)
             if not registered:
                 _request(address, port, "PUT", f"/allranks/{worker}", b"here")
                 registered = True
@@ -110,6 +110,17 @@ def _meet(host: str, port: int, worker: int, workers: int) -> str:
         time.sleep(POLL_SECONDS)
     who = f"workers {sorted(missing)[:10]} did not join" if worker == 0 else f"no rendezvous at {host}:{port}"
     raise TimeoutError(f"{who} within {START_TIMEOUT_SECONDS:.0f} s (HOROVOD_START_TIMEOUT)")
+
+
+def ipv4_address(host: str, port: int) -> str:
+    """Return the IPv4 address of a host. Raise OSError if its name does not resolve yet, and SystemExit if it has only
+    IPv6 addresses: Horovod's gloo would wait for ever."""
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for family, _, _, _, address in addresses:
+        if family == socket.AF_INET:
+            return str(address[0])
+    cure = "use controller: MPI, or pods with IPv4 addresses"
+    sys.exit(f"allranks: {host} has only the IPv6 address {addresses[0][4][0]}, and Horovod's gloo needs IPv4: {cure}")
 
 
 def _see_off(address: str, port: int, workers: int) -> None:

@@ -125,7 +125,9 @@ class Failure(NamedTuple):
 
 def listen(name: str, failures: list[Failure]) -> str:
     """Receives reports in a daemon thread. Returns its address as `name:port:key`. Raises OSError."""
-    server = socket.create_server(("", 0), backlog=1024)  # all ranks may connect at once
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    server = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=1024)  # all ranks at once
     key = os.urandom(8).hex()
 
     def serve() -> None:

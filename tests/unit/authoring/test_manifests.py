@@ -19,7 +19,7 @@ from allranks.authoring.checks import schema
 from allranks.authoring.manifests import load_documents
 from allranks.cli.main import cli
 from allranks.errors import InvalidManifest
-from support.builders import manifest
+from support.builders import manifest, table
 
 SIDECAR = {"spec": {"containers": [{"name": "train", "image": "x"}]}}
 SIDECAR_WARNING = (
@@ -136,6 +136,36 @@ def test_notes_do_not_fail_with_strict():
     result = allranks("validate", "-", "--strict", stdin=text(manifest(template=logger)))
     assert (result.exit_code, result.stdout) == (0, "job is valid: pytorch, 2 pods\n")
     assert result.stderr.startswith("note: stdin: job: spec.template.spec.containers[0].name: container logger runs")
+
+
+NETWORK = {"metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "rdma-net"}}}
+GLOO = [{"name": "GLOO_SOCKET_IFNAME", "value": "net1"}]
+
+
+def pool(**spec: Any) -> dict[str, Any]:
+    document = {"apiVersion": "allranks.dev/v1alpha1", "kind": "TrainingPool", "metadata": {"name": "rdma"}}
+    return {**document, "spec": spec}
+
+
+@table(
+    ("of the job", [manifest(template=NETWORK)], "job: spec.template: "),
+    (
+        "of a role",
+        [manifest(roles={"worker": {"replicas": 2, "template": NETWORK}})],
+        "job: spec.roles.worker.template: ",
+    ),
+    ("of the pool", [pool(template=NETWORK), manifest(pool="rdma")], "job: spec.pool: "),
+    ("with its interface", [manifest(template=NETWORK, env=GLOO)], ""),
+    ("with the interface of the pool", [pool(env=GLOO), manifest(pool="rdma", template=NETWORK)], ""),
+    ("with a pool that is elsewhere", [manifest(pool="rdma", template=NETWORK)], ""),
+    ("of a launcher", [manifest("mpi", roles={"launcher": {"replicas": 1, "template": NETWORK}, "worker": 2})], ""),
+)
+def test_a_second_network_that_no_variable_names_is_noted(case):
+    documents, path = case
+    result = allranks("validate", "-", stdin=text(*documents))
+    assert result.exit_code == 0, result.stderr
+    notes = [line for line in result.stderr.splitlines() if "adds a network" in line]
+    assert [line.startswith(f"note: stdin: {path}the annotation k8s") for line in notes] == [True] * bool(path)
 
 
 def test_render_prints_warnings_beside_the_objects():

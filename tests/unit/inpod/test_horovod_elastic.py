@@ -113,6 +113,12 @@ def test_the_ranks_of_all_workers_are_started_with_their_numbers(start, out):
     }
 
 
+def test_a_worker_with_only_ipv6_addresses_ends_with_the_cure(start):
+    worker = start(1, 2, "true", HOROVOD_GLOO_RENDEZVOUS_ADDR="::1")
+    assert worker.wait(SOON) == 1
+    assert "Horovod's gloo needs IPv4: use controller: MPI, or pods with IPv4 addresses" in worker.log.read_text()
+
+
 @pytest.mark.nightly
 def test_it_starts_with_the_minimum_when_the_others_do_not_join_in_time(start, out):
     first = start(0, 3, *loop(), ALLRANKS_HOROVOD_WAIT_SECONDS="1")

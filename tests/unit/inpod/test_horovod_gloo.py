@@ -130,6 +130,15 @@ def loop(trap: str) -> tuple[str, str, str]:
     return shell(f"trap '{trap}' TERM; touch \"$OUT/ready-$HOROVOD_RANK\"; while :; do sleep 0.05; done")
 
 
+def test_a_worker_with_only_ipv6_addresses_ends_with_the_cure(start):
+    worker = start(1, 2, "true", HOROVOD_GLOO_RENDEZVOUS_ADDR="::1")
+    assert worker.wait(SOON) == 1
+    assert worker.stdout.read() == (
+        "allranks: ::1 has only the IPv6 address ::1, and Horovod's gloo needs IPv4: use controller: MPI, or pods with "
+        "IPv4 addresses\n"
+    )
+
+
 MEET = 'while [ "$(ls "$OUT" | grep -c "^rank-.$")" -lt "$HOROVOD_SIZE" ]; do sleep 0.02; done'
 """Ends when all ranks have started, like a training that waits for its peers."""
 

@@ -137,6 +137,16 @@ def test_output_of_ranks_passes_unchanged_and_nothing_is_added_on_success(mpirun
     assert mpirun("echo out; cat lines >&2", "true") == (0, "out\n", lines)
 
 
+def test_ranks_report_to_a_launcher_with_an_ipv6_address(start, tmp_path):
+    process = start("launch", "::1", sys.executable, "mpirun", f"{RAISES}; exit 1", HANGS)
+    _, stderr = process.communicate(timeout=SOON)
+    assert process.returncode == 1
+    found = read_mpirun_report(stderr)
+    assert found is not None
+    assert (found.rank, found.exit_code) == (0, 1)
+    assert "allranks: rank 0 failed first" in stderr
+
+
 # Name, scripts of the ranks; exit status, then the reported rank, exit code, signal and last line.
 FIRST = [
     (

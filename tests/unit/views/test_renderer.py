@@ -158,6 +158,13 @@ def test_a_failure_by_input_has_a_hint(case: tuple[str, int]) -> None:
     ]
 
 
+def test_an_interface_that_a_pod_does_not_have_is_a_matter_of_its_variable() -> None:
+    line = "RuntimeError: [enforce fail at device.cc:84] ifa != nullptr. Unable to find address for: net1"
+    failure = Failure(attempt=0, role="worker", index=1, exit_code=1, message=f"Traceback\n{line}\n", time=NOW)
+    [hint] = [line for line in failure_block(status("Failed", last_failure=failure)) if line.startswith("Hint: ")]
+    assert hint.endswith("GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME of the job or of its pool chooses it")
+
+
 @table(
     ("a verdict", "Node", "Verdict: Node (the node of the pod, or one of its devices)"),
     ("a status of an older version", None, ""),

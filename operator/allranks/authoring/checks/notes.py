@@ -30,8 +30,8 @@ def notes_of(
     """
     about_commands = (Problem(*remark) for remark in commands.remarks(job, platform))
     claims = _about_claims(job, claim_templates or {})
-    tests = _about_preflight(job, platform)
-    return [*_about_log_pattern(job), *_about_sidecars(job), *claims, *tests, *about_commands]
+    tests, networks = _about_preflight(job, platform), _about_networks(job, platform)
+    return [*_about_log_pattern(job), *_about_sidecars(job), *claims, *tests, *networks, *about_commands]
 
 
 def _about_log_pattern(job: Job) -> Iterator[Problem]:
@@ -107,3 +107,32 @@ def _about_claims(job: Job, templates: Mapping[str, Mapping[str, Any]]) -> Itera
 
 _PROCESSES = ("processes_per_node", "processes_per_pod", "slots_per_worker")
 """Options of frameworks with the number of processes in each pod."""
+
+
+_NETWORKS = "k8s.v1.cni.cncf.io/networks"
+"""The annotation by which Multus attaches further networks to a pod."""
+_INTERFACE = re.compile(r"\w+_(IFNAME|IFACE|if_include|IB_HCA|NET_DEVICES)")
+"""Variables that choose a network interface or card: of NCCL, gloo, tensorpipe, Horovod, Open MPI, Hydra and UCX."""
+
+
+def _about_networks(job: Job, platform: Platform) -> Iterator[Problem]:
+    """Yield a note if pods have a second network, and nothing says that ranks use it."""
+    if job.spec.pool and platform.pool is None:
+        return  # its variables are not in the files
+    paths: set[str] = set()
+    for role, template in pod_template.role_templates(job, platform).items():
+        names = [variable["name"] for variable in pod_template.trainer(template).get("env") or ()]
+        ranked = topology.framework_of(job).roles[role].ranked
+        if not ranked or not _has_network(template) or any(map(_INTERFACE.fullmatch, names)):
+            continue
+        parts = {f"spec.roles.{role}.template": job.spec.roles[role].template, "spec.template": job.spec.template}
+        paths.add(next((path for path, part in parts.items() if _has_network(part or {})), "spec.pool"))
+    problem = f"the annotation {_NETWORKS} adds a network, and no variable says which interface ranks use"
+    cure = "set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, for example to net1"
+    for path in sorted(paths):
+        yield Problem(path, f"{problem}: {cure}", "note")
+
+
+def _has_network(template: Mapping[str, Any]) -> bool:
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    return bool(annotations.get(_NETWORKS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -82,15 +83,27 @@ def verdict(failure: Failure) -> str:
 
 def hint_for(failure: Failure) -> str:
     """Say what to change, if the line that ended the program is a frequent mistake; otherwise empty."""
-    return _HINTS.get(cause_line(failure), "")
+    line = cause_line(failure)
+    return next((hint for pattern, hint in _HINTS if pattern.search(line)), "")
 
 
-_HINTS = {
-    "EOFError: EOF when reading a line": "the standard input of a rank is always empty; pass values as arguments or "
-    "environment variables instead of input()",
-    "bdb.BdbQuit": "ranks have no terminal, so breakpoint() ends them; allranks debug opens a shell beside a rank",
-}
-"""Line that ended a program -> what to change."""
+_HINTS = (
+    (
+        re.compile(r"^EOFError: EOF when reading a line$"),
+        "the standard input of a rank is always empty; pass values as arguments or environment variables instead of "
+        "input()",
+    ),
+    (
+        re.compile(r"^bdb\.BdbQuit$"),
+        "ranks have no terminal, so breakpoint() ends them; allranks debug opens a shell beside a rank",
+    ),
+    (
+        re.compile(r"Unable to find (?:address|interface) for: |[Nn]o socket interface found"),
+        "the pod has no such network interface with an address; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME of the job or "
+        "of its pool chooses it",
+    ),
+)
+"""(pattern of the line that ended a program, what to change)."""
 
 
 def describe(failure: Failure) -> str:
