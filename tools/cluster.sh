@@ -626,6 +626,7 @@ node_down() {
   remove_cgroups "$cgroup"
   left=$(leftovers)
   [[ -z $left ]] || fail "left over from the cluster in $dir: $left"
+  say "the files of the nodes are removed"
   remove_folder
   say "down: no process, mount, network interface, cgroup or file is left"
 }

@@ -329,8 +329,15 @@ def _of_other_system(name: str, root: Schema) -> str:
     return WORDS_OF_OTHER_SYSTEMS.get(_plain(name), "").replace("{job}", job)
 
 
+_PROCESSES_OF_A_POD = frozenset({"processesPerNode", "slotsPerWorker", "processesPerPod"})
+"""The names that frameworks have for the same number."""
+
+
 def _similar_field(name: str, parents: list[int | str], root: Schema) -> str | None:
-    return similar(name, _fields(parents, root), _LIKELY)
+    fields = _fields(parents, root)
+    if name in _PROCESSES_OF_A_POD and (same := _PROCESSES_OF_A_POD.intersection(fields)):
+        return next(iter(same))
+    return similar(name, fields, _LIKELY)
 
 
 def _fields(parents: list[int | str], root: Schema) -> list[str]:

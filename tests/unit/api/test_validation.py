@@ -777,6 +777,11 @@ UNKNOWN = [
         ("spec.resources.limit", "unknown field, did you mean limits?"),
     ),
     (
+        "the name that another framework has for the processes of a pod",
+        {"pytorch": {"slotsPerWorker": 2}},
+        ("spec.pytorch.slotsPerWorker", "unknown field, did you mean processesPerNode?"),
+    ),
+    (
         "an unknown role is rejected",
         {"roles": {"boss": 1, "worker": 1}},
         ("spec.roles.boss", "unknown field: the fields here are master, worker, chief, ps, evaluator, launcher, head"),

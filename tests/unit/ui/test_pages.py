@@ -194,6 +194,15 @@ def test_the_first_of_many_jobs_are_those_that_run(tmp_path):
         assert server.get("/?page=0").status == 422
 
 
+def test_the_namespace_is_offered_as_a_filter_only_where_there_may_be_several(tmp_path):
+    with JobApi(tmp_path, a_job("one", "Running")) as api:
+        with UiServer(api.kubeconfig, tmp_path / "runs") as server:
+            page = server.get("/").text
+            assert ("in namespace team" in page, 'name="namespace"' in page) == (True, False)
+        with UiServer(api.kubeconfig, tmp_path / "runs", all_namespaces=True) as server:
+            assert 'name="namespace"' in server.get("/").text
+
+
 def test_a_job_that_is_too_large_has_a_page_that_says_what_is_missing(tmp_path):
     large = a_job("large", "Pending")
     large["spec"]["template"] = {"spec": {"x": "y" * 1_300_000}}
