@@ -224,7 +224,7 @@ DEEP_LOADER = LOADER.replace("fetch(index)\n", "fetch(index)\n" + '  File "/app/
     ("only a thread fails", THREAD, 1, "ConnectionResetError: [Errno 104] Connection reset by peer"),
     ("a child process fails after the program", RAISED + CHILD, 1, "ValueError: sample 4711 is broken"),
     ("only a child process fails", CHILD, 1, "EOFError: the pipe is closed"),
-    ("a task for which nobody waits", RAISED + TASK, 1, "ValueError: sample 4711 is broken"),
+    ("a task that is not awaited", RAISED + TASK, 1, "ValueError: sample 4711 is broken"),
     (
         "a handler of loguru fails",
         f"{RAISED}--- Logging error in Loguru Handler #1 ---\nRecord was: {{'level': 'INFO'}}\n{THREAD.split(chr(10), 1)[1]}",

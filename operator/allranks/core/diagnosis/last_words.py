@@ -196,7 +196,7 @@ _IGNORED = re.compile(
     r"|unhandled exception during asyncio\.run\(\) shutdown"
 )
 """Python prints the traceback of an exception that ends nothing: in a destructor, at exit, or in a handler of a log. So
-does asyncio, for tasks and callbacks for which nobody waits."""
+does asyncio, for tasks and callbacks that are not awaited."""
 _BESIDE = re.compile(r"Exception in thread |Process \S+:\s*$")
 """Before the traceback of another thread (threading.py), or of a child process (multiprocessing/process.py)."""
 _ABOUT = re.compile(r"(?:future|handle|task|protocol|transport|source_traceback|message|Record was): ")
