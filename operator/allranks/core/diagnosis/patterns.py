@@ -127,7 +127,7 @@ LOST_PEERS: tuple[LostPeer, ...] = (
         "torch.rpc", r"(?:RPCErr:1|eof \(this error originated at|connection reset by peer \(this error)", "tensorpipe"
     ),
     LostPeer("TensorFlow", r"\bUnavailableError\b", "tensorflow/python/framework/errors_impl.py"),
-    # The error of members that differ in what they ask for names the difference: tf, collective_param_resolver_distributed.cc
+    # If members ask for different things, the error names the difference: tf, collective_param_resolver_distributed.cc
     LostPeer(
         "TensorFlow",
         r"Collective ops is aborted by: (?!(?:\[_Derived_\])?(?:Shape|Device) mismatch|Inconsistent|Group)",
@@ -146,7 +146,7 @@ LOST_PEERS: tuple[LostPeer, ...] = (
     LostPeer("XLA", r"(?:UNAVAILABLE|CANCELLED|ABORTED): .*(?:task|peer|coordination|agent|connect)", "xla, status"),
     LostPeer("XLA", r"DEADLINE_EXCEEDED: .*(?:task|barrier|Barrier|coordination|connect|RPC)", "xla, status codes"),
     LostPeer("Horovod", r"Horovod has been shut down", "horovod, common.h: SHUT_DOWN_ERROR"),
-    # The error of ranks that ask for different things names the difference: horovod/common/controller.cc, ConstructResponse.
+    # If ranks ask for different things, the error names it: horovod/common/controller.cc, ConstructResponse.
     LostPeer("Horovod", r"\bHorovodInternalError\b(?!: Mismatched )", "horovod/common/exceptions.py"),
     LostPeer("MPI", r"MPI_ERR_(?:PROC_FAILED|REVOKED)|MPIX_ERR_PROC_FAILED", "ULFM"),
     LostPeer("MPI", r"(?:ORTE|PRTE|PMIx).*(?:lost communication|lost connection)", "Open MPI, help-errmgr"),
