@@ -60,6 +60,8 @@ OF_ALL_IMAGES = {
     "code.subPath",
     "inputs[].mode",
     "mpi.implementation",
+    "preflight.gpu",
+    "preflight.network",
     "startupDeadlineSeconds",
 }
 """Other fields whose description has the word, or that have no schema."""

@@ -214,9 +214,9 @@ def test_ignored_failures_are_written_together_until_another_decision_follows():
 def _all_fail(number: int, one_way: bool) -> Observed:
     life = started(job("tensorflow", {"chief": 1, "ps": 2, "worker": number}, restart={"maxRestarts": 9999}))
     messages = [
-        "ValueError: no data" if one_way else f"ValueError: {chr(97 + index % 26) * 9}" for index in range(number)
+        "ValueError: no data" if one_way else f"ValueError: {chr(97 + index % 13) * 9}" for index in range(number)
     ]
-    life.put(*(failed("worker", index, message=messages[index], code=1 + index % 9) for index in range(number)))
+    life.put(*(failed("worker", index, message=messages[index], code=1 + index % 4) for index in range(number)))
     return life.look(70)
 
 
