@@ -133,6 +133,13 @@ def test_a_job_without_parameters_is_no_sweep(job):
     assert "describe the sweep of its job with --param and --metric" in done.stderr
 
 
+def test_a_sweep_of_a_program_needs_its_manifest_first():
+    done = run("sweep", "train.py", "--param", "lr=0.1,0.2")
+    assert done.exit_code == 2
+    cure = "write its manifest with allranks init train.py, and sweep that"
+    assert done.stderr == f"error: train.py: is a program, and a sweep needs a manifest: {cure}\n"
+
+
 def test_options_of_a_sweep_do_not_change_a_manifest_of_one(file):
     done = run("sweep", file, "--trials", "3")
     assert done.exit_code == 2

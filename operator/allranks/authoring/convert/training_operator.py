@@ -38,6 +38,9 @@ def convert_pytorchjob(source: Fields) -> Draft:
     limit = spec.child("runPolicy").take("backoffLimit")
     most = policy.take("maxRestarts")
     set_restart(draft, policies, limit if limit is not None else most)
+    if limit is not None and most not in (None, limit):
+        reason = f"there is one limit for all restarts of a job, and runPolicy.backoffLimit is {limit}"
+        draft.drop(policy.place("maxRestarts"), reason)
     if policy:
         _elastic(draft, policy, parts)
     return draft.finish()

@@ -136,9 +136,13 @@ def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str
     """Return the loaded sweep and its document. Raise AllranksError."""
     from allranks.authoring import manifest_files
     from allranks.authoring.manifests import load, load_documents
+    from allranks.authoring.script_job import is_script
     from allranks.authoring.sweep_manifests import is_job
     from allranks.errors import InvalidManifest
 
+    if is_script(file):
+        cure = f"write its manifest with allranks init {file}, and sweep that"
+        raise InvalidManifest([(file, f"is a program, and a sweep needs a manifest: {cure}")])
     content = manifest_files.read(file)
     documents = content if isinstance(content, list) else []
     jobs = [document for document in documents if is_job(document)]

@@ -211,6 +211,14 @@ PYTORCH: list[tuple[str, dict[str, Any], str, Any, str, list[str]]] = [
         [],
     ),
     (
+        "one of two limits of restarts is dropped",
+        {"elasticPolicy": {"maxRestarts": 5}, "runPolicy": {"backoffLimit": 2}},
+        "restart.maxRestarts",
+        2,
+        "",
+        ["spec.elasticPolicy.maxRestarts"],
+    ),
+    (
         "an etcd rendezvous is dropped",
         {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 4, "rdzvBackend": "etcd", "rdzvHost": "etcd-client"}},
         "elastic.maxReplicas",
