@@ -15,6 +15,7 @@ from support import controlplane
 from support.api import ApiError, path
 from support.commands import Commands, JobOnCluster
 from support.controlplane import ControlPlane
+from support.kubelet_logs import LogKubelet
 from support.users_cluster import UsersCluster
 
 HERE = Path(__file__).parent
@@ -60,6 +61,14 @@ def control_plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane | Use
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def kubelet(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogKubelet]:
+    """A node that serves the logs that a test writes."""
+    node = LogKubelet(control_plane.api, tmp_path_factory.mktemp("kubelet"))
+    yield node
+    node.stop()
 
 
 @pytest.fixture

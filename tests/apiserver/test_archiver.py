@@ -73,13 +73,6 @@ class Archiver:
         return None if text is None else [line.partition(" ")[2] for line in text.splitlines()]
 
 
-@pytest.fixture(scope="module")
-def kubelet(control_plane, tmp_path_factory) -> Iterator[LogKubelet]:
-    made = LogKubelet(control_plane.api, tmp_path_factory.mktemp("kubelet"))
-    yield made
-    made.stop()
-
-
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     made = tmp_path / "archive"

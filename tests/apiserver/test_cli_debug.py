@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import stat
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import yaml
 
 from support.commands import JobOnCluster, failure, kubeconfig_of_service_account
-from support.kubelet_logs import LogKubelet
 
 SECRET = "hf_4711deadbeef"
-
-
-@pytest.fixture(scope="module")
-def kubelet(control_plane, tmp_path_factory) -> Iterator[LogKubelet]:
-    made = LogKubelet(control_plane.api, tmp_path_factory.mktemp("kubelet"))
-    yield made
-    made.stop()
 
 
 def contents(file: Path) -> dict[str, str]:

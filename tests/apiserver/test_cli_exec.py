@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -12,13 +11,6 @@ import pytest
 
 from support.commands import Commands, Result, failure
 from support.kubelet_logs import LogKubelet
-
-
-@pytest.fixture(scope="module")
-def kubelet(control_plane, tmp_path_factory) -> Iterator[LogKubelet]:
-    made = LogKubelet(control_plane.api, tmp_path_factory.mktemp("kubelet"))
-    yield made
-    made.stop()
 
 
 @pytest.fixture

@@ -8,13 +8,11 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from support.commands import JobOnCluster, failure
-from support.kubelet_logs import LogKubelet
 from support.live import eventually
 
 NOW = datetime.now(UTC)
@@ -22,13 +20,6 @@ NOW = datetime.now(UTC)
 
 def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds - 3600)
-
-
-@pytest.fixture(scope="module")
-def kubelet(control_plane, tmp_path_factory) -> Iterator[LogKubelet]:
-    made = LogKubelet(control_plane.api, tmp_path_factory.mktemp("kubelet"))
-    yield made
-    made.stop()
 
 
 def test_lines_of_all_ranks_are_merged_by_time_with_their_rank_in_front(allranks, job, kubelet, namespace):

@@ -3,14 +3,13 @@ unchanged."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from support.commands import allranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
@@ -98,15 +97,7 @@ def test_a_converted_job_trains_with_real_ranks(kind, spec, program, ranks, fram
     job = {"apiVersion": "kubeflow.org/v1", "kind": kind, "metadata": {"name": "converted"}, "spec": spec}
     Path(tmp_path, "job.yaml").write_text(yaml.safe_dump(job))
     Path(tmp_path, "train.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-m", "allranks", "convert", "job.yaml", "--check"],
-        cwd=tmp_path,
-        env=os.environ | {"PATH": f"{frameworks}/bin:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=550,
-    )
+    done = allranks("convert", "job.yaml", "--check", folder=tmp_path, programs=frameworks / "bin", seconds=550)
     assert done.returncode == 0, done.stderr
     for rank in range(ranks):
         assert f"rank {rank}: the sum is {ranks}\n" in done.stderr

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.commands import allranks
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,15 +25,7 @@ def program(page: str) -> str:
 def test_the_first_program_of_the_documentation_runs_as_two_ranks(frameworks, tmp_path):
     assert program("README.md") == program("docs/start.md")
     (tmp_path / "hello.py").write_text(program("README.md"))
-    done = subprocess.run(
-        [sys.executable, "-m", "allranks", "run", "hello.py", "--replicas", "2"],
-        cwd=tmp_path,
-        env=os.environ | {"PATH": f"{frameworks}/bin:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
+    done = allranks("run", "hello.py", "--replicas", "2", folder=tmp_path, programs=frameworks / "bin")
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         assert f"worker-{rank} | rank {rank} of 2: the sum is 2\n" in done.stdout

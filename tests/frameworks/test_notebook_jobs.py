@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +11,7 @@ import nbformat
 import pytest
 import yaml
 
+from support.commands import allranks
 from support.notebooks import REPOSITORY, outputs
 
 pytestmark = pytest.mark.slow
@@ -35,9 +35,8 @@ def notebook(tmp_path: Path) -> Path:
 
 def run(folder: Path, *words: str, path: str = "") -> subprocess.CompletedProcess[str]:
     """`allranks run`, whose ranks find the Python of `path`, by default that of this test."""
-    env = os.environ | {"PATH": f"{path or Path(sys.executable).parent}:{os.environ['PATH']}"}
-    command = [sys.executable, "-m", "allranks", "run", "--run-dir", "run", *words]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=600)
+    programs = Path(path) if path else Path(sys.executable).parent
+    return allranks("run", "--run-dir", "run", *words, folder=folder, programs=programs, seconds=600)
 
 
 def executed(folder: Path, rank: int) -> str:

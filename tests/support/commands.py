@@ -37,6 +37,13 @@ class Result(NamedTuple):
     stderr: str
 
 
+def allranks(*words: str, folder: Path, programs: Path, seconds: float = 900) -> subprocess.CompletedProcess[str]:
+    """Runs `allranks ...` in a folder to its end. Its ranks find the programs of a directory, such as a Python."""
+    env = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "allranks", *words]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=seconds)
+
+
 class Commands:
     """`allranks ...` in one namespace."""
 

@@ -9,7 +9,10 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 
 @dataclass
@@ -126,6 +129,23 @@ def s3_server(address: str = "127.0.0.1") -> Iterator[str]:
         yield f"http://{host}:{port}"
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def empty_bucket(url: str, name: str, monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Any]:
+    """A client of the S3 server with an empty bucket, which is deleted at the end. Clients of the test find the
+    server, and no configuration in their home."""
+    import boto3
+
+    for variable, value in {**s3_environment(url), "HOME": str(home)}.items():
+        monkeypatch.setenv(variable, value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket=name)
+    yield client
+    for item in client.list_objects_v2(Bucket=name).get("Contents", ()):
+        client.delete_object(Bucket=name, Key=item["Key"])
+    client.delete_bucket(Bucket=name)
+    client.close()
 
 
 def s3_environment(url: str) -> dict[str, str]:

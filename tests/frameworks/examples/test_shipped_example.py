@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.commands import allranks
 
 ROOT = Path(__file__).parents[3]
 
@@ -17,15 +16,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.nightly
 def test_the_example_with_code_trains_on_a_copy_of_its_directory(frameworks, tmp_path) -> None:
     shutil.copytree(ROOT / "examples" / "code", tmp_path / "code")
-    done = subprocess.run(
-        [sys.executable, "-m", "allranks", "run", "code/job.yaml", "--run-dir", "run"],
-        cwd=tmp_path,
-        env=os.environ | {"PATH": f"{frameworks}/bin:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
+    done = allranks("run", "code/job.yaml", "--run-dir", "run", folder=tmp_path, programs=frameworks / "bin")
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in (0, 1):
         assert f"worker-{rank} | rank {rank} of 2 runs {tmp_path}/run/code/train.py" in done.stdout

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from frameworks.examples.conftest import ROOT
+from support.commands import allranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
@@ -20,15 +18,8 @@ SECONDS = 1500
 
 def verify(frameworks: Path, run_dir: Path, example: str, *options: str, status: int) -> dict[str, Any]:
     """Returns the page as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-m", "allranks", "verify", example, "-o", "json", "--run-dir", str(run_dir), *options],
-        cwd=ROOT,
-        env=os.environ | {"PATH": f"{frameworks / 'bin'}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    words = ("verify", example, "-o", "json", "--run-dir", str(run_dir), *options)
+    done = allranks(*words, folder=ROOT, programs=frameworks / "bin", seconds=SECONDS)
     assert done.returncode == status, done.stdout + done.stderr
     page: dict[str, Any] = json.loads(done.stdout)
     return page

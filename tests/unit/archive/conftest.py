@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from allranks.archive.store import Store, open_store
-from support.data_servers import s3_environment, s3_server
+from support.data_servers import empty_bucket, s3_server
 
 
 @pytest.fixture(scope="session")
@@ -20,18 +20,8 @@ def s3_url() -> Iterator[str]:
 @pytest.fixture
 def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """The address of an empty prefix."""
-    import boto3
-
-    for name, value in s3_environment(s3_url).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="history")
-    yield "s3://history/jobs"
-    for found in client.list_objects_v2(Bucket="history").get("Contents", ()):
-        client.delete_object(Bucket="history", Key=found["Key"])
-    client.delete_bucket(Bucket="history")
-    client.close()
+    with empty_bucket(s3_url, "history", monkeypatch, tmp_path):
+        yield "s3://history/jobs"
 
 
 @pytest.fixture(params=["directory", "s3"])

@@ -427,21 +427,6 @@ PROBLEMS = [
         ],
     ),
     (
-        "a sidecar may have restartPolicy Always",
-        {"template": {"spec": {"containers": [{"name": "proxy", "image": "p", "restartPolicy": "Always"}]}}},
-        [],
-    ),
-    (
-        "restartPolicy Always is rejected",
-        {"template": {"spec": {"restartPolicy": "Always"}}},
-        [
-            (
-                "spec.template.spec.restartPolicy",
-                "must be Never or OnFailure: with Always a finished rank would run again",
-            )
-        ],
-    ),
-    (
         "for a template with a wrong type nothing else is reported",
         {"template": {"spec": {"containers": {}, "restartPolicy": "Always"}}},
         [("spec.template.spec.containers", "must be a list, not a mapping")],

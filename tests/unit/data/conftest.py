@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from allranks.data.cache import Cache
-from support.data_servers import Behaviour, http_server, s3_environment, s3_server
+from support.data_servers import Behaviour, empty_bucket, http_server, s3_server
 
 from .store import Server, Store, empty, server
 
@@ -36,18 +36,8 @@ def s3_url() -> Iterator[str]:
 @pytest.fixture
 def s3(s3_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[object]:
     """The client of an S3 server with an empty bucket `data`."""
-    import boto3
-
-    for name, value in s3_environment(s3_url).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="data")
-    yield client
-    for found in client.list_objects_v2(Bucket="data").get("Contents", ()):
-        client.delete_object(Bucket="data", Key=found["Key"])
-    client.delete_bucket(Bucket="data")
-    client.close()
+    with empty_bucket(s3_url, "data", monkeypatch, tmp_path) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")
