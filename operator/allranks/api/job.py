@@ -197,6 +197,12 @@ class Checkpoint(Model):
         description="How many complete checkpoints rank 0 keeps: it deletes older ones that the program has reported "
         "with their paths, but not the one from which the attempt resumed. Default: all.",
     )
+    every_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | Literal["Auto"] | None = Field(
+        None,
+        description="How often checkpoint_due() of allranks.report is true. Auto: what loses the least time, by the "
+        "measured duration of a save and the failures of the job. Default: never.",
+        json_schema_extra={"x-kubernetes-int-or-string": True},
+    )
     claim: Name | None = Field(None, description="Name of a PersistentVolumeClaim.")
     volume: Volume | None = Field(None, description="Any other volume source, for example {csi: ...} or {nfs: ...}.")
     sub_path: Text | None = Field(

@@ -428,6 +428,25 @@ class StoredCheckpoint(TextPart):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointSchedule(StatusPart):
+    """When the program stores checkpoints, if spec.checkpoint has everySeconds."""
+
+    interval_seconds: Annotated[NonNegative | None, Field(description="Time between two checkpoints.")] = None
+    save_seconds: Annotated[
+        NonNegative | None,
+        Field(description="How long a step waited for the newest checkpoint that was due. None: not measured."),
+    ] = None
+    fault_seconds: Annotated[
+        NonNegative | None, Field(description="Estimated running time between two failures, for Auto.")
+    ] = None
+    step: Annotated[Count | None, Field(description="The next checkpoint is due after this step.")] = None
+    agreed: Annotated[
+        bool | None, Field(description="All ranks have received the step. Before that, it may change.")
+    ] = None
+    ranks: Annotated[Count | None, Field(description="Number of ranks that ask when a checkpoint is due.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rollback(StatusPart):
     """The current attempt continues from an older checkpoint, because the newest one could not be read."""
 
@@ -570,6 +589,9 @@ class Status(TextPart):
     checkpoints: Annotated[
         list[StoredCheckpoint], Field(max_length=5, description="The newest checkpoints, the oldest first.")
     ] = field(default_factory=list)
+    checkpoint_schedule: Annotated[
+        CheckpointSchedule | None, Field(description="When the next checkpoint is due, by checkpoint.everySeconds.")
+    ] = None
     rollback: Annotated[
         Rollback | None,
         Field(description="Set if the current attempt continues from an older checkpoint than the newest one."),

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import reduce
 
 from allranks.core import checkpoints
-from allranks.core.accounting import cost, notifications, progress, time_accounting
+from allranks.core.accounting import checkpoint_schedule, cost, notifications, progress, time_accounting
 from allranks.core.beginning import begin_small
 from allranks.core.diagnosis import hardware, report_loss
 from allranks.core.facts import limits
@@ -47,6 +47,7 @@ PREPARE: tuple[Prepare, ...] = (
     transfers.with_transfers,
     begin_small,
     progress.with_reports,
+    checkpoint_schedule.with_schedule,
     report_loss.with_report_loss,
     hardware.with_hardware,
     uploads.with_checkpoints,
@@ -119,6 +120,7 @@ _FINISH: tuple[Finish, ...] = (
     time_accounting.with_times,
     cost.with_cost,
     checkpoints.with_request,
+    checkpoint_schedule.with_due,
     notifications.with_outbox,
 )
 FINISH: Mapping[Stage, tuple[Finish, ...]] = {

@@ -10,7 +10,16 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.scheduling import Eviction, QueueStatus
-from allranks.api.status import CodeStatus, Failure, PastAttempt, ReplicaRestarts, RestartCounts, Rollback, Status
+from allranks.api.status import (
+    CheckpointSchedule,
+    CodeStatus,
+    Failure,
+    PastAttempt,
+    ReplicaRestarts,
+    RestartCounts,
+    Rollback,
+    Status,
+)
 from allranks.core.accounting.progress import finalize, reset_for_attempt
 from allranks.core.diagnosis import comparison, elasticity, restart_policy
 from allranks.core.diagnosis.reasons import cause_line, describe_failure, is_rejection
@@ -284,12 +293,18 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
         progress=reset_for_attempt(status.progress),
         gang=None,
         checkpoint_request=None,
+        checkpoint_schedule=_measured(status.checkpoint_schedule),
         rollback=status.rollback if status.running_time is None else None,
         code=_code(job),
         inputs=data.inputs_of_attempt(job, status.inputs),
         active_since=status.active_since or now,
         observed_generation=job.metadata.generation,
     )
+
+
+def _measured(schedule: CheckpointSchedule | None) -> CheckpointSchedule | None:
+    """Return the schedule without the step, of which the new ranks know nothing."""
+    return replace(schedule, step=None, agreed=None, ranks=None) if schedule else None
 
 
 def _code(job: Job) -> CodeStatus | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from allranks.core.facts import rank_reports
 from allranks.core.facts.model import Manifest, Pod
 from allranks.core.facts.naming import TRAINER
-from allranks.core.facts.rank_reports import TOKEN_FILE, Reports
+from allranks.core.facts.rank_reports import TOKEN_FILE, CheckpointDue, Reports
 from allranks.core.objects.report_env import disabled, trainer_variables
 from allranks.local import run_directories
 from allranks.pod_bundle import copy_library, copy_startup
@@ -84,6 +84,10 @@ class LocalReports:
     def request_checkpoint(self, number: int) -> None:
         if self._store:
             self._store.request_checkpoint(self._job, number)
+
+    def schedule_checkpoint(self, due: CheckpointDue | None) -> None:
+        if self._store:
+            self._store.schedule_checkpoint(self._job, due)
 
     def inject_token(self, manifest: Manifest, pod: Pod) -> Manifest:
         """Return the manifest with a token for the pod, and with the report library on its PYTHONPATH."""

@@ -299,6 +299,7 @@ class LocalRun:
             self._state_file.write_throttled(self.status, at_once=self._progress_log.note(self.status))
         self._reports.request_stack_dump(plan.stack_dump_id, self.status.attempt)
         self._reports.request_checkpoint(plan.checkpoint_request)
+        self._reports.schedule_checkpoint(plan.checkpoint_due)
         for event in plan.events:
             self._listener.event(event)
         if plan.write_ahead:

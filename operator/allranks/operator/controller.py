@@ -174,6 +174,7 @@ class Controller(Reconciler[JobState]):
         state.set_wake_at(plan.wake_at, self._clock)
         if reports := self._observer.reports:
             reports.request_checkpoint(key, plan.checkpoint_request)
+            reports.schedule_checkpoint(key, plan.checkpoint_due)
             if plan.stack_dump_id:
                 reports.stack_dump_id(key, plan.stack_dump_id)
         state.set_companions_due(observed, plan, self._clock, self._timing)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from allranks.report.client import Client
     from allranks.report.meter import Meter
 
-__all__ = ["checkpoint_requested", "finish", "loading", "report", "resume_from", "waiting"]
+__all__ = ["checkpoint_due", "checkpoint_requested", "finish", "loading", "report", "resume_from", "waiting"]
 
 _client: Client | None = None
 _meter: Meter | None = None
@@ -110,6 +110,34 @@ def checkpoint_requested() -> bool:
     except Exception as error:
         _warn_of_error(error)
         return False
+
+
+def checkpoint_due(step: Any = None) -> bool:
+    """Return whether to store a checkpoint now, by `checkpoint.everySeconds` of the job: true once for each.
+
+    Call it after each step. `step`: the completed steps; by default those that were reported last. The ranks receive
+    the step of the next checkpoint in advance, so all of them get the same answer after the same step. Report the
+    checkpoint before the next step: the time in between is what a save costs. False outside a job, and without
+    `everySeconds`.
+    """
+    try:
+        client = _client if _initialized else _initialize()
+        return client is not None and client.checkpoint_due(step)
+    except Exception as error:
+        _warn_of_error(error)
+        return False
+
+
+def checkpoint_due_step() -> int:
+    """Return the step of a checkpoint that is due since then; 0 if there is none. For the helpers."""
+    client = _client if _initialized else _initialize()
+    return 0 if client is None else client.due_step(client.last_step)
+
+
+def checkpoint_begins() -> None:
+    """Record that the program stores a checkpoint that is due. For the helpers."""
+    if _client is not None:
+        _client.begin_save(_client.last_step)
 
 
 def checkpoint_request() -> int:

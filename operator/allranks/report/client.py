@@ -22,7 +22,7 @@ from typing import Any
 from allranks.report import stacks
 from allranks.report.meter import Meter
 from allranks.report.position import exception, position
-from allranks.report.state import RANK, Means, State, advance, message, number_in
+from allranks.report.state import RANK, Means, State, advance, message, number_in, rounded
 from allranks.report.step_log import DIRECTORY as STEP_LOG
 from allranks.report.step_log import StepLog
 from allranks.report.transport import AttemptOver, Rejected, SendFailed, Transport
@@ -84,6 +84,14 @@ class Client:
         self._requested = self._noticed = self._stored = self._handled = 0
         """Numbers of requests for a checkpoint: the current one, the last one that the program has noticed, that it has
         stored a checkpoint for, and that it is done with."""
+        self._due: tuple[int, bool] | None = None
+        """The step after which a checkpoint is due, and whether all ranks have received it."""
+        self._asks_due = False
+        self._asked_after = -1
+        """The step at which the program asked last whether a checkpoint is due."""
+        self._saving: tuple[int | None, float] | None = None
+        """(step, time) since which the program stores a checkpoint that was due."""
+        self._save_seconds: float | None = None
         self._sent_at = 0.0
         self._over = threading.Event()
         self._finishing = False
@@ -136,6 +144,8 @@ class Client:
             self._measure(old, state, checkpoint)
         if old.step is None and step is not None:
             self._bell.put(FIRST)
+        if checkpoint:
+            self._end_save(state)
         self._checkpoints += bool(checkpoint)
         if checkpoint and self._requested > self._stored:
             self._stored = self._requested
@@ -171,6 +181,34 @@ class Client:
         if number > self._handled:
             self._handled = number
             self._bell.put(REQUESTED)
+
+    def checkpoint_due(self, step: int | None = None) -> bool:
+        """Return whether this is the first call after the step of the next checkpoint, or at it."""
+        step = self._state.step if step is None else step
+        due = self.due_step(step)
+        if step is None:
+            return False
+        before, self._asked_after = self._asked_after, step
+        if not 0 <= before < due <= step:  # a process that starts beyond the step does not know what the others did
+            return False
+        self.begin_save(step)
+        return True
+
+    def due_step(self, step: int | None) -> int:
+        """Return the step of a checkpoint that is due at `step`, or was; 0 if there is none."""
+        self._asks_due = True
+        due, agreed = self._due or (0, False)
+        return due if agreed and step is not None and due <= step else 0
+
+    def begin_save(self, step: int | None) -> None:
+        """Record that the program stores a checkpoint now."""
+        self._saving = (step, time.monotonic())
+
+    def _end_save(self, state: State) -> None:
+        """Measure how long the step has waited; not if the program went on with its next step meanwhile."""
+        if self._saving is not None and self._saving[0] == state.step and state.checkpoint_at is not None:
+            self._save_seconds = state.checkpoint_at - self._saving[1]
+        self._saving = None
 
     def _measure(self, old: State, state: State, checkpoint: bool) -> None:
         meter = self.meter
@@ -259,6 +297,7 @@ class Client:
                 interval = interval_of(answer.get("interval"), interval)
                 self._received_checkpoints = checkpoints
                 self._requested = request_in(answer.get("checkpoint"))
+                self._due = due_in(answer.get("due"))
                 self._answer(str(answer.get("stacks") or "")[:200])
             except Rejected as rejected:
                 warn_once("rejected", f"the operator rejected a report: {rejected}")
@@ -302,6 +341,10 @@ class Client:
         )
         if not_finite:
             content["notFinite"] = not_finite
+        if self._asks_due:
+            content["dueStep"] = self._due[0] if self._due else 0
+        if content["checkpoint"] and self._save_seconds is not None:
+            content["checkpoint"]["seconds"] = rounded(self._save_seconds)
         still = state.stepped_at is not None and self._sent_at - state.stepped_at > POSITION_SECONDS
         if (still or self._stalled_at == state.step) and not done:
             content["position"] = good("position", position, lambda ask: ask())
@@ -394,6 +437,12 @@ def interval_of(value: Any, default: float) -> float:
 
 def request_in(value: Any) -> int:
     return value if type(value) is int and 0 <= value <= LARGEST else 0
+
+
+def due_in(value: Any) -> tuple[int, bool] | None:
+    """Return (step, whether it is agreed) from an answer."""
+    step = value.get("step") if isinstance(value, dict) else None
+    return (step, value.get("agreed") is True) if type(step) is int and 0 < step <= LARGEST else None
 
 
 def reason_for(stack_dump_id: str) -> str:

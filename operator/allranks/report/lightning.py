@@ -8,7 +8,7 @@ from typing import Any
 
 from allranks import report
 from allranks.report.pytorch import instrument
-from allranks.report.torch_agreement import checkpoint_requested
+from allranks.report.torch_agreement import checkpoint_due, checkpoint_requested
 from allranks.report.warn import guarded
 
 if "lightning.pytorch" in sys.modules or "pytorch_lightning" not in sys.modules:
@@ -26,7 +26,8 @@ class ReportCallback(Callback):  # type: ignore[misc]
 
     `samples`: samples of this rank in a batch, for the rate. A checkpoint counts as stored when the trainer continues
     after it: set `checkpoints=False` if an asynchronous plugin writes checkpoints. When the operator requests a
-    checkpoint, the trainer saves `last.ckpt` in the folder of its `ModelCheckpoint`, which `ckpt_path="last"` finds."""
+    checkpoint, or one is due, the trainer saves `last.ckpt` in the folder of its `ModelCheckpoint`, which
+    `ckpt_path="last"` finds."""
 
     _report = staticmethod(report.report)
 
@@ -60,7 +61,7 @@ class ReportCallback(Callback):  # type: ignore[misc]
         self._saved(trainer)
         self._report(step=trainer.global_step, samples=self._samples, **named(trainer.callback_metrics))
         path = last_checkpoint(trainer) if self._checkpoints else None
-        if path is not None and checkpoint_requested():
+        if path is not None and (checkpoint_requested() or checkpoint_due()):
             trainer.save_checkpoint(path)
             self._saved(trainer)
         self._loading_since = time.perf_counter()  # the trainer asks for the next batch

@@ -14,6 +14,7 @@ import torch  # type: ignore[import-not-found]
 
 from allranks import report
 from allranks.report.meter import Meter
+from allranks.report.torch_agreement import checkpoint_due as checkpoint_due
 from allranks.report.torch_agreement import checkpoint_requested as checkpoint_requested
 from allranks.report.warn import warn_once
 

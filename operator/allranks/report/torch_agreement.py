@@ -1,32 +1,43 @@
-"""Makes all ranks of a PyTorch training learn of a requested checkpoint after the same step."""
+"""Makes all ranks of a PyTorch training learn after the same step that a checkpoint is requested, or due."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from allranks import report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SECONDS = 1.0
 """About this often the ranks ask each other."""
 MOST_CALLS = 1000
+_EVERY = "ALLRANKS_CHECKPOINT_EVERY_SECONDS"
+"""Set in all ranks of a job or in none."""
 
 
 class Agreement:
-    """The state of one rank. All ranks exchange the number of the newest request in the same call."""
+    """The state of one rank. All ranks exchange the number of the newest checkpoint in the same call.
 
-    def __init__(self) -> None:
+    `newest` returns the number that this rank has received. `continues` is called with the number of the last
+    checkpoint when the program asks again."""
+
+    def __init__(self, newest: Callable[[], int], continues: Callable[[int], None] | None = None) -> None:
+        self._newest, self._continues = newest, continues
         self._answered = 0
         self._calls, self._left = 1, 0
         self._exchanged_at: float | None = None
 
     def requested(self) -> bool:
-        """Return True in all ranks or in none, once for each request."""
+        """Return True in all ranks or in none, once for each number."""
         if not report.is_enabled():
             return False
-        if self._answered:
-            report.checkpoint_handled(self._answered)  # the program has continued after its checkpoint
-        number = report.checkpoint_request()
+        if self._answered and self._continues:
+            self._continues(self._answered)
+        number = self._newest()
         dist = sys.modules.get("torch.distributed")  # a program that has not imported it has one process
         if dist and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             if self._left:
@@ -58,7 +69,8 @@ class Agreement:
         return max(1, min(int(SECONDS / seconds), 4 * self._calls, MOST_CALLS))
 
 
-_agreement = Agreement()
+_request = Agreement(report.checkpoint_request, report.checkpoint_handled)
+_due = Agreement(report.checkpoint_due_step)
 
 
 def checkpoint_requested() -> bool:
@@ -67,4 +79,15 @@ def checkpoint_requested() -> bool:
     Use it instead of `allranks.report.checkpoint_requested` for checkpoints that all ranks store together. All ranks of
     the default process group must call it after each step. About once a second they exchange one number (`all_reduce`);
     the other calls take microseconds. Outside a job it is False, without an exchange."""
-    return _agreement.requested()
+    return _request.requested()
+
+
+def checkpoint_due() -> bool:
+    """Return whether a checkpoint is due, with the same answer in all ranks, as `checkpoint_requested` does.
+
+    Report the step first. The answer may come about a second after the step, and does not depend on what single ranks
+    have received."""
+    due = _EVERY in os.environ and _due.requested()
+    if due:
+        report.checkpoint_begins()
+    return due

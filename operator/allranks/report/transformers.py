@@ -8,13 +8,13 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback  # type: ignore[import-not-found]
 
 from allranks import report
-from allranks.report.torch_agreement import checkpoint_requested
+from allranks.report.torch_agreement import checkpoint_due, checkpoint_requested
 from allranks.report.warn import guarded
 
 
 class ReportCallback(TrainerCallback):  # type: ignore[misc]
     """Reports steps, epochs, checkpoints, the numbers that the trainer logs, and the rate of samples of this rank. The
-    trainer saves a checkpoint when the operator requests one, unless its `save_strategy` is `no`."""
+    trainer saves a checkpoint when the operator requests one, or one is due, unless its `save_strategy` is `no`."""
 
     _report = staticmethod(report.report)
     _loading_since: float | None = None
@@ -41,7 +41,7 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]
             epoch=None if state.epoch is None else int(state.epoch),
             samples=args.train_batch_size * args.gradient_accumulation_steps,
         )
-        if args.save_strategy != "no" and checkpoint_requested():
+        if args.save_strategy != "no" and (checkpoint_requested() or checkpoint_due()):
             control.should_save = True
         self._loading_since = time.perf_counter()
 

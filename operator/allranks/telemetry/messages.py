@@ -39,6 +39,7 @@ class BadMessage(ValueError):
 class Checkpoint(msgspec.Struct, frozen=True, gc=False):
     step: Count | None = None
     ago: Seconds = 0.0
+    seconds: Seconds | None = None
 
 
 class TrainerMetric(msgspec.Struct, frozen=True):
@@ -120,6 +121,7 @@ class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     checkpoint: Checkpoint | None = None
     saves_on_request: bool = False
     handled_request: Count = 0
+    due_step: Count | None = None
     idle: Seconds | None = None
     done: bool = False
     waiting: bool | None = None

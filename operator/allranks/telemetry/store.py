@@ -18,7 +18,7 @@ from typing import Any
 from allranks.api.status import StoredCheckpoint
 from allranks.control_sequences import clean_text
 from allranks.core.diagnosis.report_loss import SILENCE
-from allranks.core.facts.rank_reports import Collectives, Position, RankReport, Reports
+from allranks.core.facts.rank_reports import CheckpointDue, Collectives, Position, RankReport, Reports
 from allranks.shares import Share
 from allranks.telemetry import messages, trainer_status
 from allranks.telemetry.messages import Answer, ReportSource
@@ -84,6 +84,7 @@ class _Job:
     stacks: str = ""
     checkpoint: int = 0
     """Number of the requested checkpoint: the time of the request in milliseconds."""
+    due: CheckpointDue | None = None
     heard_at: float = 0.0
     message_at: datetime | None = None
     """The same on the clock of reports."""
@@ -195,7 +196,10 @@ class ReportStore:
             self._notifier.notify(sender.job, CHECKPOINT_INTERVAL)
         else:
             self._notifier.notify(sender.job)
-        return Answer(200, {"interval": interval, "stacks": job.stacks, "checkpoint": job.checkpoint})
+        answer = {"interval": interval, "stacks": job.stacks, "checkpoint": job.checkpoint}
+        if job.due:
+            answer["due"] = {"step": job.due.step, "agreed": job.due.agreed}
+        return Answer(200, answer)
 
     def snapshot(self, job: Job, uid: str, attempt: int) -> Reports:
         """Return the reports of this attempt. From now on, senders of older attempts get 409."""
@@ -208,7 +212,7 @@ class ReportStore:
         if attempt != kept.attempt:
             return Reports(since, any_job_at=heard)
         ranks = tuple(rank for replica in kept.replicas.values() for rank in trainer_status.effective(replica.ranks))
-        return Reports(since, ranks, heard, kept.collectives, kept.checkpoints)
+        return Reports(since, ranks, heard, kept.collectives, kept.checkpoints, self.interval)
 
     def bound(self, job: Job, uid: str, processes: Mapping[str, int] | None) -> None:
         """Set role -> the number of ranks that each of its pods may report. None changes nothing.
@@ -241,6 +245,11 @@ class ReportStore:
         """Ask the ranks of the current attempt for a checkpoint; 0 withdraws the request."""
         if kept := self._jobs.get(job):
             kept.checkpoint = number
+
+    def schedule_checkpoint(self, job: Job, due: CheckpointDue | None) -> None:
+        """Tell the ranks of the current attempt after which step they store a checkpoint."""
+        if kept := self._jobs.get(job):
+            kept.due = due
 
     def forget(self, job: Job) -> None:
         """Forget a job that is deleted or finished."""
@@ -284,7 +293,7 @@ class ReportStore:
         job.replicas, job.names = {}, {}
         job.ranks = job.values = 0
         job.stepped, job.stacks, job.checkpoint = False, "", 0
-        job.collectives = job.checkpoints = None
+        job.collectives = job.checkpoints = job.due = None
 
     def _replica(self, job: _Job, sender: ReportSource, moment: float) -> _Replica | None:
         """Return the replica of a sender; None if it has been restarted since."""
@@ -464,6 +473,8 @@ def _report(
         checkpoint_at=checkpoint_at,
         saves_on_request=message.saves_on_request,
         handled_request=message.handled_request,
+        save_seconds=message.checkpoint.seconds if message.checkpoint else None,
+        due_step=message.due_step,
         stepped_at=stepped_at,
         first_step_at=first_step_at,
         received_at=now,

@@ -82,6 +82,8 @@ def effective(ranks: dict[int, RankReport]) -> Iterable[RankReport]:
         samples_per_second=first.samples_per_second,
         checkpoint_step=first.checkpoint_step,
         checkpoint_at=first.checkpoint_at,
+        save_seconds=first.save_seconds,
+        due_step=first.due_step,
         done=first.done,
         waiting=first.waiting,
         heartbeat=True,

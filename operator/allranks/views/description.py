@@ -16,8 +16,8 @@ from allranks.core.objects import preflight
 from allranks.errors import CannotRun
 from allranks.kube.cluster import Manifest
 from allranks.kube.job_codec import DecodeError, pods_of, ranks_of
+from allranks.views.format import checkpoints, outcome
 from allranks.views.format import cost as costs
-from allranks.views.format import outcome
 from allranks.views.format import progress as progress_text
 from allranks.views.format.duration import age, elapsed, human
 from allranks.views.format.events import EventGroup, group_events
@@ -147,6 +147,7 @@ def _head_of_job(view: JobView, pods: list[Manifest]) -> Iterator[Fact]:
         ("Restarts", _restarts(view) if status.start_time else ""),
         ("Progress", _progress(view)),
         ("Checkpoint", _checkpoint(status, now)),
+        ("Checkpoints", checkpoints.schedule(spec, status)),
         ("Hang", _hang(spec)),
         ("Preflight", _preflight(spec, pods)),
         ("Time", ", ".join(filter(None, (_since_start(since_start), *_times(view))))),

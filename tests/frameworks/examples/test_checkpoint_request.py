@@ -1,4 +1,7 @@
-"""Ctrl-C asks real ranks for a checkpoint before it ends them, as a suspension does on a cluster."""
+"""Ctrl-C asks real ranks for a checkpoint before it ends them, as a suspension does on a cluster.
+
+And real ranks store the checkpoints that are due by `everySeconds`.
+"""
 
 from __future__ import annotations
 
@@ -106,14 +109,92 @@ def test_callbacks_save_on_request_with_all_ranks(manifest, longer, libraries, r
     assert list(claim.glob(saved)), run.output
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("manifest", "longer", "saved"),
+    [
+        ("lm-transformers", "--samples=20000", "run-*/checkpoint-*"),
+        ("penguins-lightning", "--batch-size=1", "run-*/*.ckpt"),
+    ],
+)
+def test_callbacks_save_when_a_checkpoint_is_due(manifest, longer, saved, libraries, run_job, tmp_path: Path) -> None:
+    claim = tmp_path / "claim"
+    options = ("--set", f"args=[--epochs=500, {longer}]", "--volume", f"{manifest}={claim}")
+    run = run_job(f"examples/{manifest}.yaml", *options, "--set", "checkpoint.everySeconds=5")
+    eventually(lambda: (recorded(run).get("checkpointSchedule") or {}).get("saveSeconds"), TIMEOUT)
+    assert list(claim.glob(saved)), run.finish().output
+
+
+DUE = """
+import os, random, time
+from datetime import timedelta
+from pathlib import Path
+from allranks.report import report
+{imports}
+
+rank = int(os.environ["RANK"])
+stored = Path(os.environ["CHECKPOINTS"], f"rank-{{rank}}")
+{begin}
+step = 0
+while step < 100_000 and not Path(os.environ["CHECKPOINTS"], "end").exists():
+    time.sleep(random.uniform(0.005, 0.02))
+    step += 1
+    report(step=step, total_steps=100_000)
+    if checkpoint_due():
+        time.sleep(0.5)
+        with stored.open("a") as file:
+            print(step, file=file)
+        {together}
+        report(checkpoint=True)
+os._exit(0)
+"""
+PLAIN = DUE.format(imports="from allranks.report import checkpoint_due", begin="", together="")
+TORCH = DUE.format(
+    imports="import torch.distributed as dist\nfrom allranks.report.pytorch import checkpoint_due",
+    begin="dist.init_process_group('gloo', timeout=timedelta(seconds=60))",
+    together="dist.barrier()",
+)
+"""A rank that stores a checkpoint after another step than its peers waits in the barrier, and fails after a minute."""
+
+
+@pytest.mark.parametrize("program", [PLAIN, TORCH], ids=["plain", "torch"])
+def test_real_ranks_store_the_checkpoints_that_are_due_after_the_same_steps(program, run_job, tmp_path, monkeypatch):
+    """The plain ranks do not wait for each other, so they are at different steps when they learn of the next one."""
+    monkeypatch.setenv("CHECKPOINTS", str(tmp_path))
+    (tmp_path / "due.py").write_text(program)
+    manifest = job(tmp_path, "pytorch", ["python3", "due.py"], "worker: {replicas: 3}")
+    checkpoint = "checkpoint={claim: mine, everySeconds: 5}"
+    options = ("--set", "progress={}", "--set", checkpoint, "--volume", f"mine={tmp_path / 'claim'}")
+    run = run_job(manifest, *options, cwd=tmp_path)
+
+    def steps() -> list[list[str]]:
+        assert run.process.poll() is None, run.finish().output
+        files = [tmp_path / f"rank-{rank}" for rank in range(3)]
+        return [file.read_text().split()[:2] if file.exists() else [] for file in files]
+
+    eventually(lambda: all(len(stored) == 2 for stored in steps()), TIMEOUT)
+    first, *others = steps()
+    assert others == [first, first]
+    schedule = eventually(lambda: recorded(run).get("checkpointSchedule"), TIMEOUT)
+    assert schedule["saveSeconds"] >= 0.5
+    assert schedule["ranks"] == 3
+    (tmp_path / "end").touch()
+    run.finish()
+
+
+def recorded(run: Run) -> dict:
+    """The status that the run has recorded last."""
+    file = run.directory / "run" / "job.json"
+    return json.loads(file.read_text())["status"] if file.exists() else {}
+
+
 def wait_for_ranks(run: Run, ranks: int = 1) -> int:
     """Waits until the run knows that ranks save on request. Returns the slowest rank's step at that time."""
 
     def reported() -> int:
         if run.process.poll() is not None:
             pytest.fail(f"the run has ended:\n{run.finish().output}")
-        file = run.directory / "run" / "job.json"
-        progress = json.loads(file.read_text())["status"].get("progress") if file.exists() else None
+        progress = recorded(run).get("progress")
         ready = progress and progress.get("savesOnRequest") and len(progress.get("ranks", ())) >= ranks
         return min(rank.get("step", 0) for rank in progress["ranks"]) if ready else 0
 

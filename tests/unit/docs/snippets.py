@@ -96,6 +96,11 @@ SNIPPETS = [
         "def save(step):\n    file = folder / f'step-{step}.pt'\n    file.write_text('weights')\n    return file",
         "assert sorted(file.name for file in folder.glob('*.pt')) == ['step-100.pt', 'step-200.pt']",
     ),
+    Snippet("from allranks.report import checkpoint_due, report", "first, total, train_step, save = 0, 2, list, exit"),
+    Snippet(
+        "from allranks.report.pytorch import checkpoint_due",
+        elsewhere="tests/frameworks/examples/test_checkpoint_request.py",
+    ),
     Snippet("from allranks.report import checkpoint_requested, report", "first, total, train_step = 0, 2, list"),
     Snippet(
         "from allranks.report.pytorch import checkpoint_requested",

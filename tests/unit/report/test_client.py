@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -426,6 +427,81 @@ def test_a_rank_that_asks_again_without_a_checkpoint_of_its_own_is_done_with_the
     assert hub.messages[-1]["handledRequest"] == 0, "the program may be storing it"
     assert one.checkpoint_requested(), "it stays requested until it is stored"
     hub.wait(lambda messages: messages[-1]["handledRequest"] == 7)
+
+
+def due(step: int, agreed: bool = True):
+    return lambda message: (200, {}, {"interval": 0.05, "due": {"step": step, "agreed": agreed}})
+
+
+def answers(one: Client, *steps: int) -> list[bool]:
+    return [one.checkpoint_due(step) for step in steps]
+
+
+def test_a_checkpoint_is_due_once_after_the_step_that_all_ranks_received(hub, client):
+    hub.answers = [due(3)]
+    one, other = client(), client()
+    assert answers(one, 0) == answers(other, 0) == [False]
+    hub.wait(lambda messages: messages and messages[-1].get("dueStep") == 3)
+    eventually(lambda: one.due_step(3) == other.due_step(3) == 3)
+    assert answers(one, 1, 2, 3, 3, 4) == answers(other, 1, 2, 3, 3, 4) == [False, False, True, False, False]
+
+
+def test_a_step_that_is_never_asked_about_is_due_after_the_next_one(hub, client):
+    hub.answers = [due(15)]
+    one = client()
+    assert not one.checkpoint_due(0)
+    eventually(lambda: one.due_step(15) == 15)
+    assert answers(one, 10, 20, 30) == [False, True, False]
+
+
+def test_nothing_is_due_before_all_ranks_have_received_the_step(hub, client):
+    hub.answers = [due(3, agreed=False)]
+    one = client()
+    assert not one.checkpoint_due(2)
+    hub.wait(lambda messages: messages and messages[-1].get("dueStep") == 3)
+    assert answers(one, 3, 4) == [False, False]
+
+
+def test_a_rank_that_begins_beyond_the_step_stores_nothing(hub, client):
+    hub.answers = [due(3)]
+    one = client()
+    eventually(lambda: one.due_step(5) == 3)
+    assert answers(one, 5, 6) == [False, False]
+
+
+def test_the_time_of_a_save_is_sent_with_its_checkpoint(hub, client, monkeypatch):
+    hub.answers = [due(2)]
+    one = client()
+    one.checkpoint_due(1)
+    eventually(lambda: one.due_step(2) == 2)
+    clock = [time.monotonic()]
+    monkeypatch.setattr(clients, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep))
+    note(one, step=2)
+    assert one.checkpoint_due()
+    clock[0] += 7.0
+    note(one, checkpoint=True)
+    found = hub.wait(lambda messages: messages[-1]["checkpoint"])
+    assert (found["checkpoint"]["step"], found["checkpoint"]["seconds"]) == (2, 7.0)
+
+
+def test_a_save_in_the_background_has_no_measured_time(hub, client):
+    hub.answers = [due(2)]
+    one = client()
+    one.checkpoint_due(1)
+    eventually(lambda: one.due_step(2) == 2)
+    note(one, step=2)
+    assert one.checkpoint_due()
+    note(one, step=3)
+    note(one, checkpoint=True)
+    assert "seconds" not in hub.wait(lambda messages: messages[-1]["checkpoint"])["checkpoint"]
+
+
+@pytest.mark.parametrize("answer", [7, None, {"step": "3"}, {"step": -1, "agreed": True}, {"step": True}, [3, True]])
+def test_answers_of_other_servers_make_no_checkpoint_due(hub, client, answer):
+    hub.answers = [lambda message: (200, {}, {"interval": 0.05, "due": answer})]
+    one = client()
+    hub.wait(lambda messages: len(messages) > 2)
+    assert answers(one, 0, 1, 3, 7) == [False] * 4
 
 
 # --- the package -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from allranks.core.facts.rank_reports import RankReport
+from allranks.core.facts.rank_reports import CheckpointDue, RankReport
 from allranks.telemetry import messages, rate_limit
 from allranks.telemetry.connections import Limits
 from allranks.telemetry.store import Answer, ReportSource, ReportStore, StoreLimits
@@ -217,6 +217,17 @@ def test_random_bytes_never_raise(world: World) -> None:
         for _ in range(noise.randint(1, 4)):
             body[noise.randrange(len(body))] = noise.randrange(256)
         assert world.store.ingest(worker(number), bytes(body)).status in (200, 400)
+
+
+def test_answers_say_after_which_step_a_checkpoint_is_due_until_the_attempt_is_over(world: World) -> None:
+    world.say(step=1, dueStep=0)
+    world.store.schedule_checkpoint(SENDER.job, CheckpointDue(100, False))
+    assert world.say(step=2, dueStep=0).body["due"] == {"step": 100, "agreed": False}
+    assert world.rank().due_step == 0
+    world.say(step=100, dueStep=100, checkpoint={"step": 100, "ago": 1.0, "seconds": 7.5})
+    assert (world.rank().due_step, world.rank().save_seconds) == (100, 7.5)
+    assert "due" not in world.say(replace(SENDER, attempt=1, pod_uid="pod-2"), step=1).body
+    assert [rank.due_step for rank in world.ranks(1)] == [None]
 
 
 def test_each_replica_and_local_rank_is_kept_separately(world: World) -> None:

@@ -136,6 +136,7 @@ def _variable_names(job: Job, status: Status, template: Manifest, platform: Plat
         "ALLRANKS_ATTEMPT",
         *(["ALLRANKS_CHECKPOINT_DIR"] if job.spec.checkpoint else []),
         *(["ALLRANKS_CHECKPOINT_KEEP"] if job.spec.checkpoint and job.spec.checkpoint.keep else []),
+        *(["ALLRANKS_CHECKPOINT_EVERY_SECONDS"] if job.spec.checkpoint and job.spec.checkpoint.every_seconds else []),
         *(["ALLRANKS_RESUME_STEP"] if status.rollback else []),
         *([rank_reports.URL, rank_reports.TOKEN_FILE] if platform.report_url else []),
     ]

@@ -17,7 +17,7 @@ from allranks.core.facts.contenders import Contention
 from allranks.core.facts.data_store import CacheUse, DataStore
 from allranks.core.facts.optional_kinds import OptionalObjects
 from allranks.core.facts.policy import Policy
-from allranks.core.facts.rank_reports import Reports
+from allranks.core.facts.rank_reports import CheckpointDue, Reports
 from allranks.core.facts.resume_source import ResumeSource
 from allranks.core.facts.uploads import Upload
 from allranks.fields import printable
@@ -415,6 +415,8 @@ class Plan:
     """A rule waits for a checkpoint that ranks were asked for. Only `reconcile` needs it."""
     checkpoint_request: int = 0
     """The number of the checkpoint that ranks are asked for, from the persisted status; 0 withdraws the request."""
+    checkpoint_due: CheckpointDue | None = None
+    """The step of the next checkpoint, from the persisted status."""
 
     @property
     def decided(self) -> bool:

@@ -66,6 +66,10 @@ class RankReport:
     """The program asks whether a checkpoint is requested, and stores one then."""
     handled_request: int = 0
     """Number of the newest request for a checkpoint that this rank is done with; another rank may have stored it."""
+    save_seconds: float | None = None
+    """How long the step waited for this checkpoint, if it was due."""
+    due_step: int | None = None
+    """The newest step after which this rank is to store a checkpoint, 0 before that; None if it never asks."""
     stepped_at: datetime | None = None
     """Time of the last completed step."""
     first_step_at: datetime | None = None
@@ -115,6 +119,17 @@ class Reports:
     """From NCCL, if rank 0 could ask it while it reported no step."""
     checkpoints: tuple[StoredCheckpoint, ...] | None = None
     """The newest checkpoints in the directory of the job, the oldest first; None if no rank has listed them."""
+    interval: float = 5.0
+    """Seconds between two reports of a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDue:
+    """What the answers to reports say about the next checkpoint."""
+
+    step: int
+    agreed: bool
+    """All ranks have received the step: only then do they store a checkpoint after it."""
 
 
 URL, TOKEN_FILE = "ALLRANKS_REPORT_URL", "ALLRANKS_REPORT_TOKEN_FILE"

@@ -346,6 +346,8 @@ def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, sha
         variables["ALLRANKS_CHECKPOINT_DIR"] = job.spec.checkpoint.path
         if job.spec.checkpoint.keep is not None:
             variables["ALLRANKS_CHECKPOINT_KEEP"] = str(job.spec.checkpoint.keep)
+        if job.spec.checkpoint.every_seconds is not None:
+            variables["ALLRANKS_CHECKPOINT_EVERY_SECONDS"] = str(job.spec.checkpoint.every_seconds)
     if status.rollback:
         variables["ALLRANKS_RESUME_STEP"] = str(status.rollback.step)
     if shared.tests:
