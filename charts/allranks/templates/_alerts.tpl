@@ -86,6 +86,15 @@
       The jobs continue, but their progress is unknown and hangs are not detected. `kubectl get dt -A -o yaml` shows
       condition ReportsLost. Check NetworkPolicies, DNS and the Service of the operator, and whether all of the job's
       processes are frozen.
+- alert: AllranksCheckpointOverdue
+  expr: sum by (job_namespace) (max by (job_namespace) (allranks_jobs_checkpoint_overdue{ {{- .at -}} })) > 0
+  for: 5m
+  labels: {severity: warning}
+  annotations:
+    summary: "{{ "{{ $labels.job_namespace }}" }}: {{ "{{ $value }}" }} jobs have stored no checkpoint for three intervals."
+    description: >-
+      A failure now loses all work since the last checkpoint. `kubectl get dt -n {{ "{{ $labels.job_namespace }}" }} -o yaml` shows
+      condition CheckpointOverdue. Check whether the volume is full or slow, and the log of rank 0.
 - alert: AllranksHardwareUnhealthy
   expr: max(allranks_jobs_hardware_unhealthy{ {{- .at -}} }) > 0
   for: 10m

@@ -47,6 +47,7 @@ class Condition(TextPart):
             "Failed",
             "ReportsLost",
             "HardwareUnhealthy",
+            "CheckpointOverdue",
             "GangScheduling",
             "LowUtilization",
             "OutputsUploaded",
@@ -425,6 +426,7 @@ class StoredCheckpoint(TextPart):
         bool | None,
         Field(description="Whether the files had the hashes in the manifest. None: they were not compared."),
     ] = None
+    bytes: Annotated[Count | None, Field(description="Size of its files. None: a folder without a manifest.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -475,9 +477,9 @@ class Status(TextPart):
     conditions: Annotated[
         list[Condition],
         Field(
-            max_length=9,
-            description="Running, Restarting, Suspended, Complete, Failed, ReportsLost, GangScheduling, "
-            "LowUtilization, OutputsUploaded; for kubectl wait.",
+            max_length=11,
+            description="Running, Restarting, Suspended, Complete, Failed, ReportsLost, HardwareUnhealthy, "
+            "CheckpointOverdue, GangScheduling, LowUtilization, OutputsUploaded; for kubectl wait.",
         ),
     ] = field(default_factory=list)
     observed_generation: Annotated[Count, Field(description="Generation of spec that this status is based on.")] = 0

@@ -20,7 +20,7 @@ from functools import reduce
 from allranks.core import checkpoints
 from allranks.core.accounting import checkpoint_schedule, cost, notifications, progress, time_accounting
 from allranks.core.beginning import begin_small
-from allranks.core.diagnosis import hardware, report_loss
+from allranks.core.diagnosis import checkpoint_overdue, hardware, report_loss
 from allranks.core.facts import limits
 from allranks.core.facts import queue as queues
 from allranks.core.facts.model import Observed, Plan
@@ -49,6 +49,7 @@ PREPARE: tuple[Prepare, ...] = (
     progress.with_reports,
     checkpoint_schedule.with_schedule,
     report_loss.with_report_loss,
+    checkpoint_overdue.with_overdue,
     hardware.with_hardware,
     uploads.with_checkpoints,
 )

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from allranks.api.status import FINISHED
-from allranks.core.diagnosis import hardware, report_loss
+from allranks.core.diagnosis import checkpoint_overdue, hardware, report_loss
 from allranks.kube import pod_codec, raw_pod
 from allranks.kube.auth import Connection, own_namespace
 from allranks.kube.client import Client, Transport
@@ -78,6 +78,7 @@ class Operator:
                 self.metrics.namespaces,
                 lambda: self.session.shares if self.session else {},
                 self._hardware,
+                self._overdue,
             )
         )
 
@@ -190,10 +191,19 @@ class Operator:
             yield from session.gpus.samples(session.jobs, session.jobs.get, self._using.clock.now())
 
     def _reports_lost(self) -> int:
-        if not self.session:
-            return 0
-        statuses = (dict_field(self.session.jobs.get(key) or {}, "status") for key in self.session.jobs)
-        return sum(_is_true(status.get("conditions"), report_loss.CONDITION) for status in statuses)
+        return sum(self._by_namespace(report_loss.CONDITION).values())
+
+    def _overdue(self) -> Counter[str]:
+        return self._by_namespace(checkpoint_overdue.CONDITION)
+
+    def _by_namespace(self, condition: str) -> Counter[str]:
+        """Return namespace -> the number of jobs whose condition is True."""
+        count = Counter[str]()
+        for key in self.session.jobs if self.session else ():
+            status = dict_field(self.session.jobs.get(key) or {}, "status") if self.session else {}
+            if _is_true(status.get("conditions"), condition):
+                count[key[0]] += 1
+        return count
 
     def _hardware(self) -> HardwareSample:
         if not self.session:

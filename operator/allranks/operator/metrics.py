@@ -391,9 +391,11 @@ class Sampled(Collector):
         namespaces: BoundedLabel | None = None,
         shares: Callable[[], Shares] = dict,
         hardware: Callable[[], HardwareSample] = lambda: HardwareSample(0, 0, {}),
+        overdue: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        """`overdue`: namespace -> jobs whose condition CheckpointOverdue is True."""
         self._families, self._label = Families(namespaces), namespaces or str
-        self._shares, self._hardware = shares, hardware
+        self._shares, self._hardware, self._overdue = shares, hardware, overdue
         self._jobs, self._depth, self._ages = jobs, depth, ages
         self._reporting, self._reports_lost, self._unreadable = reporting, reports_lost, unreadable
 
@@ -410,6 +412,11 @@ class Sampled(Collector):
         yield share_gauge("allranks_shared_resource_ratio", self._shares(), self._label)
         lost = self._reports_lost()
         yield GaugeMetricFamily("allranks_jobs_reports_lost", "Jobs whose condition ReportsLost is True.", value=lost)
+        overdue = collections.Counter[tuple[str, ...]]()
+        for namespace, count in self._overdue().items():
+            overdue[(self._label(namespace),)] += count
+        text = "Jobs whose condition CheckpointOverdue is True."
+        yield _family("allranks_jobs_checkpoint_overdue", text, "", overdue)
         yield from hardware_gauges(self._hardware())
         ages = GaugeMetricFamily(
             "allranks_watch_age_seconds", "Time since the last activity of a watch.", labels=["resource"]

@@ -102,6 +102,7 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
     ago: Seconds = 0.0
     complete: bool | None = None
     verified: bool | None = None
+    bytes: Count | None = None
 
 
 class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):

@@ -417,7 +417,12 @@ def _checkpoints(
     for item in sent:
         time = now - timedelta(seconds=item.ago)
         checkpoint = StoredCheckpoint(
-            step=item.step, time=time, path=item.path, complete=item.complete, verified=item.verified
+            step=item.step,
+            time=time,
+            path=item.path,
+            complete=item.complete,
+            verified=item.verified,
+            bytes=item.bytes,
         )
         last = recorded.get((checkpoint.step, checkpoint.path))
         out.append(replace(checkpoint, time=last) if last and abs(last - time) <= _JITTER else checkpoint)

@@ -31,7 +31,7 @@ class Training(Life):
         return replace(super().look(now), reports=self.reports)
 
     def hear(self, now: float, *ranks: RankReport) -> CheckpointDue | None:
-        """Reconcile with these reports, and return what ranks are told then."""
+        """Reconcile with these reports, and return what the answers say then."""
         self.reports = Reports(NOW, tuple(replace(one, received_at=at(now)) for one in ranks))
         self.step(now)
         return self.step(now).checkpoint_due
@@ -74,21 +74,21 @@ def test_a_rank_that_receives_no_answers_lets_no_other_rank_store_a_checkpoint()
     """The step moves on before any rank reaches it."""
     life = training()
     for now in range(10, 400, 5):
-        told = life.hear(now, asking(0, now, life.schedule.step if now > 10 else 0), asking(1, now))
-        assert told
-        assert not told.agreed
-        assert told.step > now
+        answer = life.hear(now, asking(0, now, life.schedule.step if now > 10 else 0), asking(1, now))
+        assert answer
+        assert not answer.agreed
+        assert answer.step > now
 
 
 def test_after_a_faster_pace_there_is_still_time_for_all_ranks_to_receive_it() -> None:
     life = training()
-    told = life.hear(10, asking(0, 10), asking(1, 10))
-    assert told
-    near = told.step - 10
-    told = life.hear(20, *(asking(number, near, told.step, step_seconds=0.1) for number in (0, 1)))
-    assert told
-    assert not told.agreed
-    assert told.step >= near + 2 * 15 / 0.1, "twice the time of three reports"
+    answer = life.hear(10, asking(0, 10), asking(1, 10))
+    assert answer
+    near = answer.step - 10
+    answer = life.hear(20, *(asking(number, near, answer.step, step_seconds=0.1) for number in (0, 1)))
+    assert answer
+    assert not answer.agreed
+    assert answer.step >= near + 2 * 15 / 0.1, "twice the time of three reports"
 
 
 def test_the_next_step_is_chosen_when_the_checkpoint_is_stored_and_no_rank_is_behind() -> None:
@@ -130,7 +130,7 @@ def test_nothing_is_due_before_a_rank_asks_and_the_pace_is_measured(ranks: tuple
     assert life.status.checkpoint_schedule is None
 
 
-def test_the_ranks_of_the_next_attempt_are_told_nothing_of_the_one_before() -> None:
+def test_the_ranks_of_the_next_attempt_learn_nothing_of_the_step_before() -> None:
     schedule = CheckpointSchedule(interval_seconds=100, save_seconds=2.0, step=50, agreed=True, ranks=2)
     status = transitions.begin(job(**every("Auto")), replace(Status(), checkpoint_schedule=schedule), NOW)
     assert status.checkpoint_schedule == CheckpointSchedule(interval_seconds=100, save_seconds=2.0)

@@ -2,7 +2,7 @@
 
 All ranks must store it after the same step, and each learns of it with the answer to one of its reports. So the step is
 chosen in advance, it counts only when every rank has confirmed that it has received it, and it does not change after
-that. The decision is persisted before any rank is told.
+that. The decision is persisted before it is in any answer.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from datetime import datetime
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, CheckpointSchedule, ProgressStatus, Status
 from allranks.core.accounting import time_accounting
+from allranks.core.facts import stored_checkpoints
 from allranks.core.facts.model import Observed, Plan
 from allranks.core.facts.rank_reports import CheckpointDue, RankReport, Reports
 from allranks.core.snapshot import Snapshot
 
-FIRST_SECONDS = 600.0
-"""Interval of Auto until a save is measured: a failure costs ten minutes at most, and a save of half a minute 5 %."""
 FAULT_SECONDS = 86_400.0
 """Running time between two failures of a job that has had none in a day: Auto counts one failure a day in advance."""
 SHORTEST, LONGEST = 60.0, 6 * 3600.0
@@ -84,7 +83,7 @@ def _confirms(rank: RankReport, step: int) -> bool:
 
 
 def _passed(step: int, asking: list[RankReport]) -> bool:
-    """Return whether all ranks have made the step: one that is behind would miss it if it were told the next one."""
+    """Return whether all ranks have made the step: one that is behind would miss it if the next one were announced."""
     return all(rank.done or rank.step is None or rank.step >= step for rank in asking)
 
 
@@ -117,7 +116,7 @@ def interval_of(job: Job, status: Status, save_seconds: float | None, now: datet
     failures = status.restarts.counted + status.restarts.disruptions
     fault_seconds = float(round((running + FAULT_SECONDS) / (failures + 1)))
     if save_seconds is None:
-        return FIRST_SECONDS, fault_seconds
+        return stored_checkpoints.FIRST_INTERVAL_SECONDS, fault_seconds
     best = fault_seconds
     if save_seconds < fault_seconds / 2:
         best = math.sqrt(2 * save_seconds * fault_seconds) - save_seconds

@@ -147,6 +147,7 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
     kinds = {
         "ReportsLost": ("Running",),
         "HardwareUnhealthy": active,
+        "CheckpointOverdue": ("Running",),
         "GangScheduling": active,
         "LowUtilization": (*active, "Queued", "Suspended"),
     }
@@ -160,7 +161,9 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
 
 def with_condition(
     status: Status,
-    kind: Literal["HardwareUnhealthy", "LowUtilization", "OutputsUploaded", "ReportsLost", "GangScheduling"],
+    kind: Literal[
+        "HardwareUnhealthy", "CheckpointOverdue", "LowUtilization", "OutputsUploaded", "ReportsLost", "GangScheduling"
+    ],
     holds: bool,
     reason: str,
     message: str,

@@ -10,6 +10,9 @@ from allranks.core.facts import resume_source
 from allranks.core.facts.rank_reports import Reports
 
 MOST = 5
+FIRST_INTERVAL_SECONDS = 600.0
+"""Interval of `everySeconds: Auto` until a save is measured: a failure costs ten minutes at most, and a save of half a
+minute 5 %."""
 
 
 def observe(status: Status, reports: Reports | None) -> Status:
@@ -36,6 +39,22 @@ def newest(reports: Reports | None) -> StoredCheckpoint | None:
     reads. None if none did."""
     listed = reports.checkpoints if reports else None
     return listed[-1] if listed else None
+
+
+def resumes(status: Status) -> StoredCheckpoint | None:
+    """Return the checkpoint that `resume_from()` of the report library returns when the program starts again.
+
+    None if the newest ones do not show it: an older one may be complete.
+    """
+    usable = [
+        stored for stored in status.checkpoints if stored.path and False not in (stored.complete, stored.verified)
+    ]
+    complete = [stored for stored in usable if stored.complete]
+    if not complete and len(status.checkpoints) == MOST:
+        return None
+    limit = status.rollback.step if status.rollback and status.running_time is None else None
+    within = [stored for stored in complete or usable if limit is None or stored.step <= limit]
+    return within[-1] if within else None
 
 
 def before(job: Job, status: Status, step: int) -> StoredCheckpoint | None:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from allranks.api.job import Progress
 from allranks.api.status import Status
 from allranks.core.accounting.progress import newly_copied, newly_not_finite, newly_stalled
-from allranks.core.diagnosis import elasticity, hang_detection, hardware, report_loss
+from allranks.core.diagnosis import checkpoint_overdue, elasticity, hang_detection, hardware, report_loss
 from allranks.core.diagnosis.stragglers import newly_slow
 from allranks.core.facts import naming, pod_template, pool_template, rank_reports, status_summary, topology
 from allranks.core.facts.model import (
@@ -61,9 +61,8 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     events += _refusals(status, summary, o.refused)
     if dropped := read_back.event(status, summary):
         events.append(dropped)
-    warnings = (
-        status_summary.warning(snapshot.persisted, status, kind) for kind in (report_loss.CONDITION, hardware.CONDITION)
-    )
+    kinds = (report_loss.CONDITION, hardware.CONDITION, checkpoint_overdue.CONDITION)
+    warnings = (status_summary.warning(snapshot.persisted, status, kind) for kind in kinds)
     events += [event for event in warnings if event]
     if note and _begins_to_say(note, status, summary):
         events.append(Event(*note, warning=True))
@@ -74,6 +73,7 @@ def sync_objects(snapshot: Snapshot) -> Plan:
             events += [Event("Advice", f"{path}: {text}", warning=kind == "warning") for path, text, kind in remarks]
     lost_at = report_loss.due_at(status, o.reports, o.now)
     times = [delayed_until, probe_at, lost_at, _next_slow_start(snapshot), stopped_at, ending_until]
+    times.append(checkpoint_overdue.wakes_at(o))
     times += [] if note else [unreported_at]
     wake_at = min((time for time in times if time), default=None)
     plan = plan_objects(snapshot, summary, [*create, *probes], snapshot.outdated, events, wake_at)
