@@ -10,7 +10,19 @@ import pytest
 
 from support.chromium import chromium, opened_pages
 from support.job_api import JobApi
-from support.ui_samples import a_job, a_run, condition, event, failure, pods_of, progress, stamp, times, with_data
+from support.ui_samples import (
+    a_job,
+    a_run,
+    condition,
+    event,
+    failure,
+    pods_of,
+    progress,
+    stamp,
+    times,
+    with_checkpoints,
+    with_data,
+)
 from support.ui_server import UiServer
 from unit.views.test_sweep_report import finished
 
@@ -52,7 +64,7 @@ def api(tmp_path: Path) -> Iterator[JobApi]:
         progress=progress(1200, attempt=1),
         times=times(),
     )
-    penguins = with_data(penguins)
+    penguins = with_checkpoints(with_data(penguins))
     broken = a_job(
         "translate",
         "Failed",

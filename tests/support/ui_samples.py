@@ -57,6 +57,34 @@ def a_job(name: str, phase: str, workers: int = 3, namespace: str = "team", **st
     return made
 
 
+def with_checkpoints(job: Manifest) -> Manifest:
+    """The job after an attempt that could not read its newest checkpoint."""
+    paths = ((800, True, 1800), (1000, True, 700), (1200, None, 20))
+    job["spec"]["checkpoint"] = {"claim": "checkpoints", "everySeconds": "Auto"}
+    job["status"] |= {
+        "checkpoints": [
+            {
+                "step": step,
+                "time": stamp(ago),
+                "path": f"/checkpoints/penguins-of-the-southern-ocean/run-3/step-{step}",
+                "complete": complete,
+                "bytes": 1_500_000_000 if complete else None,
+            }
+            for step, complete, ago in paths
+        ],
+        "rollback": {"step": 800, "unreadableStep": 900, "attempt": 0},
+        "checkpointSchedule": {
+            "intervalSeconds": 749,
+            "saveSeconds": 10.0,
+            "faultSeconds": 28800,
+            "step": 1400,
+            "agreed": True,
+            "ranks": 3,
+        },
+    }
+    return job
+
+
 def with_data(job: Manifest) -> Manifest:
     """The job with inputs and outputs in different states."""
     inputs = [

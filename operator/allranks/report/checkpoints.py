@@ -17,6 +17,7 @@ import threading
 import time
 from itertools import islice
 from pathlib import Path
+from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allranks.report.state import RANK
@@ -58,6 +59,8 @@ class Stored(NamedTuple):
     """Whether all files have the sizes in the manifest; None without a manifest."""
     verified: bool | None
     """Whether the files had the hashes in the manifest when they were compared; None if they were not."""
+    bytes: int | None = None
+    """Size of its files; None for a folder without a manifest."""
 
 
 def steps_in(path: Path) -> set[int]:
@@ -90,13 +93,17 @@ def stored(directory: str | os.PathLike[str]) -> list[Stored]:
 def _describe(step: int, paths: list[Path], manifests: Mapping[str, Any]) -> Stored:
     names = [path.name for path in paths]
     common = names[0] if len(names) == 1 else _beginning(names[0], names[-1]) or names[0]
-    written_at = max(path.stat().st_mtime for path in paths)
+    stats = [path.stat() for path in paths]
+    written_at = max(stat.st_mtime for stat in stats)
     of_path = [manifests[name] for name in names if name in manifests]
     complete = all(_has_sizes(paths[0].parent, manifest) for manifest in of_path) if of_path else None
     results = [manifest.get("verified") for manifest in of_path]
     verified = False if False in results else True if results and all(results) else None
     path = str(paths[0].with_name(common))
-    return Stored(step, path, tuple(names), written_at, complete, verified if complete else None)
+    sizes = None if any(S_ISDIR(stat.st_mode) for stat in stats) else sum(stat.st_size for stat in stats)
+    if of_path:
+        sizes = sum(file["size"] for manifest in of_path for file in manifest["files"].values())
+    return Stored(step, path, tuple(names), written_at, complete, verified if complete else None, sizes)
 
 
 def _beginning(first: str, last: str) -> str:
@@ -332,6 +339,7 @@ def _entries(checkpoints: list[Stored]) -> list[dict[str, Any]]:
             "ago": round(max(0.0, now - checkpoint.written_at), 3),
             "complete": checkpoint.complete,
             "verified": checkpoint.verified,
+            "bytes": checkpoint.bytes,
         }
         for checkpoint in checkpoints
     ]

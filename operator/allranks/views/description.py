@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -46,6 +47,8 @@ def describe_job(
     yield from _section("Pods", [f"  {hidden}"] if hidden else _pods(view, pods))
     for title, table in data.tables(tuple(data.inputs(job, status)), tuple(data.outputs(job, status))):
         yield from _section(title, [table])
+    grid = checkpoints.table(status, now)
+    yield from _section("Checkpoints", [replace(grid, indent="  ")] if grid else [])
     yield from _section("Stragglers", _stragglers(status))
     yield from _section("Past attempts", _attempts(status, now))
     yield from _section("Last failure", _failure(status, now))
@@ -147,7 +150,8 @@ def _head_of_job(view: JobView, pods: list[Manifest]) -> Iterator[Fact]:
         ("Restarts", _restarts(view) if status.start_time else ""),
         ("Progress", _progress(view)),
         ("Checkpoint", _checkpoint(status, now)),
-        ("Checkpoints", checkpoints.schedule(spec, status)),
+        ("Due", checkpoints.schedule(spec, status)),
+        ("Rollback", checkpoints.rollback(status)),
         ("Hang", _hang(spec)),
         ("Preflight", _preflight(spec, pods)),
         ("Time", ", ".join(filter(None, (_since_start(since_start), *_times(view))))),

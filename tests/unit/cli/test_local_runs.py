@@ -202,9 +202,9 @@ def test_checkpoints_are_those_of_the_newest_run_without_a_cluster(folder: Path)
     result = allranks("checkpoints", "penguins")
     assert result.exit_code == 0
     headers, *rows, last = result.stdout.splitlines()
-    assert headers.split() == ["STEP", "AGE", "COMPLETE", "VERIFIED", "PATH"]
+    assert headers.split() == ["STEP", "AGE", "COMPLETE", "VERIFIED", "RESUME", "PATH"]
     assert [[row.split()[0], *row.split()[2:]] for row in rows] == [
-        ["4", "yes", "yes", "/c/step-4"],
+        ["4", "yes", "yes", "yes", "/c/step-4"],
         ["8", "no", "/c/step-8"],
         ["12"],
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +15,7 @@ from allranks.ui.placed_pods import allocatable, placed_pod
 from allranks.ui.routes import compare, history
 from allranks.ui.routes.capacity import nodes
 from support.job_api import JobApi
-from support.ui_samples import HOSTILE, a_job, a_run, failure, pods_of, progress, times
+from support.ui_samples import HOSTILE, a_job, a_run, failure, pods_of, progress, times, with_checkpoints
 from support.ui_server import UiServer
 
 NOW = datetime.now(UTC)
@@ -183,6 +184,19 @@ def test_the_pages_show_them(server: UiServer, api: JobApi) -> None:
     page = server.get("/compare?job=jobs/team/penguins&job=jobs/team/broken").text
     assert 'class="curve line-0"' in page
     assert "Their specs are the same" in page
+
+
+def test_the_page_of_a_job_shows_its_checkpoints_as_the_command_line_does(server: UiServer, api: JobApi) -> None:
+    api.put(with_checkpoints(a_job("saved", "Running", attempt=1)))
+    page = server.get("/jobs/team/saved").text
+    assert "<h2>Checkpoints</h2>" in page
+    assert "Attempt 1 resumes from step 800: attempt 0 could not read the one of step 900." in page
+    assert "Due every 12m, because a save takes 10.0s and a failure is expected every 8h; next after step 1400." in page
+    table = page[page.index("<h2>Checkpoints</h2>") :].partition("</table>")[0]
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("<tr")[1:]]
+    assert cells[0] == ["Step", "Age", "Complete", "Size", "Resume", "Path"]
+    assert [row[0] for row in cells if row[4] == "yes"] == ["1000"]
+    assert "<h2>Checkpoints</h2>" not in server.get("/jobs/team/penguins").text
 
 
 def test_nodes_that_may_not_be_read_are_said_and_the_rest_is_shown(server: UiServer, api: JobApi) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 import click
 
@@ -16,8 +14,8 @@ from allranks.cli.options import FAILED, OK, cluster_options, name_callback, pri
 from allranks.client.jobs import get_job
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Cluster, Manifest, Where
-from allranks.views.format.duration import age
-from allranks.views.format.table import Table
+from allranks.kube.job_codec import status_of
+from allranks.views.format import checkpoints as view
 
 
 @click.command(
@@ -39,7 +37,8 @@ def checkpoints(where: Where, name: str, output: str | None) -> None:
     cluster, they are of the newest run on this machine.
 
     COMPLETE: all files have the sizes in the manifest, which is written last. VERIFIED: they had the hashes in it when
-    they were compared. Both are empty for a checkpoint without a manifest.
+    they were compared. Both are empty for a checkpoint without a manifest. RESUME: the one that resume_from() returns
+    when the program starts again. A column without a value is left out.
     """
 
     async def on_cluster(cluster: Cluster) -> int:
@@ -57,37 +56,19 @@ def checkpoints(where: Where, name: str, output: str | None) -> None:
 
 
 def _print(job: Manifest, output: str | None) -> int:
-    status = job.get("status") or {}
-    stored = status.get("checkpoints") or []
-    rollback = status.get("rollback")
-    attempt = status.get("attempt", 0)
+    recorded = job.get("status") or {}
     if output:
-        click.echo(json.dumps({"checkpoints": stored, "rollback": rollback}, indent=2))
+        stored = {"checkpoints": recorded.get("checkpoints") or [], "rollback": recorded.get("rollback")}
+        click.echo(json.dumps(stored, indent=2))
         return OK
-    if not stored:
+    status = status_of(job)
+    if grid := view.table(status, datetime.now(UTC)):
+        for line in grid.plain():
+            click.echo(line)
+    else:
         click.echo(f"No rank of {job['metadata']['name']} has reported a checkpoint.", err=True)
-    for line in _lines(stored, rollback, attempt, datetime.now(UTC)):
-        click.echo(line)
+    if rollback := view.rollback(status):
+        click.echo(rollback)
+    if schedule := view.schedule(job.get("spec") or {}, status):
+        click.echo(f"Due {schedule}.")
     return OK
-
-
-def _lines(stored: list[Any], rollback: dict[str, Any] | None, attempt: int, now: datetime) -> Iterator[str]:
-    rows = [
-        [
-            checkpoint["step"],
-            age(checkpoint["time"], now),
-            _yes_or_no(checkpoint.get("complete")),
-            _yes_or_no(checkpoint.get("verified")),
-            checkpoint.get("path", ""),
-        ]
-        for checkpoint in stored
-    ]
-    if rows:
-        yield from Table(["step", "age", "complete", "verified", "path"]).lines(rows)
-    if rollback:
-        unreadable = f"attempt {rollback['attempt']} could not read the one of step {rollback['unreadableStep']}"
-        yield f"Attempt {attempt} resumes from step {rollback['step']}: {unreadable}."
-
-
-def _yes_or_no(value: bool | None) -> str:
-    return "" if value is None else "yes" if value else "no"

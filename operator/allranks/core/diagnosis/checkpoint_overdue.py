@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from itertools import pairwise
+from operator import itemgetter
 from typing import Literal
 
 from allranks.api.job import Job
@@ -68,7 +69,7 @@ def _newest(status: Status) -> tuple[datetime, int | None] | None:
     times: list[tuple[datetime, int | None]] = [(stored.time, stored.step) for stored in status.checkpoints]
     if status.progress and status.progress.checkpoint_time:
         times.append((status.progress.checkpoint_time, status.progress.checkpoint_step))
-    return max(times, key=lambda one: one[0], default=None)
+    return max(times, key=itemgetter(0), default=None)
 
 
 def _interval(job: Job, status: Status) -> timedelta | None:

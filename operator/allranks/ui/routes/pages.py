@@ -6,6 +6,7 @@ Pages are rendered here; a script only loads them again when something has chang
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
@@ -30,6 +31,7 @@ from allranks.ui.routes.rest import EntryOf, Item, StateOf
 from allranks.ui.runs import log_file
 from allranks.ui.state import USER, State
 from allranks.ui.users import remember_namespace
+from allranks.views.format import checkpoints
 from allranks.views.format.duration import age, human
 from allranks.views.format.events import group_events
 from allranks.views.format.outcome import describe, hint_for, verdict
@@ -150,7 +152,10 @@ async def job(state: StateOf, entry: EntryOf) -> Response:
         **about(state, entry, ""),
         report=report,
         tiles=list(html.tiles(report)),
-        sections=[section for section in html.sections(report) if not section.lines],  # these only in report.html
+        sections=[
+            *(section for section in html.sections(report) if not section.lines),  # these only in report.html
+            *_checkpoints(entry, now),
+        ],
         ranks=ranks[:MOST_RANKS],
         more_ranks=len(ranks) - MOST_RANKS,
         ranks_note=hidden,
@@ -166,6 +171,14 @@ async def job(state: StateOf, entry: EntryOf) -> Response:
         ],
         log_address=functools.partial(_log_address, entry),
     )
+
+
+def _checkpoints(entry: Entry, now: datetime) -> Iterator[html.Section]:
+    grid = checkpoints.table(entry.status, now)
+    due = checkpoints.schedule(entry.manifest.get("spec") or {}, entry.status)
+    notes = [note for note in (checkpoints.rollback(entry.status), due and f"Due {due}.") if note]
+    if grid or notes:
+        yield html.Section("Checkpoints", notes=notes, table=grid)
 
 
 def _ended_by_failure(entry: Entry) -> bool:
