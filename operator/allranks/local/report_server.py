@@ -123,11 +123,15 @@ class LocalReports:
         added = {TOKEN_FILE: str(token), **trainer_variables(self.url, str(token), [*inherited, *env])}
         if self._step_log:
             added[STEP_LOG] = str(self._step_log)
-        paths = [str(self._run_dir / "python"), os.environ.get("PYTHONPATH", "")]
+        paths = [str(self._run_dir / "python")]
         if not disabled({**os.environ, **{variable["name"]: str(variable.get("value")) for variable in env}}):
             paths.insert(0, str(self._run_dir / "startup"))
-        if all(variable["name"] != "PYTHONPATH" for variable in env):
-            added["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        # That of the manifest, also of `code`, replaces the one of the command, and gets the library as well.
+        present = next((variable for variable in env if variable["name"] == "PYTHONPATH"), None)
+        before = os.environ.get("PYTHONPATH", "") if present is None else str(present.get("value") or "")
+        if present is None or "valueFrom" not in present:
+            env = [variable for variable in env if variable is not present]
+            added["PYTHONPATH"] = os.pathsep.join(path for path in (*paths, before) if path)
         return {**container, "env": [*env, *({"name": name, "value": value} for name, value in added.items())]}
 
     async def _identify(self, token: str) -> messages.ReportSource | None:

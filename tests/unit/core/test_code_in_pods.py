@@ -51,7 +51,7 @@ def test_the_helper_unpacks_the_config_map_where_the_program_starts() -> None:
     program = trainer(made)
     assert mount(program, "allranks-code") == {"name": "allranks-code", "mountPath": "/workspace"}
     assert mount(program, "allranks-code-archive") is None
-    assert (program["workingDir"], variables(program)["PYTHONPATH"]) == ("/workspace", "/workspace")
+    assert (program["workingDir"], variables(program)["PYTHONPATH"]) == ("/workspace", "/workspace:/allranks/python")
 
 
 def test_a_claim_and_an_image_are_mounted_read_only_and_need_no_helper() -> None:
@@ -74,7 +74,7 @@ def test_the_users_working_directory_and_pythonpath_are_kept() -> None:
         pod(code=STORED, workingDir="/workspace/src", env=[{"name": "PYTHONPATH", "value": "/opt/own"}, {"name": "A"}])
     )
     assert made["workingDir"] == "/workspace/src"
-    assert variables(made)["PYTHONPATH"] == "/workspace:/opt/own"
+    assert variables(made)["PYTHONPATH"] == "/workspace:/opt/own:/allranks/python"
     own = {"name": "PYTHONPATH", "valueFrom": {"configMapKeyRef": {"name": "x", "key": "y"}}}
     assert own in trainer(pod(code=STORED, env=[own]))["env"]
 
@@ -94,7 +94,7 @@ def test_packages_are_installed_in_the_programs_image_with_its_variables_and_vol
     assert mount(installs, "cache") == {"name": "cache", "mountPath": "/cache"}
     assert mount(installs, "allranks-packages") == {"name": "allranks-packages", "mountPath": "/allranks-packages"}
     assert mount(trainer(made), "allranks-packages")["readOnly"]  # type: ignore[index]
-    assert variables(trainer(made))["PYTHONPATH"] == "/allranks-packages/site"
+    assert variables(trainer(made))["PYTHONPATH"] == "/allranks-packages/site:/allranks/python"
     assert "workingDir" not in trainer(made)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,22 @@ def test_the_ranks_run_a_copy_without_what_is_not_shipped(project) -> None:
     code = json.loads((project / "run" / "code.json").read_text())
     stored = json.loads((project / "run" / "job.json").read_text())
     assert code["sha256"] == stored["spec"]["code"]["sha256"] == stored["status"]["code"]["sha256"]
+
+
+@pytest.mark.parametrize("spec", [{}, {"env": [{"name": "PYTHONPATH", "value": "/opt/mine"}]}, {"progress": {}}])
+def test_code_imports_the_report_library_and_its_own_modules(project, spec) -> None:
+    (project / "train.py").write_text(
+        "import os, sys, lib.net, allranks.report\n"
+        "print('the library is in', os.path.dirname(allranks.report.__file__), sys.path, flush=True)\n"
+        "allranks.report.report(step=7)\n"
+    )
+    done = run(project, written(project, code=".", **spec), "--run-dir", "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    library = re.search(r"the library is in (\S+)", done.stdout)
+    assert library
+    assert Path(library[1]).is_relative_to(project / "run"), library[1]
+    assert ("/opt/mine" in done.stdout) == ("env" in spec)
+    assert json.loads((project / "run" / "job.json").read_text())["status"]["progress"]["step"] == 7
 
 
 def test_the_report_on_a_run_has_what_its_code_differs_from_the_commit_in(project) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from allranks.api.job import Checkpoint, Job
@@ -26,6 +26,19 @@ PACKAGES = "allranks-packages"
 
 def needs_helper(job: Job, platform: Platform) -> bool:
     return not platform.local and (_archived(job) or bool(job.spec.packages))
+
+
+def with_library(env: Iterable[Manifest]) -> list[Manifest]:
+    """Return the variables of a program with the helper's report library at the end of PYTHONPATH.
+
+    One with `valueFrom` stays as it is.
+    """
+    return [
+        {**variable, "value": f"{variable['value']}:{HELPER_DIR}/python"}
+        if variable["name"] == "PYTHONPATH" and variable.get("value")
+        else variable
+        for variable in env
+    ]
 
 
 def volumes(job: Job) -> Iterator[tuple[str, str, Manifest, dict[str, Any]]]:

@@ -293,6 +293,8 @@ def _shared_part(
         trainer["command"] = [*wiring.prefix, *user.get("command", [])]
     if tests:
         trainer["command"] = preflight.command(trainer["command"])
+    if code.needs_helper(job, platform):
+        trainer["env"] = code.with_library(trainer.get("env", []))
     if wiring.ports:
         declared = {port.get("containerPort") for port in user.get("ports", [])}
         trainer["ports"] = [
