@@ -206,9 +206,9 @@ class Client:
 
     def _end_save(self, state: State) -> None:
         """Measure how long the step has waited; not if the program went on with its next step meanwhile."""
-        if self._saving is not None and self._saving[0] == state.step and state.checkpoint_at is not None:
-            self._save_seconds = state.checkpoint_at - self._saving[1]
-        self._saving = None
+        saving, self._saving, self._save_seconds = self._saving, None, None
+        if saving is not None and saving[0] == state.step and state.checkpoint_at is not None:
+            self._save_seconds = state.checkpoint_at - saving[1]
 
     def _measure(self, old: State, state: State, checkpoint: bool) -> None:
         meter = self.meter

@@ -482,6 +482,9 @@ def test_the_time_of_a_save_is_sent_with_its_checkpoint(hub, client, monkeypatch
     note(one, checkpoint=True)
     found = hub.wait(lambda messages: messages[-1]["checkpoint"])
     assert (found["checkpoint"]["step"], found["checkpoint"]["seconds"]) == (2, 7.0)
+    note(one, step=3, checkpoint=True)
+    found = hub.wait(lambda messages: messages[-1]["checkpoint"]["step"] == 3)
+    assert "seconds" not in found["checkpoint"], "this one was not due"
 
 
 def test_a_save_in_the_background_has_no_measured_time(hub, client):

@@ -39,7 +39,7 @@ def with_overdue(o: Observed) -> Observed:
     if due is None or o.now < due or o.now < o.reports.since + _LISTENS:
         if before is None or before.status != "True" or (due is not None and o.now >= due):
             return o
-        return o.with_current(with_condition(status, CONDITION, False, "Stored", "", o.now))
+        return o.with_current(with_condition(status, CONDITION, False, "NotOverdue", "", o.now))
     if before is not None and before.status == "True":
         return o
     return o.with_current(with_condition(status, CONDITION, True, "NoCheckpoint", _message(o.job, status), o.now))
