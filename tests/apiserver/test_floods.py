@@ -1,8 +1,9 @@
 """Floods of the largest objects on a real API server, beside operator, archiver and UI.
 
 They are processes with the memory limits of the chart. Another tenant's job starts, restarts, fails, is shown and is
-archived meanwhile. ALLRANKS_FLOOD_BYTES is the size of a flood. `-s` shows the memory of each program and the times of
-the other tenant.
+archived meanwhile, and a plain client does the same. ALLRANKS_FLOOD_BYTES is the size of a flood,
+ALLRANKS_FLOOD_SECONDS the time after which it ends in any case. `-s` shows the memory of each program, and the times of
+the other tenant and of the plain client.
 """
 
 from __future__ import annotations
