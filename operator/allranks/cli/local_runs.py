@@ -19,6 +19,7 @@ _INSTEAD = {
     "get": "`allranks runs` lists it",
     "describe": "`allranks runs report {run}` prints its report",
     "top": "`allranks runs report {run}` prints its report",
+    "stacks": "`allranks runs stacks {run}` prints its stacks while it runs",
 }
 """Command -> advice. `report` and `debug` choose the run themselves."""
 

@@ -50,6 +50,7 @@ NOTES = {
     "get": "`allranks runs` lists it",
     "describe": "`allranks runs report penguins` prints its report",
     "top": "`allranks runs report penguins` prints its report",
+    "stacks": "`allranks runs stacks penguins` prints its stacks while it runs",
 }
 
 
@@ -82,7 +83,7 @@ def test_logs_with_an_option_for_clusters_name_the_command_for_runs(option: list
     assert notes(result) == [f"note: penguins ran on this machine ({RUN}, Failed): {NOTES['logs']}"]
 
 
-@pytest.mark.parametrize("command", ["get", "describe", "top"])
+@pytest.mark.parametrize("command", ["get", "describe", "top", "stacks"])
 def test_without_a_cluster_the_command_for_the_run_is_named(command: str):
     result = allranks(command, "penguins")
     assert result.exit_code == 1
@@ -91,7 +92,7 @@ def test_without_a_cluster_the_command_for_the_run_is_named(command: str):
 
 
 @pytest.mark.usefixtures("api")
-@pytest.mark.parametrize("command", ["get", "describe", "top"])
+@pytest.mark.parametrize("command", ["get", "describe", "top", "stacks"])
 def test_if_the_cluster_does_not_have_the_job_the_command_for_the_run_is_named(command: str):
     result = allranks(command, "penguins")
     assert result.exit_code == 1

@@ -254,7 +254,9 @@ def test_ctrl_c_during_an_upload_says_where_the_files_are(project) -> None:
         finally:
             process.kill()
     assert process.returncode == 130, out + err
-    assert "Ctrl-C: what is transferred ends\n" in out or "Ctrl-C: SIGTERM to 1 pods" in out  # or its pod just ended
+    assert (
+        "Ctrl-C: no rank runs, so the run stops\n" in out or "Ctrl-C: SIGTERM to 1 pods" in out
+    )  # or its pod just ended
     assert "output model is not uploaded: its upload was interrupted" in out
     assert f"the files are in {project}/run/outputs/model" in out
     assert status(project)["outputs"][0]["state"] == "Failed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime
@@ -11,11 +12,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli.completers import complete_jobs
-from allranks.cli.options import FAILED, OK, Count, Duration, check_rank, name_callback, on_cluster, with_options
+from allranks.cli.local_runs import note_run
+from allranks.cli.options import (
+    FAILED,
+    OK,
+    Count,
+    Duration,
+    check_rank,
+    cluster_options,
+    name_callback,
+    print_error,
+    run_on_cluster,
+    with_options,
+)
 from allranks.client.jobs import get_job
 from allranks.core.facts.naming import JOB_LABEL, rank_name, replica_key
 from allranks.errors import AllranksError, ClusterError
-from allranks.kube.cluster import Cluster
+from allranks.kube.cluster import Cluster, Where
 from allranks.kube.job_codec import pods_of, ranks_of, status_of
 from allranks.kube.paths import core_path
 
@@ -60,8 +73,8 @@ Exit status:
 )
 @click.argument("name", callback=name_callback, shell_complete=complete_jobs)
 @stacks_options
-@on_cluster
-async def stacks(cluster: Cluster, name: str, ranks: tuple[int, ...], timeout: float, output: str | None) -> int:
+@cluster_options
+def stacks(where: Where, name: str, **options: Any) -> None:
     """Print which rank the others wait for, and the stacks of all threads of the ranks of a job.
 
     Ranks with the same stacks are printed together, the main thread first. While the ranks make steps, the first line
@@ -74,6 +87,16 @@ async def stacks(cluster: Cluster, name: str, ranks: tuple[int, ...], timeout: f
     With -o json, the output is an object with request, sentence, dumps, groups, waiting and notes, as in the REST
     interface.
     """
+
+    def otherwise(error: AllranksError) -> int:
+        print_error(error)
+        note_run(error, "stacks", name)
+        return FAILED
+
+    sys.exit(run_on_cluster(_stacks, where, {"name": name, **options}, otherwise))
+
+
+async def _stacks(cluster: Cluster, name: str, ranks: tuple[int, ...], timeout: float, output: str | None) -> int:
     from allranks.client import rank_stacks
 
     job = await get_job(cluster, name)

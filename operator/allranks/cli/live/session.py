@@ -101,7 +101,7 @@ class Session:
             self._received, self._received_at = number, now
             pods, grace = self._run.running, self._run.grace
             wait = self._run.save_and_stop() if number == signal.SIGINT else 0
-            sent = f"SIGTERM to {pods} pods, SIGKILL after {grace:g} s" if pods else "what is transferred ends"
+            sent = f"SIGTERM to {pods} pods, SIGKILL after {grace:g} s" if pods else "no rank runs, so the run stops"
             if wait:
                 sent = f"the ranks are asked for a checkpoint; when it is stored, or after {wait} s, {sent}"
             again = f". {self._words.again}." if pods or wait else ""
