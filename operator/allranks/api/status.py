@@ -157,6 +157,10 @@ class Failure(TextPart):
     checkpoint_step: Annotated[
         Count | None, Field(description="Step of the checkpoint that could not be read, if it is certain.")
     ] = None
+    step: Annotated[
+        Count | None,
+        Field(description="Step in which the rank failed: the one after the last that it reported as completed."),
+    ] = None
     message: Annotated[
         Message, Field(description="What ended the program, as it printed it, with the last lines of its output.")
     ] = ""

@@ -371,6 +371,24 @@ def test_the_same_failure_in_the_same_step_of_each_attempt(case):
         assert words in decision.explanation
 
 
+def test_the_step_of_a_failure_is_the_one_of_its_rank_although_others_are_further():
+    reports = Reports(NOW, (rank(0, 34), rank(1, 40)))
+    status = replace(RUNNING, progress=ProgressStatus(step=40, first_step_time=at(2)))
+    cause = weigh(status, RAISED, failed("worker", 0), pod("worker", 1), reports=reports)
+    assert cause.step == 35
+    history = [
+        PastAttempt(attempt=n, end_time=NOW, reason="Error", failure=cause, first_step=1, last_step=38 + n)
+        for n in range(2)
+    ]
+    decision = restart_policy.decide_restart(JOB, replace(status, attempt=2, history=history), cause)
+    assert decision.action == "Fail"
+    assert "in step 35 of 3 attempts" in decision.explanation
+    elsewhere = replace(cause, step=36)
+    assert (
+        restart_policy.decide_restart(JOB, replace(status, attempt=2, history=history), elsewhere).action == "Restart"
+    )
+
+
 def test_a_rank_that_is_killed_in_the_same_step_of_each_attempt_is_not_called_a_bug():
     killed = failure(exit_code=137, signal=9, message="step 9")
     past = PastAttempt(end_time=NOW, reason="Error", failure=killed, first_step=1, last_step=9)

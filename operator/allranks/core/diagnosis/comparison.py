@@ -67,15 +67,20 @@ class Comparison:
             return 0
         attempts = 1
         for past in reversed(self.status.history):
-            stepped = past.first_step is not None and past.last_step == progress.step
-            if not stepped or past.failure is None or not same_way(past.failure, self.failure):
+            if past.failure is None or past.first_step is None or not same_way(past.failure, self.failure):
+                break
+            steps = (past.failure.step, self.failure.step)
+            of_job = (past.last_step, progress.step)
+            if len({*(of_job if None in steps else steps)}) > 1:
                 break
             attempts += 1
         return attempts if attempts > 1 else 0
 
     @property
     def step(self) -> int:
-        """The step in which the attempt failed: the one after the last completed one."""
+        """The step in which the rank failed, or the attempt: the one after the last completed one."""
+        if self.failure.step is not None:
+            return self.failure.step
         progress = self.status.progress
         return (progress.step or 0) + 1 if progress else 1
 

@@ -56,6 +56,20 @@ class Evidence:
 
 def culprit(evidence: Evidence, failure: Failure) -> Failure:
     """Return the failure with the evidence about its pod, or the failure of the replica that it is a consequence of."""
+    cause = _culprit(evidence, failure)
+    return replace(cause, step=_step_of(evidence, cause))
+
+
+def _step_of(evidence: Evidence, failure: Failure) -> int | None:
+    """Return the step in which the rank failed. The other ranks may be further, if they do not wait for each other."""
+    if failure.exit_code is None or evidence.reports is None or not made_steps(evidence.status):
+        return None
+    of_pod = [rank for rank in evidence.reports.ranks if rank.pod == failure.pod and rank.step is not None]
+    steps = [rank.step for rank in of_pod if failure.rank is None or rank.rank in (None, failure.rank)]
+    return steps[0] + 1 if len(steps) == 1 and steps[0] is not None else None
+
+
+def _culprit(evidence: Evidence, failure: Failure) -> Failure:
     if bad := _not_passed(evidence, failure):
         return bad
     pod = evidence.pods.get((failure.role, failure.index))
