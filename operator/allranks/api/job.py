@@ -156,6 +156,12 @@ class Restart(Model):
         "nothing, and the next attempt waits for their GPUs. It does not apply to pods that are deleted for another "
         "reason, such as a suspension, a preemption, or an eviction of one of them. Default: 30.",
     )
+    in_place: Literal["Auto", "Never"] | None = Field(
+        None,
+        description="Whether the ranks restart in their pods after a failure of a process: Auto, if all pods and their "
+        "nodes are fine and the helper of allranks runs the program, or Never, always with new pods. Local runs ignore "
+        "it. Default: Auto.",
+    )
     hold_seconds: Seconds | None = Field(
         None,
         description="Keep the pods of a failed job this long for a look, whatever cleanPodPolicy says. They keep their "

@@ -198,6 +198,13 @@ class PastAttempt(TextPart):
     failure: Annotated[
         Failure | None, Field(description="The first failure, with the last line of its message only.")
     ] = None
+    how: Annotated[
+        Literal["InPlace", "NewPods"] | None,
+        Field(description="How the next attempt began: in the same pods, or with new ones."),
+    ] = None
+    why_new_pods: Annotated[
+        Reason | None, Field(description="Why the next attempt began with new pods although restart.inPlace is Auto.")
+    ] = None
     first_step: Annotated[Count | None, Field(description="The first step that was reported.")] = None
     last_step: Annotated[Count | None, Field(description="The last step that was reported.")] = None
     checkpoint_step: Annotated[Count | None, Field(description="Step of the newest checkpoint that it stored.")] = None
@@ -488,6 +495,13 @@ class Status(TextPart):
     ] = field(default_factory=list)
     observed_generation: Annotated[Count, Field(description="Generation of spec that this status is based on.")] = 0
     attempt: Annotated[Count, Field(description="Number of the current attempt, from 0.")] = 0
+    pods_of_attempt: Annotated[
+        Count | None,
+        Field(
+            description="The attempt for which the pods of the current attempt were created, if it runs in the pods of "
+            "an earlier one."
+        ),
+    ] = None
     launched: Annotated[
         bool, Field(description="All pods of the attempt were observed. If one is missing afterwards, it was deleted.")
     ] = False

@@ -17,6 +17,7 @@ from allranks.core.facts.contenders import Contention
 from allranks.core.facts.data_store import CacheUse, DataStore
 from allranks.core.facts.optional_kinds import OptionalObjects
 from allranks.core.facts.policy import Policy
+from allranks.core.facts.processes import Order, Processes
 from allranks.core.facts.rank_reports import CheckpointDue, Reports
 from allranks.core.facts.resume_source import ResumeSource
 from allranks.core.facts.uploads import Upload
@@ -321,6 +322,8 @@ class Observed:
     removed: Mapping[str, Pod] = field(default_factory=dict)
     """Name -> last state of a pod that is gone, if it succeeded, or its status said what ended it
     (`root_cause.says_what_ended_it`)."""
+    processes: Processes | None = None
+    """What supervisors in pods report; None if there is no report server."""
     node_problems: Mapping[str, str] = field(default_factory=dict)
     """Node -> what monitors of node health report about it; nodes without problems are left out."""
     prepared: Status | None = None
@@ -417,6 +420,9 @@ class Plan:
     """The number of the checkpoint that ranks are asked for, from the persisted status; 0 withdraws the request."""
     checkpoint_due: CheckpointDue | None = None
     """The step of the next checkpoint, from the persisted status."""
+    orders: tuple[Order, ...] = ()
+    """To the supervisors in pods, from the persisted status. Each is repeated until its pod reports that it is
+    carried out."""
 
     @property
     def decided(self) -> bool:

@@ -1,0 +1,69 @@
+"""The processes that run in pods: what their supervisors report, and what they are ordered to do.
+
+A supervisor (`inpod/watch.py`) is the parent of the program in a pod. It survives the program, so that the next attempt
+can begin in the same pod. Its state is never stored: it repeats it with each message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+ProcessState = Literal["Running", "Ended", "Down"]
+"""`Running`: the program of `attempt` runs. `Ended`: it failed, and the supervisor waits for an order. `Down`: no process
+of an earlier attempt is left, and the program of `attempt` can start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExit:
+    """How a program ended, as the kernel told its parent."""
+
+    code: int
+    """Exit code, 128 + n for signal n, as a kubelet reports it."""
+    finished_at: datetime
+    signal: int | None = None
+    message: str = ""
+    """The last lines of its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodProcess:
+    """What the supervisor of one pod reported last. Times are converted to the clock of the server."""
+
+    attempt: int
+    state: ProcessState
+    connected: bool
+    """Its supervisor waits for an order now, or reported a moment ago."""
+    started_at: datetime | None = None
+    """When the program of `attempt` started; None if it is Down."""
+    last_attempt: int = 0
+    """The attempt of `last_exit`."""
+    last_exit: ProcessExit | None = None
+    """How the program ended last in this pod: of `attempt` if it is Ended, else of an earlier one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """What the supervisors of a job report."""
+
+    since: datetime
+    """Start of listening. A supervisor that has not reported since then may still do so."""
+    by_pod: Mapping[str, PodProcess] = field(default_factory=dict)
+    """UID of a pod -> its process. Pods without a supervisor are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the supervisor of a pod has to do. It follows from the persisted status, and may be repeated."""
+
+    pod_uid: str
+    action: Literal["Stop", "Start", "Exit"]
+    """`Stop`: end every process of attempts before `attempt`. `Start`: run the program of `attempt`. `Exit`: end with the
+    exit code of the program, and so the pod."""
+    attempt: int = 0
+    grace_seconds: int = 30
+    """Of `Stop`: time between SIGTERM and SIGKILL."""
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    """Of `Start`: variables that differ from those of the pod; None removes one."""
