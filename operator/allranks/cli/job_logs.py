@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import click
 
@@ -20,6 +21,7 @@ from allranks.client.follow import Deleted, Follower, has_log
 from allranks.control_sequences import clean, last_state
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import replica_key
+from allranks.core.facts.processes import BEGINS
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import ranks_of, status_of
@@ -70,11 +72,15 @@ class JobLogs:
         for rank in request.ranks:
             check_rank(self._name, self._rank_of, rank)
         self._options = LogOptions(request.container, request.previous, request.tail, request.since)
+        partial = request.tail is not None or request.since is not None
+        attempts = LineAttempts(self._selects_attempt, None if partial else self._status.pods_of_attempt)
         self._printer = (
-            JsonPrinter(request.container, self._rank_of, self._status.attempt)
+            JsonPrinter(request.container, attempts, self._rank_of, self._status.attempt)
             if request.output
             else Printer(
                 request.container,
+                attempts,
+                current=self._status.attempt,
                 timestamps=request.timestamps,
                 prefix=not request.no_prefix,
                 attempts=request.all_attempts,
@@ -111,17 +117,21 @@ class JobLogs:
         return OK
 
     def _selects(self, pod: Pod) -> bool:
-        request = self._request
-        if request.attempt is not None:
-            of_attempt = pod.attempt == request.attempt
-        else:
-            of_attempt = request.all_attempts or pod.attempt >= self._status.attempt
+        request, attempts = self._request, [pod.attempt]
+        if pod.attempt == self._status.attempt and self._status.pods_of_attempt is not None:
+            attempts = list(range(self._status.pods_of_attempt, pod.attempt + 1))
         return (
-            of_attempt
+            any(map(self._selects_attempt, attempts))
             and (not request.roles or pod.role in request.roles)
             and (not request.indices or pod.index in request.indices)
             and (not request.ranks or self._rank_of.get(replica_key(pod.role, pod.index)) in request.ranks)
         )
+
+    def _selects_attempt(self, attempt: int) -> bool:
+        request = self._request
+        if request.attempt is not None:
+            return attempt == request.attempt
+        return request.all_attempts or attempt >= self._status.attempt
 
     def _has_log(self, pod: Pod) -> bool:
         return has_log(pod, self._options.container)
@@ -144,7 +154,10 @@ class JobLogs:
     def _add_labels(self, pods: Sequence[Pod]) -> None:
         """Add the labels of the pods, and with --all-attempts say which attempts have no pods."""
         self._printer.add_labels(pods)
-        attempts = sorted(set(range(self._status.attempt)) - {pod.attempt for pod in pods})
+        status, present = self._status, {pod.attempt for pod in pods}
+        if status.pods_of_attempt is not None and status.attempt in present:
+            present |= set(range(status.pods_of_attempt, status.attempt))
+        attempts = sorted(set(range(status.attempt)) - present)
         if self._request.all_attempts and attempts:
             self._printer.message(self._no_logs_of(attempts))
 
@@ -234,12 +247,46 @@ class JobLogs:
         )
 
 
+@dataclass
+class LineAttempts:
+    """Selects the lines of the requested attempts. The log of a pod in which ranks restarted has several attempts, each
+    with a line of the pod's supervisor before it."""
+
+    selects: Callable[[int], bool]
+    first: int | None
+    """The attempt with which the log of a pod of the current attempt begins; None if it begins with a later line."""
+    _current: dict[str, int] = field(default_factory=dict)
+    """UID of a pod -> the attempt of its last line."""
+
+    def selected(self, lines: Iterable[tuple[Pod, Line]], attempt: int | None) -> Iterator[tuple[Pod, Line]]:
+        """Yield the lines to print, each with its pod in the attempt of the line. `attempt`: the current one."""
+        for pod, line in lines:
+            if match := _BEGINS.fullmatch(line.text):
+                self._current[pod.uid] = int(match[1])
+            begins_at = self.first if self.first is not None and pod.attempt == attempt else pod.attempt
+            number = self._current.setdefault(pod.uid, begins_at)
+            if self.selects(number):
+                yield (pod if number == pod.attempt else replace(pod, attempt=number)), line
+
+
+_BEGINS = re.compile(BEGINS.replace("{}", r"(\d{1,9})").encode())
+
+
 class Printer:
     """Prints the lines of all ranks on stdout, and messages on stderr."""
 
-    def __init__(self, container: str, *, timestamps: bool, prefix: bool, attempts: bool = False) -> None:
-        """`attempts`: add the attempt to the label in front of each line."""
-        self._container = container
+    def __init__(
+        self,
+        container: str,
+        of_attempts: LineAttempts,
+        *,
+        current: int,
+        timestamps: bool,
+        prefix: bool,
+        attempts: bool = False,
+    ) -> None:
+        """`current`: the current attempt. `attempts`: add the attempt to the label in front of each line."""
+        self._container, self._of_attempts, self._current = container, of_attempts, current
         self._attempts = attempts
         self._timestamps = timestamps
         self._prefix = prefix
@@ -259,6 +306,7 @@ class Printer:
         return f"{label(pod, self._container)} attempt {pod.attempt}" if self._attempts else label(pod, self._container)
 
     def write(self, lines: Sequence[tuple[Pod, Line]]) -> None:
+        lines = list(self._of_attempts.selected(lines, self._current))
         if lines:
             self.printed = True
             sys.stdout.write("".join(f"{self._formatted(pod, line)}\n" for pod, line in lines))
@@ -282,7 +330,7 @@ class Printer:
             is_reason = failure is not None and failure.attempt == self._attempt
             reason = f" ({failure_line(failure)})" if failure and is_reason else ""
             self.message(f"attempt {status.attempt} started{reason}")
-        self._attempt = status.attempt
+        self._attempt = self._current = status.attempt
 
     def lines(self, pod: Pod, lines: list[Line]) -> None:
         self.write([(pod, line) for line in lines])
@@ -295,9 +343,9 @@ class JsonPrinter(Printer):
     """Prints each line as a JSON object, with its control characters: JSON escapes them. Of a line that a progress bar
     redraws, the last states are printed."""
 
-    def __init__(self, container: str, rank_of: dict[str, int | None], attempt: int) -> None:
-        super().__init__(container, timestamps=True, prefix=False)
-        self._rank_of, self._current = rank_of, attempt
+    def __init__(self, container: str, of_attempts: LineAttempts, rank_of: dict[str, int | None], current: int) -> None:
+        super().__init__(container, of_attempts, current=current, timestamps=True, prefix=False)
+        self._rank_of = rank_of
 
     def _formatted(self, pod: Pod, line: Line) -> str:
         rank = self._rank_of.get(replica_key(pod.role, pod.index)) if pod.attempt == self._current else None
@@ -311,7 +359,3 @@ class JsonPrinter(Printer):
                 "line": line.text.decode("utf-8", errors="replace"),
             }
         )
-
-    def status(self, status: Status, pods: Sequence[Pod]) -> None:
-        super().status(status, pods)
-        self._current = status.attempt

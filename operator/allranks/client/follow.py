@@ -130,6 +130,7 @@ class Follower:
 
     def _update(self, job: Manifest) -> Status:
         self.job = job
+        self._take([])  # their attempts follow from the status
         return self._notify()
 
     def _notify(self) -> Status:

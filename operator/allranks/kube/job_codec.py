@@ -282,10 +282,20 @@ def pods_of(job: Manifest, pods: Iterable[Manifest]) -> list[Pod]:
 
 
 def by_rank(job: Manifest, pods: Iterable[Pod]) -> list[Pod]:
-    """Return the pods of ranks, by attempt, then rank. Without placeholders and transfers."""
+    """Return the pods of ranks, by attempt, then rank. Without placeholders and transfers.
+
+    Pods of an earlier attempt in which the current one runs have the current number.
+    """
     places = {key: place for place, key in enumerate(ranks_of(job))}
+    state = job.get("status") or {}
+    kept, current = state.get("podsOfAttempt"), state.get("attempt", 0)
+    ranks = (
+        replace(candidate, attempt=current) if candidate.attempt == kept else candidate
+        for candidate in pods
+        if candidate.role not in NO_RANKS
+    )
     return sorted(
-        (candidate for candidate in pods if candidate.role not in NO_RANKS),
+        ranks,
         key=lambda pod: (pod.attempt, places.get(replica_key(pod.role, pod.index), 1 << 30), pod.name),
     )
 

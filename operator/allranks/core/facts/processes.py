@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Literal
 
 ProcessState = Literal["Running", "Ended", "Down"]
-"""`Running`: the program of `attempt` runs. `Ended`: it failed, and the supervisor waits for an order. `Down`: no process
-of an earlier attempt is left, and the program of `attempt` can start."""
+"""`Running`: the program of `attempt` runs. `Ended`: it failed, and the supervisor waits for an order. `Down`: no
+process of an earlier attempt is left, and the program of `attempt` can start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,15 @@ class Order:
 
     pod_uid: str
     action: Literal["Stop", "Start", "Exit"]
-    """`Stop`: end every process of attempts before `attempt`. `Start`: run the program of `attempt`. `Exit`: end with the
-    exit code of the program, and so the pod."""
+    """`Stop`: end every process of attempts before `attempt`. `Start`: run the program of `attempt`. `Exit`: end with
+    the exit code of the program, and so the pod."""
     attempt: int = 0
     grace_seconds: int = 30
     """Of `Stop`: time between SIGTERM and SIGKILL."""
     env: Mapping[str, str | None] = field(default_factory=dict)
     """Of `Start`: variables that differ from those of the pod; None removes one."""
+
+
+BEGINS = "allranks: attempt {} begins in this pod"
+"""Line that a supervisor writes to stderr before it starts the program of a further attempt. `allranks logs` reads
+it."""
