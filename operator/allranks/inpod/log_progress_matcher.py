@@ -77,6 +77,10 @@ class Matcher:
         self._reader.start()
         threading.Thread(target=self._feed, daemon=True).start()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def match(self, lines: bytes) -> None:
         """Queue lines without blocking."""
         if lines:

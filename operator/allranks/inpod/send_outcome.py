@@ -30,7 +30,14 @@ def send(content: bytes, kind: str, rank: int, seconds: float) -> str:
     if not url or not token_file:
         return "the operator of this cluster receives no reports (its chart has reports.enabled: false)"
     local = next((os.environ[name] for name in LOCAL_RANK if os.environ.get(name, "").isdecimal()), "0")
-    header = {"kind": kind, "rank": rank, "localRank": int(local), "size": len(content)}
+    attempt = os.environ.get("ALLRANKS_ATTEMPT", "0")
+    header = {
+        "kind": kind,
+        "rank": rank,
+        "localRank": int(local),
+        "size": len(content),
+        "attempt": int(attempt) if attempt.isdecimal() else 0,
+    }
     return Sender(url, token_file, time.monotonic() + seconds).send(header, content)
 
 

@@ -74,6 +74,7 @@ class Operator:
                 self._ages,
                 lambda: self.session.reports.reporting if self.session else 0,
                 self._reports_lost,
+                lambda: self.session.processes.connected if self.session else 0,
                 lambda: len(self.session.unreadable) if self.session else 0,
                 self.metrics.namespaces,
                 lambda: self.session.shares if self.session else {},

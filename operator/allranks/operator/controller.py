@@ -177,6 +177,8 @@ class Controller(Reconciler[JobState]):
             reports.schedule_checkpoint(key, plan.checkpoint_due)
             if plan.stack_dump_id:
                 reports.stack_dump_id(key, plan.stack_dump_id)
+        if processes := self._observer.processes:
+            processes.order(key, plan.orders)
         state.set_companions_due(observed, plan, self._clock, self._timing)
         job = Reconcile(key, raw, state, observed, plan)
         if plan.write_ahead:

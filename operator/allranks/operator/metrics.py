@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from heapq import nlargest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -27,6 +27,7 @@ from allranks.core.diagnosis import hang_detection
 from allranks.core.diagnosis.stragglers import newly_slow
 from allranks.core.facts import limits, pod_template, pool_template
 from allranks.core.facts.model import Manifest, Observed
+from allranks.core.facts.processes import Action
 from allranks.frameworks import FRAMEWORKS
 from allranks.kube import compact_jobs
 from allranks.operator.cache import JobKey
@@ -239,6 +240,8 @@ class Metrics:
         text = "Latency of requests to the API server."
         self.latency = histogram("api_request_seconds", text, "verb", _API_SECONDS)
         self.reports = counter("reports", "Reports of ranks by outcome.", "outcome")
+        text = "Orders to supervisors in pods, each counted once for each pod: Stop, Start, Exit."
+        self.orders = counter("orders", text, "action")
         text = "1 if the CustomResourceDefinitions are older than the operator and do not store all its fields."
         self.crds_outdated = gauge("crds_outdated", text)
         text = "Jobs whose status someone else changed several times, such as a second operator for their namespace."
@@ -252,6 +255,8 @@ class Metrics:
             self.stragglers.labels(framework)
         for outcome in sorted({*_OUTCOMES.values(), _WRONG}):
             self.reports.labels(outcome)
+        for action in get_args(Action):
+            self.orders.labels(action)
         self.namespaces = BoundedLabel(MAX_NAMESPACES)
         self._pool, self._currency = BoundedLabel(MAX_POOLS), BoundedLabel(MAX_CURRENCIES)
         self._owed: dict[tuple[str, ...], float] = {}
@@ -273,6 +278,10 @@ class Metrics:
 
     def reconciled(self, seconds: float) -> None:
         self.reconcile.observe(seconds)
+
+    def ordered(self, action: str) -> None:
+        """Count an order that the supervisor in a pod was given."""
+        self.orders.labels(action).inc()
 
     def reported(self, code: int, count: int = 1) -> None:
         """Count reports by the HTTP code of their response."""
@@ -387,6 +396,7 @@ class Sampled(Collector):
         ages: Callable[[], Iterable[tuple[str, float]]],
         reporting: Callable[[], int] = lambda: 0,
         reports_lost: Callable[[], int] = lambda: 0,
+        supervisors: Callable[[], int] = lambda: 0,
         unreadable: Callable[[], int] = lambda: 0,
         namespaces: BoundedLabel | None = None,
         shares: Callable[[], Shares] = dict,
@@ -398,12 +408,15 @@ class Sampled(Collector):
         self._shares, self._hardware, self._overdue = shares, hardware, overdue
         self._jobs, self._depth, self._ages = jobs, depth, ages
         self._reporting, self._reports_lost, self._unreadable = reporting, reports_lost, unreadable
+        self._supervisors = supervisors
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         yield from self._families.build(self._jobs())
         depth = self._depth()
         yield GaugeMetricFamily("allranks_queue_depth", "Jobs that are queued or being reconciled.", value=depth)
         yield GaugeMetricFamily("allranks_reporting_ranks", "Ranks that report.", value=self._reporting())
+        text = "Pods whose program can restart in them: their supervisor waits for orders."
+        yield GaugeMetricFamily("allranks_connected_supervisors", text, value=self._supervisors())
         yield GaugeMetricFamily(
             "allranks_unreadable_namespaces",
             "Namespaces that the operator shall serve and cannot read: deleted, or without its Role.",

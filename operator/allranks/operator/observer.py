@@ -22,6 +22,7 @@ from allranks.operator.metrics import GpuCounts
 from allranks.operator.notifier import Notifier
 from allranks.operator.other_jobs import Contenders, ResumeSources, fetches
 from allranks.operator.timing import Clock
+from allranks.telemetry.processes import ProcessStore
 from allranks.telemetry.store import ReportStore
 
 MOST_DECODED_BYTES = 2**20
@@ -87,6 +88,8 @@ class Observer:
     platform: Callable[[Job], Platform]
     clock: Clock
     reports: ReportStore | None = None
+    processes: ProcessStore | None = None
+    """Without it no program restarts in its pod."""
     read_namespace: Callable[[str, bool], Awaitable[None]] | None = None
 
     confirm_namespace: Callable[[str], Awaitable[None]] | None = None
@@ -168,6 +171,9 @@ class Observer:
             node_problems=self.node_problems(),
         )
         observed = replace(observed, reports=self._read_reports(key, observed, decoded))
+        if self.processes:
+            pods = {pod.uid for pod in observed.pods}
+            observed = replace(observed, processes=self.processes.snapshot(key, metadata["uid"], pods))
         if self.gpus:
             self.gpus.note(key, observed)
         if self.outbox:
@@ -177,7 +183,7 @@ class Observer:
     def forget(self, key: JobKey) -> None:
         """Forget a job that was deleted."""
         self.large.forget(key)
-        for part in (self.reports, self.gpus, self.contenders):
+        for part in (self.reports, self.processes, self.gpus, self.contenders):
             if part:
                 part.forget(key)
 

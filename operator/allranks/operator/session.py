@@ -41,6 +41,7 @@ from allranks.operator.sweep_controller import SweepController
 from allranks.operator.timing import Clock, Timing
 from allranks.operator.workqueue import JobQueue
 from allranks.suggest.process import suggest
+from allranks.telemetry.processes import ProcessStore
 from allranks.telemetry.store import ReportStore
 
 logger = logging.getLogger("allranks.operator")
@@ -84,6 +85,13 @@ class Session:
         kinds, unusable = optional_kinds(settings)
         self.optional = OptionalApis(self.client, kinds, settings, self.enqueue_owner, timing, unusable)
         self.reports = ReportStore(clock.now, self.queue.enqueue_now, monotonic=clock.monotonic, later=clock.call_later)
+        self.processes = ProcessStore(
+            clock.now,
+            self.queue.enqueue_pod_event,
+            count=using.metrics.ordered,
+            monotonic=clock.monotonic,
+            later=clock.call_later,
+        )
         self.reviews = Reviews(self.client, self.pods, self.jobs.get, timing=timing, clock=clock)
         self.outcomes = OutcomeStore(
             self.client, lambda job: attempt_of(self.jobs.get(job) or {}), monotonic=clock.monotonic
@@ -120,6 +128,7 @@ class Session:
                 platform=self._platform,
                 clock=clock,
                 reports=self.reports if settings.report_url else None,
+                processes=self.processes if settings.report_url else None,
                 read_namespace=self.namespaces.prepare,
                 confirm_namespace=self.namespaces.confirm,
                 gpus=self.gpus,
@@ -181,6 +190,7 @@ class Session:
     def shares(self) -> Shares:
         """Return which namespaces use much of what all namespaces share."""
         out = {**self.reports.large, "results": self.outcomes.large, "notifications": self.notifier.large}
+        out["supervisors"] = self.processes.large
         return {**out, "sweep_notifications": self.sweeps.notifier.large} if self.sweeps else out
 
     def ages(self) -> Iterator[tuple[str, float]]:
@@ -233,6 +243,7 @@ class Session:
             await self.controller.close()
             if self.sweeps:
                 await self.sweeps.close()
+            self.processes.close()
             self.reviews.close()
             self.outcomes.close()
             self.unlabelled.close()

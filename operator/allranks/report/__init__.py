@@ -247,13 +247,13 @@ def _initialize() -> Client | None:
         from allranks.report.client import Client
 
         _client = Client(url, token_file)
-        os.register_at_fork(after_in_child=_reset_after_fork)
+        os.register_at_fork(after_in_child=forget)
     return _client
 
 
-def _reset_after_fork() -> None:
-    """Forget the client: a forked process has no background threads and may be another rank. Its first report makes a
-    new one."""
+def forget() -> None:
+    """Forget the client; the next report makes a new one. A forked process has no background threads, and it may be
+    another rank; `watch.py` may start another attempt."""
     global _client, _meter, _initialized
     _client, _meter, _initialized = None, None, False
 

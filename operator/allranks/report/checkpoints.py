@@ -20,7 +20,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from allranks.report.state import RANK
+from allranks.report.state import ATTEMPT, RANK, number_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -322,12 +322,16 @@ def list_after_exception(process: int) -> None:
     if getattr(sys, "last_value", None) is None or process != os.getpid() or not (directory and url and token_file):
         return
     with contextlib.suppress(OSError, AttemptOver, Rejected, SendFailed):
-        Transport(url, token_file).post({"checkpoints": _entries(newest(directory))}, AT_EXIT_SECONDS)
+        Transport(url, token_file).post(_message(newest(directory)), AT_EXIT_SECONDS)
 
 
 def newest(directory: str) -> list[Stored]:
     """Return the checkpoints that are reported to the operator. Raise OSError."""
     return [checkpoint for checkpoint in stored(directory) if len(checkpoint.path) <= LONGEST_PATH][-MOST:]
+
+
+def _message(checkpoints: list[Stored]) -> dict[str, Any]:
+    return {"attempt": number_in(ATTEMPT), "checkpoints": _entries(checkpoints)}
 
 
 def _entries(checkpoints: list[Stored]) -> list[dict[str, Any]]:
@@ -392,7 +396,7 @@ class Watch:
     def _send(self) -> None:
         checkpoints = newest(self._directory)
         if checkpoints != self._sent or time.monotonic() - self._sent_at >= REPEAT_SECONDS:
-            self._transport.post({"checkpoints": _entries(checkpoints)})
+            self._transport.post(_message(checkpoints))
             self._sent, self._sent_at = checkpoints, time.monotonic()
 
 

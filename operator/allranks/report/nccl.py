@@ -13,6 +13,7 @@ import threading
 import time
 from typing import Any
 
+from allranks.report.state import ATTEMPT, number_in
 from allranks.report.transport import AttemptOver, Rejected, SendFailed, Transport
 
 ADDRESS = "NCCL_RAS_ADDR"
@@ -54,7 +55,7 @@ def _watch(transport: Transport, interval: float) -> None:
         try:
             state = summarize(ask(os.environ.get(ADDRESS, "")), os.getpid())
             if state is not None:
-                transport.post({"nccl": state})
+                transport.post({"attempt": number_in(ATTEMPT), "nccl": state})
             else:  # probably a launcher, or a process that loads data: they have the variables of rank 0, too
                 pause = longer = min(2 * longer, LONGEST_PAUSE)
         except (AttemptOver, Rejected):

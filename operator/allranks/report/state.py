@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK", "ALLRANKS_RANK")
+ATTEMPT = ("ALLRANKS_ATTEMPT",)
 LOCAL_RANK = (
     "LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -131,6 +132,7 @@ def message(
     if state.checkpoint_at is not None:
         checkpoint = {"step": state.checkpoint_step, "ago": rounded(now - state.checkpoint_at)}
     return {
+        "attempt": number_in(ATTEMPT),
         "rank": number_in(RANK),
         "localRank": number_in(LOCAL_RANK) or 0,
         "step": state.step,

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import random
+import socket
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,9 +34,14 @@ class Rejected(Exception):
 
 
 class Transport:
-    """Posts to one URL. Its constructor raises ValueError for an invalid URL."""
+    """Posts to one URL. Its constructor raises ValueError for an invalid URL.
 
-    def __init__(self, url: str, token_file: str) -> None:
+    `most_bytes` of an answer are read. With `keep_alive` the kernel notices within 15 s that the server is gone, also
+    while an answer takes long.
+    """
+
+    def __init__(self, url: str, token_file: str, most_bytes: int = MOST_BYTES, keep_alive: bool = False) -> None:
+        self._most_bytes, self._keep_alive = most_bytes, keep_alive
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"ALLRANKS_REPORT_URL={url} is not of the form http(s)://host:port/path")
@@ -46,8 +52,11 @@ class Transport:
         self._connection: http.client.HTTPConnection | None = None
         self._failures = 0
 
-    def post(self, message: dict[str, Any], timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
-        """Return the answer. Raise AttemptOver, Rejected or SendFailed."""
+    def post(self, message: dict[str, Any], timeout: float = TIMEOUT_SECONDS, again: bool = True) -> dict[str, Any]:
+        """Return the answer. Raise AttemptOver, Rejected or SendFailed.
+
+        `again`: send it once more if the server had closed the idle connection.
+        """
         body = json.dumps(message, allow_nan=False).encode()
         try:
             reused = self._connection is not None
@@ -55,9 +64,9 @@ class Transport:
                 answer, content = self._exchange(body, timeout)
             except (OSError, http.client.HTTPException):
                 self.close()
-                if not reused:
+                if not reused or not again:
                     raise
-                answer, content = self._exchange(body, timeout)  # the server had closed the idle connection
+                answer, content = self._exchange(body, timeout)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
             raise SendFailed(str(error) or type(error).__name__) from error
@@ -90,12 +99,15 @@ class Transport:
         if self._connection is None:
             kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
             self._connection = kind(self._host, self._port, timeout=timeout)
+            if self._keep_alive:
+                self._connection.connect()
+                keep_alive(self._connection.sock)
         elif self._connection.sock is not None:
             self._connection.sock.settimeout(timeout)
         headers = {"Authorization": f"Bearer {self._read_token()}", "Content-Type": "application/json"}
         self._connection.request("POST", self._path, body, headers)
         answer = self._connection.getresponse()
-        content = answer.read(MOST_BYTES)
+        content = answer.read(self._most_bytes)
         if answer.will_close or not answer.isclosed():  # not read to its end: the connection cannot be used again
             self.close()
         return answer, content
@@ -109,6 +121,14 @@ class Transport:
                 self._token = file.read(MOST_BYTES).strip()
             self._token_stamp = stamp
         return self._token
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let the kernel ask the other side each 2 s whether it is there, after 5 s without a packet."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 5)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def as_object(content: bytes) -> dict[str, Any]:

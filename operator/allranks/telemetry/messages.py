@@ -108,6 +108,8 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
 class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """The state of one rank. Durations are measured by its own clock."""
 
+    attempt: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    """The attempt of the process; libraries before restarts in pods send none."""
     rank: Annotated[int, Meta(ge=0, lt=2**24)] | None = None
     local_rank: Annotated[int, Meta(ge=0, lt=LOCAL_RANKS)] = 0
     step: Count | None = None
@@ -158,6 +160,7 @@ class ReportSource:
     role: str
     index: int
     attempt: int
+    """The attempt that runs in the pod: the one that it was created for, or a later one that restarts in it."""
     restart: int
     node: str | None
 

@@ -48,6 +48,7 @@ class Header(msgspec.Struct, frozen=True, rename="camel"):
     offset: Annotated[int, Meta(ge=0, le=VALUE_BYTES)]
     """Position of this part in it."""
     local_rank: Annotated[int, Meta(ge=0, lt=LOCAL_RANKS)] = 0
+    attempt: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,8 @@ class Outcomes:
             header = _decode(line)
         except (ValueError, RecursionError) as error:
             return Answer(400, {"error": str(error)[:200]})
+        if header.attempt is not None and header.attempt != sender.attempt:
+            return Answer(409, {"error": "this attempt is over"})
         if len(part) > PART_BYTES or header.offset + len(part) > header.size:
             return Answer(400, {"error": "the part does not fit the header"})
         if header.size > (most := longest(header.kind, header.rank)):

@@ -1,4 +1,5 @@
-"""HTTP server for `POST /v1/report` and `/v1/outcome`: authenticates the sender, limits the size, hands the body on.
+"""HTTP server for `POST /v1/report`, `/v1/outcome` and `/v1/process`: authenticates the sender, limits the size, hands
+the body on.
 
 All input is untrusted: sizes, durations and counts are bounded (`connections`), rejections are delayed (tarpit),
 responses contain no internals, and no token is stored or logged.
@@ -23,6 +24,8 @@ from allranks.telemetry.messages import BODY_BYTES, Answer, Denied
 
 PATH = "/v1/report"
 OUTCOME_PATH = "/v1/outcome"
+PROCESS_PATH = "/v1/process"
+"""For supervisors, which wait there for orders."""
 _LOG_INTERVAL = 60.0
 
 logger = logging.getLogger("allranks.reports")
@@ -34,9 +37,9 @@ class Server(Listener, Generic[Sender]):
     """Receives messages of authenticated senders.
 
     `identify` returns the sender of a token, or None for an invalid one; it may raise Denied. `ingest` answers a
-    report, at once or later. `outcome` answers a part of what a function returned or raised; without it, such parts are
-    not received. `count` is called with the status of each response. `port` 0 selects a free port, which `port` has
-    after `start`.
+    report, at once or later. `outcome` answers a part of what a function returned or raised, and `process` the state of
+    a supervisor; without them, such messages are not received. `count` is called with the status of each response to
+    a report. `port` 0 selects a free port, which `port` has after `start`.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Server(Listener, Generic[Sender]):
         ingest: Callable[[Sender, bytes], Answer | Awaitable[Answer]],
         *,
         outcome: Callable[[Sender, bytes], Awaitable[Answer]] | None = None,
+        process: Callable[[Sender, bytes], Awaitable[Answer]] | None = None,
         address: str = "",
         port: int = 0,
         count: Callable[[int], None] = lambda status: None,
@@ -59,6 +63,8 @@ class Server(Listener, Generic[Sender]):
         """Path -> what answers a message, and the bytes that it may have."""
         if outcome is not None:
             self._routes[OUTCOME_PATH] = (outcome, outcomes.BODY_BYTES)
+        if process is not None:
+            self._routes[PROCESS_PATH] = (process, BODY_BYTES)
         self._rejections = Rejections(self._limits, monotonic)
         self._logged_at = float("-inf")
 
@@ -74,7 +80,7 @@ class Server(Listener, Generic[Sender]):
             await asyncio.sleep(min(answer.retry_after, self._limits.wait_seconds))
         elif answer.status in _DELAYED:
             await asyncio.sleep(self._limits.hold_seconds)
-        if request.path != OUTCOME_PATH:
+        if request.path not in (OUTCOME_PATH, PROCESS_PATH):
             self._count(answer.status)
         return _response(answer)
 
@@ -97,6 +103,8 @@ class Server(Listener, Generic[Sender]):
         body = await _body(request, most)
         if body is None:
             return _too_long(most)
+        if request.path == PROCESS_PATH:
+            place.is_served()  # its answer may take longer than that of a report
         answer = ingest(sender, body)
         return answer if isinstance(answer, Answer) else await answer
 

@@ -171,6 +171,9 @@ class ReportStore:
             message = messages.message(body)
         except messages.BadMessage as bad:
             return Answer(400, {"error": str(bad)})
+        if message.attempt is not None and message.attempt != sender.attempt:
+            late = message.attempt < sender.attempt  # its process is dead: another attempt runs in its pod
+            return _OVER if late else Answer(400, {"error": "this attempt has not begun"})
         if message.nccl is not None:
             self._hear(job.namespace)
             job.collectives = _collectives(message.nccl, job.collectives, self._now())

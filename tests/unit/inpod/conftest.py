@@ -20,7 +20,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def helpers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("allranks")
     copy(made)
-    watch, usual = made / "watch.py", "LAST_OUTPUT_SECONDS = 10.0"
+    watch, usual = made / "program_run.py", "LAST_OUTPUT_SECONDS = 10.0"
     text = watch.read_text()
     assert usual in text
     # On a busy machine more output may still be on its way; and a test waits for less time than this.

@@ -54,12 +54,15 @@ class Processes:
     """UID of a pod -> its process. Pods without a supervisor are left out."""
 
 
+Action = Literal["Stop", "Start", "Exit"]
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """What the supervisor of a pod has to do. It follows from the persisted status, and may be repeated."""
 
     pod_uid: str
-    action: Literal["Stop", "Start", "Exit"]
+    action: Action
     """`Stop`: end every process of attempts before `attempt`. `Start`: run the program of `attempt`. `Exit`: end with
     the exit code of the program, and so the pod."""
     attempt: int = 0

@@ -46,6 +46,10 @@ class Backend(Gate, Protocol):
         """Take a part of what a rank's function returned or raised, from the owner of an accepted token."""
         ...
 
+    async def process(self, token: str, body: bytes) -> Answer:
+        """Take the state of a supervisor, from the owner of an accepted token, and wait for its next order."""
+        ...
+
     async def check(self, name: str) -> str:
         """Return the problem for the probe `healthz` or `readyz`, empty if nothing is."""
         ...

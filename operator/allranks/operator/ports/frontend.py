@@ -43,6 +43,10 @@ class ClientLimits:
     check_seconds: float = 4.0
     """Less than the timeout of the kubelet's probes."""
     metrics_seconds: float = 10.0
+    polls: int = 6_000
+    """Supervisors that wait for orders, beside the calls about reports. Further ones get 503."""
+    poll_seconds: float = 35.0
+    """More than the controller lets a supervisor wait."""
     count_seconds: float = 1.0
     """Interval of the counts."""
     accepted: int = 16_384
@@ -59,6 +63,8 @@ class SocketClient:
         self._ids = itertools.count()
         self._calls: dict[int, asyncio.Future[protocol.Reply]] = {}
         self._counts: Counter[int] = Counter()
+        self._polls = 0
+        """Calls of supervisors among them."""
         self._accepted: OrderedDict[bytes, float] = OrderedDict()
         """Hash of the token -> until."""
 
@@ -87,9 +93,25 @@ class SocketClient:
     async def outcome(self, token: str, body: bytes) -> Answer:
         return await self._send(protocol.Outcome, token, body)
 
-    async def _send(self, kind: type[protocol.Report | protocol.Outcome], token: str, body: bytes) -> Answer:
+    async def process(self, token: str, body: bytes) -> Answer:
+        if self._polls >= self._limits.polls:
+            return Answer(503, {"error": "too many supervisors wait"}, 5.0)
+        self._polls += 1
         try:
-            answer: Answer = await self._call_about_report(kind(next(self._ids), _ascii(token), body), Answer)
+            return await self._send(protocol.Process, token, body, self._limits.poll_seconds)
+        finally:
+            self._polls -= 1
+
+    async def _send(
+        self,
+        kind: type[protocol.Report | protocol.Outcome | protocol.Process],
+        token: str,
+        body: bytes,
+        seconds: float | None = None,
+    ) -> Answer:
+        try:
+            request = kind(next(self._ids), _ascii(token), body)
+            answer: Answer = await self._call_about_report(request, Answer, seconds)
         except Denied as denied:
             answer = denied.answer
         if answer.status in _DENIED:
@@ -156,12 +178,13 @@ class SocketClient:
                     call.set_exception(NoAnswer("the operator restarts"))
         return answered
 
-    async def _call_about_report(self, request: protocol.Request, kind: Any) -> Any:
+    async def _call_about_report(self, request: protocol.Request, kind: Any, seconds: float | None = None) -> Any:
         """Raises Denied with 503 if there is no answer now."""
-        if len(self._calls) >= self._limits.waiting or self._unsent() > self._limits.unsent_bytes:
+        reports = len(self._calls) - self._polls
+        if reports >= self._limits.waiting or self._unsent() > self._limits.unsent_bytes:
             raise Denied(503, "too many reports wait for the operator", 5.0)
         try:
-            return await self._call(request, kind, self._limits.report_seconds)
+            return await self._call(request, kind, seconds or self._limits.report_seconds)
         except NoAnswer as error:
             raise Denied(503, str(error), 1.0) from error
 

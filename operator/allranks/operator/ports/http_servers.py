@@ -192,6 +192,7 @@ class HttpServers:
                 identify,
                 backend.report,
                 outcome=backend.outcome,
+                process=backend.process,
                 address=address,
                 port=ports.reports,
                 count=backend.count,

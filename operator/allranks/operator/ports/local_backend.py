@@ -17,6 +17,7 @@ from allranks.operator.ports.backend import Gate, Page
 from allranks.operator.ports.http_servers import SharedPage
 from allranks.operator.ports.report_auth import Reviews
 from allranks.telemetry.messages import Answer, Denied
+from allranks.telemetry.processes import ProcessStore
 from allranks.telemetry.store import ReportStore
 
 STANDBY_SECONDS = 1.0
@@ -29,6 +30,7 @@ class Leader(Protocol):
     reports: ReportStore
     reviews: Reviews
     outcomes: OutcomeStore
+    processes: ProcessStore
 
     @property
     def leading(self) -> bool: ...
@@ -63,6 +65,13 @@ class LocalBackend:
         try:
             leader = self._leader()
             return await leader.outcomes.receive(leader.reviews.accepted(token), body)
+        except Denied as denied:
+            return denied.answer
+
+    async def process(self, token: str, body: bytes) -> Answer:
+        try:
+            leader = self._leader()
+            return await leader.processes.poll(leader.reviews.accepted(token), body)
         except Denied as denied:
             return denied.answer
 

@@ -213,14 +213,24 @@ class Reviews:
             raise Denied(403, "this pod belongs to no job")
         if pod.role in NO_RANKS or not pod.role or pod.index < 0 or not 0 <= pod.attempt <= attempt_of(job):
             raise Denied(403, "this pod is not a rank of its job")
-        return ReportSource(
-            name, cached.owner, pod.name, pod.uid, pod.role, pod.index, pod.attempt, pod.restart, pod.node
-        )
+        attempt = attempt_in(job, pod.attempt)
+        return ReportSource(name, cached.owner, pod.name, pod.uid, pod.role, pod.index, attempt, pod.restart, pod.node)
 
 
 def attempt_of(job: Manifest) -> int:
     """Return the current attempt. The status is written before pods are created, so a pod of a later attempt is not
     ours."""
+    attempt = _number(job, "attempt")
+    return attempt if attempt is not None else 0
+
+
+def attempt_in(job: Manifest, created_for: int) -> int:
+    """Return the attempt that runs in pods which were created for an attempt: a later one may restart in them."""
+    return attempt_of(job) if _number(job, "podsOfAttempt") == created_for else created_for
+
+
+def _number(job: Manifest, name: str) -> int | None:
+    """Return a number in the status, which no schema has validated."""
     status = job.get("status")
-    attempt = status.get("attempt") if isinstance(status, dict) else None
-    return attempt if isinstance(attempt, int) else 0
+    number = status.get(name) if isinstance(status, dict) else None
+    return number if isinstance(number, int) else None

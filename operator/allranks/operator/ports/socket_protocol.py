@@ -50,6 +50,13 @@ class Outcome(_Request, frozen=True, tag="outcome"):
     body: Annotated[bytes, Meta(max_length=outcomes.BODY_BYTES)]
 
 
+class Process(_Request, frozen=True, tag="process"):
+    """Reply: Answer, after up to half a minute."""
+
+    token: Text
+    body: Annotated[bytes, Meta(max_length=BODY_BYTES)]
+
+
 class Check(_Request, frozen=True, tag="check"):
     """Reply: str."""
 
@@ -79,7 +86,7 @@ class Count(_Request, frozen=True, tag="count"):
     ]
 
 
-Request = Identify | Report | Outcome | Check | Metrics | Admits | Count
+Request = Identify | Report | Outcome | Process | Check | Metrics | Admits | Count
 
 
 class Reply(msgspec.Struct, array_like=True, frozen=True, gc=False):

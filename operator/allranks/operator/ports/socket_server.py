@@ -48,11 +48,14 @@ class SocketLimits:
     """Bytes for each unit of the rate: longer requests and replies, such as pages of metrics, cost several units."""
     in_flight_bytes: int = 16 * 1024 * 1024
     """Of requests that wait for the API server. Each counts for at least 4 KiB, about the size of its task."""
+    polls: int = 6_000
+    """Supervisors that wait for orders: more than their store keeps, because a new poll replaces the former one of its
+    pod. Further ones get 503."""
 
 
 class SocketServer:
-    """`start` replaces what a former process left at `path`. Of the backend only `identify`, `outcome` and `admits` may
-    wait."""
+    """`start` replaces what a former process left at `path`. Of the backend only `identify`, `outcome`, `process` and
+    `admits` may wait."""
 
     def __init__(self, path: str, backend: Backend, limits: SocketLimits | None = None) -> None:
         self.path = path
@@ -60,7 +63,7 @@ class SocketServer:
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[Any]] = set()
         self._waiting: set[asyncio.Task[None]] = set()
-        self._in_flight = 0
+        self._in_flight = self._polls = 0
         self._room = asyncio.Event()
         self._bucket = Bucket(self._limits.rate, time.monotonic())
         self._logged_at = float("-inf")
@@ -118,6 +121,8 @@ class SocketServer:
             if isinstance(request, protocol.Identify | protocol.Outcome | protocol.Admits):
                 await self._start(request, max(_TASK_BYTES, len(data)), writer)
                 replied = 0
+            elif isinstance(request, protocol.Process):
+                replied = self._start_poll(request, writer)
             else:
                 replied = await self._answer(request, writer)
             await writer.drain()  # A frontend that reads no replies gets no further ones.
@@ -135,6 +140,24 @@ class SocketServer:
         task = asyncio.get_running_loop().create_task(self._answer_later(request, size, writer))
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
+
+    def _start_poll(self, request: protocol.Process, writer: asyncio.StreamWriter) -> int:
+        """Let a supervisor wait, in a room of its own. Return the size of the reply if there is no room."""
+        if self._polls >= self._limits.polls:
+            frame = protocol.reply_frame(request, _TOO_MANY_POLLS)
+            writer.write(frame)
+            return len(frame)
+        self._polls += 1
+        task = asyncio.get_running_loop().create_task(self._answer_poll(request, writer))
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        return 0
+
+    async def _answer_poll(self, request: protocol.Request, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._answer(request, writer)
+        finally:
+            self._polls -= 1
 
     async def _answer_later(self, request: protocol.Request, size: int, writer: asyncio.StreamWriter) -> None:
         try:
@@ -166,6 +189,8 @@ class SocketServer:
                 return await backend.report(token, body)
             case protocol.Outcome(token=token, body=body):
                 return await backend.outcome(token, body)
+            case protocol.Process(token=token, body=body):
+                return await backend.process(token, body)
             case protocol.Check(name=name):
                 return await backend.check(name)
             case protocol.Metrics():
@@ -196,6 +221,9 @@ class SocketServer:
         if time.monotonic() - self._logged_at > _LOG_INTERVAL:
             self._logged_at = time.monotonic()
             logger.error(message, *arguments, exc_info=error)
+
+
+_TOO_MANY_POLLS = Answer(503, {"error": "too many supervisors wait"}, 5.0)
 
 
 def _bind(path: str) -> socket.socket:

@@ -1,0 +1,251 @@
+"""The parent of the program in a pod: forwards its output, its signals and its exit code.
+
+With a pattern it reports what `log_progress_matcher.py` finds in the output. With a channel it restarts the program in
+its pod: it does not end when the program fails, but waits for the orders of the operator, ends the whole process tree
+of an attempt, and starts the next one. It ends with the program's exit code if the operator does not answer, so that
+the operator then sees a failed pod. Needs the standard library and `allranks.report`, which is in the same directory.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import select
+import signal
+import time
+from typing import Any
+
+from log_progress_matcher import Matcher  # type: ignore[import-not-found]  # in the same directory
+from order_channel import Channel, LastExit, Order, State  # type: ignore[import-not-found]
+from process_tree import (  # type: ignore[import-not-found]
+    clear_shared_memory,
+    kill_descendants,
+    pythons_below,
+)
+from program_run import (  # type: ignore[import-not-found]
+    ENDING,
+    FORWARDED,
+    STACKS_SIGNAL,
+    ProgramRun,
+    cannot_start,
+    write_line,
+    write_signal,
+)
+
+SILENCE_SECONDS = 20.0
+"""The pod ends if the operator has not answered for this long since the end of the program."""
+KILL_SECONDS = 0.02
+"""Interval in which processes that are left are killed again."""
+STACK_SECONDS = 0.3
+"""Time for one process to write its stacks before the next one is signaled."""
+
+
+class Supervisor:
+    """`run` once. An empty `pattern`: the output is not parsed. Without `in_place` the pod ends with the program."""
+
+    def __init__(self, program: list[str], env: dict[str, str], pattern: str, in_place: bool) -> None:
+        self._program, self._env, self._pattern = program, env, pattern
+        self._channel = None
+        if in_place:
+            self._channel = Channel(env["ALLRANKS_REPORT_URL"], env["ALLRANKS_REPORT_TOKEN_FILE"], self._receive)
+        attempt = env.get("ALLRANKS_ATTEMPT", "")
+        self._state = State(int(attempt) if attempt.isdecimal() else 0, "Down")
+        self._run: ProgramRun | None = None
+        """The program while it runs."""
+        self._began = 0.0
+        """Start of the attempt, in seconds since the epoch."""
+        self._next: int | None = None
+        """The attempt for which everything is being stopped."""
+        self._kill_at: float | None = None
+        """End of the grace of a stop."""
+        self._cleared = True
+        """No process of an attempt that ended is left."""
+        self._ending = False
+        """The kubelet ends the pod."""
+        self._early: list[int] = []
+        self._orders: collections.deque[Order] = collections.deque()
+        self._woken, self._wake = os.pipe()
+
+    def run(self) -> int:
+        """Return the exit status of the program: its code, 128 + n for signal n."""
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
+        # Signals, including SIGCHLD, wake the main thread through a pipe: a signal right before a blocking waitpid
+        # would be forwarded too late.
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
+                signal.signal(number, self._forward)
+        status = self._start()
+        while status is None:
+            status = self._reap()
+            while status is None and self._orders:
+                status = self._obey(self._orders.popleft())
+            if status is None:
+                status = self._continue()
+            if status is None:
+                select.select([self._woken], [], [], self._seconds())
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._woken, 4096)
+        return status
+
+    # --- the program -------------------------------------------------------------------------------------------------
+
+    def _start(self) -> int | None:
+        """Start the program. Return the exit status if that is impossible."""
+        self._early.clear()
+        self._began = time.time()
+        matcher = self._report_output() if self._pattern else None
+        try:
+            self._run = ProgramRun(self._program, self._env, matcher)
+        except OSError as error:
+            return cannot_start(self._program, error)
+        for early in tuple(self._early):
+            self._forward(early, None)
+        self._cleared = False
+        self._tell(State(self._state.attempt, "Running", time.monotonic(), self._state.last))
+        return None
+
+    def _report_output(self) -> Matcher:
+        from allranks import report
+
+        def report_match(values: dict[str, Any]) -> None:
+            metrics = values.pop("metrics", {})
+            report.report(**{**metrics, **values})
+
+        report.forget()
+        report.answer_stacks(dump_stacks)
+        return Matcher(self._pattern, report_match, write_line)
+
+    def _forward(self, number: int, frame: object) -> None:
+        self._ending = self._ending or number in ENDING
+        if self._run is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._run.process.pid, number)
+        else:
+            self._early.append(number)
+
+    def _reap(self) -> int | None:
+        """Reap what has ended, also orphans. Return the exit status if the pod ends with the program."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, raw = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if self._run is None or pid != self._run.process.pid:
+                    continue
+                run, self._run = self._run, None
+                run.process.returncode = os.waitstatus_to_exitcode(raw)
+                if (status := self._program_ended(run, run.process.returncode)) is not None:
+                    return status
+        return None
+
+    def _program_ended(self, run: ProgramRun, code: int) -> int | None:
+        at = time.monotonic()
+        restarts = self._channel is not None and not self._ending and (code != 0 or self._next is not None)
+        if restarts:
+            kill_descendants(run.matcher_pid)  # as the kernel does at the end of a pod
+        run.finish()
+        if self._pattern:
+            from allranks import report
+
+            report.finish()
+        message = ""
+        if code < 0:
+            message = f"\nallranks: {write_signal(-code)}"
+        status = 128 - code if code < 0 else code
+        if not restarts:
+            return status
+        message = (run.last_output().rstrip("\n") + message).lstrip("\n")
+        last = LastExit(self._state.attempt, status, -code if code < 0 else None, at, message)
+        self._tell(State(self._state.attempt, "Ended", self._state.started_at, last))
+        return None
+
+    # --- orders ------------------------------------------------------------------------------------------------------
+
+    def _receive(self, order: Order) -> None:
+        """Take an order, in the channel's thread."""
+        self._orders.append(order)
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake, b"\0")
+
+    def _obey(self, order: Order) -> int | None:
+        """Begin what an order says; ignore one that is old. Return the exit status if the pod ends."""
+        if order.action == "Exit" and self._run is None:
+            return self._status()
+        if order.action == "Stop" and order.attempt > max(self._state.attempt, self._next or 0):
+            self._next = order.attempt
+            if self._run is not None and self._kill_at is None:
+                with contextlib.suppress(PermissionError):  # then it is not ended, and the operator creates new pods
+                    os.kill(self._run.process.pid, signal.SIGTERM)
+                self._kill_at = time.monotonic() + order.grace
+        elif order.action == "Start" and self._is_down_for(order.attempt):
+            for name, value in order.env.items():
+                for environment in (self._env, os.environ):
+                    if value is None:
+                        environment.pop(name, None)
+                    else:
+                        environment[name] = value
+            return self._start()
+        return None
+
+    def _is_down_for(self, attempt: int) -> bool:
+        return (self._state.state, self._state.attempt, self._next, self._ending) == ("Down", attempt, None, False)
+
+    def _continue(self) -> int | None:
+        """Do what is due. Return the exit status if the pod ends."""
+        if self._run is not None:
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                kill_descendants(self._run.matcher_pid)
+            return None
+        if self._ending or time.monotonic() >= self._silent_at():
+            return self._status()
+        if not self._cleared and kill_descendants():
+            self._cleared = True
+            clear_shared_memory(self._began)
+        if self._cleared and self._next is not None:
+            attempt, self._next, self._kill_at = self._next, None, None
+            self._tell(State(attempt, "Down", None, self._state.last))
+        return None
+
+    def _seconds(self) -> float | None:
+        """Return how long nothing is due."""
+        if self._run is not None:
+            if self._kill_at is None:
+                return None
+            return max(KILL_SECONDS, self._kill_at - time.monotonic())
+        return max(0.0, self._silent_at() - time.monotonic()) if self._cleared else KILL_SECONDS
+
+    def _silent_at(self) -> float:
+        """Return when the operator has been silent for too long."""
+        assert self._channel is not None
+        assert self._state.last is not None
+        return float(max(self._state.last.at, self._channel.answered_at) + SILENCE_SECONDS)
+
+    def _status(self) -> int:
+        """Return the exit status after the program has ended. A program that was stopped has not succeeded."""
+        assert self._state.last is not None
+        return self._state.last.code or 128 + signal.SIGTERM
+
+    def _tell(self, state: State) -> None:
+        self._state = state
+        if self._channel is not None:
+            self._channel.tell(state)
+
+
+def dump_stacks(stack_dump_id: str) -> None:
+    """Signal all Python descendants to dump their stacks, one after another."""
+    from allranks.report.client import reason_for
+    from allranks.report.stacks import pod
+
+    any_signaled = False
+    for pid, command in pythons_below(os.getpid(), STACKS_SIGNAL):
+        write_line(f"process {pid} ({command}, {pod()}): stacks, asked for because {reason_for(stack_dump_id)}")
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, STACKS_SIGNAL)
+            any_signaled = True
+        time.sleep(STACK_SECONDS)
+    if not any_signaled:
+        write_line(f"no process of {pod()} can show its stacks, asked for because {reason_for(stack_dump_id)}")
