@@ -45,6 +45,8 @@ class State(NamedTuple):
     state: str
     started_at: float | None = None
     last: LastExit | None = None
+    number: int = 0
+    """Grows with each state: two of them, on two connections, may arrive in any order."""
 
     def message(self) -> dict[str, Any]:
         """Return the message as sent: ages instead of times."""
@@ -58,7 +60,13 @@ class State(NamedTuple):
                 "message": _bounded(self.last.message),
             }
         started = None if self.started_at is None else round(now - self.started_at, 3)
-        return {"attempt": self.attempt, "state": self.state, "started": started, "last": last}
+        return {
+            "number": self.number,
+            "attempt": self.attempt,
+            "state": self.state,
+            "started": started,
+            "last": last,
+        }
 
 
 class Order(NamedTuple):

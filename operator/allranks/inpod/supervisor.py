@@ -230,9 +230,9 @@ class Supervisor:
         return self._state.last.code or 128 + signal.SIGTERM
 
     def _tell(self, state: State) -> None:
-        self._state = state
+        self._state = state._replace(number=self._state.number + 1)
         if self._channel is not None:
-            self._channel.tell(state)
+            self._channel.tell(self._state)
 
 
 def dump_stacks(stack_dump_id: str) -> None:

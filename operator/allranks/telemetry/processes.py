@@ -46,6 +46,8 @@ class Message(msgspec.Struct, frozen=True):
     state: ProcessState
     started: Seconds | None = None
     last: Last | None = None
+    number: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+    """Grows with each state: two of them, on two connections, may arrive in any order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class _Pod:
     job: Job
     bucket: Bucket
     process: PodProcess
+    number: int = 0
     heard_at: float = 0.0
     waiter: asyncio.Future[Answer] | None = None
     """The poll that waits for an order."""
@@ -206,8 +209,11 @@ class ProcessStore:
                 return _NO_ROOM if message.state == "Running" else _EXIT
             pod = self._add(sender, message, moment)
             changed = True
+        elif message.number < pod.number:
+            return _NOTHING  # the next state has arrived before this one
         else:
             changed = self._keep(pod, message)
+        pod.number = message.number
         if pod.waiter is not None:
             _end(pod.waiter)
             pod.waiter = None
