@@ -101,7 +101,7 @@ class Supervisor:
         try:
             self._run = ProgramRun(self._program, self._env, matcher)
         except OSError as error:
-            return cannot_start(self._program, error)
+            return int(cannot_start(self._program, error))
         for early in tuple(self._early):
             self._forward(early, None)
         self._cleared = False

@@ -93,7 +93,7 @@ def become(program: list[str], env: dict[str, str]) -> int:
     try:
         os.execvpe(program[0], program, env)
     except OSError as error:
-        return cannot_start(program, error)
+        return int(cannot_start(program, error))
 
 
 if __name__ == "__main__":

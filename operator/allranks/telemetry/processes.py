@@ -1,7 +1,7 @@
 """Keeps what the supervisor in each pod reported last, and gives it its orders (long poll). No I/O.
 
-The identity of a sender is authenticated, its message is untrusted: it changes only what is known about its own pod.
-Nothing is stored: a supervisor repeats its whole state with each message, so an operator that was restarted knows
+The identity of a sender is authenticated, its message is untrusted: it changes only the state of its own pod. Nothing is
+persisted: a supervisor repeats its whole state with each message, so an operator that was restarted knows
 everything as soon as they have connected again.
 """
 
@@ -147,7 +147,7 @@ class ProcessStore:
                 pod.waiter, pod.heard_at = None, self._monotonic()
 
     def snapshot(self, job: Job, uid: str, pods: Collection[str]) -> Processes:
-        """Return what is known about the processes of a job. Forgets pods that are not among `pods` (UIDs)."""
+        """Return the states of the processes of a job. Forgets pods that are not among `pods` (UIDs)."""
         kept, moment = self._jobs.get(job), self._monotonic()
         if kept is None or kept.uid != uid:
             return Processes(self.since)

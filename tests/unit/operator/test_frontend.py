@@ -48,6 +48,8 @@ class FakeBackend:
         self.stored = STORED
         self.wrong = ""
         self.hold: asyncio.Event | None = None
+        self.orders: asyncio.Event | None = None
+        self.polls = 0
 
     async def identify(self, token: str) -> None:
         self.identified += 1
@@ -64,6 +66,12 @@ class FakeBackend:
         if self.hold:
             await self.hold.wait()
         return Answer(200, {"received": len(body), "stored": True})
+
+    async def process(self, token: str, body: bytes) -> Answer:
+        self.polls += 1
+        if self.orders:
+            await self.orders.wait()
+        return Answer(200, {"order": None})
 
     async def check(self, name: str) -> str:
         self.checks += 1
@@ -184,6 +192,52 @@ def test_an_outcome_that_waits_for_the_api_server_delays_no_other_call(tmp_path:
     run(scenario())
 
 
+def test_supervisors_that_wait_for_orders_take_no_room_of_reports(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        limits = {"waiting": 2, "polls": 50}
+        async with serving(tmp_path, in_flight_bytes=4096) as world, connected(world.path, **limits) as client:
+            world.backend.orders = asyncio.Event()
+            polls = [asyncio.create_task(client.process("right", b"{}")) for _ in range(50)]
+            await until(lambda: world.backend.polls == 50)
+            assert (await client.process("right", b"{}")).status == 503
+            assert await client.report("right", b"{}") == STORED
+            assert (await client.outcome("right", b"x")).status == 200
+            await client.identify("right")
+            assert not any(poll.done() for poll in polls)
+            world.backend.orders.set()
+            assert {answer.status for answer in await asyncio.gather(*polls)} == {200}
+            assert (await client.process("right", b"{}")).status == 200
+
+    run(scenario())
+
+
+def test_the_controller_bounds_the_supervisors_that_wait_whatever_the_frontend_does(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path, polls=3) as world, connected(world.path) as client:
+            world.backend.orders = asyncio.Event()
+            polls = [asyncio.create_task(client.process("right", b"{}")) for _ in range(5)]
+            _, waiting = await asyncio.wait(polls, timeout=300, return_when=asyncio.FIRST_COMPLETED)
+            await until(lambda: sum(poll.done() for poll in polls) == 2)
+            assert [poll.result().status for poll in polls if poll.done()] == [503, 503]
+            assert await client.check("readyz") == ""
+            world.backend.orders.set()
+            await asyncio.gather(*waiting)
+
+    run(scenario())
+
+
+def test_supervisors_that_wait_when_the_controller_ends_are_answered_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as world, connected(world.path) as client:
+            world.backend.orders = asyncio.Event()
+            poll = asyncio.create_task(client.process("right", b"{}"))
+            await until(lambda: world.backend.polls == 1)
+            await world.server.stop()
+            assert (await poll).status == 503
+
+    run(scenario())
+
+
 def test_a_token_that_is_no_ascii_text_is_rejected_without_a_call(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as world, connected(world.path) as client:
@@ -281,6 +335,7 @@ GARBAGE = {
     "a number that is too large": frame(["check", 2**63, "healthz"]),
     "another check": frame(["check", 1, "unhealthy"]),
     "a body that is too long": frame(["report", 1, "token", b"x" * (BODY_BYTES + 1)]),
+    "a state that is too long": frame(["process", 1, "token", b"x" * (BODY_BYTES + 1)]),
     "a body of text": frame(["report", 1, "token", "{}"]),
     "a token that is too long": frame(["identify", 1, "x" * (socket_protocol.TOKEN_BYTES + 1)]),
     "a token of bytes": frame(["identify", 1, b"\xff"]),

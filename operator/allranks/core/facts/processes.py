@@ -18,7 +18,7 @@ process of an earlier attempt is left, and the program of `attempt` can start.""
 
 @dataclass(frozen=True, slots=True)
 class ProcessExit:
-    """How a program ended, as the kernel told its parent."""
+    """How a program ended, as the kernel reported it to its parent."""
 
     code: int
     """Exit code, 128 + n for signal n, as a kubelet reports it."""
