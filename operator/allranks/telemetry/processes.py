@@ -1,8 +1,8 @@
 """Keeps what the supervisor in each pod reported last, and gives it its orders (long poll). No I/O.
 
-The identity of a sender is authenticated, its message is untrusted: it changes only the state of its own pod. Nothing is
-persisted: a supervisor repeats its whole state with each message, so an operator that was restarted knows
-everything as soon as they have connected again.
+The identity of a sender is authenticated, its message is untrusted: it changes only the state of its own pod. Nothing
+is persisted: a supervisor repeats its whole state with each message, so an operator that was restarted knows everything
+as soon as all supervisors are connected again.
 """
 
 from __future__ import annotations
