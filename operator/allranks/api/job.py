@@ -159,8 +159,9 @@ class Restart(Model):
     in_place: Literal["Auto", "Never"] | None = Field(
         None,
         description="Whether the ranks restart in their pods after a failure of a process: Auto, if all pods and their "
-        "nodes are fine and the helper of allranks runs the program, or Never, always with new pods. Local runs ignore "
-        "it. Default: Auto.",
+        "nodes are fine and the helper of allranks runs the program, or Never, always with new pods. Auto adds no init "
+        "container: the helper runs the commands of jobs with progress or hang, and of frameworks that need it. Local "
+        "runs ignore it. Default: Auto.",
     )
     hold_seconds: Seconds | None = Field(
         None,

@@ -632,6 +632,11 @@ class Status(TextPart):
     ] = ""
 
     @property
+    def pod_attempt(self) -> int:
+        """The attempt in the names and labels of the pods that carry the current one."""
+        return self.attempt if self.pods_of_attempt is None else self.pods_of_attempt
+
+    @property
     def attempt_failure(self) -> Failure | None:
         """The failure that ended the previous attempt, with the last line of its message only."""
         return self.history[-1].failure if self.history else None

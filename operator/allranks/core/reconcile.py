@@ -20,7 +20,7 @@ from functools import reduce
 from allranks.core import checkpoints
 from allranks.core.accounting import checkpoint_schedule, cost, notifications, progress, time_accounting
 from allranks.core.beginning import begin_small
-from allranks.core.diagnosis import checkpoint_overdue, hardware, report_loss
+from allranks.core.diagnosis import checkpoint_overdue, hardware, processes, report_loss
 from allranks.core.facts import limits
 from allranks.core.facts import queue as queues
 from allranks.core.facts.model import Observed, Plan
@@ -28,9 +28,10 @@ from allranks.core.facts.stage import Stage, stage_of
 from allranks.core.objects.gangs import choice
 from allranks.core.objects.queueing.sync import plan_of_manager, with_workload
 from allranks.core.outcomes import Act, Outcome, WaitForCheckpoint, WaitUntil
-from allranks.core.rules import failure, gang, lifecycle, placement, queue, resize, utilization
+from allranks.core.rules import failure, gang, lifecycle, placement, queue, resize, restarts_in_pods, utilization
 from allranks.core.rules import transfers as transfer_rules
 from allranks.core.snapshot import Snapshot
+from allranks.core.sync import orders
 from allranks.core.sync.active import sync_objects
 from allranks.core.sync.stopped import clean_up, delete_pods, wait_for_uploads, wait_in_queue
 from allranks.core.transfers import pods as transfers
@@ -46,6 +47,7 @@ PREPARE: tuple[Prepare, ...] = (
     queues.as_admitted,
     transfers.with_transfers,
     begin_small,
+    processes.with_processes,
     progress.with_reports,
     checkpoint_schedule.with_schedule,
     report_loss.with_report_loss,
@@ -67,6 +69,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     transfer_rules.fail_in_pods,
     resize.reject_resize,
     failure.startup_failure,
+    restarts_in_pods.fall_back,
     failure.handle_failures,
     failure.handle_hang,
     failure.fail_without_finite_loss,
@@ -122,6 +125,7 @@ _FINISH: tuple[Finish, ...] = (
     cost.with_cost,
     checkpoints.with_request,
     checkpoint_schedule.with_due,
+    orders.with_orders,
     notifications.with_outbox,
 )
 FINISH: Mapping[Stage, tuple[Finish, ...]] = {
@@ -131,6 +135,7 @@ FINISH: Mapping[Stage, tuple[Finish, ...]] = {
         with_workload,
         transfers.with_transfer_pods,
         uploads.with_condition,
+        orders.with_orders,
         notifications.with_outbox,
     ),
 }

@@ -24,6 +24,7 @@ from allranks.core.accounting.progress import finalize, reset_for_attempt
 from allranks.core.diagnosis import comparison, elasticity, restart_policy
 from allranks.core.diagnosis.reasons import cause_line, describe_failure, is_rejection
 from allranks.core.facts import naming, stored_checkpoints
+from allranks.core.facts.attempt_pods import IN_PLACE, NEW_PODS
 from allranks.core.facts.bad_nodes import OF_NODE
 from allranks.core.facts.forgiveness import without_forgiven
 from allranks.core.facts.model import FETCH_FAILED
@@ -128,10 +129,16 @@ def _next_attempt(job: Job, status: Status, now: datetime) -> Status:
     return _attempt(job, fresh, number, now)
 
 
-def restart_on_request(job: Job, status: Status, reason: str, message: str, now: datetime) -> Status:
-    """Restart all ranks for another reason than a failure, such as another size; this counts against nothing."""
-    ended = replace(status, history=_ended(status, reason, now))
-    return with_phase(_attempt(job, ended, status.attempt + 1, now), "Restarting", now, reason, message)
+def restart_on_request(
+    job: Job, status: Status, reason: str, message: str, now: datetime, new_pods: str | None = ""
+) -> Status:
+    """Restart all ranks for another reason than a failure, such as another size; this counts against nothing.
+
+    `new_pods`: as in `restart`.
+    """
+    ended = replace(status, history=_how(_ended(status, reason, now), new_pods))
+    begun = _attempt(job, ended, status.attempt + 1, now, in_place=new_pods is None)
+    return with_phase(begun, "Restarting", now, reason, message)
 
 
 def give_up(job: Job, status: Status, reason: str, message: str, delay: timedelta, now: datetime) -> Status:
@@ -141,25 +148,58 @@ def give_up(job: Job, status: Status, reason: str, message: str, delay: timedelt
     return with_phase(begun, "Restarting", now, reason, message)
 
 
-def restart(job: Job, status: Status, failure: Failure, counted: bool, explanation: str, now: datetime) -> Status:
-    """Replace all pods by the pods of a new attempt, after a backoff."""
+def restart(
+    job: Job,
+    status: Status,
+    failure: Failure,
+    counted: bool,
+    explanation: str,
+    now: datetime,
+    new_pods: str | None = "",
+) -> Status:
+    """Begin a new attempt, after a backoff: in the same pods if `new_pods` is None.
+
+    Otherwise `new_pods` says why all pods are replaced; it is empty if they always are.
+    """
     restarts = _count(job, status.restarts, failure.reason, counted, now)
-    ended = replace(status, history=_ended(status, failure.reason, now, failure, counted))
+    ended = replace(status, history=_how(_ended(status, failure.reason, now, failure, counted), new_pods))
     idle = comparison.idle_restarts(status, failure, alone=False)
     number = restart_policy.counted_restarts(job, restarts, now) if counted else None
     wait = restart_policy.delay(job, number, idle)
     begun = replace(
-        _attempt(job, ended, status.attempt + 1, now),
+        _attempt(job, ended, status.attempt + 1, now, in_place=new_pods is None),
         restarts=replace(restarts, without_progress=idle or None),
         last_failure=failure,
         restart_time=now + wait if wait else None,
     )
-    if rollback := _rollback(job, status, failure):
+    if rollback := rollback_after(job, status, failure):
         begun = replace(begun, rollback=rollback)
     return with_phase(begun, "Restarting", now, failure.reason, f"{describe_failure(failure)}: {explanation}")
 
 
-def _rollback(job: Job, status: Status, failure: Failure) -> Rollback | None:
+def fall_back(status: Status, why: str, now: datetime) -> Status:
+    """Give an attempt that could not begin in the pods of an earlier one new pods. It is the same attempt, and counts
+    no second time."""
+    last = status.history[-1] if status.history else None
+    history = status.history
+    if last and last.attempt == status.attempt - 1:
+        history = _how(history, why)
+    begin = max(status.restart_time or now, now)
+    begun = replace(status, pods_of_attempt=None, launched=False, gang=None, restart_time=begin, history=history)
+    return with_phase(begun, "Restarting", now, NEW_PODS, f"new pods: {why}")
+
+
+def _how(history: list[PastAttempt], new_pods: str | None) -> list[PastAttempt]:
+    """Return the history that says how the attempt after the last one begins."""
+    if new_pods == "" or not history:
+        return history
+    last = replace(
+        history[-1], how=IN_PLACE if new_pods is None else NEW_PODS, why_new_pods=new_pods and new_pods[:128]
+    )
+    return [*history[:-1], last]
+
+
+def rollback_after(job: Job, status: Status, failure: Failure) -> Rollback | None:
     """Return from where the next attempt continues, if this one could not read the newest checkpoint."""
     step = failure.checkpoint_step
     older = None if step is None else stored_checkpoints.before(job, status, step)
@@ -169,10 +209,10 @@ def _rollback(job: Job, status: Status, failure: Failure) -> Rollback | None:
 
 
 def restart_after_upstream_failure(
-    job: Job, status: Status, lost: ReplicaRestarts, cause: Failure, now: datetime
+    job: Job, status: Status, lost: ReplicaRestarts, cause: Failure, now: datetime, why_new_pods: str = ""
 ) -> Status:
     """Restart all replicas because of one that restarts individually; its failure is already counted."""
-    ended = replace(status, history=_ended(status, cause.reason, now, cause))
+    ended = replace(status, history=_how(_ended(status, cause.reason, now, cause), why_new_pods))
     idle = comparison.idle_restarts(status, cause, alone=False)
     begin = max(lost.restart_time or now, now + restart_policy.delay(job, None, idle))
     begun = replace(
@@ -277,13 +317,15 @@ def _without_ready(status: Status) -> Status:
     return replace(status, roles=roles, ready=f"0/{sum(counts.desired for counts in roles.values())}")
 
 
-def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
-    """Return the write-ahead record of a new attempt, with everything of the previous one reset."""
+def _attempt(job: Job, status: Status, number: int, now: datetime, *, in_place: bool = False) -> Status:
+    """Return the write-ahead record of a new attempt, with everything of the previous one reset, but its pods and their
+    gang if the attempt begins `in_place`."""
     return replace(
         _initial_roles(job, status),
         attempt=number,
         attempt_time=now,
-        launched=False,
+        pods_of_attempt=status.pod_attempt if in_place else None,
+        launched=in_place,
         running_time=None,
         restart_time=None,
         replica_restarts={},
@@ -291,7 +333,7 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
         done={},
         avoided_nodes=_failed_nodes(job, status.history),
         progress=reset_for_attempt(status.progress),
-        gang=None,
+        gang=status.gang if in_place else None,
         checkpoint_request=None,
         checkpoint_schedule=_measured(status.checkpoint_schedule),
         rollback=status.rollback if status.running_time is None else None,
@@ -341,17 +383,18 @@ def _ended(
 def _failed_nodes(job: Job, history: list[PastAttempt]) -> list[str]:
     """Return the nodes that were lost, evicted or rejected a pod, or had a device that failed, newest first."""
     failures = without_forgiven(job, [past.failure for past in reversed(history) if past.failure])
-    return list(dict.fromkeys(f.node for f in failures if f.node and _is_nodes_fault(f)))
+    return list(dict.fromkeys(f.node for f in failures if f.node and is_nodes_fault(f)))
 
 
 def _avoided_after(status: Status, failure: Failure) -> list[str]:
     """Return the nodes that the pod of an individual restart avoids."""
-    if not failure.node or not _is_nodes_fault(failure):
+    if not failure.node or not is_nodes_fault(failure):
         return status.avoided_nodes
     return list(dict.fromkeys([failure.node, *status.avoided_nodes]))[:_HISTORY]
 
 
-def _is_nodes_fault(failure: Failure) -> bool:
+def is_nodes_fault(failure: Failure) -> bool:
+    """Return whether later attempts avoid the node of the pod."""
     of_node = failure.reason in ("NodeLost", "Evicted", FETCH_FAILED) or is_rejection(failure.reason)
     return of_node or failure.because in OF_NODE
 

@@ -95,7 +95,7 @@ def is_deferrable(observed: Observed, plan: Plan) -> bool:
     if observed.persisted.phase in FINISHED:
         return True
     assert plan.next is not None
-    current = observed.persisted.attempt
+    current = observed.persisted.pod_attempt
     return plan.next.phase == "Succeeded" and any(
         pod.phase == "Running" and not pod.ended and pod.attempt == current and not pod.termination_requested_at
         for pod in observed.pods

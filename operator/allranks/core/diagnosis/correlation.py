@@ -8,11 +8,12 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, PastAttempt, ReplicaRestarts, Status
-from allranks.core.diagnosis import pod_ends, restart_policy, root_cause
+from allranks.core.diagnosis import pod_ends, processes, restart_policy, root_cause
 from allranks.core.diagnosis.comparison import Way, same_way, way
 from allranks.core.diagnosis.culprit import Evidence, waited_for
 from allranks.core.diagnosis.reasons import LOST_PEER, is_uncounted, was_killed
 from allranks.core.facts import naming, topology
+from allranks.core.facts.attempt_pods import IN_PLACE, pods_of
 from allranks.core.facts.model import LIMIT_EXCEEDED, Platform, Pod
 from allranks.core.facts.pod_template import longest_grace_period
 from allranks.core.facts.restarts import CORRELATION_SECONDS, MAX_IDLE_RESTARTS
@@ -80,11 +81,14 @@ NODE_LOSS_DETECTION = timedelta(minutes=3)
 `node_lost_seconds`. A node that is marked later than the sum of both was still healthy when the attempt ended."""
 
 
-def corrected_cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform: Platform) -> Failure | None:
+def corrected_cause(
+    job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform: Platform, current: Iterable[Pod] = ()
+) -> Failure | None:
     """Return an earlier failure, or an event of a node, that caused the end of a past attempt; None without new
     evidence.
 
-    `pods` are pods of past attempts: those that remain, and the last states of deleted ones.
+    `pods` are pods of past attempts: those that remain, and the last states of deleted ones. `current` are the pods of
+    this attempt, in which the programs of earlier ones may have ended.
 
     When a node loses power, its peers fail within a second because their connections break, and the first of them is
     recorded as the root cause. Kubernetes marks the lost node a minute later. A node that shuts down, evicts a pod or
@@ -92,15 +96,21 @@ def corrected_cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime
     delete the pod at once. A killed rank and a peer that fails because of it may end within one second; then only the
     report of a launcher has the exact time.
     """
-    left = {pod.name: pod for pod in pods if _is_evidence(pod)}
-    if not left:
+    of_pods = {pod.name: pod for pod in pods if _is_evidence(pod)}
+    of_programs = {(pod.attempt, pod.name): pod for pod in processes.earlier_ends(current)}
+    if not of_pods and not of_programs:
         return None
     for past in status.history:
         failed_for_good = status.phase == "Failed" and past is status.history[-1] and past.failure is not None
         reason = past.failure.reason if failed_for_good and past.failure else past.reason
         if not (past.counted or failed_for_good) or is_uncounted(reason) or reason == LIMIT_EXCEEDED:
             continue
-        then = replace(status, attempt=past.attempt)
+        then = replace(status, attempt=past.attempt, pods_of_attempt=pods_of(status, past.attempt))
+        if past.how == IN_PLACE:  # what ended its pods did not end this attempt
+            programs = ((key[1], pod) for key, pod in of_programs.items() if key[0] == past.attempt)
+            left = {name: replace(pod, deleted_at=past.end_time) for name, pod in programs}
+        else:
+            left = of_pods
         # Labels may have been edited. Replicas that restart individually had their own failures, recorded at the time.
         of_then = [
             replace(left[replica.hostname], role=replica.role, index=replica.index, attempt=past.attempt)

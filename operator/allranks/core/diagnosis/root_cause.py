@@ -41,7 +41,7 @@ def failures(
     counts as one of `pods`. A failure is described when it is taken: often the first one decides.
     """
     framework, ranks = topology.framework_of(job), Ranks(job, status, platform)
-    gone = {_pod_name(job, status, replica): replica for replica in missing}
+    gone = {pod_name(job, status, replica): replica for replica in missing}
     last = [pod for name in gone if (pod := (removed or {}).get(name)) and failed(pod)]
     endings = [
         _Ending(pod, framework.log.root_cause(pod.exit.message) if pod.exit else None, now) for pod in (*pods, *last)
@@ -56,7 +56,7 @@ def failures(
             role=replica.role,
             index=replica.index,
             rank=ranks.rank(replica.role, replica.index),
-            pod=_pod_name(job, status, replica),
+            pod=pod_name(job, status, replica),
             reason="Deleted",
             message=_DELETED,
             time=now,
@@ -78,9 +78,10 @@ def _in_order(endings: list[_Ending]) -> list[_Ending]:
     return sorted(endings, key=key)
 
 
-def _pod_name(job: Job, status: Status, replica: Replica) -> str:
+def pod_name(job: Job, status: Status, replica: Replica) -> str:
+    """Return the name of the replica's pod in the current attempt."""
     restart = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
-    return naming.pod_name(job.name, replica.role, replica.index, status.attempt, restart.count if restart else 0)
+    return naming.pod_name(job.name, replica.role, replica.index, status.pod_attempt, restart.count if restart else 0)
 
 
 _DELETED = "the pod was deleted by someone"

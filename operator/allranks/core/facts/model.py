@@ -17,7 +17,7 @@ from allranks.core.facts.contenders import Contention
 from allranks.core.facts.data_store import CacheUse, DataStore
 from allranks.core.facts.optional_kinds import OptionalObjects
 from allranks.core.facts.policy import Policy
-from allranks.core.facts.processes import Order, Processes
+from allranks.core.facts.processes import Order, PodProcess, Processes
 from allranks.core.facts.rank_reports import CheckpointDue, Reports
 from allranks.core.facts.resume_source import ResumeSource
 from allranks.core.facts.uploads import Upload
@@ -50,7 +50,11 @@ INPUT_FAILED = "InputFailed"
 """An input cannot be fetched: reason of the condition Failed."""
 FETCHING, FETCH_RETRYING = "FetchingInputs", "FetchRetrying"
 """Reasons of the condition Running."""
-_STARTS = frozenset({"", "ContainerCreating", "PodInitializing", CRASH_LOOP, FETCHING, FETCH_RETRYING, *NOT_SCHEDULED})
+RESTART_IN_PLACE = "RestartInPlace"
+"""Reason of a pod that waits for the start of the next attempt in it."""
+_STARTS = frozenset(
+    {"", RESTART_IN_PLACE, "ContainerCreating", "PodInitializing", CRASH_LOOP, FETCHING, FETCH_RETRYING, *NOT_SCHEDULED}
+)
 
 
 def is_start_error(reason: str) -> bool:
@@ -165,6 +169,9 @@ class Pod:
     """The image of the training container with its digest; empty before the container exists."""
     unhealthy_devices: tuple[str, ...] = ()
     """Devices of its containers that the kubelet reports as unhealthy: `nvidia.com/gpu GPU-1c2d`."""
+    process: PodProcess | None = None
+    """What the supervisor in the pod reports, if the training container runs (`core/processes.py`); None without a
+    supervisor."""
     user: tuple[int, int] | None = None
     """(user ID, group ID) of the training container; None before it exists, or if its runtime does not say."""
 

@@ -15,6 +15,7 @@ from allranks.core.facts.model import (
     FETCH_RETRYING,
     FETCHING,
     NOT_SCHEDULED,
+    RESTART_IN_PLACE,
     Event,
     Pod,
     RejectedCreate,
@@ -209,7 +210,8 @@ def _backoff(status: Status, now: datetime) -> tuple[str, str] | None:
     """Return (reason, message) while the pods of the attempt are not created yet."""
     if status.restart_time is None or now >= status.restart_time:
         return None
-    begin = f"the pods are created at {status.restart_time:%Y-%m-%dT%H:%M:%SZ}"
+    begin = "the pods are created" if status.pods_of_attempt is None else "the ranks start in their pods"
+    begin += f" at {status.restart_time:%Y-%m-%dT%H:%M:%SZ}"
     if status.last_failure and status.last_failure.reason == FETCH_FAILED:
         return FETCH_RETRYING, f"{status.last_failure.message}; {begin}"
     idle, reason = status.restarts.without_progress or 0, status.last_failure.reason if status.last_failure else ""
@@ -315,6 +317,8 @@ def _information(pod: Pod) -> tuple[bool, ...]:
 def slow_start_at(pod: Pod) -> datetime | None:
     """Return when the condition begins to name this pod; None if it has no node, runs, or is named at once."""
     if pod.placed_at is None or pod.phase != "Pending" or pod.ended or _named_at_once(pod):
+        return None
+    if pod.waiting_reason == RESTART_IN_PLACE:
         return None
     return pod.placed_at + SLOW_START
 

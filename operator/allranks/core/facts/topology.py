@@ -39,7 +39,7 @@ def sizes(job: Job, status: Status) -> dict[str, int]:
 def replicas(job: Job, status: Status) -> tuple[Replica, ...]:
     """Return the replicas of the current attempt. Ranks follow the framework's order of roles, then the index."""
     kinds = tuple((role, kind.ranked) for role, kind in framework_of(job).roles.items())
-    return _replicas(kinds, job.name, tuple(sizes(job, status).items()), status.attempt)
+    return _replicas(kinds, job.name, tuple(sizes(job, status).items()), status.pod_attempt)
 
 
 @lru_cache(maxsize=8)
@@ -77,7 +77,9 @@ def waiting(job: Job, status: Status) -> tuple[Replica, ...]:
     if state is None or not state.waiting:
         return ()
     indices = range(state.desired, state.desired + state.waiting)
-    return tuple(Replica(ELASTIC_ROLE, i, hostname(job.name, ELASTIC_ROLE, i, status.attempt), None) for i in indices)
+    return tuple(
+        Replica(ELASTIC_ROLE, i, hostname(job.name, ELASTIC_ROLE, i, status.pod_attempt), None) for i in indices
+    )
 
 
 def success_target(job: Job, status: Status) -> list[tuple[str, int | None]]:

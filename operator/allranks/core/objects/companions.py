@@ -42,8 +42,8 @@ def superseded_config_maps(job: Job, status: Status) -> tuple[str, ...]:
 
     The ConfigMap of the previous attempt stays: its pods may still terminate.
     """
-    first = max(0, status.attempt - 1 - _SUPERSEDED)
-    return tuple(_config_map_name(job, attempt) for attempt in range(first, status.attempt - 1))
+    first = max(0, status.pod_attempt - 1 - _SUPERSEDED)
+    return tuple(_config_map_name(job, attempt) for attempt in range(first, status.pod_attempt - 1))
 
 
 def variable(job: Job, status: Status, name: str) -> Manifest:
@@ -52,7 +52,7 @@ def variable(job: Job, status: Status, name: str) -> Manifest:
 
 
 def config_map_name(job: Job, status: Status) -> str:
-    return _config_map_name(job, status.attempt)
+    return _config_map_name(job, status.pod_attempt)
 
 
 def _config_map_name(job: Job, attempt: int) -> str:
@@ -119,7 +119,7 @@ def _service(job: Job, publish_before_ready: bool) -> Manifest:
 
 
 def _config_map(job: Job, status: Status, data: Mapping[str, str]) -> Manifest:
-    labels = {naming.ATTEMPT_LABEL: str(status.attempt)}
+    labels = {naming.ATTEMPT_LABEL: str(status.pod_attempt)}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

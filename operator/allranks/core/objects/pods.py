@@ -257,10 +257,10 @@ def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, template: M
         **shared.gang.labels,
         naming.ROLE_LABEL: replica.role,
         naming.INDEX_LABEL: str(replica.index),
-        naming.ATTEMPT_LABEL: str(status.attempt),
+        naming.ATTEMPT_LABEL: str(status.pod_attempt),
         **({naming.RESTART_LABEL: str(restart)} if restart else {}),
     }
-    name = naming.pod_name(job.name, replica.role, replica.index, status.attempt, restart)
+    name = naming.pod_name(job.name, replica.role, replica.index, status.pod_attempt, restart)
     metadata = naming.object_metadata(job, name, labels)
     if annotations := {**template["metadata"].get("annotations", {}), **shared.gang.annotations}:
         metadata["annotations"] = annotations
@@ -284,10 +284,11 @@ def _shared_part(
     mounts, volumes, init = _attachments(job, status, wiring, template, platform, role, helper)
     user = pod_template.trainer(template)
     trainer = {"name": naming.TRAINER, **merge(_TRAINER_DEFAULTS, user)}
+    runs = _helper_runs(job, wiring, template, platform)
     if wiring.command is not None:
         trainer["command"] = list(wiring.command)
         trainer.pop("args", None)
-    elif report_env.needs_helper(job, wiring, user.get("command"), platform):
+    elif runs:
         trainer["command"] = [*report_env.HELPER, *wiring.prefix, *user.get("command", [])]
     elif wiring.prefix:
         trainer["command"] = [*wiring.prefix, *user.get("command", [])]
@@ -324,10 +325,23 @@ def _shared_part(
     spec |= scheduling.added(job, spec, status, bool(pod_template.gpus(job, template, platform)), platform)
     spec |= gang.spec
     sidecars = [container for container in spec["containers"] if container["name"] != naming.TRAINER]
+    reports = report_env.environment(job, platform)
+    if runs and report_env.restarts_in_place(job, template, platform):
+        reports[report_env.IN_PLACE] = "1"
     defaults = report_env.defaults(job, platform, trainer.get("env", []))
     if not platform.local:  # on one machine, also the environment of the command may set it
         defaults |= {"PYTHONHASHSEED": naming.hash_seed(job.metadata.uid)}
-    return _Shared(spec, trainer, sidecars, report_env.environment(job, platform), defaults, gang, tests=tests)
+    return _Shared(spec, trainer, sidecars, reports, defaults, gang, tests=tests)
+
+
+def _helper_runs(job: Job, wiring: Wiring, template: Manifest, platform: Platform) -> bool:
+    """Return whether the helper is the parent of the program: to read its output, or to restart it in its pod if a
+    helper of its framework runs there anyway."""
+    command = pod_template.trainer(template).get("command")
+    if report_env.needs_helper(job, wiring, command, platform):
+        return True
+    runs_anyway = wiring.helper and wiring.command is None and bool(command)
+    return runs_anyway and report_env.restarts_in_place(job, template, platform)
 
 
 def _has_our_image(container: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from allranks.api.job import Job
+from allranks.core.facts import pod_template
 from allranks.core.facts.model import Manifest, Platform
 from allranks.core.facts.rank_reports import TOKEN_FILE, URL
 from allranks.frameworks.base import HELPER_DIR, Wiring
@@ -17,6 +18,8 @@ from allranks.frameworks.base import HELPER_DIR, Wiring
 AUDIENCE = "allranks.dev/report"
 """Audience of the token: the API server accepts it for nothing else."""
 TOKEN_DIR = "/var/run/secrets/allranks.dev"
+IN_PLACE = "ALLRANKS_IN_PLACE"
+"""`1`: the helper waits for an order when the program has failed, so that the next attempt can begin in the pod."""
 TOKEN_SECONDS = 3600
 """The kubelet replaces the token before it expires."""
 DISABLE = "DISABLE_ALLRANKS_INTEGRATION"
@@ -79,6 +82,16 @@ def needs_helper(job: Job, wiring: Wiring, command: object, platform: Platform) 
     """Return whether the helper runs the pod's command. It cannot run an image's entrypoint, which is unknown here."""
     requested = job.spec.progress is not None or job.spec.hang is not None
     return requested and bool(platform.report_url) and wiring.command is None and bool(command)
+
+
+def restarts_in_place(job: Job, template: Manifest, platform: Platform) -> bool:
+    """Return whether the helper may wait in a pod for the next attempt: it asks for orders on the report port, and no
+    kubelet starts it again."""
+    if platform.local or not platform.report_url or job.spec.restart.in_place == "Never":
+        return False
+    trainer = pod_template.trainer(template)
+    policies = template["spec"].get("restartPolicy"), trainer.get("restartPolicy")
+    return all(policy in (None, "Never") for policy in policies) and not trainer.get("restartPolicyRules")
 
 
 def needs_command(job: Job, wiring: Wiring) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from allranks.api.job import Job, Progress
 from allranks.api.status import Failure, Status
-from allranks.core import transitions
+from allranks.core import in_place, transitions
 from allranks.core.accounting.progress import curve_not_finite
 from allranks.core.diagnosis import correlation, hang_detection, report_loss, restart_policy, root_cause
 from allranks.core.diagnosis.correlation import EarlierFailures
@@ -26,7 +26,8 @@ from allranks.core.snapshot import Snapshot
 def reattribute(snapshot: Snapshot) -> Outcome:
     """Correct the root cause of a past attempt when later evidence shows an earlier failure."""
     o, status = snapshot.observed, snapshot.current
-    cause = correlation.corrected_cause(o.job, status, [*o.removed.values(), *snapshot.outdated], o.now, o.platform)
+    past = [*o.removed.values(), *snapshot.outdated]
+    cause = correlation.corrected_cause(o.job, status, past, o.now, o.platform, snapshot.pods.values())
     counted = correlation.restart_counts(o.job, cause) if cause else None
     if cause is None or counted is None:
         return None
@@ -126,7 +127,8 @@ class _Evaluation:
         if upstream and upstream.failure:
             reason = f"caused by an earlier failure: {describe_failure(upstream.failure)}"
             event = Event("RankFailed", f"{described}: {reason}", warning=True)
-            restarted = transitions.restart_after_upstream_failure(job, status, upstream, upstream.failure, now)
+            why = in_place.why_new_pods(self._snapshot, status) or ""
+            restarted = transitions.restart_after_upstream_failure(job, status, upstream, upstream.failure, now, why)
             return "final", restarted, [event, Event("Restarting", reason)]
         if counted_before := self._earlier.counted(failure):
             failure = replace(failure, verdict=counted_before.verdict)
@@ -151,8 +153,9 @@ class _Evaluation:
             return "ignored", transitions.ignore(status, failure), [event]
         counted = decision.action == "Restart"
         if self._in_group:
-            restarted = transitions.restart(job, status, failure, counted, decision.explanation, now)
-            return "final", restarted, [event, Event("Restarting", decision.explanation)]
+            new_pods = in_place.why_new_pods(self._snapshot, status, failure)
+            restarted = transitions.restart(job, status, failure, counted, decision.explanation, now, new_pods)
+            return "final", restarted, [event, Event("Restarting", decision.explanation + in_place.describe(new_pods))]
         return "restarted", self._restart_alone(status, failure, counted), [event]
 
     def _restart_alone(self, status: Status, failure: Failure, counted: bool | None) -> Status:
@@ -277,5 +280,6 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
         recorded = hang_detection.already_recorded(o.current, stall)
         return None if recorded else write(replace(o.current, last_failure=failure), event)
     counted = decision.action == "Restart"
-    restarted = transitions.restart(o.job, o.current, failure, counted, decision.explanation, o.now)
-    return write(restarted, event, Event("Restarting", decision.explanation))
+    why = in_place.why_new_pods(snapshot, o.current, failure)
+    restarted = transitions.restart(o.job, o.current, failure, counted, decision.explanation, o.now, why)
+    return write(restarted, event, Event("Restarting", decision.explanation + in_place.describe(why)))

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core import checkpoints, transitions
+from allranks.core import checkpoints, in_place, transitions
 from allranks.core.beginning import refuse, reject
 from allranks.core.facts import naming, resume_source, topology
 from allranks.core.facts.model import Event, Plan, Pod
@@ -80,8 +80,10 @@ def restart(snapshot: Snapshot) -> Outcome:
         return None
     if wait := checkpoints.ask_first(snapshot, "Restarted", "the job restarts"):
         return wait
-    restarted = transitions.restart_on_request(job, status, "Restarted", "on request", now)
-    return write(restarted, Event("Restarted", f"on request: a new attempt begins{checkpoints.result(snapshot)}"))
+    why = in_place.why_new_pods(snapshot, status)
+    restarted = transitions.restart_on_request(job, status, "Restarted", "on request", now, why)
+    message = f"on request: a new attempt begins{checkpoints.result(snapshot)}{in_place.describe(why)}"
+    return write(restarted, Event("Restarted", message))
 
 
 def exceed_active_deadline(snapshot: Snapshot) -> Outcome:

@@ -27,6 +27,7 @@ from allranks.core.objects import pods as pod_manifests
 from allranks.core.objects.gangs import choice as gang_choice
 from allranks.core.objects.gangs import members, read_back
 from allranks.core.snapshot import Snapshot
+from allranks.core.sync import orders
 from allranks.core.sync.plans import DELETION_REFUSED, gpus_of, plan_objects, shorter_grace
 from allranks.core.transfers import pods as transfers
 from allranks.frameworks.base import Replica
@@ -39,7 +40,8 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     """Create missing pods that are due, delete outdated ones, and update the status from the pods."""
     o, status = snapshot.observed, snapshot.current
     due, delayed_until = _due(snapshot)
-    blocked = _blocked(snapshot) if due else None
+    waits, answer_at = orders.barrier(snapshot)
+    blocked = _blocked(snapshot) if due else waits
     unreported_at = hang_detection.unreported_at(o.job, status, o.reports)
     stopped, stopped_at = hang_detection.stopped_note(o.job, o.reports, o.now) if unreported_at else ("", None)
     note = (hang_detection.COLLECTIVES_STOPPED, stopped) if stopped else _unreported(snapshot, unreported_at)
@@ -72,7 +74,7 @@ def sync_objects(snapshot: Snapshot) -> Plan:
             remarks = commands.remarks(o.job, o.platform)
             events += [Event("Advice", f"{path}: {text}", warning=kind == "warning") for path, text, kind in remarks]
     lost_at = report_loss.due_at(status, o.reports, o.now)
-    times = [delayed_until, probe_at, lost_at, _next_slow_start(snapshot), stopped_at, ending_until]
+    times = [delayed_until, probe_at, lost_at, _next_slow_start(snapshot), stopped_at, ending_until, answer_at]
     times.append(checkpoint_overdue.wakes_at(o))
     times += [] if note else [unreported_at]
     wake_at = min((time for time in times if time), default=None)
@@ -93,7 +95,7 @@ def _refused_deletion(snapshot: Snapshot) -> tuple[str, str] | None:
 
     New pods wait for it: two attempts at once would write the same checkpoints.
     """
-    attempt = snapshot.current.attempt
+    attempt = snapshot.current.pod_attempt
     for pod, rejection in snapshot.undeletable:
         if pod.attempt != attempt:
             problem = f"pod {pod.name} of attempt {pod.attempt} still runs, because its deletion was rejected"
@@ -113,7 +115,7 @@ def _ending(snapshot: Snapshot) -> tuple[str, datetime | None]:
 
     They end by the time; until then, others may believe that another job uses the GPUs.
     """
-    o, attempt = snapshot.observed, snapshot.current.attempt
+    o, attempt = snapshot.observed, snapshot.current.pod_attempt
     if not any(pod.waiting_reason in NOT_SCHEDULED for pod in snapshot.pods.values()):
         return "", None
     older = [pod for pod in snapshot.outdated if pod.attempt < attempt and pod.node and not pod.ended]

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
-from allranks.api.status import Status
+from allranks.api.job import Job
+from allranks.api.status import PastAttempt, Status
 from allranks.core.facts import pod_template, pool_template
+from allranks.core.facts.attempt_pods import last_attempt_of
 from allranks.core.facts.model import ANY_PLATFORM, Event, Manifest, Plan, Pod, PodRef
 from allranks.core.snapshot import Snapshot
 
@@ -39,17 +41,26 @@ def _references(snapshot: Snapshot, pods: Sequence[Pod]) -> Iterator[PodRef]:
 
 def shorter_grace(snapshot: Snapshot, pods: Iterable[Pod]) -> dict[tuple[int, str], int]:
     """Return (attempt, role) -> seconds, where `restart.graceSeconds` applies instead of the grace period of the pods:
-    to pods whose attempt a failure has ended."""
+    to pods whose last attempt a failure has ended."""
     o = snapshot.observed
-    failed = {past.attempt for past in o.current.history if past.failure and past.failure.reason not in LEAVES_TIME}
-    attempts = failed & {pod.attempt for pod in pods}
+    failed = {past.attempt for past in o.current.history if not left_time(past)}
+    attempts = {attempt for attempt in {pod.attempt for pod in pods} if last_attempt_of(o.current, attempt) in failed}
     if not attempts:
         return {}
     platform = ANY_PLATFORM if pool_template.unavailable(o.job, o.platform) else o.platform
-    grace = GRACE_SECONDS if (seconds := o.job.spec.restart.grace_seconds) is None else seconds
+    grace = grace_of_failures(o.job)
     templates = pod_template.role_templates(o.job, platform)
     roles = [role for role, template in templates.items() if grace < pod_template.grace_period(template)]
     return {(attempt, role): grace for attempt in attempts for role in roles}
+
+
+def left_time(past: PastAttempt) -> bool:
+    """Return whether the processes of an attempt had their whole grace period when it ended."""
+    return past.failure is None or past.failure.reason in LEAVES_TIME
+
+
+def grace_of_failures(job: Job) -> int:
+    return GRACE_SECONDS if job.spec.restart.grace_seconds is None else job.spec.restart.grace_seconds
 
 
 GRACE_SECONDS = 30

@@ -65,7 +65,7 @@ def with_backend(snapshot: Snapshot, plan: Plan) -> Plan:
     o, status = snapshot.observed, plan.next
     if not plan.write_ahead or status is None or status.phase in FINISHED:
         return plan
-    if status.attempt_time in (None, snapshot.current.attempt_time):
+    if status.attempt_time in (None, snapshot.current.attempt_time) or status.pods_of_attempt is not None:
         return plan
     chosen = choose(o.job, status, o.platform, o.optional)
     return replace(plan, next=replace(status, gang=chosen)) if chosen else plan

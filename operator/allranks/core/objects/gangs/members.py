@@ -41,7 +41,7 @@ def gang_of(job: Job, status: Status, templates: Mapping[str, Manifest], platfor
     """Return the gang of the current attempt. `templates`: the result of `pod_template.role_templates`."""
     least, scheduling = min_by_role(job, status), job.spec.scheduling
     return Gang(
-        name=group_name(job, status.attempt),
+        name=group_name(job, status.pod_attempt),
         min_by_role=least,
         templates=templates,
         all_or_nothing=job.spec.elastic is None and all(topology.scope(job, role, 0) == "Group" for role in least),
@@ -106,7 +106,7 @@ def superseded_groups(job: Job, status: Status, optional: OptionalObjects, *, ov
     Volcano counts a group in its queue until it is deleted.
     """
     kinds = {backend.kind.id for backend in BACKENDS.values() if backend.kind.kind == "PodGroup"}
-    current = group_name(job, status.attempt)
+    current = group_name(job, status.pod_attempt)
     return tuple(
         group
         for group in optional.of_job

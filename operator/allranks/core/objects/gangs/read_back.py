@@ -40,7 +40,7 @@ def observe(
     backend = members.backend_of(status)
     if backend is None or status.gang is None:
         return status if before is None else replace(status, conditions=others)
-    group = members.observed_group(status, optional, members.group_name(job, status.attempt))
+    group = members.observed_group(status, optional, members.group_name(job, status.pod_attempt))
     fulfilled, reason, message = _verdict(job, status, list(pods), group_sent, group)
     if before and (before.status, before.reason, before.message) == (fulfilled, reason, message):
         return status if before in status.conditions else replace(status, conditions=[*others, before])
@@ -62,7 +62,7 @@ def _verdict(
     backend = members.backend_of(status)
     assert backend is not None
     assert status.gang is not None
-    name = members.group_name(job, status.attempt)
+    name = members.group_name(job, status.pod_attempt)
     if backend.reads_back_pods:
         lost = [pod for pod in pods if members.belongs(job, pod.role) and pod.scheduling_group != name]
         if lost:

@@ -1,0 +1,78 @@
+"""Adds what supervisors report to the pods, so that all rules see the process of the current attempt in each pod."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from allranks.api.status import Status
+from allranks.core.diagnosis.root_cause import pod_name
+from allranks.core.facts import naming, topology
+from allranks.core.facts.model import RESTART_IN_PLACE, Exit, Observed, Pod
+from allranks.core.facts.processes import PodProcess, ProcessExit
+
+
+def with_processes(o: Observed) -> Observed:
+    """Return the observation with pods whose phase is that of the current attempt's process.
+
+    A container whose supervisor waits runs for Kubernetes, although its program has ended, or has not started again.
+    Kubernetes is right about pods that are pending, ended, or removed.
+    """
+    status, by_pod = o.current, o.processes.by_pod if o.processes else {}
+    if o.platform.local or (not by_pod and status.pods_of_attempt is None):
+        return o
+    alone = status.replica_restarts
+    moved = {
+        pod_name(o.job, status, replica): status.pods_of_attempt is not None
+        and naming.replica_key(replica.role, replica.index) not in alone
+        for replica in topology.replicas(o.job, status)
+    }
+    pods = (
+        _with_process(status, pod, by_pod.get(pod.uid), moved[pod.name]) if pod.owned and pod.name in moved else pod
+        for pod in o.pods
+    )
+    return replace(o, pods=tuple(pods))
+
+
+def _with_process(status: Status, pod: Pod, process: PodProcess | None, moved: bool) -> Pod:
+    """Return the pod as the current attempt sees it. `moved`: the pod was created for an earlier attempt."""
+    pod = replace(pod, attempt=status.attempt) if status.pods_of_attempt is not None else pod
+    if pod.ended or pod.phase != "Running":
+        return pod
+    if process and (process.attempt > status.attempt or (process.attempt < status.attempt and not moved)):
+        process = None  # no such process can exist: it is not believed
+    if process is None:
+        return pod if not moved or status.running_time else _waiting(pod)
+    pod = replace(pod, process=process)
+    if process.attempt == status.attempt and process.state == "Ended":
+        return replace(_started(pod, process), phase="Failed", exit=_exit(process.last_exit))
+    if not moved:
+        return pod
+    if process.attempt == status.attempt and process.state == "Running":
+        return _started(pod, process)
+    return _waiting(pod)
+
+
+def _started(pod: Pod, process: PodProcess) -> Pod:
+    return replace(pod, started_at=process.started_at or pod.started_at)
+
+
+def _waiting(pod: Pod) -> Pod:
+    return replace(
+        pod, phase="Pending", started_at=None, waiting_reason=RESTART_IN_PLACE, waiting_for="the restart in its pod"
+    )
+
+
+def _exit(ended: ProcessExit | None) -> Exit | None:
+    if ended is None:
+        return None  # the phase says that it failed
+    return Exit(code=ended.code, finished_at=ended.finished_at, message=ended.message, signal=ended.signal)
+
+
+def earlier_ends(pods: Iterable[Pod]) -> list[Pod]:
+    """Return how the programs of earlier attempts ended in these pods, as failed pods of those attempts."""
+    return [
+        replace(pod, attempt=process.last_attempt, phase="Failed", exit=_exit(process.last_exit), disruption=None)
+        for pod in pods
+        if (process := pod.process) and process.last_exit and process.last_attempt < pod.attempt
+    ]

@@ -1,0 +1,27 @@
+"""Which attempts the pods of a job carried: after a restart in place, pods carry several ones."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from allranks.api.status import Status
+
+IN_PLACE: Literal["InPlace"] = "InPlace"
+NEW_PODS: Literal["NewPods"] = "NewPods"
+"""How an attempt begins after another one."""
+
+
+def pods_of(status: Status, attempt: int) -> int:
+    """Return the attempt for which the pods of an attempt were created, as far as the history says it."""
+    if status.pods_of_attempt is not None and status.pods_of_attempt <= attempt:
+        return status.pods_of_attempt
+    for past in reversed(status.history):
+        if past.attempt == attempt - 1 and past.how == IN_PLACE:
+            attempt = past.attempt
+    return attempt
+
+
+def last_attempt_of(status: Status, pod_attempt: int) -> int:
+    """Return the last attempt that the pods carried which were created for `pod_attempt`."""
+    ends = (past.attempt for past in status.history if past.attempt >= pod_attempt and past.how != IN_PLACE)
+    return next(ends, status.attempt)

@@ -1,0 +1,130 @@
+"""Whether the next attempt begins in the pods of this one, or with new pods: with new ones where anything is unclear.
+
+Why is a short sentence for users, `status.history[].whyNewPods`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from allranks.api.status import Failure, Status
+from allranks.core import transitions
+from allranks.core.diagnosis import elasticity, hardware
+from allranks.core.facts import naming, pod_template, pool_template, topology
+from allranks.core.facts.attempt_pods import IN_PLACE
+from allranks.core.facts.model import Manifest, Pod
+from allranks.core.objects.report_env import restarts_in_place
+from allranks.core.snapshot import Snapshot
+from allranks.core.transfers import data
+
+NO_SUPERVISOR = "no helper of allranks waits in the pods"
+_MOST_IN_A_ROW = 2
+"""Failures in a row of one replica after which it gets another pod: something in its pod may be broken."""
+
+
+def why_new_pods(snapshot: Snapshot, status: Status, failure: Failure | None = None) -> str | None:
+    """Return why the attempt after `status` needs new pods; None if it can begin in the pods of this one.
+
+    Empty: the job never restarts in its pods. `failure` ended this attempt; None after a request.
+    """
+    o = snapshot.observed
+    if o.platform.local or o.job.spec.restart.in_place == "Never":
+        return ""
+    if not any(pod.process for pod in snapshot.pods.values()):
+        return NO_SUPERVISOR
+    reasons = chain(
+        _of_failure(snapshot, status, failure) if failure else (),
+        _of_job(snapshot, status),
+        (reason for place, pod in sorted(snapshot.pods.items()) if (reason := _of_pod(snapshot, pod))),
+    )
+    return next(reasons, None)
+
+
+def _of_failure(snapshot: Snapshot, status: Status, failure: Failure) -> Iterator[str]:
+    """Yield what the failure says against the pods."""
+    if failure.verdict == "Node" or transitions.is_nodes_fault(failure):
+        yield "the node or a device of a pod is at fault"
+    if failure.because == "NetworkError":
+        yield "the network of a pod may be at fault"
+    if failure.reason == "OOMKilled":
+        yield "a container was killed for memory"
+    if transitions.rollback_after(snapshot.observed.job, status, failure):
+        yield "an init container sets the unreadable checkpoint aside"
+    earlier = [past for past in status.history if past.how == IN_PLACE and past.attempt >= status.pod_attempt]
+    row = [past.failure for past in earlier[-_MOST_IN_A_ROW:] if past.failure]
+    place = failure.role, failure.index
+    if len(row) == _MOST_IN_A_ROW and all((other.role, other.index) == place for other in row):
+        who = naming.replica_key(*place) if failure.role else "the job"
+        yield f"{who} failed {_MOST_IN_A_ROW + 1} times in a row in the same pods"
+
+
+def _of_job(snapshot: Snapshot, status: Status) -> Iterator[str]:
+    """Yield what differs between the pods of the next attempt and the present ones."""
+    o = snapshot.observed
+    sizes = {role: counts.desired for role, counts in elasticity.initial_roles(o.job, status).items() if counts.desired}
+    if sizes != topology.sizes(o.job, status):
+        yield "the size changes"
+    if status.rollback:
+        yield "the pods set a checkpoint aside before they start"
+    if data.inputs_of_attempt(o.job, status.inputs) != status.inputs:
+        yield "an init container fetches the newest checkpoint"
+    if status.replica_restarts or status.ignored or status.done:
+        yield "some replicas have ended, or restarted alone"
+    if pool_template.unavailable(o.job, o.platform):
+        yield "the TrainingPool of the job cannot be used"
+        return
+    for role, template in sorted(pod_template.role_templates(o.job, o.platform).items()):
+        if role in sizes and not restarts_in_place(o.job, template, o.platform):
+            yield f"the template of {role} lets its kubelet restart the container"
+        if role in sizes and _refers_to_attempt(template):
+            yield f"the pods of {role} refer to the number of the attempt"
+    if missing := snapshot.missing:
+        yield f"{naming.replica_key(missing[0].role, missing[0].index)} has no pod"
+
+
+def _refers_to_attempt(template: Manifest) -> bool:
+    """Return whether the kubelet inserts the attempt into the command or a variable, which it does only once."""
+    trainer = pod_template.trainer(template)
+    text = repr([trainer.get(part) for part in ("command", "args", "env")])
+    return "$(ALLRANKS_ATTEMPT)" in text or naming.ATTEMPT_LABEL in text
+
+
+def _of_pod(snapshot: Snapshot, pod: Pod) -> str:
+    """Return what is against this pod; empty if the next attempt can begin in it."""
+    if trouble := pod_trouble(pod):
+        return trouble
+    who = naming.replica_key(pod.role, pod.index)
+    if unhealthy := hardware.problem(pod, snapshot.observed.node_problems):
+        return f"{who}: {unhealthy[1]}"[:_LONGEST]
+    process = pod.process
+    if process is None or not process.connected:
+        return f"the helper in {who} does not answer"
+    if process.attempt != snapshot.current.attempt:
+        return f"{who} has not ended attempt {process.attempt} yet"
+    return ""
+
+
+_LONGEST = 128
+"""As in the CRD."""
+
+
+def pod_trouble(pod: Pod) -> str:
+    """Return why no attempt can begin in this pod any more; empty if one can."""
+    who = naming.replica_key(pod.role, pod.index)
+    if pod.disruption:
+        return f"the pod of {who} is removed ({pod.disruption.reason})"[:_LONGEST]
+    if pod.deleted_at:
+        return f"the pod of {who} is being deleted"
+    if pod.ended and pod.process is None:
+        return f"the container of {who} has ended"
+    if pod.process is None and pod.phase != "Running":
+        return f"the container of {who} does not run"
+    return ""
+
+
+def describe(new_pods: str | None) -> str:
+    """Return the end of a sentence about a restart; empty where new pods need no explanation."""
+    if new_pods is None:
+        return ": the ranks restart in their pods"
+    return "" if new_pods in ("", NO_SUPERVISOR) else f"; new pods: {new_pods}"

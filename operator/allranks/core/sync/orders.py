@@ -1,0 +1,144 @@
+"""Orders for the supervisors in the pods: end what is left of older attempts, start the current one, or end the pod.
+
+Orders follow from the persisted status and from what the supervisors report, so an operator that is killed gives the
+same ones again. No process starts before all pods of the attempt are down: a supervisor that says so never starts a
+process of an older attempt again, so this stays true without being recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from allranks.api.status import FINISHED, WITHOUT_PODS
+from allranks.core.facts import naming, pod_template, pool_template
+from allranks.core.facts.model import ANY_PLATFORM, Plan, Pod
+from allranks.core.facts.processes import Order
+from allranks.core.facts.uploads import uploading_since
+from allranks.core.in_place import pod_trouble
+from allranks.core.snapshot import Snapshot
+from allranks.core.sync.plans import grace_of_failures, left_time
+
+ANSWER = timedelta(seconds=20)
+"""Time for the supervisors to answer, beyond the grace period of their processes."""
+SLOW = timedelta(seconds=5)
+"""A pod that has not answered for this long is named in the condition."""
+RESTARTS_IN_PODS = "RestartInPlace"
+"""Reason of the condition of a job that waits until the processes of its last attempt have ended."""
+
+
+def with_orders(snapshot: Snapshot, plan: Plan) -> Plan:
+    """Add the orders, unless a rule decides: what follows from its decision is ordered when that is persisted."""
+    if plan.decided or snapshot.observed.processes is None:
+        return plan
+    return replace(plan, orders=tuple(sorted(_orders(snapshot), key=lambda order: order.pod_uid)))
+
+
+def _orders(snapshot: Snapshot) -> Iterator[Order]:
+    o, status = snapshot.observed, snapshot.persisted
+    by_pod = o.processes.by_pod if o.processes else {}
+    over = status.phase in FINISHED | WITHOUT_PODS or uploading_since(status) is not None
+    ignored = frozenset(status.ignored)
+    slots = {
+        pod.uid: pod for place, pod in snapshot.pods.items() if not over and naming.replica_key(*place) not in ignored
+    }
+    for pod in o.pods:
+        process = by_pod.get(pod.uid)
+        if pod.owned and process and process.state != "Running" and pod.uid not in slots and not pod.deleted_at:
+            yield Order(pod.uid, "Exit")
+    if status.pods_of_attempt is None:
+        return
+    grace, begins = _grace(snapshot), _barrier_passed(snapshot)
+    for pod in slots.values():
+        if pod.process is None:
+            continue
+        if pod.process.attempt < status.attempt:
+            yield Order(pod.uid, "Stop", status.attempt, grace.get(pod.role, pod_template.DEFAULT_GRACE_PERIOD_SECONDS))
+        elif pod.process.state == "Down" and begins:
+            yield Order(pod.uid, "Start", status.attempt, env=_environment(snapshot))
+
+
+def _environment(snapshot: Snapshot) -> dict[str, str | None]:
+    """Return the variables that differ from those with which the pods were created."""
+    env: dict[str, str | None] = {"ALLRANKS_ATTEMPT": str(snapshot.persisted.attempt)}
+    if snapshot.observed.job.spec.checkpoint and not snapshot.persisted.rollback:
+        env["ALLRANKS_RESUME_STEP"] = None  # the attempt for which the pods were created may have been set back
+    return env
+
+
+def _barrier_passed(snapshot: Snapshot) -> bool:
+    """Return whether the backoff is over, and no process of an older attempt is left in any pod of the attempt."""
+    status = snapshot.persisted
+    if status.restart_time and snapshot.observed.now < status.restart_time:
+        return False
+    return not snapshot.missing and not any(_may_run_an_older_process(snapshot, pod) for pod in snapshot.pods.values())
+
+
+def _may_run_an_older_process(snapshot: Snapshot, pod: Pod) -> bool:
+    if pod.process is None:
+        return not pod.ended
+    return pod.process.attempt < snapshot.persisted.attempt
+
+
+def lost_pod(snapshot: Snapshot) -> str:
+    """Return why the attempt cannot begin in one of its pods any more; empty if it can."""
+    if missing := snapshot.missing:
+        return f"{naming.replica_key(missing[0].role, missing[0].index)} has no pod"
+    troubles = (
+        trouble
+        for place, pod in sorted(snapshot.pods.items())
+        if (pod.ended or pod.deleted_at or pod.disruption) and not pod.succeeded and not snapshot.settled(*place)
+        if (trouble := pod_trouble(pod))
+    )
+    return next(troubles, "")
+
+
+def unanswered(snapshot: Snapshot) -> str:
+    """Return which pods have not ended the processes of older attempts, or not started those of the current one."""
+    who, verb = _late(snapshot)
+    return f"{who} did not {verb} in time"
+
+
+def barrier(snapshot: Snapshot) -> tuple[tuple[str, str] | None, datetime | None]:
+    """Return (reason, sentence) about the pods for which the attempt waits, and when it changes next."""
+    status, now = snapshot.current, snapshot.observed.now
+    if status.pods_of_attempt is None or status.running_time is not None:
+        return None, None
+    begin = max(filter(None, (status.restart_time, status.attempt_time)), default=now)
+    if now < begin + SLOW:
+        return None, begin if now < begin else begin + SLOW
+    who, verb = _late(snapshot)
+    until = f"{deadline(snapshot):%H:%M:%S} UTC"
+    return (RESTARTS_IN_PODS, f"{who} did not {verb} yet; all pods are replaced at {until} otherwise"), None
+
+
+def _late(snapshot: Snapshot) -> tuple[str, str]:
+    """Return (pods, what they have not done)."""
+    older = sorted(place for place, pod in snapshot.pods.items() if _may_run_an_older_process(snapshot, pod))
+    late = older or sorted(place for place, pod in snapshot.pods.items() if pod.phase == "Pending")
+    if not late:
+        return "a pod", "start"
+    more = f" and {len(late) - 1} more" if len(late) > 1 else ""
+    verb = f"end the processes of attempt {snapshot.current.attempt - 1}" if older else "start"
+    return naming.replica_key(*late[0]) + more, verb
+
+
+def deadline(snapshot: Snapshot) -> datetime:
+    """Return when an attempt that does not run in the pods of an earlier one gets new pods."""
+    o, status = snapshot.observed, snapshot.current
+    begin = max(filter(None, (status.restart_time, status.attempt_time)), default=o.now)
+    end = begin + timedelta(seconds=max(_grace(snapshot).values(), default=0)) + ANSWER
+    return max(end, o.processes.since + ANSWER) if o.processes else end
+
+
+def _grace(snapshot: Snapshot) -> dict[str, int]:
+    """Return role -> seconds between SIGTERM and SIGKILL for the processes of the last attempt."""
+    o, status = snapshot.observed, snapshot.current
+    platform = ANY_PLATFORM if pool_template.unavailable(o.job, o.platform) else o.platform
+    templates = pod_template.role_templates(o.job, platform)
+    graces = {role: pod_template.grace_period(template) for role, template in templates.items()}
+    last = status.history[-1] if status.history else None
+    if last is None or left_time(last):
+        return graces
+    return {role: min(seconds, grace_of_failures(o.job)) for role, seconds in graces.items()}
