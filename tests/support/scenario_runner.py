@@ -165,6 +165,18 @@ class World(ABC):
     def asked_for_checkpoint(self) -> bool:
         """Whether the answer to the next report asks for a checkpoint."""
 
+    def fail(self, pod: str, code: int, signal: int | None, message: str) -> None:
+        """The program of the pod fails, and its supervisor waits. Raises Unsupported."""
+        raise Unsupported("supervisors")
+
+    def supervisor(self, pod: str, fault: str) -> None:
+        """The supervisor of the pod begins with a fault, or behaves again (empty)."""
+        raise Unsupported("supervisors")
+
+    def process(self, pod: str) -> str:
+        """State and attempt of the process in the pod: `Running 1`; empty without a supervisor."""
+        raise Unsupported("supervisors")
+
     @abstractmethod
     def advance(self, seconds: float) -> None: ...
 
@@ -281,6 +293,10 @@ def _exit(world: World, how: Manifest) -> None:
     pod, signal = how.pop("pod"), how.pop("signal", None)
     code = 128 + signal if signal else how.pop("code")
     world.end(pod, code, **how)
+
+
+def _fail(world: World, pod: str, code: int = 0, signal: int | None = None, message: str = "") -> None:
+    world.fail(pod, 128 + signal if signal else code, signal, message)
 
 
 def _pod(how: Manifest) -> Manifest:
@@ -403,6 +419,8 @@ _CHANGES: Mapping[str, Callable[[World, Any], None]] = {
     "quota": lambda w, how: [w.quota(kind, limit) for kind, limit in how.items()],
     "run": _run,
     "exit": _exit,
+    "fail": lambda w, how: _fail(w, **how),
+    "supervisor": lambda w, how: [w.supervisor(pod, fault or "") for pod, fault in how.items()],
     "wait": lambda w, how: w.wait(how["pod"], how["reason"], how.get("message", ""), how.get("container", "trainer")),
     "initialize": lambda w, how: w.initialize(how["pod"], how["container"]),
     "unmounted": lambda w, how: w.unmount(how),
@@ -456,6 +474,8 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
     for kind, present in (("pods", living), ("terminating", set(pods) - living)):
         if kind in expect and present != set(expect[kind]):
             yield f"{kind}: {sorted(present)}, not {sorted(expect[kind])}"
+    for name, process in expect.get("processes", {}).items():
+        yield from _differ(f"process in {name}", world.process(name), process)
     for name, env in expect.get("env", {}).items():
         yield from _differ(f"env of {name}", _env_of(pods[name]) if name in pods else {}, env)
     for name, tolerations in expect.get("tolerations", {}).items():
@@ -496,7 +516,7 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
 _EXPECTATIONS = frozenset(
     (
         *("job", "refused", "status", "pods", "terminating", "env", "tolerations", "pod_specs", "kept", "workload"),
-        *("objects", "events", "messages", "stacks", "asked"),
+        *("objects", "events", "messages", "stacks", "asked", "processes"),
     )
 )
 

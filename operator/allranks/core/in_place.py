@@ -14,7 +14,7 @@ from allranks.core.diagnosis import elasticity, hardware
 from allranks.core.facts import naming, pod_template, pool_template, topology
 from allranks.core.facts.attempt_pods import IN_PLACE
 from allranks.core.facts.model import Manifest, Pod
-from allranks.core.objects.report_env import restarts_in_place
+from allranks.core.objects import pods
 from allranks.core.snapshot import Snapshot
 from allranks.core.transfers import data
 
@@ -29,14 +29,15 @@ def why_new_pods(snapshot: Snapshot, status: Status, failure: Failure | None = N
     Empty: the job never restarts in its pods. `failure` ended this attempt; None after a request.
     """
     o = snapshot.observed
-    if o.platform.local or o.job.spec.restart.in_place == "Never":
+    if o.platform.local or o.processes is None or o.job.spec.restart.in_place == "Never":
         return ""
-    if not any(pod.process for pod in snapshot.pods.values()):
+    if not pool_template.unavailable(o.job, o.platform) and not pods.wait_for_orders(o.job, status, o.platform):
         return NO_SUPERVISOR
     reasons = chain(
         _of_failure(snapshot, status, failure) if failure else (),
         _of_job(snapshot, status),
-        (reason for place, pod in sorted(snapshot.pods.items()) if (reason := _of_pod(snapshot, pod))),
+        (trouble for _, pod in sorted(snapshot.pods.items()) if (trouble := pod_trouble(pod))),
+        (reason for _, pod in sorted(snapshot.pods.items()) if (reason := _of_pod(snapshot, pod))),
     )
     return next(reasons, None)
 
@@ -75,8 +76,6 @@ def _of_job(snapshot: Snapshot, status: Status) -> Iterator[str]:
         yield "the TrainingPool of the job cannot be used"
         return
     for role, template in sorted(pod_template.role_templates(o.job, o.platform).items()):
-        if role in sizes and not restarts_in_place(o.job, template, o.platform):
-            yield f"the template of {role} lets its kubelet restart the container"
         if role in sizes and _refers_to_attempt(template):
             yield f"the pods of {role} refer to the number of the attempt"
     if missing := snapshot.missing:
@@ -92,8 +91,6 @@ def _refers_to_attempt(template: Manifest) -> bool:
 
 def _of_pod(snapshot: Snapshot, pod: Pod) -> str:
     """Return what is against this pod; empty if the next attempt can begin in it."""
-    if trouble := pod_trouble(pod):
-        return trouble
     who = naming.replica_key(pod.role, pod.index)
     if unhealthy := hardware.problem(pod, snapshot.observed.node_problems):
         return f"{who}: {unhealthy[1]}"[:_LONGEST]
@@ -118,7 +115,7 @@ def pod_trouble(pod: Pod) -> str:
         return f"the pod of {who} is being deleted"
     if pod.ended and pod.process is None:
         return f"the container of {who} has ended"
-    if pod.process is None and pod.phase != "Running":
+    if pod.process is None and pod.phase not in ("Running", "Failed"):
         return f"the container of {who} does not run"
     return ""
 

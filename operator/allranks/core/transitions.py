@@ -193,9 +193,7 @@ def _how(history: list[PastAttempt], new_pods: str | None) -> list[PastAttempt]:
     """Return the history that says how the attempt after the last one begins."""
     if new_pods == "" or not history:
         return history
-    last = replace(
-        history[-1], how=IN_PLACE if new_pods is None else NEW_PODS, why_new_pods=new_pods and new_pods[:128]
-    )
+    last = replace(history[-1], how=NEW_PODS if new_pods else IN_PLACE, why_new_pods=new_pods and new_pods[:128])
     return [*history[:-1], last]
 
 

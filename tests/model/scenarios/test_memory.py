@@ -19,6 +19,7 @@ from support.scenario_runner import JOB, Manifest, Refused, Scenario, World, loa
 from support.simulator import Cluster, Lag, Node
 from support.simulator.admission import admit
 from support.simulator.store import ApiError, key_of
+from support.simulator.supervisors import FAULTS
 
 HERE = Path(__file__).parent
 SCENARIOS = [scenario for path in sorted(HERE.glob("*.yaml")) for scenario in load(path)]
@@ -149,6 +150,28 @@ class MemoryWorld(World):
 
     def asked_for_checkpoint(self) -> bool:
         return self.cluster.ranks.checkpoint_request > 0
+
+    def fail(self, pod: str, code: int, signal: int | None, message: str) -> None:
+        self.cluster.supervisors.fail(self._uid(pod), code, signal, message)
+        self.cluster.settle()
+
+    def supervisor(self, pod: str, fault: str) -> None:
+        if fault == "slow":
+            self.cluster.supervisors.of_pod[self._uid(pod)].stop_seconds = 10
+        elif fault in FAULTS:
+            self.cluster.supervisors.misbehave(self._uid(pod), fault)
+        else:
+            raise AssertionError(f"unknown fault {fault}")
+        self.cluster.settle()
+
+    def process(self, pod: str) -> str:
+        found = self.cluster.store.find(self._pod(pod))
+        supervisor = self.cluster.supervisors.of_pod.get(found["metadata"]["uid"]) if found else None
+        return f"{supervisor.process.state} {supervisor.process.attempt}" if supervisor else ""
+
+    def _uid(self, pod: str) -> str:
+        uid: str = self.cluster.store.get(self._pod(pod))["metadata"]["uid"]
+        return uid
 
     def advance(self, seconds: float) -> None:
         self.cluster.advance(seconds)

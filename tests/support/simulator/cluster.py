@@ -24,6 +24,7 @@ from .informer import Lag
 from .kubelets import Kubelets, Node, Workload
 from .ranks import Ranks
 from .store import Change, Key, NotFound, Store, key_of, owners
+from .supervisors import Supervisors
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PLATFORM = Platform(
@@ -68,6 +69,10 @@ class Cluster:
         """Limit of events at one moment."""
         self.ranks = Ranks(lambda: self.now)
         """Reports of the programs in the pods."""
+        self.supervisors = Supervisors(
+            self.store, self, lambda pod, code, message: self.kubelets.end(pod, code, message=message, others=code)
+        )
+        self.ranks.attempt_of = self.supervisors.attempt_of
         self.operator: Controller | None = None
         self._writes_left: int | None = None
         """Number of writes after which the operator is killed that is started next; None: it is not."""
@@ -125,7 +130,9 @@ class Cluster:
     def start_operator(self) -> None:
         """Starts a new operator process, which lists all objects."""
         self.operator_starts += 1
-        self.operator = Controller(self.store, self, self.reconcile, PLATFORM, self.audit, self.lag, self.ranks)
+        self.operator = Controller(
+            self.store, self, self.reconcile, PLATFORM, self.audit, self.lag, self.ranks, self.supervisors
+        )
         self.operator.writes_left = self._writes_left
 
     def stop_operator(self) -> None:
@@ -133,6 +140,7 @@ class Cluster:
         if self.operator:
             self._writes_left = self.operator.writes_left or None  # 0: it was killed for that
             self.operator.kill()
+            self.supervisors.disconnect()
             for request in self.operator.unsent:
                 if self.late_requests and self.random() < self.late_requests:
                     self.after(60 * self.random(), request)

@@ -37,6 +37,7 @@ from . import codec
 from .informer import OPTIONAL, Informer, Lag, Timer
 from .ranks import Ranks
 from .store import AlreadyExists, ApiError, Conflict, Key, NotFound, Store, controller_of, key_of
+from .supervisors import Supervisors
 
 Reconcile = Callable[[Observed], Plan]
 
@@ -85,9 +86,11 @@ class Controller:
         audit: Audit,
         lag: Lag,
         ranks: Ranks,
+        supervisors: Supervisors,
     ) -> None:
         self._store, self._host, self._reconcile, self._platform = store, host, reconcile, platform
         self._audit, self._ranks, self._since = audit, ranks, host.now
+        self._supervisors = supervisors
         self._queued: set[Key] = set()
         self._rejected: dict[Key, dict[Key, RejectedCreate]] = {}
         self._retry_seconds: dict[Key, float] = {}
@@ -103,6 +106,7 @@ class Controller:
         self.informer = Informer(store, host, lag, self.enqueue)
         for key in self.informer.jobs:
             self.enqueue(key)
+        supervisors.connect(self._process_changed)
 
     def kill(self) -> None:
         self.alive = False
@@ -113,6 +117,11 @@ class Controller:
         if key not in self._queued:
             self._queued.add(key)
             self._host.after(0, lambda: self._reconcile_once(key))
+
+    def _process_changed(self, job_uid: str) -> None:
+        for key, job in self.informer.jobs.items():
+            if job["metadata"]["uid"] == job_uid:
+                self.enqueue(key)
 
     def _reconcile_once(self, key: Key) -> None:
         if not self.alive:
@@ -132,6 +141,7 @@ class Controller:
         if plan.stack_dump_id:
             self._ranks.request_stacks(plan.stack_dump_id)
         self._ranks.checkpoint_request = plan.checkpoint_request
+        self._supervisors.carry_out(plan.orders)
         self._apply(key, job, plan)
         if plan.wake_at:
             self._wake_at(key, plan.wake_at)
@@ -157,6 +167,7 @@ class Controller:
             refused=tuple(self._rejected.get(key_of(job), {}).values()),
             reports=self._ranks.of(pods, status.attempt, self._since),
             optional=self._optional(uid),
+            processes=self._supervisors.observed(uid, self._since),
         )
         return replace(observed, contention=self._contenders.observe(key_of(job)[1:], observed))
 

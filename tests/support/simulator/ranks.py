@@ -26,6 +26,9 @@ class Ranks:
     """Begin and end of the last outage that was longer than `SILENCE`."""
     stack_requests: list[str] = field(default_factory=list)
     """Ids of requested stack dumps, each once."""
+    attempts: dict[str, int] = field(default_factory=dict)
+    """Attempt of the latest report, by UID of the pod, for pods with a supervisor: their label has the first one."""
+    attempt_of: Callable[[str], int | None] = lambda uid: None
     checkpoint_request: int = 0
     """Number of the checkpoint that the operator asks for; 0 for none."""
 
@@ -48,6 +51,9 @@ class Ranks:
         """Updates the report of the pod's rank. Omitted values do not change. It repeats its messages from then on."""
         metadata, now = pod["metadata"], self.now()
         labels = metadata["labels"]
+        if (attempt := self.attempt_of(metadata["uid"])) is not None and self.attempts.get(metadata["uid"]) != attempt:
+            self.attempts[metadata["uid"]] = attempt
+            self.latest.pop(metadata["uid"], None)  # another process
         before = self.latest.get(metadata["uid"]) or RankReport(
             role=labels["allranks.dev/role"],
             index=int(labels["allranks.dev/index"]),
@@ -80,7 +86,9 @@ class Ranks:
     def of(self, pods: Iterable[Pod], attempt: int, since: datetime) -> Reports:
         """The reports of these pods. Those of terminated ranks are kept."""
         heard_at, latest = self.arrived or (self.now(), self.latest)
-        present = [latest[pod.uid] for pod in pods if pod.attempt == attempt and pod.uid in latest]
+        present = [
+            latest[pod.uid] for pod in pods if pod.uid in latest and self.attempts.get(pod.uid, pod.attempt) == attempt
+        ]
         if heard_at < since:
             present = []  # a new operator
         repeated = (rank if rank.done else replace(rank, received_at=heard_at) for rank in present)

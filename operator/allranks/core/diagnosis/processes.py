@@ -8,6 +8,7 @@ from dataclasses import replace
 from allranks.api.status import Status
 from allranks.core.diagnosis.root_cause import pod_name
 from allranks.core.facts import naming, topology
+from allranks.core.facts.attempt_pods import last_attempt_of
 from allranks.core.facts.model import RESTART_IN_PLACE, Exit, Observed, Pod
 from allranks.core.facts.processes import PodProcess, ProcessExit
 
@@ -67,6 +68,18 @@ def _exit(ended: ProcessExit | None) -> Exit | None:
     if ended is None:
         return None  # the phase says that it failed
     return Exit(code=ended.code, finished_at=ended.finished_at, message=ended.message, signal=ended.signal)
+
+
+def as_ended(o: Observed, pods: Iterable[Pod]) -> list[Pod]:
+    """Return pods of past attempts, those as failed whose program ended although their container runs."""
+    by_pod, out = o.processes.by_pod if o.processes else {}, []
+    for pod in pods:
+        process = by_pod.get(pod.uid)
+        last = process.last_attempt if process and process.last_exit and not pod.ended else None
+        if process and last is not None and last == last_attempt_of(o.current, pod.attempt):
+            pod = replace(pod, phase="Failed", exit=_exit(process.last_exit))
+        out.append(pod)
+    return out
 
 
 def earlier_ends(pods: Iterable[Pod]) -> list[Pod]:

@@ -117,6 +117,18 @@ def _declared_ports(templates: Iterable[Manifest], internal: Container[int]) -> 
     }
 
 
+def wait_for_orders(job: Job, status: Status, platform: Platform) -> bool:
+    """Return whether the helper in each pod waits for an order when its program has failed."""
+    templates = pod_template.role_templates(job, platform)
+    context = attempt_context(job, status, platform, templates)
+    wire = topology.framework_of(job).wire(context)
+    return all(
+        _helper_runs(job, wire(replica), templates[replica.role], platform)
+        and report_env.restarts_in_place(job, templates[replica.role], platform)
+        for replica in attempt.outermost(context)
+    )
+
+
 def listening_ports(job: Job, status: Status) -> list[tuple[str, int]]:
     """Return (pod hostname, port) on which pods of the current attempt listen. A local run maps each to a free port."""
     context = attempt_context(job, status, ANY_PLATFORM)

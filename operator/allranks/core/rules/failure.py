@@ -11,7 +11,7 @@ from allranks.api.job import Job, Progress
 from allranks.api.status import Failure, Status
 from allranks.core import in_place, transitions
 from allranks.core.accounting.progress import curve_not_finite
-from allranks.core.diagnosis import correlation, hang_detection, report_loss, restart_policy, root_cause
+from allranks.core.diagnosis import correlation, hang_detection, processes, report_loss, restart_policy, root_cause
 from allranks.core.diagnosis.correlation import EarlierFailures
 from allranks.core.diagnosis.culprit import culprit, culprit_of_hang
 from allranks.core.diagnosis.reasons import LOST_PEER, cause_line, describe_failure
@@ -26,7 +26,7 @@ from allranks.core.snapshot import Snapshot
 def reattribute(snapshot: Snapshot) -> Outcome:
     """Correct the root cause of a past attempt when later evidence shows an earlier failure."""
     o, status = snapshot.observed, snapshot.current
-    past = [*o.removed.values(), *snapshot.outdated]
+    past = [*o.removed.values(), *processes.as_ended(o, snapshot.outdated)]
     cause = correlation.corrected_cause(o.job, status, past, o.now, o.platform, snapshot.pods.values())
     counted = correlation.restart_counts(o.job, cause) if cause else None
     if cause is None or counted is None:
