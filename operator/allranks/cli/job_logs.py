@@ -19,6 +19,7 @@ from allranks.cli.archived import Archive, archived_logs, in_batches, place_of
 from allranks.cli.options import FAILED, OK, check_rank, check_role
 from allranks.client.follow import Deleted, Follower, has_log
 from allranks.control_sequences import clean, last_state
+from allranks.core.facts.attempt_pods import pods_of
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import replica_key
 from allranks.core.facts.processes import BEGINS
@@ -117,15 +118,19 @@ class JobLogs:
         return OK
 
     def _selects(self, pod: Pod) -> bool:
-        request, attempts = self._request, [pod.attempt]
-        if pod.attempt == self._status.attempt and self._status.pods_of_attempt is not None:
-            attempts = list(range(self._status.pods_of_attempt, pod.attempt + 1))
+        request = self._request
         return (
-            any(map(self._selects_attempt, attempts))
+            any(map(self._selects_attempt, self._attempts_of(pod)))
             and (not request.roles or pod.role in request.roles)
             and (not request.indices or pod.index in request.indices)
             and (not request.ranks or self._rank_of.get(replica_key(pod.role, pod.index)) in request.ranks)
         )
+
+    def _attempts_of(self, pod: Pod) -> set[int]:
+        """Return the attempts that ran in the pod."""
+        status = self._status
+        first = status.pod_attempt if pod.attempt == status.attempt else pod.attempt
+        return {first} | {number for number in range(first, status.attempt + 1) if pods_of(status, number) == first}
 
     def _selects_attempt(self, attempt: int) -> bool:
         request = self._request
@@ -154,10 +159,8 @@ class JobLogs:
     def _add_labels(self, pods: Sequence[Pod]) -> None:
         """Add the labels of the pods, and with --all-attempts say which attempts have no pods."""
         self._printer.add_labels(pods)
-        status, present = self._status, {pod.attempt for pod in pods}
-        if status.pods_of_attempt is not None and status.attempt in present:
-            present |= set(range(status.pods_of_attempt, status.attempt))
-        attempts = sorted(set(range(status.attempt)) - present)
+        present = {attempt for pod in pods for attempt in self._attempts_of(pod)}
+        attempts = sorted(set(range(self._status.attempt)) - present)
         if self._request.all_attempts and attempts:
             self._printer.message(self._no_logs_of(attempts))
 

@@ -19,6 +19,7 @@ from allranks.archive.layout import LogName
 from allranks.archive.reader import Reader
 from allranks.archive.writer import folder_of
 from allranks.client.rank_stacks import MOST_PODS
+from allranks.core.facts.attempt_pods import pods_of
 from allranks.core.facts.naming import TRAINER, replica_key
 from allranks.kube.bounded_lines import LastLines
 from allranks.kube.object_text import ObjectText
@@ -114,10 +115,11 @@ class ArchivedJobs:
 
     def _last_lines(self, entry: Entry, query: LogQuery) -> LogTail:
         attempt = entry.status.attempt if query.attempt is None else query.attempt
+        first = pods_of(entry.status, attempt)
         logs = [
             log
             for log in self._reader.logs(entry.manifest)
-            if log.attempt == attempt and query.replica in (None, "", replica_key(log.role, log.index))
+            if log.attempt == first and query.replica in (None, "", replica_key(log.role, log.index))
         ]
         if not logs or query.container != TRAINER:
             return LogTail([], [f"the archive has no such log of attempt {attempt}"])

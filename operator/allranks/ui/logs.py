@@ -17,6 +17,7 @@ from allranks.archive.layout import LogName
 from allranks.client.follow import has_log
 from allranks.client.rank_stacks import MOST_BYTES, MOST_PODS
 from allranks.control_sequences import clean, last_state
+from allranks.core.facts.attempt_pods import pods_of
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, replica_key
 from allranks.errors import ClusterError
@@ -275,6 +276,8 @@ def _current(jobs: ClusterJobs, entry: Entry) -> Entry:
 
 def _selected(entry: Entry, pods: Sequence[Pod], query: LogQuery) -> list[Pod]:
     attempt = entry.status.attempt if query.attempt is None else query.attempt
+    if pods_of(entry.status, attempt) == entry.status.pods_of_attempt:
+        attempt = entry.status.attempt  # they carry both
     return [
         pod for pod in pods if pod.attempt == attempt and query.replica in (None, "", replica_key(pod.role, pod.index))
     ]
