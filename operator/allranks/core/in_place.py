@@ -66,6 +66,8 @@ def _of_job(snapshot: Snapshot, status: Status) -> Iterator[str]:
     sizes = {role: counts.desired for role, counts in elasticity.initial_roles(o.job, status).items() if counts.desired}
     if sizes != topology.sizes(o.job, status):
         yield "the size changes"
+    if naming.FUNCTION_ANNOTATION in o.job.metadata.annotations:
+        yield "the job returns the value of a function"
     if status.rollback:
         yield "the pods set a checkpoint aside before they start"
     if data.inputs_of_attempt(o.job, status.inputs) != status.inputs:

@@ -177,16 +177,16 @@ def restart(
     return with_phase(begun, "Restarting", now, failure.reason, f"{describe_failure(failure)}: {explanation}")
 
 
-def fall_back(status: Status, why: str, now: datetime) -> Status:
+def fall_back(status: Status, reason: str, now: datetime) -> Status:
     """Give an attempt that could not begin in the pods of an earlier one new pods. It is the same attempt, and counts
     no second time."""
     last = status.history[-1] if status.history else None
     history = status.history
     if last and last.attempt == status.attempt - 1:
-        history = _how(history, why)
+        history = _how(history, reason)
     begin = max(status.restart_time or now, now)
     begun = replace(status, pods_of_attempt=None, launched=False, gang=None, restart_time=begin, history=history)
-    return with_phase(begun, "Restarting", now, NEW_PODS, f"new pods: {why}")
+    return with_phase(begun, "Restarting", now, NEW_PODS, f"new pods: {reason}")
 
 
 def _how(history: list[PastAttempt], new_pods: str | None) -> list[PastAttempt]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.authoring.script_job import Script, choose_framework, job_document, job_name, make_job, read_script
+from allranks.core.facts import naming
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.base import HELPER_DIR
 from allranks.inpod.call_function import UNUSABLE
@@ -19,7 +20,7 @@ from allranks.sdk import outcome
 from allranks.sdk.outcome import Outputs
 from allranks.sdk.payload import name_of
 
-FUNCTION_ANNOTATION = "allranks.dev/function"
+FUNCTION_ANNOTATION = naming.FUNCTION_ANNOTATION
 """Name of the function whose value the job has. A job without it runs a script, whose value is None."""
 RESULTS_ANNOTATION = "allranks.dev/results"
 """`every-rank` if all ranks send their values."""

@@ -10,10 +10,11 @@ from typing import Any
 from allranks.api.status import Failure as RecordedFailure
 from allranks.api.status import Status
 from allranks.core.diagnosis.pod_ends import SETTLING
-from allranks.core.facts.model import Observed, Plan, Pod
+from allranks.core.facts.model import Exit, Observed, Plan, Pod
 from allranks.core.facts.naming import ATTEMPT_LABEL, RESTART_LABEL
 from support.simulator import Audit, Cluster
 from support.simulator.store import GRACE_SECONDS, Change, Key, controller_of, ended
+from support.simulator.supervisors import Supervisor
 
 from .jobs import JOB, KEY
 from .reference import BAD_STARTS, Failure, Reference, rule_on, target
@@ -52,8 +53,8 @@ class Tally:
     """UID -> name of every object that the job ever owned."""
     foreign: dict[Key, Manifest] = field(default_factory=dict)
     """Objects of other owners, as they were created."""
-    root_causes: list[str] = field(default_factory=list)
-    """Pods whose failure led to a restart, in order."""
+    root_causes: list[tuple[str, int]] = field(default_factory=list)
+    """Pods whose failure led to a restart, with the attempt, in order."""
 
 
 class Watchdog:
@@ -66,6 +67,28 @@ class Watchdog:
         """The failures of replicas that restarted individually."""
         # First of all watchers: the reactions of the others to a change must come after it.
         cluster.store.watchers.insert(0, self._changed)
+        cluster.supervisors.before_start.append(self._program_starts)
+
+    def _program_starts(self, supervisor: Supervisor, attempt: int) -> None:
+        """No program starts before all pods of its attempt are down, so that no two attempts run at once."""
+        generation = place_of_name(supervisor.pod[2])[2]
+        for other in self._cluster.supervisors.of_pod.values():
+            pod = self._cluster.store.find(other.pod)
+            if other.owner != supervisor.owner or pod is None or is_going(pod) or other is supervisor:
+                continue
+            if place_of_name(other.pod[2])[2] != generation or self._is_superseded(pod):
+                continue
+            process, name = other.process, other.pod[2]
+            hold(process.attempt >= attempt, f"attempt {attempt} starts, and {name} is {process}")
+            mixed = process.state == "Running" and process.attempt != attempt
+            hold(not mixed, f"attempt {attempt} starts, and {name} runs attempt {process.attempt}")
+
+    def _is_superseded(self, pod: Manifest) -> bool:
+        """The replica was restarted alone since, or it is ignored."""
+        status, (role, index, _) = self._before or {}, place_of(pod)
+        entry = status.get("replicaRestarts", {}).get(f"{role}-{index}", {}).get("count", 0)
+        restart = int(pod["metadata"]["labels"].get(RESTART_LABEL, 0))
+        return restart != entry or f"{role}-{index}" in status.get("ignored", [])
 
     def _changed(self, change: Change) -> None:
         kind, _, name = change.key
@@ -92,7 +115,7 @@ class Watchdog:
         status = self._before or {}
         entry = status.get("replicaRestarts", {}).get(f"{role}-{index}", {}).get("count", 0)
         # A small job begins with the pods of attempt 0, before its first status.
-        written = (status["attempt"] if status else 0, entry)
+        written = (status.get("podsOfAttempt", status["attempt"]) if status else 0, entry)
         hold(written == (attempt, restart), f"{name} was created before the status was written: {status}")
         hold(status.get("phase") not in ("Succeeded", "Failed", "Suspended"), f"{name} in phase {status.get('phase')}")
         for other in self._cluster.pods():
@@ -162,13 +185,13 @@ class Watchdog:
         return [pod for pod in ours if place_of(pod)[2] == attempt]
 
     def _check_root_cause(self, failure: Manifest) -> None:
-        pod, reason = failure["pod"], failure["reason"]
+        pod, reason, attempt = failure["pod"], failure["reason"], failure["attempt"]
         injected = self._tally.failures.get(pod, [])
         # If the pod disappears before the operator observes its failure, only the deletion is visible.
         unobserved = reason == "Deleted" and bool(UNCOUNTED.intersection(injected))
-        hold(pod not in self._tally.root_causes, f"{pod} was counted twice")
+        hold((pod, attempt) not in self._tally.root_causes, f"{pod} was counted twice in attempt {attempt}")
         hold(reason in injected or unobserved, f"{pod} has root cause {reason}, but {injected} were injected")
-        self._tally.root_causes.append(pod)
+        self._tally.root_causes.append((pod, attempt))
 
 
 def check_settled(cluster: Cluster, tally: Tally) -> None:
@@ -198,7 +221,7 @@ def check_settled(cluster: Cluster, tally: Tally) -> None:
     if observed.refused:
         hold(plan.next is None and not plan.delete, f"only rejected creations remain, but the plan is: {plan}")
     else:
-        hold(plan.empty, f"not settled: {plan}")
+        hold(plan.empty and not plan.orders, f"not settled: {plan}")
     check_function(cluster.reconcile, observed, plan)
 
 
@@ -270,11 +293,13 @@ def _check_cause(observed: Observed, status: Status) -> None:
         return
     if failure.reason in BAD_STARTS:
         return  # it never ran, so failures of other pods in the meantime do not matter
-    failed = [pod for pod in observed.pods if pod.owned and _holds_a_place(pod, before) and _has_failed(pod)]
-    times = {pod.name: _failed_at(pod, observed.now) for pod in failed}
+    present = [_with_crash(pod, observed) for pod in observed.pods if pod.owned and _holds_a_place(pod, before)]
+    times = {pod.name: _failed_at(pod, observed.now) for pod in present if _has_failed(pod)}
     replaced = _replaced(before, status) or [failure]
     ignored = set(status.ignored) - set(before.ignored)
-    without = {pod.name for pod in failed if "{}-{}".format(*place_of_name(pod.name)[:2]) in ignored}
+    without = {
+        pod.name for pod in present if pod.name in times and "{}-{}".format(*place_of_name(pod.name)[:2]) in ignored
+    }
     with_it = {failure.pod} | {other.pod for other in replaced} | without
     decided, others = ([at for pod, at in times.items() if (pod in with_it) == is_it] for is_it in (True, False))
     hold(not times or bool(decided), f"the root cause {failure.pod} is not among the failed pods: {times}")
@@ -294,6 +319,17 @@ def _check_cause(observed: Observed, status: Status) -> None:
         hold(action == ("Restart" if counted else "RestartUncounted"), f"{action} was due for {each}")
 
 
+def _with_crash(pod: Pod, observed: Observed) -> Pod:
+    """The pod as failed if its program has, although its container runs."""
+    process = observed.processes.by_pod.get(pod.uid) if observed.processes else None
+    if process is None or process.state != "Ended" or process.last_exit is None or pod.exit:
+        return pod
+    if process.attempt != observed.persisted.attempt:
+        return pod
+    last = process.last_exit
+    return replace(pod, phase="Failed", exit=Exit(last.code, last.finished_at, message=last.message))
+
+
 def _replaced(before: Status, status: Status) -> list[RecordedFailure]:
     """The failures of replicas that this status restarts individually."""
     if status.attempt != before.attempt:
@@ -310,6 +346,8 @@ def _check_reattribution(observed: Observed, found: RecordedFailure) -> None:
     pods = (*observed.pods, *observed.removed.values())
     # A pod that its kubelet ended for its node has failed, whatever its exit code.
     ended = {pod.name for pod in pods if pod.owned and pod.exit and (pod.exit.code != 0 or pod.disruption)}
+    reported = observed.processes.by_pod if observed.processes else {}
+    ended |= {pod.name for pod in pods if pod.uid in reported and reported[pod.uid].last_exit}
     recorded = next((past.failure for past in observed.persisted.history if past.attempt == found.attempt), None)
     hold(found.pod in ended, f"{found} corrects a past attempt, but that pod did not fail")
     # The kubelet may also say late why it ended the recorded pod itself.
@@ -415,7 +453,7 @@ def _failed_at(pod: Pod, now: datetime) -> datetime:
 
 
 def _is_old(pod: Pod, status: Status) -> bool:
-    return int(pod.name.removeprefix(f"{JOB}-").split("-")[2]) < status.attempt
+    return int(pod.name.removeprefix(f"{JOB}-").split("-")[2]) < status.pod_attempt
 
 
 def _holds_a_place(pod: Pod, status: Status) -> bool:
@@ -424,6 +462,6 @@ def _holds_a_place(pod: Pod, status: Status) -> bool:
         return False
     role, index, attempt, *restart = pod.name.removeprefix(f"{JOB}-").split("-")
     entry = status.replica_restarts.get(f"{role}-{index}")
-    wanted = (status.attempt, entry.count if entry else 0)
+    wanted = (status.pod_attempt, entry.count if entry else 0)
     there = int(index) < (status.roles[role].desired if role in status.roles else 0)
     return (int(attempt), int(*restart or "0")) == wanted and there and f"{role}-{index}" not in status.ignored

@@ -65,8 +65,9 @@ def _success(framework: str, roles: dict[str, int]) -> st.SearchStrategy[str | N
 
 
 @st.composite
-def specs(draw: st.DrawFn, elastic: bool = False) -> Spec:
-    """A spec with every default that decisions depend on; `elastic` selects elastic jobs only."""
+def specs(draw: st.DrawFn, elastic: bool = False, supervised: bool = False) -> Spec:
+    """A spec with every default that decisions depend on; `elastic` selects elastic jobs only. `supervised`: in most of
+    its pods, the helper waits for orders."""
     framework = draw(st.sampled_from(_ELASTIC if elastic else sorted(_ROLES)))
     able = [roles for roles in _ROLES[framework] if "worker" in roles and "launcher" not in roles]
     roles = draw(st.sampled_from(able if elastic else _ROLES[framework]))
@@ -98,6 +99,12 @@ def specs(draw: st.DrawFn, elastic: bool = False) -> Spec:
             del restart["scope"]
     if (success := draw(_success(framework, roles))) and not ("elastic" in spec and framework == "horovod"):
         spec["success"] = success
+    if supervised:
+        spec["progress"] = {}
+        if draw(st.integers(0, 7)) == 7:
+            restart["inPlace"] = "Never"
+        if (grace := draw(st.sampled_from([None, None, 0, 5]))) is not None:
+            restart["graceSeconds"] = grace
     if ttl := draw(st.sampled_from([None] * 8 + [60, 1000])):
         spec["ttlSecondsAfterFinished"] = ttl
     if limit := draw(st.sampled_from([None, None, None, 300, 2000])):

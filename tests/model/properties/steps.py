@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from allranks.core.diagnosis.pod_ends import SETTLING
 from allranks.core.facts.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOLDER, ROLE_LABEL
+from allranks.core.facts.restarts import RESTART_ANNOTATION
 from support.simulator import Cluster, Node
 from support.simulator.store import Key, controller_of, ended, key_of
+from support.simulator.supervisors import FAULTS
 
 from .invariants import DISRUPTIONS, Tally, is_going, name_of, place_of, pod_name
 from .jobs import JOB, KEY
@@ -49,6 +51,14 @@ ROUGH = (
     *("avalanche", "avalanche", "mark", "squatter", "usurp", "quota", "relabel"),
     *("kill_after", "kill_after", "stop_operator", "start_operator", "step", "step", "step", "save", "ask", "ask"),
 )
+IN_PODS = (
+    *("crash", "crash", "crash", "crash", "misbehave", "misbehave", "ask_restart", "run_all", "run_all", "done"),
+    *("exit", "oom", "evict", "disrupt", "delete", "force_delete", "lose_node", "recover_node", "remove_node"),
+    *("advance", "advance", "advance", "jump", "suspend", "resume", "pause", "resize", "max_restarts", "deadline"),
+    *("kill_after", "kill_after", "stop_operator", "start_operator", "restart_operator", "step", "step", "save"),
+    *("avalanche", "relabel", "mark", "usurp", "quota", "done_all"),
+)
+"""Actions on pods whose supervisors restart programs, with faults of the supervisors."""
 """Adds actions that make the operator see several events at once, late, or not at all."""
 
 
@@ -141,17 +151,17 @@ class Injector:
             self._notify("ran", pod)
 
     def _done(self, which: int, what: int) -> None:
-        if pod := self._choose(which, is_running):
+        if pod := self._choose(which, self._trains):
             self._end(pod, 0, "Completed", "")
 
     def _done_all(self, which: int, what: int) -> None:
         for pod in [pod for pod in self.pods() if is_running(pod) and place_of(pod)[0] not in SERVICES]:
             present = self.cluster.store.find(key_of(pod))
-            if present and is_running(present) and not is_going(present):
+            if present and self._trains(present) and not is_going(present):
                 self._end(pod, 0, "Completed", "")
 
     def _exit(self, which: int, what: int) -> None:
-        if pod := self._choose(which, is_running):
+        if pod := self._choose(which, self._trains):
             self._end(pod, CODES[what], "Error", MESSAGES[which == 5])
 
     def _oom(self, which: int, what: int) -> None:
@@ -195,6 +205,35 @@ class Injector:
             fail(which, what)
             self.cluster.advance(1 + what % 3)
         self.cluster.start_operator()
+
+    def _crash(self, which: int, what: int) -> None:
+        """A program fails in its pod, whose supervisor waits."""
+        if pod := self._choose(which, self._trains_supervised):
+            self._inject(pod, "Error")
+            self.cluster.supervisors.fail(pod["metadata"]["uid"], CODES[what], message=MESSAGES[which == 5])
+
+    def _misbehave(self, which: int, what: int) -> None:
+        """A supervisor does not answer, answers late, claims another attempt, behaves again, or ends slowly."""
+        if pod := self._choose(which, lambda pod: pod["metadata"]["uid"] in self.cluster.supervisors.of_pod):
+            uid = pod["metadata"]["uid"]
+            if what >= len(FAULTS):
+                self.cluster.supervisors.of_pod[uid].stop_seconds = SECONDS[what % 5]
+            else:
+                self.cluster.supervisors.misbehave(uid, FAULTS[what])
+
+    def _ask_restart(self, which: int, what: int) -> None:
+        """A user asks for a new attempt."""
+        if job := self.cluster.job(KEY):
+            attempt = str(job.get("status", {}).get("attempt", 0))
+            self.cluster.store.patch(KEY, {"metadata": {"annotations": {RESTART_ANNOTATION: attempt}}})
+
+    def _trains(self, pod: Manifest) -> bool:
+        """Whether the program of the pod runs."""
+        supervisor = self.cluster.supervisors.of_pod.get(pod["metadata"]["uid"])
+        return is_running(pod) and (supervisor is None or supervisor.process.state == "Running")
+
+    def _trains_supervised(self, pod: Manifest) -> bool:
+        return self._trains(pod) and pod["metadata"]["uid"] in self.cluster.supervisors.of_pod
 
     def _end(self, pod: Manifest, code: int, reason: str, message: str) -> None:
         if code:
@@ -431,6 +470,8 @@ class Injector:
     def end_faults(self) -> None:
         self.cluster.store.quota.clear()
         self._recover_node(0, 0)
+        for uid in list(self.cluster.supervisors.of_pod):
+            self.cluster.supervisors.misbehave(uid, "")
         self._start_operator(0, 0)
 
 

@@ -151,7 +151,7 @@ class Supervisors:
         self._end(supervisor.pod, last.code if last else 143, last.message if last else "")
 
     def _wait_for_answer(self, supervisor: Supervisor) -> None:
-        """End the pod if nobody answers for a while after the end of its program."""
+        """End the pod if it gets no answer for a while after the end of its program."""
         process = supervisor.process
 
         def give_up() -> None:

@@ -66,6 +66,8 @@ FETCH_CONTAINER = "allranks-fetch-"
 """Prefix of init containers that fetch inputs in the pods of ranks; the name of the input follows."""
 
 
+FUNCTION_ANNOTATION = "allranks.dev/function"
+"""On a job that runs a function of Python and sends what it returned."""
 OUTCOME_LABEL = "allranks.dev/outcome"
 """`returned` or `raised`."""
 RANK_LABEL = "allranks.dev/rank"

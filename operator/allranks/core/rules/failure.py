@@ -127,8 +127,10 @@ class _Evaluation:
         if upstream and upstream.failure:
             reason = f"caused by an earlier failure: {describe_failure(upstream.failure)}"
             event = Event("RankFailed", f"{described}: {reason}", warning=True)
-            why = in_place.why_new_pods(self._snapshot, status) or ""
-            restarted = transitions.restart_after_upstream_failure(job, status, upstream, upstream.failure, now, why)
+            new_pods = in_place.why_new_pods(self._snapshot, status)
+            restarted = transitions.restart_after_upstream_failure(
+                job, status, upstream, upstream.failure, now, new_pods or ""
+            )
             return "final", restarted, [event, Event("Restarting", reason)]
         if counted_before := self._earlier.counted(failure):
             failure = replace(failure, verdict=counted_before.verdict)
@@ -280,6 +282,6 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
         recorded = hang_detection.already_recorded(o.current, stall)
         return None if recorded else write(replace(o.current, last_failure=failure), event)
     counted = decision.action == "Restart"
-    why = in_place.why_new_pods(snapshot, o.current, failure)
-    restarted = transitions.restart(o.job, o.current, failure, counted, decision.explanation, o.now, why)
-    return write(restarted, event, Event("Restarting", decision.explanation + in_place.describe(why)))
+    new_pods = in_place.why_new_pods(snapshot, o.current, failure)
+    restarted = transitions.restart(o.job, o.current, failure, counted, decision.explanation, o.now, new_pods)
+    return write(restarted, event, Event("Restarting", decision.explanation + in_place.describe(new_pods)))

@@ -80,9 +80,9 @@ def restart(snapshot: Snapshot) -> Outcome:
         return None
     if wait := checkpoints.ask_first(snapshot, "Restarted", "the job restarts"):
         return wait
-    why = in_place.why_new_pods(snapshot, status)
-    restarted = transitions.restart_on_request(job, status, "Restarted", "on request", now, why)
-    message = f"on request: a new attempt begins{checkpoints.result(snapshot)}{in_place.describe(why)}"
+    new_pods = in_place.why_new_pods(snapshot, status)
+    restarted = transitions.restart_on_request(job, status, "Restarted", "on request", now, new_pods)
+    message = f"on request: a new attempt begins{checkpoints.result(snapshot)}{in_place.describe(new_pods)}"
     return write(restarted, Event("Restarted", message))
 
 

@@ -17,9 +17,9 @@ def fall_back(snapshot: Snapshot) -> Outcome:
     status, now = snapshot.current, snapshot.observed.now
     if status.pods_of_attempt is None or status.running_time is not None:
         return None
-    why = orders.lost_pod(snapshot)
-    if not why and now < (deadline := orders.deadline(snapshot)):
+    lost = orders.lost_pod(snapshot)
+    if not lost and now < (deadline := orders.deadline(snapshot)):
         return WaitUntil(deadline)
-    why = why or orders.unanswered(snapshot)
-    message = f"attempt {status.attempt} begins with new pods: {why}"
-    return write(transitions.fall_back(status, why, now), Event("NewPods", message, warning=True))
+    reason = lost or orders.unanswered(snapshot)
+    message = f"attempt {status.attempt} begins with new pods: {reason}"
+    return write(transitions.fall_back(status, reason, now), Event("NewPods", message, warning=True))
