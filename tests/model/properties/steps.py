@@ -207,7 +207,8 @@ class Injector:
         self.cluster.start_operator()
 
     def _crash(self, which: int, what: int) -> None:
-        """A program fails in its pod, whose supervisor waits."""
+        """All pods run, and a program fails in its pod, whose supervisor waits."""
+        self._run_all(0, 0)
         if pod := self._choose(which, self._trains_supervised):
             self._inject(pod, "Error")
             self.cluster.supervisors.fail(pod["metadata"]["uid"], CODES[what], message=MESSAGES[which == 5])

@@ -25,9 +25,9 @@ from support.scenario_runner import run
 from support.simulator import Lag
 
 from .jobs import specs
-from .steps import KILLING, RESIZING, ROUGH, histories
+from .steps import IN_PODS, KILLING, RESIZING, ROUGH, histories
 from .test_crashes import QUIET, crash_everywhere
-from .test_histories import DELETIONS, LAGS, LATE, SEEDS, SHARP, roughly, step_by_step
+from .test_histories import DELETIONS, LAGS, LATE, SEEDS, SHARP, roughly, roughly_in_pods, step_by_step
 
 Patch = pytest.MonkeyPatch
 Wrapper = Callable[[Callable[[Observed], Plan], Observed], Plan]
@@ -129,7 +129,10 @@ def _takes_no_signal_for_a_bug(patch: Patch) -> None:
 
 def _resumes_the_old_attempt(patch: Patch) -> None:
     attempt = _status("_attempt")
-    old = lambda job, status, number, now: attempt(job, status, min(number, status.attempt), now)  # noqa: E731
+
+    def old(job: Any, status: Any, number: int, now: Any, **more: Any) -> Any:
+        return attempt(job, status, min(number, status.attempt), now, **more)
+
     patch.setattr("allranks.core.transitions._attempt", old)
 
 
@@ -211,6 +214,22 @@ def _never_withdraws(patch: Patch) -> None:
     patch.setattr(heart, "FINISH", finish)
 
 
+def _starts_before_all_are_down(patch: Patch) -> None:
+    """There is no barrier between the processes of two attempts in the same pods."""
+    patch.setattr("allranks.core.sync.orders._may_run_an_older_process", lambda snapshot, pod: False)
+
+
+def _counts_new_pods_again(patch: Patch) -> None:
+    """New pods for an attempt that could not begin in its pods are a new attempt."""
+    fall_back = _status("fall_back")
+
+    def again(status: Any, reason: str, now: Any) -> Any:
+        counted = replace(status.restarts, disruptions=status.restarts.disruptions + 1)
+        return replace(fall_back(status, reason, now), restarts=counted)
+
+    patch.setattr("allranks.core.transitions.fall_back", again)
+
+
 def _starts_without_a_list(patch: Patch) -> None:
     """A new operator only watches, and does not list existing objects."""
     patch.setattr("support.simulator.informer.Informer.relist", lambda self: None)
@@ -259,6 +278,15 @@ CATCHERS: dict[str, Callable[[], None]] = {
     "reference": _generated(step_by_step, 1000, spec=specs(), history=histories(KILLING, 25), lag=SHARP, seed=SEEDS),
     "elastic": _generated(
         step_by_step, 1000, spec=specs(elastic=True), history=histories(RESIZING, 25), lag=SHARP, seed=SEEDS
+    ),
+    "in their pods": _generated(
+        roughly_in_pods,
+        1000,
+        spec=specs(supervised=True),
+        history=histories(IN_PODS, 25),
+        lag=LAGS,
+        seed=SEEDS,
+        late=LATE,
     ),
     "crashes": _generated(crash_everywhere, 100, spec=specs(), history=histories(QUIET, 12), seed=SEEDS),
 }
@@ -336,6 +364,8 @@ def test_two_failures_at_once() -> None:
         pytest.param(_waits_for_no_checkpoint, "any order", id="a suspension does not wait for the checkpoint"),
         pytest.param(_never_withdraws, "scenarios", id="a request for a checkpoint is never withdrawn"),
         pytest.param(_starts_without_a_list, "crashes", id="a new operator lists nothing"),
+        pytest.param(_starts_before_all_are_down, "in their pods", id="ranks start before the others have ended"),
+        pytest.param(_counts_new_pods_again, "in their pods", id="new pods for the same attempt count again"),
         pytest.param(_keeps_old_pods, "any order", id="pods of older attempts are kept"),
     ],
 )
