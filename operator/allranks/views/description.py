@@ -309,10 +309,13 @@ def _attempts(status: Status, now: datetime) -> Iterator[Grid]:
             human((past.end_time - past.start_time).total_seconds()) if past.start_time else "",
             describe_failure(past.failure) if past.failure else past.reason,
             "yes" if past.counted else "no",
+            outcome.next_begin(past),
         )
         for past in status.history
     ]
-    yield Grid(["Attempt", "Ended", "Took", "Because", "Counted"], rows)
+    headers = ["Attempt", "Ended", "Took", "Because", "Counted", "Next"]
+    columns = len(headers) if any(past.how for past in status.history) else len(headers) - 1
+    yield Grid(headers[:columns], [row[:columns] for row in rows])
 
 
 def _failure(status: Status, now: datetime) -> Iterator[str]:

@@ -52,7 +52,8 @@ ROUGH = (
     *("kill_after", "kill_after", "stop_operator", "start_operator", "step", "step", "step", "save", "ask", "ask"),
 )
 IN_PODS = (
-    *("crash", "crash", "crash", "crash", "misbehave", "misbehave", "ask_restart", "run_all", "run_all", "done"),
+    *("crash", "crash", "crash", "crash", "crash", "crash", "crash", "crash", "misbehave", "misbehave", "misbehave"),
+    *("misbehave", "misbehave", "ask_restart", "run_all", "run_all", "done"),
     *("exit", "oom", "evict", "disrupt", "delete", "force_delete", "lose_node", "recover_node", "remove_node"),
     *("advance", "advance", "advance", "jump", "suspend", "resume", "pause", "resize", "max_restarts", "deadline"),
     *("kill_after", "kill_after", "stop_operator", "start_operator", "restart_operator", "step", "step", "save"),

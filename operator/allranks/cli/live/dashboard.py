@@ -18,7 +18,7 @@ from allranks.views.format import plots
 from allranks.views.format import progress as progress_text
 from allranks.views.format.duration import age, elapsed, human
 from allranks.views.format.json_form import as_json
-from allranks.views.format.outcome import failure_line
+from allranks.views.format.outcome import failure_line, last_begin
 from allranks.views.format.table import Grid, Styled, cell
 from allranks.views.job_view import LAST, ORDER, JobView
 from allranks.views.live.summary import PHASES
@@ -228,7 +228,7 @@ def _facts(view: JobView) -> Iterator[Line]:
     if view.restarts:
         counted = f", {status.restarts.counted} counted" if status.restarts.disruptions else ""
         reasons = f" ({cell(view.restart_reasons)})" if view.restart_reasons else ""
-        yield [("restarts    ", "dim"), (f"{view.restarts}{counted}{reasons}", "")]
+        yield [("restarts    ", "dim"), (f"{view.restarts}{counted}{reasons}{cell(last_begin(status))}", "")]
     if failure := status.last_failure:
         where = f"on {cell(failure.node)}: " if failure.node else ""
         yield [("last failure ", "dim"), (f"{where}{cell(failure_line(failure))}", "red")]

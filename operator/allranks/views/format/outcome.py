@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from allranks.api.job import API_VERSION, KIND
-from allranks.api.status import Failure, Status
+from allranks.api.status import Failure, PastAttempt, Status
 from allranks.authoring.yaml_text import without_empty
 from allranks.control_sequences import clean
 from allranks.core.diagnosis.reasons import cause_line, describe_exit_code, signal_name
 from allranks.core.diagnosis.verdict import MEANINGS
+from allranks.core.facts.attempt_pods import IN_PLACE
 from allranks.core.facts.naming import replica_key
 from allranks.core.facts.status_summary import remarks
 from allranks.fields import encode
@@ -79,6 +80,21 @@ def failure_block(status: Status, logs: Path | None = None) -> Iterator[str]:
 def verdict(failure: Failure) -> str:
     """Say whose fault it is: `Node (the node of the pod, or one of its devices)`; empty if the status does not."""
     return f"{failure.verdict} ({MEANINGS[failure.verdict]})" if failure.verdict else ""
+
+
+def next_begin(past: PastAttempt) -> str:
+    """Say how the attempt after this one began: `same pods`, or `new pods: worker-1 has no pod`; empty if the status
+    does not."""
+    if past.how is None:
+        return ""
+    reason = f": {past.why_new_pods}" if past.why_new_pods else ""
+    return "same pods" if past.how == IN_PLACE else f"new pods{reason}"
+
+
+def last_begin(status: Status) -> str:
+    """Return the end of a sentence about the last restart: `, the last one: same pods`; empty if it is not recorded."""
+    begin = next_begin(status.history[-1]) if status.history else ""
+    return f", the last one: {begin}" if begin else ""
 
 
 def hint_for(failure: Failure) -> str:

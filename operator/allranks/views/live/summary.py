@@ -16,7 +16,7 @@ from allranks.views.format import plots
 from allranks.views.format import progress as progress_text
 from allranks.views.format.duration import elapsed, human
 from allranks.views.format.log_lines import COLOURS
-from allranks.views.format.outcome import failure_line
+from allranks.views.format.outcome import failure_line, last_begin
 from allranks.views.format.progress import pod_state
 from allranks.views.live.terminal import set_keys, terminal
 
@@ -127,7 +127,7 @@ class Summary:
         if status.last_failure:
             restarts = status.restarts.counted + status.restarts.disruptions
             word = "restart" if restarts == 1 else "restarts"
-            line = f" {restarts} {word}, last failure: {failure_line(status.last_failure)}"
+            line = f" {restarts} {word}{last_begin(status)}, last failure: {failure_line(status.last_failure)}"
             yield Text(line, "red", no_wrap=True, overflow="ellipsis")
 
     def _ranks(self, room: int) -> Iterator[RenderableType]:

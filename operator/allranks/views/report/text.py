@@ -94,7 +94,11 @@ def tables(report: Report) -> Iterator[tuple[str, Grid]]:
     ]
     if failed:
         headers = ["At", "Attempt", "Cause", "Counted", "Who", "Node", "Exit", "Steps", "Last line"]
-        yield "Restarts and failures", Grid(headers, [_failed(report, attempt) for attempt in failed])
+        rows = [_failed(report, attempt) for attempt in failed]
+        if any(attempt.next_began for attempt in failed):
+            headers = [*headers[:4], "Next", *headers[4:]]
+            rows = [[*row[:4], attempt.next_began, *row[4:]] for row, attempt in zip(rows, failed, strict=True)]
+        yield "Restarts and failures", Grid(headers, rows)
     if report.restarts:
         headers = ["Replica", "Times", "Cause", "Counted", "Node", "Exit", "Last line"]
         rows = [

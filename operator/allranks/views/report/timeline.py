@@ -14,7 +14,7 @@ from allranks.core.accounting.time_accounting import restarted
 from allranks.core.facts.naming import replica_key
 from allranks.local.run_directories import INTERRUPTED
 from allranks.views.format.json_form import CONFIG
-from allranks.views.format.outcome import ended_how
+from allranks.views.format.outcome import ended_how, next_begin
 
 FORGOTTEN = "forgotten"
 """Kind of the time of attempts that were dropped from the status, which keeps ten."""
@@ -71,6 +71,8 @@ class Attempt:
     last_step: int | None
     segments: tuple[Segment, ...]
     cause: Cause | None
+    next_began: str = ""
+    """How the attempt after it began: in the same pods, or why it has new ones; empty if that is not recorded."""
 
 
 class Timeline:
@@ -112,6 +114,7 @@ class Timeline:
                 last_step=past.last_step if past.last_step is not None else self._step(past, "step"),
                 segments=tuple(parts),
                 cause=cause_of(past.failure) if past.failure else None,
+                next_began=next_begin(past),
             )
         if self._has_running_attempt():
             begin = status.attempt_time or self._began
