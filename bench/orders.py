@@ -115,7 +115,7 @@ class Wire(asyncio.Protocol):
 
 
 class Supervisor:
-    """Has two connections: a new state is sent while the poll on the other one waits."""
+    """Opens a connection for a new state while the poll on another one waits."""
 
     def __init__(self, fleet: Fleet, index: int) -> None:
         self.fleet, self.index = fleet, index
@@ -129,10 +129,22 @@ class Supervisor:
         self.send()
 
     def send(self) -> None:
-        wire = next(wire for wire in self.wires if not wire.busy)
+        self.wires = [wire for wire in self.wires if not wire.transport.is_closing()]
+        wire = next((wire for wire in self.wires if not wire.busy), None)
+        if wire is None:
+            self.fleet.tasks.append(asyncio.create_task(self.connect()))
+            return
         wire.busy = True
         body = json.dumps(self.state).encode()
         wire.transport.write(self.head + str(len(body)).encode() + b"\r\n\r\n" + body)
+
+    async def connect(self) -> None:
+        """Open a connection from an address of its own, as pods have one, and send the state."""
+        address = (f"127.1.{self.index // 250}.{self.index % 250 + 1}", 0)
+        loop = asyncio.get_running_loop()
+        _, wire = await loop.create_connection(lambda: Wire(self), "127.0.0.1", self.fleet.port, local_addr=address)
+        self.wires.append(wire)
+        self.send()
 
     def answered(self, status: int, answer: dict[str, Any]) -> None:
         if status != 200:
@@ -154,21 +166,11 @@ class Fleet:
         self.starts: list[float] = []
         self.left: set[int] = set()
         self.over = asyncio.Event()
+        self.tasks: list[asyncio.Task[None]] = []
 
     async def connect(self) -> None:
-        loop = asyncio.get_running_loop()
         for supervisor in self.supervisors:
-            for _ in range(2):
-                # Addresses of their own, as pods have them.
-                address = (f"127.1.{supervisor.index // 250}.{supervisor.index % 250 + 1}", 0)
-                _, wire = await loop.create_connection(
-                    lambda supervisor=supervisor: Wire(supervisor),  # type: ignore[misc]
-                    "127.0.0.1",
-                    self.port,
-                    local_addr=address,
-                )
-                supervisor.wires.append(wire)
-            supervisor.tell()
+            await supervisor.connect()
 
     async def restart(self) -> None:
         """Let the program of one pod fail, and wait until all run again."""

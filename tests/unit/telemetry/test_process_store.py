@@ -232,7 +232,7 @@ def test_pods_that_are_gone_are_forgotten():
     of_test(World(), scenario)
 
 
-def test_a_job_with_the_name_of_a_former_one_begins_anew():
+def test_a_job_with_the_name_of_a_former_one_has_its_own_pods():
     async def scenario(world: World) -> None:
         await world.poll()
         await world.poll(replace(SENDER, job_uid="uid-2", pod_uid="pod-9"))
