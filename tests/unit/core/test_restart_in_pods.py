@@ -79,11 +79,11 @@ def look(
     return replace(base, **({"processes": Processes(at(0), by_pod)} | fields))
 
 
-def reason(seen: Observed, **of_failure: Any) -> str | None:
+def reason(observation: Observed, **of_failure: Any) -> str | None:
     """Why the next attempt has new pods after a failure of worker 1; None if it has not."""
-    snapshot = Snapshot(with_processes(seen))
-    ended = failure(**({"index": 1, "attempt": seen.persisted.attempt} | of_failure))
-    return in_place.why_new_pods(snapshot, seen.persisted, ended)
+    snapshot = Snapshot(with_processes(observation))
+    ended = failure(**({"index": 1, "attempt": observation.persisted.attempt} | of_failure))
+    return in_place.why_new_pods(snapshot, observation.persisted, ended)
 
 
 FINE = {0: runs(), 1: crashed()}
@@ -156,8 +156,8 @@ def test_ranks_restart_in_their_pods_if_only_a_process_failed():
     ),
 )
 def test_an_attempt_begins_with_new_pods_after(case: tuple[Observed, str]):
-    seen, expected = case
-    assert reason(seen) == expected
+    observation, expected = case
+    assert reason(observation) == expected
 
 
 @table(
@@ -192,8 +192,8 @@ def test_a_request_for_a_restart_keeps_the_pods():
     assert in_place.why_new_pods(snapshot, RUNNING) is None
 
 
-def orders(seen: Observed) -> dict[str, tuple[str, int]]:
-    return {order.pod_uid[-3:]: (order.action, order.attempt) for order in reconcile(seen).orders}
+def orders(observation: Observed) -> dict[str, tuple[str, int]]:
+    return {order.pod_uid[-3:]: (order.action, order.attempt) for order in reconcile(observation).orders}
 
 
 @table(
@@ -255,9 +255,9 @@ def test_the_pod_of_an_ignored_rank_ends():
 
 
 def test_an_attempt_that_does_not_run_in_time_gets_new_pods():
-    seen = look({1: down()}, status=IN_PODS, now=60 + 30 + 19)
-    assert reconcile(seen).next is None or reconcile(seen).next.pods_of_attempt == 0
-    plan = reconcile(replace(seen, now=at(60 + 30 + 20)))
+    observation = look({1: down()}, status=IN_PODS, now=60 + 30 + 19)
+    assert reconcile(observation).next is None or reconcile(observation).next.pods_of_attempt == 0
+    plan = reconcile(replace(observation, now=at(60 + 30 + 20)))
     assert plan.next is not None
     assert (plan.next.attempt, plan.next.pods_of_attempt, plan.next.launched) == (1, None, False)
     assert plan.next.restarts == IN_PODS.restarts
@@ -266,15 +266,15 @@ def test_an_attempt_that_does_not_run_in_time_gets_new_pods():
 
 
 def test_a_new_operator_waits_until_supervisors_have_found_it():
-    seen = replace(look({}, status=IN_PODS, now=200), processes=Processes(at(195)))
-    assert not reconcile(seen).write_ahead
-    assert reconcile(replace(seen, now=at(215))).write_ahead
+    observation = replace(look({}, status=IN_PODS, now=200), processes=Processes(at(195)))
+    assert not reconcile(observation).write_ahead
+    assert reconcile(replace(observation, now=at(215))).write_ahead
 
 
 def test_pods_of_a_running_attempt_run_until_a_supervisor_says_otherwise():
     running = replace(IN_PODS, running_time=at(70))
-    seen = with_processes(look({}, status=running))
-    assert [(p.phase, p.attempt) for p in seen.pods] == [("Running", 1), ("Running", 1)]
+    observation = with_processes(look({}, status=running))
+    assert [(p.phase, p.attempt) for p in observation.pods] == [("Running", 1), ("Running", 1)]
     waiting = with_processes(look({}, status=IN_PODS))
     assert [p.phase for p in waiting.pods] == ["Pending", "Pending"]
 
