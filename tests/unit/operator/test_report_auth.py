@@ -260,6 +260,16 @@ def test_a_pod_of_a_former_attempt_is_authenticated() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize(("created_for", "attempt"), [(2, 5), (3, 2), (None, 2), ("2", 2)])
+def test_a_later_attempt_may_run_in_a_pod(created_for: Any, attempt: int) -> None:
+    async def scenario() -> None:
+        status = {"attempt": 5, "podsOfAttempt": created_for}
+        async with reviewing(job={"metadata": {"uid": "u-1"}, "status": status}) as world:
+            assert (await world.reviews.identify(token())).attempt == attempt
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("shape", [{}, {"status": 5}, {"status": {"attempt": "2"}}])
 def test_a_job_with_an_invalid_status_is_in_its_first_attempt(shape: dict[str, Any]) -> None:
     async def scenario() -> None:

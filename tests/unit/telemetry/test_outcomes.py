@@ -52,6 +52,12 @@ def test_a_sender_learns_where_to_continue_after_a_restart_of_the_operator() -> 
     assert answer == Answer(200, {"received": 0})
 
 
+def test_an_outcome_of_a_process_that_is_dead_is_not_stored_for_the_attempt_which_runs_in_its_pod() -> None:
+    world, later = World(), replace(SENDER, attempt=3)
+    assert world.send(b"x", later, attempt=2).status == 409  # type: ignore[union-attr]
+    assert world.send(b"x", later, attempt=3) == Outcome("returned", 0, b"x")
+
+
 def test_a_part_that_is_sent_again_changes_nothing() -> None:
     world, content = World(), b"ab" * outcomes.PART_BYTES
     assert world.part(content, 0) == Answer(200, {"received": outcomes.PART_BYTES})

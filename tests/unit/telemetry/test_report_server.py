@@ -20,7 +20,7 @@ import uvloop
 from allranks import open_files
 from allranks.report.state import Means, State, message
 from allranks.report.transport import AttemptOver, SendFailed, Transport
-from allranks.telemetry import connections, server
+from allranks.telemetry import connections, messages, server
 from allranks.telemetry.connections import Limits
 from allranks.telemetry.messages import BODY_BYTES
 from allranks.telemetry.server import Denied, Server
@@ -403,6 +403,46 @@ def test_a_silent_connection_is_closed(data: bytes) -> None:
             assert world.server.connections == 0
 
     run(scenario())
+
+
+def test_a_supervisor_may_wait_longer_than_a_report_and_is_not_counted_as_one() -> None:
+    waiting: list[asyncio.Future[messages.Answer]] = []
+
+    async def process(sender: ReportSource, body: bytes) -> messages.Answer:
+        assert (sender.pod_uid, body) == ("pod-0", b"{}")
+        waiting.append(asyncio.get_running_loop().create_future())
+        return await waiting[-1]
+
+    async def scenario() -> None:
+        async with serving(SLOW, process=process) as world:
+            raw, forged = await world.connect(), await world.connect()
+            await raw.send(request({}, path=server.PROCESS_PATH))
+            assert (await send_and_read(forged, request({}, "forged", server.PROCESS_PATH))).status == 401
+            while not waiting:
+                await asyncio.sleep(0.005)
+            idle = await world.connect()
+            assert await idle.closed()  # several deadlines of SLOW have passed
+            await asyncio.sleep(2 * SLOW.request_seconds)
+            waiting[0].set_result(messages.Answer(200, {"order": None}))
+            answer = await raw.answer()
+            assert (answer.status, answer.body) == (200, {"order": None})
+            assert world.counted == []
+
+    run(scenario())
+
+
+def test_without_a_store_of_supervisors_they_are_not_received() -> None:
+    async def scenario() -> None:
+        async with serving() as world:
+            raw = await world.connect()
+            assert (await send_and_read(raw, request({}, path=server.PROCESS_PATH))).status == 404
+
+    run(scenario())
+
+
+async def send_and_read(raw: Raw, data: bytes) -> Answer:
+    await raw.send(data)
+    return await raw.answer()
 
 
 def test_a_slow_connection_is_closed() -> None:

@@ -106,6 +106,20 @@ def test_a_complete_message_is_kept_with_timestamps_of_the_operators_clock(world
     assert world.store.since == START
 
 
+def test_a_report_of_a_process_that_is_dead_is_not_that_of_the_attempt_which_runs_in_its_pod(world: World) -> None:
+    assert world.say(attempt=0, step=7).status == 200
+    later = replace(SENDER, attempt=1)
+    assert world.say(later, attempt=0, step=8).status == 409
+    assert world.ranks(1) == ()
+    assert world.say(later, attempt=0, checkpoints=[{"step": 8}]).status == 409
+    assert world.say(later, attempt=0, nccl={"launched": 1, "size": 2}).status == 409
+    assert world.store.snapshot(JOB, "uid-1", 1).checkpoints is None
+    assert world.say(later, attempt=2, step=9).status == 400
+    assert world.say(later, attempt=1, step=1).status == 200
+    assert world.say(later, step=2).status == 200, "libraries of older versions say no attempt"
+    assert [rank.step for rank in world.ranks(1)] == [2]
+
+
 def test_a_message_may_be_empty_and_unknown_fields_are_ignored(world: World) -> None:
     assert world.say().status == 200
     assert world.say(sinceNextYear={"a": [1, 2]}, step=None, rank=None).status == 200
