@@ -114,6 +114,7 @@ def test_a_report_of_a_process_that_is_dead_is_not_that_of_the_attempt_which_run
     assert world.say(later, attempt=0, checkpoints=[{"step": 8}]).status == 409
     assert world.say(later, attempt=0, nccl={"launched": 1, "size": 2}).status == 409
     assert world.store.snapshot(JOB, "uid-1", 1).checkpoints is None
+    world.clock.advance(10)
     assert world.say(later, attempt=2, step=9).status == 400
     assert world.say(later, attempt=1, step=1).status == 200
     assert world.say(later, step=2).status == 200, "libraries of older versions say no attempt"
