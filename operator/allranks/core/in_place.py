@@ -12,7 +12,7 @@ from allranks.api.status import Failure, Status
 from allranks.core import transitions
 from allranks.core.diagnosis import elasticity, hardware
 from allranks.core.facts import naming, pod_template, pool_template, topology
-from allranks.core.facts.attempt_pods import IN_PLACE
+from allranks.core.facts.attempt_pods import IN_PLACE, LONGEST, pod_trouble
 from allranks.core.facts.model import Manifest, Pod
 from allranks.core.objects import pods
 from allranks.core.snapshot import Snapshot
@@ -95,30 +95,12 @@ def _of_pod(snapshot: Snapshot, pod: Pod) -> str:
     """Return what is against this pod; empty if the next attempt can begin in it."""
     who = naming.replica_key(pod.role, pod.index)
     if unhealthy := hardware.problem(pod, snapshot.observed.node_problems):
-        return f"{who}: {unhealthy[1]}"[:_LONGEST]
+        return f"{who}: {unhealthy[1]}"[:LONGEST]
     process = pod.process
     if process is None or not process.connected:
         return f"the helper in {who} does not answer"
     if process.attempt != snapshot.current.attempt:
         return f"{who} has not ended attempt {process.attempt} yet"
-    return ""
-
-
-_LONGEST = 128
-"""As in the CRD."""
-
-
-def pod_trouble(pod: Pod) -> str:
-    """Return why no attempt can begin in this pod any more; empty if one can."""
-    who = naming.replica_key(pod.role, pod.index)
-    if pod.disruption:
-        return f"the pod of {who} is removed ({pod.disruption.reason})"[:_LONGEST]
-    if pod.deleted_at:
-        return f"the pod of {who} is being deleted"
-    if pod.ended and pod.process is None:
-        return f"the container of {who} has ended"
-    if pod.process is None and pod.phase not in ("Running", "Failed"):
-        return f"the container of {who} does not run"
     return ""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from allranks.api.status import Status
+from allranks.core.facts import naming
+from allranks.core.facts.model import Pod
 
 IN_PLACE: Literal["InPlace"] = "InPlace"
 NEW_PODS: Literal["NewPods"] = "NewPods"
@@ -25,3 +27,21 @@ def last_attempt_of(status: Status, pod_attempt: int) -> int:
     """Return the last attempt that the pods carried which were created for `pod_attempt`."""
     ends = (past.attempt for past in status.history if past.attempt >= pod_attempt and past.how != IN_PLACE)
     return next(ends, status.attempt)
+
+
+LONGEST = 128
+"""Bytes of a reason for new pods, as in the CRD."""
+
+
+def pod_trouble(pod: Pod) -> str:
+    """Return why no attempt can begin in this pod any more; empty if one can."""
+    who = naming.replica_key(pod.role, pod.index)
+    if pod.disruption:
+        return f"the pod of {who} is removed ({pod.disruption.reason})"[:LONGEST]
+    if pod.deleted_at:
+        return f"the pod of {who} is being deleted"
+    if pod.ended and pod.process is None:
+        return f"the container of {who} has ended"
+    if pod.process is None and pod.phase not in ("Running", "Failed"):
+        return f"the container of {who} does not run"
+    return ""

@@ -13,10 +13,10 @@ from datetime import datetime, timedelta
 
 from allranks.api.status import FINISHED, WITHOUT_PODS
 from allranks.core.facts import naming, pod_template, pool_template
+from allranks.core.facts.attempt_pods import pod_trouble
 from allranks.core.facts.model import ANY_PLATFORM, Plan, Pod
 from allranks.core.facts.processes import Order
 from allranks.core.facts.uploads import uploading_since
-from allranks.core.in_place import pod_trouble
 from allranks.core.snapshot import Snapshot
 from allranks.core.sync.plans import grace_of_failures, left_time
 
