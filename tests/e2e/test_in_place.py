@@ -45,8 +45,8 @@ for name in filter(str.isdigit, os.listdir("/proc")):
 
 
 def fail_a_rank(team: Team, pod: str) -> None:
-    """Make the program of a pod exit with 3."""
-    team.run(pod, "python3", "-c", SIGNAL)
+    """Make the program of a pod exit with 3. kubectl exec may fail because the container ends."""
+    team.cluster.ask("-n", team.namespace, "exec", pod, "-c", "trainer", "--", "python3", "-c", SIGNAL)
 
 
 def test_all_ranks_restart_in_their_pods_and_nothing_of_the_old_attempt_is_left(team: Team) -> None:
