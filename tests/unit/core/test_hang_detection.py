@@ -147,7 +147,7 @@ AGAIN = [PastAttempt(attempt=0, end_time=NOW, reason="NoFirstStep", failure=LATE
         [],
         True,
         "Fail",
-        "not restarted: it failed before its first step (--restarts 3 restarts it)",
+        "not restarted: no rank has reported a step (--restarts 3 restarts it)",
     ),
     ("a local run restarts it on request", {"restart": {"maxRestarts": 3}}, [], True, "Restart", WHY),
     (

@@ -302,7 +302,7 @@ def test_a_failure_before_the_first_step_is_restarted_on_request_only(cli: Cli) 
     cli.job("sh", "-c", program, roles={"worker": {}}, restart={"maxRestarts": 1}, file="asks.yaml")
     done = cli.run()
     assert done.returncode == 1
-    why = "not restarted: it failed before its first step (--restarts 3 restarts it)"
+    why = "not restarted: no rank has reported a step (--restarts 3 restarts it)"
     assert f"worker-0 failed with exit code 1 (Error): {why}" in done.stdout
     assert cli.run("job.yaml", "--restarts", "1").returncode == 0
     assert cli.run("asks.yaml").returncode == 0

@@ -100,7 +100,7 @@ def test_restarts_are_suggested_in_the_words_of_python(capsys):
 
     with pytest.raises(allranks.RankFailed):
         allranks.run(fails, ranks=-1, **HERE | {"logs": True})
-    assert "not restarted: it failed before its first step (restarts=3 restarts it)" in capsys.readouterr().out
+    assert "not restarted: no rank has reported a step (restarts=3 restarts it)" in capsys.readouterr().out
 
 
 def test_a_script_without_a_framework_is_refused_with_the_parameter_of_python():

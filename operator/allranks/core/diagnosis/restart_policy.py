@@ -83,7 +83,7 @@ def restarts_requested(job: Job) -> bool:
 def not_restarted(job: Job, failure: Failure, platform: Platform) -> RestartDecision:
     """Return the decision about a failure before the first step of a local run: its user corrects the program."""
     restarts = f"{platform.restart_option.format(job.spec.restart.max_restarts)} restarts it"
-    return RestartDecision("Fail", f"not restarted: it failed before its first step ({restarts})", failure.reason)
+    return RestartDecision("Fail", f"not restarted: no rank has reported a step ({restarts})", failure.reason)
 
 
 def within_budget(job: Job, status: Status, failure: Failure, action: Action, explanation: str) -> RestartDecision:
