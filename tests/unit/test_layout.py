@@ -137,7 +137,8 @@ def test_an_in_pod_helper_needs_only_the_standard_library(helper):
     allowed = {"horovod"} if helper.name.startswith("horovod_") else set()
     if helper.name in ("ray_nodes.py", "ray_idle.py"):
         allowed = {"ray"}
-    if helper.name in ("watch.py", "set_aside.py", "sitecustomize.py", "allranks_automatic_reports.py"):
+    startup = ("sitecustomize.py", "allranks_automatic_reports.py")
+    if helper.name in ("watch.py", "supervisor.py", "order_channel.py", "set_aside.py", *startup):
         allowed = {"allranks"}  # the report library, which is copied beside it
     if helper.name == "call_function.py":
         allowed = {"cloudpickle"}  # inside a function, which works without it
