@@ -372,10 +372,12 @@ def test_the_same_failure_in_the_same_step_of_each_attempt(case):
 
 
 def test_the_step_of_a_failure_is_the_one_of_its_rank_although_others_are_further():
-    reports = Reports(NOW, (rank(0, 34), rank(1, 40)))
+    reports = Reports(NOW, (rank(0, 34, done=True), rank(1, 40)))
     status = replace(RUNNING, progress=ProgressStatus(step=40, first_step_time=at(2)))
     cause = weigh(status, RAISED, failed("worker", 0), pod("worker", 1), reports=reports)
     assert cause.step == 35
+    without_last_report = Reports(NOW, (rank(0, 30), rank(1, 40)))
+    assert weigh(status, RAISED, failed("worker", 0), pod("worker", 1), reports=without_last_report).step is None
     history = [
         PastAttempt(attempt=n, end_time=NOW, reason="Error", failure=cause, first_step=1, last_step=38 + n)
         for n in range(2)

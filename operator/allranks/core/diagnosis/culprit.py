@@ -61,10 +61,13 @@ def culprit(evidence: Evidence, failure: Failure) -> Failure:
 
 
 def _step_of(evidence: Evidence, failure: Failure) -> int | None:
-    """Return the step in which the rank failed. The other ranks may be further, if they do not wait for each other."""
+    """Return the step in which the rank failed, if it could report its end: the last report of a killed one is older.
+    The other ranks may be further, if they do not wait for each other."""
     if failure.exit_code is None or evidence.reports is None or not made_steps(evidence.status):
         return None
-    of_pod = [rank for rank in evidence.reports.ranks if rank.pod == failure.pod and rank.step is not None]
+    of_pod = [
+        rank for rank in evidence.reports.ranks if rank.pod == failure.pod and rank.step is not None and rank.done
+    ]
     steps = [rank.step for rank in of_pod if failure.rank is None or rank.rank in (None, failure.rank)]
     return steps[0] + 1 if len(steps) == 1 and steps[0] is not None else None
 
