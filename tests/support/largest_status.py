@@ -11,6 +11,7 @@ from allranks.api import crd
 from allranks.api.status import Failure, ReplicaRestarts, Status
 from allranks.core.facts import restarts
 from allranks.core.facts.model import Manifest
+from allranks.core.facts.status_summary import LONGEST_MESSAGE
 from allranks.kube import job_codec
 from support.builders import NOW, at
 
@@ -95,6 +96,8 @@ def largest_status() -> Status:
     found = _largest({**schema, "properties": rest})
     for past in found["history"]:
         past["failure"]["message"] = past["failure"]["message"][:1024]  # the last line only
+    for condition in found["conditions"]:
+        condition["message"] = condition["message"][:LONGEST_MESSAGE]
     restarted = all_restarted(random.Random(1))
     return replace(
         job_codec.status({"status": found}), replica_restarts=restarted.replica_restarts, ignored=restarted.ignored

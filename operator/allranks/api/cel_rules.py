@@ -310,6 +310,7 @@ _FIXED_IN_SPEC = (
     "checkpoint",
     "resumeFrom",
     "hang",
+    "preflight",
     "progress",
     "code",
     "compatibility",

@@ -38,6 +38,7 @@ CHANGEABLE = [
     ("removal of ttlSecondsAfterFinished", {"ttlSecondsAfterFinished": 60}, {}),
     ("activeDeadlineSeconds", {"activeDeadlineSeconds": 60}, {"activeDeadlineSeconds": 90}),
     ("restart.maxRestarts", {}, {"restart": {"maxRestarts": 9}}),
+    ("restart.inPlace", {}, {"restart": {"inPlace": "Never"}}),
     ("utilization", {}, {"utilization": {"minProductivePercent": 50}}),
     ("notify", {}, {"notify": [{"receiver": "oncall"}]}),
 ]
@@ -92,6 +93,7 @@ FIXED = [
         "elastic",
     ),
     ("hang", {}, {"hang": {"timeoutSeconds": 60}}, "hang"),
+    ("preflight", {}, {"preflight": {"gpu": True}}, "preflight"),
     ("progress", {"progress": {}}, {}, "progress"),
     ("compatibility", {}, {"compatibility": ["Slurm"]}, "compatibility"),
     (

@@ -26,6 +26,7 @@ FULL = {
         "nodeSelector": {"disk": "fast"},
         "tolerations": [{"key": "data", "operator": "Exists"}],
     },
+    "preflight": {"gpu": True, "network": True, "disk": True, "timeoutSeconds": 60},
     "rdma": {"rdma/hca": 1},
     "env": [{"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}],
     "priorityClassName": "training",

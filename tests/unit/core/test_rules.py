@@ -14,13 +14,14 @@ from allranks.api.status import PastAttempt, ProgressStatus, ReplicaRestarts, Ro
 from allranks.core import reconcile as core
 from allranks.core.facts.contenders import Contender, Contention
 from allranks.core.facts.model import Exit, Observed, Pod
+from allranks.core.facts.processes import PodProcess, Processes
 from allranks.core.facts.rank_reports import Reports
 from allranks.core.facts.stage import Stage
 from allranks.core.outcomes import Act, WaitUntil
 from allranks.core.reconcile import RULES as TABLE
 from allranks.core.reconcile import Rule, reconcile
 from allranks.core.rules import failure as failure_rules
-from allranks.core.rules import gang, lifecycle, placement, resize, utilization
+from allranks.core.rules import gang, lifecycle, placement, resize, restarts_in_pods, utilization
 from allranks.core.rules.failure import handle_failures
 from allranks.core.snapshot import Snapshot
 from support.builders import Life, at, failed, failure, job, observed, pending, pod, rank, started
@@ -110,6 +111,22 @@ def without_other_nodes() -> Observed:
     return life.look(30)
 
 
+def restarting_in_pods() -> Observed:
+    """Attempt 1 is to begin in the pods of attempt 0, whose processes have not ended yet."""
+    life = started(job(progress={}))
+    status = replace(
+        life.status,
+        phase="Restarting",
+        attempt=1,
+        pods_of_attempt=0,
+        running_time=None,
+        attempt_time=at(10),
+        history=[PastAttempt(attempt=0, start_time=at(0), end_time=at(10), reason="Error", failure=failure())],
+    )
+    by_pod = {each.uid: PodProcess(0, "Running", connected=True) for each in life.pods.values()}
+    return replace(observed(life.job, status, life.pods.values(), 20), processes=Processes(at(0), by_pod))
+
+
 # Rule, an observation in which it waits, until when.
 WAITS: list[tuple[Rule, Callable[[], Observed], datetime]] = [
     (lifecycle.exceed_active_deadline, active_deadline, at(100)),
@@ -123,6 +140,7 @@ WAITS: list[tuple[Rule, Callable[[], Observed], datetime]] = [
     (resize.grow_to_capacity, room_for_one, at(35)),
     (lifecycle.expire, finished, at(70)),
     (gang.give_up_pods, half_placed, at(100)),
+    (restarts_in_pods.fall_back, restarting_in_pods, at(60)),
     (placement.accept_excluded_nodes, without_other_nodes, at(311)),
     (utilization.judge, in_a_window, at(100)),
 ]

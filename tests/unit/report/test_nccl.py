@@ -127,7 +127,7 @@ def test_rank_0_tells_what_nccl_says_while_it_reports_no_step(hub: FakeReportSer
     with fake_ras({}) as ras, program_in_background(hub, WATCH.format(before="", after=""), ras.address) as process:
         ras.content = all_reduces(8, 7, pid=process.pid)
         found = hub.wait(lambda messages: any("nccl" in each for each in messages))
-        assert found == {"nccl": nccl.summarize(ras.content, process.pid)}
+        assert found == {"attempt": None, "nccl": nccl.summarize(ras.content, process.pid)}
         output, errors = process.communicate("\n", timeout=300)
     assert (output, errors) == ("True\nFalse\n", ""), "a second thread in the same process is not started"
 

@@ -23,9 +23,10 @@ def message_of(state: State, now: float, means: Means | None = None) -> dict:
 
 
 def test_a_rank_without_reports(monkeypatch):
-    for name in ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"):
+    for name in ("ALLRANKS_ATTEMPT", "RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"):
         monkeypatch.delenv(name, raising=False)
     assert message_of(State(), 10.0) == {
+        "attempt": None,
         "rank": None,
         "localRank": 0,
         "step": None,

@@ -17,7 +17,7 @@ def with_processes(o: Observed) -> Observed:
     """Return the observation with pods whose phase is that of the current attempt's process.
 
     A container whose supervisor waits runs for Kubernetes, although its program has ended, or has not started again.
-    Kubernetes is right about pods that are pending, ended, or removed.
+    Kubernetes is right about pods that have ended or are removed. What it says about pending ones may be late.
     """
     status, by_pod = o.current, o.processes.by_pod if o.processes else {}
     if o.platform.local or (not by_pod and status.pods_of_attempt is None):
@@ -38,12 +38,13 @@ def with_processes(o: Observed) -> Observed:
 def _with_process(status: Status, pod: Pod, process: PodProcess | None, moved: bool) -> Pod:
     """Return the pod as the current attempt sees it. `moved`: the pod was created for an earlier attempt."""
     pod = replace(pod, attempt=status.attempt) if status.pods_of_attempt is not None else pod
-    if pod.ended or pod.phase != "Running":
+    if pod.ended or pod.phase not in ("Pending", "Running"):
         return pod
     if process and (process.attempt > status.attempt or (process.attempt < status.attempt and not moved)):
         process = None  # no such process can exist: it is not believed
     if process is None:
-        return pod if not moved or status.running_time else _waiting(pod)
+        waits = moved and pod.phase == "Running" and not status.running_time
+        return _waiting(pod) if waits else pod
     pod = replace(pod, process=process)
     if process.attempt == status.attempt and process.state == "Ended":
         return replace(_started(pod, process), phase="Failed", exit=_exit(process.last_exit))

@@ -23,7 +23,8 @@ from allranks.core.facts.model import (
 )
 
 ConditionType = Literal["Running", "Restarting", "Suspended", "Complete", "Failed"]
-_MESSAGE_LENGTH = 4096
+LONGEST_MESSAGE = 3072
+"""Characters of the message of a condition: with more, the largest status would have more than a megabyte."""
 ALL_RUN = "AllRanksRunning"
 TAKEN_BY_KUEUE = "TakenByKueue"
 _TAKEN = (
@@ -138,7 +139,7 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
                 status=state,
                 # Condition Running has the reason of every phase: `kubectl get -o wide` shows it.
                 reason=(reason or phase)[:128] if explains or kind == "Running" else kept_reason,
-                message=message[:_MESSAGE_LENGTH] if explains else kept_message,
+                message=message[:LONGEST_MESSAGE] if explains else kept_message,
                 last_transition_time=now if before is None or flipped else before.last_transition_time,
                 observed_generation=status.observed_generation,
             )
@@ -177,7 +178,7 @@ def with_condition(
         type=kind,
         status=state,
         reason=reason,
-        message=message[:_MESSAGE_LENGTH],
+        message=message[:LONGEST_MESSAGE],
         last_transition_time=before.last_transition_time if before and before.status == state else now,
         observed_generation=status.observed_generation,
     )
