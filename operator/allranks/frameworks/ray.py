@@ -89,7 +89,7 @@ class Ray(Framework):
     rules = (
         Rule(
             rule="has(self.roles.head) && self.roles.head.replicas > 0",
-            message="ray needs a head",
+            message="ray needs a head: add it, or change framework",
             field=".roles.head",
         ),
         Rule(

@@ -236,7 +236,7 @@ RULES = [
     (
         "Ray needs a head",
         {"framework": "ray", "roles": {"worker": 1}},
-        ("spec.roles.head", "ray needs a head"),
+        ("spec.roles.head", "ray needs a head: add it, or change framework"),
         {"framework": "ray", "roles": {"head": 1, "worker": 0}},
     ),
     (

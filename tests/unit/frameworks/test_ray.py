@@ -120,7 +120,7 @@ def test_a_cluster_without_a_program_ends_when_it_is_idle():
         ),
         ({"command": ["a"], "success": "fast"}, "spec.success", "workers never exit by themselves"),
         ({"command": ["a"], "roles": {"head": {"replicas": 2}}}, "spec.roles.head.replicas", "at most 1 head"),
-        ({"command": ["a"], "roles": {"fast": {}}}, "spec.roles.head", "ray needs a head"),
+        ({"command": ["a"], "roles": {"fast": {}}}, "spec.roles.head", "ray needs a head: add it, or change framework"),
     ],
 )
 def test_a_job_that_ray_cannot_run_is_refused_with_the_cure(fields: dict[str, Any], path: str, text: str):
