@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(options.rounds + 1):
         for way in WAYS if number % 2 else reversed(WAYS):
-            seconds = kill(options.namespace, jobs[way], way)
+            seconds = kill(options.namespace, jobs[way], way, number)
             print(f"round {number}: {way}: {seconds:.2f} s", file=sys.stderr)
             if number:  # in the first round, files are not cached yet
                 times[way].append(seconds)
@@ -113,10 +113,12 @@ def job(way: str, name: str, image: str) -> dict[str, Any]:
     }
 
 
-def kill(namespace: str, name: str, way: str) -> float:
-    """Kill a rank; return the seconds until the next first step."""
+def kill(namespace: str, name: str, way: str, number: int) -> float:
+    """Kill a rank; return the seconds until the next first step. Ranks take turns: after the third failure in a row, a
+    replica gets a new pod."""
     before = len(first_steps(namespace, name, 1))
-    pod = pods(namespace, name)[-1]
+    running = pods(namespace, name)
+    pod = running[number % len(running)]
     killed = kubectl("-n", namespace, "exec", pod, "-c", "trainer", "--", "python3", "-c", KILL, check=way == "bare")
     at = float(killed.split()[0])
     after = eventually(lambda: [time for time in first_steps(namespace, name, 0) if time > at])
