@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+
 import pytest
 
 from allranks.api.job import KIND
+from allranks.operator.status_writer import StatusWriter
 from support import live
 from support.controlplane import ControlPlane
 from support.kubelet import Program
@@ -12,8 +16,15 @@ from support.live import eventually, job, phase
 
 
 def test_two_operators_say_so_and_do_not_fight_over_pods(
-    control_plane: ControlPlane, namespace: str, caplog: pytest.LogCaptureFixture
+    control_plane: ControlPlane, namespace: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write = StatusWriter.write
+
+    async def write_later(writer: StatusWriter, *arguments: object) -> bool:
+        await asyncio.sleep(random.uniform(0.0, 0.1))  # otherwise the same operator may be the faster one each time
+        return await write(writer, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StatusWriter, "write", write_later)
     connection, api = live.connection(control_plane), control_plane.api
     counts = {"maxRestarts": 8, "backoffSeconds": 0, "rules": [{"exitCodes": [3], "action": "Restart"}]}
     with (
@@ -21,7 +32,7 @@ def test_two_operators_say_so_and_do_not_fight_over_pods(
         live.operator(connection, namespace, helper_image="example.org/another:2", disruption_budgets=True),
         live.kubelet(connection, Program(seconds=0.5, code=3), namespace=namespace),
     ):
-        names = [f"demo-{number}" for number in range(4)]  # either operator may be the faster one for a job
+        names = [f"demo-{number}" for number in range(4)]
         for name in names:
             api.create(job(name, restart=counts), namespace)
         eventually(lambda: all(phase(control_plane, namespace, name) == "Failed" for name in names))
