@@ -369,7 +369,11 @@ class KubernetesWorld(World):
 
     def _leap(self, moment: datetime) -> None:
         if self._operator:
-            self._operator.leap(lambda: self.clock.set(moment), repeat_reports=not self._ranks.arrived)
+            self._operator.leap(
+                lambda: self.clock.set(moment),
+                repeat_reports=not self._ranks.arrived,
+                ranks_report=bool(self._ranks.latest),
+            )
         else:
             self.clock.set(moment)
         self._at_once(self._hand.stop_due)

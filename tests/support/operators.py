@@ -141,13 +141,19 @@ class RunningOperator:
 
         return self._ask(ingest)
 
-    def leap(self, set_clock: Callable[[], None], repeat_reports: bool) -> None:
-        """Set the clock, and repeat the messages of the ranks, before anything else is decided."""
+    def leap(self, set_clock: Callable[[], None], repeat_reports: bool, ranks_report: bool) -> None:
+        """Set the clock, and repeat the messages of the ranks, before anything else is decided.
+
+        `ranks_report`: ranks have sent messages, and so within seconds also to a session that has just begun.
+        """
 
         def change() -> None:
             set_clock()
             if self.operator.session and repeat_reports:
-                _repeat(self.operator.session.reports)
+                reports = self.operator.session.reports
+                _repeat(reports)
+                if ranks_report and not reports._jobs:
+                    reports.since = reports._now()
 
         self._ask(change)
 
