@@ -19,7 +19,7 @@ EPILOG = """examples:
 
 KUBECONFIG is a cluster with allranks and its report port. Ranks of two jobs, which import torch and reduce with gloo on
 two ranks each, are killed in turns: one job has restart.inPlace: Auto, the other Never. `bare` is torchrun in one pod
-with --max-restarts, whose rank is killed as often. All times are those of one node's clock.
+with --max-restarts, whose rank is killed as often. All times are of one node's clock.
 """
 PROGRAM = """
 import os, time

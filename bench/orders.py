@@ -104,7 +104,7 @@ class Wire(asyncio.Protocol):
         self.supervisor, self.busy, self.data = supervisor, False, b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # those of uvloop are no subclasses
+        self.transport = cast("asyncio.Transport", transport)  # transports of uvloop are no subclasses
 
     def data_received(self, data: bytes) -> None:
         self.data += data

@@ -104,7 +104,7 @@ class Server(Listener, Generic[Sender]):
         if body is None:
             return _too_long(most)
         if request.path == PROCESS_PATH:
-            place.is_served()  # its answer may take longer than that of a report
+            place.is_served()  # its answer may take longer than the answer to a report
         answer = ingest(sender, body)
         return answer if isinstance(answer, Answer) else await answer
 

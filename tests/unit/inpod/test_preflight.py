@@ -155,7 +155,7 @@ def test_each_rank_meets_another_one_in_each_round(size):
 
 
 def results(size: int, bad: set[int] = frozenset(), pairs: set[frozenset[int]] = frozenset(), gone: int = -1):
-    """What ranks say after all rounds, if exchanges with `bad` ranks fail, and those of `pairs`."""
+    """What ranks say after all rounds, if exchanges with `bad` ranks fail, and exchanges between `pairs`."""
     out: dict[int, tuple[str, dict[int, str]]] = {rank: (f"worker-{rank}", {}) for rank in range(size) if rank != gone}
     for partners in preflight.schedule(size):
         for rank, partner in enumerate(partners):

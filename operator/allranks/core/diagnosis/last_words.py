@@ -76,7 +76,7 @@ def _says_more(exception: LastWords | None, fatal: LastWords) -> bool:
 
 _OF_EXCEPTIONS = frozenset({None, 1, 143})
 _FITTING = _OF_EXCEPTIONS | {132, 133, 134, 135, 136, 139} | {*range(2, 124), 255}
-"""Exit codes after an exception, after a fault of native code, and of programs; 124 to 127 are those of `timeout` and
+"""Exit codes after an exception, after a fault of native code, and of programs; 124 to 127 are codes of `timeout` and
 of shells."""
 _KILLED = 137
 _ENDS_ITSELF = re.compile(r"Child process with PID \d+ terminated with code \d+\. Forcefully terminating")
@@ -285,7 +285,7 @@ _LAST_ERROR = re.compile(
     r"|Detected at node [^\n]*\n(?:[ \t][^\n]*\n|\n|<stack traces unavailable>\n)*)(?P<text>\S.*)$",
     re.MULTILINE,
 )
-"""What NCCL says about its own error: torch, NCCLUtils.cpp; and TensorFlow about that of an operation of a graph."""
+"""What NCCL says about its own error: torch, NCCLUtils.cpp; and TensorFlow about an operation of a graph."""
 
 
 def _tracebacks(lines: list[str]) -> Iterator[_Exception]:

@@ -14,7 +14,7 @@ from allranks.core.facts.processes import PodProcess, ProcessExit
 
 
 def with_processes(o: Observed) -> Observed:
-    """Return the observation with pods whose phase is that of the current attempt's process.
+    """Return the observation with pods that have the phase of the current attempt's process.
 
     A container whose supervisor waits runs for Kubernetes, although its program has ended, or has not started again.
     Kubernetes is right about pods that have ended or are removed. What it says about pending ones may be late.
@@ -72,7 +72,7 @@ def _exit(ended: ProcessExit | None) -> Exit | None:
 
 
 def as_ended(o: Observed, pods: Iterable[Pod]) -> list[Pod]:
-    """Return pods of past attempts, those as failed whose program ended although their container runs."""
+    """Return pods of past attempts; a pod whose program ended has failed, although its container runs."""
     by_pod, out = o.processes.by_pod if o.processes else {}, []
     for pod in pods:
         process = by_pod.get(pod.uid)

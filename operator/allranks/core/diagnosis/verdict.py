@@ -198,7 +198,7 @@ def _of_system(case: Comparison) -> bool:
 
 
 def judged(job: Job, status: Status, failure: Failure) -> Failure:
-    """Return the failure with its verdict: that of the first row of the table whose evidence it has.
+    """Return the failure with the verdict of the first row of the table whose evidence it has.
 
     `status`: of the attempt that failed, before the failure is recorded. An empty one if the attempts before it are not
     to be compared.

@@ -69,7 +69,7 @@ class Order:
     grace_seconds: int = 30
     """Of `Stop`: time between SIGTERM and SIGKILL."""
     env: Mapping[str, str | None] = field(default_factory=dict)
-    """Of `Start`: variables that differ from those of the pod; None removes one."""
+    """Of `Start`: variables that differ from the variables of the pod; None removes one."""
 
 
 BEGINS = "allranks: attempt {} begins in this pod"

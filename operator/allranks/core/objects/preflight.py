@@ -38,7 +38,7 @@ class PodTests:
     job: Job
     context: AttemptContext
     roles: frozenset[str]
-    """The roles whose pods are tested: those with ranks, if their command is not the image's entrypoint."""
+    """The roles whose pods are tested: roles with ranks, if their command is not the image's entrypoint."""
 
     def variable(self, replica: Replica) -> str:
         """Return the value of VARIABLE for one pod."""

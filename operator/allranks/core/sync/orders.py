@@ -60,7 +60,7 @@ def _orders(snapshot: Snapshot) -> Iterator[Order]:
 
 
 def _environment(snapshot: Snapshot) -> dict[str, str | None]:
-    """Return the variables that differ from those with which the pods were created."""
+    """Return the variables that differ from the variables of the pods."""
     env: dict[str, str | None] = {"ALLRANKS_ATTEMPT": str(snapshot.persisted.attempt)}
     if snapshot.observed.job.spec.checkpoint and not snapshot.persisted.rollback:
         env["ALLRANKS_RESUME_STEP"] = None  # the attempt for which the pods were created may have been set back
@@ -95,7 +95,7 @@ def lost_pod(snapshot: Snapshot) -> str:
 
 
 def unanswered(snapshot: Snapshot) -> str:
-    """Return which pods have not ended the processes of older attempts, or not started those of the current one."""
+    """Return which pods have not ended the processes of older attempts, or not started the current one."""
     who, verb = _late(snapshot)
     return f"{who} did not {verb} in time"
 
