@@ -13,6 +13,7 @@ from allranks.core import transitions
 from allranks.core.diagnosis import elasticity, hardware
 from allranks.core.facts import naming, pod_template, pool_template, topology
 from allranks.core.facts.attempt_pods import IN_PLACE, LONGEST, pod_trouble
+from allranks.core.facts.bad_nodes import OF_NODE
 from allranks.core.facts.model import Manifest, Pod
 from allranks.core.objects import pods
 from allranks.core.snapshot import Snapshot
@@ -44,8 +45,10 @@ def why_new_pods(snapshot: Snapshot, status: Status, failure: Failure | None = N
 
 def _of_failure(snapshot: Snapshot, status: Status, failure: Failure) -> Iterator[str]:
     """Yield what the failure says against the pods."""
-    if failure.verdict == "Node" or transitions.is_nodes_fault(failure):
+    if failure.verdict == "Node" or failure.because in OF_NODE:
         yield "the node or a device of a pod is at fault"
+    elif transitions.is_nodes_fault(failure):
+        yield f"the pod was lost ({failure.reason})"
     if failure.because == "NetworkError":
         yield "the network of a pod may be at fault"
     if failure.reason == "OOMKilled":

@@ -164,6 +164,7 @@ def test_an_attempt_begins_with_new_pods_after(case: tuple[Observed, str]):
     ("a node", {"verdict": "Node"}, "the node or a device of a pod is at fault"),
     ("a device", {"because": "DeviceError"}, "the node or a device of a pod is at fault"),
     ("a network", {"because": "NetworkError"}, "the network of a pod may be at fault"),
+    ("an eviction", {"reason": "Evicted"}, "the pod was lost (Evicted)"),
     ("a limit of memory", {"reason": "OOMKilled"}, "a container was killed for memory"),
 )
 def test_an_attempt_begins_with_new_pods_after_a_failure_of(case: tuple[dict[str, Any], str]):
