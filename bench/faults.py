@@ -231,7 +231,7 @@ def manifests(job: Job, options: argparse.Namespace) -> dict[str, Any]:
         "checkpoint": {"claim": job.name},
         "progress": {},
         "hang": {"timeoutSeconds": HANG_SECONDS, "action": "Restart"},
-        "restart": {"maxRestarts": 9999, "backoffSeconds": 1, "inPlace": WAYS[job.way]},
+        "restart": {"maxRestarts": 9999, "backoffSeconds": 0, "inPlace": WAYS[job.way]},
         "template": {"spec": {"topologySpreadConstraints": [spread]}},
     }
     training = {
