@@ -203,7 +203,7 @@ class Bench:
 
 
 def trains(status: dict[str, Any]) -> bool:
-    """Return whether the current attempt has made a step, and no fault is known."""
+    """Return whether the current attempt has made a step, and nothing is lost at present."""
     return status.get("phase") == "Running" and (status.get("times") or {}).get("category") == "Productive"
 
 
