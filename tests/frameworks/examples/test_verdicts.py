@@ -329,7 +329,7 @@ RAISED_BY_1 = {**RANK_1, "verdict": "Program"}
         OTHER_COLLECTIVE,
         {**THREE, **HANG, "command": TORCHRUN},
         RANK_1,
-        "waits in all_gather, program.py:10; ranks 0 and 2 wait for it in all_reduce, program.py:11",
+        "waits in all_gather, program.py:9; ranks 0 and 2 wait for it in all_reduce, program.py:10",
     ),
     (
         "a shorter shard",

@@ -182,6 +182,7 @@ ray.exceptions.RayTaskError(ValueError): ray::Worker.step() (pid=77, ip=127.0.0.
     raise ValueError("sample 4711 is broken")
 ValueError: sample 4711 is broken
 """
+RAY_TASK = RAY[RAY.index("RayTaskError") :]
 # recorded: TensorFlow 2.21
 GRAPH = """Traceback (most recent call last):
   File "/app/train.py", line 11, in <module>
@@ -220,6 +221,7 @@ DEEP_LOADER = LOADER.replace("fetch(index)\n", "fetch(index)\n" + '  File "/app/
     ("an error of a graph of TensorFlow", GRAPH, 1, "Collective ops is aborted by: Shape mismatch in the collective"),
     ("the same in colours", RAY.replace("ray::", "\x1b[36mray::") + FOOTER, 1, "ValueError: sample 4711 is broken"),
     ("the exception of a task of Ray", RAY + FOOTER, 1, "ValueError: sample 4711 is broken"),
+    ("the same without the driver's frames", RAY_TASK + FOOTER, 1, "ValueError: sample 4711 is broken"),
     ("a thread fails after the program", RAISED + THREAD, 1, "ValueError: sample 4711 is broken"),
     ("only a thread fails", THREAD, 1, "ConnectionResetError: [Errno 104] Connection reset by peer"),
     ("a child process fails after the program", RAISED + CHILD, 1, "ValueError: sample 4711 is broken"),

@@ -184,7 +184,8 @@ _HEAD = re.compile(
 box: rich.traceback, which typer uses."""
 _OF_BOX = ("│", "╰", "|", "+-", "> File ")
 """Beginnings of lines of a traceback that are not indented: the box of rich, and the frame that loguru marks."""
-_FRAME = re.compile(_PREFIX + r'\s+(?:File ".*", line \d+|\^+$|~+\^*~*$)')
+_FRAME = re.compile(_PREFIX + r'(?:\s+(?:File ".*", line \d+|\^+$|~+\^*~*$)|RayTaskError\(\w+\): ray::)')
+"""With the line of Ray before the traceback of another process, with which frameworks/ray.py begins."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:\(\w+\))?(?:: .*|:)?$")
 _CHAIN = re.compile(
     r"(?:During handling of the above exception, another exception occurred:"
