@@ -18,7 +18,8 @@ from allranks.api.job import RESUME_FROM
 from allranks.api.notify import RECEIVER, WEBHOOK_URL
 from allranks.fields import COMMIT, COMPUTE, LABEL_KEY, SHA256
 from allranks.frameworks import FRAMEWORKS
-from allranks.text import flow_list
+from allranks.frameworks.base import Framework
+from allranks.text import flow_list, joined
 
 # Lists of words read better without quotes.
 # ruff: noqa: SIM905
@@ -98,7 +99,7 @@ def unknown_roles(spec: Any, root: Schema) -> Iterator[tuple[str, str, str]]:
     for role in roles:
         if isinstance(role, str) and role not in _ROLES:
             parents: list[int | str] = ["spec", "roles"]
-            message = f"unknown field{_suggestion(role, parents, root)}"
+            message = f"unknown field{_suggestion(role, parents, root, framework)}"
             yield f"spec.roles{path_step(role)}", message, _meant(role, parents, root)
 
 
@@ -275,9 +276,9 @@ def _schema_at(location: list[int | str], schema: Schema) -> Schema:
     return schema
 
 
-def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
+def _suggestion(name: str, parents: list[int | str], root: Schema, framework: Framework | None = None) -> str:
     """Return `: belongs under spec.template.spec.volumes`, `, did you mean replicas?`, or a list of the fields that
-    exist."""
+    exist. `framework`: the one whose roles are listed."""
     if name.endswith("ReplicaSpecs"):
         return f": allranks convert converts jobs of Kubeflow ({MIGRATION})"
     if field := _of_other_system(name, root):
@@ -286,6 +287,8 @@ def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
         return f": belongs under {place}"
     if near := _similar_field(name, parents, root):
         return f", did you mean {near}?"
+    if framework:
+        return f": {framework.name} has {joined(framework.roles, 'and')}"
     names = _fields(parents, root)
     listed = ", ".join(names)
     return f": the fields here are {listed}" if names and len(listed) < _LONGEST_LIST else ""

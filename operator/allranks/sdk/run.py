@@ -65,7 +65,7 @@ def run(
     elastic job, and -2 two replicas on this machine. `gpus`: GPUs of each replica. `framework`: by default the one
     that the function or script imports. `name`: of the job; by default the name of the function or script. `env`:
     further variables of the ranks. `restarts`: maximum number of restarts after failures; by default a job on this
-    machine that fails before its first step is not restarted. `logs`: print the output of the ranks. `kwargs`:
+    machine of which no rank has reported a step is not restarted. `logs`: print the output of the ranks. `kwargs`:
     arguments of the function whose names are parameters of `run` as well.
 
     Only on this machine: `run_dir`, the directory for logs and results, by default runs/NAME/TIME. Only on a cluster:

@@ -782,9 +782,9 @@ UNKNOWN = [
         ("spec.pytorch.slotsPerWorker", "unknown field, did you mean processesPerNode?"),
     ),
     (
-        "an unknown role is rejected",
+        "an unknown role is rejected with the roles of the framework",
         {"roles": {"boss": 1, "worker": 1}},
-        ("spec.roles.boss", "unknown field: the fields here are master, worker, chief, ps, evaluator, launcher, head"),
+        ("spec.roles.boss", "unknown field: pytorch has master and worker"),
     ),
 ]
 

@@ -121,7 +121,7 @@ _SIMILAR = 0.75
     type=Count(min=0, max=9_999),
     metavar="N",
     help="Restart the job up to N times after failures of the program. [default: restart.maxRestarts, but without it "
-    "in the manifest a job that fails before its first step is not restarted]",
+    "in the manifest a job of which no rank has reported a step is not restarted]",
 )
 @click.option("--caller", type=click.Choice(list(WORDS)), default="command", hidden=True)
 @click.option("--state-interval", type=click.FloatRange(min=0), default=5.0, hidden=True)
