@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -10,8 +13,31 @@ from pydantic import Field
 from allranks.fields import Model, Rule
 from allranks.frameworks import mpirun
 from allranks.frameworks.base import AttemptContext, Framework, RoleKind, Shared, Wire
-from allranks.frameworks.command_line import Launch
+from allranks.frameworks.command_line import Launch, Note, Word, basename, script_of, starts
 from allranks.frameworks.hints import DoctorProbe, ScriptHints
+
+_PYTHON = re.compile(r"python[0-9.]*")
+
+
+def _waits_after_exception(command: Sequence[str], of_launcher: bool) -> Iterator[Note]:
+    """Yield a warning of each program of Python whose other ranks wait for ever after an exception in one of them.
+
+    In a local run `inpod/startup/sitecustomize.py` ends them. `of_launcher`: it is the launcher's own command, which
+    runs once."""
+    calls = [start.program for start in starts(command) if start.kind == "mpirun"]
+    if not calls and not of_launcher and script_of(command) is None:
+        calls = [tuple(Word(text, index) for index, text in enumerate(command))]
+    for program in calls:
+        if (
+            program
+            and _PYTHON.fullmatch(basename(program[0].text))
+            and not any(before.text == "-m" and word.text == "mpi4py" for before, word in pairwise(program))
+        ):
+            name = program[0].text
+            yield (
+                program[0].argument,
+                f"on a cluster, the ranks of mpi4py wait for one that ends by an exception: write {name} -m mpi4py",
+            )
 
 
 class MpiOptions(Model):
@@ -83,4 +109,8 @@ class Mpi(Framework):
         return frozenset({"worker"})  # they run sshd
 
     def launch(self, context: AttemptContext, role: str) -> Launch:
-        return mpirun.launch(self, context, role)
+        launch = mpirun.launch(self, context, role)
+        if role != "launcher":
+            return launch
+        late = _waits_after_exception(launch.command, role in context.own_command)
+        return replace(launch, warnings=(*launch.warnings, *late))

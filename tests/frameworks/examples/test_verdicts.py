@@ -251,6 +251,16 @@ for step in range(100):
     comm.allreduce(1)
     time.sleep(0.01)
 """
+MPI_RAISES = """
+import time
+from mpi4py import MPI
+
+for step in range(100):
+    if step == 30 and MPI.COMM_WORLD.Get_rank() == 1:
+        raise ValueError("sample 4711 is broken")
+    MPI.COMM_WORLD.allreduce(1)
+    time.sleep(0.01)
+"""
 ACTORS = """
 import atexit, ray
 
@@ -432,6 +442,14 @@ RAISED_BY_1 = {**RANK_1, "verdict": "Program"}
         "a hook that aborts all ranks of MPI",
         "mpi",
         MPI_HOOK,
+        {"roles": {"launcher": 1, "worker": 2}, "command": ["mpirun", "python3", "program.py"]},
+        {"role": "launcher", "rank": 1, "verdict": "Program"},
+        BROKEN,
+    ),
+    (
+        "an exception in a rank of mpi4py that python3 alone starts",
+        "mpi",
+        MPI_RAISES,
         {"roles": {"launcher": 1, "worker": 2}, "command": ["mpirun", "python3", "program.py"]},
         {"role": "launcher", "rank": 1, "verdict": "Program"},
         BROKEN,

@@ -357,6 +357,25 @@ def test_mpirun_is_never_inside_mpirun_and_both_frameworks_treat_a_command_alike
     assert sentences(**fields) == [text.format(said["slots" in text]) for text in problems]
 
 
+@table(
+    ("the command", ["python3", "a.py"], "python3", 0),
+    ("mpirun", ["mpirun", "-x", "A=B", "/usr/bin/python3.12", "-u", "a.py"], "/usr/bin/python3.12", 3),
+    ("a script", shell("cd /app && mpirun -np 4 python a.py"), "python", 2),
+    ("mpi4py", ["mpirun", "python3", "-m", "mpi4py", "a.py"], "", 0),
+    ("mpi4py with options", ["python3", "-u", "-m", "mpi4py", "a.py"], "", 0),
+    ("another module", ["python3", "-m", "solver"], "python3", 0),
+    ("a program that is not Python", ["mpirun", "./solver"], "", 0),
+    ("Python before mpirun", shell("python prepare.py && mpirun ./solver"), "", 0),
+)
+def test_a_program_of_mpi4py_that_hangs_after_an_exception_is_a_warning(case):
+    command, python, place = case
+    sentence = "on a cluster, the ranks of mpi4py wait for one that ends by an exception: write"
+    expected = [(f"spec.command[{place}]", f"{sentence} {python} -m mpi4py")] if python else []
+    fields = {"framework": "mpi", "roles": {"launcher": 1, "worker": 4}, "command": command}
+    remarks = commands.remarks(job(**fields))
+    assert [(remark.path, remark.message) for remark in remarks if "mpi4py" in remark.message] == expected
+
+
 @pytest.mark.parametrize("kind", WORKERS)
 def test_horovodrun_in_a_job_with_a_launcher_is_replaced_by_mpirun(kind: str):
     command = program(**WORKERS[kind], command=HOROVODRUN)

@@ -111,7 +111,7 @@ def own(*command: str) -> dict[str, Any]:
 
 
 @table(
-    ("a program", {"command": ["python3", "train.py"]}, None),
+    ("a program", {"command": ["python3", "-m", "mpi4py", "train.py"]}, None),
     ("mpirun", {"command": ["mpirun", "-np", "2", "hello"]}, None),
     ("a script of the launcher", own("bash", "run.sh"), None),
     ("a launcher with hosts of its own", own("deepspeed", "--hostfile", "/etc/allranks/hostfile", "train.py"), None),
@@ -136,7 +136,7 @@ def own(*command: str) -> dict[str, Any]:
     ),
     (
         "a command of the workers",
-        {"roles": {"launcher": 1, "worker": {"replicas": 2, "command": ["python3"]}}},
+        {"roles": {"launcher": 1, "worker": {"replicas": 2, "command": ["python3"]}}, "command": ["hello"]},
         ("spec.roles.worker.command[0]", "has no effect: workers run sshd, and mpirun starts the ranks", "warning"),
     ),
 )

@@ -67,6 +67,29 @@ def test_a_trainer_of_hugging_face_reports_steps_epochs_checkpoints_and_what_it_
     assert last["checkpoint"]["step"] == 3
 
 
+FAKE_MPI4PY = {
+    "mpi4py/__init__.py": "",
+    "mpi4py/MPI.py": """
+class COMM_WORLD:
+    Abort = staticmethod(lambda code: print("aborts with", code))
+
+Is_initialized, Is_finalized = lambda: True, lambda: False
+""",
+}
+
+
+@table(
+    ("an exception", "raise ValueError('sample 4711 is broken')", "step\naborts with 1\n"),
+    ("an exception that is handled", "try: 1 / 0\nexcept ZeroDivisionError: pass", "step\n"),
+    ("an exit", "raise SystemExit(1)", "step\n"),
+    ("success", "", "step\n"),
+)
+def test_a_rank_of_mpi4py_aborts_all_ranks_only_after_an_exception_that_ends_it(case, run: Run):
+    end, output = case
+    done = run(f"from mpi4py import MPI\nprint('step')\n{end}\n", FAKE_MPI4PY, OMPI_COMM_WORLD_RANK="1")
+    assert done.stdout == output, done.stderr
+
+
 FAKE_TORCH = {"torch/__init__.py": "", "torch/distributed/__init__.py": ""}
 NCCL = """
 import threading, torch.distributed

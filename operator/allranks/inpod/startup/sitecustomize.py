@@ -1,16 +1,20 @@
 """Makes every Python below `watch.py` dump its stacks on a signal: Python imports this file at start.
 
 The handler is in C and does not need the GIL, so it also works inside a hung collective. In JAX jobs it also prepares
-`jax.distributed.initialize()`, and in Ray jobs the Keras of `TensorflowTrainer`. Programs of Hugging Face, Lightning,
-Keras and Ray Train get a callback that reports. In jobs with a directory for checkpoints, the checkpoints in it are
-reported. A process in a group that is smaller than the job reports its rank. A `sitecustomize` of the environment
-itself runs as well.
+`jax.distributed.initialize()`, and in Ray jobs the Keras of `TensorflowTrainer`. An exception in a rank of mpi4py
+ends all ranks. Programs of Hugging Face, Lightning, Keras and Ray Train get a callback that reports. In jobs with a
+directory for checkpoints, the checkpoints in it are reported. A process in a group that is smaller than the job
+reports its rank. A `sitecustomize` of the environment itself runs as well.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+
+TYPE_CHECKING = False  # importing typing would delay the start of every Python
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def main() -> None:
@@ -19,6 +23,10 @@ def main() -> None:
         import jax_cluster  # type: ignore[import-not-found]  # in the same directory
 
         jax_cluster.install()
+    if "OMPI_COMM_WORLD_RANK" in os.environ or "PMI_RANK" in os.environ:
+        import allranks_import_hooks  # type: ignore[import-not-found]
+
+        allranks_import_hooks.after_import("mpi4py.MPI", _abort_after_exception)
     if "RAY_ADDRESS" in os.environ or "RAY_RAYLET_PID" in os.environ:  # a driver, or a process that Ray starts
         import allranks_import_hooks  # type: ignore[import-not-found]
 
@@ -56,6 +64,22 @@ def _list_checkpoints_after_exception(process: int) -> None:
         except ImportError:
             return
         checkpoints.list_after_exception(process)
+
+
+def _abort_after_exception(mpi: Any) -> None:
+    """Make an exception that ends this rank of MPI end all ranks, as `python3 -m mpi4py` does.
+
+    At exit, mpi4py waits in MPI_Finalize for the other ranks, which wait in a collective for this one."""
+    import atexit
+
+    def abort() -> None:
+        if hasattr(sys, "last_value") and mpi.Is_initialized() and not mpi.Is_finalized():
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None and not stream.closed:
+                    stream.flush()
+            mpi.COMM_WORLD.Abort(1)
+
+    atexit.register(abort)
 
 
 def _use_legacy_keras() -> None:
