@@ -322,7 +322,7 @@ def list_after_exception(process: int) -> None:
     if getattr(sys, "last_value", None) is None or process != os.getpid() or not (directory and url and token_file):
         return
     with contextlib.suppress(OSError, AttemptOver, Rejected, SendFailed):
-        Transport(url, token_file).post(_message(newest(directory)), AT_EXIT_SECONDS)
+        Transport(url, token_file).post(_message(newest(directory), directory), AT_EXIT_SECONDS)
 
 
 def newest(directory: str) -> list[Stored]:
@@ -330,8 +330,18 @@ def newest(directory: str) -> list[Stored]:
     return [checkpoint for checkpoint in stored(directory) if len(checkpoint.path) <= LONGEST_PATH][-MOST:]
 
 
-def _message(checkpoints: list[Stored]) -> dict[str, Any]:
-    return {"attempt": number_in(ATTEMPT), "checkpoints": _entries(checkpoints)}
+def _message(checkpoints: list[Stored], directory: str) -> dict[str, Any]:
+    """Return the message. `damageElsewhere`: an exception that ends the program is about a file that is not there."""
+    content = {"attempt": number_in(ATTEMPT), "checkpoints": _entries(checkpoints)}
+    return {**content, "damageElsewhere": True} if _damage_elsewhere(directory) else content
+
+
+def _damage_elsewhere(directory: str) -> bool:
+    from allranks.report.damaged_file import is_elsewhere
+
+    with contextlib.suppress(Exception):  # variables of the program
+        return is_elsewhere(getattr(sys, "last_value", None), directory)
+    return False
 
 
 def _entries(checkpoints: list[Stored]) -> list[dict[str, Any]]:
@@ -395,8 +405,10 @@ class Watch:
 
     def _send(self) -> None:
         checkpoints = newest(self._directory)
-        if checkpoints != self._sent or time.monotonic() - self._sent_at >= REPEAT_SECONDS:
-            self._transport.post(_message(checkpoints))
+        message = _message(checkpoints, self._directory)
+        changed = checkpoints != self._sent or "damageElsewhere" in message
+        if changed or time.monotonic() - self._sent_at >= REPEAT_SECONDS:
+            self._transport.post(message)
             self._sent, self._sent_at = checkpoints, time.monotonic()
 
 

@@ -135,6 +135,8 @@ class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """Likewise."""
     checkpoints: Annotated[list[StoredCheckpoint], Meta(max_length=CHECKPOINTS)] | None = None
     """Likewise."""
+    damage_elsewhere: bool = False
+    """With `checkpoints`: the exception that ends the program is about a file that is not in their directory."""
 
 
 _decode = msgspec.json.Decoder(Message).decode

@@ -92,6 +92,7 @@ class _Job:
     """End of the last silence."""
     collectives: Collectives | None = None
     checkpoints: tuple[StoredCheckpoint, ...] | None = None
+    damage_elsewhere: frozenset[str] = frozenset()
 
     @property
     def namespace(self) -> str:
@@ -182,6 +183,8 @@ class ReportStore:
         if message.checkpoints is not None:
             self._hear(job.namespace)
             job.checkpoints = _checkpoints(message.checkpoints, job.checkpoints or (), self._now())
+            if message.damage_elsewhere:
+                job.damage_elsewhere |= {sender.pod}
             self._notifier.notify(sender.job)
             return Answer(200, {"interval": interval, "stacks": "", "checkpoint": 0})
         key = message.local_rank if message.trainer_status is None else trainer_status.KEY
@@ -215,7 +218,8 @@ class ReportStore:
         if attempt != kept.attempt:
             return Reports(since, any_job_at=heard)
         ranks = tuple(rank for replica in kept.replicas.values() for rank in trainer_status.effective(replica.ranks))
-        return Reports(since, ranks, heard, kept.collectives, kept.checkpoints, self.interval)
+        elsewhere = kept.damage_elsewhere
+        return Reports(since, ranks, heard, kept.collectives, kept.checkpoints, elsewhere, self.interval)
 
     def bound(self, job: Job, uid: str, processes: Mapping[str, int] | None) -> None:
         """Set role -> the number of ranks that each of its pods may report. None changes nothing.
@@ -297,6 +301,7 @@ class ReportStore:
         job.ranks = job.values = 0
         job.stepped, job.stacks, job.checkpoint = False, "", 0
         job.collectives = job.checkpoints = job.due = None
+        job.damage_elsewhere = frozenset()
 
     def _replica(self, job: _Job, sender: ReportSource, moment: float) -> _Replica | None:
         """Return the replica of a sender; None if it has been restarted since."""

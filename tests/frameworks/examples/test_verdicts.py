@@ -113,6 +113,28 @@ while step < 12:
             pickle.dump(step, file)
         report(checkpoint=True)
 """
+TORN_DATA = """
+import os, time, zipfile
+from pathlib import Path
+from allranks.report import report
+
+folder, rank = Path(os.environ["ALLRANKS_CHECKPOINT_DIR"]), os.environ["RANK"]
+first = max((int(path.stem[5:]) for path in folder.glob("step-*.pt")), default=0)
+data = Path(f"data-{rank}.zip")
+with zipfile.ZipFile(data, "w") as archive:
+    archive.writestr("sample", bytes(10_000))
+if os.environ["ALLRANKS_ATTEMPT"] != "0" and rank == "1":
+    os.truncate(data, 5_000)  # a download that was cut off
+zipfile.ZipFile(data).read("sample")
+for step in range(first + 1, 100):
+    time.sleep(0.1)
+    report(step=step, total_steps=99)
+    if rank == "0" and step % 10 == 0:
+        (folder / f"step-{step}.pt").write_bytes(bytes(100))
+        report(checkpoint=True)
+    if rank == "1" and step == 40:
+        os._exit(3)
+"""
 SAME_STEP = """
 import os, time
 from allranks.report import report
@@ -498,6 +520,17 @@ def test_the_verdict(case: tuple[Any, ...], run_job: Any, tmp_path: Path) -> Non
     assert words in failure.get("message", "")
     [failed] = [each for each in run.status["conditions"] if each["type"] == "Failed"]
     assert "bug in the program, not a fault" not in failed["message"]
+
+
+def test_a_torn_file_of_the_data_is_no_checkpoint(run_job: Any, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(TORN_DATA)
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(manifest("spmd", **SPMD, **RESTARTS, checkpoint={"claim": "torn"})))
+    run = run_job(file, cwd=tmp_path).finish()
+    failure = run.status["lastFailure"]
+    assert (failure["index"], failure.get("because"), failure["verdict"]) == (1, None, "Unknown"), run.output
+    assert "BadZipFile: File is not a zip file" in failure["message"]
+    assert not list(tmp_path.glob("**/.allranks-set-aside/*"))
 
 
 def test_a_torn_checkpoint_is_set_aside_and_the_job_continues_from_the_one_before(run_job: Any, tmp_path: Path) -> None:

@@ -432,6 +432,7 @@ def test_device_errors(case):
 
 @table(
     ("pickle", "EOFError: Ran out of input"),
+    ("gzip", "EOFError: Compressed file ended before the end-of-stream marker was reached"),
     ("torch", "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory"),
     ("torch, old format", "RuntimeError: unexpected EOF, expected 40 more bytes. The file might be corrupted."),
     ("safetensors", "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer"),

@@ -193,3 +193,19 @@ def test_a_checkpoint_with_the_hashes_of_its_manifest_is_not_what_could_not_be_r
 def test_the_pods_get_the_number_of_checkpoints_to_keep():
     made = pods.objects(job(checkpoint={**CHECKPOINT, "keep": 3}), Status(), CLUSTER)
     assert environment(made, made.pods[0])["ALLRANKS_CHECKPOINT_KEEP"] == "3"
+
+
+@table(
+    ("in this pod", "job-worker-1-0", None),
+    ("in another pod", "job-worker-0-0", "CheckpointUnreadable"),
+)
+def test_a_damaged_file_that_is_elsewhere_is_no_checkpoint(case):
+    pod, because = case
+    life = began(4, 8)
+    assert life.reports is not None
+    attempt = life.status.attempt
+    life.reports = replace(life.reports, damage_elsewhere=frozenset({f"{pod.removesuffix('-0')}-{attempt}"}))
+    fail(life, 30, TORN)
+    assert life.status.last_failure is not None
+    assert life.status.last_failure.because == because
+    assert (life.status.rollback is None) == (because is None)

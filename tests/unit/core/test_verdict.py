@@ -100,6 +100,12 @@ VERDICTS = (
             "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='data.test', port=443)",
         )
     ),
+    (
+        "a damaged file that is no checkpoint",
+        after(failure(message=traceback("zipfile.BadZipFile: File is not a zip file"))),
+        failure(message=traceback("zipfile.BadZipFile: File is not a zip file")),
+        "Unknown",
+    ),
     *(
         (line.partition(":")[0], RUNNING, failure(message=traceback(line)), "Program")
         for line in (
@@ -135,6 +141,7 @@ def test_each_line_of_the_table_decides_one_of_these_cases():
 @table(
     ("an exception of the program", BROKEN, ": a bug in the program, not a fault"),
     ("a full disk", failure(message=traceback("OSError: [Errno 28] No space left on device")), ""),
+    ("a damaged file", failure(message=traceback("zipfile.BadZipFile: File is not a zip file")), ""),
 )
 def test_only_a_failure_of_the_program_is_called_a_bug(case):
     ended, words = case

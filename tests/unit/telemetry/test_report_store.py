@@ -633,7 +633,12 @@ def test_a_list_of_checkpoints_is_kept_for_the_job_and_is_no_report_of_a_rank(wo
     assert kept() == expected, "the same files have the same times"
     world.say(checkpoints=[{"step": 1, "path": "\x1b[31m/c"}])
     assert kept()[0][2] == "/c"
-    assert world.store.snapshot(JOB, "uid-1", 1).checkpoints is None, "another attempt"
+    assert world.store.snapshot(JOB, "uid-1", 0).damage_elsewhere == frozenset()
+    world.say(checkpoints=[], damageElsewhere=True)
+    [pod] = world.store.snapshot(JOB, "uid-1", 0).damage_elsewhere
+    assert pod == "demo-worker-0-0"
+    later = world.store.snapshot(JOB, "uid-1", 1)
+    assert (later.checkpoints, later.damage_elsewhere) == (None, frozenset()), "another attempt"
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,8 @@ def _unreadable(evidence: Evidence, failure: Failure) -> Failure:
     newest = stored_checkpoints.newest(evidence.reports)
     if newest is not None and newest.verified:
         return failure  # the files are as they were stored
+    if evidence.reports and failure.pod in evidence.reports.damage_elsewhere:
+        return failure
     if newest is None:
         return replace(failure, because="CheckpointUnreadable", message=_with_steps(status, failure.message))
     older = stored_checkpoints.before(job, status, newest.step)

@@ -62,8 +62,9 @@ def is_without_device(text: str) -> bool:
 
 
 _UNREADABLE = re.compile(
-    # pickle, numpy, zip files
-    r"EOFError: Ran out of input|UnpicklingError|pickle data was truncated|BadZipFile|BadGzipFile|zlib\.error"
+    # pickle, numpy, zip files, and gzip, bz2 and lzma
+    r"EOFError: (?:Ran out of input|Compressed file ended before)"
+    r"|UnpicklingError|pickle data was truncated|BadZipFile|BadGzipFile|zlib\.error"
     r"|Failed to interpret file .* as a pickle|cannot reshape array of size|No data left in file"
     # torch.load: caffe2/serialize/inline_container.cc and torch/serialization.py
     r"|PytorchStreamReader failed|failed finding central directory|unexpected EOF, expected|invalid load key"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from allranks.api.job import Job
 from allranks.api.status import Because, Failure, Status, Verdict
-from allranks.core.diagnosis import exec_failure, last_words
+from allranks.core.diagnosis import exec_failure, last_words, patterns
 from allranks.core.diagnosis.comparison import SAME_STEP_ATTEMPTS, Comparison
 from allranks.core.diagnosis.reasons import CANNOT_START, is_rejection, was_killed
 from allranks.core.facts.model import CRASH_LOOP, FETCH_FAILED, INPUT_FAILED, LIMIT_EXCEEDED, UNKNOWN_END
@@ -87,7 +87,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         "Checkpoint",
         "`because: CheckpointUnreadable`: before its first step, the program says that a file is torn or damaged, and "
-        "the job has checkpoints or came further before",
+        "the job has checkpoints or came further before; not if the file is elsewhere, as variables of the program say",
         _because("CheckpointUnreadable"),
     ),
     Row(
@@ -164,6 +164,11 @@ TABLE: tuple[Row, ...] = (
         "Unknown",
         "the exception says only that a process which the program started was ended, often by a signal",
         lambda case: _OF_CHILD.search(_exception(case.failure)) is not None,
+    ),
+    Row(
+        "Unknown",
+        "the exception says that a file is torn or damaged: its writer, the disk, or the program that reads it",
+        lambda case: patterns.is_unreadable_data(_exception(case.failure)),
     ),
     Row(
         "Program",

@@ -119,6 +119,8 @@ class Reports:
     """From NCCL, if rank 0 could ask it while it reported no step."""
     checkpoints: tuple[StoredCheckpoint, ...] | None = None
     """The newest checkpoints in the directory of the job, the oldest first; None if no rank has listed them."""
+    damage_elsewhere: frozenset[str] = frozenset()
+    """Pods in which an exception about a file that is no checkpoint ended the program."""
     interval: float = 5.0
     """Seconds between two reports of a rank."""
 
