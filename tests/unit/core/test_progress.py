@@ -300,13 +300,28 @@ SENTENCE = (
 
 def stalled(seconds: float, *ranks: RankReport, before: ProgressStatus | None = None) -> tuple[str | None, list[str]]:
     """What is said of a job some seconds after its last step, and the Events."""
+    after, events = after_silence(seconds, *ranks, before=before)
+    return after.stalled, events
+
+
+def after_silence(
+    seconds: float, *ranks: RankReport, before: ProgressStatus | None = None
+) -> tuple[ProgressStatus, list[str]]:
     life = started(job())
     o = observed(job(), replace(life.status, progress=before), life.pods.values(), seconds)
     heard = tuple(replace(each, received_at=at(seconds)) for each in ranks)
     plan = reconcile(replace(o, reports=Reports(NOW, heard)))
     after = (plan.next or o.persisted).progress
     assert after
-    return after.stalled, [event.message for event in plan.events if event.reason == "Stalled"]
+    return after, [event.message for event in plan.events if event.reason == "Stalled"]
+
+
+def test_a_stalled_job_has_no_eta() -> None:
+    ranks = (rank(0, 10, position=REDUCE, step_seconds=2.0, total_steps=20), replace(EARLY, total_steps=20))
+    before, _ = after_silence(59, *ranks)
+    after, _ = after_silence(81, *ranks)
+    assert (before.stalled, before.eta_seconds) == (None, 20.0)
+    assert (after.stalled, after.eta_seconds, after.eta) == (SENTENCE, None, "")
 
 
 @table(

@@ -60,7 +60,7 @@ def test_the_file_is_what_the_innermost_frame_with_a_file_has(case, tmp_path: Pa
     assert is_elsewhere(_raised(read, other), str(checkpoints)) is expected
 
 
-def test_without_a_file_in_a_variable_nothing_is_known(tmp_path: Path):
+def test_without_a_file_in_a_variable_the_place_is_open(tmp_path: Path):
     assert not is_elsewhere(None, str(tmp_path))
     assert not is_elsewhere(ValueError("no frame"), str(tmp_path))
 

@@ -121,15 +121,16 @@ def with_reports(o: Observed) -> Observed:
 
 
 def _with_stall(status: Status, before: Status, reports: Reports | None, now: datetime) -> Status:
-    """Record for which rank the others wait."""
+    """Record for which rank the others wait. Until they go on, the rest of the time cannot be estimated."""
     if reports is None or status.progress is None or not reports.ranks:
         return status
     running = status.phase not in WITHOUT_PODS
     recorded = before.progress or ProgressStatus()
     stalled = stall_sentence(recorded, status.progress, reports, now) if running else None
-    if stalled == status.progress.stalled:
-        return status
-    return replace(status, progress=replace(status.progress, stalled=stalled))
+    progress = replace(status.progress, stalled=stalled)
+    if stalled:
+        progress = replace(progress, eta_seconds=None, eta="")
+    return status if progress == status.progress else replace(status, progress=progress)
 
 
 def _copies(job: Job, ranks: Iterable[RankReport]) -> str | None:

@@ -71,6 +71,8 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     if progress and progress.step is not None:
         epoch = [] if progress.epoch is None else [f"epoch {progress.epoch}"]
         yield "Progress", ", ".join([progress_text.summary(progress), *epoch, *progress_text.metrics(progress)])
+        if progress.stalled and not report.over:
+            yield "Stalled", cell(progress.stalled)
         if report.eta:
             yield "ETA", report.eta
         if mean := mean_rate(report):
