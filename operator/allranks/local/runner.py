@@ -356,10 +356,9 @@ class LocalRun:
         remaining = sorted((pod for pod in self._pods.values() if pod.alive), key=lambda pod: pod.status.name)
         if remaining:
             names = ", ".join(pod.status.name for pod in remaining[:8])
-            seconds = max(pod.grace for pod in remaining)
-            self._listener.event(
-                Event("Waiting", f"waits for the end of {names}: at most {seconds:g} s of grace period")
-            )
+            ending = all(pod.status.deleted_at for pod in remaining)  # others may continue for some time
+            limit = f": at most {max(pod.grace for pod in remaining):g} s of grace period" if ending else ""
+            self._listener.event(Event("Waiting", f"waits for the end of {names}{limit}"))
 
     def _linger_until(self) -> datetime:
         """Return the time when pods that still run end. With cleanPodPolicy None a cluster keeps them; here they end

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from allranks.core.reconcile import reconcile
 from allranks.local import LocalRun, Options, runner
 from allranks.local.pod import PodHost, initial_status
 from allranks.local.prepare import PodPlan
-from support.builders import job
+from support.builders import job, table
 
 
 class Brief:
@@ -62,3 +63,28 @@ def test_a_pod_that_ends_right_after_a_reconcile_is_reconciled_again(
     run = LocalRun(one, Options(run_dir=tmp_path / "run"), reconcile=decide)
     how = asyncio.run(asyncio.wait_for(run.run(NullListener()), 300))
     assert (how, run.status.phase) == ("finished", "Failed")
+
+
+class Recorder(NullListener):
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def event(self, event: Event) -> None:
+        self.messages.append(event.message)
+
+
+@table(
+    ("which are asked to end", True, "waits for the end of job-worker-0-0: at most 40 s of grace period"),
+    ("which may continue after the success", False, "waits for the end of job-worker-0-0"),
+)
+def test_a_finished_job_says_once_for_which_pods_it_waits(case: Any, tmp_path: Path) -> None:
+    asked, sentence = case
+    now = datetime.now(UTC)
+    run = LocalRun(job(roles={"worker": {}}, command=["train"]), Options(run_dir=tmp_path / "run"))
+    listener = run._listener = Recorder()
+    run.status = replace(run.status, phase="Succeeded", completion_time=now - timedelta(seconds=3))
+    status = SimpleNamespace(name="job-worker-0-0", deleted_at=now if asked else None)
+    run._pods = {"job-worker-0-0": SimpleNamespace(alive=True, grace=40.0, status=status)}  # type: ignore[dict-item]
+    run._report_remaining_pods()
+    run._report_remaining_pods()
+    assert listener.messages == [sentence]
