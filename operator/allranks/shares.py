@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -102,3 +103,30 @@ class Turns:
             yield
         finally:
             self.release(namespace)
+
+
+PART_OF_LARGE = 0.25
+"""Part of the time in which the operator decodes large specs and decides about them. One takes up to 0.2 s, in which
+nothing else happens: those that arrive together would delay each step of other jobs by more than a second."""
+
+
+class Pace:
+    """Work that blocks the event loop: one piece after the other, at most `part` of the time. Namespaces have turns."""
+
+    def __init__(self, part: float) -> None:
+        self._pause, self._turns, self._next = 1 / part - 1, Turns(), 0.0
+
+    async def wait(self, namespace: str) -> None:
+        """Wait until a piece may begin. The caller begins it at once."""
+        async with self._turns.turn(namespace):
+            await asyncio.sleep(self._next - time.monotonic())
+
+    @contextmanager
+    def piece(self) -> Iterator[None]:
+        """Do a piece of the work, without any `await`. The next one begins after a pause that follows from its time."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            ended = time.monotonic()
+            self._next = ended + self._pause * (ended - began)

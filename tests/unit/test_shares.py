@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 
-from allranks.shares import Share, Turns
+from allranks.shares import Pace, Share, Turns
 
 
 def test_one_namespace_alone_has_three_quarters_and_others_always_find_room() -> None:
@@ -40,3 +42,24 @@ def test_a_namespace_that_waits_for_long_does_not_block_one_that_comes_later() -
         return served
 
     assert asyncio.run(scenario()) == ["calm", "busy", "busy", "busy"]
+
+
+def test_work_that_blocks_the_event_loop_takes_a_part_of_the_time_and_namespaces_have_turns() -> None:
+    async def scenario() -> None:
+        pace, done = Pace(0.25), list[tuple[str, float, float]]()
+
+        async def work(namespace: str) -> None:
+            await pace.wait(namespace)
+            with pace.piece():
+                began = time.monotonic()
+                while (ended := time.monotonic()) < began + 0.02:
+                    pass
+            done.append((namespace, began, ended))
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(*map(work, ["busy"] * 4 + ["calm"]))
+        assert [namespace for namespace, _, _ in done] == ["busy", "busy", "calm", "busy", "busy"]
+        for (_, began, ended), (_, begins, _) in itertools.pairwise(done):
+            assert begins - ended >= 3 * (ended - began)
+
+    asyncio.run(scenario())

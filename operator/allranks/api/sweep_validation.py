@@ -28,8 +28,11 @@ _NAME = re.compile(r"[A-Za-z]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _NESTED = "a sweep of sweeps is refused: the template is a DistributedTraining"
 
 
-def parse_sweep(document: Any) -> Sweep:
-    """Return the sweep in a manifest (decoded YAML or JSON), with defaults. Raise InvalidManifest with all problems."""
+def parse_sweep(document: Any, stored: bool = False) -> Sweep:
+    """Return the sweep in a manifest (decoded YAML or JSON), with defaults. Raise InvalidManifest with all problems.
+
+    If it is `stored`, the API server has evaluated the CEL rules, which take seconds for the largest sweep.
+    """
     if not isinstance(document, dict):
         raise InvalidManifest([("", f"a manifest must be a mapping, not {json_type(document)}")])
     if wrong := list(validation.wrong_kind(document, KIND)):
@@ -44,10 +47,11 @@ def parse_sweep(document: Any) -> Sweep:
         parsed = validation.SweepDocument.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
         problems = [problem(detail, root_schema(KIND)) for detail in error.errors(include_url=False)]
-    problems += _broken_rules(document, parsed, [path for path, _ in problems])
+    if not stored:
+        problems += _broken_rules(document, parsed, [path for path, _ in problems])
     if parsed is not None:
         problems += _problems_of(parsed.spec)
-    problems += template_problems(document)
+    problems += template_problems(document, stored)
     if problems or parsed is None:
         raise InvalidManifest(list(dict.fromkeys(problems)))
     return Sweep(parsed.metadata, parsed.spec)
@@ -92,7 +96,7 @@ def in_template(path: str) -> str:
     return TEMPLATE + path.removeprefix("spec")
 
 
-def template_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
+def template_problems(document: Mapping[str, Any], stored: bool = False) -> Iterator[Problem]:
     """Yield problems of the job in the template, and fields that only the sweep may set."""
     inner = job_document(document)
     if inner is None:
@@ -101,7 +105,7 @@ def template_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
         if inner["spec"].get(field):
             yield f"{TEMPLATE}.{field}", reason
     try:
-        validation.parse(inner)
+        validation.parse(inner, stored)
     except InvalidManifest as error:
         # The job has the name of the sweep, whose own rule is stricter.
         yield from ((in_template(path), text) for path, text in error.problems if path != "metadata.name")

@@ -75,12 +75,12 @@ class SweepDocument(_Document):
     spec: SweepSpec
 
 
-def parse(document: Any) -> Job:
+def parse(document: Any, stored: bool = False) -> Job:
     """Return the job in a manifest (decoded YAML or JSON), with defaults.
 
-    Raise InvalidManifest with all problems.
+    Raise InvalidManifest with all problems. If it is `stored`, the API server has evaluated the CEL rules.
     """
-    parsed = _parse(document, job.KIND, _JobDocument)
+    parsed = _parse(document, job.KIND, _JobDocument, stored)
     return Job(metadata=parsed.metadata, spec=parsed.spec)
 
 
@@ -100,7 +100,7 @@ def parse_pool(document: Any) -> Pool:
     return Pool(parsed.metadata.name, parsed.spec)
 
 
-def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
+def _parse(document: Any, kind: str, model: type[_Document], stored: bool = False) -> Any:
     if not isinstance(document, dict):
         raise InvalidManifest([("", f"a manifest must be a mapping, not {json_type(document)}")])
     problems = list(wrong_kind(document, kind))
@@ -127,9 +127,9 @@ def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
     complete = document if (checked := parsed or partial) is None else with_defaults(document, checked)
     if partial is not None:
         complete = with_values(complete, document)
-    broken = rule_problems(complete, [path for path, _ in problems], lenient=parsed is None, kind=kind)
-    # A rule that fails at a field for which the schema has already reported a problem adds nothing.
     reported = [path for path, _ in problems]
+    broken = [] if stored else rule_problems(complete, reported, lenient=parsed is None, kind=kind)
+    # A rule that fails at a field for which the schema has already reported a problem adds nothing.
     problems += [(path, text) for path, text in broken if not any(_within(other, path) for other in reported)]
     if problems or parsed is None:
         raise InvalidManifest(list(dict.fromkeys(problems)), meant=meant)
@@ -152,8 +152,9 @@ def rule_problems(
 
     Rules that read a field whose path is in `wrong` are skipped. `lenient` also skips rules that cannot be evaluated,
     which a document with schema errors may cause."""
+    schema = root_schema(kind)
     skipped, broken = tuple(wrong), []
-    for rule, place, field, message, value in _rules(root_schema(kind), document, ""):
+    for rule, place, field, message, value in _rules(schema, _without_templates(schema, document), ""):
         if not _reads(rule, place, skipped) and not _holds(rule, value, lenient):
             text = _about_variables(message, field, value) + _about_directory(field, value)
             broken.append(((place + field).removeprefix("."), text))
@@ -311,6 +312,21 @@ def _rules(schema: Schema, value: Any, path: str) -> Iterator[tuple[str, str, st
     elif isinstance(value, list) and "items" in schema:
         for index, item in enumerate(value):
             yield from _rules(schema["items"], item, f"{path}[{index}]")
+
+
+def _without_templates(schema: Schema, value: Any) -> Any:
+    """Return the value without the fields that have no schema, such as those in a template.
+
+    Rules cannot read them, and the evaluator copies the whole value for each rule.
+    """
+    if isinstance(value, dict):
+        fields, others = schema.get("properties", {}), schema.get("additionalProperties", {})
+        if schema.get("x-kubernetes-preserve-unknown-fields"):
+            value = {name: item for name, item in value.items() if name in fields}
+        return {name: _without_templates(fields.get(name, others), item) for name, item in value.items()}
+    if isinstance(value, list) and "items" in schema:
+        return [_without_templates(schema["items"], item) for item in value]
+    return value
 
 
 def _holds(rule: str, value: Any, lenient: bool) -> bool:

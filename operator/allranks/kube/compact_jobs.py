@@ -144,9 +144,9 @@ _extract = decoder(_Extract)
 
 def without_large_spec(manifest: Manifest) -> Manifest:
     """Return the same job, without its spec if this is large."""
-    spec = spec_of(manifest)
-    if len(spec.json) <= LARGE_BYTES:
+    if not is_large(manifest):
         return manifest
+    spec = spec_of(manifest)
     try:
         fields = msgspec.structs.asdict(_extract(spec.json))
         names = {field.name: field.encode_name for field in msgspec.structs.fields(_Extract)}
@@ -155,6 +155,11 @@ def without_large_spec(manifest: Manifest) -> Manifest:
         kept = b"null"  # stored without a schema
     kept = kept if len(kept) <= LARGE_BYTES else b"null"
     return {**manifest, "spec": RawSpec(kept, spec.framework, spec.pool, spec.resume_from, left_out=True)}
+
+
+def is_large(manifest: Manifest) -> bool:
+    """Return whether the job has a large spec, which is not left out."""
+    return len(spec_of(manifest).json) > LARGE_BYTES
 
 
 def spec_of(manifest: Manifest) -> RawSpec:

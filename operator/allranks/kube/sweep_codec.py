@@ -68,7 +68,7 @@ def sweep(manifest: Manifest) -> Sweep:
     if manifest.get("spec") is None:  # the schema requires it
         raise DecodeError(": ".join(too_large()))
     try:
-        return parse_sweep({name: value for name, value in manifest.items() if name != "status"})
+        return parse_sweep({name: value for name, value in manifest.items() if name != "status"}, stored=True)
     except InvalidManifest as error:
         raise DecodeError("; ".join(str(error).splitlines())) from error
 

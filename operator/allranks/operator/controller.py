@@ -5,6 +5,7 @@ After a crash, the status and the pods suffice.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Set
@@ -16,7 +17,7 @@ from allranks.api.status import Status
 from allranks.core.facts.model import Event, Manifest, Observed, Plan
 from allranks.core.reconcile import reconcile
 from allranks.core.sync.plans import DELETION_REFUSED
-from allranks.kube import job_codec
+from allranks.kube import compact_jobs, job_codec
 from allranks.kube.errors import Refused
 from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, JobKey
@@ -29,7 +30,7 @@ from allranks.operator.reconciler import Reconciler, Result
 from allranks.operator.status_writer import FieldDropped, StatusWriter
 from allranks.operator.timing import Clock, Timing
 from allranks.operator.workqueue import JobQueue
-from allranks.shares import Turns
+from allranks.shares import PART_OF_LARGE, Pace, Turns
 
 logger = logging.getLogger("allranks.jobs")
 
@@ -80,7 +81,7 @@ class Controller(Reconciler[JobState]):
             decide,
         )
         self._writer = StatusWriter(executor, jobs, timing, clock)
-        self._large = Turns(LARGE_AT_ONCE)
+        self._large, self._pace = Turns(LARGE_AT_ONCE), Pace(PART_OF_LARGE)
         self._dropped: set[str] = set()
         """Dropped fields that were logged."""
         self._shared: set[str] = set()
@@ -152,6 +153,7 @@ class Controller(Reconciler[JobState]):
                 self.jobs.forget(key)
                 return True
             self.jobs.upsert(complete)
+            await self._pace.wait(key[0])
             return await self._decide_and_apply(key, complete, state)
 
     async def _decide_and_apply(self, key: JobKey, raw: Manifest, state: JobState) -> bool:
@@ -160,8 +162,9 @@ class Controller(Reconciler[JobState]):
         try:
             rejected = (*state.rejections.by_object.values(), *state.rejections.changes.values())
             deletions = tuple(state.rejections.deletions.values())
-            observed = self._observer.observe(key, raw, state.decoded, rejected, deletions, state.check_companions)
-            plan = self._timed(key, observed, began)
+            with self._pace.piece() if compact_jobs.is_large(raw) else contextlib.nullcontext():
+                observed = self._observer.observe(key, raw, state.decoded, rejected, deletions, state.check_companions)
+                plan = self._timed(key, observed, began)
         except job_codec.DecodeError as error:
             await self._report_invalid(key, raw, state, "InvalidSpec", str(error))
             return True

@@ -37,6 +37,8 @@ MAX_NAMESPACES, MAX_REASONS = 1000, 50
 OTHER = "(other)"
 """Label value of everything beyond these limits."""
 _WAITS = frozenset({"Queued", "Pending", "Restarting"})
+_NOT_COUNTED = FINISHED | {"Suspended"}
+"""Phases of jobs whose GPUs no metric has."""
 
 
 class BoundedLabel:
@@ -117,7 +119,10 @@ class _Gpus:
 
 
 class GpuCounts:
-    """GPUs per pod of each job that is not finished, from its last reconcile: the spec is decoded only then."""
+    """GPUs per pod of each job that is neither finished nor suspended, from its last reconcile.
+
+    The spec is decoded only then.
+    """
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, _Gpus] = {}
@@ -125,7 +130,7 @@ class GpuCounts:
     def note(self, key: JobKey, observed: Observed) -> None:
         """Note that a job was observed. Costs as much as the pod templates only if the spec or the pool changed."""
         platform, metadata = observed.platform, observed.job.metadata
-        if observed.persisted.phase in FINISHED or observed.persisted.start_time is None:
+        if observed.persisted.phase in _NOT_COUNTED or observed.persisted.start_time is None:
             self._jobs.pop(key, None)
             return
         basis = metadata.uid, metadata.generation, platform.pool, platform.policy

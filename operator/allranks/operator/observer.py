@@ -147,7 +147,7 @@ class Observer:
             decoded.complete = job, platform.policy, limits.with_defaults(job, platform.policy)
         job = decoded.complete[2]
         resting = status.phase in FINISHED | WITHOUT_PODS
-        large = spec.left_out or len(spec.json) > compact_jobs.LARGE_BYTES
+        large = spec.left_out or compact_jobs.is_large(raw)
         if resting or (status.phase != "Running" and large):
             decoded.forget_job()
             self.large.forget(key)

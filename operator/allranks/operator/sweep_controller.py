@@ -8,6 +8,7 @@ sixty times their size.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -34,7 +35,7 @@ from allranks.operator.receivers import ReceiversFile
 from allranks.operator.reconciler import Reconciler, Result, State
 from allranks.operator.timing import Clock, Timing
 from allranks.operator.workqueue import WorkQueue
-from allranks.shares import Turns
+from allranks.shares import PART_OF_LARGE, Pace, Turns
 from allranks.suggest.process import CannotSuggest
 
 logger = logging.getLogger("allranks.sweeps")
@@ -116,6 +117,9 @@ class DecodedSweeps:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def __contains__(self, key: JobKey) -> bool:
+        return key in self._kept
+
     def get(self, key: JobKey, uid: str, generation: int) -> Sweep | None:
         kept = self._kept.get(key)
         if kept is None or kept[:2] != (uid, generation):
@@ -184,7 +188,7 @@ class SweepController(Reconciler[_State]):
         self._client, self._jobs, self._suggest, self._enqueue_job = client, jobs, suggest, enqueue_job
         self.sweeps = SweepCache(client, namespaces, renewed_after, self._enqueue)
         self._decoded = DecodedSweeps()
-        self._turns = Turns()
+        self._turns, self._pace = Turns(), Pace(PART_OF_LARGE)
         self._open: set[str | None] = set()
 
     @property
@@ -233,11 +237,14 @@ class SweepController(Reconciler[_State]):
         tried = False
         unanswered = state.unsuggested != "" and self._waits(state)
         while True:
+            if large := self.sweeps.size(key) > compact_jobs.LARGE_BYTES and key not in self._decoded:
+                await self._pace.wait(key[0])
             raw = self.sweeps.get(key)
             if raw is None or raw["metadata"].get("deletionTimestamp"):
                 return tried  # its jobs are deleted by the garbage collector
             try:
-                sweep, status = self._decode(key, raw), sweep_codec.status(raw)
+                with self._pace.piece() if large else contextlib.nullcontext():
+                    sweep, status = self._decode(key, raw), sweep_codec.status(raw)
                 await self._read_missing(key[0], status)
                 plan = self._decide(self._observe(key, sweep, status, state))
             except DecodeError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -32,7 +32,7 @@ def admit(before: Manifest | None, after: Manifest) -> None:
         raise Invalid(f'{kind} "{after["metadata"]["name"]}" is invalid: {text}')
 
 
-_PARSE = {job.KIND: validation.parse, pool.KIND: validation.parse_pool}
+_PARSE: dict[str, Callable[[Any], Any]] = {job.KIND: validation.parse, pool.KIND: validation.parse_pool}
 
 
 def _stored(manifest: Manifest) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from allranks.api import job, pool, sweep
+from allranks.api import job, pool, sweep, validation
 from allranks.api.crd import root_schema
 from allranks.api.validation import parse
 from allranks.api.validation_messages import PATTERNS, WORDS_OF_OTHER_SYSTEMS, similar
@@ -1033,3 +1033,23 @@ def test_garbage_at_any_place_is_reported_as_a_problem_and_raises_no_other_excep
             assert isinstance(path, str)
             assert message
             assert "instance of" not in message, "a name of the code's own"
+
+
+def test_rules_get_no_content_of_templates_which_they_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    values: list[Any] = []
+
+    class Spy:
+        def execute(self, variables: Any) -> bool:
+            values.append(variables["self"])
+            return True
+
+    monkeypatch.setattr(validation, "_program", lambda rule: Spy())
+    template = {"spec": {"containers": [{"name": "trainer", "image": "unread"}]}}
+    variable = {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "unread"}}}
+    checkpoint = {"path": "/c", "volume": {"hostPath": {"path": "unread"}}}
+    parse(manifest(template=template, env=[variable], checkpoint=checkpoint))
+    assert values
+    assert "unread" not in str(values)
+    whole = next(value["spec"] for value in values if "spec" in value)
+    assert (whole["template"], whole["env"][0]["valueFrom"]) == ({}, {})
+    assert whole["checkpoint"]["volume"] == {"hostPath": {}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -380,5 +381,37 @@ def test_changes_of_a_status_by_someone_else_are_counted_and_those_of_the_operat
                     api.object = {**api.object, "metadata": api.object["metadata"] | version}
                 assert await writer.write(("ns", "demo"), api.object, state, Status(active_seconds=float(number)))
                 assert state.foreign == count
+
+    asyncio.run(scenario())
+
+
+class LargeJobs(OneObject):
+    """Answers a request for a job with a job whose template is large."""
+
+    def job(self, name: str) -> Any:
+        spec = {**SPEC, "suspend": True, "template": {"metadata": {"annotations": {"x": "y" * 100_000}}}}
+        return {"metadata": {**self.object["metadata"], "name": name}, "spec": spec}
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        return await says(self.job(request.path.rpartition("/")[2]))(request)
+
+
+def test_after_each_large_job_there_is_time_for_others() -> None:
+    async def scenario() -> None:
+        api, spans = LargeJobs(), list[tuple[float, float]]()
+
+        def decide(observed: Observed) -> Plan:
+            began = time.monotonic()
+            while time.monotonic() < began + 0.01:
+                pass
+            spans.append((began, time.monotonic()))
+            return Plan()
+
+        large = [api.job(f"demo-{number}") for number in range(6)]
+        async with client_of(api) as (client, _), running(controller_of(client, decide=decide), *large) as controller:
+            await settled(controller)
+        assert len(spans) == len(large)
+        for (began, ended), (begins, _) in itertools.pairwise(spans):
+            assert begins - ended >= 3 * (ended - began)
 
     asyncio.run(scenario())

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from allranks.api.sweep import Sweep
 from allranks.core.sweeps.model import SweepObserved, SweepPlan
 from allranks.core.sweeps.plan import plan
 from allranks.kube import sweep_codec
@@ -15,6 +20,7 @@ from allranks.operator.cache import JobCache
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.sweep_controller import SweepController
 from allranks.operator.timing import Clock, Timing
+from support.builders import manifest
 from support.fake_api import OneObject
 from support.scripted import client_of
 from unit.api.test_sweep import sweep
@@ -114,3 +120,30 @@ def test_a_sweep_that_is_too_large_fails_as_invalid() -> None:
     document = sweep()
     document["spec"]["template"]["spec"]["template"] = {"metadata": {"annotations": {"x": "y" * 300_000}}}
     controlled(scenario, document)
+
+
+def test_after_each_large_sweep_there_is_time_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode, spans = sweep_codec.sweep, list[tuple[float, float]]()
+
+    def slowly(manifest: dict[str, Any]) -> Sweep:
+        began = time.monotonic()
+        while time.monotonic() < began + 0.01:
+            pass
+        spans.append((began, time.monotonic()))
+        return decode(manifest)
+
+    async def scenario(controller: SweepController, api: OneObject, decide: Broken) -> None:
+        run = asyncio.create_task(controller.run())
+        for number in range(5):
+            metadata = {**api.object["metadata"], "name": f"search-{number}"}
+            controller.sweeps.upsert(sweep_codec.raw_sweep(json.dumps({**api.object, "metadata": metadata})))
+        while len(spans) < 5:
+            await asyncio.sleep(0.001)
+        await controller.close()
+        await run
+        for (began, ended), (begins, _) in itertools.pairwise(spans):
+            assert begins - ended >= 3 * (ended - began)
+
+    monkeypatch.setattr(sweep_codec, "sweep", slowly)
+    job = manifest(args=["--lr=$(lr)"], template={"metadata": {"annotations": {"x": "y" * 20_000}}})
+    controlled(scenario, sweep(template={"spec": job["spec"]}))

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from allranks.api import validation
 from allranks.api.sweep import Sweep
 from allranks.kube import sweep_codec
 from allranks.kube.job_codec import DecodeError
 from allranks.kube.sweep_codec import MAX_SPEC_BYTES, RawSweep
 from allranks.operator import sweep_controller
 from allranks.operator.sweep_controller import DecodedSweeps, SweepCache
+from support import floods
 
 TESTS = Path(__file__).parents[2]
 KEY = ("team", "search")
@@ -81,6 +83,20 @@ def test_a_sweep_that_is_nested_too_deeply_is_invalid_alone():
     assert found is not None
     with pytest.raises(DecodeError):
         sweep_codec.sweep(found)
+
+
+def test_a_stored_sweep_is_decoded_without_the_rules_that_the_api_server_evaluated(monkeypatch: pytest.MonkeyPatch):
+    """For the largest sweep they take seconds, in which the operator does nothing else."""
+
+    def evaluated(*_: Any) -> bool:
+        raise AssertionError
+
+    monkeypatch.setattr(validation, "_holds", evaluated)
+    document = floods.KINDS["sweeps with the largest template"]("search")
+    assert sweep_codec.sweep(document).name == "search"
+    document["spec"]["template"]["spec"]["template"] = {"spec": {"containers": "x"}}
+    with pytest.raises(DecodeError, match=r"spec.template.spec.template.spec.containers: must be a list"):
+        sweep_codec.sweep(document)
 
 
 def test_decoded_sweeps_are_kept_up_to_a_size(monkeypatch: pytest.MonkeyPatch):

@@ -34,9 +34,9 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
         if value is None:
             out.pop(key, None)
-        elif isinstance(value, Mapping):
+        elif isinstance(value, dict):
             below = out.get(key)
-            out[key] = merge(below if isinstance(below, Mapping) else {}, value)
+            out[key] = merge(below if isinstance(below, dict) else {}, value)
         elif isinstance(value, list) and isinstance(out.get(key), list) and key in MERGE_KEYS:
             out[key] = _merge_named(out[key], value, MERGE_KEYS[key], key in _RETAIN_KEYS)
         else:
@@ -46,7 +46,7 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def without_nulls(value: Any) -> Any:
     """Return a deep copy without null members. In YAML, a field without a value is null."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
         return [without_nulls(item) for item in value if item is not None]
@@ -55,12 +55,12 @@ def without_nulls(value: Any) -> Any:
 
 def _merge_named(under: list[Any], over: list[Any], key: str, retain: bool) -> list[Any]:
     """Return the items of `under`, merged with (or replaced by) items of the same name, then the new items."""
-    if any(isinstance(item, Mapping) and isinstance(item.get(key), dict | list) for item in (*under, *over)):
+    if any(isinstance(item, dict) and isinstance(item.get(key), dict | list) for item in (*under, *over)):
         return over  # no name: the API server refuses the pod
-    by_name = {item.get(key): item for item in over if isinstance(item, Mapping)}
+    by_name = {item.get(key): item for item in over if isinstance(item, dict)}
     out = []
     for item in under:
-        override = by_name.pop(item.get(key), None) if isinstance(item, Mapping) else None
+        override = by_name.pop(item.get(key), None) if isinstance(item, dict) else None
         if override is not None:
             merged = merge(item, override)
             item = {key: value for key, value in merged.items() if key in override} if retain else merged
