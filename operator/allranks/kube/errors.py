@@ -45,15 +45,20 @@ class ApiError(ClusterError):
         self.details = details or {}
 
 
+CONNECT_FAILED, UNTRUSTED, TIMED_OUT, DISCONNECTED = "ConnectFailed", "Untrusted", "TimedOut", "Disconnected"
+LOGIN_FAILED = "LoginFailed"
+
+
 class Unavailable(ApiError):
     """`status` is 0 if there was no answer; `reason` is one of the constants below then."""
 
     retry_after = 0.0
     """Seconds that the API server asks to wait."""
 
-
-CONNECT_FAILED, UNTRUSTED, TIMED_OUT, DISCONNECTED = "ConnectFailed", "Untrusted", "TimedOut", "Disconnected"
-LOGIN_FAILED = "LoginFailed"
+    @property
+    def timed_out(self) -> bool:
+        """Return whether the answer took too long, for the client or for the API server."""
+        return self.reason == TIMED_OUT or self.status == 504
 
 
 class NotFound(ApiError): ...

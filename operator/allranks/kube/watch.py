@@ -18,7 +18,7 @@ import msgspec
 
 from allranks.kube.client import JSON, Client
 from allranks.kube.decoding import ListMeta, decoder
-from allranks.kube.errors import ApiError, Gone, NotFound, Refused
+from allranks.kube.errors import ApiError, Gone, NotFound, Refused, Unavailable
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 PAGE = 500
 PAGE_OF_LARGE_OBJECTS = 50
 """75 MB, if each has the largest size that the API server stores; twice as much while the response is put together."""
+QUICK_SECONDS = 2.0
+"""After a page that takes less time, the next one may be larger."""
 FIRST_BACKOFF_SECONDS = 0.2
 LAST_BACKOFF_SECONDS = 15.0
 BRIEF_SECONDS = 1.0
@@ -55,6 +57,26 @@ class _Versioned(msgspec.Struct):
 
 
 _page, _line, _versioned = decoder(_Page), decoder(_Line), decoder(_Versioned)
+
+
+class PageSize:
+    """The number of objects that a request lists: fewer after one that took too long, more after quick ones.
+
+    An API server that is busy does not answer with many large objects within the timeout, however often it is asked.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = self.limit = most
+
+    def reduce(self) -> bool:
+        """Return False if it is one object already."""
+        before, self.limit = self.limit, max(1, self.limit // 4)
+        return self.limit < before
+
+    def arrived(self, seconds: float) -> None:
+        """Note how long the last page took."""
+        if seconds < QUICK_SECONDS:
+            self.limit = min(self._most, 2 * self.limit)
 
 
 class Watch(Generic[T]):
@@ -99,7 +121,7 @@ class Watch(Generic[T]):
         self._parameters, self._accept = dict(parameters or {}), accept
         self._renewed_after = renewed_after
         self._silence = SILENCE_SECONDS if silence is None else silence
-        self._page_size, self._turn = page, turn
+        self._page_size, self._turn = PageSize(page), turn
         self._version = ""
 
     @property
@@ -150,16 +172,25 @@ class Watch(Generic[T]):
     async def list_all(self) -> None:
         """List everything. Raises ApiError."""
         objects: list[T] = []
-        position = await self._list_page("", objects)
-        while position.further:
-            position = await self._list_page(position.further, objects)
+        position, begun = ListMeta(), False
+        while position.further or not begun:
+            asked_at = time.monotonic()
+            try:
+                position, begun = await self._list_page(position.further, objects), True
+                self._page_size.arrived(time.monotonic() - asked_at)
+            except Unavailable as error:
+                if not (error.timed_out and self._page_size.reduce()):
+                    raise
+                logger.warning("%s; the next try lists %d objects", error, self._page_size.limit)
         self._listed(objects, int(position.resource_version))
         self._version = position.resource_version
         self.synced.set()
 
     async def _list_page(self, further: str, objects: list[T]) -> ListMeta:
         """Add the objects of the next page. A method of its own, so that the page is gone before the next one."""
-        parameters = {**self._parameters, "limit": str(self._page_size)} | ({"continue": further} if further else {})
+        parameters = {**self._parameters, "limit": str(self._page_size.limit)} | (
+            {"continue": further} if further else {}
+        )
         async with self._turn():
             page = _page(await self._client.request("GET", self.path, None, parameters, accept=self._accept))
             self.alive_at = time.monotonic()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 import re
 import time
@@ -28,6 +29,8 @@ from allranks.kube.decoding import ListMeta, ObjectMeta, decoder
 from allranks.kube.errors import NotFound
 from allranks.operator.cache import JobKey
 from allranks.operator.settings import Settings
+
+logger = logging.getLogger("allranks.jobs")
 
 
 class EndlessBackoff:
@@ -51,6 +54,29 @@ Listed = Callable[[Set[JobKey], int, str | None], None]
 """Called with all jobs of a namespace, or of all namespaces (None), and the resourceVersion of the list."""
 
 
+class _Pages:
+    """Adapts the number of jobs that a request lists: after a timeout, kopf asks for the same again and again."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout, self._size = timeout, watch.PageSize(watch.PAGE_OF_LARGE_OBJECTS)
+        self._asked_at: dict[str, float] = {}
+        """URL path -> when a page was asked for that has not arrived."""
+
+    async def __call__(self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        if _is_jobs(request.url) and "watch" not in request.url.query:
+            now = time.monotonic()
+            if now - self._asked_at.get(request.url.path, now) >= self._timeout and self._size.reduce():
+                logger.warning("the list of jobs takes too long; the next try lists %d of them", self._size.limit)
+            self._asked_at[request.url.path] = now
+            request.url = request.url.update_query(limit=self._size.limit)
+        return await send(request)
+
+    def arrived(self, path: str) -> None:
+        """Note that a page is complete."""
+        if (asked_at := self._asked_at.pop(path, None)) is not None:
+            self._size.arrived(time.monotonic() - asked_at)
+
+
 def registry(
     client: Client,
     changed: Callable[[Manifest, bool], None],
@@ -58,6 +84,7 @@ def registry(
     alive: Callable[[], None],
     unserved: Callable[[], None],
     sessions: deque[aiohttp.ClientSession],
+    pages: _Pages,
 ) -> kopf.OperatorRegistry:
     """Call `changed(job, deleted)` for every job event, `alive()` for every activity of the watch, `unserved()` when
     the API server does not serve the resource. The caller closes `sessions`."""
@@ -77,7 +104,10 @@ def registry(
         # A session per login, on the shared connection pool.
         headers = client.connection.headers() | {"User-Agent": "allranks"}
         session = client.session(
-            headers=headers, trace_configs=[_trace(listed, alive, unserved)], response_class=_CompactResponse
+            headers=headers,
+            trace_configs=[_trace(listed, alive, unserved, pages.arrived)],
+            response_class=_CompactResponse,
+            middlewares=[pages],
         )
         session.close = _keep_open  # type: ignore[method-assign]  # see _OPEN_SESSIONS
         sessions.append(session)
@@ -155,7 +185,9 @@ async def _keep_open() -> None:
     pass
 
 
-def _trace(listed: Listed, alive: Callable[[], None], unserved: Callable[[], None]) -> aiohttp.TraceConfig:
+def _trace(
+    listed: Listed, alive: Callable[[], None], unserved: Callable[[], None], arrived: Callable[[str], None]
+) -> aiohttp.TraceConfig:
     """Read kopf's own requests and responses."""
     trace = aiohttp.TraceConfig()
     pages: dict[str, set[JobKey]] = {}
@@ -183,6 +215,7 @@ def _trace(listed: Listed, alive: Callable[[], None], unserved: Callable[[], Non
             unserved()
         if page.kind != f"{KIND}List":
             return
+        arrived(url.path)
         if "continue" not in url.query:
             pages[url.path] = set()
         pages.setdefault(url.path, set()).update((item.metadata.namespace, item.metadata.name) for item in page.items)
@@ -268,7 +301,7 @@ async def run(
 
     try:
         await kopf.operator(
-            registry=registry(client, changed, listed, alive, unserved, sessions),
+            registry=registry(client, changed, listed, alive, unserved, sessions, _Pages(ours.request_timeout)),
             settings=kopf_settings(ours),
             clusterwide=not ours.namespaces,
             namespaces=list(ours.namespaces),

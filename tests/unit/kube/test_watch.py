@@ -84,6 +84,20 @@ def test_everything_is_listed_in_pages_then_watched() -> None:
     assert watch.synced.is_set()
 
 
+def test_a_page_that_takes_too_long_is_asked_for_again_with_fewer_objects_and_the_list_continues() -> None:
+    log, asked, _ = watched(
+        1,
+        page(7, pod("a", 1), further="more"),
+        status(504),
+        page(7, pod("b", 2), further="rest"),
+        page(7, pod("c", 3)),
+        hangs,
+    )
+    assert log == [("listed", ["a", "b", "c"], 7)]
+    pages = [(query.get("continue", ""), query["limit"]) for _, query in asked if "limit" in query]
+    assert pages == [("", "500"), ("more", "500"), ("more", "125"), ("rest", "250")]
+
+
 def test_a_renewed_watch_continues_from_the_last_bookmark() -> None:
     log, asked, _ = watched(
         2,

@@ -132,6 +132,35 @@ def test_transient_errors_do_not_end_the_watch(answers: dict[str, Answer]) -> No
         asyncio.run(watch_until(lambda api: len(unavailable(api)) >= 4, api))
 
 
+def test_a_list_that_takes_too_long_is_asked_for_again_with_fewer_jobs() -> None:
+    """As kopf asks: for the same page until it arrives. An API server that is busy sends six jobs, and not twelve."""
+
+    async def jobs(request: web.Request) -> web.StreamResponse:
+        if int(request.query["limit"]) > 6:
+            await asyncio.sleep(60)
+        return await says({"kind": f"{KIND}List", "metadata": {"resourceVersion": "7"}, "items": []})(request)
+
+    async def scenario(api: Scripted) -> None:
+        client = Client(Connection(api.url))
+        callbacks: list[Any] = [lambda *_: None, lambda: None, lambda: None]
+        pages = job_watch._Pages(timeout=0.2)
+        trace = job_watch._trace(*callbacks, pages.arrived)
+        url = f"{api.url}{paths.job_path(None)}"
+        async with client.session(middlewares=[pages], trace_configs=[trace]) as session:
+            for _ in range(2):
+                with pytest.raises(TimeoutError):
+                    await session.get(f"{url}?limit=50", timeout=aiohttp.ClientTimeout(total=0.3))
+            for page in ("", "&continue=more"):
+                async with session.get(f"{url}?limit=50{page}") as answer:
+                    await answer.read()
+                    assert answer.status == 200
+        await client.close()
+
+    with watching(jobs) as api:
+        asyncio.run(scenario(api))
+        assert [query["limit"] for _, _, query, _ in api.asked] == ["50", "12", "3", "6"]
+
+
 def test_a_connection_that_was_closed_between_two_reads_is_a_lost_connection() -> None:
     """kopf retries a watch whose connection is lost, and ends after any other error."""
 
