@@ -146,7 +146,7 @@ def _conditions(status: Manifest) -> list[Manifest]:
 def _sentence(manifest: Manifest, error: ValidationError) -> str:
     metadata = {"name": manifest["metadata"]["name"]}
     try:
-        validation.parse({**manifest, "metadata": metadata, "spec": manifest.get("spec")})
+        validation.parse({**manifest, "metadata": metadata, "spec": manifest.get("spec")}, stored=True)
     except InvalidManifest as invalid:
         return "; ".join(str(invalid).splitlines())
     except Exception:  # validation may fail in other ways on an unexpected shape
