@@ -47,6 +47,37 @@ class Share:
             del self._used[namespace]
 
 
+class Traffic:
+    """Bytes that arrived lately, by namespace: what is older than a minute counts half, and so on."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic, self._bytes, self._halved_at = monotonic, Counter[str](), monotonic()
+
+    def add(self, namespace: str, size: int) -> None:
+        """Note that an object of this size arrived."""
+        self._halve()
+        self._bytes[namespace] += size
+
+    @property
+    def large(self) -> dict[str, float]:
+        """Return namespace -> its part, if that is more than a quarter; nothing while all together are few bytes."""
+        self._halve()
+        total = self._bytes.total()
+        if total < _FEW_BYTES:
+            return {}
+        return {name: size / total for name, size in self._bytes.items() if size > total / 4}
+
+    def _halve(self) -> None:
+        minutes = int((self._monotonic() - self._halved_at) / 60)
+        if minutes:
+            self._halved_at += 60 * minutes
+            halved = {name: size >> min(minutes, 64) for name, size in self._bytes.items()}
+            self._bytes = Counter({name: size for name, size in halved.items() if size})
+
+
+_FEW_BYTES = 2**20
+
+
 def largest_share(items: Collection[T], owner: Callable[[T], str], newcomer: str) -> list[T]:
     """Return the items of the owner that has the most of them: of the newcomer, if it has as many as any other.
 

@@ -73,9 +73,9 @@ class Services:
         for name, command in self._commands.items():
             self._programs[name] = Limited(self._limits[name], self._folder / f"{name}.log", *command)
         self._operator = self._programs["operator"].port("serving /metrics")
-        archiver = self._programs["archiver"].port("serving /metrics")
+        self._archiver = self._programs["archiver"].port("serving /metrics")
         self._ui = self._programs["UI"].port("")
-        for port, probe in ((self._operator, "/readyz"), (archiver, "/readyz"), (self._ui, "/healthz")):
+        for port, probe in ((self._operator, "/readyz"), (self._archiver, "/readyz"), (self._ui, "/healthz")):
             self.until(lambda port=port, probe=probe: get(port, probe)[0] == 200, f"{probe} of port {port}")  # type: ignore[misc]
         self.until(lambda: self.ui("/jobs")[0] == 200, "the jobs of all namespaces")
 
@@ -117,6 +117,10 @@ class Services:
     @property
     def metrics(self) -> str:
         return get(self._operator, "/metrics")[1].decode()
+
+    @property
+    def archive_metrics(self) -> str:
+        return get(self._archiver, "/metrics")[1].decode()
 
 
 class Reference:
@@ -350,10 +354,16 @@ def test_another_tenant_is_served_and_memory_stays_in_the_limits_of_the_chart(
 
 
 def named(services: Services, kind: str, namespace: str, api: Api, count: int) -> bool:
-    """Return whether a metric or an Event names the namespace. Of other kinds the programs keep nothing."""
+    """Return whether a metric or an Event names the namespace. Objects without one are the platform team's own."""
     if kind == "sweeps that are too large":
         return any(event["reason"] == "InvalidSpec" for event in api.list("Event", namespace))
-    if not kind.startswith("jobs"):
+    if kind.startswith(("pools", "nodes", "namespaces")):
         return True
+    if not kind.startswith("jobs"):
+        metrics = services.archive_metrics if kind == "Events of a job" else services.metrics
+        return (
+            re.search(rf'shared_resource_ratio{{job_namespace="{namespace}",resource="received"}} ', metrics)
+            is not None
+        )
     jobs = re.findall(rf'allranks_jobs{{[^}}]*job_namespace="{namespace}"[^}}]*}} (\S+)', services.metrics)
     return sum(map(float, jobs)) > count

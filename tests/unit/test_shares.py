@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 
-from allranks.shares import Pace, Share, Turns
+from allranks.shares import Pace, Share, Traffic, Turns
 
 
 def test_one_namespace_alone_has_three_quarters_and_others_always_find_room() -> None:
@@ -63,3 +63,20 @@ def test_work_that_blocks_the_event_loop_takes_a_part_of_the_time_and_namespaces
             assert begins - ended >= 3 * (ended - began)
 
     asyncio.run(scenario())
+
+
+def test_the_namespace_whose_large_objects_arrive_is_named_and_forgotten_after_some_minutes() -> None:
+    now = 0.0
+    traffic = Traffic(lambda: now)
+    traffic.add("calm", 1_000)
+    assert traffic.large == {}, "few bytes are no flood"
+    for _ in range(60):
+        traffic.add("busy", 100_000)
+    assert list(traffic.large) == ["busy"]
+    assert traffic.large["busy"] > 0.99
+    now = 120.0
+    assert list(traffic.large) == ["busy"], "two minutes later, a quarter of it counts"
+    now = 240.0
+    assert traffic.large == {}
+    traffic.add("calm", 4_000_000)
+    assert list(traffic.large) == ["calm"]

@@ -116,7 +116,11 @@ class Archiver:
             lost=lost,
         )
         objects = SavedObjects(cluster_of, access, self._writer, self.metrics, secrets, attempts)
-        self.metrics.shares = lambda: {**logs.large, "waiting_jobs": objects.large}
+        self.metrics.shares = lambda: {
+            **logs.large,
+            "waiting_jobs": objects.large,
+            "received": objects.received.large,
+        }
         self._watches = list(self._watching(client, objects, logs))
         try:
             await self.server.start()

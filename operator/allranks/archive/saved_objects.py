@@ -26,7 +26,7 @@ from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster
 from allranks.kube.events import events_of_job, events_of_object
 from allranks.kube.object_text import ObjectText
-from allranks.shares import Share, Turns
+from allranks.shares import Share, Traffic, Turns
 
 Manifest = dict[str, Any]
 logger = logging.getLogger("allranks.archiver")
@@ -79,6 +79,8 @@ class SavedObjects:
         self._room = Share(MOST_UNFINISHED_BYTES)
         self._pages = Turns()
         """For pages of Events: one is in memory at a time."""
+        self.received = Traffic()
+        """Events that were read."""
         metrics.waiting.set_function(lambda: sum(map(len, self._waiting.values())))
         self._news = asyncio.Event()
         self._busy: set[str] = set()
@@ -210,10 +212,13 @@ class SavedObjects:
         def turn() -> contextlib.AbstractAsyncContextManager[None]:
             return self._pages.turn(namespace)
 
+        def received(size: int) -> None:
+            self.received.add(namespace, size)
+
         with contextlib.suppress(ClusterError):
             if manifest["kind"] == SWEEP:
-                return await events_of_object(cluster, namespace, metadata["uid"], turn)
-            return await events_of_job(cluster, metadata, turn)
+                return await events_of_object(cluster, namespace, metadata["uid"], turn, received)
+            return await events_of_job(cluster, metadata, turn, received)
         return None
 
     def _lost(self, text: ObjectText, reason: str) -> None:

@@ -19,6 +19,7 @@ from allranks.kube.paths import core_path
 
 Manifest = dict[str, Any]
 Turn = Callable[[], contextlib.AbstractAsyncContextManager[None]]
+Received = Callable[[int], None]
 
 MOST_EVENTS = 1000
 """Events of an object, and likewise of the pods of a job."""
@@ -75,14 +76,24 @@ class _Event(_Fields):
 _event = decoder(_Event)
 
 
+def _ignore(size: int) -> None:
+    pass
+
+
 async def events_of_object(
-    cluster: Cluster, namespace: str, uid: str, turn: Turn = contextlib.nullcontext
+    cluster: Cluster, namespace: str, uid: str, turn: Turn = contextlib.nullcontext, received: Received = _ignore
 ) -> list[Manifest]:
-    """Return the newest Events of an object, the oldest of them first. Raises ClusterError."""
-    return await _newest(cluster, namespace, {"fieldSelector": f"involvedObject.uid={uid}"}, lambda _: True, turn)
+    """Return the newest Events of an object, the oldest of them first. Raises ClusterError.
+
+    Calls `received(bytes)` for each Event that is read.
+    """
+    query = {"fieldSelector": f"involvedObject.uid={uid}"}
+    return await _newest(cluster, namespace, query, lambda _: True, turn, received)
 
 
-async def events_of_job(cluster: Cluster, metadata: Manifest, turn: Turn = contextlib.nullcontext) -> list[Manifest]:
+async def events_of_job(
+    cluster: Cluster, metadata: Manifest, turn: Turn = contextlib.nullcontext, received: Received = _ignore
+) -> list[Manifest]:
     """Return the newest Events of a job, then the newest ones of its pods. Raises ClusterError."""
     namespace, prefix, since = metadata["namespace"], f"{metadata['name']}-", str(metadata.get("creationTimestamp"))
 
@@ -91,18 +102,24 @@ async def events_of_job(cluster: Cluster, metadata: Manifest, turn: Turn = conte
 
     of_pods = {"fieldSelector": "involvedObject.kind=Pod"}
     return [
-        *await events_of_object(cluster, namespace, metadata["uid"], turn),
-        *await _newest(cluster, namespace, of_pods, of_its_pods, turn),
+        *await events_of_object(cluster, namespace, metadata["uid"], turn, received),
+        *await _newest(cluster, namespace, of_pods, of_its_pods, turn, received),
     ]
 
 
 async def _newest(
-    cluster: Cluster, namespace: str, query: Query, selects: Callable[[_Event], bool], turn: Turn
+    cluster: Cluster,
+    namespace: str,
+    query: Query,
+    selects: Callable[[_Event], bool],
+    turn: Turn,
+    received: Received,
 ) -> list[Manifest]:
     newest: list[tuple[str, int, Manifest]] = []
     numbers = count()
 
     def keep(data: msgspec.Raw) -> None:
+        received(memoryview(data).nbytes)
         event = _event(data)
         if selects(event):
             entry = event.metadata.creation_timestamp or "", next(numbers), _shortened(msgspec.to_builtins(event))

@@ -9,6 +9,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from allranks.core.facts.model import Event, PodRef
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.kube import paths, pod_codec, raw_pod
@@ -64,9 +66,18 @@ def pod_watch(
     *,
     decode: Callable[[raw_pod.Raw], pod_codec.CachedPod],
     renewed_after: int,
+    received: Callable[[str, int], None] = lambda namespace, size: None,
 ) -> Watch[pod_codec.CachedPod]:
-    """Return a watch that feeds `cache`. Adds the namespace to `unreadable` while the API server rejects the watch."""
+    """Return a watch that feeds `cache`, and calls `received(namespace, bytes)` for each pod.
+
+    Adds the namespace to `unreadable` while the API server rejects the watch.
+    """
     raw = decoder(raw_pod.Raw)
+
+    def cached_pod(data: msgspec.Raw) -> pod_codec.CachedPod:
+        cached = decode(raw(data))
+        received(cached.namespace, memoryview(data).nbytes)
+        return cached
 
     def listed(pods: Sequence[pod_codec.CachedPod], version: int) -> None:
         unreadable.discard(namespace)
@@ -82,7 +93,7 @@ def pod_watch(
     return Watch(
         client,
         paths.collection("Pod", namespace),
-        lambda data: decode(raw(data)),
+        cached_pod,
         listed=listed,
         changed=changed,
         parameters={"labelSelector": JOB_LABEL},

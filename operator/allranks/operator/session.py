@@ -40,6 +40,7 @@ from allranks.operator.settings import Settings
 from allranks.operator.sweep_controller import SweepController
 from allranks.operator.timing import Clock, Timing
 from allranks.operator.workqueue import JobQueue
+from allranks.shares import Traffic
 from allranks.suggest.process import suggest
 from allranks.telemetry.processes import ProcessStore
 from allranks.telemetry.store import ReportStore
@@ -96,6 +97,8 @@ class Session:
         self.outcomes = OutcomeStore(
             self.client, lambda job: attempt_of(self.jobs.get(job) or {}), monotonic=clock.monotonic
         )
+        self.traffic = Traffic(clock.monotonic)
+        """Pods and sweeps that the watches brought."""
         self.recorder = Recorder(self.client)
         receivers = ReceiversFile(settings.receivers)
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
@@ -112,6 +115,7 @@ class Session:
                 clock=clock,
                 receivers=receivers,
                 pool=self._pool,
+                received=self.traffic.add,
             )
             if settings.sweeps
             else None
@@ -156,6 +160,7 @@ class Session:
                 self.unreadable,
                 decode=using.decode_pod,
                 renewed_after=settings.watch_timeout,
+                received=self.traffic.add,
             )
             for namespace in self._namespaces
         }
@@ -191,6 +196,7 @@ class Session:
         """Return which namespaces use much of what all namespaces share."""
         out = {**self.reports.large, "results": self.outcomes.large, "notifications": self.notifier.large}
         out["supervisors"] = self.processes.large
+        out["received"] = self.traffic.large
         return {**out, "sweep_notifications": self.sweeps.notifier.large} if self.sweeps else out
 
     def ages(self) -> Iterator[tuple[str, float]]:

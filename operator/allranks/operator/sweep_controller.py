@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from allranks.api.pool import PoolSpec
 from allranks.api.sweep import Sweep, SweepSpec
 from allranks.api.sweep_status import SweepStatus
@@ -48,10 +50,15 @@ class SweepCache:
     """Calls `changed(key)` for each sweep that changes. An operator without the right to read sweeps serves none."""
 
     def __init__(
-        self, client: Client, namespaces: Sequence[str | None], renewed_after: int, changed: Callable[[JobKey], None]
+        self,
+        client: Client,
+        namespaces: Sequence[str | None],
+        renewed_after: int,
+        changed: Callable[[JobKey], None],
+        received: Callable[[str, int], None] = lambda namespace, size: None,
     ) -> None:
         self._sweeps: Store[JobKey, RawSweep] = Store(lambda sweep: sweep.version)
-        self._changed = changed
+        self._changed, self._received = changed, received
         self.watches = {
             f"sweeps{f' in {namespace}' if namespace else ''}": self._watch(client, namespace, renewed_after)
             for namespace in namespaces
@@ -91,13 +98,18 @@ class SweepCache:
                 self._sweeps.delete(key, version)
                 self._changed(key)
 
+        def decoded(data: msgspec.Raw) -> RawSweep:
+            sweep = sweep_codec.raw_sweep(data)
+            self._received(sweep.metadata.namespace, memoryview(data).nbytes)
+            return sweep
+
         def forbidden(message: str) -> None:
             logger.warning("this operator cannot read TrainingSweeps, and serves none: %s", message)
 
         return Watch(
             client,
             paths.sweeps(namespace),
-            sweep_codec.raw_sweep,
+            decoded,
             listed=listed,
             changed=self.upsert,
             renewed_after=renewed_after,
@@ -179,14 +191,18 @@ class SweepController(Reconciler[_State]):
         decide: Decide = plan,
         receivers: ReceiversFile | None = None,
         pool: Callable[[str, str | None], PoolSpec | None] = lambda namespace, name: None,
+        received: Callable[[str, int], None] = lambda namespace, size: None,
     ) -> None:
-        """`pool(namespace, name)`: the spec of the named pool, or of the namespace's default."""
+        """`pool(namespace, name)`: the spec of the named pool, or of the namespace's default.
+
+        Calls `received(namespace, bytes)` for each sweep that the watches bring.
+        """
         queue: WorkQueue[JobKey] = WorkQueue(clock, lambda failures: min(timing.retry_max, 2.0 ** min(failures, 9)))
         super().__init__(queue, recorder, _State, timing=timing, clock=clock)
         self._decide, self._pool = decide, pool
         self.notifier = Notifier(receivers or ReceiversFile(""), self._enqueue)
         self._client, self._jobs, self._suggest, self._enqueue_job = client, jobs, suggest, enqueue_job
-        self.sweeps = SweepCache(client, namespaces, renewed_after, self._enqueue)
+        self.sweeps = SweepCache(client, namespaces, renewed_after, self._enqueue, received)
         self._decoded = DecodedSweeps()
         self._turns, self._pace = Turns(), Pace(PART_OF_LARGE)
         self._open: set[str | None] = set()

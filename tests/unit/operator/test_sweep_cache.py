@@ -6,16 +6,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from allranks.api import validation
 from allranks.api.sweep import Sweep
 from allranks.kube import sweep_codec
 from allranks.kube.job_codec import DecodeError
+from allranks.kube.pod_codec import to_cached_pod
 from allranks.kube.sweep_codec import MAX_SPEC_BYTES, RawSweep
 from allranks.operator import sweep_controller
+from allranks.operator.pod_watch import pod_watch
 from allranks.operator.sweep_controller import DecodedSweeps, SweepCache
 from support import floods
 
@@ -97,6 +100,22 @@ def test_a_stored_sweep_is_decoded_without_the_rules_that_the_api_server_evaluat
     document["spec"]["template"]["spec"]["template"] = {"spec": {"containers": "x"}}
     with pytest.raises(DecodeError, match=r"spec.template.spec.template.spec.containers: must be a list"):
         sweep_codec.sweep(document)
+
+
+def test_the_bytes_of_pods_and_sweeps_count_for_their_namespace():
+    received: list[tuple[str, int]] = []
+    client, nothing = cast("Any", None), cast("Any", None)
+    [sweeps] = SweepCache(client, (None,), 60, lambda key: None, lambda *of: received.append(of)).watches.values()
+    pods = pod_watch(
+        *(client, None, nothing, nothing, set()),
+        decode=to_cached_pod,
+        renewed_after=60,
+        received=lambda *of: received.append(of),
+    )
+    data = json.dumps({"metadata": {"namespace": "team", "name": "x", "uid": "u"}, "spec": {"more": "x" * 1000}})
+    for watch in (sweeps, pods):
+        assert watch._decode(msgspec.Raw(data)) is not None
+    assert received == [("team", len(data))] * 2
 
 
 def test_decoded_sweeps_are_kept_up_to_a_size(monkeypatch: pytest.MonkeyPatch):
