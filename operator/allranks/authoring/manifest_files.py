@@ -8,11 +8,13 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from allranks.authoring import templates
 
 _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _LIST = "List"
@@ -45,21 +47,20 @@ class Unreadable:
 
 def read(file: str) -> list[Any] | Unreadable:
     """Return the documents of a file; `-` is stdin. Empty documents are left out."""
-    text = _text(file)
-    if isinstance(text, Unreadable):
-        return text
-    if file.endswith((".py", ".ipynb")):
-        kind = "a Python script" if file.endswith(".py") else "a notebook"
-        return Unreadable(f"is {kind}: allranks run {file} --save job.yaml writes its manifest")
-    return documents(text)
+    content = text(file)
+    return content if isinstance(content, Unreadable) else documents(content)
 
 
 def documents(text: str) -> list[Any] | Unreadable:
     """Return the documents of a YAML text. Empty documents are left out."""
+    if templates.is_batch_script(text):
+        return Unreadable("is a script of Slurm: `allranks convert FILE > job.yaml` converts it")
     try:
         loaded = list(yaml.load_all(text, Loader=_Loader))
     except yaml.MarkedYAMLError as error:
-        return _marked(error, text)
+        unreadable = _marked(error, text)
+        template = templates.in_text(text, "validate")
+        return replace(unreadable, message=template) if template else unreadable
     except (yaml.YAMLError, ValueError) as error:  # a ValueError: for example month 13 in a timestamp
         return Unreadable(f"is not YAML: {str(error).splitlines()[0]}")
     except RecursionError:
@@ -67,7 +68,11 @@ def documents(text: str) -> list[Any] | Unreadable:
     return [item for document in loaded for item in _items(document) if item is not None]
 
 
-def _text(file: str) -> str | Unreadable:
+def text(file: str) -> str | Unreadable:
+    """Return the text of a file; `-` is stdin."""
+    if file.endswith((".py", ".ipynb")) and Path(file).is_file():
+        kind = "a Python script" if file.endswith(".py") else "a notebook"
+        return Unreadable(f"is {kind}: allranks run {file} --save job.yaml writes its manifest")
     try:
         raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         return raw.decode("utf-8-sig")

@@ -140,10 +140,22 @@ def load(
         local=local,
     )
     if not (loaded.jobs or (loaded.pools and pools_suffice) or (loaded.sweeps and sweeps_suffice)):
-        other = [str(document.get("kind")) for document in loaded.documents if document.get("kind") != pool.KIND]
-        problem = Problem("", checks.instead_of_jobs(other))
+        problem = Problem("", _instead_of_jobs(loaded.documents))
         raise InvalidManifests([Finding(manifest_files.sources(files), problem)])
     return loaded
+
+
+def _instead_of_jobs(documents: Sequence[dict[str, Any]]) -> str:
+    """Return the message for input that has no job but these documents."""
+    from allranks.authoring.convert.kinds import advice  # reads kinds of other systems
+
+    others = [document for document in documents if document.get("kind") != pool.KIND]
+    if not others:
+        return f"contains no {KIND}"
+    listed = ", ".join(dict.fromkeys(str(document.get("kind")) for document in others))
+    text = f"contains no {KIND}, only {listed}"
+    cure = advice(others)
+    return f"{text}: {cure}" if cure else text
 
 
 def load_documents(

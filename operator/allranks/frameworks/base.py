@@ -140,6 +140,8 @@ class Wiring:
     """The pod needs the in-pod helper files at `HELPER_DIR`."""
     files: bool = False
     """The pod needs `Shared.files` at `FILES_DIR`."""
+    file_mounts: Mapping[str, str] = field(default_factory=dict)
+    """Path -> name of one of `Shared.files` that programs expect there too, unless the user mounts a volume there."""
     ssh_key: bool = False
     """The pod needs the job's ssh key at `SSH_DIR`."""
     secret: bool = False

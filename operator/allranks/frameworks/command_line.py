@@ -1,7 +1,7 @@
 """Reads command lines, also the scripts of shells in them: which launchers they start, with which options, on which
 program.
 
-What cannot be read, such as a here-document or an option in a variable, is left as it is.
+A script that cannot be read, for example because a quote is open, is left as it is.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def basename(path: str) -> str:
 
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh"})
 _SEPARATOR = re.compile(r"&&|\|\||;;|\|&|[;|&()\n]")
-_REDIRECTION = re.compile(r"(?:\d*(?:>>|>&|<&|>\||<>|[<>](?!\())|&>>?)-?[ \t]*")
+_REDIRECTION = re.compile(r"(?:\d*(?:<<<|>>|>&|<&|>\||<>|[<>](?!\())|&>>?)-?[ \t]*")
+_DOCUMENT = re.compile(r"\d*<<(?!<)(?P<tabs>-?)[ \t]*(?P<name>'[^'\n]+'|\"[^\"\n]+\"|[\w.\\-]+)")
+_ANSI = re.compile(r"\$'(?:[^'\\]|\\.)*'", re.DOTALL)
 _COMPOUND = frozenset({"if", "then", "else", "elif", "while", "until", "for", "do", "case", "select", "function", "{"})
 _OPENING = frozenset({"if", "then", "else", "elif", "while", "until", "do", "{", "!", "("})
 _TESTS = frozenset({"[", "[[", "test", "false"})
@@ -134,21 +136,28 @@ def _script_calls(script: str, argument: int) -> Iterator[Call]:
 
 
 def _tokens(script: str, argument: int) -> Iterator[tuple[Word, bool]]:
-    """Yield (word, whether it separates commands). Redirections are left out. The last one is an empty separator."""
+    """Yield (word, whether it separates commands). Redirections and here-documents are left out. The last one is an
+    empty separator."""
     index, target = 0, False
+    documents: list[re.Match[str]] = []
     while index < len(script):
         if script[index] in " \t\r" or script.startswith("\\\n", index):
             index += 1 + (script[index] == "\\")
         elif script[index] == "#":
             end = script.find("\n", index)
             index = len(script) if end < 0 else end
+        elif document := _DOCUMENT.match(script, index):
+            documents.append(document)
+            index = document.end()
         elif redirection := _REDIRECTION.match(script, index):
-            if script.startswith("<<", index):
-                raise ValueError("a here-document")
             index, target = redirection.end(), True
         elif separator := _SEPARATOR.match(script, index):
             yield Word(separator[0], argument, index, separator.end()), True
             index = separator.end()
+            if separator[0] == "\n":
+                for document in documents:
+                    index = _end_of_document(script, index, document)
+                documents = []
         else:
             end = _end_of_word(script, index)
             if end == index:
@@ -159,8 +168,19 @@ def _tokens(script: str, argument: int) -> Iterator[tuple[Word, bool]]:
     yield Word("", argument, index, index), True
 
 
+def _end_of_document(script: str, index: int, start: re.Match[str]) -> int:
+    """Return the index behind the last line of a here-document."""
+    name = "".join(shlex.split(start["name"]))
+    end = re.compile(rf"^{chr(9) + '*' if start['tabs'] else ''}{re.escape(name)}$\n?", re.MULTILINE)
+    if not (line := end.search(script, index)):
+        raise ValueError("a here-document without an end")
+    return line.end()
+
+
 def _end_of_word(script: str, index: int) -> int:
-    while index < len(script) and script[index] not in " \t\r\n;|&<>)":
+    while index < len(script) and script[index] not in " \t\r\n;|&)":
+        if script[index] in "<>" and script[index + 1 : index + 2] != "(":
+            break
         if script[index] == "(" and script[index - 1] not in "=$":
             break  # a function or a subshell
         index = _end_of_part(script, index)
@@ -177,12 +197,15 @@ def _end_of_part(script: str, index: int) -> int:
     if character == '"':
         index += 1
         while script[index] != '"':
-            index = _end_of_part(script, index) if script[index] in "\\$`" else index + 1
+            expands = script[index] in "\\$`" and not script.startswith("$'", index)
+            index = _end_of_part(script, index) if expands else index + 1
         return index + 1
+    if quotation := _ANSI.match(script, index):
+        return quotation.end()
     if character == "`":
         return script.index("`", index + 1) + 1
-    if character == "(" or (character == "$" and script[index + 1 : index + 2] in _CLOSING):
-        index += character == "$"
+    if character == "(" or (character in "$<>" and script[index + 1 : index + 2] in _CLOSING):
+        index += character != "("
         closing = _CLOSING[script[index]]
         index += 1
         while script[index] != closing:
@@ -193,7 +216,7 @@ def _end_of_part(script: str, index: int) -> int:
 
 def _unquoted(text: str) -> str:
     """Return a word without its quotes."""
-    if not re.search(r"[\\'\"]", text) or "$(" in text or "`" in text:
+    if not re.search(r"[\\'\"]", text) or "$(" in text or "`" in text or _ANSI.search(text):
         return text
     return " ".join(shlex.split(text))
 
@@ -226,8 +249,15 @@ _WRAPPERS = frozenset(
 _FLAGS: Mapping[str, frozenset[str]] = {
     "torchrun": frozenset({"standalone", "m", "module", "no-python", "run-path", "use-env", "h", "help"}),
     "mpirun": frozenset(
-        {"allow-run-as-root", "oversubscribe", "tag-output", "v", "verbose", "display-map", "report-bindings", "q"}
-        | {"genvall", "print-rank-map", "quiet", "display-allocation", "nooversubscribe", "bynode", "byslot"}
+        {"allow-run-as-root", "oversubscribe", "nooversubscribe", "tag-output", "timestamp-output", "report-bindings"}
+        | {"display-map", "display-devel-map", "display-allocation", "display-topo", "bynode", "byslot", "pernode"}
+        | {"bind-to-core", "bind-to-socket", "bycore", "bysocket", "nolocal", "novm", "no-local", "use-hwthread-cpus"}
+        | {"disable-recovery", "enable-recovery", "merge-stderr-to-stdout", "leave-session-attached", "debug-daemons"}
+        | {"do-not-launch", "do-not-resolve", "index-argv-by-rank", "stream-buffering", "get-stack-traces", "xml"}
+        | {"v", "verbose", "q", "quiet", "d", "V", "version", "h", "help"}
+        | {"genvall", "genvnone", "envall", "envnone", "print-rank-map", "print-all-exitcodes", "prepend-rank", "l"}
+        | {"info", "cleanup", "check-mpi", "trace", "aps", "order-nodes", "skip-launch-node", "gdb", "tv"}
+        | {"disable-hostname-propagation", "disable-auto-cleanup", "enable-x", "disable-x", "usize"}
     ),
     "horovodrun": frozenset(
         {"gloo", "mpi", "verbose", "disable-cache", "autotune", "no-stall-check", "tcp", "check-build", "v", "version"}
@@ -255,8 +285,12 @@ _FLAGS: Mapping[str, frozenset[str]] = {
     "ray": frozenset({"head", "block", "no-monitor", "disable-usage-stats"}),
 }
 """Launcher -> its options without a value. An underscore in an option is written as a dash."""
-_PAIRS = frozenset({"mca", "gmca", "pmca", "prtemca", "genv", "env"})
+_PAIRS = frozenset(
+    {"mca", "gmca", "pmca", "omca", "gomca", "prtemca", "gprtemca", "pmixmca", "gpmixmca"} | {"genv", "env"}
+)
 """Options of mpirun with two values."""
+_TAKE_OPTIONS = frozenset({"launch-agent", "bootstrap-exec-args", "launcher-exec-args", "x"})
+"""Options of mpirun whose value may be an option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +378,7 @@ def _start(call: Call) -> Start | None:
     for place in places:
         if launcher := _launcher_at(words, place):
             kind, after = launcher
-            options, end = _options(kind, words, after)
+            options, end = options_of(kind, words, after)
             return Start(kind, call, words[place:after], options, words[end:])
     return None
 
@@ -367,7 +401,7 @@ def _launcher_at(words: Sequence[Word], place: int) -> tuple[str, int] | None:
     return None
 
 
-def _options(kind: str, words: Sequence[Word], index: int) -> tuple[tuple[Option, ...], int]:
+def options_of(kind: str, words: Sequence[Word], index: int) -> tuple[tuple[Option, ...], int]:
     """Return the options of a launcher, which end at its program, and the index of the program."""
     options = []
     while index < len(words) and words[index].text.startswith("-") and words[index].text != "--":
@@ -376,6 +410,9 @@ def _options(kind: str, words: Sequence[Word], index: int) -> tuple[tuple[Option
         count = 0 if equals or name in _FLAGS[kind] else 2 if kind == "mpirun" and name in _PAIRS else 1
         if kind == "mpirun" and name in ("genv", "env") and index + 1 < len(words) and "=" in words[index + 1].text:
             count = 1  # Intel MPI also takes NAME=VALUE
+        following = words[index + 1].text if index + 1 < len(words) else ""
+        if kind == "mpirun" and count == 1 and name not in _TAKE_OPTIONS and re.match(r"--?[A-Za-z]\S*$", following):
+            count = 0  # a switch of another version, as no value is an option
         taken = tuple(words[index : index + 1 + count])
         values = (value,) if equals else tuple(word.text for word in taken[1:])
         options.append(Option(name, values, taken))

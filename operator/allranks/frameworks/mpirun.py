@@ -86,6 +86,23 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
 }
 
 
+_OF_CONNECTION = frozenset(
+    {"plm_rsh_args", "plm_rsh_agent", "plm_ssh_args", "plm_ssh_agent", "orte_rsh_agent", "pls_rsh_agent"}
+    | {"orte_default_hostfile", "prte_default_hostfile", "orte_keep_fqdn_hostnames", "prte_keep_fqdn_hostnames"}
+)
+"""Parameters of Open MPI by which mpirun reaches the workers. A value of the user would replace the one of allranks."""
+CONNECTION = frozenset(
+    {name for mpi in IMPLEMENTATIONS.values() for name in mpi.env}
+    | {f"{prefix}{name}" for prefix in ("OMPI_MCA_", "PRTE_MCA_") for name in _OF_CONNECTION}
+    | {"HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC", "RSH_COMMAND"}
+)
+"""Variables with which mpirun reaches the workers."""
+
+
+_EXPECTED = {"/etc/mpi/hostfile": "hostfile", "/etc/ssh/ssh_config.d/allranks.conf": "ssh_config.d"}
+"""Where scripts for the MPI operator read the hosts, and where OpenSSH reads the options of a plain `ssh HOST`."""
+
+
 def slots(context: AttemptContext) -> int:
     """Return the number of ranks of each worker."""
     number: int | str = context.options.slots_per_worker
@@ -119,8 +136,9 @@ def wire(
             if calls_mpirun
             else (*_launch(replica, context), *_mpirun(replica, context, ranks, mpi, defaults))
         )
-        env = mpi.local_env if context.local else mpi.env
-        return Wiring(env=env, defaults=defaults, prefix=prefix, files=True, ssh_key=not context.local)
+        if context.local:
+            return Wiring(env=mpi.local_env, defaults=defaults, prefix=prefix, files=True)
+        return Wiring(env=mpi.env, defaults=defaults, prefix=prefix, files=True, file_mounts=_EXPECTED, ssh_key=True)
 
     return wiring
 
@@ -148,7 +166,16 @@ def shared(context: AttemptContext, slots: int, implementation: str = "OpenMPI")
     line = IMPLEMENTATIONS[implementation].host
     hosts = (f"{worker.hostname}.{context.job}.{context.namespace}.svc" for worker in context.in_roles("worker"))
     hostfile = "".join(f"{line(host, slots)}\n" for host in hosts)
-    return Shared(files={"hostfile": hostfile, "ssh_config": _SSH_CONFIG, **_rank_helper()}, ssh_key=True)
+    files = {"hostfile": hostfile, "ssh_config": _SSH_CONFIG, "ssh_config.d": _for_plain_ssh(context)}
+    return Shared(files={**files, **_rank_helper()}, ssh_key=True)
+
+
+def _for_plain_ssh(context: AttemptContext) -> str:
+    """Return the configuration of an ssh that scripts start themselves, for the hosts of this job alone."""
+    hosts = f"*.{context.job}.{context.namespace}.svc"
+    wait, options = _SSH_CONFIG.split("Match all\n")
+    key = f"  Port {SSH_PORT}\n  IdentityFile {SSH_DIR}/ssh-privatekey\n"
+    return f"{wait.replace('Match ', f'Match host {hosts} ', 1)}Match host {hosts}\n{key}{options}"
 
 
 @cache
@@ -252,7 +279,7 @@ _SETS = {
     | {"network-interfaces", "network-interface", "gloo", "mpi", "verbose", "disable-cache"},
 }
 """Options of what allranks sets: the number of ranks, the hosts and how to reach them."""
-_USUAL = {("bind-to", "none"), ("map-by", "slot")}
+_USUAL = {("bind-to", "none"), ("map-by", "slot"), ("bootstrap", "ssh"), ("launcher", "ssh")}
 """Options with the value that mpirun has when allranks starts it."""
 _VARIABLES = {
     "timeline-filename": "HOROVOD_TIMELINE",
@@ -276,6 +303,8 @@ class Request:
     env: dict[str, str] = field(default_factory=dict)
     """Variables that mean the same as options."""
     set_by_allranks: list[Option] = field(default_factory=list)
+    connection: list[Option] = field(default_factory=list)
+    """Parameters by which mpirun would reach the workers in another way."""
     unknown: list[Option] = field(default_factory=list)
     """Options without a counterpart."""
 
@@ -290,6 +319,8 @@ def request(start: Start) -> Request:
             out.most = option.value
         elif option.name in _SETS[start.kind]:
             out.set_by_allranks.append(option)
+        elif _connects(option):
+            out.connection.append(option)
         elif not _has_variable(start.kind, option, out.env):
             out.unknown.append(option)
     if ranks := start.option(*_RANKS):
@@ -298,6 +329,19 @@ def request(start: Start) -> Request:
         slots = [host.rpartition(":")[2] if ":" in host else "1" for host in hosts.value.split(",")]
         out.ranks = str(sum(map(int, slots))) if all(map(str.isdigit, slots)) else None
     return out
+
+
+def _connects(option: Option) -> bool:
+    """Return whether an option is a parameter by which mpirun reaches the workers."""
+    if option.name in ("launcher-exec", "bootstrap-exec"):
+        return True
+    return len(option.values) == 2 and option.name.endswith("mca") and option.values[0] in _OF_CONNECTION
+
+
+_HYDRA = {"iface": "IFACE", "rmk": "RMK"}
+"""Options of Hydra, and the end of the variables that mean the same."""
+_PRINTS = frozenset({"print-rank-map", "prepend-rank", "print-all-exitcodes", "verbose", "v"})
+"""Options that change only what mpirun prints."""
 
 
 def _has_variable(kind: str, option: Option, env: dict[str, str]) -> bool:
@@ -313,10 +357,12 @@ def _has_variable(kind: str, option: Option, env: dict[str, str]) -> bool:
         return True  # it forwards a variable: allranks forwards all of them
     if name in ("x", "genv", "env") and equals:
         env[key] = value
+    elif name in _HYDRA:
+        env[f"HYDRA_{_HYDRA[name]}"] = env[f"I_MPI_HYDRA_{_HYDRA[name]}"] = option.value
     elif name in ("mca", "gmca", "genv", "env") and len(values) == 2:
         env[f"OMPI_MCA_{values[0]}" if name.endswith("mca") else values[0]] = values[1]
     else:
-        return name == "genvall" or (name, option.value) in _USUAL
+        return name in ("genvall", "envall") or name in _PRINTS or (name, option.value) in _USUAL
     return True
 
 
@@ -362,12 +408,14 @@ def _without_hosts(framework: Framework, context: AttemptContext, command: Seque
     problem: Note | None = None
     for start in starts(command):
         names = [option for option in start.options if option.name in _HOSTS and not _own_hosts(command, option)]
+        names += [option for option in start.options if _connects(option)]
         if start.kind != "mpirun" or not names:
             continue
         edits |= {word: "" for option in names for word in option.words}
         listed = ", ".join(map(str, names))
         place = names[0].words[0].argument
-        notes.append((place, f"allranks writes the hostfile of mpirun, so this is not used: {listed}"))
+        does = "determines how mpirun reaches the hosts" if _connects(names[0]) else "writes the hostfile of mpirun"
+        notes.append((place, f"allranks {does}, so this is not used: {listed}"))
         asked, ranks = request(start).ranks, _ranks(framework, context)
         if start.sure and asked and asked.isdigit() and ranks is not None and int(asked) > ranks:
             problem = problem or (

@@ -35,11 +35,14 @@ def words(command: list[str]) -> list[list[str]]:
     ("a subshell", shell("(cd x && a) || b"), [["cd", "x"], ["a"], ["b"]]),
     ("a branch", shell("if [ $A = 0 ]; then a; else b; fi"), [["[", "$A", "=", "0", "]"], ["a"], ["b"], ["fi"]]),
     ("another option of the shell", ["/bin/bash", "-euxc", "a; b", "name"], [["a"], ["b"]]),
-    ("a here-document cannot be read", shell("cat <<EOF\na\nEOF"), []),
+    ("a here-document", shell("cat > f <<-'EOF' && a\n  it's $(b\n\tEOF\nc"), [["cat"], ["a"], ["c"]]),
+    ("a here-string", shell("cat <<< 'a b'; c"), [["cat"], ["c"]]),
+    ("an ANSI quotation", shell("a $'it\\'s' \"$'\"; b"), [["a", "$'it\\'s'", "$'"], ["b"]]),
+    ("a here-document without an end cannot be read", shell("cat <<EOF\na"), []),
     ("an open quote cannot be read", shell("a 'b"), []),
     ("an open substitution cannot be read", shell("a $(b"), []),
     ("very many substitutions cannot be read", shell("a " + "$(" * 9999), []),
-    ("a process substitution cannot be read", shell("a <(b)"), []),
+    ("process substitutions", shell("exec > >(tee log) 2>&1\na <(b; c) d"), [["exec"], ["a", "<(b; c)", "d"]]),
     ("a script in a file is one command", ["bash", "run.sh"], [["bash", "run.sh"]]),
 )
 def test_the_commands_of_a_command_line_are_separated_as_a_shell_does(case):

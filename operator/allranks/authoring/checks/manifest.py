@@ -13,7 +13,7 @@ from allranks.api.pool import KIND as POOL
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
 from allranks.api.sweep import KIND as SWEEP
-from allranks.api.validation_messages import MIGRATION, similar
+from allranks.api.validation_messages import similar
 from allranks.authoring.checks import schema
 from allranks.authoring.checks.notes import notes_of
 from allranks.authoring.checks.problem import Problem, below
@@ -188,9 +188,6 @@ def _no_volume(name: str, volumes: list[str]) -> str:
 
 # --- documents of other kinds ----------------------------------------------------------------------------------------
 
-OTHER_JOBS = frozenset({"PyTorchJob", "TFJob", "MPIJob", "JAXJob", "TrainJob", "RayJob"})
-"""Kinds that `allranks convert` converts."""
-
 
 def misspelt_kind(document: Mapping[str, Any]) -> Problem | None:
     """Return the problem of a document whose kind is probably a misspelt kind of allranks; None for other kinds."""
@@ -203,17 +200,3 @@ def misspelt_kind(document: Mapping[str, Any]) -> Problem | None:
     if str(document.get("apiVersion", "")).partition("/")[0] == GROUP:
         return Problem("kind", f"there is no kind {kind} in {GROUP}: use {KIND}, {SWEEP} or {POOL}")
     return None
-
-
-def instead_of_jobs(kinds: list[str]) -> str:
-    """Return the message for input that has no job but documents of these kinds."""
-    if not kinds:
-        return f"contains no {KIND}"
-    listed = ", ".join(dict.fromkeys(kinds))
-    if other := next((kind for kind in kinds if kind in OTHER_JOBS), None):
-        article = "an" if other.startswith("MPI") else "a"
-        return (
-            f"contains no {KIND}, only {listed}: `allranks convert FILE > job.yaml` converts {article} {other} "
-            f"and comments on each line that means something else ({MIGRATION})"
-        )
-    return f"contains no {KIND}, only {listed}"

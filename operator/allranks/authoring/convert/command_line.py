@@ -1,16 +1,20 @@
-"""Removes the options from a launcher's command line that allranks sets itself."""
+"""Removes the options from a launcher's command line that allranks sets itself, and finds the number of processes that
+it starts."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from allranks.frameworks.command_line import Option, Start, edited, script_of, starts
+from allranks.authoring.convert.shell_values import Values, of_command
+from allranks.frameworks.command_line import Option, Start, Word, edited, options_of, script_of, starts
 from allranks.frameworks.pytorch import RENDEZVOUS_OPTIONS
 
 _TORCHRUN = RENDEZVOUS_OPTIONS | {"rdzv-conf", "standalone", "max-restarts", "nproc-per-node"}
+AUTO = "auto"
+_MENTIONS = re.compile(r"\btorchrun\b|torch\.distributed\.(run|launch)")
 
 
 @dataclass
@@ -20,52 +24,138 @@ class Torchrun:
     command: list[str]
     removed: list[str] = field(default_factory=list)
     """The removed options, as they were written."""
+    removed_words: frozenset[int] = frozenset()
+    """The indices of the removed words of the command line; not those inside of a script."""
     processes: str | None = None
     """The value of --nproc-per-node."""
-    restarts: str | None = None
-    """The value of --max-restarts."""
     used: bool = False
     """Whether the command starts torchrun."""
-    undetermined_processes: str = ""
-    """The option --nproc-per-node, if its value is determined in the pod. It stays in the command."""
+    unknown: str = ""
+    """The number of processes as a clause, if the manifest does not determine it."""
 
 
-def torchrun(command: Sequence[str]) -> Torchrun:
-    """Remove the options of torchrun, also in the script of a shell: `bash -c "torchrun --nnodes=2 train.py"`."""
+def torchrun(command: Sequence[str], variables: Mapping[str, str | None] | None = None) -> Torchrun:
+    """Remove the options of torchrun, also in the script of a shell: `bash -c "torchrun --nnodes=2 train.py"`.
+
+    `variables`: name -> value in the pod, None for one that the manifest does not determine.
+    """
+    values = of_command(command, variables or {})
     launchers = [start for start in starts(command) if start.kind == "torchrun"]
-    options = [option for start in launchers for option in start.options if option.name in _TORCHRUN]
-    unknown = next((option for option in options if _is_determined_in_the_pod(option)), None)
-    options = [option for option in options if option is not unknown]
-    values = {option.name: option.value for option in options if not option.variable}
+    numbers: list[str] = []
+    unknown = ""
+    removed: list[Option] = []
+    for start in launchers:
+        options = _options(start, values)
+        number, reason, source = _count(options, values)
+        unknown = unknown or reason
+        numbers += [number] if number else []
+        kept = source if reason else None
+        removed += [option for option in options.written if option.name in _TORCHRUN and option is not kept]
+    if not launchers and (hidden := _hidden(command, values)):
+        numbers, unknown = ([hidden], "") if hidden != _UNREAD else ([], _UNREAD)
+    if len(set(numbers)) > 1:
+        unknown = f"{_NUMBER}, which is {' and '.join(dict.fromkeys(numbers))} in one script"
+    words = [word for option in removed for word in option.words]
     return Torchrun(
-        edited(command, {word: "" for option in options for word in option.words}),
-        [str(option) for option in options],
-        values.get("nproc-per-node"),
-        values.get("max-restarts"),
-        bool(launchers) or _mentions_torchrun(command),
-        str(unknown or ""),
+        edited(command, dict.fromkeys(words, "")),
+        list(map(str, removed)),
+        frozenset(word.argument for word in words if word.end is None),
+        None if unknown or not numbers else numbers[0],
+        bool(launchers) or _mentions_torchrun(command, values),
+        unknown,
     )
 
 
-_OF_THE_POD = re.compile(r"NPROC_PER_NODE|nvidia-smi")
-"""The variable with the number of processes of a pod, and the program that counts its GPUs."""
+@dataclass
+class _Options:
+    """The options of a torchrun."""
+
+    written: list[Option]
+    """In the command itself."""
+    in_variables: list[Option] = field(default_factory=list)
+    undetermined: str = ""
+    """A variable that may have further options, and whose value the manifest does not have."""
 
 
-def _is_determined_in_the_pod(option: Option) -> bool:
-    """Return whether an option is a number of processes that is determined where the command runs."""
-    return option.name == "nproc-per-node" and option.variable and not _OF_THE_POD.search(option.value)
+def _options(start: Start, values: Values) -> _Options:
+    """Return the options of a torchrun, also behind and in variables: `torchrun $ARGS --nnodes 2 train.py`."""
+    out = _Options(list(start.options))
+    place = 0
+    while place < len(start.program):
+        text = start.program[place].text
+        if text.startswith("-"):
+            options, place = options_of("torchrun", start.program, place)
+            out.written += options
+            continue
+        words = values.words(text) if values.shell else None
+        if words is None:
+            out.undetermined = text if values.shell and text.startswith(("$", '"$')) else ""
+            break
+        options, end = options_of("torchrun", [Word(word, 0) for word in words], 0)
+        out.in_variables += options
+        if end < len(words):
+            break
+        place += 1
+    return out
 
 
-def _mentions_torchrun(command: Sequence[str]) -> bool:
-    """Return whether a script that cannot be read starts torchrun."""
+def _count(options: _Options, values: Values) -> tuple[str, str, Option | None]:
+    """Return (number of processes in a pod, why it is not determined, the option that has it)."""
+    for option in reversed([*options.written, *options.in_variables]):
+        if option.name == "nproc-per-node":
+            number = _number(option.value, values)
+            return number, "" if number else f"the value of {option}, which is determined in the pod", option
+    if options.undetermined:
+        return "", f"{_NUMBER}: the manifest does not determine the options in {options.undetermined}", None
+    return "", "", None
+
+
+def _number(text: str, values: Values) -> str:
+    """Return a number or `auto`; empty if it is not determined."""
+    value = values.value(text)
+    if value is None:
+        return AUTO if _COUNTS_GPUS.search(values.raw(text)) else ""
+    return value if value.isdigit() and int(value) else value if value in (AUTO, "gpu", "cpu") else ""
+
+
+_COUNTS_GPUS = re.compile(r"nvidia-smi|rocm-smi|hl-smi|device_count\(\)")
+"""Programs that count the GPUs of the pod, as Auto does."""
+_NUMBER = "the number of processes that torchrun starts in a pod"
+_UNREAD = f"{_NUMBER}: this script cannot be read"
+
+
+def _hidden(command: Sequence[str], values: Values) -> str:
+    """Return the number of processes of a torchrun in a variable that a script runs; empty if no option has it."""
+    if not _mentions_torchrun(command, values):
+        return ""
+    for name, text in values.assigned.items():
+        inner = values.words(f"${name}")
+        if text is not None and inner and _MENTIONS.search(text):
+            for start in starts(inner):
+                number, reason, _ = _count(_options(start, values), values)
+                return _UNREAD if reason else number
     script = script_of(command)
-    pattern = r"\btorchrun\b|torch\.distributed\.(run|launch)"
-    return script is not None and re.search(pattern, command[script]) is not None
+    return _UNREAD if script is not None and re.search(r"nproc[-_]per[-_]node", command[script]) else ""
+
+
+def _mentions_torchrun(command: Sequence[str], values: Values) -> bool:
+    """Return whether a script that cannot be read, or a variable of it, starts torchrun."""
+    script = script_of(command)
+    if script is None:
+        return False
+    if values.readable:
+        return any(text is not None and _MENTIONS.match(text) for text in values.assigned.values())
+    return _MENTIONS.search(command[script]) is not None
 
 
 def starts_ranks(command: Sequence[str]) -> bool:
     """Return whether the command starts mpirun or horovodrun."""
     return any(start.kind in ("mpirun", "horovodrun") for start in starts(command))
+
+
+def launcher_of(commands: Iterable[Sequence[str]], *kinds: str) -> Start | None:
+    """Return the first launcher of some kinds that commands start."""
+    return next((start for command in commands for start in starts(command) if start.kind in kinds), None)
 
 
 def direct(command: Sequence[str], *kinds: str) -> Start | None:
@@ -83,3 +173,13 @@ def of_text(text: str) -> list[str]:
         except ValueError:
             pass
     return ["/bin/sh", "-c", plain]
+
+
+def with_prefix(command: Sequence[str], line: str) -> list[str]:
+    """Return the command with a line before the script of its shell; unchanged without a shell."""
+    script = script_of(command)
+    if script is None:
+        return list(command)
+    text = command[script]
+    separator = "\n" if "\n" in text.strip() else "; "
+    return [*command[:script], f"{line}{separator}{text}", *command[script + 1 :]]

@@ -132,7 +132,8 @@ ADDED = frozenset(
 
 @dataclass
 class Draft:
-    """`document` is the result. `comments`: (path in the document, text). `dropped`: (path in the source, reason)."""
+    """`document` is the result. `comments`: (path in the document, text). `dropped`: (path in the source, reason).
+    `remarks`: comments on what may not mean the same, which are also reported."""
 
     kind: str
     """Kind of the source."""
@@ -140,6 +141,7 @@ class Draft:
     document: dict[str, Any]
     comments: list[tuple[Path, str]] = field(default_factory=list)
     dropped: list[tuple[str, str]] = field(default_factory=list)
+    remarks: list[tuple[Path, str]] = field(default_factory=list)
     further: list[dict[str, Any]] = field(default_factory=list)
     """Objects that complete the job, such as an autoscaler."""
     read: list[Fields] = field(default_factory=list)
@@ -191,6 +193,12 @@ class Draft:
 
     def comment(self, path: Path, text: str) -> None:
         self.comments.append((path, text))
+
+    def remark(self, path: Path, text: str) -> None:
+        """Comment on a line of the result that may not mean the same: a person has to look at it."""
+        if (path, text) not in self.remarks:
+            self.remarks.append((path, text))
+            self.comment(path, text)
 
     def drop(self, path: str, reason: str) -> None:
         self.dropped.append((path, reason))

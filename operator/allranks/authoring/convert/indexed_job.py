@@ -38,10 +38,20 @@ def convert(source: Fields) -> Draft:
     for name in _IGNORED:
         spec.take(name)
     part = pod_parts.read("worker", pods, spec.take("template"), "spec.template", ["trainer"])
+    ranks(draft, part)
+    draft.move(spec, _ROWS)
+    draft.drop_all(spec, _DROPPED)
+    _restart(draft, spec)
+    training_operator.comment_on_queue(draft, draft.document["metadata"].get("labels") or {})
+    return draft.finish()
+
+
+def ranks(draft: Draft, part: Part) -> None:
+    """Set the framework and the pods of a job whose pods are ranks: pytorch if they run torchrun, else spmd."""
     starts = training_operator.without_rendezvous(draft, [part])
     if starts[0].used:
         draft.framework("pytorch")
-        training_operator.processes_per_node(draft, [part], starts, "1")
+        training_operator.processes_per_node(draft, [part], starts, training_operator.count_of_variable([part]) or "1")
         if draft.get("pytorch.processesPerNode") == 1 and not starts[0].processes:
             text = "torchrun starts one process without --nproc-per-node; Auto starts one for each GPU."
             draft.comment(("spec", "pytorch", "processesPerNode"), text)
@@ -50,11 +60,6 @@ def convert(source: Fields) -> Draft:
         draft.set("spmd.processesPerPod", 1)
     _add_index(draft, part)
     pod_parts.assemble(draft, [part])
-    draft.move(spec, _ROWS)
-    draft.drop_all(spec, _DROPPED)
-    _restart(draft, spec)
-    training_operator.comment_on_queue(draft, draft.document["metadata"].get("labels") or {})
-    return draft.finish()
 
 
 def _add_index(draft: Draft, part: Part) -> None:
@@ -62,8 +67,9 @@ def _add_index(draft: Draft, part: Part) -> None:
     env = list(part.fields.get("env") or ())
     uses = re.search(rf"\b{INDEX}\b", json.dumps([part.command_line, env]))
     numbered = "NODE_RANK" in FRAMEWORKS[draft.spec["framework"]].reserved_env
-    if uses and numbered and INDEX not in {variable.get("name") for variable in env}:
-        part.fields["env"] = [{"name": INDEX, "value": "$(NODE_RANK)"}, *env]
+    if uses and numbered:
+        others = [variable for variable in env if variable.get("name") != INDEX]
+        part.fields["env"] = [{"name": INDEX, "value": "$(NODE_RANK)"}, *others]
         draft.comment(("spec", "env"), f"{INDEX} is the rank of the pod. The program may read NODE_RANK instead.")
 
 

@@ -1,11 +1,15 @@
-"""MPIJob (kubeflow.org/v1 and v2beta1)."""
+"""MPIJob (kubeflow.org/v1alpha2, v1 and v2beta1, training.kubedl.io)."""
 
 from __future__ import annotations
+
+import re
+from typing import Any
 
 from allranks.authoring.convert import command_line, pod_parts, training_operator
 from allranks.authoring.convert.draft import Draft, Fields, NotConvertible
 from allranks.authoring.convert.pod_parts import Part
 from allranks.core.facts.gpu_count import gpus
+from allranks.core.objects.pods import FILES_VOLUME, SSH_VOLUME
 from allranks.frameworks import mpirun
 from allranks.frameworks.command_line import Start, edited
 
@@ -36,7 +40,7 @@ def convert(source: Fields) -> Draft:
         implementation=str(spec.take("mpiImplementation") or "OpenMPI"),
         launcher_is_node=as_worker,
     )
-    limit = spec.child("runPolicy").take("backoffLimit", 6 if is_job else None)
+    limit = training_operator.backoff_limit(spec, 6 if is_job else None)
     explicit = {role: policy for role, policy in policies.items() if policy}
     training_operator.set_restart(draft, {"launcher": "OnFailure" if is_job else "Never", **explicit}, limit)
     return draft.finish()
@@ -64,7 +68,9 @@ def mpi_parts(
     elif implementation != "OpenMPI":
         draft.set("mpi.implementation", implementation)
     _set_slots(draft, framework, worker, slots)
-    program, remarks = _program(launcher, worker.replicas * slots)
+    _use_files(draft, [launcher, worker])
+    _remark_on_ssh(draft, launcher)
+    program, remarks = _program(draft, launcher, worker.replicas * slots, implementation)
     pod_parts.assemble(draft, [launcher, worker])
     if program:
         draft.set("command", program)
@@ -73,6 +79,55 @@ def mpi_parts(
     if launcher_is_node:
         text = "One worker more: the launcher, which held ranks of its own, only starts them here."
         draft.comment(("spec", "roles", "worker"), text)
+
+
+_VOLUMES = {"mpi-job-config": FILES_VOLUME, "ssh-auth": SSH_VOLUME, "ssh-home": SSH_VOLUME}
+"""Volumes that the other operator adds, with the volumes here."""
+_OPERATOR_DIR = "/etc/mpi"
+
+
+def _use_files(draft: Draft, parts: list[Part]) -> None:
+    """Use the files of allranks where containers mount, or commands read, files that the other operator adds."""
+    for part in parts:
+        spec = part.template.get("spec") or {}
+        names = {volume.get("name") for volume in spec.get("volumes") or ()}
+        for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+            for mount in container.get("volumeMounts") or ():
+                before = str(mount.get("name"))
+                if before not in names and (volume := _VOLUMES.get(before)):
+                    mount["name"] = volume
+                    _comment_on_volume(draft, part, container, before, volume)
+        texts = [*part.command_line, *(str(variable.get("value")) for variable in part.fields.get("env") or ())]
+        for file in sorted({match for text in texts for match in re.findall(rf"{_OPERATOR_DIR}/[\w.-]+", text)}):
+            if file != f"{_OPERATOR_DIR}/hostfile":
+                draft.remark(
+                    ("spec", "roles"), f"{part.path}: {file} does not exist here: {_OPERATOR_DIR}/hostfile does."
+                )
+
+
+def _remark_on_ssh(draft: Draft, launcher: Part) -> None:
+    """Say what a command needs that calls ssh itself, or a program that calls it."""
+    line = launcher.command_line
+    if command_line.launcher_of([line], "deepspeed") or any(_SSH.search(text) for text in line):
+        text = (
+            "Here a plain ssh reaches the workers by /etc/ssh/ssh_config.d/allranks.conf: /etc/ssh/ssh_config of the "
+            "image has to include this directory, as in Debian 11, Ubuntu 20.04 and RHEL 8 and later."
+        )
+        draft.remark(("spec", "roles", "launcher", "command"), text)
+
+
+_SSH = re.compile(r"(?<![\w./-])(ssh|scp|pdsh|parallel-ssh|clush)\s")
+
+
+def _comment_on_volume(draft: Draft, part: Part, container: dict[str, Any], before: str, volume: str) -> None:
+    place = f"container {container.get('name')}: the volume {before} is {volume} here"
+    if volume == SSH_VOLUME:
+        keys = "it has the keys as ssh-privatekey and ssh-publickey, and not as id_rsa"
+        draft.remark(("spec", "roles", part.role), f"{place}: {keys}.")
+    elif part.role != "launcher":
+        draft.remark(("spec", "roles", part.role), f"{place}, which only the launcher has: remove the mount.")
+    else:
+        draft.comment(("spec", "roles", part.role), f"{place}, with the hosts file.")
 
 
 def _uses_horovod(part: Part) -> bool:
@@ -93,7 +148,7 @@ def _set_slots(draft: Draft, framework: str, worker: Part, slots: int) -> None:
         draft.set(f"{framework}.slotsPerWorker", slots)
 
 
-def _program(launcher: Part, ranks: int) -> tuple[list[str], list[str]]:
+def _program(draft: Draft, launcher: Part, ranks: int, implementation: str) -> tuple[list[str], list[str]]:
     """Return the program of a rank, and comments on the command.
 
     Without a program the launcher keeps its command, and starts the ranks itself: a command in the section of a
@@ -102,10 +157,14 @@ def _program(launcher: Part, ranks: int) -> tuple[list[str], list[str]]:
     line = launcher.command_line
     start = command_line.direct(line, "mpirun")
     if start is None:
-        if command_line.starts_ranks(line):
+        if command_line.launcher_of([line], "mpirun", "horovodrun", "deepspeed"):
             return [], ["This command runs once, in the launcher."]
         return [], ["This command runs once, in the launcher; it has to start the ranks itself, by mpirun."]
     asked = mpirun.request(start)
+    if any(word.text == ":" for word in start.program):
+        return [], ["This command runs once, in the launcher: mpirun starts several programs."]
+    for option in asked.connection:
+        draft.drop(f"{launcher.path}: {option}", "allranks itself determines how mpirun reaches the workers by ssh")
     removed = list(map(str, asked.set_by_allranks))
     by_entrypoint = "command" not in launcher.fields
     fits = asked.ranks in (None, str(ranks)) and start.program and not asked.unknown
@@ -114,6 +173,7 @@ def _program(launcher: Part, ranks: int) -> tuple[list[str], list[str]]:
     fields = launcher.fields
     if not fits:
         gone = [option for option in asked.set_by_allranks if option.name not in ("np", "n", "allow-run-as-root")]
+        gone += asked.connection
         fields["command"] = edited(line, {word: "" for option in gone for word in option.words})
         reason = (
             f"the option {asked.unknown[0].words[0].text}" if asked.unknown else f"{asked.ranks} ranks in {ranks} slots"
@@ -122,7 +182,9 @@ def _program(launcher: Part, ranks: int) -> tuple[list[str], list[str]]:
         return [], [kept, *([f"Removed: {', '.join(map(str, gone))}."] if gone else [])]
     if asked.env:
         names = {variable.get("name") for variable in fields.get("env") or ()}
-        more = [{"name": key, "value": value} for key, value in asked.env.items() if key not in names]
+        other = {"Intel": "HYDRA_", "MPICH": "I_MPI_HYDRA_"}.get(implementation, "-")
+        pairs = {key: value for key, value in asked.env.items() if not key.startswith(other)}
+        more = [{"name": key, "value": value} for key, value in pairs.items() if key not in names]
         fields["env"] = [*(fields.get("env") or ()), *more]
     shown = ", ".join(removed)
     text = "allranks puts mpirun before the program, with a rank for each slot, and forwards all variables."

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from allranks.authoring.convert import pod_references, security
 from allranks.authoring.convert.draft import ADDED, Draft, NotConvertible, check
 from allranks.core.facts.naming import TRAINER
-from allranks.frameworks import FRAMEWORKS
+from allranks.frameworks import FRAMEWORKS, mpirun
 
 _LIFTED = ("image", "command", "args", "env", "resources", "workingDir")
 _TOGETHER = (("image",), ("command", "args"), ("env",), ("resources",), ("workingDir",))
@@ -30,10 +31,35 @@ class Part:
     """The template's path in the source."""
     ports: dict[str, int] = field(default_factory=dict)
     """Name -> number of each port on which the other operator connects ranks."""
+    comments: list[str] = field(default_factory=list)
+    """On the template."""
+
+    def trainer(self) -> dict[str, Any]:
+        """Return the training container of the template, which is added if it has none."""
+        listed = self.template.setdefault("spec", {}).setdefault("containers", [])
+        for container in listed:
+            if container["name"] == TRAINER:
+                match: dict[str, Any] = container
+                return match
+        listed.insert(0, {"name": TRAINER})
+        first: dict[str, Any] = listed[0]
+        return first
 
     @property
     def command_line(self) -> list[str]:
         return [str(text) for name in ("command", "args") for text in self.fields.get(name) or () if text is not None]
+
+    def set_command_line(self, line: Sequence[str], removed: Iterable[int] = ()) -> None:
+        """Replace command and args by a line without the words of `removed`, which are indices in the line before."""
+        before = len(self.fields.get("command") or ())
+        kept = before - sum(index < before for index in removed)
+        args = bool(self.fields.get("args"))
+        parts = {"command": list(line[:kept]) if args else list(line), "args": list(line[kept:]) if args else []}
+        for name, words in parts.items():
+            if words:
+                self.fields[name] = words
+            else:
+                self.fields.pop(name, None)
 
     @property
     def resources(self) -> Mapping[str, Any]:
@@ -68,9 +94,21 @@ def read(
     }
     if own_ports:
         trainer["ports"] = [port for port in trainer["ports"] if port.get("name") not in own_ports]
+    comments = [_renamed(item) for item in _others(spec, trainer) if item.get("name") == TRAINER]
     trainer["name"] = TRAINER
     spec["containers"] = [item for item in listed if item is not trainer or len(_without_empty(item)) > 1]
-    return Part(role, replicas, _without_empty(pod), fields, path, own_ports)
+    return Part(role, replicas, _without_empty(pod), fields, path, own_ports, comments)
+
+
+def _others(spec: Mapping[str, Any], trainer: object) -> list[dict[str, Any]]:
+    listed = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+    return [item for item in listed if isinstance(item, dict) and item is not trainer]
+
+
+def _renamed(container: dict[str, Any]) -> str:
+    """Give another name to a container that has the name of the training container. Return the comment."""
+    container["name"] = f"{TRAINER}-sidecar"
+    return f"The container {TRAINER} is now {container['name']}: {TRAINER} is the name of the training container."
 
 
 _POD_DEFAULTS = {
@@ -104,9 +142,16 @@ def _remove_defaults(spec: dict[str, Any]) -> None:
 def assemble(draft: Draft, parts: Sequence[Part]) -> None:
     """Set image, command, args, env, resources, workingDir, roles and template of the spec."""
     framework = FRAMEWORKS[draft.spec["framework"]]
+    reserved = framework.reserved_env | (mpirun.CONNECTION if framework.name in ("mpi", "horovod") else frozenset())
     for part in parts:
-        _remove_variables(draft, part, framework.reserved_env)
+        _remove_variables(draft, part, reserved)
         _mount_token(part)
+        pod_references.replace(draft, part.path, [part.template, part.fields])
+        variables = [str(variable.get("value", "")) for variable in part.fields.get("env") or ()]
+        pod_references.report_hosts(draft, part.path, [*part.command_line, *variables])
+        _move_claims(part)
+        _move_long_lines(part)
+        security.complete(draft, part.path, part.template)
     roles: dict[str, Any] = {part.role: {"replicas": part.replicas} for part in parts}
     for names in _TOGETHER:
         values = [{name: part.fields[name] for name in names if name in part.fields} for part in parts]
@@ -148,18 +193,42 @@ def _mount_token(part: Part) -> None:
         spec.setdefault("automountServiceAccountToken", True)
 
 
+def _move_claims(part: Part) -> None:
+    """Move `resources.claims` to the template, where the fields of a job have none."""
+    resources = dict(part.resources)
+    if claims := resources.pop("claims", None):
+        part.trainer()["resources"] = {"claims": claims}
+        part.fields["resources"] = resources
+        if not resources:
+            del part.fields["resources"]
+
+
+_LONGEST, _MOST = 8192, 256
+
+
+def _move_long_lines(part: Part) -> None:
+    """Move a command or variables to the template if they are longer than the fields of a job."""
+    for names in (("command", "args"), ("env",)):
+        values = {name: part.fields[name] for name in names if part.fields.get(name)}
+        texts = [
+            text.get("value", "") if isinstance(text, dict) else text for value in values.values() for text in value
+        ]
+        if any(len(value) > _MOST for value in values.values()) or any(len(str(text)) > _LONGEST for text in texts):
+            part.trainer().update(values)
+            for name in values:
+                del part.fields[name]
+            part.comments.append(f"A field of the job would be too short for {' and '.join(values)}.")
+
+
 def _comment(draft: Draft, parts: Sequence[Part]) -> None:
-    if not any(_names_user(part) for part in parts):
-        text = "Pods must not run as root here: an image without a USER needs template.spec.securityContext.runAsUser."
+    for part in parts:
+        place = ("spec", "template") if "template" in draft.spec else ("spec", "roles", part.role, "template")
+        for text in part.comments:
+            draft.comment(place, text)
+    if not any(security.names_user(part.template) for part in parts):
         shared = "image" in draft.spec
-        draft.comment(("spec", "image") if shared else ("spec", "roles", parts[0].role, "image"), text)
-
-
-def _names_user(part: Part) -> bool:
-    spec = part.template.get("spec") or {}
-    containers = spec.get("containers") or ()
-    contexts = [spec.get("securityContext"), *(container.get("securityContext") for container in containers)]
-    return any(key in (context or {}) for context in contexts for key in ("runAsUser", "runAsNonRoot"))
+        path = ("spec", "image") if shared else ("spec", "roles", parts[0].role, "image")
+        draft.comment(path, security.WITHOUT_USER)
 
 
 def _without_empty(value: Any) -> Any:

@@ -9,6 +9,8 @@ import yaml
 from allranks.authoring.convert import command_line, pod_parts, ray_launcher, training_operator
 from allranks.authoring.convert.draft import Draft, Fields, NotConvertible, Row
 from allranks.authoring.convert.pod_parts import Part
+from allranks.core.facts.gpu_count import gpus
+from allranks.core.facts.quantity import quantity
 
 _ROWS: tuple[Row, ...] = (
     ("activeDeadlineSeconds", "activeDeadlineSeconds", ""),
@@ -94,11 +96,22 @@ def _group(draft: Draft, group: Fields, role: str, replicas: int) -> Part:
     for name in group.child("rayStartParams").names():
         value = group.child("rayStartParams").take(name)
         if name in ("dashboard-host", "block", "num-cpus", "num-gpus", "memory", "object-store-memory"):
-            if name.startswith(("num", "memory", "object")) and str(value) != "0":
+            if name.startswith(("num", "memory", "object")) and str(value) != "0" and not _is_of_pod(part, name, value):
                 draft.drop(f"{group.path}.rayStartParams.{name}", "Ray gets the resources of the pod")
         else:
             draft.drop(f"{group.path}.rayStartParams.{name}", "is not an option of a job")
     return part
+
+
+def _is_of_pod(part: Part, option: str, value: object) -> bool:
+    """Return whether an option of Ray has the amount that Ray takes from the pod."""
+    amounts = {**(part.resources.get("requests") or {}), **(part.resources.get("limits") or {})}
+    of_pod = {"num-cpus": amounts.get("cpu"), "memory": amounts.get("memory"), "num-gpus": gpus(part.resources)}
+    amount = of_pod.get(option)
+    try:
+        return amount is not None and quantity(str(amount)) == quantity(str(value))
+    except ValueError:
+        return False
 
 
 def _head(draft: Draft, group: Fields, entrypoint: str) -> Part:
@@ -139,7 +152,7 @@ def _workers(draft: Draft, cluster: Fields, autoscaling: bool) -> list[Part]:
 
 
 def _runtime_env(draft: Draft, spec: Fields, parts: list[Part]) -> None:
-    """Move the variables to `env`. Drop packages and files, which belong into the image."""
+    """Move the variables to `env`, and packages to `packages`. Drop files, which belong into the image."""
     text = spec.take("runtimeEnvYAML")
     if not text:
         return
@@ -154,11 +167,21 @@ def _runtime_env(draft: Draft, spec: Fields, parts: list[Part]) -> None:
             for part in parts:
                 part.fields["env"] = [*(part.fields.get("env") or ()), *more]
         elif name == "working_dir":
-            draft.drop(path, f"put the program into the image, and set workingDir (it was {value})")
+            text = f"ship its files with code, which may name a directory, or put them into the image (it was {value})"
+            draft.drop(path, text)
+        elif name in ("pip", "uv") and (packages := _packages(value)):
+            draft.set("packages", packages, "pip installs them in each pod before the start.")
         elif name in ("pip", "conda", "uv"):
             draft.drop(path, "install these packages in the image, or pass runtime_env to ray.init() in the program")
         else:
             draft.drop(path, "pass runtime_env to ray.init() in the program")
+
+
+def _packages(value: Any) -> list[str]:
+    """Return the packages of a runtime environment; empty if they are not listed in the manifest."""
+    listed = value.get("packages") if isinstance(value, dict) else value
+    packages = [str(item).strip() for item in listed] if isinstance(listed, list) else []
+    return packages if packages and not any(text.startswith("-") for text in packages) else []
 
 
 def _after_the_end(draft: Draft, spec: Fields) -> None:

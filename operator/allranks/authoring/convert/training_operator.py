@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from allranks.authoring.convert.draft import Draft, Fields, NotConvertible, Row
 from allranks.authoring.convert.pod_parts import Part
 from allranks.core.facts.gpu_count import gpus
 from allranks.core.facts.queue import QUEUE_LABEL
+from allranks.frameworks.command_line import script_of
 
 # --- PyTorchJob -------------------------------------------------------------------------------------------------------
 
@@ -31,11 +33,14 @@ def convert_pytorchjob(source: Fields) -> Draft:
     if ports := [part.ports[_PYTORCHJOB_PORT] for part in parts if _PYTORCHJOB_PORT in part.ports]:
         draft.set("pytorch.port", ports[0])
     policy = spec.child("elasticPolicy")
-    starts = without_rendezvous(draft, parts)
     processes = spec.take("nprocPerNode", policy.take("nProcPerNode"))
+    if processes is None:
+        processes = count_of_variable(parts)
+    starts = without_rendezvous(draft, parts, processes)
     processes_per_node(draft, parts, starts, processes)
+    keep_node_variables(draft, parts, processes)
     pod_parts.assemble(draft, parts)
-    limit = spec.child("runPolicy").take("backoffLimit")
+    limit = backoff_limit(spec)
     most = policy.take("maxRestarts")
     set_restart(draft, policies, limit if limit is not None else most)
     if limit is not None and most not in (None, limit):
@@ -46,40 +51,60 @@ def convert_pytorchjob(source: Fields) -> Draft:
     return draft.finish()
 
 
-def without_rendezvous(draft: Draft, parts: list[Part]) -> list[command_line.Torchrun]:
-    """Remove the options of torchrun that connect nodes from the commands."""
+def without_rendezvous(draft: Draft, parts: list[Part], operator: Any = None) -> list[command_line.Torchrun]:
+    """Remove the options of torchrun that connect nodes from the commands.
+
+    `operator`: the number of processes that the other operator puts into PET_NPROC_PER_NODE.
+    """
     starts = []
     for part in parts:
-        line = command_line.torchrun(part.command_line)
+        variables = _literals(part) | {name: str(operator or command_line.AUTO) for name in _COUNTS}
+        line = command_line.torchrun(part.command_line, variables)
         starts.append(line)
         if not line.removed:
             continue
-        lists = [list(part.fields.get(name) or ()) for name in ("command", "args")]
-        kept = len(command_line.torchrun(lists[0]).command)
-        part.fields["command"] = line.command[:kept] if lists[1] else line.command
-        if lists[1]:
-            part.fields["args"] = line.command[kept:]
+        part.set_command_line(line.command, line.removed_words)
         removed = ", ".join(line.removed)
         text = f"Removed: {removed}. allranks connects the ranks by the variables of torchrun."
         draft.comment(("spec", "command"), text)
     return starts
 
 
+_COUNTS = ("PET_NPROC_PER_NODE", "NPROC_PER_NODE")
+
+
+def _literals(part: Part) -> dict[str, str | None]:
+    """Return the variables of a container; None for those whose value is not in the manifest."""
+    variables = [variable for variable in part.fields.get("env") or () if isinstance(variable, dict)]
+    return {
+        str(variable.get("name")): None if "valueFrom" in variable else str(variable.get("value", ""))
+        for variable in variables
+    }
+
+
+def count_of_variable(parts: list[Part]) -> str | None:
+    """Return the number of processes that the manifest itself puts into PET_NPROC_PER_NODE."""
+    return next((value for part in parts for name, value in _literals(part).items() if name in _COUNTS), None)
+
+
 def processes_per_node(draft: Draft, parts: list[Part], starts: list[command_line.Torchrun], value: Any) -> None:
     """Set pytorch.processesPerNode. `value`: nprocPerNode of the job. An option of torchrun replaces it."""
-    if unknown := next((line.undetermined_processes for line in starts if line.undetermined_processes), None):
-        text = f"Set pytorch.processesPerNode to the value of {unknown}, which is determined in the pod."
-        draft.comment(("spec", "command"), text)
+    if unknown := next((line.unknown for line in starts if line.unknown), None):
+        draft.remark(("spec", "command"), f"Set pytorch.processesPerNode to {unknown}.")
         return
     option = next((line.processes for line in starts if line.processes), None)
-    processes = str(option or value or "auto")
+    processes = str(option or value or command_line.AUTO)
     used = any(line.used for line in starts)
+    other = command_line.launcher_of((part.command_line for part in parts), "accelerate", "deepspeed")
     most = max((gpus(part.resources) for part in parts), default=0)
     if processes.isdigit():
         draft.set("pytorch.processesPerNode", int(processes))
-    elif processes == "cpu" or (processes == "auto" and used and not most):
+    elif processes == "cpu" or (processes == command_line.AUTO and used and not most):
         text = f"{processes} meant one process for each CPU of the node; Auto is one for each GPU, or one without GPUs."
         draft.set("pytorch.processesPerNode", "Auto", text)
+    elif other and not used and most > 1:
+        text = f"{other.name} starts the processes of a pod. RANK and WORLD_SIZE are of pods, as before."
+        draft.set("pytorch.processesPerNode", 1, text)
     elif not used and most > 1 and all(part.command_line for part in parts):
         text = (
             "Without torchrun a pod is one process, whatever its number of GPUs: WORLD_SIZE is the number of pods. "
@@ -92,6 +117,54 @@ def processes_per_node(draft: Draft, parts: list[Part], starts: list[command_lin
             "WORLD_SIZE are not set."
         )
         draft.set("pytorch.processesPerNode", "Auto", text)
+
+
+_OF_NODES = {"RANK": "NODE_RANK", "WORLD_SIZE": "NNODES"}
+"""Variable of the other operator -> what it is called here where a pod has several processes."""
+
+
+def keep_node_variables(draft: Draft, parts: list[Part], processes: Any) -> None:
+    """Give commands that start torchrun the RANK and WORLD_SIZE of the pods, as the other operator does.
+
+    Here only torchrun sets these where a pod has several ranks. `processes`: nprocPerNode of the job, by which the
+    other operator multiplies WORLD_SIZE.
+    """
+    several = draft.get("pytorch.processesPerNode")
+    if several == 1 or (several in (None, "Auto") and not any(gpus(part.resources) > 1 for part in parts)):
+        return
+    names = dict(_OF_NODES)
+    if str(processes).isdigit() and int(str(processes)) > 1:
+        names["WORLD_SIZE"] = "$((NNODES * NPROC_PER_NODE))"
+    for part in parts:
+        _rename_references(draft, part)
+        script = script_of(line := part.command_line)
+        if script is None:
+            continue
+        used = [name for name in names if re.search(rf"\$\{{?{name}\b", line[script])]
+        used = [name for name in used if not re.search(rf"(?<![\w$]){name}=", line[script])]
+        if used:
+            values = " ".join(f"{name}={names[name] if '$' in names[name] else '$' + names[name]}" for name in used)
+            part.set_command_line(command_line.with_prefix(line, f"export {values}"))
+            text = f"{' and '.join(used)} of pods, as before: a pod has several ranks, and only torchrun sets theirs."
+            draft.comment(("spec", "command"), text)
+
+
+def _rename_references(draft: Draft, part: Part) -> None:
+    """Replace `$(RANK)` and `$(WORLD_SIZE)`, which the kubelet would not know, in arguments and variables."""
+    for name, other in _OF_NODES.items():
+        for kind in ("command", "args", "env"):
+            value = part.fields.get(kind)
+            if value and f"$({name})" in str(value):
+                part.fields[kind] = _replaced(value, f"$({name})", f"$({other})")
+                draft.comment(("spec", kind), f"$({name}) is now $({other}), which a pod with several ranks has.")
+
+
+def _replaced(value: Any, old: str, new: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _replaced(item, old, new) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replaced(item, old, new) for item in value]
+    return value.replace(old, new) if isinstance(value, str) else value
 
 
 def _elastic(draft: Draft, policy: Fields, parts: list[Part]) -> None:
@@ -171,7 +244,7 @@ def convert_tfjob(source: Fields) -> Draft:
         draft.comment(("spec", "roles", "evaluator"), text)
     _success(draft, spec, roles)
     draft.drop_all(spec, {"enableDynamicWorker": "every worker has the addresses of all workers in TF_CONFIG"})
-    set_restart(draft, policies, spec.child("runPolicy").take("backoffLimit"))
+    set_restart(draft, policies, backoff_limit(spec))
     if "ps" in roles:
         draft.comment(("spec", "roles", "ps"), "A parameter server that fails restarts alone, and is counted.")
     return draft.finish()
@@ -203,8 +276,17 @@ def convert_jaxjob(source: Fields) -> Draft:
     if ports := [part.ports[_JAXJOB_PORT] for part in parts if _JAXJOB_PORT in part.ports]:
         draft.set("jax.port", ports[0])
     pod_parts.assemble(draft, parts)
-    set_restart(draft, policies, spec.child("runPolicy").take("backoffLimit"))
+    set_restart(draft, policies, backoff_limit(spec))
     return draft.finish()
+
+
+def spmd(draft: Draft, parts: list[Part]) -> None:
+    """Set what a job of SPMD programs has, one process in each pod. `parts` are in the order of their ranks."""
+    roles = [part.role for part in parts]
+    if roles != ["worker"]:
+        draft.set("spmd.ranks", roles)
+    draft.set("spmd.processesPerPod", 1)
+    pod_parts.assemble(draft, parts)
 
 
 # --- runPolicy, and restartPolicy of each role ------------------------------------------------------------------------
@@ -227,19 +309,26 @@ OWN_MANAGERS = ("kubeflow.org/training-operator", "kubeflow.org/mpi-operator")
 
 
 def read_run_policy(draft: Draft, spec: Fields) -> None:
-    """Set the fields of `spec.runPolicy`, except backoffLimit."""
+    """Set the fields of `spec.runPolicy`, except backoffLimit. Early versions have these fields in `spec`."""
     policy = spec.child("runPolicy")
     draft.move(policy, _ROWS)
-    if "cleanPodPolicy" not in draft.spec and "cleanPodPolicy" in spec:  # MPIJob v1 has it here
-        draft.set("cleanPodPolicy", spec.take("cleanPodPolicy"))
+    draft.move(spec, [row for row in _ROWS if draft.get(row[1]) is None])
     manager = policy.take("managedBy")
     if manager and manager not in OWN_MANAGERS:
         draft.set("managedBy", manager, f"{manager} has to support DistributedTraining, or nothing starts the job.")
     scheduling = policy.child("schedulingPolicy")
+    draft.drop_all(spec, {"schedulingPolicy": _NO_GANG})
     draft.move(scheduling, [("priorityClass", "scheduling.priorityClassName", "")])
     draft.drop_all(scheduling, _SCHEDULING)
     labels = draft.document["metadata"].get("labels") or {}
     comment_on_queue(draft, labels)
+
+
+def backoff_limit(spec: Fields, default: Any = None) -> Any:
+    """Return backoffLimit of `spec.runPolicy`, or of `spec` in early versions."""
+    policy, above = spec.child("runPolicy").take("backoffLimit"), spec.take("backoffLimit")
+    chosen = policy if policy is not None else above
+    return default if chosen is None else chosen
 
 
 def comment_on_queue(draft: Draft, labels: dict[str, str]) -> None:

@@ -163,9 +163,9 @@ def _set_framework(
 def _torch(draft: Draft, value: Any, part: Part) -> None:
     draft.framework("pytorch")
     _tune(draft, part)
-    starts = training_operator.without_rendezvous(draft, [part])
     processes, text = _processes(value, part)
-    if starts[0].processes:
+    starts = training_operator.without_rendezvous(draft, [part], processes or None)
+    if starts[0].unknown or starts[0].processes not in (None, command_line.AUTO):
         training_operator.processes_per_node(draft, [part], starts, value)
     elif processes:
         draft.set("pytorch.processesPerNode", processes, text)

@@ -7,14 +7,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from allranks.authoring import manifest_files
-from allranks.authoring.convert.documents import KINDS, RUNTIME_GROUP, RUNTIMES, Kind, kind_of
+from allranks.authoring.convert.kinds import KINDS, RUNTIME_GROUP, RUNTIMES, Kind, kind_of
 from allranks.authoring.manifest_files import Unreadable
 from allranks.cli.completers import complete_files
 from allranks.cli.options import BAD_MANIFEST, FAILED, OK, cluster_options, print_problem, run_on_cluster, set_option
@@ -22,6 +22,7 @@ from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest, Where
 
 if TYPE_CHECKING:
+    from allranks.authoring.checks.problem import Problem, Severity
     from allranks.authoring.convert.documents import Converted
     from allranks.authoring.manifests import Loaded
 
@@ -34,7 +35,7 @@ LIVE = "live objects"
 Examples:
   allranks convert pytorchjob.yaml > job.yaml
   allranks convert trainjob.yaml runtime.yaml  # a TrainJob with the runtime that it names
-  allranks convert cluster.yaml                # of ray up
+  allranks convert train.sbatch > job.yaml     # a script of Slurm
   allranks convert --live tfjob/mnist -n team
   kubectl get pytorchjobs -o yaml | allranks convert - | allranks validate -
   allranks convert job.yaml --set 'command=[python3, train.py]'
@@ -42,8 +43,9 @@ Examples:
   allranks convert job.yaml -o json | jq '.[].dropped'
 \b
 Exit status:
-  0 converted, or nothing to convert; 1 something was dropped, the result is not complete, or --check failed;
-  2 a manifest cannot be read or converted.
+  0 converted, and the result means the same, or there is no job; 1 something was dropped or has to be looked at,
+  a kind cannot be converted, the result is not complete, or --check failed; 2 a manifest cannot be read, or a job
+  of a kind that can be converted is not valid.
 """
 )
 @click.argument("arguments", nargs=-1, required=True, metavar="FILE...", shell_complete=complete_files)
@@ -62,10 +64,11 @@ def convert(
 ) -> None:
     """Convert jobs of other operators into DistributedTrainings.
 
-    Supported are PyTorchJob, TFJob, MPIJob, JAXJob, TrainJob, RayJob, Indexed Jobs of batch/v1, and the files of Ray's
-    cluster launcher (`ray up`). FILE can be - for standard input, and a List. The result has a comment above each line
-    that means something else, and lists what was dropped, which is also printed on standard error. Other objects stay
-    as they are.
+    Supported are PyTorchJob, TFJob, MPIJob, JAXJob, XGBoostJob, PaddleJob, TrainJob, RayJob, JobSet, Indexed Jobs of
+    batch/v1, Jobs of Volcano, HyperPodPyTorchJob, these in AppWrappers, in steps of Argo and in experiments of Katib,
+    scripts of sbatch, the files of `ray up`, SkyPilot and dstack, and command jobs of Azure ML. FILE can be - for
+    standard input, and a List. The result has a comment above each line that means something else, and lists what was
+    dropped, which is also printed on standard error. Other objects stay as they are.
     """
     if live:
         sys.exit(run_on_cluster(_live, where, {"arguments": arguments, "sets": sets, "output": output, "check": check}))
@@ -81,66 +84,89 @@ def _convert(documents: list[tuple[str, Any]], sets: Sequence[str], output: str,
     from allranks.authoring.convert.documents import convert, unlisted
 
     results = convert([(name, item) for name, document in documents for item in unlisted([document])])
-    if all(result.draft is None and not result.problems for result in results):
+    parts = [part for result in results for part in result.parts()]
+    findings = _set_and_validate(parts, sets)
+    if any(part.draft for part in parts) or not any(part.problems or part.unknown for part in parts):
+        _print(results, output)
+    messages = [
+        (severity, f"{part.source}: {part.name}: {text}") for part in parts for severity, text in _messages(part)
+    ]
+    for severity, text in (*messages, *findings):
+        print_problem(severity, text)
+    if not any(part.draft or part.problems or part.unknown for part in parts):
         for name in dict.fromkeys(name for name, _ in documents):
             click.echo(f"{name}: nothing to convert", err=True)
-    if failed := [result for result in results if result.problems]:
-        for result in failed:
-            for path, message in result.problems:
-                print_problem("error", f"{result.source}: {result.name}: {path}: {message}")
+    if sys.stderr.isatty():
+        _summarize(parts)
+    if any(part.problems for part in parts):
         return BAD_MANIFEST
-    incomplete = _set_and_validate(results, sets)
+    if any(severity == "error" for severity, _ in findings):
+        return FAILED
+    status = _check(parts) if check else OK
+    return FAILED if messages else status
+
+
+def _print(results: Sequence[Converted], output: str) -> None:
     if output == "json":
         click.echo(json.dumps([_as_json(result) for result in results], indent=2, default=str))
     else:
-        click.echo("---\n".join(result.text() for result in results), nl=False)
-    dropped = False
-    for result in results:
-        for path, reason in result.draft.dropped if result.draft else ():
-            print_problem("warning", f"{result.source}: {result.name}: dropped {path}: {reason}")
-            dropped = True
-    for line in incomplete:
-        print_problem("error", line)
-    if sys.stderr.isatty():
-        _summarize(results)
-    if incomplete:
-        return FAILED
-    status = _check(results) if check else OK
-    return FAILED if dropped else status
+        click.echo("---\n".join(result.text() for result in results if result.documents), nl=False)
 
 
-def _set_and_validate(results: Iterable[Converted], sets: Sequence[str]) -> list[str]:
-    """Apply --set to the jobs. Return the errors that `allranks validate` would print."""
+def _messages(part: Converted) -> Iterator[tuple[Severity, str]]:
+    """Yield (severity, text) of what is not converted, of what was dropped, and of what may mean something else."""
+    for path, message in part.problems:
+        yield "error", f"{path}: {message}" if path else message
+    if part.unknown:
+        yield "error", part.unknown
+    for path, reason in part.draft.dropped if part.draft else ():
+        yield "warning", f"dropped {path}: {reason}"
+    for steps, text in part.draft.remarks if part.draft else ():
+        yield "warning", f"{'.'.join(steps)}: {text}"
+    for place, text in part.remarks:
+        yield "warning", f"{place}: {text}"
+
+
+def _set_and_validate(parts: Iterable[Converted], sets: Sequence[str]) -> list[tuple[Severity, str]]:
+    """Apply --set to the jobs. Return (severity, text) of what `allranks validate` would print, without its notes."""
     from allranks.authoring.manifests import InvalidManifests, load_documents
 
-    errors = []
-    for result in results:
-        if result.draft is None:
+    out: list[tuple[Severity, str]] = []
+    for part in parts:
+        if part.draft is None:
             continue
         try:
-            load_documents([(result.source, result.draft.document)], sets)
+            findings = load_documents([(part.source, part.draft.document)], sets).findings
         except InvalidManifests as error:
-            for finding in error.findings:
-                if finding.problem.severity == "error":
-                    cure = _CURES.get(finding.problem.path.rpartition(".")[2], "")
-                    errors.append(f"{result.source}: {result.name}: {finding.problem.path}: {finding.text}{cure}")
-    return errors
+            findings = tuple(error.findings)
+        for problem, text in ((finding.problem, finding.text) for finding in findings):
+            if problem.severity != "note":
+                line = f"{part.source}: {part.name}: {problem.path}: {text}{_cure(problem)}"
+                out.append((problem.severity, line))
+    return out
 
 
-_CURES = {
-    "command": ". Set it, for example --set 'command=[python3, train.py]'",
-    "name": ". Set it, for example --set metadata.name=shorter",
-}
+def _cure(problem: Problem) -> str:
+    """Return how --set corrects a problem, for what the input often does not have."""
+    if problem.severity != "error":
+        return ""
+    if problem.path == "metadata.name":
+        return ". Set it, for example --set metadata.name=shorter"
+    missing = problem.path.endswith(".command") and "is needed" in problem.message
+    return ". Set it, for example --set 'command=[python3, train.py]'" if missing else ""
 
 
 def _as_json(result: Converted) -> dict[str, Any]:
-    draft = result.draft
+    drafts = [part.draft for part in result.parts() if part.draft]
+    errors = [text for part in result.parts() for severity, text in _messages(part) if severity == "error"]
     return {
         "source": result.source,
-        "from": result.name or None,
+        "from": result.name if drafts or errors else None,
         "documents": list(result.documents),
-        "changes": [{"path": ".".join(path), "message": text} for path, text in draft.comments] if draft else [],
-        "dropped": [{"path": path, "message": reason} for path, reason in draft.dropped] if draft else [],
+        "changes": [{"path": ".".join(path), "message": text} for draft in drafts for path, text in draft.comments],
+        "dropped": [{"path": path, "message": reason} for draft in drafts for path, reason in draft.dropped],
+        "remarks": [{"path": ".".join(path), "message": text} for draft in drafts for path, text in draft.remarks],
+        "errors": errors,
     }
 
 
@@ -191,11 +217,22 @@ def _missing_programs(loaded: Loaded) -> list[str]:
 
 def _documents(file: str) -> list[tuple[str, Any]]:
     """Return (name of the file, document) for each document of a file. Exit if the file cannot be read."""
-    content, name = manifest_files.read(file), manifest_files.source_name(file)
+    from allranks.authoring import templates
+    from allranks.authoring.convert import slurm
+
+    name = manifest_files.source_name(file)
+    content: Any = manifest_files.text(file)
+    template = ""
+    if not isinstance(content, Unreadable):
+        if templates.is_batch_script(content):
+            return [(name, {slurm.SCRIPT: content, "name": Path(name).stem})]
+        template = templates.in_text(content)
+        content = manifest_files.documents(content)
     if not isinstance(content, Unreadable):
         return [(name, document) for document in content]
     place = name + (f":{content.line}:{content.column}" if content.line else "")
-    print_problem("error", f"{place}: {content.message}" + (f"\n{content.excerpt}" if content.excerpt else ""))
+    message = template or content.message
+    print_problem("error", f"{place}: {message}" + (f"\n{content.excerpt}" if content.excerpt else ""))
     sys.exit(BAD_MANIFEST)
 
 

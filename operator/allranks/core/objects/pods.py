@@ -34,6 +34,10 @@ from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SECRET_DIR, SSH_DIR,
 
 HELPER = "allranks-helper"
 """Name of the init container that copies the helper files. A template may add to it, or replace its fields."""
+FILES_VOLUME = "allranks-files"
+"""Name of the volume with the files that connect ranks, such as mpirun's hosts file."""
+SSH_VOLUME = "allranks-ssh"
+"""Name of the volume with the key of an MPI job."""
 _TRAINER_DEFAULTS: Manifest = {
     "terminationMessagePolicy": "FallbackToLogsOnError",
     "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
@@ -451,10 +455,12 @@ def _attachments(
         attach(name, path, source, **mount)
     if wiring.files:
         config_map = {"name": companions.config_map_name(job, status)}
-        attach("allranks-files", FILES_DIR, {"configMap": config_map}, readOnly=True)
+        attach(FILES_VOLUME, FILES_DIR, {"configMap": config_map}, readOnly=True)
+        for path, name in _free(wiring.file_mounts, user):
+            attach(FILES_VOLUME, path, {"configMap": config_map}, subPath=name, readOnly=True)
     if wiring.ssh_key:
         secret = {"secretName": companions.ssh_secret_name(job), "defaultMode": 0o444}
-        attach("allranks-ssh", SSH_DIR, {"secret": secret}, readOnly=True)
+        attach(SSH_VOLUME, SSH_DIR, {"secret": secret}, readOnly=True)
     if wiring.secret:
         # Optional: a pod can also join an attempt that an operator without this Secret started.
         secret = {"secretName": companions.rendezvous_secret_name(job), "defaultMode": 0o444, "optional": True}
@@ -486,6 +492,12 @@ def _attachments(
     if with_code and job.spec.packages:
         init.append(code.packages_container(job, user, security, _compute_resources(user)))
     return mounts, volumes, init
+
+
+def _free(mounts: Mapping[str, str], trainer: Manifest) -> list[tuple[str, str]]:
+    """Return the (path, file) pairs whose path is not in a volume that the user mounts."""
+    users = [str(mount.get("mountPath")).rstrip("/") for mount in trainer.get("volumeMounts", [])]
+    return [(path, file) for path, file in mounts.items() if not any(f"{path}/".startswith(f"{u}/") for u in users)]
 
 
 def _helper_init_container(job: Job, trainer: Manifest, platform: Platform, *, unpacks: bool) -> Manifest:

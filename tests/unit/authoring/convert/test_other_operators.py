@@ -214,7 +214,8 @@ def test_a_RayJob():
     }
     assert made.spec["env"] == [{"name": "A", "value": "1"}]
     assert (made.get("restart.maxRestarts"), made.spec["ttlSecondsAfterFinished"]) == (2, 9)
-    assert [where for where, _ in made.dropped] == ["spec.runtimeEnvYAML.pip"]
+    assert made.spec["packages"] == ["torch"]
+    assert made.dropped == []
 
 
 def test_an_autoscaling_RayJob_is_elastic():
