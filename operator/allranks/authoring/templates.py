@@ -17,6 +17,12 @@ def is_batch_script(text: str) -> bool:
     return text.startswith("#!") and re.search(r"^#SBATCH\b", text, re.MULTILINE) is not None
 
 
+def gap_in(script: str) -> str:
+    """Return the first gap of a script, such as `<your-token>`; empty without one."""
+    gap = re.search(r"<(?:your|YOUR|my|MY)[\w .-]*>", script)
+    return gap[0] if gap else ""
+
+
 def in_text(text: str, command: str = "convert") -> str:
     """Return how to render a text that is not YAML because it is a template, as a clause; empty for other texts.
 

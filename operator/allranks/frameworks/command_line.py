@@ -46,6 +46,8 @@ class Call:
     """It always runs. False in branches, loops, functions and after a test."""
     separator: Word | None = None
     """What stands between this command and the next one in a script, such as `&&`."""
+    nested: bool = False
+    """It is in a branch, a loop or a function, or follows a test."""
 
 
 Edits = Mapping[Word, str]
@@ -109,6 +111,9 @@ _DOCUMENT = re.compile(r"\d*<<(?!<)(?P<tabs>-?)[ \t]*(?P<name>'[^'\n]+'|\"[^\"\n
 _ANSI = re.compile(r"\$'(?:[^'\\]|\\.)*'", re.DOTALL)
 _COMPOUND = frozenset({"if", "then", "else", "elif", "while", "until", "for", "do", "case", "select", "function", "{"})
 _OPENING = frozenset({"if", "then", "else", "elif", "while", "until", "do", "{", "!", "("})
+_LOOPS = frozenset({"for", "case", "select"})
+_BEGIN = frozenset({"if", "while", "until", "{"})
+_END = frozenset({"fi", "done", "esac", "}"})
 _TESTS = frozenset({"[", "[[", "test", "false"})
 _CLOSING = {"(": ")", "{": "}"}
 
@@ -123,12 +128,16 @@ def _script_calls(script: str, argument: int) -> Iterator[Call]:
         else:
             words.append(word)
     sure = not any(words and words[0].text in _COMPOUND for words, _ in parts)
-    conditional = False
+    conditional, depth = False, 0
     for words, separator in parts:
+        depth += words[0].text in _LOOPS if words else 0
         while words and words[0].text in _OPENING:
+            depth += words[0].text in _BEGIN
             words = words[1:]
         if words:
-            yield Call(tuple(words), sure and not conditional, separator if separator.text else None)
+            depth -= words[0].text in _END
+            nested = conditional or depth > 0
+            yield Call(tuple(words), sure and not conditional, separator if separator.text else None, nested)
             if separator.text == "||" or (separator.text == "&&" and words[0].text in _TESTS):
                 conditional = True
         if separator.text in (";", "\n", "&"):

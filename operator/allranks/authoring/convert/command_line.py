@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from allranks.authoring.convert.shell_values import Values, of_command
-from allranks.frameworks.command_line import Option, Start, Word, edited, options_of, script_of, starts
+from allranks.frameworks.command_line import Option, Start, Word, calls, edited, options_of, script_of, starts
 from allranks.frameworks.pytorch import RENDEZVOUS_OPTIONS
 
 _TORCHRUN = RENDEZVOUS_OPTIONS | {"rdzv-conf", "standalone", "max-restarts", "nproc-per-node"}
@@ -51,8 +51,9 @@ def torchrun(command: Sequence[str], variables: Mapping[str, str | None] | None 
         numbers += [number] if number else []
         kept = source if reason else None
         removed += [option for option in options.written if option.name in _TORCHRUN and option is not kept]
-    if not launchers and (hidden := _hidden(command, values)):
-        numbers, unknown = ([hidden], "") if hidden != _UNREAD else ([], _UNREAD)
+    if not launchers:
+        number, unknown = _hidden(command, values)
+        numbers = [number] if number else []
     if len(set(numbers)) > 1:
         unknown = f"{_NUMBER}, which is {' and '.join(dict.fromkeys(numbers))} in one script"
     words = [word for option in removed for word in option.words]
@@ -124,18 +125,24 @@ _NUMBER = "the number of processes that torchrun starts in a pod"
 _UNREAD = f"{_NUMBER}: this script cannot be read"
 
 
-def _hidden(command: Sequence[str], values: Values) -> str:
-    """Return the number of processes of a torchrun in a variable that a script runs; empty if no option has it."""
+def _hidden(command: Sequence[str], values: Values) -> tuple[str, str]:
+    """Return (number of processes in a pod, why it is not determined) of a torchrun whose name is in a variable."""
     if not _mentions_torchrun(command, values):
-        return ""
-    for name, text in values.assigned.items():
-        inner = values.words(f"${name}")
-        if text is not None and inner and _MENTIONS.search(text):
-            for start in starts(inner):
+        return "", ""
+    if not values.readable:
+        script = command[script_of(command) or 0]
+        return "", _UNREAD if re.search(r"nproc[-_]per[-_]node", script) else ""
+    for call in calls(command):
+        words = [expanded for word in call.words for expanded in values.words(word.text) or [word.text]]
+        for place in range(len(words)):
+            start = next(iter(starts(words[place:])), None) if words[place] not in _SHELLS else None
+            if start and start.kind == "torchrun" and start.head[0].argument == 0:
                 number, reason, _ = _count(_options(start, values), values)
-                return _UNREAD if reason else number
-    script = script_of(command)
-    return _UNREAD if script is not None and re.search(r"nproc[-_]per[-_]node", command[script]) else ""
+                return number, reason
+    return "", ""
+
+
+_SHELLS = frozenset({"bash", "sh"})
 
 
 def _mentions_torchrun(command: Sequence[str], values: Values) -> bool:
@@ -144,7 +151,7 @@ def _mentions_torchrun(command: Sequence[str], values: Values) -> bool:
     if script is None:
         return False
     if values.readable:
-        return any(text is not None and _MENTIONS.match(text) for text in values.assigned.values())
+        return any(text is not None and _MENTIONS.search(text) for text in values.assigned.values())
     return _MENTIONS.search(command[script]) is not None
 
 

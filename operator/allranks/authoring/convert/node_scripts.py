@@ -44,7 +44,10 @@ def set_ranks(
 def name_of(text: str) -> str:
     """Return the name of a job, made of a text."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    return name if name[:1].isalpha() else f"job-{name}".strip("-")
+    return (name if name[:1].isalpha() else f"job-{name}")[:_LONGEST_NAME].strip("-")
+
+
+_LONGEST_NAME = 42
 
 
 def memory(text: str) -> str:

@@ -97,7 +97,7 @@ def _assign(assigned: dict[str, str | None], call: Call) -> None:
         return  # variables of one command
     for match in filter(None, matches):
         name, adds, value = match[1], match[2], match[3]
-        if not call.sure:
+        if call.nested:
             assigned[name] = None
         elif name not in assigned:
             assigned[name] = value

@@ -9,8 +9,10 @@ from typing import Any
 
 from allranks.api.job import API_VERSION
 from allranks.api.sweep import KIND as SWEEP
+from allranks.authoring import templates
 from allranks.authoring.convert.draft import Draft, Fields, NotConvertible
 from allranks.authoring.convert.node_scripts import GPU, gpu_count, memory, name_of, set_ranks
+from allranks.authoring.convert.shell_values import Values, of_command
 from allranks.frameworks.command_line import Call, Word, calls, edited
 
 KIND = "sbatch script"
@@ -66,10 +68,15 @@ def convert(source: Fields) -> Draft:
     text, file = str(source.take(SCRIPT)), str(source.take("name") or "job")
     directives = dict(_directives(text))
     draft.document["metadata"]["name"] = name_of(directives.pop("job-name", file))
-    nodes = _number(directives.pop("nodes", "1").partition("-")[0], "nodes")
+    if gap := templates.gap_in(text):
+        raise NotConvertible("the script", f"is a template: write a value for {gap} first")
+    listed = directives.pop("nodes", "")
+    nodes = _number((listed or "1").partition("-")[0], "nodes")
     tasks = _tasks(directives, nodes)
     resources = _resources(draft, directives, nodes, tasks)
     script, image, ranks = _body(draft, text, nodes)
+    if ranks and tasks > 1 and not listed:
+        raise NotConvertible("--nodes", f"is needed: without it Slurm chooses the nodes of {tasks} tasks")
     fields = {"image": image, "resources": resources, "workingDir": directives.pop("chdir", "")}
     _limits(draft, directives)
     array = directives.pop("array", "")
@@ -174,8 +181,24 @@ def _seconds(text: str) -> int:
 
 # --- the script -------------------------------------------------------------------------------------------------------
 
-_OF_CLUSTER = re.compile(r"\bscontrol\b|\bsrun\b|\bhostname\b|\bgetent\b")
+_SUBSTITUTION = r"(?:\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`)"
+_ADDRESS = re.compile(rf"([A-Za-z_]\w*)=(\()?\s*\"?{_SUBSTITUTION}\"?\s*\)?", re.DOTALL)
+"""A variable with the output of a program."""
+_ENDPOINT = re.compile(rf"((?:endpoint|addr|host|ip)[= ]\"?)({_SUBSTITUTION})", re.IGNORECASE)
+"""An option with the output of a program, in a variable."""
+_OF_CLUSTER = re.compile(r"\bscontrol\b|\bsrun\b|\bhostname\b")
 """Programs by which scripts find the address of the first node."""
+
+
+def _with_address(script: str, word: Word) -> str:
+    """Return a word that assigns a variable with the address of rank 0 where it asks the cluster for the first node.
+
+    Slurm evaluates it on the first node, and here each pod does.
+    """
+    raw = script[word.begin : word.end]
+    if (match := _ADDRESS.fullmatch(raw)) and _OF_CLUSTER.search(raw):
+        return f"{match[1]}=($MASTER_ADDR)" if match[2] else f"{match[1]}=$MASTER_ADDR"
+    return _ENDPOINT.sub(lambda m: f"{m[1]}$MASTER_ADDR" if _OF_CLUSTER.search(m[2]) else m[0], raw)
 
 
 def _body(draft: Draft, text: str, nodes: int) -> tuple[str, str, bool]:
@@ -183,6 +206,7 @@ def _body(draft: Draft, text: str, nodes: int) -> tuple[str, str, bool]:
     lines = [line for line in text.splitlines() if not line.startswith(("#!", "#SBATCH"))]
     script = "\n".join(lines).strip("\n") + "\n"
     of_script = calls(["bash", "-c", script])
+    values = of_command(["bash", "-c", script], {})
     if not of_script and script.strip():
         raise NotConvertible("the script", "cannot be read: a quote or a parenthesis is open")
     edits: dict[Word, str] = {}
@@ -197,13 +221,15 @@ def _body(draft: Draft, text: str, nodes: int) -> tuple[str, str, bool]:
             edits[call.words[first]] = f": {name}"
         elif name == "srun":
             steps += 1
-            removed, of_container = _without_srun(call, first)
+            removed, of_container = _without_srun(draft, call, first, values)
             edits |= removed
             image = image or of_container
         for word in call.words:
-            if (match := re.match(r"([A-Za-z_]\w*)=(\(?)", word.text)) and _OF_CLUSTER.search(word.text):
-                edits[word] = f"{match[1]}=({'$MASTER_ADDR'})" if match[2] else f"{match[1]}=$MASTER_ADDR"
-                draft.comment(("spec", "command"), f"{match[1]} is the address of rank 0, which allranks sets.")
+            is_assigned = re.match(r"[A-Za-z_]\w*\+?=", word.text) and word not in edits
+            if is_assigned and (after := _with_address(script, word)) != script[word.begin : word.end]:
+                edits[word] = after
+                name = word.text.partition("=")[0]
+                draft.comment(("spec", "command"), f"{name} has the address of rank 0, which allranks sets.")
     if modules:
         draft.drop(", ".join(modules), "a container has no modules: the image has to have these programs")
     if steps and nodes > 1 and len(of_script) > 1:
@@ -223,24 +249,44 @@ def _first(call: Call) -> int:
     return next((i for i, word in enumerate(words) if not re.match(r"[A-Za-z_]\w*\+?=", word.text)), len(words))
 
 
-def _without_srun(call: Call, place: int) -> tuple[dict[Word, str], str]:
+def _without_srun(draft: Draft, call: Call, place: int, values: Values) -> tuple[dict[Word, str], str]:
     """Return (edits that remove srun and its options, the image that they name)."""
     words, image = call.words, ""
-    removed = [words[place]]
+    removed, unsure = [words[place]], list[Word]()
     index = place + 1
-    while index < len(words) and words[index].text.startswith("-"):
+    while index < len(words):
         text = words[index].text
-        removed.append(words[index])
-        name, equals, value = text.partition("=")
-        if not equals and not _FLAGS.fullmatch(text) and (text.startswith("--") or len(text) == 2):
-            index += 1
-            if index < len(words):
-                removed.append(words[index])
-                value = words[index].text
-        if name == "--container-image":
-            image = value.replace("#", "/").removeprefix("docker://")
+        expanded = values.words(text)
+        if text.startswith("-"):
+            removed += [*unsure, words[index]]
+            unsure = []
+            name, equals, value = text.partition("=")
+            if not equals and not _FLAGS.fullmatch(text) and (text.startswith("--") or len(text) == 2):
+                index += 1
+                removed += words[index : index + 1]
+                value = words[index].text if index < len(words) else ""
+            if name == "--container-image":
+                image = _image(draft, values.value(value) or value)
+        elif expanded is not None and all(word.startswith("-") for word in expanded[:1]):
+            removed.append(words[index])
+        elif expanded is None and text.startswith("$") and index + 1 < len(words):
+            unsure.append(words[index])
+        else:
+            break
         index += 1
+    if unsure and index < len(words):
+        removed += unsure
+        listed = ", ".join(word.text for word in unsure)
+        draft.remark(("spec", "command"), f"Removed after srun, as its options: {listed}.")
     return dict.fromkeys(removed, ""), image
+
+
+def _image(draft: Draft, text: str) -> str:
+    """Return the image of a container option; empty for a file, which no registry has."""
+    if re.search(r"\.sqsh$|^[/.]|\$", text):
+        draft.drop(f"--container-image={text}", "push this image to a registry, and set image")
+        return ""
+    return text.replace("#", "/").removeprefix("docker://")
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from allranks.authoring.convert import command_line, indexed_job, mpijob, pod_parts, training_operator
+from allranks.authoring.convert import indexed_job, mpijob, pod_parts, training_operator
 from allranks.authoring.convert.draft import Draft, Fields, NotConvertible
 from allranks.authoring.convert.pod_parts import Part
+from allranks.core.facts.gpu_count import gpus
 from allranks.frameworks.command_line import edited, starts
 
 _QUEUE_ANNOTATION = "scheduling.volcano.sh/queue-name"
@@ -38,7 +39,10 @@ def convert(source: Fields) -> Draft:
     plugins = spec.take("plugins") or {}
     plugin = next((name for name in _ROLES if name in plugins), "")
     arguments = [str(text) for text in plugins.get(plugin) or ()]
-    parts = _parts(draft, spec, _roles(plugin, arguments))
+    roles = _roles(plugin, arguments)
+    if not plugin and (roles := _of_mpirun(spec)):
+        plugin = "mpi"
+    parts = _parts(draft, spec, roles)
     _set_framework(draft, plugin, arguments, parts)
     _rest(draft, spec)
     for part in parts:
@@ -52,6 +56,19 @@ def _roles(plugin: str, arguments: Sequence[str]) -> dict[str, str]:
     """Return name of a task -> role."""
     options = dict(text.lstrip("-").partition("=")[::2] for text in arguments)
     return {options.get(option) or name: role for option, (role, name) in _ROLES.get(plugin, {}).items()}
+
+
+def _of_mpirun(spec: Fields) -> dict[str, str]:
+    """Return name of a task -> role, if one task runs mpirun and the other sshd; empty for other tasks."""
+    roles: dict[str, str] = {}
+    for task in spec.take("tasks") or ():
+        containers = ((task.get("template") or {}).get("spec") or {}).get("containers") or [{}]
+        line = [str(text) for name in ("command", "args") for text in containers[0].get(name) or ()]
+        if any(start.kind == "mpirun" for start in starts(line)):
+            roles[str(task.get("name"))] = "launcher"
+        elif any("sshd" in text for text in line):
+            roles[str(task.get("name"))] = "worker"
+    return roles if sorted(roles.values()) == ["launcher", "worker"] else {}
 
 
 def _policies(draft: Draft, fields: Fields) -> None:
@@ -102,10 +119,8 @@ def _set_framework(draft: Draft, plugin: str, arguments: Sequence[str], parts: l
         if "launcher" not in by_role:
             raise NotConvertible("spec.tasks", "the plugin mpi needs the task of mpirun")
         _without_hosts(by_role["launcher"])
-        mpijob.mpi_parts(draft, by_role["launcher"], by_role.get("worker"), 1, "OpenMPI", launcher_is_node=False)
-    elif command_line.launcher_of((part.command_line for part in parts), "mpirun", "horovodrun"):
-        cure = "write a job with framework mpi, whose spec.command is the program of mpirun"
-        raise NotConvertible("spec.plugins", f"has no mpi, so the hosts of mpirun are not determined: {cure}")
+        slots = max(1, gpus(by_role["worker"].resources)) if "worker" in by_role else 1
+        mpijob.mpi_parts(draft, by_role["launcher"], by_role.get("worker"), slots, "OpenMPI", launcher_is_node=False)
     else:
         part = parts[0]
         env = part.fields.get("env") or []
