@@ -225,10 +225,6 @@ def _comment(draft: Draft, parts: Sequence[Part]) -> None:
         place = ("spec", "template") if "template" in draft.spec else ("spec", "roles", part.role, "template")
         for text in part.comments:
             draft.comment(place, text)
-    if not any(security.names_user(part.template) for part in parts):
-        shared = "image" in draft.spec
-        path = ("spec", "image") if shared else ("spec", "roles", parts[0].role, "image")
-        draft.comment(path, security.WITHOUT_USER)
 
 
 def _without_empty(value: Any) -> Any:

@@ -7,12 +7,7 @@ from typing import Any
 
 from allranks.authoring.convert.draft import Draft
 
-WITHOUT_USER = "Where pods must not run as root, an image without a USER needs template.spec.securityContext.runAsUser."
 _ROOT = "It runs as root, as before: the namespace has to allow that."
-
-
-def names_user(template: Mapping[str, Any]) -> bool:
-    return any(key in context for _, context in _contexts(template) for key in ("runAsUser", "runAsNonRoot"))
 
 
 def complete(draft: Draft, path: str, template: dict[str, Any]) -> None:
