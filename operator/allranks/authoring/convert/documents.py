@@ -150,7 +150,8 @@ def _converted(source: str, document: dict[str, Any], find: FindRuntime, *, alon
 def _name(document: Mapping[str, Any], kind: Kind | None) -> str:
     metadata = document.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
-    named = metadata.get("name") or metadata.get("generateName") or document.get("cluster_name") or ""
+    named = metadata.get("name") or metadata.get("generateName") or document.get("cluster_name")
+    named = named or ("" if document.get("kind") else document.get("name")) or ""
     kind_name = kind.name if kind else str(document.get("kind") or "the document")
     return f"{kind_name} {named}".strip()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from allranks.api.job import KIND
 from allranks.authoring import manifest_files
 from allranks.authoring.convert.kinds import KINDS, RUNTIME_GROUP, RUNTIMES, Kind, kind_of
 from allranks.authoring.manifest_files import Unreadable
@@ -185,7 +186,7 @@ def _check(results: Iterable[Converted]) -> int:
 
     status = OK
     for result in results:
-        if result.draft is None:
+        if result.draft is None or result.draft.document["kind"] != KIND:
             continue
         missing = _missing_programs(load_documents([(result.source, result.draft.document)]))
         if missing:
@@ -264,7 +265,7 @@ def _kind_and_name(argument: str) -> tuple[Kind, str]:
         names = {kind.name.lower(), kind.plural}
         if kind_name.lower() in names | {f"{short_name}.{kind.group}" for short_name in names}:
             return kind, name
-    kinds = ", ".join(kind.name.lower() for kind in KINDS)
+    kinds = ", ".join(dict.fromkeys(kind.name.lower() for kind in KINDS))
     raise click.UsageError(f"{argument}: --live needs KIND/NAME or KIND, where KIND is one of {kinds}.")
 
 
