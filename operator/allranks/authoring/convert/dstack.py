@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from allranks.authoring.convert.draft import Draft, Fields, NotConvertible
-from allranks.authoring.convert.node_scripts import GPU, gpu_count, memory, name_of, set_ranks
+from allranks.authoring.convert.node_scripts import gpu_count, memory, name_of, resource_of, set_ranks
 
 KIND = "dstack task"
 _VARIABLES = {
@@ -43,7 +43,7 @@ def convert(source: Fields) -> Draft:
     fields |= {"image": source.take("image"), "workingDir": source.take("working_dir")}
     script = "\n".join(commands)
     env = _env(draft, source.take("env"))
-    count = (fields["resources"].get("limits") or {}).get(GPU)
+    count = next(iter((fields["resources"].get("limits") or {}).values()), None)
     variables = {**_VARIABLES, **({"DSTACK_GPUS_PER_NODE": str(count)} if count else {})}
     env |= {name: value for name, value in variables.items() if name in script}
     for name in ("DSTACK_NODES_IPS", "DSTACK_MPI_HOSTFILE", "DSTACK_GPUS_NUM"):
@@ -77,9 +77,9 @@ def _resources(draft: Draft, resources: Fields) -> dict[str, Any]:
         count = gpu_count(gpu)
     limits: dict[str, Any] = {}
     if gpu is not None:
-        limits[GPU] = count or 1
+        limits[resource_of(gpu.get("name") if isinstance(gpu, Mapping) else gpu)] = count or 1
         if not str(gpu).isdigit():
-            draft.drop(f"resources.gpu: {gpu}", f"the kind of the GPU: {_NO_MACHINES}")
+            draft.drop(f"resources.gpu: {gpu}", f"the choice of the GPU: {_NO_MACHINES}")
     requests: dict[str, Any] = {}
     if cpus := str(resources.take("cpu") or "").rstrip(".+"):
         requests["cpu"] = cpus.split("..")[0].split(":")[-1]

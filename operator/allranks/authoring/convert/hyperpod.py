@@ -69,9 +69,11 @@ def _replace_launcher(draft: Draft, part: Part) -> None:
         ]
         part.fields[name] = changed
         draft.comment(("spec", "command"), "torchrun in place of hyperpodrun.")
-        own = sorted({word.partition("=")[0] for text in texts for word in text.split() if word.startswith(_OWN)})
-        if own:
-            draft.remark(("spec", "command"), f"torchrun has no {', '.join(own)}: remove this.")
+        options = sorted(
+            {word.partition("=")[0] for text in texts for word in text.split() if word.startswith(_OPTIONS)}
+        )
+        if options:
+            draft.remark(("spec", "command"), f"torchrun has no {', '.join(options)}: remove this.")
 
 
-_OWN = ("--server-", "--server_", "--inprocess", "--pre-train", "--post-train", "--pre_train", "--post_train")
+_OPTIONS = ("--server-", "--server_", "--inprocess", "--pre-train", "--post-train", "--pre_train", "--post_train")

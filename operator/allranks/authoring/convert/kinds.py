@@ -97,11 +97,11 @@ def kind_of(document: Mapping[str, Any]) -> Kind | None:
         if recognizes(document):
             return kind
     group, _ = group_and_version(document)
-    found = next((kind for kind in KINDS if (kind.group, kind.name) == (group, document.get("kind"))), None)
-    if found and found.group == "batch":
+    match = next((kind for kind in KINDS if (kind.group, kind.name) == (group, document.get("kind"))), None)
+    if match and match.group == "batch":
         spec = document.get("spec")
-        return found if isinstance(spec, dict) and spec.get("completionMode") == "Indexed" else None
-    return found
+        return match if isinstance(spec, dict) and spec.get("completionMode") == "Indexed" else None
+    return match
 
 
 def is_runtime(document: Mapping[str, Any]) -> bool:
@@ -159,7 +159,7 @@ def unknown(document: Mapping[str, Any], *, alone: bool) -> str:
     if not kind:
         return _without_kind(document)
     if alone or any(True for _ in _containers(document)):
-        groups = [known.group for known in KINDS if known.name == kind]
+        groups = [other.group for other in KINDS if other.name == kind]
         if groups:
             return f"of the group {group} is not converted: this kind is converted in {', '.join(groups)}"
         return f"({group}/{version}) is no kind that `allranks convert` reads: `allranks init train.py` writes a job"

@@ -11,6 +11,12 @@ from allranks.authoring.convert.draft import Draft
 from allranks.authoring.convert.pod_parts import Part
 
 GPU = "nvidia.com/gpu"
+_AMD = re.compile(r"(?:amd:)?MI\d", re.IGNORECASE)
+
+
+def resource_of(gpu: Any) -> str:
+    """Return the extended resource of a GPU by its name, such as `H100:8` or `MI300X`."""
+    return "amd.com/gpu" if _AMD.match(str(gpu)) else GPU
 
 
 def set_ranks(

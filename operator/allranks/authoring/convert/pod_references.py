@@ -34,11 +34,11 @@ def replace(draft: Draft, path: str, values: list[Any]) -> None:
     """
     template = values[0] if isinstance(values[0], dict) else {}
     metadata = template.get("metadata") or {}
-    own = {*(metadata.get("labels") or {}), *(metadata.get("annotations") or {})}
+    users = {*(metadata.get("labels") or {}), *(metadata.get("annotations") or {})}
     for reference in _field_references(values):
-        _replace_field(draft, path, reference, own)
+        _replace_field(draft, path, reference, users)
     for selector in _selectors(template.get("spec")):
-        _replace_selector(draft, path, selector, own)
+        _replace_selector(draft, path, selector, users)
 
 
 def counterpart(label: str) -> str | None:
@@ -46,9 +46,9 @@ def counterpart(label: str) -> str | None:
     return next((ours for pattern, ours in _LABELS if re.fullmatch(pattern, label)), None)
 
 
-def _replace_field(draft: Draft, path: str, reference: dict[str, Any], own: set[str]) -> None:
+def _replace_field(draft: Draft, path: str, reference: dict[str, Any], users: set[str]) -> None:
     match = _FIELD.fullmatch(str(reference.get("fieldPath")))
-    if match is None or match[2] in own or match[2].startswith("allranks.dev/"):
+    if match is None or match[2] in users or match[2].startswith("allranks.dev/"):
         return
     if ours := counterpart(match[2]):
         reference["fieldPath"] = f"metadata.labels['{ours}']"
@@ -74,18 +74,18 @@ def _field_references(value: Any) -> Iterator[dict[str, Any]]:
             yield from _field_references(item)
 
 
-def _replace_selector(draft: Draft, path: str, selector: dict[str, Any], own: set[str]) -> None:
+def _replace_selector(draft: Draft, path: str, selector: dict[str, Any], users: set[str]) -> None:
     """Replace the labels of a selector of pods, such as in an anti-affinity."""
     labels = selector.get("matchLabels")
     labels = labels if isinstance(labels, dict) else {}
     expressions = [item for item in selector.get("matchExpressions") or () if isinstance(item, dict)]
     changed = False
-    for label in [key for key in labels if key not in own]:
+    for label in [key for key in labels if key not in users]:
         if ours := counterpart(label):
             labels[ours] = _value(draft, ours, str(labels.pop(label)))
             changed = True
     for item in expressions:
-        if (ours := counterpart(str(item.get("key")))) and item["key"] not in own:
+        if (ours := counterpart(str(item.get("key")))) and item["key"] not in users:
             item["key"] = ours
             item["values"] = [_value(draft, ours, str(value)) for value in item.get("values") or ()]
             changed = True

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from allranks.authoring.convert.draft import Draft, Fields, NotConvertible
-from allranks.authoring.convert.node_scripts import GPU, gpu_count, memory, name_of, set_ranks
+from allranks.authoring.convert.node_scripts import gpu_count, memory, name_of, resource_of, set_ranks
 
 KIND = "SkyPilot task"
 _VARIABLES = {
@@ -46,7 +46,7 @@ def convert(source: Fields) -> Draft:
     env = {**(source.take("envs") or {})}
     for name in source.take("secrets") or {}:
         draft.drop(f"secrets.{name}", "write a Secret, and a variable with valueFrom.secretKeyRef")
-    count = (fields["resources"].get("limits") or {}).get(GPU)
+    count = next(iter((fields["resources"].get("limits") or {}).values()), None)
     variables = {**_VARIABLES, **({"SKYPILOT_NUM_GPUS_PER_NODE": str(count)} if count else {})}
     env |= {name: value for name, value in variables.items() if name in run + setup}
     if "SKYPILOT_NODE_IPS" in env:
@@ -72,8 +72,8 @@ def _resources(draft: Draft, resources: Fields) -> dict[str, Any]:
         accelerators = accelerators[0] if accelerators else None
     limits: dict[str, Any] = {}
     if accelerators:
-        limits[GPU] = gpu_count(accelerators) or 1
-        draft.drop(f"resources.accelerators: {accelerators}", f"the kind of the GPU: {_NO_MACHINES}")
+        limits[resource_of(accelerators)] = gpu_count(accelerators) or 1
+        draft.drop(f"resources.accelerators: {accelerators}", f"the choice of the GPU: {_NO_MACHINES}")
     cpus, size = str(resources.take("cpus") or "").rstrip("+"), str(resources.take("memory") or "").rstrip("+")
     requests: dict[str, Any] = {"cpu": cpus} if cpus else {}
     if size:

@@ -88,9 +88,9 @@ def _parts(draft: Draft, spec: Fields, roles: Mapping[str, str]) -> list[Part]:
         name = str(task.take("name") or "")
         role = roles.get(name) or ("worker" if len(tasks) == 1 else "")
         if not role:
-            known = f"the plugin has the tasks {', '.join(roles)}" if roles else "no plugin connects its ranks"
+            reason = f"the plugin has the tasks {', '.join(roles)}" if roles else "no plugin connects its ranks"
             cure = "write a job with framework spmd and a role for each task"
-            raise NotConvertible(task.place("name"), f"the task {name} has no role, because {known}: {cure}")
+            raise NotConvertible(task.place("name"), f"the task {name} has no role, because {reason}: {cure}")
         replicas = task.number("replicas", 1)
         for field in ("minAvailable", "maxRetry", "topologyPolicy", "partitionPolicy"):
             task.take(field)

@@ -138,8 +138,8 @@ def test_a_job_of_another_system_becomes_a_job(case):
     ("a RayCluster", manifest("RayCluster", "ray.io/v1", headGroupSpec={"template": TEMPLATE}), "rayClusterSpec"),
     ("a StatefulSet", manifest("StatefulSet", "apps/v1", template=TEMPLATE), "no end"),
     ("a Job without an index", manifest("Job", "batch/v1", template=TEMPLATE), "completionMode: Indexed"),
-    ("a kind that nobody wrote down", manifest("LlmJob", "ai.example/v1", template=TEMPLATE), "ai.example/v1"),
-    ("a known kind of another group", manifest("PyTorchJob", "ai.example/v1", template=TEMPLATE), "kubeflow.org"),
+    ("a kind without a sentence", manifest("LlmJob", "ai.example/v1", template=TEMPLATE), "ai.example/v1"),
+    ("a kind of another group", manifest("PyTorchJob", "ai.example/v1", template=TEMPLATE), "kubeflow.org"),
     ("a file without a kind", {"jobs": []}, "no kind"),
 )
 def test_another_kind_is_named_with_what_to_do(case):
@@ -430,7 +430,7 @@ def test_a_field_that_the_other_operator_fills_is_filled_here(case):
     assert made.remarks == []
 
 
-def test_a_label_that_nobody_sets_here_is_reported():
+def test_a_label_that_no_pod_has_here_is_reported():
     made = draft(pytorch(pods(env=field_of("metadata.labels['other.example/x']"))))
     assert "no pod has the label other.example/x here" in comments(made)
     assert made.remarks
