@@ -99,6 +99,16 @@ def world(control_plane: ControlPlane, namespace: str) -> World:
 @contextlib.contextmanager
 def running(world: World, folder: Path, **restart: object) -> Iterator[Nodes]:
     """A job of two ranks whose programs run."""
+    with created(world, folder, **restart) as nodes:
+        for role in ("master", "worker"):
+            nodes.run(f"demo-{role}-0-0")
+        eventually(lambda: status(world)["phase"] == "Running")
+        yield nodes
+
+
+@contextlib.contextmanager
+def created(world: World, folder: Path, **restart: object) -> Iterator[Nodes]:
+    """A job of two ranks whose pods have no node yet."""
     with world.operator() as operator:
         eventually(lambda: operator.session and operator.session.leading and operator.reports and operator.reports.port)
         command = ["python3", "-c", PROGRAM]
@@ -106,9 +116,6 @@ def running(world: World, folder: Path, **restart: object) -> Iterator[Nodes]:
         world.api.create(manifest, world.namespace)
         nodes = Nodes(world, operator, folder)
         try:
-            for role in ("master", "worker"):
-                nodes.run(f"demo-{role}-0-0")
-            eventually(lambda: status(world)["phase"] == "Running")
             yield nodes
         finally:
             nodes.stop()
@@ -145,6 +152,24 @@ def test_a_failed_rank_costs_new_processes_and_no_pod(world: World, tmp_path: Pa
             os.kill(pid, signal.SIGUSR2)
         assert [nodes.end(pod) for pod in (master, worker)] == [0, 0]
         eventually(lambda: status(world)["phase"] == "Succeeded")
+
+
+def test_programs_start_when_all_pods_are_there(world: World, tmp_path: Path) -> None:
+    with created(world, tmp_path) as nodes:
+        nodes.run("demo-master-0-0")
+
+        def condition() -> str:
+            [running] = [each for each in status(world)["conditions"] if each["type"] == "Running"]
+            return str(running["message"])
+
+        eventually(lambda: condition().startswith("1 of 2 pods are there"))
+        assert nodes.output("demo-master-0-0") == []
+        assert status(world)["ready"] == "0/2"
+        nodes.run("demo-worker-0-0")
+        for role in ("master", "worker"):
+            nodes.pid(f"demo-{role}-0-0", 0)
+        eventually(lambda: status(world)["phase"] == "Running")
+        assert status(world)["restarts"] == {"counted": 0, "disruptions": 0, "byReason": {}}
 
 
 def test_a_pod_ends_with_the_exit_code_of_its_program_when_the_job_has_failed(world: World, tmp_path: Path) -> None:

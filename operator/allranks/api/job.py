@@ -363,6 +363,13 @@ class SpecBase(Container):
         "first step of ranks that announced their steps, or of all ranks that report if hang is set.",
         json_schema_extra=rules(*cel.FIXED),
     )
+    start_together: Literal["Auto", "Always", "Never"] | None = Field(
+        None,
+        description="Whether programs start when all pods of the attempt are there, so that no rank waits for a peer "
+        "without a pod: Auto, where the helper of allranks runs the program anyway, Always, where it runs also for "
+        "that, or Never. Pods that do not restart as a group start at once. Local runs ignore it. Default: Auto.",
+        json_schema_extra=rules(*cel.FIXED),
+    )
     scheduling: Scheduling = Field(
         default_factory=Scheduling,
         description="How the pods are placed on nodes. It cannot be changed in an existing job.",

@@ -3,7 +3,9 @@
 With a pattern it reports what `log_progress_matcher.py` finds in the output. With a channel it restarts the program in
 its pod: it does not end when the program fails, but waits for the orders of the operator, ends the whole process tree
 of an attempt, and starts the next one. It ends with the program's exit code if the operator does not answer, so that
-the operator then sees a failed pod. Needs the standard library and `allranks.report`, which is in the same directory.
+the operator then sees a failed pod. If the pods start together, it also waits for an order before the first start, and
+starts the program if the operator does not answer. Needs the standard library and `allranks.report`, which is in the
+same directory.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from program_run import (  # type: ignore[import-not-found]
 )
 
 SILENCE_SECONDS = 20.0
-"""The pod ends if the operator has not answered for this long since the end of the program."""
+"""The pod ends if the operator has not answered for this long since the end of the program. The first program starts
+after this time."""
 KILL_SECONDS = 0.02
 """Interval in which processes that are left are killed again."""
 STACK_SECONDS = 0.3
@@ -42,12 +45,18 @@ STACK_SECONDS = 0.3
 
 
 class Supervisor:
-    """`run` once. An empty `pattern`: the output is not parsed. Without `in_place` the pod ends with the program."""
+    """`run` once. An empty `pattern`: the output is not parsed. Without `in_place` the pod ends with the program.
+    `together`: it waits for an order before the first start."""
 
-    def __init__(self, program: list[str], env: dict[str, str], pattern: str, in_place: bool) -> None:
-        self._program, self._env, self._pattern = program, env, pattern
+    def __init__(
+        self, program: list[str], env: dict[str, str], pattern: str, in_place: bool, together: bool = False
+    ) -> None:
+        self._program, self._env, self._pattern, self._in_place = program, env, pattern, in_place
+        self._before_first = together
+        """The pod waits for the other pods of its first attempt."""
+        self._waits_since = time.monotonic()
         self._channel = None
-        if in_place:
+        if in_place or together:
             self._channel = Channel(env["ALLRANKS_REPORT_URL"], env["ALLRANKS_REPORT_TOKEN_FILE"], self._receive)
         attempt = env.get("ALLRANKS_ATTEMPT", "")
         self._state = State(int(attempt) if attempt.isdecimal() else 0, "Down")
@@ -78,7 +87,11 @@ class Supervisor:
         for number in FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
                 signal.signal(number, self._forward)
-        status = self._start()
+        status = None
+        if self._before_first:
+            self._tell(self._state)
+        else:
+            status = self._start()
         while status is None:
             status = self._reap()
             while status is None and self._orders:
@@ -96,6 +109,7 @@ class Supervisor:
     def _start(self) -> int | None:
         """Start the program. Return the exit status if that is impossible."""
         self._early.clear()
+        self._before_first = False
         self._began = time.time()
         matcher = self._report_output() if self._pattern else None
         try:
@@ -144,7 +158,7 @@ class Supervisor:
 
     def _program_ended(self, run: ProgramRun, code: int) -> int | None:
         at = time.monotonic()
-        restarts = self._channel is not None and not self._ending and (code != 0 or self._next is not None)
+        restarts = self._in_place and not self._ending and (code != 0 or self._next is not None)
         if restarts:
             kill_descendants(run.matcher_pid)  # as the kernel does at the end of a pod
         run.finish()
@@ -176,7 +190,7 @@ class Supervisor:
         if order.action == "Exit" and self._run is None:
             return self._status()
         if order.action == "Stop" and order.attempt > max(self._state.attempt, self._next or 0):
-            self._next = order.attempt
+            self._next, self._before_first = order.attempt, False
             if self._run is not None and self._kill_at is None:
                 with contextlib.suppress(PermissionError):  # then it is not ended, and the operator creates new pods
                     os.kill(self._run.process.pid, signal.SIGTERM)
@@ -188,7 +202,8 @@ class Supervisor:
                         environment.pop(name, None)
                     else:
                         environment[name] = value
-            write_line(f"attempt {order.attempt} begins in this pod")  # `allranks logs` reads it
+            if not self._before_first:
+                write_line(f"attempt {order.attempt} begins in this pod")  # `allranks logs` reads it
             return self._start()
         return None
 
@@ -202,6 +217,9 @@ class Supervisor:
                 kill_descendants(self._run.matcher_pid)
             return None
         if self._ending or time.monotonic() >= self._silent_at():
+            if self._before_first and not self._ending:
+                write_line(f"no answer of the operator for {SILENCE_SECONDS:g} s: not waiting for the other pods")
+                return self._start()
             return self._status()
         if not self._cleared and kill_descendants():
             self._cleared = True
@@ -222,13 +240,14 @@ class Supervisor:
     def _silent_at(self) -> float:
         """Return when the operator has been silent for too long."""
         assert self._channel is not None
-        assert self._state.last is not None
-        return float(max(self._state.last.at, self._channel.answered_at) + SILENCE_SECONDS)
+        since = self._state.last.at if self._state.last is not None else self._waits_since
+        return float(max(since, self._channel.answered_at) + SILENCE_SECONDS)
 
     def _status(self) -> int:
-        """Return the exit status after the program has ended. A program that was stopped has not succeeded."""
-        assert self._state.last is not None
-        return self._state.last.code or 128 + signal.SIGTERM
+        """Return the exit status after the program has ended. One that was stopped, or has not started, has not
+        succeeded."""
+        code = self._state.last.code if self._state.last is not None else 0
+        return code or 128 + signal.SIGTERM
 
     def _tell(self, state: State) -> None:
         self._state = state._replace(number=self._state.number + 1)

@@ -3,10 +3,11 @@
 
 It makes the report library importable for the program, and adds the start-up code of `startup/`. With a pattern
 (ALLRANKS_LOG_PATTERN, a regular expression with named groups), or if the program may restart in its pod
-(ALLRANKS_IN_PLACE=1), it stays the parent of the program (`supervisor.py`): it forwards output, signals and exit code.
-A separate process (`log_progress_matcher.py`) matches the lines, because a slow pattern must not delay output and
-Python's regular expressions hold the GIL. When the operator requests stacks, it signals all Python descendants. Needs
-the standard library and `allranks.report`, which is in the same directory.
+(ALLRANKS_IN_PLACE=1) or waits for the other pods (ALLRANKS_START_TOGETHER=1), it stays the parent of the program
+(`supervisor.py`): it forwards output, signals and exit code. A separate process (`log_progress_matcher.py`) matches the
+lines, because a slow pattern must not delay output and Python's regular expressions hold the GIL. When the operator
+requests stacks, it signals all Python descendants. Needs the standard library and `allranks.report`, which is in the
+same directory.
 """
 
 from __future__ import annotations
@@ -47,21 +48,22 @@ def main(argv: list[str]) -> int:
         prepend(env, library)
         prepend(env, DIRECTORY / "startup")
     pattern, in_place = env.get("ALLRANKS_LOG_PATTERN", ""), env.pop("ALLRANKS_IN_PLACE", "") == "1"
+    together = env.pop("ALLRANKS_START_TOGETHER", "") == "1"
     if not env.get("ALLRANKS_REPORT_URL") or not env.get("ALLRANKS_REPORT_TOKEN_FILE"):
         return become(program, env)
     if pattern and (reason := unusable(pattern)) is not None:
         write_line(f"the output is not parsed: {reason}")
         pattern = ""
-    if in_place and (reason := unusable()) is not None:
-        write_line(f"the program does not restart in its pod: {reason}")
-        in_place = False
-    if not pattern and not in_place:
+    if (in_place or together) and (reason := unusable()) is not None:
+        write_line(f"the program starts at once, and does not restart in its pod: {reason}")
+        in_place = together = False
+    if not (pattern or in_place or together):
         return become(program, env)
     if pattern:
         env["ALLRANKS_STACKS_SIGNAL"] = str(STACKS_SIGNAL)
     from supervisor import Supervisor  # type: ignore[import-not-found]
 
-    return Supervisor(program, env, pattern, in_place).run()  # type: ignore[no-any-return]
+    return Supervisor(program, env, pattern, in_place, together).run()  # type: ignore[no-any-return]
 
 
 def prepend(env: dict[str, str], path: Path) -> None:

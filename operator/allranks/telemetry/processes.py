@@ -56,7 +56,7 @@ class ProcessLimits:
 
     pods: int = 5_000
     """Of all jobs together. Namespaces share them. Further supervisors get 503, and Exit when their program has ended:
-    their jobs restart with new pods."""
+    their jobs restart with new pods, and their programs start without waiting for the other pods."""
     hold_seconds: float = 25.0
     """Longest time until a poll is answered."""
     hold_ended_seconds: float = 5.0
@@ -206,7 +206,7 @@ class ProcessStore:
             return Answer(400, {"error": str(error)[:200]})
         if pod is None:
             if not self._has_room(sender.job[0], moment):
-                return _NO_ROOM if message.state == "Running" else _EXIT
+                return _EXIT if message.last and message.state != "Running" else _NO_ROOM
             pod = self._add(sender, message, moment)
             changed = True
         elif message.number < pod.number:

@@ -11,13 +11,13 @@ from allranks.api.status import Failure as RecordedFailure
 from allranks.api.status import Status
 from allranks.core.diagnosis.pod_ends import SETTLING
 from allranks.core.facts.model import Exit, Observed, Plan, Pod
-from allranks.core.facts.naming import ATTEMPT_LABEL, RESTART_LABEL
+from allranks.core.facts.naming import ATTEMPT_LABEL, RESTART_LABEL, decode_indices
 from support.simulator import Audit, Cluster
 from support.simulator.store import GRACE_SECONDS, Change, Key, controller_of, ended
 from support.simulator.supervisors import Supervisor
 
 from .jobs import JOB, KEY
-from .reference import BAD_STARTS, Failure, Reference, rule_on, target
+from .reference import BAD_STARTS, Failure, Reference, restarts_individually, rule_on, target
 
 Manifest = dict[str, Any]
 
@@ -63,6 +63,8 @@ class Watchdog:
     def __init__(self, cluster: Cluster, tally: Tally, late_requests: bool) -> None:
         self._cluster, self._tally, self._late_requests = cluster, tally, late_requests
         self._before: Manifest | None = None
+        self._began: set[tuple[str, int, int]] = set()
+        """(role, index, attempt) of the pods whose containers have run."""
         self._alone: list[Manifest] = []
         """The failures of replicas that restarted individually."""
         # First of all watchers: the reactions of the others to a change must come after it.
@@ -72,6 +74,8 @@ class Watchdog:
     def _program_starts(self, supervisor: Supervisor, attempt: int) -> None:
         """No program starts before all pods of its attempt are down, so that no two attempts run at once."""
         generation = place_of_name(supervisor.pod[2])[2]
+        if supervisor.waits_to_begin:
+            self._all_are_there(attempt)
         for other in self._cluster.supervisors.of_pod.values():
             pod = self._cluster.store.find(other.pod)
             if other.owner != supervisor.owner or pod is None or is_going(pod) or other is supervisor:
@@ -82,6 +86,19 @@ class Watchdog:
             hold(process.attempt >= attempt, f"attempt {attempt} starts, and {name} is {process}")
             mixed = process.state == "Running" and process.attempt != attempt
             hold(not mixed, f"attempt {attempt} starts, and {name} runs attempt {process.attempt}")
+
+    def _all_are_there(self, attempt: int) -> None:
+        """The first program of a pod is started when the containers of all replicas run that restart together."""
+        status, job = self._before or {}, self._cluster.job(KEY)
+        if job is None or status.get("attempt") != attempt:
+            return
+        sizes = {role: counts["desired"] for role, counts in status["roles"].items()}
+        done = {role: decode_indices(text) for role, text in status.get("done", {}).items()}
+        for role, index in ((role, index) for role, size in sizes.items() for index in range(size)):
+            settled = index in done.get(role, ()) or f"{role}-{index}" in status.get("ignored", ())
+            alone = restarts_individually(job["spec"], role, index)
+            there = (role, index, attempt) in self._began
+            hold(there or settled or alone, f"attempt {attempt} starts without {role}-{index}")
 
     def _is_superseded(self, pod: Manifest) -> bool:
         """The replica was restarted alone since, or it is ignored."""
@@ -103,6 +120,8 @@ class Watchdog:
             hold(controller_of(change.object) == self._tally.uid, f"{kind} {name} is not owned by the job")
             if kind == "Pod":
                 self._pod_created(change.object)
+        elif kind == "Pod" and change.object["status"].get("phase") != "Pending":
+            self._began.add(place_of(change.object))
 
     def _pod_created(self, pod: Manifest) -> None:
         name, labels = name_of(pod), pod["metadata"]["labels"]

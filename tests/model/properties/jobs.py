@@ -101,6 +101,8 @@ def specs(draw: st.DrawFn, elastic: bool = False, supervised: bool = False) -> S
         spec["success"] = success
     if supervised:
         spec["progress"] = {}
+        if choice := draw(st.sampled_from([None, None, None, "Always", "Never"])):
+            spec["startTogether"] = choice
         if draw(st.integers(0, 7)) == 7:
             restart["inPlace"] = "Never"
         if (grace := draw(st.sampled_from([None, None, 0, 5]))) is not None:

@@ -53,7 +53,7 @@ ROUGH = (
 )
 IN_PODS = (
     *("crash", "crash", "crash", "crash", "crash", "crash", "crash", "crash", "misbehave", "misbehave", "misbehave"),
-    *("misbehave", "misbehave", "ask_restart", "run_all", "run_all", "done"),
+    *("misbehave", "misbehave", "ask_restart", "run", "run", "unschedulable", "run_all", "run_all", "done"),
     *("exit", "oom", "evict", "disrupt", "delete", "force_delete", "lose_node", "recover_node", "remove_node"),
     *("advance", "advance", "advance", "jump", "suspend", "resume", "pause", "resize", "max_restarts", "deadline"),
     *("kill_after", "kill_after", "stop_operator", "start_operator", "restart_operator", "step", "step", "save"),

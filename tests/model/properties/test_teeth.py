@@ -219,6 +219,11 @@ def _starts_before_all_are_down(patch: Patch) -> None:
     patch.setattr("allranks.core.sync.orders._may_run_an_older_process", lambda snapshot, pod: False)
 
 
+def _starts_before_all_are_there(patch: Patch) -> None:
+    """The first program of a pod does not wait for the other pods."""
+    patch.setattr("allranks.core.sync.orders._is_there", lambda pod: True)
+
+
 def _counts_new_pods_again(patch: Patch) -> None:
     """New pods for an attempt that could not begin in its pods are a new attempt."""
     fall_back = _status("fall_back")
@@ -365,6 +370,7 @@ def test_two_failures_at_once() -> None:
         pytest.param(_never_withdraws, "scenarios", id="a request for a checkpoint is never withdrawn"),
         pytest.param(_starts_without_a_list, "crashes", id="a new operator lists nothing"),
         pytest.param(_starts_before_all_are_down, "in their pods", id="ranks start before the others have ended"),
+        pytest.param(_starts_before_all_are_there, "in their pods", id="ranks start before all pods are there"),
         pytest.param(_counts_new_pods_again, "in their pods", id="new pods for the same attempt count again"),
         pytest.param(_keeps_old_pods, "any order", id="pods of older attempts are kept"),
     ],

@@ -18,7 +18,8 @@ from allranks.core.facts.processes import Order, PodProcess, Processes, ProcessE
 from .store import Change, Key, Store, ended, key_of
 
 PATIENCE_SECONDS = 20.0
-"""A supervisor whose program has failed ends like it, if no operator answers for this long."""
+"""A supervisor whose program has failed ends like it, if no operator answers for this long. One that waits for others
+before its first start does not wait any longer."""
 Fault = Literal["", "silent", "late", "lies"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 LATE_SECONDS = 7.0
@@ -43,6 +44,8 @@ class Supervisor:
     fault: Fault = ""
     stop_seconds: float = 0.0
     """Time from SIGTERM to the end of all its processes."""
+    waits_to_begin: bool = False
+    """It has not started a program yet."""
     stopping: int = -1
     """The attempt before which it ends all processes."""
     env: dict[str, str | None] = field(default_factory=dict)
@@ -128,14 +131,18 @@ class Supervisors:
             case "Exit" if process.state != "Running":
                 self._exit(supervisor)
             case "Stop" if process.attempt < attempt and supervisor.stopping < attempt:
-                supervisor.stopping = attempt
+                supervisor.stopping, supervisor.waits_to_begin = attempt, False
                 wait = min(supervisor.stop_seconds, order.grace_seconds) if process.state == "Running" else 0.0
                 self._host.after(wait, lambda: self._stopped(supervisor, attempt))
             case "Start" if process.attempt == attempt and process.state == "Down":
                 for check in self.before_start:
                     check(supervisor, attempt)
                 supervisor.env = dict(order.env)
-                self._set(supervisor, replace(process, state="Running", started_at=self._host.now))
+                self._start(supervisor)
+
+    def _start(self, supervisor: Supervisor) -> None:
+        supervisor.waits_to_begin = False
+        self._set(supervisor, replace(supervisor.process, state="Running", started_at=self._host.now))
 
     def _stopped(self, supervisor: Supervisor, attempt: int) -> None:
         if not self._lives(supervisor) or supervisor.process.attempt >= attempt:
@@ -151,15 +158,15 @@ class Supervisors:
         self._end(supervisor.pod, last.code if last else 143, last.message if last else "")
 
     def _wait_for_answer(self, supervisor: Supervisor) -> None:
-        """End the pod if it gets no answer for a while after the end of its program."""
+        """End the pod if it gets no answer for a while after the end of its program, and start its first program."""
         process = supervisor.process
 
         def give_up() -> None:
             unanswered = not self.answering or supervisor.fault == "silent"
             if self._lives(supervisor) and supervisor.process == process and unanswered:
-                self._exit(supervisor)
+                (self._start if supervisor.waits_to_begin else self._exit)(supervisor)
 
-        if process.state == "Ended":
+        if process.state == "Ended" or supervisor.waits_to_begin:
             self._host.after(PATIENCE_SECONDS, give_up)
 
     def _set(self, supervisor: Supervisor, process: PodProcess) -> None:
@@ -184,11 +191,15 @@ class Supervisors:
         if change.kind == "DELETED" or ended(pod["status"]):
             self.of_pod.pop(uid, None)
         elif pod["status"].get("phase") == "Running" and uid not in self.of_pod and _is_supervised(pod):
-            attempt = int(_env(pod)["ALLRANKS_ATTEMPT"])
-            process = PodProcess(attempt, "Running", connected=True, started_at=self._host.now)
+            env = _env(pod)
+            process = PodProcess(int(env["ALLRANKS_ATTEMPT"]), "Down", connected=True)
             [owner] = pod["metadata"]["ownerReferences"]
-            self.of_pod[uid] = supervisor = Supervisor(key_of(pod), uid, owner["uid"], process)
-            self._report(supervisor)
+            self.of_pod[uid] = supervisor = Supervisor(key_of(pod), uid, owner["uid"], process, waits_to_begin=True)
+            if env.get("ALLRANKS_START_TOGETHER") == "1":
+                self._report(supervisor)
+                self._wait_for_answer(supervisor)
+            else:
+                self._start(supervisor)
 
 
 def _claim(supervisor: Supervisor) -> PodProcess:
@@ -205,4 +216,5 @@ def _env(pod: Manifest) -> dict[str, str]:
 
 def _is_supervised(pod: Manifest) -> bool:
     containers = {container["name"] for container in pod["spec"]["containers"]}
-    return TRAINER in containers and _env(pod).get("ALLRANKS_IN_PLACE") == "1"
+    variables = ("ALLRANKS_IN_PLACE", "ALLRANKS_START_TOGETHER")
+    return TRAINER in containers and any(_env(pod).get(name) == "1" for name in variables)

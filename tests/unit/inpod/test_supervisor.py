@@ -349,6 +349,99 @@ def test_reports_from_the_output_are_those_of_the_attempt_that_runs(helpers, tmp
     assert set(steps) == {(2, 20), (3, 30)}
 
 
+# --- the first start waits for the other pods ------------------------------------------------------------------------
+
+FIRST = {"order": "Start", "attempt": 2, "env": {}}
+
+
+@pytest.fixture
+def together(start: Start) -> Start:
+    """Starts `watch.py` in a pod that waits for the others."""
+    return lambda *program, **env: start(*program, **{"ALLRANKS_START_TOGETHER": "1", **env})
+
+
+def test_the_first_program_waits_for_the_order_to_start(together, operator):
+    process = together("sh", "-c", "echo begins; env | grep TOGETHER; exit 0")
+    assert operator.wait(state="Down")["last"] is None
+    operator.say(FIRST)
+    code, out, err = ended(process)
+    assert (code, out) == (0, b"begins\n")
+    assert b"begins in this pod" not in err
+    assert operator.states[0]["state"] == "Down"
+
+
+def test_a_program_that_waited_restarts_in_its_pod_as_others_do(together, operator):
+    process = together("sh", "-c", "exit $((ALLRANKS_ATTEMPT == 2 ? 5 : 0))")
+    operator.wait(state="Down")
+    operator.say(FIRST)
+    assert operator.wait(state="Ended")["last"]["code"] == 5
+    operator.say(STOP)
+    operator.wait(state="Down", attempt=3)
+    operator.say(START)
+    assert ended(process)[0] == 0
+
+
+def test_without_restarts_in_the_pod_a_program_that_waited_ends_its_pod(together, operator):
+    process = together("sh", "-c", "exit 5", ALLRANKS_IN_PLACE=None)
+    operator.wait(state="Down")
+    operator.say(FIRST)
+    assert ended(process)[0] == 5
+
+
+@pytest.mark.parametrize("answer", [None, (503, {"error": "no room"}), (400, {"error": "unknown"})], ids=str)
+def test_a_job_starts_without_an_operator(together, operator, impatient, answer):
+    if answer:
+        operator.answer = lambda state: answer
+    else:
+        operator.stop()
+    process = together("echo", "begins", folder=impatient)
+    code, out, err = ended(process)
+    assert (code, out) == (0, b"begins\n")
+    assert b"no answer of the operator for 3 s: not waiting for the other pods" in err
+
+
+def test_a_pod_waits_as_long_as_the_operator_answers(together, operator, impatient):
+    operator.hold = 0.5
+    process = together("echo", "begins", folder=impatient)
+    operator.wait_for_polls(10)  # five seconds
+    assert {state["state"] for state in operator.states} == {"Down"}
+    operator.say(FIRST)
+    assert ended(process)[:2] == (0, b"begins\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_pod_that_waits(together, operator, number):
+    process = together("echo", "begins")
+    operator.wait(state="Down")
+    process.send_signal(number)
+    assert ended(process)[:2] == (143, b"")
+
+
+def test_a_pod_that_waits_ends_when_its_job_is_over(together, operator):
+    process = together("echo", "begins")
+    operator.wait(state="Down")
+    operator.say({"order": "Exit"})
+    assert ended(process)[:2] == (143, b"")
+
+
+def test_a_pod_that_waits_begins_with_a_later_attempt(together, operator):
+    process = together("sh", "-c", "echo attempt $ALLRANKS_ATTEMPT")
+    operator.wait(state="Down", attempt=2)
+    operator.say(STOP)
+    operator.wait(state="Down", attempt=3)
+    operator.say(START)
+    assert ended(process)[:2] == (0, b"attempt 3\n")
+
+
+def test_a_pod_that_was_to_begin_with_a_later_attempt_does_not_start_without_an_operator(together, operator, impatient):
+    process = together("echo", "begins", folder=impatient)
+    operator.wait(state="Down", attempt=2)
+    operator.say(STOP)
+    operator.wait(state="Down", attempt=3)
+    operator.stop()
+    assert ended(process)[:2] == (143, b"")
+
+
 # --- signals of the kubelet ------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from allranks.core.diagnosis.comparison import made_steps
 from allranks.core.diagnosis.reasons import CANNOT_START, LOST_PEER, OF_OTHERS, cause_line
 from allranks.core.facts import naming, pod_template, pool_template, preflight, stored_checkpoints, topology
 from allranks.core.facts.attempt import Ranks
-from allranks.core.facts.model import INIT_FAILED, Platform, Pod, RejectedCreate
+from allranks.core.facts.model import INIT_FAILED, START_TOGETHER, Platform, Pod, RejectedCreate
 from allranks.core.facts.rank_reports import Reports
 from allranks.frameworks.base import Replica
 
@@ -156,7 +156,7 @@ def _never_whole(evidence: Evidence, failure: Failure) -> Failure | None:
     pods = evidence.pods.values()
     waiting = [pod for pod in pods if not pod.ended and pod.started_at is None and pod.deleted_at is None]
     if waiting:
-        pod = min(waiting, key=lambda pod: (pod.node is not None, pod.role, pod.index))
+        pod = min(waiting, key=lambda pod: (_waits_for_others(pod), pod.node is not None, pod.role, pod.index))
         text = f"{pod.name} had {'not started' if pod.node else 'no node'}: {pod.waiting_text or 'no reason yet'}"
         return _of_pod(evidence, failure, pod, "NeverWhole", text)
     rejected, replica = next(iter(evidence.refused), None), next(iter(evidence.missing), None)
@@ -164,6 +164,10 @@ def _never_whole(evidence: Evidence, failure: Failure) -> Failure | None:
         return None
     text = f"pod {rejected.name} was not created: {rejected.message}"
     return _of_place(evidence, failure, (replica.role, replica.index), rejected.name, None, "PodRefused", text)
+
+
+def _waits_for_others(pod: Pod) -> bool:
+    return pod.waiting_reason == START_TOGETHER
 
 
 def _on_unhealthy_hardware(evidence: Evidence, failure: Failure) -> Failure | None:

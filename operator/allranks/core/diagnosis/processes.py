@@ -9,7 +9,7 @@ from allranks.api.status import Status
 from allranks.core.diagnosis.root_cause import pod_name
 from allranks.core.facts import naming, topology
 from allranks.core.facts.attempt_pods import last_attempt_of
-from allranks.core.facts.model import RESTART_IN_PLACE, Exit, Observed, Pod
+from allranks.core.facts.model import RESTART_IN_PLACE, START_TOGETHER, Exit, Observed, Pod
 from allranks.core.facts.processes import PodProcess, ProcessExit
 
 
@@ -49,7 +49,7 @@ def _with_process(status: Status, pod: Pod, process: PodProcess | None, moved: b
     if process.attempt == status.attempt and process.state == "Ended":
         return replace(_started(pod, process), phase="Failed", exit=_exit(process.last_exit))
     if not moved:
-        return pod
+        return _waiting(pod, START_TOGETHER, "the other pods") if process.state == "Down" else pod
     if process.attempt == status.attempt and process.state == "Running":
         return _started(pod, process)
     return _waiting(pod)
@@ -59,9 +59,15 @@ def _started(pod: Pod, process: PodProcess) -> Pod:
     return replace(pod, started_at=process.started_at or pod.started_at)
 
 
-def _waiting(pod: Pod) -> Pod:
+def _waiting(pod: Pod, reason: str = RESTART_IN_PLACE, cause: str = "the restart in its pod") -> Pod:
     return replace(
-        pod, phase="Pending", started_at=None, waiting_reason=RESTART_IN_PLACE, waiting_for="the restart in its pod"
+        pod,
+        phase="Pending",
+        started_at=None,
+        waiting_reason=reason,
+        waiting_message="",
+        waiting_for=cause,
+        unprepared=False,
     )
 
 

@@ -52,8 +52,11 @@ FETCHING, FETCH_RETRYING = "FetchingInputs", "FetchRetrying"
 """Reasons of the condition Running."""
 RESTART_IN_PLACE = "RestartInPlace"
 """Reason of a pod that waits for the start of the next attempt in it."""
+START_TOGETHER = "StartTogether"
+"""Reason of a pod that runs, and waits for the other pods before its program starts."""
 _STARTS = frozenset(
-    {"", RESTART_IN_PLACE, "ContainerCreating", "PodInitializing", CRASH_LOOP, FETCHING, FETCH_RETRYING, *NOT_SCHEDULED}
+    {"", RESTART_IN_PLACE, START_TOGETHER, "ContainerCreating", "PodInitializing", CRASH_LOOP, FETCHING, FETCH_RETRYING}
+    | NOT_SCHEDULED
 )
 
 

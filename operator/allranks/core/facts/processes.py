@@ -13,7 +13,8 @@ from typing import Literal
 
 ProcessState = Literal["Running", "Ended", "Down"]
 """`Running`: the program of `attempt` runs. `Ended`: it failed, and the supervisor waits for an order. `Down`: no
-process of an earlier attempt is left, and the program of `attempt` can start."""
+process of an earlier attempt is left, and the program of `attempt` can start. A pod that waits for others begins with
+it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from allranks.core.facts.model import (
     FETCHING,
     NOT_SCHEDULED,
     RESTART_IN_PLACE,
+    START_TOGETHER,
     Event,
     Pod,
     RejectedCreate,
@@ -80,7 +81,13 @@ def summarise(
     if waits and waits[0] in NOT_SCHEDULED and ending:
         waits = waits[0], f"{waits[1]}; {ending}"
     if not running_time:
-        return with_phase(summary, summary.phase, now, *(waits or ("PodsPending", f"{ready} of {desired} pods run")))
+        waiting = sum(pod.waiting_reason == START_TOGETHER for pod in pods.values())
+        present = f"{ready + waiting} of {desired} pods are there" if waiting else ""
+        if waits is None:
+            waits = "PodsPending", present or f"{ready} of {desired} pods run"
+        elif present:
+            waits = waits[0], f"{present}; {waits[1]}"
+        return with_phase(summary, summary.phase, now, *waits)
     if waits:
         return with_phase(summary, "Running", now, waits[0], f"{ready} of {desired} pods run; {waits[1]}")
     message = f"all {desired} pods run" if ready == desired else f"{ready} of {desired} pods run"
@@ -319,7 +326,7 @@ def slow_start_at(pod: Pod) -> datetime | None:
     """Return when the condition begins to name this pod; None if it has no node, runs, or is named at once."""
     if pod.placed_at is None or pod.phase != "Pending" or pod.ended or _named_at_once(pod):
         return None
-    if pod.waiting_reason == RESTART_IN_PLACE:
+    if pod.waiting_reason in (RESTART_IN_PLACE, START_TOGETHER):
         return None
     return pod.placed_at + SLOW_START
 

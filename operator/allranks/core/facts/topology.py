@@ -62,6 +62,12 @@ def scope(job: Job, role: str, index: int) -> Scope:
     return job.spec.restart.scope or framework.scope(role, index, wanted_sizes(job), elastic)
 
 
+def is_group(job: Job, status: Status) -> bool:
+    """Return whether at least two replicas of the attempt restart together."""
+    group = (r for r in replicas(job, status) if scope(job, r.role, r.index) == "Group")
+    return next(group, None) is not None and next(group, None) is not None
+
+
 def elasticity(job: Job) -> Elasticity | None:
     """Return how the job changes its number of workers; None if that number is fixed."""
     return framework_of(job).elastic if job.spec.elastic else None

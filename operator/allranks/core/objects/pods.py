@@ -230,6 +230,8 @@ class _Shared:
     """Variables whose values the kubelet knows. The user may set them instead."""
     tests: preflight.PodTests | None = None
     """The tests that the pods make before their program starts."""
+    waits: bool = False
+    """The helper can wait for the other pods before it starts the program."""
 
 
 def _pods(
@@ -243,6 +245,7 @@ def _pods(
 ) -> list[Manifest]:
     """Return the pods. `references`: role -> variables whose values the kubelet knows."""
     shared: dict[object, _Shared] = {}
+    together = topology.is_group(job, status)
     out = []
     for replica, wiring in wired:
         template = templates[replica.role]
@@ -261,7 +264,9 @@ def _pods(
             of_role = tests if tests and replica.role in tests.roles else None
             part = _shared_part(job, status, replica.role, wiring, template, platform, gang, of_role)
             shared[key] = replace(part, references=references[replica.role])
-        out.append(_pod(job, status, replica, wiring, template, shared[key]))
+        waits = together and topology.scope(job, replica.role, replica.index) == "Group"
+        of_replica = shared[key] if waits else replace(shared[key], waits=False)
+        out.append(_pod(job, status, replica, wiring, template, of_replica))
     return out
 
 
@@ -347,7 +352,8 @@ def _shared_part(
     defaults = report_env.defaults(job, platform, trainer.get("env", []))
     if not platform.local:  # on one machine, also the environment of the command may set it
         defaults |= {"PYTHONHASHSEED": naming.hash_seed(job.metadata.uid)}
-    return _Shared(spec, trainer, sidecars, reports, defaults, gang, tests=tests)
+    waits = runs and report_env.starts_together(job, template, platform)
+    return _Shared(spec, trainer, sidecars, reports, defaults, gang, tests=tests, waits=waits)
 
 
 def _helper_runs(job: Job, wiring: Wiring, template: Manifest, platform: Platform) -> bool:
@@ -382,6 +388,8 @@ def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, sha
             variables["ALLRANKS_CHECKPOINT_EVERY_SECONDS"] = str(job.spec.checkpoint.every_seconds)
     if status.rollback:
         variables["ALLRANKS_RESUME_STEP"] = str(status.rollback.step)
+    if shared.waits:
+        variables[report_env.START_TOGETHER] = "1"
     if shared.tests:
         variables[preflight.VARIABLE] = shared.tests.variable(replica)
     variables |= data.environment(job, status) | shared.report_env

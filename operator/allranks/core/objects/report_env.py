@@ -20,6 +20,8 @@ AUDIENCE = "allranks.dev/report"
 TOKEN_DIR = "/var/run/secrets/allranks.dev"
 IN_PLACE = "ALLRANKS_IN_PLACE"
 """`1`: the helper waits for an order when the program has failed, so that the next attempt can begin in the pod."""
+START_TOGETHER = "ALLRANKS_START_TOGETHER"
+"""`1`: the helper waits for an order before it starts the first program in the pod."""
 TOKEN_SECONDS = 3600
 """The kubelet replaces the token before it expires."""
 DISABLE = "DISABLE_ALLRANKS_INTEGRATION"
@@ -80,14 +82,31 @@ def token_volume(platform: Platform) -> Manifest | None:
 
 def needs_helper(job: Job, wiring: Wiring, command: object, platform: Platform) -> bool:
     """Return whether the helper runs the pod's command. It cannot run an image's entrypoint, which is unknown here."""
-    requested = job.spec.progress is not None or job.spec.hang is not None
+    waits = job.spec.start_together == "Always" and not platform.local
+    requested = waits or job.spec.progress is not None or job.spec.hang is not None
     return requested and bool(platform.report_url) and wiring.command is None and bool(command)
 
 
 def restarts_in_place(job: Job, template: Manifest, platform: Platform) -> bool:
-    """Return whether the helper may wait in a pod for the next attempt: it asks for orders on the report port, and no
-    kubelet starts it again."""
-    if platform.local or not platform.report_url or job.spec.restart.in_place == "Never":
+    """Return whether the helper may wait in a pod for the next attempt."""
+    return job.spec.restart.in_place != "Never" and _takes_orders(template, platform)
+
+
+def starts_together(job: Job, template: Manifest, platform: Platform) -> bool:
+    """Return whether the helper may wait in a pod for the other pods, before it starts the program.
+
+    A kubelet with a probe would end the container meanwhile.
+    """
+    runs_anyway = restarts_in_place(job, template, platform)
+    if job.spec.start_together == "Never" or not (runs_anyway or job.spec.start_together == "Always"):
+        return False
+    trainer = pod_template.trainer(template)
+    return _takes_orders(template, platform) and not (trainer.get("livenessProbe") or trainer.get("startupProbe"))
+
+
+def _takes_orders(template: Manifest, platform: Platform) -> bool:
+    """Return whether the helper can ask for orders on the report port, and no kubelet starts it again."""
+    if platform.local or not platform.report_url:
         return False
     trainer = pod_template.trainer(template)
     policies = template["spec"].get("restartPolicy"), trainer.get("restartPolicy")
@@ -95,8 +114,10 @@ def restarts_in_place(job: Job, template: Manifest, platform: Platform) -> bool:
 
 
 def needs_command(job: Job, wiring: Wiring) -> bool:
-    """Return whether the job needs a command: only the helper that starts the program can read its output."""
-    return wiring.command is None and job.spec.progress is not None and job.spec.progress.log_pattern is not None
+    """Return whether the job needs a command: only the helper that starts the program can read its output, or wait
+    before its start."""
+    reads_output = job.spec.progress is not None and job.spec.progress.log_pattern is not None
+    return wiring.command is None and (reads_output or job.spec.start_together == "Always")
 
 
 def problems(job: Job) -> list[tuple[str, str]]:

@@ -2,7 +2,8 @@
 
 Orders follow from the persisted status and from what the supervisors report, so an operator that is killed gives the
 same ones again. No process starts before all pods of the attempt are down: a supervisor that says so never starts a
-process of an older attempt again, so this stays true without being recorded.
+process of an older attempt again, so this stays true without being recorded. The same holds for the first process in
+new pods, if they start together: it waits until the container of each pod runs.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.status import FINISHED, WITHOUT_PODS
-from allranks.core.facts import naming, pod_template, pool_template
+from allranks.core.facts import naming, pod_template, pool_template, topology
 from allranks.core.facts.attempt_pods import pod_trouble
-from allranks.core.facts.model import ANY_PLATFORM, Plan, Pod
+from allranks.core.facts.model import ANY_PLATFORM, START_TOGETHER, Plan, Pod
 from allranks.core.facts.processes import Order
 from allranks.core.facts.uploads import uploading_since
 from allranks.core.snapshot import Snapshot
@@ -48,6 +49,9 @@ def _orders(snapshot: Snapshot) -> Iterator[Order]:
         if pod.owned and process and process.state != "Running" and pod.uid not in slots and not pod.deleted_at:
             yield Order(pod.uid, "Exit")
     if status.pods_of_attempt is None:
+        waiting = [pod for pod in slots.values() if pod.waiting_reason == START_TOGETHER]
+        if waiting and status.attempt_time and _is_whole(snapshot):
+            yield from (Order(pod.uid, "Start", status.attempt) for pod in waiting)
         return
     grace, begins = _grace(snapshot), _barrier_passed(snapshot)
     for pod in slots.values():
@@ -57,6 +61,18 @@ def _orders(snapshot: Snapshot) -> Iterator[Order]:
             yield Order(pod.uid, "Stop", status.attempt, grace.get(pod.role, pod_template.DEFAULT_GRACE_PERIOD_SECONDS))
         elif pod.process.state == "Down" and begins:
             yield Order(pod.uid, "Start", status.attempt, env=_environment(snapshot))
+
+
+def _is_whole(snapshot: Snapshot) -> bool:
+    """Return whether the pods of all replicas are there that start together, because they restart together."""
+    job = snapshot.observed.job
+    absent = [(replica.role, replica.index) for replica in snapshot.missing]
+    absent += [place for place, pod in snapshot.pods.items() if not _is_there(pod)]
+    return not any(topology.scope(job, *place) == "Group" for place in absent)
+
+
+def _is_there(pod: Pod) -> bool:
+    return pod.ended or (pod.deleted_at is None and (pod.process is not None or pod.phase == "Running"))
 
 
 def _environment(snapshot: Snapshot) -> dict[str, str | None]:
