@@ -11,12 +11,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 MOST_FRAMES, MOST_VARIABLES = 200, 200
+_OF_OTHER_PROCESSES = (
+    "torch.distributed.elastic",
+    "torch.multiprocessing",
+    "subprocess",
+    "multiprocessing",
+    "concurrent.futures",
+    "ray",
+)
+"""Packages whose exceptions say that another process failed. The variables are not those of that process."""
 
 
 def is_elsewhere(error: BaseException | None, directory: str) -> bool:
     """Return whether the innermost frame that has a file in a variable has none in the directory of checkpoints."""
+    if error is None or f"{type(error).__module__}.".startswith(tuple(f"{name}." for name in _OF_OTHER_PROCESSES)):
+        return False
     frames: list[Mapping[str, Any]] = []
-    trace = None if error is None else error.__traceback__
+    trace = error.__traceback__
     while trace is not None and len(frames) < MOST_FRAMES:
         frames.append(trace.tb_frame.f_locals)
         trace = trace.tb_next

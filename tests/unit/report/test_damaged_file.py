@@ -65,6 +65,18 @@ def test_without_a_file_in_a_variable_the_place_is_open(tmp_path: Path):
     assert not is_elsewhere(ValueError("no frame"), str(tmp_path))
 
 
+def test_a_launcher_whose_process_failed_shows_no_file_of_that_process(tmp_path: Path):
+    class ChildFailedError(Exception):
+        __module__ = "torch.distributed.elastic.multiprocessing.errors"
+
+    def launch(program: Path) -> None:
+        raise ChildFailedError(program.name)
+
+    program = tmp_path / "program.py"
+    program.touch()
+    assert not is_elsewhere(_raised(launch, program), str(tmp_path / "checkpoints"))
+
+
 def _raised(read: Callable[[Path], None], file: Path) -> BaseException:
     with pytest.raises(Exception) as caught:  # noqa: PT011 (each reader has an exception of its own)
         read(file)
