@@ -56,6 +56,8 @@ def test_a_checkpoint_that_is_written_in_place_is_torn(frameworks: Path, tmp_pat
         ("penguins-pytorch", ["--epochs=8", "--work=0.02"]),
         ("penguins-tensorflow", ["--epochs=8", "--work=0.02"]),
         ("penguins-spmd", ["--epochs=8", "--work=0.02"]),
+        ("penguins-horovod", ["--epochs=8", "--work=0.02"]),
+        ("digits-jax", ["--epochs=3"]),
     ],
 )
 def test_an_example_can_be_trusted_to_resume(frameworks: Path, tmp_path: Path, name: str, arguments: list[str]) -> None:
