@@ -85,6 +85,8 @@ def convert(source: Fields) -> Draft:
     set_ranks(draft, ["bash", "-c", script], nodes, env, fields, tasks if ranks else 1)
     if not image:
         draft.remark(("spec", "command"), "Set image: the programs and modules of the cluster are not in a container.")
+    text = "The script ran in the directory that it was submitted from: ship its files with code, or mount its volume."
+    draft.remark(("spec", "command"), text)
     for name, value in directives.items():
         if name not in _IGNORED:
             draft.drop(f"--{name}={value}", _REASONS.get(name, "has no counterpart"))
@@ -267,6 +269,8 @@ def _without_srun(draft: Draft, call: Call, place: int, values: Values) -> tuple
                 value = words[index].text if index < len(words) else ""
             if name == "--container-image":
                 image = _image(draft, values.value(value) or value)
+            elif reason := _OF_STEP.get(name):
+                draft.drop(f"{name}={value}" if value else name, reason)
         elif expanded is not None and all(word.startswith("-") for word in expanded[:1]):
             removed.append(words[index])
         elif expanded is None and text.startswith("$") and index + 1 < len(words):
@@ -279,6 +283,22 @@ def _without_srun(draft: Draft, call: Call, place: int, values: Values) -> tuple
         listed = ", ".join(word.text for word in unsure)
         draft.remark(("spec", "command"), f"Removed after srun, as its options: {listed}.")
     return dict.fromkeys(removed, ""), image
+
+
+_MOUNTS = "mount a volume in template, or ship the files with code"
+_SIZE = "each pod runs the program, and spmd.processesPerPod is its number of ranks"
+_OF_STEP = {
+    "--container-mounts": _MOUNTS,
+    "--container-workdir": "set workingDir",
+    "--container-env": "the variables of the job are those of the container",
+    "--chdir": "set workingDir",
+    "-D": "set workingDir",
+    "--multi-prog": "write a role for each program",
+    "-w": "choose nodes by pool, or by nodeSelector in template",
+    "--nodelist": "choose nodes by pool, or by nodeSelector in template",
+    **dict.fromkeys(("-N", "--nodes", "-n", "--ntasks", "--ntasks-per-node"), _SIZE),
+}
+"""Options of srun that mean something for the result, with the reason why they are dropped."""
 
 
 def _image(draft: Draft, text: str) -> str:

@@ -230,7 +230,7 @@ def test_a_script_of_Slurm_with_srun_starts_the_tasks_of_each_node():
     lines = [
         "module load cuda",
         "head=$(scontrol show hostnames $X | head -n1)",
-        "srun -l --mpi=pmix python a.py $head",
+        "srun -l --container-mounts=/a:/b python a.py $head",
     ]
     outcome = run("convert", SBATCH + "\n".join(lines))
     job = yaml.safe_load(outcome.stdout)
@@ -242,7 +242,7 @@ def test_a_script_of_Slurm_with_srun_starts_the_tasks_of_each_node():
     assert (spec["activeDeadlineSeconds"], spec["pool"]) == (93600, "gpu")
     assert spec["command"][2].splitlines() == [": module load cuda", "head=$MASTER_ADDR", "python a.py $head"]
     assert outcome.exit_code == 1
-    for words in ("module load cuda", "Set image", "TrainingPool", "kind a100"):
+    for words in ("module load cuda", "Set image", "TrainingPool", "kind a100", "--container-mounts=/a:/b"):
         assert words in outcome.stderr
 
 
