@@ -85,6 +85,7 @@ FIXED = [
     ("managedBy", {}, {"managedBy": "kueue.x-k8s.io/multikueue"}, "managedBy"),
     ("cleanPodPolicy", {}, {"cleanPodPolicy": "All"}, "cleanPodPolicy"),
     ("startupDeadlineSeconds", {}, {"startupDeadlineSeconds": 1}, "startupDeadlineSeconds"),
+    ("startTogether", {"startTogether": "Always"}, {"startTogether": "Never"}, "startTogether"),
     ("scheduling", {}, {"scheduling": {"priorityClassName": "a"}}, "scheduling"),
     (
         "the bounds of an elastic job",

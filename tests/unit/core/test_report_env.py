@@ -85,3 +85,47 @@ def test_the_library_is_configured_whether_or_not_reports_are_automatic() -> Non
     for progress in ({"automatic": True}, {"automatic": False}):
         env = {variable["name"]: variable["value"] for variable in trainer(progress=progress)["env"]}
         assert (env["ALLRANKS_REPORT_URL"], env["ALLRANKS_REPORT_TOKEN_FILE"]) == (URL, TOKEN)
+
+
+def waiting(**spec: Any) -> list[str]:
+    """The pods whose helper waits for the other pods, as `role-index`."""
+    manifests = pods.objects(job(**spec), Status(), PLATFORM).pods
+    labels = {
+        manifest["metadata"]["name"].removeprefix("job-").removesuffix("-0"): {
+            variable["name"] for variable in manifest["spec"]["containers"][0]["env"]
+        }
+        for manifest in manifests
+    }
+    return sorted(name for name, names in labels.items() if "ALLRANKS_START_TOGETHER" in names)
+
+
+def probed(kind: str) -> dict[str, Any]:
+    container = {"name": "trainer", kind: {"tcpSocket": {"port": 80}}}
+    return {"spec": {"containers": [container]}}
+
+
+BOTH = ["worker-0", "worker-1"]
+
+
+@table(
+    ("a helper runs anyway", {"progress": {}}, BOTH),
+    ("no helper", {}, []),
+    ("no helper, and Always", {"startTogether": "Always"}, BOTH),
+    ("Never", {"progress": {}, "startTogether": "Never"}, []),
+    ("new pods after each failure", {"progress": {}, "restart": {"inPlace": "Never"}}, []),
+    ("new pods after each failure, and Always", {"startTogether": "Always", "restart": {"inPlace": "Never"}}, BOTH),
+    ("a single pod", {"progress": {}, "roles": {"worker": 1}}, []),
+    ("each pod restarts alone", {"progress": {}, "restart": {"scope": "Pod"}}, []),
+    ("an evaluator", {"progress": {}, "framework": "tensorflow", "roles": {"worker": 2, "evaluator": 1}}, BOTH),
+    ("a livenessProbe", {"progress": {}, "template": probed("livenessProbe")}, []),
+    ("a startupProbe", {"progress": {}, "template": probed("startupProbe")}, []),
+    ("a readinessProbe", {"progress": {}, "template": probed("readinessProbe")}, BOTH),
+    (
+        "a kubelet that restarts the container",
+        {"progress": {}, "template": {"spec": {"restartPolicy": "OnFailure"}}},
+        [],
+    ),
+)
+def test_pods_start_together(case: tuple[dict[str, Any], list[str]]):
+    spec, expected = case
+    assert waiting(**{"roles": {"worker": 2}, **spec}) == expected
