@@ -312,15 +312,14 @@ _FIXED_IN_SPEC = (
     "hang",
     "preflight",
     "progress",
-    "code",
     "compatibility",
     "packages",
     "inputs",
     "outputs",
 )
 """Fields that cannot be changed in an existing job, besides those that have the rule FIXED themselves. All others can:
-suspend, replicas, activeDeadlineSeconds, ttlSecondsAfterFinished, the limits and times of restart, notify,
-utilization."""
+suspend, replicas, the ConfigMap with the code, activeDeadlineSeconds, ttlSecondsAfterFinished, the limits and times of
+restart, notify, utilization."""
 _NEW_JOB = "cannot be changed in an existing job: create a new job"
 
 FIXED = (Rule(rule="self == oldSelf", message=_NEW_JOB),)
@@ -343,6 +342,7 @@ def _fixed(*names: str) -> tuple[Rule, ...]:
     )
 
 
+CODE_PLACE = _fixed("path", "claim", "image", "subPath")
 RESTART = _fixed("backoffSeconds", "scope", "rules")
 ROLE = _fixed(*_FIXED_IN_CONTAINER)
 
@@ -427,6 +427,7 @@ def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
         ),
         *CHECKPOINT_OUTPUTS,
         *_elastic(frameworks),
+        Rule(rule="has(self.code) == has(oldSelf.code)", message=_NEW_JOB, field=".code"),
         *_fixed(*_FIXED_IN_SPEC, *_FIXED_IN_CONTAINER, *frameworks),
     )
 

@@ -34,7 +34,7 @@ OBJECT_STORES: tuple[str, ...] = ("s3", "gs", "az")
 class Code(Model):
     """The code of the program, at the same path in every pod. Set exactly one of configMap, claim and image."""
 
-    model_config = {"json_schema_extra": rules(*cel.CODE)}
+    model_config = {"json_schema_extra": rules(*cel.CODE, *cel.CODE_PLACE)}
 
     config_map: Name | None = Field(
         None,

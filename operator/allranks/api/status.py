@@ -472,9 +472,18 @@ class Rollback(StatusPart):
 class CodeStatus(TextPart):
     """The code that the current attempt runs."""
 
+    config_map: Annotated[Name | None, Field(description="The ConfigMap with the archive.")] = None
     sha256: Annotated[Sha256 | None, Field(description="SHA-256 of the archive in the ConfigMap.")] = None
     commit: Annotated[Commit | None, Field(description="The git commit of the code.")] = None
     dirty: Annotated[bool | None, Field(description="Whether files differ from the commit.")] = None
+    time: Annotated[Time | None, Field(description="When the first attempt with this code was created.")] = None
+    awaits_change: Annotated[
+        bool | None,
+        Field(
+            description="The ranks start with the next code, or at restartTime without one: they failed while allranks "
+            "dev was attached."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

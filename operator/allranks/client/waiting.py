@@ -62,7 +62,7 @@ async def wait_for_job(
     renderer = Renderer(
         human, live=human.isatty(), colour=use_colour(human), logs=logs is not None, quiet=quiet, on_closed=on_closed
     )
-    follower = Follower(cluster, job, _ToRenderer(renderer), logs)
+    follower = Follower(cluster, job, ToRenderer(renderer), logs)
     if logs:
         raise_open_files()
     framework = FRAMEWORKS.get((job.get("spec") or {}).get("framework", ""))
@@ -108,7 +108,7 @@ def _print_outcome(name: str, status: Status, created: datetime, state: str, ren
     return "Reached" if state == "finished" else "Failed"
 
 
-class _ToRenderer:
+class ToRenderer:
     """Shows a job on a cluster with the renderer of `allranks run`."""
 
     def __init__(self, renderer: Renderer) -> None:

@@ -25,7 +25,7 @@ from allranks.code.bundle import MAX_SHIPPED_BYTES, Bundle
 from allranks.code.differences import compressed, decompressed
 from allranks.core.objects.code import ARCHIVE
 from allranks.errors import ClusterError
-from allranks.kube.cluster import METADATA, STRATEGIC_MERGE_PATCH, Cluster, Manifest
+from allranks.kube.cluster import METADATA, METADATA_OF_ONE, STRATEGIC_MERGE_PATCH, Cluster, Manifest
 
 LABEL = "allranks.dev/code"
 DIFFERENCES = "changes.diff.gz"
@@ -90,6 +90,14 @@ async def stored_differences(cluster: Cluster, namespace: str, config_map: str) 
     stored = await cluster.get(f"{_path(namespace)}/{config_map}")
     content = (stored.get("binaryData") or {}).get(DIFFERENCES)
     return decompressed(base64.b64decode(content)) if content else ""
+
+
+async def delete_unused(cluster: Cluster, namespace: str, config_map: str, job: Manifest) -> None:
+    """Delete code that a job does not use any more, if it is the only owner. Raise ClusterError."""
+    metadata = (await cluster.get(f"{_path(namespace)}/{config_map}", accept=METADATA_OF_ONE))["metadata"]
+    owners = [owner.get("uid") for owner in metadata.get("ownerReferences") or ()]
+    if owners == [job["metadata"]["uid"]] and LABEL in (metadata.get("labels") or {}):
+        await _delete(cluster, namespace, metadata)
 
 
 def config_map_of(job: Manifest) -> str:

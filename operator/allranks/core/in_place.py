@@ -11,7 +11,7 @@ from itertools import chain
 from allranks.api.status import Failure, Status
 from allranks.core import transitions
 from allranks.core.diagnosis import elasticity, hardware
-from allranks.core.facts import naming, pod_template, pool_template, topology
+from allranks.core.facts import development, naming, pod_template, pool_template, topology
 from allranks.core.facts.attempt_pods import IN_PLACE, LONGEST, pod_trouble
 from allranks.core.facts.bad_nodes import OF_NODE
 from allranks.core.facts.model import Manifest, Pod
@@ -55,6 +55,8 @@ def _of_failure(snapshot: Snapshot, status: Status, failure: Failure) -> Iterato
         yield "a container was killed for memory"
     if transitions.rollback_after(snapshot.observed.job, status, failure):
         yield "an init container sets the unreadable checkpoint aside"
+    if development.until(snapshot.observed.job, snapshot.observed.now):
+        return  # each of them may have run other code
     earlier = [past for past in status.history if past.how == IN_PLACE and past.attempt >= status.pod_attempt]
     row = [past.failure for past in earlier[-_MOST_IN_A_ROW:] if past.failure]
     place = failure.role, failure.index
@@ -104,6 +106,8 @@ def _of_pod(snapshot: Snapshot, pod: Pod) -> str:
         return f"the helper in {who} does not answer"
     if process.attempt != snapshot.current.attempt:
         return f"{who} has not ended attempt {process.attempt} yet"
+    if process.code is None and development.code_changed(snapshot.observed.job, snapshot.current):
+        return f"the helper in {who} cannot replace the code"
     return ""
 
 

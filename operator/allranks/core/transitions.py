@@ -12,7 +12,6 @@ from allranks.api.job import Job
 from allranks.api.scheduling import Eviction, QueueStatus
 from allranks.api.status import (
     CheckpointSchedule,
-    CodeStatus,
     Failure,
     PastAttempt,
     ReplicaRestarts,
@@ -23,7 +22,7 @@ from allranks.api.status import (
 from allranks.core.accounting.progress import finalize, reset_for_attempt
 from allranks.core.diagnosis import comparison, elasticity, restart_policy
 from allranks.core.diagnosis.reasons import cause_line, describe_failure, is_rejection
-from allranks.core.facts import naming, stored_checkpoints
+from allranks.core.facts import development, naming, stored_checkpoints
 from allranks.core.facts.attempt_pods import IN_PLACE, NEW_PODS
 from allranks.core.facts.bad_nodes import OF_NODE
 from allranks.core.facts.forgiveness import without_forgiven
@@ -174,6 +173,24 @@ def restart(
     )
     if rollback := rollback_after(job, status, failure):
         begun = replace(begun, rollback=rollback)
+    return with_phase(begun, "Restarting", now, failure.reason, f"{describe_failure(failure)}: {explanation}")
+
+
+def await_code(
+    job: Job, status: Status, failure: Failure, explanation: str, until: datetime, now: datetime, new_pods: str | None
+) -> Status:
+    """Begin a new attempt whose ranks start with other code, or at `until`. It counts against nothing.
+
+    If the job has other code already, they start at once. `new_pods`: as in `restart`.
+    """
+    ended = replace(status, history=_how(_ended(status, failure.reason, now, failure), new_pods))
+    begun = replace(
+        _attempt(job, ended, status.attempt + 1, now, in_place=new_pods is None),
+        restarts=replace(status.restarts, without_progress=None),
+        last_failure=failure,
+    )
+    if begun.code and not development.code_changed(job, status):
+        begun = replace(begun, restart_time=until, code=replace(begun.code, awaits_change=True))
     return with_phase(begun, "Restarting", now, failure.reason, f"{describe_failure(failure)}: {explanation}")
 
 
@@ -335,7 +352,7 @@ def _attempt(job: Job, status: Status, number: int, now: datetime, *, in_place: 
         checkpoint_request=None,
         checkpoint_schedule=_measured(status.checkpoint_schedule),
         rollback=status.rollback if status.running_time is None else None,
-        code=_code(job),
+        code=development.code_of_attempt(job, status.code, now),
         inputs=data.inputs_of_attempt(job, status.inputs),
         active_since=status.active_since or now,
         observed_generation=job.metadata.generation,
@@ -345,13 +362,6 @@ def _attempt(job: Job, status: Status, number: int, now: datetime, *, in_place: 
 def _measured(schedule: CheckpointSchedule | None) -> CheckpointSchedule | None:
     """Return the schedule without the step, of which the new ranks know nothing."""
     return replace(schedule, step=None, agreed=None, ranks=None) if schedule else None
-
-
-def _code(job: Job) -> CodeStatus | None:
-    code = job.spec.code
-    if code is None or (code.sha256 is None and code.commit is None):
-        return None
-    return CodeStatus(sha256=code.sha256, commit=code.commit, dirty=code.dirty)
 
 
 def _ended(

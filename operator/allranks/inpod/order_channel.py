@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import threading
 import time
 from typing import Any, Callable, NamedTuple  # noqa: UP035 (the Python of the image)
@@ -47,6 +48,8 @@ class State(NamedTuple):
     last: LastExit | None = None
     number: int = 0
     """Grows with each state: two of them, on two connections, may arrive in any order."""
+    code: str | None = None
+    """SHA-256 of the job's code in this pod; None if it cannot be replaced."""
 
     def message(self) -> dict[str, Any]:
         """Return the message as sent: ages instead of times."""
@@ -66,6 +69,7 @@ class State(NamedTuple):
             "state": self.state,
             "started": started,
             "last": last,
+            "code": self.code,
         }
 
 
@@ -76,6 +80,8 @@ class Order(NamedTuple):
     attempt: int
     grace: float
     env: dict[str, str | None]
+    code: str = ""
+    """SHA-256 of the code to fetch before the start; empty: the pod has it."""
 
 
 class Channel:
@@ -124,14 +130,16 @@ class Channel:
 def order_in(answer: dict[str, Any]) -> Order | None:
     """Return the order of an answer; None if there is none, or if it is not valid."""
     action, attempt = answer.get("order"), answer.get("attempt", 0)
-    grace, env = answer.get("grace", 30), answer.get("env", {})
+    grace, env, code = answer.get("grace", 30), answer.get("env", {}), answer.get("code", "")
     if action not in ("Stop", "Start", "Exit") or type(attempt) is not int or not 0 <= attempt < LARGEST_ATTEMPT:
         return None
     if not isinstance(grace, (int, float)) or not 0 <= grace <= LONGEST_GRACE or not isinstance(env, dict):
         return None
     if not all(_is_variable(name, value) for name, value in env.items()):
         return None
-    return Order(str(action), attempt, float(grace), env)
+    if not isinstance(code, str) or re.fullmatch("([0-9a-f]{64})?", code) is None:
+        return None
+    return Order(str(action), attempt, float(grace), env, code)
 
 
 def _is_variable(name: str, value: Any) -> bool:

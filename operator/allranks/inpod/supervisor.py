@@ -18,6 +18,7 @@ import signal
 import time
 from typing import Any
 
+from job_code import JobCode, Unavailable  # type: ignore[import-not-found]
 from log_progress_matcher import Matcher  # type: ignore[import-not-found]  # in the same directory
 from order_channel import Channel, LastExit, Order, State  # type: ignore[import-not-found]
 from process_tree import (  # type: ignore[import-not-found]
@@ -56,6 +57,7 @@ class Supervisor:
         """The pod waits for the other pods of its first attempt."""
         self._waits_since = time.monotonic()
         self._channel = None
+        self._code = JobCode.of_pod(env) if in_place else None
         if in_place or together:
             self._channel = Channel(env["ALLRANKS_REPORT_URL"], env["ALLRANKS_REPORT_TOKEN_FILE"], self._receive)
         attempt = env.get("ALLRANKS_ATTEMPT", "")
@@ -72,6 +74,8 @@ class Supervisor:
         """No process of an attempt that ended is left."""
         self._ending = False
         """The kubelet ends the pod."""
+        self._code_is_lost = False
+        """The code of the attempt cannot be had: the pod ends, and a new one gets it."""
         self._early: list[int] = []
         self._orders: collections.deque[Order] = collections.deque()
         self._woken, self._wake = os.pipe()
@@ -202,10 +206,23 @@ class Supervisor:
                         environment.pop(name, None)
                     else:
                         environment[name] = value
+            if order.code and not self._replace_code(order.code):
+                return self._status() if self._code_is_lost else None
             if not self._before_first:
                 write_line(f"attempt {order.attempt} begins in this pod")  # `allranks logs` reads it
             return self._start()
         return None
+
+    def _replace_code(self, sha256: str) -> bool:
+        """Fetch the code of the attempt. Return False if the program cannot start with it: never with older code."""
+        try:
+            if self._code is None:
+                raise Unavailable("the pod has none that can be replaced")
+            return bool(self._code.replace(sha256, lambda: self._ending)) and not self._ending
+        except Unavailable as error:
+            write_line(f"code {sha256[:12]}: {error}")
+            self._code_is_lost = True
+            return False
 
     def _is_down_for(self, attempt: int) -> bool:
         return (self._state.state, self._state.attempt, self._next, self._ending) == ("Down", attempt, None, False)
@@ -244,13 +261,14 @@ class Supervisor:
         return float(max(since, self._channel.answered_at) + SILENCE_SECONDS)
 
     def _status(self) -> int:
-        """Return the exit status after the program has ended. One that was stopped, or has not started, has not
-        succeeded."""
-        code = self._state.last.code if self._state.last is not None else 0
-        return code or 128 + signal.SIGTERM
+            if order.code and not self._replace_code(order.code):
+                return self._status() if self._code_is_lost else None
+            if not self._before_first:
+                write_line(f"attempt {order.attempt} begins in this pod")  # `allranks logs` reads it
 
     def _tell(self, state: State) -> None:
-        self._state = state._replace(number=self._state.number + 1)
+        code = self._code.sha256 if self._code else None
+        self._state = state._replace(number=self._state.number + 1, code=code)
         if self._channel is not None:
             self._channel.tell(self._state)
 

@@ -36,7 +36,8 @@ STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 TABLE = f"{JSON};as=Table;v=v1;g=meta.k8s.io,{JSON}"
 """The answer as `kubectl get` prints it, by the CRD's own columns."""
 METADATA = f"{JSON};as=PartialObjectMetadataList;v=v1;g=meta.k8s.io,{JSON}"
-"""The answer without spec and status."""
+"""The answer without spec and status, for a list."""
+METADATA_OF_ONE = METADATA.replace("MetadataList", "Metadata")
 
 ANSWER_SECONDS = 60.0
 RETRY_SECONDS = 10.0

@@ -13,7 +13,7 @@ import msgspec
 from allranks.api import sweep
 from allranks.api.job import API_VERSION, KIND
 from allranks.api.validation import MAX_TEMPLATE_BYTES, too_large
-from allranks.core.facts import forgiveness, queue, rank_reports, restarts
+from allranks.core.facts import development, forgiveness, queue, rank_reports, restarts
 from allranks.core.facts.model import Manifest
 from allranks.kube.decoding import ListMeta, ObjectMeta, decoder
 from allranks.kube.job_codec import DecodeError
@@ -63,6 +63,7 @@ class _Annotations(msgspec.Struct, omit_defaults=True):
     stacks: str | None = msgspec.field(default=None, name=rank_reports.STACKS_ANNOTATION)
     restart: str | None = msgspec.field(default=None, name=restarts.RESTART_ANNOTATION)
     forgiven: str | None = msgspec.field(default=None, name=forgiveness.FORGIVEN_ANNOTATION)
+    developed: str | None = msgspec.field(default=None, name=development.ANNOTATION)
 
 
 class _JobMeta(ObjectMeta, rename="camel", omit_defaults=True):
@@ -260,6 +261,8 @@ def _metadata(metadata: _JobMeta) -> Manifest:
         metadata.annotations.stacks = None
     if len(metadata.annotations.restart or "") > _LONGEST_REQUEST:
         metadata.annotations.restart = None
+    if len(metadata.annotations.developed or "") > _LONGEST_REQUEST:
+        metadata.annotations.developed = None
     if len(metadata.annotations.forgiven or "") > forgiveness.LONGEST:
         metadata.annotations.forgiven = None
     metadata.owner_references = [

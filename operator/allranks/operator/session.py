@@ -22,6 +22,7 @@ from allranks.kube.watch import Watch
 from allranks.operator import crd_check, job_watch
 from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, JobKey, PodCache
+from allranks.operator.code_reader import CodeReader
 from allranks.operator.controller import Controller
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.leader_election import Lease
@@ -97,6 +98,7 @@ class Session:
         self.outcomes = OutcomeStore(
             self.client, lambda job: attempt_of(self.jobs.get(job) or {}), monotonic=clock.monotonic
         )
+        self.code = CodeReader(self.client, self.jobs.get)
         self.traffic = Traffic(clock.monotonic)
         """Pods and sweeps that the watches brought."""
         self.recorder = Recorder(self.client)
@@ -195,7 +197,7 @@ class Session:
     def shares(self) -> Shares:
         """Return which namespaces use much of what all namespaces share."""
         out = {**self.reports.large, "results": self.outcomes.large, "notifications": self.notifier.large}
-        out["supervisors"] = self.processes.large
+        out |= {"supervisors": self.processes.large, "code": self.code.large}
         out["received"] = self.traffic.large
         return {**out, "sweep_notifications": self.sweeps.notifier.large} if self.sweeps else out
 

@@ -143,9 +143,20 @@ class Job:
         """Start the ranks of a suspended job again, from their checkpoint."""
         self._run(lambda cluster, job: set_suspended(cluster, job, False))
 
-    def restart(self) -> None:
-        """Restart all ranks, from their checkpoint, in new pods. Raises ClusterError for a job without pods."""
-        self._run(restart_job)
+    def restart(self, *, code: str | os.PathLike[str] | None = None) -> None:
+        """Restart all ranks, from their checkpoint: in their pods where that is possible, else in new ones.
+
+        `code`: a directory whose code they run then, for a job that was submitted with code. Raises ClusterError for a
+        job without pods, and CannotShip.
+        """
+        if code is None:
+            self._run(restart_job)
+            return
+        from allranks.client.development import restart_with_code
+        from allranks.code.bundle import collect
+
+        bundle = collect(Path(code))
+        self._run(lambda cluster, job: restart_with_code(cluster, job, bundle))
 
     def scale(self, replicas: int) -> None:
         """Change the number of workers."""

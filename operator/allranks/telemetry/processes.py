@@ -48,6 +48,8 @@ class Message(msgspec.Struct, frozen=True):
     last: Last | None = None
     number: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     """Grows with each state: two of them, on two connections, may arrive in any order."""
+    code: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None
+    """SHA-256 of the job's code in the pod; None if the supervisor cannot replace it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +288,8 @@ class ProcessStore:
             body["grace"] = order.grace_seconds
         if order.action == "Start":
             body["env"] = dict(order.env)
+            if order.code:
+                body["code"] = order.code
         return Answer(200, body)
 
 
@@ -327,6 +331,7 @@ def _process(message: Message, now: datetime) -> PodProcess:
         )
         if last
         else None,
+        code=message.code,
     )
 
 
@@ -336,7 +341,7 @@ def _cut(text: str) -> str:
 
 def _said(process: PodProcess) -> tuple[Any, ...]:
     """Return what a message says, without times."""
-    return process.attempt, process.state, process.started_at is None, _said_last(process)
+    return process.attempt, process.state, process.code, process.started_at is None, _said_last(process)
 
 
 def _said_last(process: PodProcess) -> tuple[Any, ...] | None:

@@ -1,5 +1,5 @@
-"""HTTP server for `POST /v1/report`, `/v1/outcome` and `/v1/process`: authenticates the sender, limits the size, hands
-the body on.
+"""HTTP server for `POST /v1/report`, `/v1/outcome`, `/v1/process` and `/v1/code`: authenticates the sender, limits the
+size, hands the body on.
 
 All input is untrusted: sizes, durations and counts are bounded (`connections`), rejections are delayed (tarpit),
 responses contain no internals, and no token is stored or logged.
@@ -26,6 +26,8 @@ PATH = "/v1/report"
 OUTCOME_PATH = "/v1/outcome"
 PROCESS_PATH = "/v1/process"
 """For supervisors, which wait there for orders."""
+CODE_PATH = "/v1/code"
+"""For supervisors, which fetch the code of their job there."""
 _LOG_INTERVAL = 60.0
 
 logger = logging.getLogger("allranks.reports")
@@ -37,9 +39,9 @@ class Server(Listener, Generic[Sender]):
     """Receives messages of authenticated senders.
 
     `identify` returns the sender of a token, or None for an invalid one; it may raise Denied. `ingest` answers a
-    report, at once or later. `outcome` answers a part of what a function returned or raised, and `process` the state of
-    a supervisor; without them, such messages are not received. `count` is called with the status of each response to
-    a report. `port` 0 selects a free port, which `port` has after `start`.
+    report, at once or later. `outcome` answers a part of what a function returned or raised, `process` the state of a
+    supervisor, and `code` its request for code; without them, such messages are not received. `count` is called with
+    the status of each response to a report. `port` 0 selects a free port, which `port` has after `start`.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Server(Listener, Generic[Sender]):
         *,
         outcome: Callable[[Sender, bytes], Awaitable[Answer]] | None = None,
         process: Callable[[Sender, bytes], Awaitable[Answer]] | None = None,
+        code: Callable[[Sender, bytes], Awaitable[Answer]] | None = None,
         address: str = "",
         port: int = 0,
         count: Callable[[int], None] = lambda status: None,
@@ -65,6 +68,8 @@ class Server(Listener, Generic[Sender]):
             self._routes[OUTCOME_PATH] = (outcome, outcomes.BODY_BYTES)
         if process is not None:
             self._routes[PROCESS_PATH] = (process, BODY_BYTES)
+        if code is not None:
+            self._routes[CODE_PATH] = (code, BODY_BYTES)
         self._rejections = Rejections(self._limits, monotonic)
         self._logged_at = float("-inf")
 
@@ -80,7 +85,7 @@ class Server(Listener, Generic[Sender]):
             await asyncio.sleep(min(answer.retry_after, self._limits.wait_seconds))
         elif answer.status in _DELAYED:
             await asyncio.sleep(self._limits.hold_seconds)
-        if request.path not in (OUTCOME_PATH, PROCESS_PATH):
+        if request.path not in (OUTCOME_PATH, PROCESS_PATH, CODE_PATH):
             self._count(answer.status)
         return _response(answer)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import click
 
@@ -19,6 +20,7 @@ from allranks.cli.options import (
     object_output_option,
     on_cluster,
     print_jobs,
+    print_problem,
 )
 from allranks.client.jobs import Changed, delete_job, get_job, restart_job, scale_job, set_suspended
 from allranks.core.facts.naming import JOB_LABEL
@@ -76,20 +78,35 @@ async def resume(cluster: Cluster, names: tuple[str, ...], output: str | None) -
     epilog="""\b
 Examples:
   allranks restart penguins
+  allranks restart penguins --code .
 """
 )
 @_names_argument
+@click.option(
+    "--code",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Send the code in DIR first, for a job that was submitted with code.",
+)
 @object_output_option
 @on_cluster
-async def restart(cluster: Cluster, names: tuple[str, ...], output: str | None) -> int:
-    """Restart all ranks of jobs in new pods.
+async def restart(cluster: Cluster, names: tuple[str, ...], code: Path | None, output: str | None) -> int:
+    """Restart all ranks of jobs: in their pods where that is possible, else in new ones.
 
-    Use it when a job hangs, or when a volume, a Secret or an image tag has changed.
+    Use it when a job hangs, or when the code, a volume or a Secret has changed.
 
     Ranks that store checkpoints on request are asked for one first; else the work since the last checkpoint is lost.
     The new attempt does not count against spec.restart.maxRestarts.
     """
-    return await for_each_job(cluster, names, lambda job: restart_job(cluster, job), output)
+    if code is None:
+        return await for_each_job(cluster, names, lambda job: restart_job(cluster, job), output)
+    from allranks.client.development import restart_with_code
+    from allranks.code.bundle import collect
+
+    bundle = collect(code)
+    for note in bundle.notes():
+        print_problem("note", note)
+    return await for_each_job(cluster, names, lambda job: restart_with_code(cluster, job, bundle), output)
 
 
 @click.command(

@@ -1,4 +1,4 @@
-"""`allranks dev`: runs a job on this machine, and restarts it when its files change."""
+"""`allranks dev`: runs a job on this machine or on a cluster, and restarts it when its files change."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli.completers import complete_files
+from allranks.cli.options import cluster_options, code_option, run_on_cluster
 from allranks.control_sequences import clean_text
 from allranks.extras import install_command
+from allranks.kube.cluster import Where
 from allranks.local.run_directories import ROOT
 from allranks.views.safe_output import use_colour
 
 if TYPE_CHECKING:
     from watchfiles import Change
+
+    from allranks.client.development import OnExit
 
 QUIET_MS = 150
 """A save of several files is over when no file has changed for this time."""
@@ -37,9 +41,11 @@ Examples:
   allranks dev train.py --replicas 2 -- --lr 0.1
   allranks dev job.yaml
   allranks dev --watch src --watch configs src/train.py
+  allranks dev --cluster job.yaml
+  allranks dev --cluster --code src --on-exit keep penguins
 \b
 Exit status:
-  130 ended by Ctrl-C, 2 wrong usage.
+  130 ended by Ctrl-C, 2 wrong usage or a manifest that is not valid, 1 the cluster rejected a request.
 """,
 )
 @click.argument("file", metavar="FILE", shell_complete=complete_files)
@@ -60,12 +66,41 @@ Exit status:
     metavar="SECONDS",
     help="Time between SIGTERM and SIGKILL when the job restarts.",
 )
-def dev(file: str, run_options: tuple[str, ...], watched: tuple[Path, ...], grace_period: float) -> None:
+@click.option(
+    "--cluster",
+    "on_cluster",
+    is_flag=True,
+    help="Run the job on a cluster: FILE is a manifest, or the name of a job. Options precede FILE.",
+)
+@code_option
+@click.option(
+    "--on-exit",
+    type=click.Choice(["suspend", "keep", "delete"]),
+    default="suspend",
+    show_default=True,
+    help="With --cluster: what Ctrl-C does with the job. suspend: its pods are deleted, and allranks resume continues "
+    "it. keep: it trains on. delete: it is deleted.",
+)
+@cluster_options
+def dev(
+    where: Where,
+    file: str,
+    run_options: tuple[str, ...],
+    watched: tuple[Path, ...],
+    grace_period: float,
+    on_cluster: bool,
+    code: Path | None,
+    on_exit: OnExit,
+) -> None:
     """Run a script or a manifest, and start it again with the new code when a file changes.
 
     Options of allranks run and arguments of the program follow FILE. Python, YAML, JSON and TOML files are watched,
     without .git, .venv, caches and runs/. A save of several files restarts the job once. A
     job that has ended is started again at the next change, also after an error in the code.
+
+    With --cluster, a saved file is sent to the pods, and the ranks restart in them. After a failure of the program they
+    wait for the next save: it costs none of restart.maxRestarts, and the job does not fail. If this machine sleeps,
+    this ends after five minutes.
     """
     try:
         import watchfiles  # noqa: F401
@@ -73,6 +108,15 @@ def dev(file: str, run_options: tuple[str, ...], watched: tuple[Path, ...], grac
         raise click.ClickException(
             f"allranks dev needs the Python package watchfiles, which is not installed: {install_command('watch')}"
         ) from error
+    if on_cluster:
+        if run_options:
+            raise click.UsageError(f"with --cluster, options precede FILE: {' '.join(run_options)}")
+        from allranks.cli.commands.dev_cluster import develop
+
+        options = {"file": file, "code": code, "watched": watched, "on_exit": on_exit}
+        sys.exit(run_on_cluster(develop, where, options))
+    if code or where != Where(None, None, None):
+        raise click.UsageError("--code, --namespace, --context and --kubeconfig need --cluster when they precede FILE.")
     run = [sys.executable, "-m", "allranks", "run", file, "--grace-period", f"{grace_period:g}", *run_options]
     script = [Path(file)] if Path(file).exists() else []
     sys.exit(RestartOnChange(run, [*(watched or (Path(),)), *script]).run())
@@ -125,7 +169,7 @@ class RestartOnChange:
             if self._received:
                 return
             if changes and self._runs:
-                self._message(f"{_named(changes)} changed: restarting (run {self._runs + 1})")
+                self._message(f"{named_files(changes)} changed: restarting (run {self._runs + 1})")
                 self._stop()
             if self._received:
                 return
@@ -157,7 +201,7 @@ class RestartOnChange:
         click.echo(click.style(f"--- {text}", bold=True) if self._colour else f"--- {text}", err=True)
 
 
-def _named(changes: set[tuple[Any, str]]) -> str:
+def named_files(changes: set[tuple[Any, str]]) -> str:
     """List the names of the files, at most three."""
     names = sorted({clean_text(_relative(path), colour=False) for _, path in changes})
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

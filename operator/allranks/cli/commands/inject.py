@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from allranks.inpod import unpack
+from allranks.inpod import job_code, unpack
 from allranks.pod_bundle import copy
 
 
@@ -26,6 +26,10 @@ def inject(directory: Path, code: Path | None, sha256: str, to: Path | None) -> 
     if code and to:
         try:
             unpack.unpack(code, sha256, to)
+            job_code.record(sha256, to, directory)
+        except OSError as error:
+            click.echo(f"error: cannot write to {directory}: {error.strerror}", err=True)
+            sys.exit(1)
         except unpack.Unusable as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(1)

@@ -13,12 +13,13 @@ from allranks.core.diagnosis import exec_failure, hang_detection
 from allranks.core.diagnosis.comparison import SAME_STEP_ATTEMPTS, Comparison, idle_restarts, same_way
 from allranks.core.diagnosis.reasons import CANNOT_START, FAULTS, is_uncounted, possible_signal, signal_name, was_killed
 from allranks.core.diagnosis.verdict import judged
-from allranks.core.facts import stored_checkpoints, topology
+from allranks.core.facts import development, stored_checkpoints, topology
 from allranks.core.facts.bad_nodes import BY_PLATFORM, OF_NODE
 from allranks.core.facts.model import ANY_PLATFORM, FETCH_FAILED, LIMIT_EXCEEDED, Platform
 from allranks.core.facts.restarts import MAX_IDLE_RESTARTS
 
-Action = Literal["Restart", "RestartUncounted", "Fail", "Ignore"]
+Action = Literal["Restart", "RestartUncounted", "AwaitCode", "Fail", "Ignore"]
+"""`AwaitCode`: the ranks restart with other code. It does not count."""
 
 MAX_BACKOFF_SECONDS = 300
 
@@ -67,6 +68,15 @@ def decide_restart(job: Job, status: Status, failure: Failure, platform: Platfor
         if attempts >= SAME_STEP_ATTEMPTS:
             return RestartDecision("Fail", f"{explanation}{_explain_repetition(failure)}", failure.reason)
     return within_budget(job, status, failure, action, explanation)
+
+
+def while_developed(job: Job, decision: RestartDecision, now: datetime) -> RestartDecision:
+    """Return the decision while `allranks dev` is attached: what would count, or end the job, waits for other code."""
+    end = development.until(job, now)
+    if end is None or decision.action not in ("Restart", "Fail"):
+        return decision
+    waits = f"the ranks wait for other code until {end:%H:%M:%S} UTC (allranks dev)"
+    return RestartDecision("AwaitCode", waits, decision.reason)
 
 
 def _explain_repetition(failure: Failure) -> str:

@@ -29,6 +29,14 @@ def last_attempt_of(status: Status, pod_attempt: int) -> int:
     return next(ends, status.attempt)
 
 
+def _last_words(pod: Pod) -> str:
+    """Return why the helper ended the pod, if it says so in the last line of the log."""
+    lines = pod.exit.message.splitlines() if pod.exit else []
+    last = lines[-1] if lines else ""
+    return f": {last.removeprefix(_HELPER)}" if last.startswith(_HELPER) else ""
+
+
+_HELPER = "allranks: "
 LONGEST = 128
 """Bytes of a reason for new pods, as in the CRD."""
 
@@ -41,7 +49,7 @@ def pod_trouble(pod: Pod) -> str:
     if pod.deleted_at:
         return f"the pod of {who} is being deleted"
     if pod.ended and pod.process is None:
-        return f"the container of {who} has ended"
+        return f"the container of {who} has ended{_last_words(pod)}"[:LONGEST]
     if pod.process is None and pod.phase not in ("Running", "Failed"):
         return f"the container of {who} does not run"
     return ""

@@ -43,6 +43,8 @@ class PodProcess:
     """The attempt of `last_exit`."""
     last_exit: ProcessExit | None = None
     """How the program ended last in this pod: of `attempt` if it is Ended, else of an earlier one."""
+    code: str | None = None
+    """SHA-256 of the job's code in this pod; None if the supervisor cannot replace it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Order:
     """Of `Stop`: time between SIGTERM and SIGKILL."""
     env: Mapping[str, str | None] = field(default_factory=dict)
     """Of `Start`: variables that differ from the variables of the pod; None removes one."""
+    code: str = ""
+    """Of `Start`: SHA-256 of the code that the pod has to fetch first; empty if it has the code of the attempt."""
 
 
 BEGINS = "allranks: attempt {} begins in this pod"

@@ -9,7 +9,7 @@ from typing import Literal
 
 from allranks.api.job import GROUP, KIND, VERSION, Job
 from allranks.api.status import WITHOUT_PODS, Condition, Phase, ProgressStatus, ReplicaRestarts, RoleStatus, Status
-from allranks.core.facts import naming, topology
+from allranks.core.facts import development, naming, topology
 from allranks.core.facts.model import (
     FETCH_FAILED,
     FETCH_RETRYING,
@@ -218,6 +218,9 @@ def _backoff(status: Status, now: datetime) -> tuple[str, str] | None:
     """Return (reason, message) while the pods of the attempt are not created yet."""
     if status.restart_time is None or now >= status.restart_time:
         return None
+    if development.awaits_code(status, now):
+        time = f"{status.restart_time:%H:%M:%S} UTC"
+        return "AwaitingCode", f"the ranks start with the next code, or at {time} (allranks dev is attached)"
     begin = "the pods are created" if status.pods_of_attempt is None else "the ranks start in their pods"
     begin += f" at {status.restart_time:%Y-%m-%dT%H:%M:%SZ}"
     if status.last_failure and status.last_failure.reason == FETCH_FAILED:

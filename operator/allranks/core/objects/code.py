@@ -56,18 +56,18 @@ def volumes(job: Job) -> Iterator[tuple[str, str, Manifest, dict[str, Any]]]:
         yield PACKAGES, PACKAGES_DIR, {"emptyDir": {}}, {"readOnly": True}
 
 
-def helper_volumes(job: Job) -> Iterator[tuple[str, Manifest]]:
+def helper_volumes(job: Job, status: Status) -> Iterator[tuple[str, Manifest]]:
     """Yield (name, source) of volumes that only init containers mount."""
-    if _archived(job) and job.spec.code:
-        yield ARCHIVE_VOLUME, {"configMap": {"name": job.spec.code.config_map}}
+    if config_map := _archive(job, status)[0]:
+        yield ARCHIVE_VOLUME, {"configMap": {"name": config_map}}
 
 
-def unpacking(job: Job) -> tuple[list[str], list[Manifest]]:
+def unpacking(job: Job, status: Status) -> tuple[list[str], list[Manifest]]:
     """Return (further arguments, further mounts) of the helper."""
-    code = job.spec.code
-    if code is None or not code.config_map or not code.sha256:
+    code, (config_map, sha256) = job.spec.code, _archive(job, status)
+    if code is None or not config_map or not sha256:
         return [], []
-    arguments = ["--code", f"{ARCHIVE_DIR}/{ARCHIVE}", "--sha256", code.sha256, "--to", code.path]
+    arguments = ["--code", f"{ARCHIVE_DIR}/{ARCHIVE}", "--sha256", sha256, "--to", code.path]
     archive = {"name": ARCHIVE_VOLUME, "mountPath": ARCHIVE_DIR, "readOnly": True}
     return arguments, [archive, {"name": VOLUME, "mountPath": code.path}]
 
@@ -128,6 +128,16 @@ def problems(job: Job, trainer: Manifest) -> Iterator[str]:
 
 def _archived(job: Job) -> bool:
     return job.spec.code is not None and job.spec.code.config_map is not None
+
+
+def _archive(job: Job, status: Status) -> tuple[str | None, str | None]:
+    """Return (ConfigMap, SHA-256) of the code of the attempt. The job may have other code already, for the next one."""
+    of_attempt, code = status.code, job.spec.code
+    if code is None or code.config_map is None:
+        return None, None
+    if of_attempt and of_attempt.config_map:
+        return of_attempt.config_map, of_attempt.sha256
+    return code.config_map, code.sha256
 
 
 RESUME_CONTAINER = "allranks-resume"

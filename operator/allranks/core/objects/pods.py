@@ -485,9 +485,9 @@ def _attachments(
         or report_env.needs_helper(job, wiring, user.get("command"), platform)
     ):
         attach(HELPER, HELPER_DIR, {"emptyDir": {"sizeLimit": "4Mi"}})
-        init.append(_helper_init_container(job, user, platform, unpacks=with_code))
+        init.append(_helper_init_container(job, status, user, platform, unpacks=with_code))
     if with_code:
-        volumes += [{"name": name, **source} for name, source in code.helper_volumes(job)]
+        volumes += [{"name": name, **source} for name, source in code.helper_volumes(job, status)]
     init += manifests.fetch_containers(job, status, platform, _compute_resources(user))
     security = {**_TRAINER_DEFAULTS["securityContext"], **(user.get("securityContext") or {})}
     if resumes:
@@ -508,8 +508,10 @@ def _free(mounts: Mapping[str, str], trainer: Manifest) -> list[tuple[str, str]]
     return [(path, file) for path, file in mounts.items() if not any(f"{path}/".startswith(f"{u}/") for u in users)]
 
 
-def _helper_init_container(job: Job, trainer: Manifest, platform: Platform, *, unpacks: bool) -> Manifest:
-    arguments, mounts = code.unpacking(job) if unpacks else ([], [])
+def _helper_init_container(
+    job: Job, status: Status, trainer: Manifest, platform: Platform, *, unpacks: bool
+) -> Manifest:
+    arguments, mounts = code.unpacking(job, status) if unpacks else ([], [])
     resources = _compute_resources(trainer)
     return {
         "name": HELPER,

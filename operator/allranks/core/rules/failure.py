@@ -16,7 +16,7 @@ from allranks.core.diagnosis.correlation import EarlierFailures
 from allranks.core.diagnosis.culprit import culprit, culprit_of_hang
 from allranks.core.diagnosis.reasons import LOST_PEER, cause_line, describe_failure
 from allranks.core.diagnosis.verdict import judged
-from allranks.core.facts import naming, topology
+from allranks.core.facts import development, naming, topology
 from allranks.core.facts.model import Event, Pod
 from allranks.core.facts.restarts import CORRELATION_SECONDS, drop_details
 from allranks.core.outcomes import Outcome, WaitUntil, write
@@ -140,6 +140,7 @@ class _Evaluation:
 
         failure = judged(job, status, failure)
         decision = restart_policy.decide_restart(job, status, failure, self._snapshot.observed.platform)
+        decision = restart_policy.while_developed(job, decision, now)
         event = Event("RankFailed", f"{described}: {decision.explanation}", warning=True)
         if decision.action == "Fail":
             message = f"{described}: {decision.explanation}"
@@ -153,6 +154,8 @@ class _Evaluation:
         if decision.action == "Ignore":
             self._in_group.discard((failure.role, failure.index))
             return "ignored", transitions.ignore(status, failure), [event]
+        if decision.action == "AwaitCode":
+            return "final", *_await_code(self._snapshot, status, failure, decision.explanation)
         counted = decision.action == "Restart"
         if self._in_group:
             new_pods = in_place.why_new_pods(self._snapshot, status, failure)
@@ -169,6 +172,16 @@ class _Evaluation:
     def _summary(self, status: Status) -> Status:
         """Return the status with the pod counts that follow from the decisions so far."""
         return Snapshot(self._snapshot.observed.with_current(status)).summarised
+
+
+def _await_code(snapshot: Snapshot, status: Status, failure: Failure, explanation: str) -> tuple[Status, list[Event]]:
+    """Return the status and the Events of a failure after which the ranks wait for other code."""
+    job, now = snapshot.observed.job, snapshot.observed.now
+    new_pods = in_place.why_new_pods(snapshot, status, failure)
+    end = development.until(job, now) or now
+    restarted = transitions.await_code(job, status, failure, explanation, end, now, new_pods)
+    event = Event("RankFailed", f"{describe_failure(failure)}: {explanation}", warning=True)
+    return restarted, [event, Event("Restarting", explanation + in_place.describe(new_pods))]
 
 
 def _with_last_line(text: str, failure: Failure) -> str:
@@ -242,6 +255,8 @@ def fail_without_finite_loss(snapshot: Snapshot) -> Outcome:
     lost = curve_not_finite(status.progress)
     if lost is None or (o.job.spec.progress or Progress()).on_not_finite != "Fail":
         return None
+    if development.until(o.job, o.now):
+        return None
     message = f"{lost[0]} is not finite since step {lost[1]}"
     began = status.running_time or status.attempt_time or o.now
     ran = max(0.0, (o.now - began).total_seconds())
@@ -274,6 +289,10 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
         failure = hang_detection.silence_failure(failure, stall)
     failure = judged(o.job, o.current, culprit_of_hang(snapshot.evidence, failure))
     decision = restart_policy.decide_after_hang(o.job, o.current, failure, o.platform)
+    decision = restart_policy.while_developed(o.job, decision, o.now)
+    if decision.action == "AwaitCode":
+        status, events = _await_code(snapshot, o.current, failure, decision.explanation)
+        return write(status, *events)
     event = Event(failure.reason, f"{failure.message}: {decision.explanation}", warning=True)
     if decision.action == "Fail":
         failed = transitions.fail(snapshot.summarised, decision.reason, failure.message, o.now, failure)

@@ -10,7 +10,7 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core import checkpoints, in_place, transitions
 from allranks.core.beginning import refuse, reject
-from allranks.core.facts import naming, resume_source, topology
+from allranks.core.facts import development, naming, resume_source, topology
 from allranks.core.facts.model import Event, Plan, Pod
 from allranks.core.facts.restarts import RESTART_ANNOTATION
 from allranks.core.outcomes import Act, Outcome, WaitUntil, write
@@ -84,6 +84,38 @@ def restart(snapshot: Snapshot) -> Outcome:
     restarted = transitions.restart_on_request(job, status, "Restarted", "on request", now, new_pods)
     message = f"on request: a new attempt begins{checkpoints.result(snapshot)}{in_place.describe(new_pods)}"
     return write(restarted, Event("Restarted", message))
+
+
+def run_changed_code(snapshot: Snapshot) -> Outcome:
+    """Replace an attempt whose code is not the job's any more.
+
+    While `allranks dev` is attached, ranks are not asked for a checkpoint, and an attempt that is starting may start
+    first: its pods can then run the new code.
+    """
+    job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
+    if not development.code_changed(job, status):
+        return None
+    attached, waits = development.until(job, now) is not None, development.awaits_code(status, now)
+    if attached and not (status.running_time or waits or snapshot.start_errors):
+        return None
+    if not attached and (wait := checkpoints.ask_first(snapshot, "CodeChanged", "the job restarts with other code")):
+        return wait
+    new_pods = in_place.why_new_pods(snapshot, status)
+    assert job.spec.code
+    text = f"code {development.short(job.spec.code.sha256 or '')}"
+    fresh = replace(status, restarts=replace(status.restarts, without_progress=None))  # it may be corrected
+    restarted = transitions.restart_on_request(job, fresh, "CodeChanged", text, now, new_pods)
+    message = f"{text}: a new attempt begins{checkpoints.result(snapshot)}{in_place.describe(new_pods)}"
+    return write(restarted, Event("CodeChanged", message))
+
+
+def await_code(snapshot: Snapshot) -> Outcome:
+    """Let ranks that wait for other code wait while `allranks dev` is attached."""
+    job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
+    end = development.until(job, now)
+    if end is None or not development.awaits_code(status, now) or end <= (status.restart_time or end):
+        return None
+    return write(replace(status, restart_time=end))
 
 
 def exceed_active_deadline(snapshot: Snapshot) -> Outcome:

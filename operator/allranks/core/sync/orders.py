@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from allranks.api.status import FINISHED, WITHOUT_PODS
+from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.core.facts import naming, pod_template, pool_template, topology
 from allranks.core.facts.attempt_pods import pod_trouble
 from allranks.core.facts.model import ANY_PLATFORM, START_TOGETHER, Plan, Pod
-from allranks.core.facts.processes import Order
+from allranks.core.facts.processes import Order, PodProcess
 from allranks.core.facts.uploads import uploading_since
 from allranks.core.snapshot import Snapshot
 from allranks.core.sync.plans import grace_of_failures, left_time
@@ -60,7 +60,16 @@ def _orders(snapshot: Snapshot) -> Iterator[Order]:
         if pod.process.attempt < status.attempt:
             yield Order(pod.uid, "Stop", status.attempt, grace.get(pod.role, pod_template.DEFAULT_GRACE_PERIOD_SECONDS))
         elif pod.process.state == "Down" and begins:
-            yield Order(pod.uid, "Start", status.attempt, env=_environment(snapshot))
+            yield Order(
+                pod.uid, "Start", status.attempt, env=_environment(snapshot), code=_other_code(status, pod.process)
+            )
+
+
+def _other_code(status: Status, process: PodProcess) -> str:
+    """Return the hash of the attempt's code; empty if the pod has it, or cannot take any."""
+    if status.code is None or process.code is None or process.code == status.code.sha256:
+        return ""
+    return status.code.sha256 or ""
 
 
 def _is_whole(snapshot: Snapshot) -> bool:

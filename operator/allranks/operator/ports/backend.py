@@ -50,6 +50,10 @@ class Backend(Gate, Protocol):
         """Take the state of a supervisor, from the owner of an accepted token, and wait for its next order."""
         ...
 
+    async def code(self, token: str, body: bytes) -> Answer:
+        """Return the code of the job to the owner of an accepted token."""
+        ...
+
     async def check(self, name: str) -> str:
         """Return the problem for the probe `healthz` or `readyz`, empty if nothing is."""
         ...

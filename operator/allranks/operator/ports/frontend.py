@@ -102,9 +102,12 @@ class SocketClient:
         finally:
             self._polls -= 1
 
+    async def code(self, token: str, body: bytes) -> Answer:
+        return await self._send(protocol.Code, token, body)
+
     async def _send(
         self,
-        kind: type[protocol.Report | protocol.Outcome | protocol.Process],
+        kind: type[protocol.Report | protocol.Outcome | protocol.Process | protocol.Code],
         token: str,
         body: bytes,
         seconds: float | None = None,

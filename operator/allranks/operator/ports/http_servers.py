@@ -193,6 +193,7 @@ class HttpServers:
                 backend.report,
                 outcome=backend.outcome,
                 process=backend.process,
+                code=backend.code,
                 address=address,
                 port=ports.reports,
                 count=backend.count,

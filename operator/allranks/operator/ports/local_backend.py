@@ -11,6 +11,7 @@ from typing import Protocol
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from allranks.operator.code_reader import CodeReader
 from allranks.operator.metrics import Metrics
 from allranks.operator.outcome_store import OutcomeStore
 from allranks.operator.ports.backend import Gate, Page
@@ -31,6 +32,7 @@ class Leader(Protocol):
     reviews: Reviews
     outcomes: OutcomeStore
     processes: ProcessStore
+    code: CodeReader
 
     @property
     def leading(self) -> bool: ...
@@ -72,6 +74,13 @@ class LocalBackend:
         try:
             leader = self._leader()
             return await leader.processes.poll(leader.reviews.accepted(token), body)
+        except Denied as denied:
+            return denied.answer
+
+    async def code(self, token: str, body: bytes) -> Answer:
+        try:
+            leader = self._leader()
+            return await leader.code.read(leader.reviews.accepted(token), body)
         except Denied as denied:
             return denied.answer
 

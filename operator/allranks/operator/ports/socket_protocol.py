@@ -18,7 +18,7 @@ from allranks.telemetry.messages import BODY_BYTES
 REQUEST_BYTES = 32 * 1024
 """A request holds a token and a message: an HTTP header line has at most 8,190 bytes."""
 REPLY_BYTES = 64 * 1024 * 1024
-"""Of the metrics; all other replies are small."""
+"""Of the metrics; the code of a job has up to 1.4 MB, and all other replies are small."""
 TOKEN_BYTES = 8192
 
 Id = Annotated[int, Meta(ge=0, le=2**62)]
@@ -57,6 +57,13 @@ class Process(_Request, frozen=True, tag="process"):
     body: Annotated[bytes, Meta(max_length=BODY_BYTES)]
 
 
+class Code(_Request, frozen=True, tag="code"):
+    """Reply: Answer, with up to 1.4 MB."""
+
+    token: Text
+    body: Annotated[bytes, Meta(max_length=BODY_BYTES)]
+
+
 class Check(_Request, frozen=True, tag="check"):
     """Reply: str."""
 
@@ -86,7 +93,7 @@ class Count(_Request, frozen=True, tag="count"):
     ]
 
 
-Request = Identify | Report | Outcome | Process | Check | Metrics | Admits | Count
+Request = Identify | Report | Outcome | Process | Code | Check | Metrics | Admits | Count
 
 
 class Reply(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -54,8 +54,8 @@ class SocketLimits:
 
 
 class SocketServer:
-    """`start` replaces what a former process left at `path`. Of the backend only `identify`, `outcome`, `process` and
-    `admits` may wait."""
+    """`start` replaces what a former process left at `path`. Of the backend only `identify`, `outcome`, `process`,
+    `code` and `admits` may wait."""
 
     def __init__(self, path: str, backend: Backend, limits: SocketLimits | None = None) -> None:
         self.path = path
@@ -118,7 +118,7 @@ class SocketServer:
         while True:
             data = await protocol.read_frame(reader, protocol.REQUEST_BYTES)
             request = protocol.decode_request(data)
-            if isinstance(request, protocol.Identify | protocol.Outcome | protocol.Admits):
+            if isinstance(request, protocol.Identify | protocol.Outcome | protocol.Code | protocol.Admits):
                 await self._start(request, max(_TASK_BYTES, len(data)), writer)
                 replied = 0
             elif isinstance(request, protocol.Process):
@@ -191,6 +191,8 @@ class SocketServer:
                 return await backend.outcome(token, body)
             case protocol.Process(token=token, body=body):
                 return await backend.process(token, body)
+            case protocol.Code(token=token, body=body):
+                return await backend.code(token, body)
             case protocol.Check(name=name):
                 return await backend.check(name)
             case protocol.Metrics():
