@@ -26,6 +26,8 @@ class FakeOperator:
         self.order: dict[str, Any] | None = None
         self.answer: Callable[[dict[str, Any]], tuple[int, Any] | None] = lambda state: None
         self.hold = 25.0
+        self.code: Callable[[dict[str, Any]], tuple[int, Any]] = lambda request: (409, {})
+        """Answers requests for code."""
         self._news = threading.Condition()
         self._newest = 0
         self._sockets: set[socket.socket] = set()
@@ -108,7 +110,10 @@ class FakeOperator:
             def do_POST(self) -> None:
                 size = int(self.headers["Content-Length"])
                 content = self.rfile.read(size)
-                if self.path != "/v1/process":
+                if self.path == "/v1/code":
+                    assert self.headers["Authorization"] == "Bearer secret"
+                    status, body = operator.code(json.loads(content))
+                elif self.path != "/v1/process":
                     status, body = 200, {"interval": 60.0, "stacks": "", "checkpoint": 0}
                 else:
                     assert size <= 8192

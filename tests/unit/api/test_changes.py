@@ -133,7 +133,7 @@ FIXED = [
         {"framework": "horovod", "roles": {"worker": 1}, "horovod": {"port": 2}},
         "horovod",
     ),
-    ("the code", {"code": {"claim": "a"}}, {"code": {"claim": "a", "subPath": "b"}}, "code"),
+    ("the code", {"code": {"claim": "a"}}, {"code": {"claim": "a", "subPath": "b"}}, "code.subPath"),
     ("removal of the code", {"code": {"claim": "a"}}, {}, "code"),
     ("packages", {"packages": ["a"]}, {"packages": ["a==1"]}, "packages"),
     ("inputs", {"inputs": [DATA]}, {"inputs": [DATA | {"path": "/x"}]}, "inputs"),

@@ -117,7 +117,7 @@ def test_a_local_run_has_no_init_containers_for_code_and_packages() -> None:
 def test_the_status_names_the_code_of_the_attempt() -> None:
     shipped = job(code={**STORED, "commit": "abcdef0", "dirty": True})
     status = transitions.begin(shipped, Status(), NOW)
-    assert status.code == CodeStatus(sha256=SHA, commit="abcdef0", dirty=True)
+    assert status.code == CodeStatus(config_map=STORED["configMap"], sha256=SHA, commit="abcdef0", dirty=True, time=NOW)
     assert transitions.begin(job(code={"claim": "me"}), Status(), NOW).code is None
 
 

@@ -50,6 +50,7 @@ class FakeBackend:
         self.hold: asyncio.Event | None = None
         self.orders: asyncio.Event | None = None
         self.polls = 0
+        self.code_bytes = 0
 
     async def identify(self, token: str) -> None:
         self.identified += 1
@@ -72,6 +73,9 @@ class FakeBackend:
         if self.orders:
             await self.orders.wait()
         return Answer(200, {"order": None})
+
+    async def code(self, token: str, body: bytes) -> Answer:
+        return Answer(200, {"archive": "A" * self.code_bytes})
 
     async def check(self, name: str) -> str:
         self.checks += 1
