@@ -261,10 +261,10 @@ class Supervisor:
         return float(max(since, self._channel.answered_at) + SILENCE_SECONDS)
 
     def _status(self) -> int:
-            if order.code and not self._replace_code(order.code):
-                return self._status() if self._code_is_lost else None
-            if not self._before_first:
-                write_line(f"attempt {order.attempt} begins in this pod")  # `allranks logs` reads it
+        """Return the exit status after the program has ended. One that was stopped, or has not started, has not
+        succeeded."""
+        code = self._state.last.code if self._state.last is not None else 0
+        return code or 128 + signal.SIGTERM
 
     def _tell(self, state: State) -> None:
         code = self._code.sha256 if self._code else None

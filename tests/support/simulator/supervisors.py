@@ -138,11 +138,12 @@ class Supervisors:
                 for check in self.before_start:
                     check(supervisor, attempt)
                 supervisor.env = dict(order.env)
-                self._start(supervisor)
+                self._start(supervisor, order.code)
 
-    def _start(self, supervisor: Supervisor) -> None:
-        supervisor.waits_to_begin = False
-        self._set(supervisor, replace(supervisor.process, state="Running", started_at=self._host.now))
+    def _start(self, supervisor: Supervisor, code: str = "") -> None:
+        supervisor.waits_to_begin, before = False, supervisor.process
+        code_of_pod = code or before.code
+        self._set(supervisor, replace(before, state="Running", started_at=self._host.now, code=code_of_pod))
 
     def _stopped(self, supervisor: Supervisor, attempt: int) -> None:
         if not self._lives(supervisor) or supervisor.process.attempt >= attempt:
@@ -192,7 +193,7 @@ class Supervisors:
             self.of_pod.pop(uid, None)
         elif pod["status"].get("phase") == "Running" and uid not in self.of_pod and _is_supervised(pod):
             env = _env(pod)
-            process = PodProcess(int(env["ALLRANKS_ATTEMPT"]), "Down", connected=True)
+            process = PodProcess(int(env["ALLRANKS_ATTEMPT"]), "Down", connected=True, code=_code(pod))
             [owner] = pod["metadata"]["ownerReferences"]
             self.of_pod[uid] = supervisor = Supervisor(key_of(pod), uid, owner["uid"], process, waits_to_begin=True)
             if env.get("ALLRANKS_START_TOGETHER") == "1":
@@ -212,6 +213,12 @@ def _claim(supervisor: Supervisor) -> PodProcess:
 def _env(pod: Manifest) -> dict[str, str]:
     trainer = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER)
     return {variable["name"]: variable.get("value", "") for variable in trainer.get("env", ())}
+
+
+def _code(pod: Manifest) -> str | None:
+    """The hash of the code that an init container unpacks."""
+    commands = [container.get("command", []) for container in pod["spec"].get("initContainers", ())]
+    return next((words[words.index("--sha256") + 1] for words in commands if "--sha256" in words), None)
 
 
 def _is_supervised(pod: Manifest) -> bool:

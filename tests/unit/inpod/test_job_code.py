@@ -19,9 +19,11 @@ from support.fake_operator import FakeOperator
 
 from .test_supervisor import STOP, ended, operator, quick, start  # noqa: F401 (fixtures)
 
-PRINT = "import os, model\nprint('attempt', os.environ['ALLRANKS_ATTEMPT'], 'runs', model.NAME, flush=True)\nos._exit(7)\n"
-    "import os, model; print('attempt', os.environ['ALLRANKS_ATTEMPT'], 'runs', model.NAME, flush=True); os._exit(7)"
-)
+PRINT = """
+import os, model
+print("attempt", os.environ["ALLRANKS_ATTEMPT"], "runs", model.NAME, flush=True)
+os._exit(7)
+"""
 
 
 def bundle(**files: str) -> Bundle:
