@@ -125,13 +125,13 @@ class Edits:
     _attempt: int | None = None
     """The attempt with the code of the edit; None before there is one."""
     _begun: float = 0.0
-    """Seconds from the save until its attempt was seen."""
-    _told: set[str] = field(default_factory=set)
+    """Seconds from the save until its attempt was observed."""
+    _reported: set[str] = field(default_factory=set)
 
     def saved(self, sha256: str, at: float) -> str:
         """Note an edit that was saved `at` a time in seconds. Return a message."""
         self.number, self._sha256, self._saved_at = self.number + 1, sha256, at
-        self._attempt, self._told = None, set()
+        self._attempt, self._reported = None, set()
         return f"edit {self.number}: code {development.short(sha256)}"
 
     def observe(self, status: Status, now: float) -> Iterator[str]:
@@ -161,9 +161,9 @@ class Edits:
         past = next((past.start_time for past in status.history if past.attempt == self._attempt), None)
         return self._begun + max(0.0, (time - (began or past or time)).total_seconds())
 
-    def _is_new(self, what: str) -> bool:
-        new = what not in self._told
-        self._told.add(what)
+    def _is_new(self, event: str) -> bool:
+        new = event not in self._reported
+        self._reported.add(event)
         return new
 
 

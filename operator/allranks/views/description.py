@@ -10,6 +10,7 @@ from typing import Any
 from allranks.api.status import Condition, Status
 from allranks.control_sequences import clean
 from allranks.core.diagnosis.reasons import describe_failure
+from allranks.core.facts.development import awaits_code, short
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, replica_key
 from allranks.core.facts.preflight import DEFAULT_SECONDS
@@ -152,6 +153,7 @@ def _head_of_job(view: JobView, pods: list[Manifest]) -> Iterator[Fact]:
         ("Checkpoint", _checkpoint(status, now)),
         ("Due", checkpoints.schedule(spec, status)),
         ("Rollback", checkpoints.rollback(status)),
+        ("Code", _code(status, now)),
         ("Hang", _hang(spec)),
         ("Preflight", _preflight(spec, pods)),
         ("Time", ", ".join(filter(None, (_since_start(since_start), *_times(view))))),
@@ -211,6 +213,18 @@ def _checkpoint(status: Status, now: datetime) -> str:
         return ""
     step = "" if progress.checkpoint_step is None else f"step {progress.checkpoint_step}, "
     return f"{step}{age(progress.checkpoint_time, now)} ago"
+
+
+def _code(status: Status, now: datetime) -> str:
+    """Describe the code of the current attempt."""
+    code = status.code
+    if code is None or code.sha256 is None:
+        return ""
+    commit = f"commit {code.commit[:12]}{' with changes' if code.dirty else ''}" if code.commit else ""
+    since = f"since {code.time:%H:%M:%S} UTC ({human((now - code.time).total_seconds())} ago)" if code.time else ""
+    until = f"{status.restart_time:%H:%M:%S} UTC"
+    waits = f"the ranks wait for other code until {until}" if awaits_code(status, now) else ""
+    return ", ".join(filter(None, (short(code.sha256), commit, since, waits)))
 
 
 def _hang(spec: Mapping[str, Any]) -> str:

@@ -144,7 +144,7 @@ def test_a_renewal_extends_the_wait_and_its_end_starts_the_ranks():
     assert next_status(again).restarts.counted == 1
 
 
-def test_code_that_was_saved_before_a_failure_is_seen_starts_at_once():
+def test_code_that_was_saved_before_a_failure_starts_at_once():
     status = next_status(look(ONE_FAILED, shipped(NEW, 200), runs_old()))
     assert (status.restart_time, status.code) == (None, CodeStatus(config_map="code-b", sha256=NEW, time=at(61)))
 

@@ -217,12 +217,12 @@ class _Loop:
     async def _exists(self) -> bool:
         metadata = self.job["metadata"]
         try:
-            found = await self._cluster.get(job_path(metadata["namespace"], metadata["name"]))
+            job = await self._cluster.get(job_path(metadata["namespace"], metadata["name"]))
         except ClusterError as error:
             if error.status != 404:
                 raise
             return False
-        return bool(found["metadata"]["uid"] == metadata["uid"])
+        return bool(job["metadata"]["uid"] == metadata["uid"])
 
     def observe(self, status: Status) -> None:
         """Print what a status says of the last edit, and delete code that is not used any more."""
