@@ -222,8 +222,9 @@ def _code(status: Status, now: datetime) -> str:
         return ""
     commit = f"commit {code.commit[:12]}{' with changes' if code.dirty else ''}" if code.commit else ""
     since = f"since {code.time:%H:%M:%S} UTC ({human((now - code.time).total_seconds())} ago)" if code.time else ""
-    until = f"{status.restart_time:%H:%M:%S} UTC"
-    waits = f"the ranks wait for other code until {until}" if awaits_code(status, now) else ""
+    waits = ""
+    if awaits_code(status, now):
+        waits = f"the ranks wait for other code until {status.restart_time:%H:%M:%S} UTC"
     return ", ".join(filter(None, (short(code.sha256), commit, since, waits)))
 
 

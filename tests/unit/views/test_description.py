@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from allranks.api.pool import PoolSpec
-from allranks.api.status import Status
+from allranks.api.status import CodeStatus, Status
 from allranks.core.objects import pods
+from allranks.kube import job_codec
 from allranks.views.description import describe_job
 from support.builders import CLUSTER, NOW, job, manifest, table
 
@@ -40,3 +42,23 @@ def test_describe_says_which_tests_a_job_without_pods_will_make():
     of["metadata"] |= CREATED
     lines = [line for line in describe_job(of, [], "", [], NOW) if isinstance(line, str)]
     assert "Preflight:   gpu, network, in at most 2m" in lines
+
+
+def code_line(status: Status) -> list[str]:
+    of = manifest()
+    of["metadata"] |= CREATED
+    of["status"] = job_codec.encode(status)
+    lines = describe_job(of, [], "", [], NOW)
+    return [line for line in lines if isinstance(line, str) and line.startswith("Code:")]
+
+
+def test_describe_says_which_code_runs_and_since_when():
+    code = CodeStatus(sha256="a" * 64, commit="abcdef0123456789", dirty=True, time=NOW - timedelta(minutes=2))
+    [line] = code_line(Status(code=code))
+    assert (
+        line == f"Code:        aaaaaaaaaaaa, commit abcdef012345 with changes, since {code.time:%H:%M:%S} UTC (2m ago)"
+    )
+    waiting = Status(code=replace(code, awaits_change=True), restart_time=NOW + timedelta(minutes=1))
+    [line] = code_line(waiting)
+    assert line.endswith(f"the ranks wait for other code until {waiting.restart_time:%H:%M:%S} UTC")
+    assert code_line(Status()) == []
