@@ -183,6 +183,12 @@ def said(dev: Running, pattern: str) -> None:
     eventually(lambda: any(re.search(pattern, line) for line in dev.lines), 120, f"{pattern} in {dev.lines}")
 
 
+def stored_code(world: World) -> set[str]:
+    """The names of the ConfigMaps with code."""
+    listed = world.api.list("ConfigMap", world.namespace, labelSelector="allranks.dev/code")
+    return {item["metadata"]["name"] for item in listed}
+
+
 def status(world: World) -> Manifest:
     return world.api.get(KIND, world.namespace, "demo")["status"]
 
@@ -212,15 +218,55 @@ def test_a_saved_file_runs_in_the_same_pods_and_a_syntax_error_waits_there(
         assert status(world)["podsOfAttempt"] == 0
         assert status(world)["restarts"]["counted"] == 0
         assert all(process.poll() is None for process in nodes.running.values())
-        owned = [
-            item["metadata"]["name"]
-            for item in world.api.list("ConfigMap", world.namespace)
-            if item["metadata"]["name"].startswith("allranks-code-")
-        ]
-        eventually(lambda: status(world)["code"]["configMap"] in owned)
+        eventually(
+            lambda: stored_code(world) == {status(world)["code"]["configMap"]}, what="only the last code is left"
+        )
         dev.interrupt()
         said(dev, "demo is suspended")
         eventually(lambda: status(world)["phase"] == "Suspended")
         assert "allranks.dev/developed-until" not in world.api.get(KIND, world.namespace, "demo")["metadata"].get(
             "annotations", {}
+        )
+
+
+def test_code_that_is_too_large_is_refused_and_the_ranks_keep_running(
+    world: World, kubelet: LogKubelet, tmp_path: Path
+) -> None:
+    with developing(world, kubelet, tmp_path) as (developer, nodes):
+        assert developer.dev
+        large = developer.folder / "data.txt"
+        large.write_bytes(base64.b64encode(os.urandom(3 * 2**20)))
+        said(developer.dev, "error: .* after compression, and a ConfigMap takes")
+        large.unlink()
+        developer.edit("NAME = 'second'\n")
+        for pod in PODS:
+            nodes.until(pod, "code second attempt 1")
+        assert status(world)["podsOfAttempt"] == 0
+
+
+def test_a_pod_that_is_lost_while_ranks_wait_for_code_is_replaced_by_one_with_the_next_code(
+    world: World, kubelet: LogKubelet, tmp_path: Path
+) -> None:
+    with developing(world, kubelet, tmp_path, "--on-exit", "keep") as (developer, nodes):
+        assert developer.dev
+        developer.edit("NAME = 'broken\n")
+        eventually(lambda: status(world).get("code", {}).get("awaitsChange"))
+        eventually(lambda: status(world)["roles"]["worker"].get("active") is not None)
+        os.killpg(nodes.running["demo-worker-0-0"].pid, signal.SIGKILL)
+        world.hand.end("demo-worker-0-0", 137, "Error")
+        eventually(lambda: "podsOfAttempt" not in status(world))
+        attempt = status(world)["attempt"]
+        developer.edit("NAME = 'third'\n")
+        eventually(lambda: status(world)["attempt"] == attempt + 1)
+        for role in ("master", "worker"):
+            nodes.run(f"demo-{role}-0-{attempt + 1}")
+            nodes.until(f"demo-{role}-0-{attempt + 1}", f"code third attempt {attempt + 1}")
+        assert status(world)["restarts"]["counted"] == 0
+        developer.dev.interrupt()
+        said(developer.dev, "demo continues")
+        eventually(
+            lambda: (
+                "allranks.dev/developed-until"
+                not in (world.api.get(KIND, world.namespace, "demo")["metadata"].get("annotations") or {})
+            )
         )
